@@ -1,0 +1,26 @@
+"""Where playbooks/, templates/ and slurm/ are: in a wheel below the package, in a checkout beside agent/.
+
+Nobody else asks. (In an editable install the wheel's copies would go stale; the checkout's are used instead.)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fairlead.errors import InputMissing
+
+_PACKAGE = Path(__file__).resolve().parent
+_ROOT = _PACKAGE / "_data" if (_PACKAGE / "_data").is_dir() else _PACKAGE.parents[1]
+
+
+def directory(name: str) -> Path:
+    """The folder ``playbooks``, ``templates`` or ``slurm``. Raises InputMissing for a broken installation."""
+    path = _ROOT / name
+    if name not in {"playbooks", "templates", "slurm"} or not path.is_dir():
+        raise InputMissing(f"{path}: missing from this installation", hint="reinstall fairlead")
+    return path
+
+
+def profile_directory() -> Path:
+    """The folder of hardware profiles (TOML)."""
+    return _PACKAGE / "profiles"

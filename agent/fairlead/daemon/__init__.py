@@ -1,0 +1,1 @@
+"""Program on the nodes: gather, judge, decide, publish."""

@@ -1,0 +1,100 @@
+"""The error tree and the exit codes of every fairlead command.
+
+FairleadError            what happened, in one line; ``hint`` says what to do next
++- UsageError            the command line is wrong (64)
++- DataError             a file of ours or a tree is malformed (65)
++- InputMissing          a named file, tree or node does not exist (66)
++- HostError             this machine could not be read or changed (69)
++- SlurmError            slurmctld said no (69)
+|  +- SlurmUnavailable   slurmctld did not answer: try again (75)
++- ProvisionError        a play failed (69)
++- NeedsRoot             (77)
++- ConfigError           a configuration value is wrong: file, key, reason (78)
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of all commands but hooks. 0-3 are ``fairlead check`` in the order of Nagios plugins
+    (https://nagios-plugins.org/doc/guidelines.html, "Plugin Return Codes"); 64-78 are BSD sysexits.h."""
+
+    OK = 0
+    WARN = 1
+    DRAIN = 2
+    UNKNOWN = 3
+    USAGE = 64
+    BAD_DATA = 65
+    NO_INPUT = 66
+    UNAVAILABLE = 69
+    BUG = 70
+    TRY_AGAIN = 75
+    NEEDS_ROOT = 77
+    CONFIG = 78
+
+
+class FairleadError(Exception):
+    """Something an operator can act on. ``str()`` is one line that joins the chain of causes."""
+
+    exit_code = ExitCode.BUG
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        cause = self.__cause__
+        while cause is not None:
+            text = str(cause)
+            if text and text not in parts[-1]:
+                parts.append(text)
+            cause = None if isinstance(cause, FairleadError) else cause.__cause__
+        return ": ".join(" ".join(p.split()) for p in parts)
+
+
+class UsageError(FairleadError):
+    exit_code = ExitCode.USAGE
+
+
+class DataError(FairleadError):
+    exit_code = ExitCode.BAD_DATA
+
+
+class InputMissing(FairleadError):
+    exit_code = ExitCode.NO_INPUT
+
+
+class HostError(FairleadError):
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class SlurmError(FairleadError):
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class SlurmUnavailable(SlurmError):
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class ProvisionError(FairleadError):
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class NeedsRoot(FairleadError):
+    exit_code = ExitCode.NEEDS_ROOT
+
+
+class ConfigError(FairleadError):
+    """A configuration value is wrong. ``file`` and ``key`` (dotted path) say where."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, file: str, key: str, reason: str, *, hint: str = "") -> None:
+        where = f"{file}: {key}" if key else file
+        super().__init__(f"{where}: {reason}", hint=hint)
+        self.file = file
+        self.key = key

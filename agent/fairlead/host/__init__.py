@@ -1,0 +1,1 @@
+"""Edge: reads a machine or a machine tree, executes changes."""

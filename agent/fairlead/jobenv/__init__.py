@@ -1,0 +1,1 @@
+"""The environment of a job as data: what, when, why."""

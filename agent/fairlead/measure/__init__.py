@@ -1,0 +1,1 @@
+"""Programs that measure: benchmarks and acceptance of nodes and fabrics."""

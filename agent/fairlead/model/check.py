@@ -1,0 +1,79 @@
+"""What a check is: one module in ``checks/`` with a ``check = Check(...)``; its file name is its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from fairlead.model.facts import Node
+from fairlead.model.finding import Finding, Mode
+
+
+class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters that every check has. A check adds its own by subclassing."""
+
+    enabled: Annotated[bool, Meta(description="Run this check.")] = True
+    mode: Annotated[Mode | None, Meta(description="observe or enforce; unset: the check's own default.")] = None
+    confirm: Annotated[int | None, Meta(ge=1, le=100, description="Bad sweeps of the last `confirm_of` that count.")] = None
+    confirm_of: Annotated[int | None, Meta(ge=1, le=100, description="Window of sweeps for `confirm`.")] = None
+
+
+class KernelRecord(Struct, frozen=True, kw_only=True):
+    """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot."""
+
+    sequence: int
+    seconds: float
+    priority: int
+    text: str
+    boot_id: str = ""
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """One value of one counter of one device at one moment (CLOCK_BOOTTIME seconds of ``boot_id``)."""
+
+    device: str  # GPU serial where known, else PCI address; or NIC name
+    name: str
+    seconds: float
+    value: float
+
+
+class Past(Struct, frozen=True, kw_only=True):
+    """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
+
+    ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
+    ``readable``: ``device/field`` names that could be read earlier in this machine's life.
+    """
+
+    available: bool = False
+    records: tuple[KernelRecord, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    readable: frozenset[str] = frozenset()
+    overrun: int = 0  # kernel records lost to a ring buffer overrun
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a check declares.
+
+    summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings.
+    mode: its default. confirm/confirm_of: bad sweeps needed out of the last so many (1 of 1: at once).
+    recover: clean sweeps needed before it no longer counts. boot_grace_seconds: not judged earlier than that.
+    wakes_on: prefixes of kernel record text that run this check at once on the last known Node.
+    samples: extracts the counters to remember from a Node, as (device, name, value).
+    reads: files whose text the check needs in ``Node.texts``.
+    """
+
+    summary: str
+    params: type[CheckParams]
+    judge: Callable[[Node, Past, Any], Iterable[Finding]]
+    mode: Mode = Mode.OBSERVE
+    confirm: int = 1
+    confirm_of: int = 1
+    recover: int = 3
+    boot_grace_seconds: int = 0
+    wakes_on: tuple[str, ...] = ()
+    samples: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
+    reads: tuple[str, ...] = ()

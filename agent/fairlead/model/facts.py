@@ -1,0 +1,209 @@
+"""Facts: what a node is, read at one moment. Plain frozen values; who reads them is none of their business.
+
+A value is either there or :class:`Missing`. Units are in the names; PCI addresses are ``0000:1b:00.0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeGuard, TypeVar
+
+from msgspec import Struct, field
+
+T = TypeVar("T")
+
+
+class Why(StrEnum):
+    """Why a value is missing. Only the hardware profile may say UNSUPPORTED; all else is a finding."""
+
+    UNSUPPORTED = "unsupported"
+    UNREADABLE = "unreadable"
+
+
+class Missing(Struct, frozen=True):
+    """A value that is not there. ``detail`` says what was tried and what came back, in one line."""
+
+    why: Why
+    detail: str = ""
+
+
+def is_missing(value: T | Missing) -> TypeGuard[Missing]:
+    return isinstance(value, Missing)
+
+
+def unreadable(detail: str) -> Missing:
+    return Missing(Why.UNREADABLE, detail)
+
+
+class Ecc(Struct, frozen=True, kw_only=True):
+    """ECC error counts (nvmlDeviceGetTotalEccErrors). Volatile: since the driver loaded; aggregate: lifetime."""
+
+    mode_current: bool | Missing
+    mode_pending: bool | Missing
+    volatile_corrected: int | Missing
+    volatile_uncorrected: int | Missing
+    aggregate_corrected: int | Missing
+    aggregate_uncorrected: int | Missing
+    sram_threshold_exceeded: bool | Missing
+
+
+class RowRemap(Struct, frozen=True, kw_only=True):
+    """Row remapping (nvmlDeviceGetRemappedRows). ``histogram``: banks by spare rows left (max, high, partial, low, none)."""
+
+    corrected: int
+    uncorrected: int
+    pending: bool
+    failed: bool
+    histogram: tuple[int, ...] | Missing
+
+
+class PcieLink(Struct, frozen=True, kw_only=True):
+    """A PCIe link. Generation 1..6, width in lanes, replays counted since the driver loaded."""
+
+    gen_current: int | Missing
+    gen_max: int | Missing
+    width_current: int | Missing
+    width_max: int | Missing
+    replays: int | Missing = Missing(Why.UNREADABLE, "not read")
+
+
+class NvLink(Struct, frozen=True, kw_only=True):
+    link: int
+    active: bool | Missing
+    remote: str = ""  # "switch", or the peer's PCI address
+    crc_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    replay_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    recovery_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+
+
+class GpuProcess(Struct, frozen=True):
+    """A compute process on a GPU. No name: nothing that a user chose may reach a reason or a metric."""
+
+    pid: int
+    used_bytes: int
+
+
+class Gpu(Struct, frozen=True, kw_only=True):
+    """One GPU. Its identity is ``pci`` and ``uuid``; ``index`` is for display only."""
+
+    pci: str
+    index: int
+    lost: bool = False  # the driver says GPU_IS_LOST (NVML return 15)
+    uuid: str | Missing
+    serial: str | Missing
+    minor: int | Missing
+    name: str | Missing
+    persistence: bool | Missing
+    mig_current: bool | Missing
+    mig_pending: bool | Missing
+    ecc: Ecc | Missing
+    remap: RowRemap | Missing
+    pcie: PcieLink | Missing
+    nvlinks: tuple[NvLink, ...] | Missing
+    memory_total_bytes: int | Missing
+    memory_used_bytes: int | Missing
+    temperature_celsius: int | Missing
+    power_draw_watts: float | Missing
+    power_limit_watts: float | Missing
+    clock_sm_hertz: int | Missing
+    throttle_reasons: int | Missing  # bit mask, nvml.h nvmlClocksEventReason*
+    utilization_percent: int | Missing
+    performance_state: int | Missing
+    recovery_action: int | Missing  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: 0 none 1 reset 2 reboot 3 drain P2P 4 drain+reset
+    processes: tuple[GpuProcess, ...] | Missing
+
+
+class Driver(Struct, frozen=True, kw_only=True):
+    """The NVIDIA driver: what the kernel module says, what the library says."""
+
+    module_version: str | Missing  # /sys/module/nvidia/version or /proc/driver/nvidia/version
+    library_version: str | Missing  # nvmlSystemGetDriverVersion
+    nvml_version: str | Missing
+    cuda_version: int | Missing  # 12080 means 12.8
+
+
+class StuckCall(Struct, frozen=True, kw_only=True):
+    """An NVML call that has not come back. ``process_state`` is the worker's state letter in /proc/PID/stat."""
+
+    call: str
+    gpu: str  # PCI address, or "" for a call about the whole system
+    seconds: float
+    process_state: str  # "D" is uninterruptible sleep, "R"/"S" may come back, "X" the worker is gone
+
+
+class PciDevice(Struct, frozen=True, kw_only=True):
+    """One PCI function. ``path``: addresses from the host bridge (``pci0000:15``) down to the device itself."""
+
+    address: str
+    vendor: int
+    device: int
+    class_code: int  # 24 bit, 0x030200 is a 3D controller
+    path: tuple[str, ...]
+    numa: int | Missing
+    link: PcieLink | Missing
+    link_speed: str = ""  # as sysfs says it: "32.0 GT/s PCIe"
+    driver: str = ""
+    bridge_role: str = ""  # "root_port", "switch_upstream", "switch_downstream", "" for an endpoint
+    acs_capability: int | Missing | None = None  # ACSCap; None: the device has no ACS capability
+    acs_control: int | Missing | None = None  # ACSCtl word
+    acs_offset: int | None = None  # offset of the ACS extended capability in config space
+    virtual_function: bool = False
+
+
+class NumaNode(Struct, frozen=True, kw_only=True):
+    id: int
+    cpus: tuple[int, ...]
+    memory_bytes: int | Missing
+    distances: tuple[int, ...] = ()
+
+
+class Cpu(Struct, frozen=True, kw_only=True):
+    id: int
+    package: int
+    core: int
+    numa: int  # -1 unknown
+    l3: int  # lowest CPU sharing the L3 cache, -1 unknown
+    siblings: tuple[int, ...]  # hardware threads of the same core, itself included
+    online: bool = True
+
+
+class Nic(Struct, frozen=True, kw_only=True):
+    """A network device: an RDMA device's port (``rdma`` set), or a plain interface."""
+
+    name: str  # mlx5_0, or eth0
+    pci: str  # "" when not on PCI
+    rdma: bool
+    port: int  # 1 for plain interfaces
+    link_layer: str  # "InfiniBand" | "Ethernet"
+    state: str | Missing  # "ACTIVE", "DOWN", ...
+    physical_state: str | Missing
+    rate_gbps: float | Missing
+    interfaces: tuple[str, ...] = ()  # netdevs of an RDMA device
+    virtual_function: bool = False
+    numa: int | Missing = Missing(Why.UNREADABLE, "not read")
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """Everything known about one node at one moment.
+
+    ``texts`` holds the files that settings and checks declared in their ``reads``: content, ``None`` when there is
+    no such file, or Missing when it could not be read. Keys are absolute paths on the node.
+    """
+
+    name: str
+    boot_id: str | Missing
+    uptime_seconds: float | Missing
+    virtual: bool | Missing  # the CPU flag `hypervisor` (/proc/cpuinfo)
+    cpus: tuple[Cpu, ...]
+    numa: tuple[NumaNode, ...]
+    pci: tuple[PciDevice, ...]
+    nics: tuple[Nic, ...]
+    driver: Driver
+    gpus: tuple[Gpu, ...] | Missing  # Missing: the driver did not say which GPUs there are
+    stuck: StuckCall | None = None
+    texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
+
+    def text(self, path: str) -> str | Missing | None:
+        """The content of a declared file; Missing when nobody asked for it to be read."""
+        return self.texts.get(path, Missing(Why.UNREADABLE, f"{path} was not read"))

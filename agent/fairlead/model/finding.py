@@ -1,0 +1,82 @@
+"""Findings: what is wrong with a node, one line each, fit for `sinfo -R` and for a person at night."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+from msgspec import Struct
+
+
+class Level(IntEnum):
+    """How bad. The order is that of exit codes; UNKNOWN ranks by its own rule (see ``worst``)."""
+
+    OK = 0
+    WARN = 1
+    DRAIN = 2
+    UNKNOWN = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Action(StrEnum):
+    """What to do next. The words are NVIDIA's (GPU debug guidelines, Xid catalogue) where NVIDIA has one."""
+
+    NONE = "none"
+    RESTART_APP = "restart_app"
+    RESET_GPU = "reset_gpu"
+    REBOOT_NODE = "reboot_node"
+    CHECK_FABRIC = "check_fabric"
+    CHECK_HARDWARE = "check_hardware"
+    UPDATE_SOFTWARE = "update_software"
+    CONTACT_SUPPORT = "contact_support"
+    FOLLOW_CAUSE = "follow_cause"
+    PROVISION = "provision"
+
+
+class Service(StrEnum):
+    """When a node with this finding should leave service."""
+
+    KEEP = "keep"
+    DRAIN_AFTER_JOB = "drain_after_job"
+    DRAIN_NOW = "drain_now"
+
+
+class Mode(StrEnum):
+    """observe: report only. enforce: may drain."""
+
+    OBSERVE = "observe"
+    ENFORCE = "enforce"
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing that is wrong. ``summary`` completes the sentence in `sinfo -R`; ``evidence`` is what was read.
+
+    ``evidence_id`` names the evidence itself (a kernel record, a counter value): an acknowledgement covers it,
+    and only new evidence counts again. Neither holds a process name, a comment or other text of a user.
+    """
+
+    check: str
+    level: Level
+    summary: str
+    device: str = ""  # PCI address, interface, or "" for the node
+    evidence: tuple[str, ...] = ()
+    action: Action = Action.NONE
+    service: Service = Service.DRAIN_NOW
+    evidence_id: str = ""
+    needs_history: bool = False  # one look is not enough to judge this
+
+    @property
+    def key(self) -> str:
+        """What confirmation and strikes are counted by."""
+        return f"{self.check}/{self.device}"
+
+
+def worst(findings: tuple[Finding, ...]) -> Level:
+    """The level of a node by its findings: DRAIN before UNKNOWN before WARN before OK."""
+    levels = {f.level for f in findings}
+    for level in (Level.DRAIN, Level.UNKNOWN, Level.WARN):
+        if level in levels:
+            return level
+    return Level.OK

@@ -1,0 +1,59 @@
+"""What a setting is: one module in ``settings/`` with a ``setting = Setting(...)``; its file name is its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from fairlead.model.change import AnyChange, Disruption, Layer
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+
+class Want(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every setting's declaration has. Absent from the document, or ``managed`` false: fairlead keeps off it."""
+
+    managed: Annotated[bool, Meta(description="fairlead observes and changes this setting.")] = True
+    mode: Annotated[Mode, Meta(description="enforce: drift of this setting may drain. observe: it is reported.")] = Mode.OBSERVE
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a setting declares.
+
+    summary: one line for the docs table. want: its Want class. reads: files (globs allowed) whose text it needs.
+    observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
+    disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
+    plan may raise ConfigError for a wanted value that this node cannot take.
+    """
+
+    summary: str
+    want: type[Want]
+    observe: Callable[[Node], Any]
+    plan: Callable[[Any, Any], tuple[AnyChange, ...]]
+    reads: tuple[str, ...] = ()
+    disruption: Disruption = Disruption.NONE
+    volatile: bool = False
+
+
+def drift(name: str, setting: Setting, want: Want, node: Node) -> Iterable[Finding]:
+    """Drift of one setting as findings of the check ``setting.NAME``: the same observe and plan that apply uses."""
+    observed = setting.observe(node)
+    if isinstance(observed, Missing):
+        yield Finding(
+            check=f"setting.{name}", level=Level.UNKNOWN, summary=f"cannot be read: {observed.detail}", service=Service.KEEP
+        )
+        return
+    for change in setting.plan(want, observed):
+        pending = change.layer is Layer.PENDING_REBOOT
+        yield Finding(
+            check=f"setting.{name}",
+            level=Level.DRAIN if want.mode is Mode.ENFORCE else Level.WARN,
+            device=getattr(change, "address", getattr(change, "pci", getattr(change, "path", ""))),
+            summary=change.why,
+            action=Action.REBOOT_NODE if pending else Action.PROVISION,
+            service=Service.DRAIN_AFTER_JOB,
+        )

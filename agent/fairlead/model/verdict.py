@@ -1,0 +1,52 @@
+"""The verdict and its one-line wire form in /run/fairlead/verdict, which the shell hooks read."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from fairlead.errors import DataError
+
+WIRE_VERSION = "1"
+TEXT_MAX = 400
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    DRAIN = "drain"
+    UNKNOWN = "unknown"
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """May jobs run here? ``expires`` is in whole seconds of CLOCK_BOOTTIME (compare with /proc/uptime)."""
+
+    state: State
+    expires: int
+    sequence: int
+    text: str = ""
+
+    def to_line(self) -> str:
+        """``1<TAB>state<TAB>expires<TAB>sequence<TAB>text<LF>``; no field is empty, the text holds no control character."""
+        text = one_line(self.text)[:TEXT_MAX] or "-"
+        return f"{WIRE_VERSION}\t{self.state.value}\t{self.expires}\t{self.sequence}\t{text}\n"
+
+
+def one_line(text: str) -> str:
+    """Text as one printable line: control characters become spaces, runs of white space one space."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def parse_line(line: str) -> Verdict:
+    """The verdict of a wire line. Raises DataError for anything else than exactly one complete line."""
+    fields = line.removesuffix("\n").split("\t")
+    if not line.endswith("\n") or len(fields) != 5 or fields[0] != WIRE_VERSION:
+        raise DataError("verdict: not one line of five TAB separated fields")
+    _, state, expires, sequence, text = fields
+    if not (expires.isascii() and expires.isdigit() and sequence.isascii() and sequence.isdigit()):
+        raise DataError("verdict: expires and sequence must be whole numbers")
+    try:
+        return Verdict(state=State(state), expires=int(expires), sequence=int(sequence), text="" if text == "-" else text)
+    except ValueError as e:
+        raise DataError("verdict: unknown state") from e

@@ -1,0 +1,1 @@
+"""Pure rules: which HCA and interface NCCL should use."""

@@ -1,0 +1,1 @@
+"""Program on the admin host: runs the playbooks and reports."""

@@ -1,0 +1,1 @@
+"""Edge: speaks to slurmctld."""

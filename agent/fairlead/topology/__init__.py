@@ -1,0 +1,1 @@
+"""Pure rules: PCI tree, distances, binding plans."""

@@ -1,0 +1,1 @@
+"""Pure rules: the Xid catalogue and the kernel line parser."""
