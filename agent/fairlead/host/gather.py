@@ -1,0 +1,114 @@
+"""gather: one look at a machine or a tree, as a Node. Nothing that cannot be read raises; it is Missing in its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from fairlead.host import cpus, gpu, kernel, network, pci
+from fairlead.host.root import Root
+from fairlead.model.facts import Cpu, Gpu, Missing, Nic, Node, NumaNode, PciDevice, StuckCall
+
+T = TypeVar("T")
+SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
+_NVIDIA = 0x10DE
+_GLOB_MAX = 32  # more files than that (one per CPU) are read on thorough looks only
+
+
+class Gatherer:
+    """Looks at the same machine again and again. Between thorough looks, every ``slow_seconds``, it reads only what
+    changes from one second to the next; ``slow_seconds`` 0 makes every look thorough."""
+
+    def __init__(
+        self, root: Root, *, reads: Sequence[str] = (), unsupported: Sequence[str] = (), slow_seconds: float = SLOW_SECONDS
+    ) -> None:
+        self._root = root
+        self._reads = tuple(dict.fromkeys(reads))
+        self._unsupported = tuple(unsupported)
+        self._slow_seconds = slow_seconds
+        self._tour = pci.Tour(root)
+        self._next_thorough = 0.0
+        self._numa: tuple[NumaNode, ...] = ()
+        self._cpus: tuple[Cpu, ...] = ()
+        self._nics: tuple[Nic, ...] = ()
+        self._virtual: bool | Missing | None = None
+        self._name = kernel.node_name(root)
+        self._module: str | Missing = ""
+        self._texts: dict[str, str | Missing | None] = {}
+        self._globs: dict[str, tuple[str, ...]] = {}
+
+    def gather(self, nvml: Mapping[str, Any] | Missing | None, *, stuck: StuckCall | None = None) -> Node:
+        """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked."""
+        now = time.monotonic()
+        thorough = now >= self._next_thorough
+        root = self._root
+        devices = self._tour.devices(thorough=thorough)
+        if thorough:
+            self._next_thorough = now + self._slow_seconds
+            self._numa = cpus.numa_nodes(root)
+            self._cpus = cpus.cpus(root, self._numa)
+            if self._virtual is None or isinstance(self._virtual, Missing):
+                self._virtual = kernel.virtual(root)
+        if thorough or not self._nics:
+            self._nics = network.nics(root, devices)
+        self._module = kernel.module_version(root)
+        self._read_texts(thorough)
+        gpus = gpu.gpus(nvml, self._unsupported)
+        return Node(
+            name=self._name,
+            boot_id=kernel.boot_id(root),
+            uptime_seconds=kernel.uptime_seconds(root),
+            virtual=self._virtual if self._virtual is not None else kernel.virtual(root),
+            cpus=self._cpus,
+            numa=self._numa,
+            pci=devices,
+            nics=self._nics,
+            driver=gpu.driver(nvml, self._module),
+            gpus=gpus if isinstance(gpus, Missing) else name_the_lost(gpus, devices),
+            stuck=stuck,
+            texts=dict(self._texts),
+        )
+
+    def _read_texts(self, thorough: bool) -> None:
+        if thorough:
+            self._texts = {}
+            self._globs = {p: self._root.glob(p) for p in self._reads if any(c in p for c in "*?[")}
+        for pattern in self._reads:
+            paths = self._globs.get(pattern, (pattern,))
+            if thorough or len(paths) <= _GLOB_MAX:
+                for path in paths:
+                    self._texts[path] = self._root.read_text(path)
+
+
+def gather(
+    root: Root,
+    nvml: Mapping[str, Any] | Missing | None,
+    *,
+    reads: Sequence[str] = (),
+    unsupported: Sequence[str] = (),
+    stuck: StuckCall | None = None,
+) -> Node:
+    """One thorough look.
+
+    reads: files for ``Node.texts``; of a glob every match is a key of its own. unsupported: dotted Gpu fields that the
+    hardware profile excuses. stuck: an NVML call that has not come back.
+    """
+    return Gatherer(root, reads=reads, unsupported=unsupported, slow_seconds=0).gather(nvml, stuck=stuck)
+
+
+def nvidia_gpus(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
+    """NVIDIA GPUs on the PCI bus: vendor 10de, class VGA (0300) or 3D controller (0302), no virtual functions."""
+    return tuple(d for d in devices if d.vendor == _NVIDIA and d.class_code >> 8 in (0x0300, 0x0302) and not d.virtual_function)
+
+
+def name_the_lost(gpus: tuple[Gpu, ...], devices: tuple[PciDevice, ...]) -> tuple[Gpu, ...]:
+    """A GPU that was lost before NVML told its address gets the one address of the bus that no other GPU claims."""
+    nameless = [g for g in gpus if not g.pci]
+    free = [d.address for d in nvidia_gpus(devices) if all(g.pci != d.address for g in gpus)]
+    if not nameless or len(nameless) != len(free):
+        return gpus
+    pick: Callable[[], str] = iter(free).__next__  # NVML's order is that of the bus
+    return tuple(g if g.pci else replace(g, pci=pick()) for g in gpus)

@@ -1,0 +1,288 @@
+"""GPUs from NVML's answers in nvml.json form (the NVML worker's snapshot, or TREE/nvml.json). Pure conversion.
+
+A value NVML could not give is ``{"error": CODE}`` with CODE an nvmlReturn_t. Only the hardware profile's
+``unsupported`` makes that Missing(UNSUPPORTED); all else is Missing(UNREADABLE). Anything malformed is Missing too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fairlead.host.pci import normal_address
+from fairlead.model.facts import (
+    Driver,
+    Ecc,
+    Gpu,
+    GpuProcess,
+    Missing,
+    NvLink,
+    PcieLink,
+    RowRemap,
+    Why,
+    unreadable,
+)
+
+GPU_IS_LOST = 15
+# nvml.h, nvmlReturn_t
+RETURN_NAMES = {
+    1: "UNINITIALIZED", 2: "INVALID_ARGUMENT", 3: "NOT_SUPPORTED", 4: "NO_PERMISSION", 5: "ALREADY_INITIALIZED",
+    6: "NOT_FOUND", 7: "INSUFFICIENT_SIZE", 8: "INSUFFICIENT_POWER", 9: "DRIVER_NOT_LOADED", 10: "TIMEOUT",
+    11: "IRQ_ISSUE", 12: "LIBRARY_NOT_FOUND", 13: "FUNCTION_NOT_FOUND", 14: "CORRUPTED_INFOROM", 15: "GPU_IS_LOST",
+    16: "RESET_REQUIRED", 17: "OPERATING_SYSTEM", 18: "LIB_RM_VERSION_MISMATCH", 19: "IN_USE", 20: "MEMORY",
+    21: "NO_DATA", 22: "VGPU_ECC_NOT_SUPPORTED", 23: "INSUFFICIENT_RESOURCES", 24: "FREQ_NOT_SUPPORTED",
+    25: "ARGUMENT_VERSION_MISMATCH", 26: "DEPRECATED", 27: "NOT_READY", 28: "GPU_NOT_FOUND", 29: "INVALID_STATE",
+    999: "UNKNOWN",
+}  # fmt: skip
+
+
+def return_text(code: int) -> str:
+    """ "NVML NOT_SUPPORTED (3)"."""
+    return f"NVML {RETURN_NAMES.get(code, 'ERROR')} ({code})"
+
+
+class Reader:
+    """Typed values out of one GPU's part of nvml.json."""
+
+    __slots__ = ("_raw", "_unsupported")
+
+    def __init__(self, raw: Mapping[str, Any], unsupported: Sequence[str] = ()) -> None:
+        self._raw = raw
+        self._unsupported = frozenset(unsupported)
+
+    def missing(self, field: str, why: str | int) -> Missing:
+        """Missing for a field of Gpu (dotted); ``why`` is an NVML return code or a sentence."""
+        if isinstance(why, int):
+            group = field.partition(".")[0]
+            declared = field in self._unsupported or group in self._unsupported
+            return Missing(Why.UNSUPPORTED if declared and why != GPU_IS_LOST else Why.UNREADABLE, return_text(why))
+        return unreadable(why)
+
+    def look(self, path: str, field: str) -> Any:
+        """What is at a dotted path of nvml.json, or Missing."""
+        value: Any = self._raw
+        for key in path.split("."):
+            if not isinstance(value, Mapping):
+                return self.missing(field, f"nvml: {path} is not there")
+            if "error" in value:
+                break
+            if key not in value:
+                return self.missing(field, f"nvml: {path} is not there")
+            value = value[key]
+        if isinstance(value, Mapping) and "error" in value:
+            code = value["error"]
+            return self.missing(field, code if type(code) is int else f"nvml: {path}: error is no number")
+        return value
+
+    def number(self, path: str, field: str) -> int | Missing:
+        value = self.look(path, field)
+        if isinstance(value, Missing) or type(value) is int:
+            return value
+        if isinstance(value, bool):
+            return int(value)
+        return self.missing(field, f"nvml: {path} is {type(value).__name__}, not a number")
+
+    def flag(self, path: str, field: str) -> bool | Missing:
+        value = self.number(path, field)
+        return value if isinstance(value, Missing) else value != 0
+
+    def text(self, path: str, field: str) -> str | Missing:
+        value = self.look(path, field)
+        if isinstance(value, Missing) or (isinstance(value, str) and value):
+            return value
+        return self.missing(field, f"nvml: {path} is {'empty' if value == '' else type(value).__name__}")
+
+    def watts(self, path: str, field: str) -> float | Missing:
+        value = self.number(path, field)
+        return value if isinstance(value, Missing) else value / 1000
+
+    def items(self, path: str, field: str) -> list[Any] | Missing:
+        value = self.look(path, field)
+        return value if isinstance(value, (list, Missing)) else self.missing(field, f"nvml: {path} is not a list")
+
+
+def gpus(raw: Mapping[str, Any] | Missing | None, unsupported: Sequence[str] = ()) -> tuple[Gpu, ...] | Missing:
+    """All GPUs that NVML lists, lost ones included. ``unsupported``: dotted Gpu fields the profile excuses."""
+    if raw is None:
+        return unreadable("NVML was not asked")
+    if isinstance(raw, Missing):
+        return raw
+    if "error" in raw:
+        code = raw["error"]
+        return unreadable(f"{return_text(code) if type(code) is int else 'NVML failed'} from {raw.get('call', 'nvmlInit_v2')}")
+    entries = raw.get("gpus")
+    if isinstance(entries, Mapping) and type(entries.get("error")) is int:
+        return unreadable(f"{return_text(entries['error'])} from nvmlDeviceGetCount_v2")
+    if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
+        return unreadable("nvml: gpus is not a list of tables")
+    return tuple(_gpu(e, position, unsupported) for position, e in enumerate(entries))
+
+
+def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missing) -> Driver:
+    """The driver's versions: ``module_version`` as the kernel says it, the rest as NVML does."""
+    if raw is None:
+        raw = unreadable("NVML was not asked")
+    if isinstance(raw, Missing):
+        return Driver(module_version=module_version, library_version=raw, nvml_version=raw, cuda_version=raw)
+    read = Reader(raw)
+    return Driver(
+        module_version=module_version,
+        library_version=read.text("driver_version", "driver_version"),
+        nvml_version=read.text("nvml_version", "nvml_version"),
+        cuda_version=read.number("cuda_driver_version", "cuda_driver_version"),
+    )
+
+
+def _gpu(raw: Mapping[str, Any], position: int, unsupported: Sequence[str]) -> Gpu:
+    read = Reader(raw, unsupported)
+    index = read.number("index", "index")
+    return Gpu(
+        pci=_address(read.text("pci", "pci")),
+        index=position if isinstance(index, Missing) else index,
+        lost=is_lost(raw),
+        uuid=read.text("uuid", "uuid"),
+        serial=read.text("serial", "serial"),
+        minor=read.number("minor", "minor"),
+        name=read.text("name", "name"),
+        persistence=read.flag("persistence_mode", "persistence"),
+        mig_current=read.flag("mig_mode.current", "mig_current"),
+        mig_pending=read.flag("mig_mode.pending", "mig_pending"),
+        ecc=_ecc(read),
+        remap=_remap(read),
+        pcie=_pcie(read),
+        nvlinks=_nvlinks(read),
+        memory_total_bytes=read.number("memory.total_bytes", "memory_total_bytes"),
+        memory_used_bytes=read.number("memory.used_bytes", "memory_used_bytes"),
+        temperature_celsius=read.number("temperature.gpu_celsius", "temperature_celsius"),
+        power_draw_watts=read.watts("power.draw_milliwatts", "power_draw_watts"),
+        power_limit_watts=read.watts("power.limit_milliwatts", "power_limit_watts"),
+        clock_sm_hertz=read.number("clocks.sm_hertz", "clock_sm_hertz"),
+        throttle_reasons=read.number("throttle_reasons", "throttle_reasons"),
+        utilization_percent=read.number("utilization.gpu_percent", "utilization_percent"),
+        performance_state=read.number("performance_state", "performance_state"),
+        recovery_action=read.number("recovery_action", "recovery_action"),
+        processes=_processes(read),
+    )
+
+
+def is_lost(raw: Mapping[str, Any]) -> bool:
+    """Whether any of the answers about this GPU was GPU_IS_LOST."""
+    return any(
+        isinstance(v, Mapping) and (v.get("error") == GPU_IS_LOST or is_lost(v)) for v in raw.values()
+    ) or raw.get("error") == GPU_IS_LOST  # fmt: skip
+
+
+def _address(text: str | Missing) -> str:
+    try:
+        return "" if isinstance(text, Missing) else normal_address(text)
+    except ValueError:
+        return ""
+
+
+def _ecc(read: Reader) -> Ecc | Missing:
+    """Missing as a whole only when nothing of it can be read, for one reason."""
+    values: tuple[Any, ...] = (
+        read.flag("ecc_mode.current", "ecc.mode_current"),
+        read.flag("ecc_mode.pending", "ecc.mode_pending"),
+        read.number("ecc.volatile_corrected", "ecc.volatile_corrected"),
+        read.number("ecc.volatile_uncorrected", "ecc.volatile_uncorrected"),
+        read.number("ecc.aggregate_corrected", "ecc.aggregate_corrected"),
+        read.number("ecc.aggregate_uncorrected", "ecc.aggregate_uncorrected"),
+        read.flag("sram.threshold_exceeded", "ecc.sram_threshold_exceeded"),
+    )
+    first = values[0]
+    if isinstance(first, Missing) and all(v == first for v in values):
+        return first
+    return Ecc(
+        mode_current=values[0],
+        mode_pending=values[1],
+        volatile_corrected=values[2],
+        volatile_uncorrected=values[3],
+        aggregate_corrected=values[4],
+        aggregate_uncorrected=values[5],
+        sram_threshold_exceeded=values[6],
+    )
+
+
+def _remap(read: Reader) -> RowRemap | Missing:
+    corrected = read.number("remap.corrected", "remap.corrected")
+    uncorrected = read.number("remap.uncorrected", "remap.uncorrected")
+    pending = read.flag("remap.pending", "remap.pending")
+    failed = read.flag("remap.failed", "remap.failed")
+    for value in (corrected, uncorrected, pending, failed):
+        if isinstance(value, Missing):
+            return value
+    histogram = read.items("remap.histogram", "remap.histogram")
+    if isinstance(histogram, list) and not all(type(v) is int for v in histogram):
+        histogram = unreadable("nvml: remap.histogram does not hold numbers")
+    assert not isinstance(corrected, Missing) and not isinstance(uncorrected, Missing)  # noqa: S101  (narrows for mypy)
+    return RowRemap(
+        corrected=corrected,
+        uncorrected=uncorrected,
+        pending=pending is True,
+        failed=failed is True,
+        histogram=histogram if isinstance(histogram, Missing) else tuple(histogram),
+    )
+
+
+def _pcie(read: Reader) -> PcieLink | Missing:
+    whole = read.look("pcie", "pcie")
+    if isinstance(whole, Missing):
+        return whole
+    return PcieLink(
+        gen_current=read.number("pcie.gen_current", "pcie.gen_current"),
+        gen_max=read.number("pcie.gen_max", "pcie.gen_max"),
+        width_current=read.number("pcie.width_current", "pcie.width_current"),
+        width_max=read.number("pcie.width_max", "pcie.width_max"),
+        replays=read.number("pcie.replays", "pcie.replays"),
+    )
+
+
+def _nvlinks(read: Reader) -> tuple[NvLink, ...] | Missing:
+    links = read.items("nvlink", "nvlinks")
+    if isinstance(links, Missing):
+        return links
+    if not links:
+        return read.missing("nvlinks", 3)
+    return tuple(_nvlink(i, link, read.missing) for i, link in enumerate(links))
+
+
+def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing]) -> NvLink:
+    if not isinstance(raw, Mapping):
+        return NvLink(link=number, active=missing("nvlinks", f"nvml: nvlink.{number} is no table"))
+    if "error" in raw:
+        code = raw["error"]
+        why = missing("nvlinks", code if type(code) is int else "nvml: error is no number")
+        return NvLink(link=number, active=why, crc_errors=why, replay_errors=why, recovery_errors=why)
+    values = []
+    for key in ("active", "crc_errors", "replay_errors", "recovery_errors"):
+        value = raw.get(key)
+        if type(value) is not int:
+            code = value.get("error") if isinstance(value, Mapping) else None
+            value = missing("nvlinks", code if type(code) is int else f"nvml: nvlink.{number}.{key} is not a number")
+        values.append(value)
+    active, crc, replay, recovery = values
+    remote = raw.get("remote", "")
+    return NvLink(
+        link=number,
+        active=active if isinstance(active, Missing) else active != 0,
+        remote=remote if isinstance(remote, str) else "",
+        crc_errors=crc,
+        replay_errors=replay,
+        recovery_errors=recovery,
+    )
+
+
+def _processes(read: Reader) -> tuple[GpuProcess, ...] | Missing:
+    """Compute processes; used_bytes -1 where the driver does not say (NVML_VALUE_NOT_AVAILABLE)."""
+    entries = read.items("processes", "processes")
+    if isinstance(entries, Missing):
+        return entries
+    found = []
+    for entry in entries:
+        pid = entry.get("pid") if isinstance(entry, Mapping) else None
+        if type(pid) is not int:
+            return unreadable("nvml: processes holds an entry without a pid")
+        used = entry.get("used_bytes")
+        found.append(GpuProcess(pid, used if type(used) is int else -1))
+    return tuple(found)

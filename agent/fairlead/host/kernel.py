@@ -1,0 +1,65 @@
+"""The kernel and the driver's kernel module: boot, uptime, virtual machine or not, module version."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from fairlead.host import clock
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, unreadable
+
+_HEAD_BYTES = 16384  # one CPU of /proc/cpuinfo; the whole file costs a frequency sample per CPU
+_NVRM = re.compile(r"^NVRM version:.*?Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
+
+
+def node_name(root: Root) -> str:
+    """The short host name of the live machine; for a tree its recorded one, else the folder's name."""
+    if root.is_live:
+        return os.uname().nodename.partition(".")[0]
+    recorded = root.read_line("/proc/sys/kernel/hostname")
+    return recorded.partition(".")[0] if isinstance(recorded, str) and recorded else os.path.basename(root.path)
+
+
+def boot_id(root: Root) -> str | Missing:
+    return root.value("/proc/sys/kernel/random/boot_id")
+
+
+def uptime_seconds(root: Root) -> float | Missing:
+    """Seconds since boot. The live machine is asked by clock: in a container /proc/uptime may be a file of its own."""
+    if root.is_live:
+        return clock.boottime()
+    text = root.value("/proc/uptime")
+    if isinstance(text, Missing):
+        return text
+    try:
+        return float(text.split()[0])
+    except ValueError:
+        return unreadable(f"/proc/uptime: not seconds: {text[:40]!r}")
+
+
+def virtual(root: Root) -> bool | Missing:
+    """Whether this is a virtual machine: the CPU flag ``hypervisor`` (x86: CPUID leaf 1, ECX bit 31)."""
+    if root.exists("/sys/hypervisor/type"):
+        return True
+    data = root.read_bytes("/proc/cpuinfo", _HEAD_BYTES, head=True)
+    if isinstance(data, Missing):
+        return data
+    for line in (data or b"").split(b"\n"):
+        if line.startswith(b"flags"):
+            return b"hypervisor" in line.partition(b":")[2].split()
+    return unreadable("/proc/cpuinfo: no line of x86 CPU flags")
+
+
+def module_version(root: Root) -> str | Missing:
+    """The version of the loaded nvidia.ko (/sys/module/nvidia/version, else /proc/driver/nvidia/version)."""
+    version = root.read_line("/sys/module/nvidia/version")
+    if isinstance(version, str) and version:
+        return version
+    text = root.read_text("/proc/driver/nvidia/version", 65536)
+    if isinstance(text, str):
+        match = _NVRM.search(text)
+        return match[1] if match else unreadable("/proc/driver/nvidia/version: no NVRM version")
+    if isinstance(version, Missing):
+        return version
+    return text if isinstance(text, Missing) else unreadable("the nvidia kernel module is not loaded")

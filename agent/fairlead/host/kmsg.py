@@ -1,0 +1,199 @@
+"""The kernel log, followed: /dev/kmsg, or a FIFO or file of records in the same form.
+
+Record form: Documentation/ABI/testing/dev-kmsg, "6,339,5140900,-;text", lines starting with a space continue it.
+A read of /dev/kmsg gives one record; EPIPE says that records were overwritten before they were read.
+Only facility kernel (0) counts: any process with the right to write to /dev/kmsg can claim another, and does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import time
+
+from fairlead.model.check import KernelRecord
+from fairlead.model.facts import Missing, unreadable
+
+RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX; a smaller buffer gives EINVAL
+BATCH_RECORDS = 2000
+_CHUNK_BYTES = 65536
+_PARTIAL_MAX_BYTES = 16384
+_RETRY_SECONDS = 1.0
+_ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
+
+
+def parse(line: bytes, boot_id: str = "") -> KernelRecord | None:
+    """One record; None for a malformed one or one that is not the kernel's own. Never raises."""
+    prefix, mark, rest = line.partition(b";")
+    fields = prefix.split(b",")
+    if not mark or len(fields) < 3:
+        return None
+    try:
+        level, sequence, microseconds = int(fields[0]), int(fields[1]), int(fields[2])
+    except ValueError:
+        return None
+    if level < 0 or level >> 3 or sequence < 0 or microseconds < 0 or len(prefix) > 120:
+        return None
+    text = rest.partition(b"\n")[0]
+    if b"\\x" in text:
+        text = _ESCAPE.sub(lambda m: bytes((int(m[1], 16),)), text)
+    decoded = text.decode("utf-8", "replace")
+    if not decoded.isprintable():
+        decoded = "".join(c if c.isprintable() else " " for c in decoded)
+    return KernelRecord(sequence=sequence, seconds=microseconds / 1e6, priority=level & 7, text=decoded.rstrip(), boot_id=boot_id)
+
+
+class Follower:
+    """Follows one source of kernel records.
+
+    ``fileno()`` is ready for reading when ``read()`` has something (-1: nothing to wait for, read now and then).
+    ``cursor``: the last sequence number read from a character device; given to the next Follower *of the same boot*,
+    nothing counts twice. ``overruns``: records lost to the ring buffer. ``malformed``: lines that were no record.
+    ``state``: None, or why the source cannot be read; it is tried again at every ``read()``, once a second at most.
+    """
+
+    def __init__(self, path: str = "/dev/kmsg", boot_id: str = "", cursor: int | None = None) -> None:
+        self.path = path
+        self.boot_id = boot_id
+        self.cursor = cursor
+        self.overruns = 0
+        self.malformed = 0
+        self.state: Missing | None = unreadable(f"{path}: not opened")
+        self._fd = -1
+        self._is_device = False
+        self._is_fifo = False
+        self._identity = (0, 0)
+        self._partial = b""
+        self._skipping = False
+        self._next_try = 0.0
+        self._open()
+
+    def fileno(self) -> int:
+        """The descriptor to wait on, or -1 for a regular file or a source that cannot be read."""
+        return self._fd if self._is_device or self._is_fifo else -1
+
+    def read(self) -> list[KernelRecord]:
+        """What has come in, oldest first, at most about BATCH_RECORDS. Never blocks, never raises."""
+        if self._fd < 0 and not self._open():
+            return []
+        try:
+            return self._read_device() if self._is_device else self._read_lines()
+        except OSError as e:
+            self._lost(f"{self.path}: {e.strerror}")
+            return []
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_try:
+            return False
+        self._next_try = now + _RETRY_SECONDS
+        try:
+            mode = os.stat(self.path).st_mode
+            if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+                raise OSError(errno.EINVAL, "neither a character device nor a FIFO nor a file")
+            # a FIFO opened for writing too has never "no writer": writers come and go without an end of file
+            flags = os.O_RDWR if stat.S_ISFIFO(mode) else os.O_RDONLY
+            fd = os.open(self.path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        except OSError as e:
+            self.state = unreadable(f"{self.path}: {e.strerror}")
+            return False
+        info = os.fstat(fd)
+        self._fd = fd
+        self._is_device = stat.S_ISCHR(info.st_mode)
+        self._is_fifo = stat.S_ISFIFO(info.st_mode)
+        self._identity = (info.st_dev, info.st_ino)
+        self._partial = b""
+        self._skipping = False
+        self.state = None
+        return True
+
+    def _lost(self, why: str) -> None:
+        self.close()
+        self.state = unreadable(why)
+
+    def _read_device(self) -> list[KernelRecord]:
+        found: list[KernelRecord] = []
+        for _ in range(BATCH_RECORDS):
+            try:
+                data = os.read(self._fd, RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # the next read is of the oldest record there is; its number says how many were lost
+                self.overruns += self.cursor is None
+                continue
+            if not data:
+                break
+            self._take(data, found)
+        return found
+
+    def _take(self, data: bytes, found: list[KernelRecord]) -> None:
+        record = parse(data, self.boot_id)
+        sequence = record.sequence if record is not None else _sequence(data)
+        if sequence is not None:
+            if self.cursor is not None and sequence <= self.cursor:
+                return
+            if self.cursor is not None:
+                self.overruns += sequence - self.cursor - 1
+            self.cursor = sequence
+        if record is not None:
+            found.append(record)
+
+    def _read_lines(self) -> list[KernelRecord]:
+        found: list[KernelRecord] = []
+        while len(found) < BATCH_RECORDS:
+            try:
+                data = os.read(self._fd, _CHUNK_BYTES)
+            except BlockingIOError:
+                data = b""
+            if not data:
+                if self._partial and not self._is_fifo:
+                    data = b"\n"  # a file may end without a line break
+                else:
+                    self._check_replaced()
+                    break
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            for line in lines:
+                if self._skipping:
+                    self._skipping = False
+                    self.malformed += 1
+                elif line and not line.startswith(b" "):
+                    record = parse(line, self.boot_id)
+                    if record is not None:
+                        found.append(record)
+                    elif _sequence(line) is None:
+                        self.malformed += 1
+            if len(self._partial) > _PARTIAL_MAX_BYTES:
+                self._partial = b""
+                self._skipping = True
+        return found
+
+    def _check_replaced(self) -> None:
+        """Somebody removed the FIFO or made a new one in its place: go over to that."""
+        now = time.monotonic()
+        if now < self._next_try:
+            return
+        self._next_try = now + _RETRY_SECONDS
+        try:
+            info = os.stat(self.path)
+        except OSError as e:
+            self._lost(f"{self.path}: {e.strerror}")
+            return
+        if (info.st_dev, info.st_ino) != self._identity:
+            self._lost(f"{self.path}: replaced")
+            self._next_try = 0.0
+            self._open()
+
+
+def _sequence(data: bytes) -> int | None:
+    """The sequence number of a record of any facility."""
+    fields = data.partition(b";")[0].split(b",", 3)
+    if len(fields) < 3 or b";" not in data:
+        return None
+    return int(fields[1]) if fields[1].isdigit() else None

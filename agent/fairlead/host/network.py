@@ -1,0 +1,110 @@
+"""Network devices: RDMA ports from /sys/class/infiniband, interfaces from /sys/class/net.
+
+Attributes: Documentation/ABI/stable/sysfs-class-infiniband, Documentation/ABI/testing/sysfs-class-net.
+"""
+
+from __future__ import annotations
+
+from fairlead.host.pci import ADDRESS
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, Nic, PciDevice, unreadable
+
+_RDMA = "/sys/class/infiniband"
+_NET = "/sys/class/net"
+_TYPES = {"1": "Ethernet", "32": "InfiniBand"}  # include/uapi/linux/if_arp.h ARPHRD_*
+
+
+def nics(root: Root, pci: tuple[PciDevice, ...]) -> tuple[Nic, ...]:
+    """RDMA ports first, then interfaces on a bus and bonds; bridges, tunnels and the like are not devices of the node."""
+    by_address = {d.address: d for d in pci}
+    found = [nic for name in root.names(_RDMA) for nic in _rdma(root, name, by_address)]
+    found += [nic for name in root.names(_NET) if (nic := _interface(root, name, by_address)) is not None]
+    return tuple(found)
+
+
+def _rdma(root: Root, name: str, pci: dict[str, PciDevice]) -> list[Nic]:
+    folder = f"{_RDMA}/{name}"
+    address = _address(root, folder)
+    interfaces = root.names(f"{folder}/device/net") if address else ()
+    ports = [p for p in root.names(f"{folder}/ports") if p.isascii() and p.isdigit() and len(p) < 4]
+    return [
+        Nic(
+            name=name,
+            pci=address,
+            rdma=True,
+            port=int(port),
+            link_layer=_text(root.value(f"{folder}/ports/{port}/link_layer")),
+            state=_word(root.value(f"{folder}/ports/{port}/state")),
+            physical_state=_word(root.value(f"{folder}/ports/{port}/phys_state")),
+            rate_gbps=_rate(root.value(f"{folder}/ports/{port}/rate")),
+            interfaces=interfaces,
+            virtual_function=address in pci and pci[address].virtual_function,
+            numa=_numa(address, pci),
+        )
+        for port in sorted(ports, key=int)
+    ]
+
+
+def _interface(root: Root, name: str, pci: dict[str, PciDevice]) -> Nic | None:
+    folder = f"{_NET}/{name}"
+    address = _address(root, folder)
+    if not address and not root.exists(f"{folder}/device") and not root.exists(f"{folder}/bonding"):
+        return None
+    state = root.value(f"{folder}/operstate")
+    return Nic(
+        name=name,
+        pci=address,
+        rdma=False,
+        port=1,
+        link_layer=_TYPES.get(_text(root.value(f"{folder}/type")), ""),
+        state=state if isinstance(state, Missing) else state.upper(),
+        physical_state=unreadable("not read of an interface"),
+        rate_gbps=_megabits(root.value(f"{folder}/speed")),
+        virtual_function=address in pci and pci[address].virtual_function,
+        numa=_numa(address, pci),
+    )
+
+
+def _address(root: Root, folder: str) -> str:
+    """The PCI function behind a class device: the last address on its path (virtio devices sit one level below)."""
+    if not root.exists(f"{folder}/device"):
+        path = root.real(folder)
+        if "/devices/pci" not in path:
+            return ""
+    else:
+        path = root.real(f"{folder}/device")
+    return next((c for c in reversed(path.split("/")) if ADDRESS.fullmatch(c)), "")
+
+
+def _numa(address: str, pci: dict[str, PciDevice]) -> int | Missing:
+    device = pci.get(address)
+    return unreadable("not a PCI device") if device is None else device.numa
+
+
+def _text(value: str | Missing) -> str:
+    return "" if isinstance(value, Missing) else value
+
+
+def _word(value: str | Missing) -> str | Missing:
+    """ "ACTIVE" of "4: ACTIVE"."""
+    return value if isinstance(value, Missing) else value.partition(":")[2].strip() or value
+
+
+def _rate(value: str | Missing) -> float | Missing:
+    """400.0 of "400 Gb/sec (4X NDR)"."""
+    if isinstance(value, Missing):
+        return value
+    number, _, unit = value.partition(" ")
+    try:
+        return float(number) if unit.startswith("Gb/sec") else unreadable(f"rate {value[:40]!r}")
+    except ValueError:
+        return unreadable(f"rate {value[:40]!r}")
+
+
+def _megabits(value: str | Missing) -> float | Missing:
+    """Gb/s of an interface's ``speed`` in Mb/s; -1 is unknown, and a link that is down gives EINVAL."""
+    if isinstance(value, Missing):
+        return value
+    if value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value) / 1000
+    return unreadable(f"speed {value[:40]!r}")

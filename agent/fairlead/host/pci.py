@@ -1,0 +1,207 @@
+"""PCI functions from /sys/bus/pci/devices: place in the tree, link, driver, bridge role, ACS.
+
+What cannot change while a device is there (ids, place, offset of its ACS capability) is read once; link, driver and
+ACS control word on every look, as far as ``Tour`` is asked to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from msgspec.structs import replace
+
+from fairlead.host import config_space
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, PciDevice, PcieLink, unreadable
+
+DEVICES = "/sys/bus/pci/devices"
+# Domains above ffff exist (VMD: "10000:"). https://docs.kernel.org/PCI/sysfs-pci.html
+ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
+_WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
+
+
+def normal_address(text: str) -> str:
+    """A PCI address as fairlead writes it, "0000:1b:00.0", from NVML's "00000000:1B:00.0" and the like.
+
+    Raises ValueError for what is none.
+    """
+    low = text.strip().lower()
+    if low.count(":") == 1:
+        low = f"0000:{low}"
+    if "." not in low:
+        low += ".0"
+    domain, _, rest = low.partition(":")
+    address = f"{domain.lstrip('0').rjust(4, '0')}:{rest}"
+    if not ADDRESS.fullmatch(address):
+        raise ValueError(f"not a PCI address: {text[:40]!r}")
+    return address
+
+
+class Tour:
+    """Reads all PCI functions, again and again, cheaply."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._known: dict[str, PciDevice] = {}
+
+    def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
+        """Every function by address. ``thorough`` False: of devices seen before, only what a fault or a person
+        changes from one second to the next: links of display class devices, ACS control words, presence."""
+        known, self._known = self._known, {}
+        for name in self._root.names(DEVICES):
+            if ADDRESS.fullmatch(name):
+                old = known.get(name)
+                self._known[name] = self._first(name) if old is None else self._again(old, thorough)
+        return tuple(self._known.values())
+
+    def _again(self, old: PciDevice, thorough: bool) -> PciDevice:
+        folder = f"{DEVICES}/{old.address}"
+        new = old
+        if thorough:
+            if self._hex(f"{folder}/vendor") != old.vendor or self._hex(f"{folder}/device") != old.device:
+                return self._first(old.address)
+            new = replace(new, driver=self._driver(folder), numa=_numa(self._root, folder))
+        if thorough or old.class_code >> 16 == 0x03:
+            new = self._with_link(new, folder)
+        if old.acs_offset is not None:
+            new = self._with_acs(new, folder)
+        elif thorough and isinstance(old.acs_capability, Missing):
+            new = self._with_capabilities(new, folder)
+        return new
+
+    def _first(self, address: str) -> PciDevice:
+        folder = f"{DEVICES}/{address}"
+        device = PciDevice(
+            address=address,
+            vendor=self._hex(f"{folder}/vendor"),
+            device=self._hex(f"{folder}/device"),
+            class_code=self._hex(f"{folder}/class"),
+            path=_path(self._root, address),
+            numa=_numa(self._root, folder),
+            link=unreadable("not read"),
+            driver=self._driver(folder),
+            virtual_function=self._root.readlink(f"{folder}/physfn") is not None,
+        )
+        return self._with_capabilities(self._with_link(device, folder), folder)
+
+    def _hex(self, path: str) -> int:
+        """Vendor, device or class; 0 when unreadable: no id that exists."""
+        value = self._root.number(path, 16)
+        return 0 if isinstance(value, Missing) or not 0 <= value <= 0xFFFFFF else value
+
+    def _driver(self, folder: str) -> str:
+        target = self._root.readlink(f"{folder}/driver")
+        return os.path.basename(target) if isinstance(target, str) else ""
+
+    def _with_link(self, device: PciDevice, folder: str) -> PciDevice:
+        speed = self._root.value(f"{folder}/current_link_speed")
+        width = self._root.value(f"{folder}/current_link_width")
+        best_speed = self._root.value(f"{folder}/max_link_speed")
+        link: PcieLink | Missing
+        if isinstance(speed, Missing) and isinstance(width, Missing) and isinstance(best_speed, Missing):
+            link = speed
+        else:
+            link = PcieLink(
+                gen_current=generation(speed),
+                gen_max=generation(best_speed),
+                width_current=lanes(width),
+                width_max=lanes(self._root.value(f"{folder}/max_link_width")),
+            )
+        text = "" if isinstance(speed, Missing) else speed
+        return device if device.link == link and device.link_speed == text else replace(device, link=link, link_speed=text)
+
+    def _with_capabilities(self, device: PciDevice, folder: str) -> PciDevice:
+        config = _Config(self._root, f"{folder}/config")
+        try:
+            found = config_space.walk(config.read)
+        finally:
+            config.close()
+        if config.failure is not None:
+            return replace(device, acs_capability=config.failure, acs_control=config.failure)
+        if isinstance(found.acs_offset, Missing):
+            why = unreadable(f"{folder}/config: {found.acs_offset.detail}")
+            return replace(device, bridge_role=found.role, acs_capability=why, acs_control=why, acs_offset=None)
+        device = replace(device, bridge_role=found.role, acs_offset=found.acs_offset, acs_capability=None, acs_control=None)
+        return device if found.acs_offset is None else self._with_acs(device, folder)
+
+    def _with_acs(self, device: PciDevice, folder: str) -> PciDevice:
+        config = _Config(self._root, f"{folder}/config")
+        try:
+            words = config_space.acs_words(config.read, device.acs_offset or 0)
+        finally:
+            config.close()
+        capability: int | Missing
+        control: int | Missing
+        if config.failure is not None:
+            capability = control = config.failure
+        elif isinstance(words, Missing):
+            capability = control = unreadable(f"{folder}/config: {words.detail}")
+        else:
+            capability, control = words
+        if (capability, control) == (device.acs_capability, device.acs_control):
+            return device
+        return replace(device, acs_capability=capability, acs_control=control)
+
+
+class _Config:
+    """Config space a few bytes at a time: each dword of a real device is a transaction on the bus."""
+
+    def __init__(self, root: Root, path: str) -> None:
+        self.failure: Missing | None = None
+        self._path = path
+        self._fd = -1
+        try:
+            self._fd = os.open(root.join(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as e:
+            self.failure = unreadable(f"{path}: {e.strerror}")
+
+    def read(self, offset: int, length: int) -> bytes:
+        if self._fd < 0:
+            return b""
+        try:
+            return os.pread(self._fd, length, offset)
+        except OSError as e:
+            self.failure = unreadable(f"{self._path}: {e.strerror}")
+            return b""
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def generation(speed: str | Missing) -> int | Missing:
+    """PCIe generation of sysfs' "32.0 GT/s PCIe" (drivers/pci/probe.c, pci_speed_string)."""
+    if isinstance(speed, Missing):
+        return speed
+    number, _, unit = speed.partition(" ")
+    if unit.startswith("GT/s") and number in _GENERATIONS:
+        return _GENERATIONS[number]
+    return unreadable(f"link speed {speed[:40]!r}")
+
+
+def lanes(width: str | Missing) -> int | Missing:
+    """Lanes of sysfs' "16" or older "x16"; 0 is a link that is down, 255 is the kernel's unknown."""
+    if isinstance(width, Missing):
+        return width
+    text = width.removeprefix("x")
+    if text.isascii() and text.isdigit() and len(text) < 4 and int(text) != _WIDTH_UNKNOWN:
+        return int(text)
+    return unreadable(f"link width {width[:40]!r}")
+
+
+def _numa(root: Root, folder: str) -> int | Missing:
+    """The NUMA node; -1 is the kernel's "not known" and stays Missing, never node 0."""
+    value = root.number(f"{folder}/numa_node")
+    if isinstance(value, int) and value < 0:
+        return unreadable(f"{folder}/numa_node is {value}")
+    return value
+
+
+def _path(root: Root, address: str) -> tuple[str, ...]:
+    real = root.real(f"{DEVICES}/{address}").partition("/devices/")[2]
+    path = tuple(c for c in real.split("/") if ADDRESS.fullmatch(c) or _HOST_BRIDGE.fullmatch(c))
+    return path if path and path[-1] == address else (address,)

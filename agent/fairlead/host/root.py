@@ -1,0 +1,181 @@
+"""A machine's file system, live or recorded: the one place that joins paths for reading a machine.
+
+Paths are absolute paths *on the node* ("/sys/class/net"). A recorded tree is read as by a process that was chrooted
+into it: a symbolic link never leads out.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+
+from fairlead.model.facts import Missing, unreadable
+
+READ_MAX_BYTES = 4 << 20
+_LINKS_MAX = 40  # as the kernel: more is ELOOP
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_MAGIC = frozenset("*?[")
+
+
+class Root:
+    """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
+
+    __slots__ = ("_base", "_links", "is_live", "path")
+
+    def __init__(self, path: str = "/") -> None:
+        self.path = os.path.abspath(path)
+        self.is_live = self.path == "/"
+        self._base = "" if self.is_live else os.path.realpath(self.path)
+        self._links: dict[str, str] = {}  # resolved directories of a recorded tree
+
+    def __repr__(self) -> str:
+        return f"Root({self.path!r})"
+
+    def join(self, path: str) -> str:
+        """The path on this machine of the node's ``path``; in a recorded tree with all links resolved inside it."""
+        if self.is_live:
+            return path if path.startswith("/") else "/" + path
+        folder, _, name = path.strip("/").rpartition("/")
+        resolved = self._links.get(folder)
+        if resolved is None:
+            resolved = self._resolve(folder)
+            if os.path.isdir(resolved):
+                self._links[folder] = resolved
+        candidate = f"{resolved}/{name}" if name not in ("", ".", "..") else self._resolve(path)
+        return self._resolve(path) if os.path.islink(candidate) else candidate
+
+    def _resolve(self, path: str) -> str:
+        """As chroot would: ``..`` stops at the tree's root, an absolute link starts there again."""
+        done: list[str] = []
+        todo = [c for c in reversed(path.split("/")) if c]
+        links = 0
+        while todo:
+            name = todo.pop()
+            if name == ".":
+                continue
+            if name == "..":
+                if done:
+                    done.pop()
+                continue
+            here = "/".join([self._base, *done, name])
+            try:
+                target = os.readlink(here)
+            except OSError:
+                done.append(name)
+                continue
+            links += 1
+            if links > _LINKS_MAX:
+                done.append(name)  # opening it fails with ELOOP only if it loops; then it is unreadable, as it should be
+                done.extend(reversed(todo))
+                break
+            if target.startswith("/"):
+                done.clear()
+            todo.extend(c for c in reversed(target.split("/")) if c)
+        return "/".join([self._base, *done])
+
+    def node_path(self, path: str) -> str:
+        """The inverse of ``join``: a path on this machine as the node calls it."""
+        return path if self.is_live else path.removeprefix(self._base) or "/"
+
+    def real(self, path: str) -> str:
+        """``path`` on the node with every link resolved."""
+        return os.path.realpath(path) if self.is_live else self.node_path(self._resolve(path))
+
+    def read_bytes(self, path: str, limit: int = READ_MAX_BYTES, *, head: bool = False) -> bytes | Missing | None:
+        """The file's content; None when there is none; Missing when it cannot be read or is over ``limit`` bytes.
+
+        ``head``: the first ``limit`` bytes are enough.
+        """
+        try:
+            fd = os.open(self.join(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as e:
+            return None if e.errno in _ABSENT else _failed(path, e)
+        try:
+            data = os.read(fd, min(limit, 65536))
+            if head or (len(data) < 4096 and path.startswith("/sys/")):  # an attribute is one read; proc gives pieces
+                return data
+            parts = [data]
+            size = len(data)
+            while data and size < limit:
+                data = os.read(fd, min(limit - size, 65536))
+                parts.append(data)
+                size += len(data)
+            if size >= limit and os.read(fd, 1):
+                return unreadable(f"{path}: larger than {limit} bytes")
+            return b"".join(parts)
+        except OSError as e:
+            return None if e.errno in _ABSENT else _failed(path, e)
+        finally:
+            os.close(fd)
+
+    def read_text(self, path: str, limit: int = READ_MAX_BYTES) -> str | Missing | None:
+        """The file's content as text (UTF-8, bytes that are not become U+FFFD)."""
+        data = self.read_bytes(path, limit)
+        return data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+
+    def read_line(self, path: str) -> str | Missing | None:
+        """The file's content without surrounding white space: one sysfs attribute."""
+        data = self.read_bytes(path, 65536)
+        return data.decode("utf-8", "replace").strip() if isinstance(data, bytes) else data
+
+    def value(self, path: str) -> str | Missing:
+        """One sysfs attribute that ought to be there: an absent or empty file is Missing too."""
+        line = self.read_line(path)
+        if line is None:
+            return unreadable(f"{path}: no such file")
+        return line if isinstance(line, Missing) or line else unreadable(f"{path}: empty")
+
+    def number(self, path: str, base: int = 10) -> int | Missing:
+        """One sysfs attribute that is a number (base 16: with or without 0x)."""
+        text = self.value(path)
+        if isinstance(text, Missing):
+            return text
+        try:
+            return int(text, base)
+        except ValueError:
+            return unreadable(f"{path}: not a number: {text[:40]!r}")
+
+    def readlink(self, path: str) -> str | Missing | None:
+        """The target of a symbolic link as it is written; None when there is no link."""
+        folder, _, name = path.rstrip("/").rpartition("/")
+        try:
+            return os.readlink(f"{self.join(folder) if folder else self._base}/{name}")
+        except OSError as e:
+            return None if e.errno in (*_ABSENT, errno.EINVAL) else _failed(path, e)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is something at ``path`` that can be looked at."""
+        return os.path.lexists(self.join(path))
+
+    def list(self, path: str) -> tuple[str, ...] | Missing | None:
+        """The sorted names in a folder; None when there is no such folder."""
+        try:
+            return tuple(sorted(os.listdir(self.join(path) or "/")))
+        except OSError as e:
+            return None if e.errno in _ABSENT else _failed(path, e)
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """As ``list``, with nothing for a folder that is not there or cannot be read."""
+        found = self.list(path)
+        return found if isinstance(found, tuple) else ()
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        """Sorted paths on the node that match ``pattern`` ("/sys/kernel/iommu_groups/*/type"); no ``**``."""
+        found = [""]
+        for part in pattern.strip("/").split("/"):
+            if not _MAGIC & set(part):
+                found = [f"{f}/{part}" for f in found]
+                continue
+            hidden = part.startswith(".")
+            found = [
+                f"{f}/{name}"
+                for f in found
+                for name in fnmatch.filter(self.names(f or "/"), part)
+                if hidden or not name.startswith(".")
+            ]
+        return tuple(sorted(f for f in found if os.path.exists(self.join(f))))
+
+
+def _failed(path: str, error: OSError) -> Missing:
+    return unreadable(f"{path}: {error.strerror or error}")
