@@ -11,13 +11,42 @@ from msgspec import Struct
 HEADER = "# Written by fairlead (setting nccl) from the facts of this node; changes made here are put back.\n"
 # Ranks must agree on these, or they hang or corrupt data: they never go into a file that differs between nodes.
 RANK_CONSISTENT = frozenset(
-    f"NCCL_{name}"
-    for name in (
-        "ALGO PROTO BUFFSIZE LL_BUFFSIZE LL128_BUFFSIZE NTHREADS LL128_NTHREADS MIN_NCHANNELS MAX_NCHANNELS MIN_NRINGS MAX_NRINGS "
-        "MIN_CTAS MAX_CTAS MIN_P2P_NCHANNELS MAX_P2P_NCHANNELS NCHANNELS_PER_NET_PEER P2P_NET_CHUNKSIZE P2P_PCI_CHUNKSIZE "
-        "P2P_NVL_CHUNKSIZE CHUNK_SIZE COLLNET_ENABLE NVLS_ENABLE NVLS_NCHANNELS NVLS_CHUNKSIZE CROSS_NIC COMM_ID NET "
-        "P2P_LL_THRESHOLD THREAD_THRESHOLDS TUNER_PLUGIN TUNER_CONFIG_FILE CUMEM_ENABLE RUNTIME_CONNECT PXN_DISABLE"
-    ).split()
+    {
+        "NCCL_ALGO",
+        "NCCL_PROTO",
+        "NCCL_BUFFSIZE",
+        "NCCL_LL_BUFFSIZE",
+        "NCCL_LL128_BUFFSIZE",
+        "NCCL_NTHREADS",
+        "NCCL_LL128_NTHREADS",
+        "NCCL_MIN_NCHANNELS",
+        "NCCL_MAX_NCHANNELS",
+        "NCCL_MIN_NRINGS",
+        "NCCL_MAX_NRINGS",
+        "NCCL_MIN_CTAS",
+        "NCCL_MAX_CTAS",
+        "NCCL_MIN_P2P_NCHANNELS",
+        "NCCL_MAX_P2P_NCHANNELS",
+        "NCCL_NCHANNELS_PER_NET_PEER",
+        "NCCL_P2P_NET_CHUNKSIZE",
+        "NCCL_P2P_PCI_CHUNKSIZE",
+        "NCCL_P2P_NVL_CHUNKSIZE",
+        "NCCL_CHUNK_SIZE",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_NVLS_NCHANNELS",
+        "NCCL_NVLS_CHUNKSIZE",
+        "NCCL_CROSS_NIC",
+        "NCCL_COMM_ID",
+        "NCCL_NET",
+        "NCCL_P2P_LL_THRESHOLD",
+        "NCCL_THREAD_THRESHOLDS",
+        "NCCL_TUNER_PLUGIN",
+        "NCCL_TUNER_CONFIG_FILE",
+        "NCCL_CUMEM_ENABLE",
+        "NCCL_RUNTIME_CONNECT",
+        "NCCL_PXN_DISABLE",
+    }
 )
 
 

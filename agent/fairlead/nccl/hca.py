@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from fairlead.model.facts import Nic, PciDevice, is_missing
+from fairlead.model.facts import Missing, Nic, PciDevice
 
 NVIDIA = 0x10DE
 
@@ -46,7 +46,7 @@ def near_gpu(path: tuple[str, ...], gpus: tuple[tuple[str, ...], ...]) -> bool:
 
 def up(nic: Nic) -> bool:
     """ACTIVE and LinkUp (the first lets NCCL use a port, the second is the link itself)."""
-    return nic.state == "ACTIVE" and (nic.physical_state == "LinkUp" or is_missing(nic.physical_state))
+    return nic.state == "ACTIVE" and (nic.physical_state == "LinkUp" or isinstance(nic.physical_state, Missing))
 
 
 def port_name(nic: Nic, ports_of: Counter[str]) -> str:
@@ -92,9 +92,9 @@ def choose(
         left_out.update({names[id(n)]: "not beside a GPU" for n, near in candidates if not near})
         candidates = [(n, near) for n, near in candidates if near]
     active = [n for n, _ in candidates if up(n)]
-    groups = Counter((n.link_layer, 0.0 if is_missing(n.rate_gbps) else n.rate_gbps) for n in active)
+    groups = Counter((n.link_layer, 0.0 if isinstance(n.rate_gbps, Missing) else n.rate_gbps) for n in active)
     best = max(groups, key=lambda g: (g[1], groups[g]), default=None)
-    compute = [n for n in active if (n.link_layer, 0.0 if is_missing(n.rate_gbps) else n.rate_gbps) == best]
+    compute = [n for n in active if (n.link_layer, 0.0 if isinstance(n.rate_gbps, Missing) else n.rate_gbps) == best]
     for nic in active:
         if nic not in compute:
             left_out[names[id(nic)]] = "another link layer or rate"
@@ -103,7 +103,9 @@ def choose(
     if expected is not None and len(compute) != expected:
         said = "".join(f"; {names[id(n)]} is {_state(n)}" for n in down)
         odd = [n for n in active if n not in compute]
-        said += "".join(f"; {names[id(n)]} is {n.link_layer} at {n.rate_gbps} Gb/s" for n in odd if not is_missing(n.rate_gbps))
+        said += "".join(
+            f"; {names[id(n)]} is {n.link_layer} at {n.rate_gbps} Gb/s" for n in odd if not isinstance(n.rate_gbps, Missing)
+        )
         problems = (f"{expected} compute ports expected, {len(compute)} usable{said}",)
     return Choice(
         compute=tuple(sorted((names[id(n)] for n in compute), key=_natural)),
@@ -114,8 +116,8 @@ def choose(
 
 
 def _state(nic: Nic) -> str:
-    state = "unreadable" if is_missing(nic.state) else nic.state
-    return state if is_missing(nic.physical_state) else f"{state}/{nic.physical_state}"
+    state = "unreadable" if isinstance(nic.state, Missing) else nic.state
+    return state if isinstance(nic.physical_state, Missing) else f"{state}/{nic.physical_state}"
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

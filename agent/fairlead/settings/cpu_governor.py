@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
 from fairlead.model.change import KernelValue
-from fairlead.model.facts import Missing, Node, is_missing
+from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
 
 FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
@@ -38,10 +38,10 @@ def observe(node: Node) -> Observed | Missing:
         if governor is None:
             without.append(cpu)
             continue
-        if is_missing(governor):
+        if isinstance(governor, Missing):
             return governor
         offered = node.texts.get(f"{FOLDER.format(cpu)}scaling_available_governors")
-        if is_missing(offered):
+        if isinstance(offered, Missing):
             return offered
         cpus.append((cpu, governor.strip(), tuple((offered or "").split())))
     return Observed(tuple(cpus), tuple(without))

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Unit
-from fairlead.model.facts import Missing, Node, is_missing, unreadable
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
 
 UNIT = "slurmd.service"
@@ -23,13 +23,13 @@ LIMITS = "/proc/@slurmd/limits"
 
 
 class MemlockWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    limit: Annotated[
-        str, Meta(pattern="^(infinity|[0-9]{1,18})$", description="LimitMEMLOCK of slurmd: infinity, or bytes.")
-    ] = "infinity"
+    limit: Annotated[str, Meta(pattern="^(infinity|[0-9]{1,18})$", description="LimitMEMLOCK of slurmd: infinity, or bytes.")] = (
+        "infinity"
+    )
 
 
 class Observed(Struct, frozen=True):
-    """``file``: our drop-in. ``running``: soft and hard limit of the running slurmd, in bytes or "infinity"; None: not running."""
+    """``file``: our drop-in. ``running``: soft and hard limit of the running slurmd, in bytes or "infinity"; None: none runs."""
 
     file: str | None
     running: tuple[str, str] | None
@@ -48,10 +48,10 @@ def parse_limits(text: str) -> tuple[str, str] | None:
 
 def observe(node: Node) -> Observed | Missing:
     file = node.text(FILE)
-    if is_missing(file):
+    if isinstance(file, Missing):
         return file
     limits = node.text(LIMITS)
-    if is_missing(limits):
+    if isinstance(limits, Missing):
         return limits
     if limits is None:
         return Observed(file, None)

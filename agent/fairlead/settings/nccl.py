@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 
 from fairlead.errors import ConfigError
 from fairlead.model.change import File, Layer
-from fairlead.model.facts import Missing, Nic, Node, PciDevice, is_missing
+from fairlead.model.facts import Missing, Nic, Node, PciDevice
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl.conf import Line, fault, is_ours, render
 from fairlead.nccl.hca import choose
@@ -40,15 +40,14 @@ class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     socket_interface: Annotated[
         str,
         Meta(
-            pattern=r"^[A-Za-z0-9_.:-]{0,15}$", description="Interface of NCCL's bootstrap: auto (the default route's), a name, or none."
+            pattern=r"^[A-Za-z0-9_.:-]{0,15}$",
+            description="NCCL's bootstrap interface: auto (the default route's), a name, or none.",
         ),
     ] = "auto"
     topology_file: Annotated[
         str, Meta(pattern=r"^(/[\x21-\x7e]+)?$", description="The vendor's topology XML, used only in virtual machines.")
     ] = ""
-    extra: Annotated[dict[str, str], Meta(description="More NCCL_ variables of this node; none that ranks must agree on.")] = field(
-        default_factory=dict
-    )
+    extra: Annotated[dict[str, str], Meta(description="More NCCL_ variables of this node.")] = field(default_factory=dict)
     replace_existing: Annotated[bool, Meta(description="Replace an /etc/nccl.conf that fairlead did not write.")] = False
 
 
@@ -65,7 +64,7 @@ class Observed(Struct, frozen=True, kw_only=True):
 def observe(node: Node) -> Observed | Missing:
     for path in (FILE, ROUTE, MOUNTS):
         text = node.text(path)
-        if is_missing(text):
+        if isinstance(text, Missing):
             return text
     file, routes, mounts = (node.texts.get(p) for p in (FILE, ROUTE, MOUNTS))
     return Observed(
@@ -114,7 +113,7 @@ def _socket_lines(want: NcclWant, seen: Observed) -> list[Line]:
     elif name in plain and plain[name].state != "UP":
         raise ConfigError(FILE, "NCCL_SOCKET_IFNAME", f"interface {name} is {plain[name].state}", hint="bring it up")
     elif name not in plain and all(name not in n.interfaces for n in seen.nics):
-        raise ConfigError(FILE, "NCCL_SOCKET_IFNAME", f"no interface {name} on this node", hint="see settings.nccl.socket_interface")
+        raise ConfigError(FILE, "NCCL_SOCKET_IFNAME", f"no interface {name} on this node", hint="see socket_interface")
     return [Line("NCCL_SOCKET_IFNAME", f"={name}", why)]
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, KernelValue, Layer
-from fairlead.model.facts import Missing, Node, is_missing, unreadable
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
 
 VALUE = "/proc/sys/kernel/numa_balancing"
@@ -60,12 +60,12 @@ def observe(node: Node) -> Observed | Missing:
     text = node.text(VALUE)
     if text is None:
         return unreadable(f"{VALUE}: no such file (kernel without CONFIG_NUMA_BALANCING)")
-    if is_missing(text):
+    if isinstance(text, Missing):
         return text
     if not text.strip().isdecimal():
         return unreadable(f"{VALUE}: not a number: {text.strip()[:20]!r}")
     file = node.text(FILE)
-    return file if is_missing(file) else Observed(int(text), file, _later_writer(node.texts))
+    return file if isinstance(file, Missing) else Observed(int(text), file, _later_writer(node.texts))
 
 
 def content(value: int) -> str:

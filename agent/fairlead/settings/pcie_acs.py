@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
 from fairlead.model.change import Disruption, PciBits
-from fairlead.model.facts import Missing, Node, PciDevice, is_missing, unreadable
+from fairlead.model.facts import Missing, Node, PciDevice, unreadable
 from fairlead.model.setting import Setting, Want
 
 REDIRECT = 0x2C  # bit 2 P2P request redirect, 3 completion redirect, 5 egress control
@@ -111,7 +111,7 @@ def _refusal(node: Node) -> tuple[str, str]:
 
 
 def observe(node: Node) -> Observed | Missing:
-    if is_missing(node.virtual):
+    if isinstance(node.virtual, Missing):
         return node.virtual
     for path, text in node.texts.items():
         if path.startswith("/sys/kernel/iommu_groups/") and isinstance(text, Missing):
@@ -123,9 +123,9 @@ def observe(node: Node) -> Observed | Missing:
             continue
         if device.acs_capability is None:
             continue
-        if is_missing(device.acs_capability):
+        if isinstance(device.acs_capability, Missing):
             return unreadable(f"ACS capability of {device.address}: {device.acs_capability.detail}")
-        if is_missing(device.acs_control):
+        if isinstance(device.acs_control, Missing):
             return unreadable(f"ACS control of {device.address}: {device.acs_control.detail}")
         if device.acs_control is None or device.acs_offset is None:
             return unreadable(f"ACS control of {device.address}: not read")

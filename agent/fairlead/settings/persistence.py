@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from fairlead.model.change import Nvml
-from fairlead.model.facts import Missing, Node, Why, is_missing, unreadable
+from fairlead.model.facts import Missing, Node, Why, unreadable
 from fairlead.model.setting import Setting, Want
 
 
@@ -28,13 +28,13 @@ class Observed(Struct, frozen=True):
 
 
 def observe(node: Node) -> Observed | Missing:
-    if is_missing(node.gpus):
+    if isinstance(node.gpus, Missing):
         return node.gpus
     modes: list[tuple[str, bool]] = []
     for gpu in node.gpus:
         if gpu.lost:
             continue
-        if is_missing(gpu.persistence):
+        if isinstance(gpu.persistence, Missing):
             if gpu.persistence.why is Why.UNSUPPORTED:
                 continue
             return unreadable(f"persistence mode of GPU {gpu.pci}: {gpu.persistence.detail}")
