@@ -110,7 +110,7 @@ def fork_into(
         os.close(write_end)
         _, status = os.waitpid(init, 0)
         os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  told to the caller, in another process
         os.write(write_end, f"{type(error).__name__}: {error}".encode())
         os._exit(70)
 

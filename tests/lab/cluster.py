@@ -23,6 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from tests.lab import box, cpus, slurmconf
 from tests.lab.ledger import Ledger
@@ -103,7 +104,7 @@ class Cluster:
 
     # -- up and down ------------------------------------------------------------------------------
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -162,7 +163,11 @@ class Cluster:
                 raise LabError(f"a cluster has no {key}")
             setattr(self, key, value)
         hooks = slurmconf.Hooks(
-            *(self._inside(each) for each in (self.prolog, self.epilog, self.task_prolog, self.task_epilog, self.health_check)),
+            prolog=self._inside(self.prolog),
+            epilog=self._inside(self.epilog),
+            task_prolog=self._inside(self.task_prolog),
+            task_epilog=self._inside(self.task_epilog),
+            health_check=self._inside(self.health_check),
             health_seconds=self.health_seconds,
             timeout_seconds=self.timeout_seconds,
             reboot=self._inside(self.reboot),
@@ -228,7 +233,7 @@ class Cluster:
         self._exec(prepare)
 
     def _enter(self) -> list[str]:
-        return ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd", "--"]
+        return ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd", "--"]
 
     def _wrappers(self) -> None:
         simulated = [f"{key}={value}" for key, value in self._simulation().items()]

@@ -45,7 +45,7 @@ def simulation(sockets: int, cores: int) -> dict[str, str]:
 
 def v1_controllers() -> dict[str, Path]:
     """Mounted cgroup v1 controllers by name; {} on a machine with the v2 hierarchy alone."""
-    found = {}
+    found: dict[str, Path] = {}
     for line in Path("/proc/mounts").read_text().splitlines():
         _, where, kind, options = line.split()[:4]
         if kind == "cgroup":

@@ -34,21 +34,22 @@ ROOM_BYTES = 3 << 30
 USER = "alice"
 
 PACKAGES = (
-    "systemd systemd-sysv dbus openssh-server python3 python3-apt python3-venv iproute2 procps kmod udev"
-    " munge slurmd slurmctld slurm-client slurm-wlm-basic-plugins pciutils util-linux"
-).split()
+    "systemd", "systemd-sysv", "dbus", "openssh-server", "python3", "python3-apt", "python3-venv", "iproute2", "procps",
+    "kmod", "udev", "munge", "slurmd", "slurmctld", "slurm-client", "slurm-wlm-basic-plugins", "pciutils", "util-linux",
+)  # fmt: skip
 
 # Units that make no sense in a namespaced host: they want real devices, a console, or the way out.
 MASKED = (
-    "systemd-resolved.service systemd-udevd.service systemd-udev-trigger.service systemd-udevd-kernel.socket"
-    " systemd-udevd-control.socket systemd-modules-load.service sys-kernel-debug.mount sys-kernel-tracing.mount"
-    " sys-kernel-config.mount sys-fs-fuse-connections.mount systemd-firstboot.service getty@tty1.service"
-    " console-getty.service proc-sys-fs-binfmt_misc.automount dev-hugepages.mount dev-mqueue.mount"
-    " systemd-pstore.service systemd-binfmt.service e2scrub_reap.service"
-    " apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer dpkg-db-backup.timer"
-    " systemd-timesyncd.service systemd-hwdb-update.service kmod-static-nodes.service systemd-networkd.service"
-    " systemd-journal-flush.service systemd-random-seed.service"
-).split()
+    "systemd-resolved.service", "systemd-udevd.service", "systemd-udev-trigger.service",
+    "systemd-udevd-kernel.socket", "systemd-udevd-control.socket", "systemd-modules-load.service",
+    "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "sys-kernel-config.mount",
+    "sys-fs-fuse-connections.mount", "systemd-firstboot.service", "getty@tty1.service",
+    "console-getty.service", "proc-sys-fs-binfmt_misc.automount", "dev-hugepages.mount", "dev-mqueue.mount",
+    "systemd-pstore.service", "systemd-binfmt.service", "e2scrub_reap.service", "apt-daily.timer",
+    "apt-daily-upgrade.timer", "e2scrub_all.timer", "fstrim.timer", "dpkg-db-backup.timer",
+    "systemd-timesyncd.service", "systemd-hwdb-update.service", "kmod-static-nodes.service",
+    "systemd-networkd.service", "systemd-journal-flush.service", "systemd-random-seed.service",
+)  # fmt: skip
 
 SSHD = """\
 PermitRootLogin prohibit-password
@@ -218,7 +219,7 @@ def _isolated(command: list[str], log: Path, shown: Callable[[str], None] | None
             text=True,
             errors="replace",
             env=environment,
-            preexec_fn=linux.die_with_parent,
+            preexec_fn=linux.die_with_parent,  # noqa: PLW1509  no thread forks here
         ) as child,
     ):
         assert child.stdout is not None
