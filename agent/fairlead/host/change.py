@@ -91,7 +91,9 @@ def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None) -> Outcome:
     match change:
         case File():
             write_file(root.join(change.path), _bytes(change.content), change.mode)
-            return Outcome(change=change, done=True, message=f"{change.path}: {'removed' if change.content is None else 'written'}")
+            return Outcome(
+                change=change, done=True, message=f"{change.path}: {'removed' if change.content is None else 'written'}"
+            )
         case KernelValue():
             _write_kernel_value(change, root)
             return Outcome(change=change, done=True, message=f"{change.path}: {change.before or '?'} -> {change.value}")

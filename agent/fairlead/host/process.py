@@ -15,11 +15,11 @@ def find(root: Root, name: str) -> int | None:
 
 
 def read_text(root: Root, path: str) -> str | Missing | None:
-    """The text of ``/proc/@NAME/FILE``: that file of the process called NAME, None when none runs.
+    """The text of a file. ``/proc/@NAME/FILE`` is that file of the process called NAME, None when none runs.
 
     A machine tree has it under that very name; a live machine is searched.
     """
-    if not root.is_live:
+    if not root.is_live or not path.startswith("/proc/@"):
         return root.read_text(path)
     name, _, file = path.removeprefix("/proc/@").partition("/")
     pid = find(root, name)
