@@ -65,17 +65,18 @@ def content(limit: str) -> str:
 
 def plan(want: MemlockWant, observed: Observed) -> tuple[AnyChange, ...]:
     changes: list[AnyChange] = []
+    why = f"{FILE} does not say LimitMEMLOCK={want.limit}"
     if observed.file != content(want.limit):
         changes += [
             File(
                 setting="memlock",
-                why=f"{FILE} does not say LimitMEMLOCK={want.limit}",
+                why=why,
                 layer=Layer.PERSISTED,
                 path=FILE,
                 content=content(want.limit),
                 before=observed.file,
             ),
-            Unit(setting="memlock", why="systemd must read the drop-in", layer=Layer.PERSISTED, name=UNIT, daemon_reload=True),
+            Unit(setting="memlock", why=why, layer=Layer.PERSISTED, name=UNIT, daemon_reload=True),
         ]
     if observed.running is not None and observed.running != (want.limit, want.limit):
         changes.append(
