@@ -110,7 +110,7 @@ def fork_into(
         os.close(write_end)
         _, status = os.waitpid(init, 0)
         os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
-    except BaseException as error:  # noqa: BLE001  told to the caller, in another process
+    except BaseException as error:
         os.write(write_end, f"{type(error).__name__}: {error}".encode())
         os._exit(70)
 
@@ -188,8 +188,13 @@ def _devices(devices: tuple[Device, ...]) -> None:
         Path("dev", name).mkdir()
     linux.mount("devpts", "dev/pts", "devpts", data="newinstance,ptmxmode=666,mode=620")
     linux.mount("tmpfs", "dev/shm", "tmpfs", data="mode=1777")
-    for name, to in (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"),
-                     ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")):
+    for name, to in (
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ):
         os.symlink(to, f"dev/{name}")
     Path("dev/console").touch()
     for name, major, minor, mode in devices:

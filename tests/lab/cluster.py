@@ -174,7 +174,12 @@ class Cluster:
         )
         etc = self.folder / "etc"
         conf = slurmconf.slurm_conf(
-            self.slurm_nodes, controller="lab(127.0.0.1)", hooks=hooks, cgroup=self.cgroup, nohold=self.nohold, extra=self.extra_conf
+            self.slurm_nodes,
+            controller="lab(127.0.0.1)",
+            hooks=hooks,
+            cgroup=self.cgroup,
+            nohold=self.nohold,
+            extra=self.extra_conf,
         )
         (etc / "slurm.conf").write_text(conf)
         (etc / "gres.conf").write_text(slurmconf.gres_conf(self.slurm_nodes))
@@ -233,7 +238,19 @@ class Cluster:
         self._exec(prepare)
 
     def _enter(self) -> list[str]:
-        return ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd", "--"]
+        return [
+            "nsenter",
+            f"--target={self.pid}",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--cgroup",
+            "--root",
+            "--wd",
+            "--",
+        ]
 
     def _wrappers(self) -> None:
         simulated = [f"{key}={value}" for key, value in self._simulation().items()]
@@ -250,7 +267,7 @@ class Cluster:
         """Run a shell script inside as root; raises LabError when it fails."""
         done = self.run(["/bin/sh", "-c", script], check=False)
         if done.returncode:
-            raise LabError(f"cluster {self.name}: {script.split()[0]}: {done.stderr.strip() or done.stdout.strip()}")
+            raise LabError(f"cluster {self.name}: {script.split(maxsplit=1)[0]}: {done.stderr.strip() or done.stdout.strip()}")
 
     # -- daemons ----------------------------------------------------------------------------------
 
@@ -299,7 +316,13 @@ class Cluster:
         if user:
             inner = ["/usr/bin/setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *inner]
         done = subprocess.run(
-            [*self._enter(), *inner, *command], input=stdin, capture_output=True, text=True, errors="replace", timeout=timeout, check=False
+            [*self._enter(), *inner, *command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
         )
         if check and done.returncode:
             raise LabError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr.strip()}")

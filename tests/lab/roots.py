@@ -192,9 +192,12 @@ def _stages() -> Callable[[str], None]:
     seen: set[str] = set()
 
     def show(line: str) -> None:
-        stage = {"Retrieving": "downloading packages", "Extracting": "unpacking the base",
-                 "Unpacking": "unpacking packages", "Configuring": "configuring packages"}.get(
-            line.removeprefix("I: ").partition(" ")[0])
+        stage = {
+            "Retrieving": "downloading packages",
+            "Extracting": "unpacking the base",
+            "Unpacking": "unpacking packages",
+            "Configuring": "configuring packages",
+        }.get(line.removeprefix("I: ").partition(" ")[0])
         if line.startswith("I: ") and stage and stage not in seen:
             seen.add(stage)
             say(f"  {stage}")
@@ -219,7 +222,7 @@ def _isolated(command: list[str], log: Path, shown: Callable[[str], None] | None
             text=True,
             errors="replace",
             env=environment,
-            preexec_fn=linux.die_with_parent,  # noqa: PLW1509  no thread forks here
+            preexec_fn=linux.die_with_parent,
         ) as child,
     ):
         assert child.stdout is not None

@@ -110,7 +110,9 @@ def slurm_conf(
     ]
     if "SchedulerParameters=" not in extra:
         # Jobs start at once instead of within 3 s; a big cluster's default spares the scheduler, nothing else.
-        lines.append(f"SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000{',nohold_on_prolog_fail' if nohold else ''}")
+        lines.append(
+            f"SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000{',nohold_on_prolog_fail' if nohold else ''}"
+        )
     lines += hooks.lines()
     lines += [line for line in extra.splitlines() if line.strip()]
     for node in nodes:
