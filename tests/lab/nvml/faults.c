@@ -124,7 +124,7 @@ static void trace(const char *call, int gpu) {
     close(fd);
 }
 
-static nvmlReturn suffer(const char *call, int gpu) {
+nvmlReturn sim_suffer(const char *call, int gpu) {
     struct fault f;
     if (look(FAULT_CRASH, call, gpu, &f)) abort();
     if (look(FAULT_DELAY, call, gpu, &f)) rest(f.number);
@@ -144,25 +144,35 @@ static nvmlReturn suffer(const char *call, int gpu) {
 
 void sim_set_initialised(int change) { atomic_fetch_add(&initialised, change); }
 
-nvmlReturn sim_enter(const char *call) {
+nvmlReturn sim_begin(const char *call) {
     trace(call, NO_GPU);
-    int starting = !strncmp(call, "nvmlInit", 8);
-    if (!starting && atomic_load(&initialised) <= 0) return NVML_ERROR_UNINITIALIZED;
+    if (strncmp(call, "nvmlInit", 8) && atomic_load(&initialised) <= 0) return NVML_ERROR_UNINITIALIZED;
     sim_refresh();
-    if (starting && strcmp(call, "nvmlInit")) TRY(suffer("nvmlInit", NO_GPU)); /* one fault for all ways to start */
-    return suffer(call, NO_GPU);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn sim_enter(const char *call) {
+    TRY(sim_begin(call));
+    int starting = !strncmp(call, "nvmlInit", 8);
+    if (starting && strcmp(call, "nvmlInit")) TRY(sim_suffer("nvmlInit", NO_GPU)); /* one fault for all ways to start */
+    return sim_suffer(call, NO_GPU);
+}
+
+/* The number of the GPU that a handle stands for, or NO_GPU for anything that is no handle. */
+int sim_index(nvmlDevice device) {
+    size_t at = (size_t)((char *)device - (char *)sim_devices);
+    int valid = device && at < sizeof sim_devices && at % sizeof sim_devices[0] == 0;
+    return valid ? (int)(at / sizeof sim_devices[0]) : NO_GPU;
 }
 
 nvmlReturn sim_enter_gpu(const char *call, nvmlDevice device, int *gpu, int answers_when_lost) {
-    size_t at = (size_t)((char *)device - (char *)sim_devices);
-    int valid = device && at < sizeof sim_devices && at % sizeof sim_devices[0] == 0;
-    int index = valid ? (int)(at / sizeof sim_devices[0]) : NO_GPU;
+    int index = sim_index(device);
     trace(call, index);
     if (atomic_load(&initialised) <= 0) return NVML_ERROR_UNINITIALIZED;
     sim_refresh();
-    if (!valid || index >= sim_gpu_count()) return NVML_ERROR_INVALID_ARGUMENT;
+    if (index == NO_GPU || index >= sim_gpu_count()) return NVML_ERROR_INVALID_ARGUMENT;
     *gpu = index;
-    TRY(suffer(call, index));
+    TRY(sim_suffer(call, index));
     fault_lock_read();
     int gone = lost[index];
     fault_unlock();

@@ -142,7 +142,10 @@ NVML_API nvmlReturn nvmlDeviceGetMemoryAffinity(nvmlDevice device, unsigned int 
 }
 
 /* Another GPU's handle: valid, or INVALID_ARGUMENT. */
-static nvmlReturn second(nvmlDevice device, int *out) { return sim_enter_gpu("second", device, out, 1); }
+static nvmlReturn second(nvmlDevice device, int *out) {
+    *out = sim_index(device);
+    return *out == NO_GPU || *out >= sim_gpu_count() ? NVML_ERROR_INVALID_ARGUMENT : NVML_SUCCESS;
+}
 
 NVML_API nvmlReturn nvmlDeviceGetTopologyCommonAncestor(nvmlDevice device, nvmlDevice other, unsigned int *out) {
     char key[64];

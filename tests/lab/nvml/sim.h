@@ -48,7 +48,10 @@ void fault_lock_read(void);
 void fault_lock_write(void);
 void fault_unlock(void);
 void sim_set_initialised(int change);
-nvmlReturn sim_enter(const char *call);
+nvmlReturn sim_begin(const char *call); /* initialised, files looked at */
+nvmlReturn sim_suffer(const char *call, int gpu); /* the faults declared for this call */
+nvmlReturn sim_enter(const char *call); /* both */
+int sim_index(nvmlDevice device);
 nvmlReturn sim_enter_gpu(const char *call, nvmlDevice device, int *gpu, int answers_when_lost);
 
 #define ENTER()                                \

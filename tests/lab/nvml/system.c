@@ -62,13 +62,12 @@ static nvmlReturn count(unsigned int *out) {
 NVML_API nvmlReturn nvmlDeviceGetCount(unsigned int *out) { ENTER(); return count(out); }
 NVML_API nvmlReturn nvmlDeviceGetCount_v2(unsigned int *out) { ENTER(); return count(out); }
 
-/* The handle of one GPU, unless its loss goes as far as that; calls on a per-GPU fault are told apart by the index. */
+/* The handle of one GPU, unless its loss goes as far as that. */
 static nvmlReturn give(const char *call, int gpu, nvmlDevice *out) {
     char text[SIM_TEXT];
-    int found;
     NEED(out);
     if (gpu < 0 || gpu >= sim_gpu_count()) return NVML_ERROR_INVALID_ARGUMENT;
-    TRY(sim_enter_gpu(call, &sim_devices[gpu], &found, 1));
+    TRY(sim_suffer(call, gpu));
     if (fault_handle_lost(gpu)) return NVML_ERROR_GPU_IS_LOST;
     nvmlReturn rc = sim_text(gpu, "handle", text, sizeof text); /* "error CODE" where the machine tree says so */
     if (rc != NVML_SUCCESS && rc != NVML_ERROR_NOT_SUPPORTED) return rc;
@@ -77,11 +76,11 @@ static nvmlReturn give(const char *call, int gpu, nvmlDevice *out) {
 }
 
 NVML_API nvmlReturn nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice *out) {
-    ENTER();
+    TRY(sim_begin(__func__));
     return give(__func__, (int)index, out);
 }
 NVML_API nvmlReturn nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice *out) {
-    ENTER();
+    TRY(sim_begin(__func__));
     return give(__func__, (int)index, out);
 }
 
@@ -93,11 +92,11 @@ static nvmlReturn by_text(const char *call, const char *key, const char *wanted,
     return NVML_ERROR_NOT_FOUND;
 }
 NVML_API nvmlReturn nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *out) {
-    ENTER();
+    TRY(sim_begin(__func__));
     return by_text(__func__, "uuid", uuid, out);
 }
 NVML_API nvmlReturn nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice *out) {
-    ENTER();
+    TRY(sim_begin(__func__));
     return by_text(__func__, "serial", serial, out);
 }
 
@@ -120,11 +119,11 @@ static nvmlReturn by_pci(const char *call, const char *wanted, nvmlDevice *out) 
     return NVML_ERROR_NOT_FOUND;
 }
 NVML_API nvmlReturn nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice *out) {
-    ENTER();
+    TRY(sim_begin(__func__));
     return by_pci(__func__, text, out);
 }
 NVML_API nvmlReturn nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice *out) {
-    ENTER();
+    TRY(sim_begin(__func__));
     return by_pci(__func__, text, out);
 }
 
