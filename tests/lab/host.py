@@ -126,6 +126,16 @@ class Host:
         words = [str(self.rack / "enter"), "ssh", "-F", str(self.rack / "ssh_config"), "-O", "exit", self.name]
         subprocess.run(words, capture_output=True, timeout=10, check=False)
 
+    def monotonic(self) -> float:
+        """The host's own CLOCK_MONOTONIC, in seconds: zero is its boot where the kernel has time namespaces."""
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)
+        offsets = Path(f"/proc/{self.pid}/timens_offsets")
+        for line in offsets.read_text().splitlines() if offsets.exists() else ():
+            name, seconds, nanoseconds = line.split()
+            if name == "monotonic":
+                return now + int(seconds) + int(nanoseconds) / 1e9
+        return now
+
     # -- kernel log -------------------------------------------------------------------------------
 
     def inject_kmsg(self, text: str, *, level: int = 3, facility: int = 0) -> None:
@@ -134,8 +144,7 @@ class Host:
         ``level`` is syslog's severity (3 err); the time is the host's own CLOCK_MONOTONIC. Where no reader has it
         open, up to 64 KiB of records wait. Raises LabError when they are full.
         """
-        offsets = dict(line.split(maxsplit=1) for line in Path(f"/proc/{self.pid}/timens_offsets").read_text().splitlines())
-        stamp = int((time.clock_gettime(time.CLOCK_MONOTONIC) + int(offsets["monotonic"].split()[0])) * 1e6)
+        stamp = int(self.monotonic() * 1e6)
         with open(self.sim / "kmsg.sequence", "a+") as counter:
             fcntl.flock(counter, fcntl.LOCK_EX)
             counter.seek(0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 import uuid
@@ -160,6 +161,7 @@ def boot(spec: HostSpec, leave: Callable[[], None]) -> int:
         try:
             box.compose(made)
             Path("/etc/hostname").write_text(f"{spec.name}\n")
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             command = ["/lib/systemd/systemd", "--log-target=console", "--log-level=notice", "--show-status=no"]
             os.execve(command[0], command, {"container": "fairlead-lab", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         except OSError as error:

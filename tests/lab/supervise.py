@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from tests.lab import node
 
 #: What a PID namespace's init ends with: SIGHUP stands for a reboot, SIGINT for a halt (pid_namespaces(7)).
 REBOOT = 128 + signal.SIGHUP
+#: What firmware takes at a reboot, in seconds. slurmctld counts in whole seconds, and takes a node that is back
+#: within two of them for one that has not rebooted at all.
+FIRMWARE_SECONDS = 1.5
 
 
 class Supervisor:
@@ -31,6 +35,8 @@ class Supervisor:
         self.hosts = {spec.name: spec for spec in map(node.HostSpec.from_json, specs)}
         self.waiting: dict[int, str] = {}
         self.wanted_on: set[str] = set()
+        self.cycled: set[str] = set()
+        self.due: dict[str, float] = {}
         self.kernel_logs = {name: self._kernel_log(spec) for name, spec in self.hosts.items() if spec.tree}
         self.power = os.open(folder / "power", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -75,7 +81,7 @@ class Supervisor:
             print(f"{name}: init ended with {ended}", flush=True)
             if name in self.wanted_on and (ended == REBOOT or name in self.cycled):
                 self.cycled.discard(name)
-                self.on(name)
+                self.due[name] = time.monotonic() + FIRMWARE_SECONDS
             else:
                 self.wanted_on.discard(name)
 
@@ -97,8 +103,6 @@ class Supervisor:
         else:
             self.on(name)
 
-    cycled: set[str] = set()
-
     def run(self) -> None:
         """Until SIGTERM."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -107,7 +111,11 @@ class Supervisor:
         for name in self.hosts:
             self.on(name)
         while True:
-            ready, _, _ = select.select([wake_read, self.power], [], [])
+            for name in [name for name, when in self.due.items() if when <= time.monotonic()]:
+                del self.due[name]
+                self.on(name)
+            wait = min((when - time.monotonic() for when in self.due.values()), default=None)
+            ready, _, _ = select.select([wake_read, self.power], [], [], None if wait is None else max(0.0, wait))
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 self.reap()
