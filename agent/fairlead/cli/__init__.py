@@ -1,1 +1,125 @@
+"""The command line: one module per command, imported only when it is chosen.
 
+Each module has ``register(parser)`` and ``run(args) -> ExitCode``. Here errors become one line and an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fairlead.errors import ExitCode, FairleadError
+
+COMMANDS = {
+    "check": "judge this node (or a machine tree) once",
+    "status": "the agent's verdict on this node, and its age",
+    "why": "the story behind a node's state: finding, evidence, rule, what to do next",
+    "explain": "what a check, a setting or an Xid means",
+    "topology": "GPUs, NICs, NUMA nodes and the paths between them",
+    "snapshot": "write this machine as a machine tree",
+    "agent": "run the node agent",
+    "apply": "make this node what its document says",
+    "provision": "make nodes what the site declares, over ssh",
+    "drain": "drain a node with a reason that fairlead owns",
+    "resume": "resume a node that fairlead drained",
+    "hold": "keep the agent from changing this node's Slurm state",
+    "env": "the job environment that the task prolog sets",
+    "config": "check and show documents and sites",
+    "doctor": "look over a site's Slurm configuration and this installation",
+    "version": "print the version",
+}
+
+
+_OVERVIEW = """\
+usage: fairlead COMMAND [options]
+
+Keeps the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones.
+
+{commands}
+
+`fairlead COMMAND --help` says more. Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown (check);
+64 usage, 65 bad data, 66 no such input, 69 unavailable, 70 bug, 75 try again, 77 needs root, 78 configuration."""
+
+# Modules that only an extra brings, and which.
+EXTRAS = {
+    "ansible_runner": "provision",
+    "ClusterShell": "provision",
+    "rich": "provision",
+    "jinja2": "provision",
+    "pyslurm": "pyslurm",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse ends with 2 on a usage error, which is DRAIN in the plugin order: end with 64 instead."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        sys.exit(ExitCode.USAGE)
+
+
+def overview() -> str:
+    """The text of ``fairlead --help``."""
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
+    return _OVERVIEW.format(commands=commands)
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of one command; imports its module."""
+    module = importlib.import_module(f"fairlead.cli.{name}")
+    parser = Parser(prog=f"fairlead {name}", description=(module.__doc__ or COMMANDS[name]), formatter_class=_Formatter)
+    module.register(parser)
+    parser.set_defaults(run=module.run)
+    return parser
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in {"-h", "--help", "help"}:
+        print(overview())
+        return ExitCode.OK if args else ExitCode.USAGE
+    name = {"--version": "version", "-V": "version"}.get(args[0], args[0])
+    if name not in COMMANDS:
+        close = [c for c in COMMANDS if c.startswith(name[:2])]
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        print(f"fairlead: {name!r} is not a command{hint} (fairlead --help lists them)", file=sys.stderr)
+        return ExitCode.USAGE
+    try:
+        parser = command_parser(name)
+        parsed = parser.parse_args(args[1:])
+        return int(parsed.run(parsed))
+    except FairleadError as e:
+        print(f"fairlead {name}: {e}", file=sys.stderr)
+        if e.hint:
+            print(f"  next: {e.hint}", file=sys.stderr)
+        return int(e.exit_code)
+    except ModuleNotFoundError as e:
+        package = (e.name or "").split(".")[0]
+        if package not in EXTRAS:
+            raise
+        print(f"fairlead {name}: needs fairlead[{EXTRAS[package]}] (module {package} is not installed)", file=sys.stderr)
+        return ExitCode.UNAVAILABLE
+    except BrokenPipeError:
+        sys.stderr.close()
+        return ExitCode.OK
+    except KeyboardInterrupt:
+        print(f"fairlead {name}: interrupted", file=sys.stderr)
+        return 130
+    except SystemExit as e:
+        return int(e.code or 0)
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        print(f"fairlead {name}: this is a bug in fairlead; please report the lines above", file=sys.stderr)
+        return ExitCode.BUG

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from fairlead.host import cpus, gpu, kernel, network, pci
+from fairlead.host import cpus, gpu, kernel, network, pci, process
 from fairlead.host.root import Root
 from fairlead.model.facts import Cpu, Gpu, Missing, Nic, Node, NumaNode, PciDevice, StuckCall
 
@@ -80,7 +80,7 @@ class Gatherer:
             paths = self._globs.get(pattern, (pattern,))
             if thorough or len(paths) <= _GLOB_MAX:
                 for path in paths:
-                    self._texts[path] = self._root.read_text(path)
+                    self._texts[path] = process.read_text(self._root, path)
 
 
 def gather(

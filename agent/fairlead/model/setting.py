@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, Disruption, Layer
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
@@ -27,7 +28,7 @@ class Setting:
     summary: one line for the docs table. want: its Want class. reads: files (globs allowed) whose text it needs.
     observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
     disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
-    plan may raise ConfigError for a wanted value that this node cannot take.
+    plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
     """
 
     summary: str
@@ -47,7 +48,19 @@ def drift(name: str, setting: Setting, want: Want, node: Node) -> Iterable[Findi
             check=f"setting.{name}", level=Level.UNKNOWN, summary=f"cannot be read: {observed.detail}", service=Service.KEEP
         )
         return
-    for change in setting.plan(want, observed):
+    try:
+        changes = setting.plan(want, observed)
+    except ConfigError as refused:  # a wanted value that this node cannot take: said, never tried
+        yield Finding(
+            check=f"setting.{name}",
+            level=Level.DRAIN if want.mode is Mode.ENFORCE else Level.WARN,
+            summary=str(refused),
+            evidence=(refused.hint,) if refused.hint else (),
+            action=Action.PROVISION,
+            service=Service.DRAIN_AFTER_JOB,
+        )
+        return
+    for change in changes:
         pending = change.layer is Layer.PENDING_REBOOT
         yield Finding(
             check=f"setting.{name}",

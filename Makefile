@@ -1,0 +1,51 @@
+# Everything a person types: `make demo` (root) and `make test` (root). Both do all the set-up they need.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup apt demo test test-all lint unit bench lab-down docs clean
+
+setup: $(VENV)/.done ## .venv with fairlead and every developer tool
+
+$(VENV)/.done: pyproject.toml tests/lab/setup.sh
+	@tests/lab/setup.sh "$(PYTHON)" "$(VENV)"
+
+apt: ## distribution packages that the lab needs (asks nothing)
+	@tests/lab/apt.sh
+
+demo: ## the whole job on a rack of simulated GPU nodes; KEEP=1 leaves it up
+	@tests/lab/preflight.sh
+	@tests/lab/apt.sh
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python -m tests.lab.demo $(if $(KEEP),--keep)
+
+lab-down: ## end whatever the lab left
+	@$(BIN)/python -m tests.lab.clean --all
+
+lint: setup
+	@$(BIN)/python -m pytest -q tests/lint
+
+unit: setup
+	@$(BIN)/python -m pytest -q -m "not rack and not slurm and not root and not slow"
+
+test: ## lint, unit, hooks, contracts, real Slurm, rack
+	@tests/lab/apt.sh
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-all: ## also what takes long: kill loops, fuzzing
+	@tests/lab/apt.sh
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python -m pytest
+
+bench: ## the budgets of the design, measured now, beside what they are compared to
+	@tests/lab/apt.sh
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python -m tests.bench
+
+docs: setup ## generated tables: README, docs/reference
+	@$(BIN)/python -m tests.docs_write
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,0 +1,65 @@
+"""Judge this node, or a machine tree, once.
+
+Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown. One look cannot judge rates and trends; such findings say needs_history.
+Nothing is changed and slurmctld is not asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fairlead import checks, settings
+from fairlead.cli import look
+from fairlead.cli.show import print_json, state_word
+from fairlead.errors import ExitCode, UsageError
+from fairlead.model.finding import Finding, Level, worst
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    look.register(parser)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a check, or setting.NAME; may be repeated")
+    parser.add_argument("--json", action="store_true")
+
+
+def finding_data(f: Finding) -> dict[str, object]:
+    """A finding as `check --json` and status.json show it."""
+    return {
+        "check": f.check,
+        "level": f.level.word,
+        "device": f.device,
+        "summary": f.summary,
+        "evidence": list(f.evidence),
+        "action": f.action.value,
+        "needs_history": f.needs_history,
+    }
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.daemon.judge import judge
+
+    known = {*checks.load(), *(f"setting.{n}" for n in settings.load())}
+    for name in args.only:
+        if name not in known:
+            raise UsageError(f"--only {name}: no such check", hint=f"known: {', '.join(sorted(known))}")
+    document = look.document_for(args)
+    node, past = look.look(args, document)
+    findings = sorted(judge(document, node, past, args.only), key=lambda f: (-_rank(f.level), f.check, f.device))
+    level = worst(tuple(f for f in findings if not f.needs_history))
+    if args.json:
+        print_json({"node": node.name, "state": level.word, "findings": [finding_data(f) for f in findings]})
+        return ExitCode(level)
+    print(f"{node.name}: {state_word(level.word)}" + (f" (profile {document.profile})" if document.profile else ""))
+    for f in findings:
+        device = f" {f.device}" if f.device and f.device not in f.summary else ""
+        print(f"  {state_word(f.level.word):7} {f.check}{device}: {f.summary}")
+        for line in f.evidence:
+            print(f"          {line}")
+        if f.action.value != "none":
+            print(f"          do: {f.action.value}")
+    if not document.profile:
+        print("  (no document and no --profile: what this machine should be is not known)")
+    return ExitCode(level)
+
+
+def _rank(level: Level) -> int:
+    return {Level.DRAIN: 3, Level.UNKNOWN: 2, Level.WARN: 1, Level.OK: 0}[level]

@@ -1,0 +1,104 @@
+"""Check and show documents and sites.
+
+check FILE          is this document (.json) or site (.toml) right?
+show [FILE]         every value; with --site FILE --node NAME --origin: where each comes from
+schema              JSON Schema of a node's document
+profiles            the hardware profiles that are carried along
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fairlead import config
+from fairlead.cli.show import columns, print_json
+from fairlead.errors import ExitCode, InputMissing, UsageError
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["check", "show", "schema", "profiles"])
+    parser.add_argument("file", nargs="?", default="", help="a node's document, or a site (.toml)")
+    parser.add_argument("--site", default="", help="resolve --node from this site")
+    parser.add_argument("--node", default="", help="the node to resolve")
+    parser.add_argument("--origin", action="store_true", help="also print where each value comes from")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    return {"check": _check, "show": _show, "schema": _schema, "profiles": _profiles}[args.what](args)
+
+
+def _resolve(site: config.Site, node: str) -> tuple[config.Document, dict[str, str]]:
+    from fairlead.provision.inventory import classes_of
+
+    return config.resolve(site, node, classes_of(site, node))
+
+
+def _check(args: argparse.Namespace) -> ExitCode:
+    if not args.file:
+        raise UsageError("config check needs a FILE")
+    if args.file.endswith(".toml"):
+        from fairlead.provision.inventory import all_nodes
+
+        site = config.load_site(args.file)
+        nodes = all_nodes(site)
+        for node in nodes:
+            _resolve(site, node)
+        result = {"file": args.file, "ok": True, "nodes": len(nodes), "generation": site.generation}
+    else:
+        document = config.load_document(args.file)
+        result = {"file": args.file, "ok": True, "node": document.node, "generation": document.generation}
+    if args.json:
+        print_json(result)
+    else:
+        print(f"{args.file}: right ({', '.join(f'{k} {v}' for k, v in result.items() if k not in {'file', 'ok'})})")
+    return ExitCode.OK
+
+
+def _flat(data: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(data, dict) and data:
+        return [leaf for k, v in data.items() for leaf in _flat(v, f"{prefix}.{k}" if prefix else k)]
+    return [(prefix, data)]
+
+
+def _show(args: argparse.Namespace) -> ExitCode:
+    origins: dict[str, str] = {}
+    if args.site:
+        if not args.node:
+            raise UsageError("config show --site needs --node NAME")
+        document, origins = _resolve(config.load_site(args.site), args.node)
+    else:
+        document = config.load_document(args.file or "/etc/fairlead/node.json")
+    data = config.to_data(document)
+    if args.json:
+        print_json({"document": data, "origins": origins} if args.origin else data)
+        return ExitCode.OK
+    rows = []
+    for key, value in _flat(data):
+        row = [key, repr(value) if isinstance(value, str) else str(value)]
+        rows.append([*row, origins.get(key, "default")] if args.origin else row)
+    print(columns(rows))
+    return ExitCode.OK
+
+
+def _schema(_: argparse.Namespace) -> ExitCode:
+    print_json(config.json_schema())
+    return ExitCode.OK
+
+
+def _profiles(args: argparse.Namespace) -> ExitCode:
+    profiles = [config.load_profile(name) for name in config.profile_names()]
+    if args.file:
+        profiles = [p for p in profiles if p.name == args.file]
+        if not profiles:
+            raise InputMissing(f"profile {args.file!r}: no such profile", hint=f"known: {', '.join(config.profile_names())}")
+    if args.json:
+        print_json(profiles)
+    else:
+        for profile in profiles:
+            print(f"{profile.name}: {profile.summary}")
+            if args.file:
+                for v in profile.values:
+                    print(f"  {v.key} = {v.value}\n      why: {v.why}\n      source: {v.source}")
+    return ExitCode.OK

@@ -1,0 +1,151 @@
+"""Look over a site's Slurm configuration and this installation. Warns, explains, changes nothing.
+
+Exit codes: 0 nothing wrong, 1 something to look at, 2 something wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Iterator
+
+from fairlead import config
+from fairlead.cli.show import print_json
+from fairlead.errors import ExitCode, FairleadError, InputMissing
+from fairlead.slurm import conf as slurm_conf
+from fairlead.slurm.review import Remark, review
+
+HOOKS = (
+    "/etc/slurm/prolog.d/50-fairlead",
+    "/etc/slurm/epilog.d/50-fairlead",
+    "/etc/slurm/fairlead/task-prolog",
+    "/etc/slurm/fairlead/health-check",
+)
+_MARK = {"ok": "ok   ", "note": "note ", "warn": "warn ", "wrong": "WRONG"}
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slurm-conf", default="", help="default: $SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf"
+    )
+    parser.add_argument("--root", default="/", help="look at a tree instead of this machine")
+    parser.add_argument("--document", default="/etc/fairlead/node.json")
+    parser.add_argument("--json", action="store_true")
+
+
+def _text(root: str, path: str) -> str | None:
+    try:
+        with open(os.path.join(root, path.lstrip("/")), encoding="utf-8", errors="replace") as f:
+            return f.read(4 << 20)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None
+
+
+def _conf_path(root: str, given: str) -> str:
+    for path in (given, os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"):
+        if path and (path == given or _text(root, path) is not None):
+            return path
+    raise InputMissing("no slurm.conf found", hint="name it with --slurm-conf")
+
+
+def _version(root: str) -> tuple[int, int] | None:
+    if root != "/":
+        return None
+    try:
+        done = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"slurm\S* (\d+)\.(\d+)", done.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _safe(root: str, path: str, *, executable: bool) -> Iterator[Remark]:
+    """A file that root runs must be root's, not writable by others, and so must every folder above it."""
+    full = os.path.join(root, path.lstrip("/"))
+    try:
+        st = os.stat(full)
+    except OSError as e:
+        yield Remark(level="wrong", what=f"{path}: {e.strerror}", fix="run `fairlead provision` for this node")
+        return
+    if executable and not st.st_mode & stat.S_IXUSR:
+        yield Remark(level="wrong", what=f"{path} is not executable", why="Slurm cannot run it", fix=f"chmod 755 {path}")
+    folder = path
+    while True:
+        st = os.stat(os.path.join(root, folder.lstrip("/")))
+        if st.st_uid != 0 or (st.st_mode & 0o022 and not st.st_mode & stat.S_ISVTX):
+            yield Remark(
+                level="wrong",
+                what=f"{folder} can be written by others than root (uid {st.st_uid}, mode {stat.S_IMODE(st.st_mode):04o})",
+                why="whoever writes it runs commands as root on every node",
+                fix=f"chown root {folder}; chmod go-w {folder}",
+            )
+        if folder in {"/", ""}:
+            return
+        folder = os.path.dirname(folder)
+
+
+def _installation(root: str, document_path: str, conf: slurm_conf.SlurmConf) -> Iterator[Remark]:
+    for hook in HOOKS:
+        yield from _safe(root, hook, executable=True)
+    try:
+        document = config.load_document(os.path.join(root, document_path.lstrip("/")))
+    except FairleadError as e:
+        yield Remark(level="wrong", what=str(e), fix=e.hint or "run `fairlead provision` for this node")
+        return
+    yield from _safe(root, document_path, executable=False)
+    yield Remark(level="ok", what=f"document generation {document.generation}, profile {document.profile or 'none'}")
+    names = [n.get("nodename", "") for n in conf.nodes]
+    if names and not any(_in_nodelist(document.slurm_node, n) for n in names):
+        yield Remark(
+            level="wrong",
+            what=f"no NodeName line of {conf.path} holds {document.slurm_node}",
+            why="drains would name a node that Slurm does not know",
+            fix=f'slurm.node_name under [nodes."{document.node}"] in site.toml',
+        )
+    if _text(root, "/etc/fairlead/disabled") is not None:
+        yield Remark(level="warn", what="/etc/fairlead/disabled exists", why="every hook and every drain is stopped on this node")
+
+
+def _in_nodelist(name: str, nodelist: str) -> bool:
+    """Is a name in a NodeName expression? Prefix and number are compared, so that no library is needed on a node."""
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,]*", nodelist):
+        match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
+        if not match:
+            if part == name:
+                return True
+            continue
+        prefix, ranges, suffix = match.groups()
+        if not (name.startswith(prefix) and name.endswith(suffix)):
+            continue
+        middle = name[len(prefix) : len(name) - len(suffix) or None]
+        for span in ranges.split(","):
+            low, _, high = span.partition("-")
+            if middle.isdigit() and low.isdigit() and int(low) <= int(middle) <= int(high or low):
+                return True
+    return False
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    path = _conf_path(args.root, args.slurm_conf)
+    conf = slurm_conf.parse(path, lambda p: _text(args.root, p))
+    plugstack = _text(args.root, os.path.join(os.path.dirname(path), "plugstack.conf")) or ""
+    remarks = [*review(conf, hooks=HOOKS, plugstack=plugstack, version=_version(args.root))]
+    remarks += _installation(args.root, args.document, conf)
+    levels = {r.level for r in remarks}
+    if args.json:
+        print_json({"slurm_conf": path, "remarks": remarks})
+    else:
+        print(f"fairlead doctor: {path}")
+        for r in remarks:
+            print(f"{_MARK[r.level]}  {r.what}")
+            for label, text in (("why", r.why), ("do", r.fix), ("source", r.source)):
+                if text:
+                    print(f"         {label}: {text}")
+    if "wrong" in levels:
+        return ExitCode.DRAIN
+    return ExitCode.WARN if "warn" in levels else ExitCode.OK

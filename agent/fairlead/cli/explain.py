@@ -1,0 +1,87 @@
+"""What a check, a setting or an Xid means: the same text as the reference pages, offline.
+
+fairlead explain xid 79      fairlead explain row_remap      fairlead explain setting pcie_acs      fairlead explain list
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+import msgspec
+
+from fairlead import checks, settings
+from fairlead.cli.show import columns, print_json
+from fairlead.errors import ExitCode, InputMissing, UsageError
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="+", metavar="WHAT", help="xid CODE, the name of a check or setting, or list")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    words = args.what
+    if words[0] == "list":
+        data = _list()
+    elif words[0] == "xid" and len(words) == 2:
+        data = _xid(words[1])
+    else:
+        data = _named(words[-1].removeprefix("setting."), "setting" in words[0])
+    if args.json:
+        print_json(data)
+    else:
+        print(data["text"])
+    return ExitCode.OK
+
+
+def _list() -> dict[str, Any]:
+    rows = [("check", n, c.mode.value, c.summary) for n, c in checks.load().items()]
+    rows += [("setting", n, s.disruption.value, s.summary) for n, s in settings.load().items()]
+    names = [{"kind": k, "name": n, "summary": s} for k, n, _, s in rows]
+    return {"names": names, "text": columns(rows, head=("kind", "name", "mode/disruption", "summary"))}
+
+
+def _xid(word: str) -> dict[str, Any]:
+    from fairlead.xid import catalogue
+
+    if not word.isdigit():
+        raise UsageError(f"{word!r} is not an Xid code")
+    entry = catalogue.look_up(int(word))
+    if entry is None:
+        raise InputMissing(f"Xid {word} is not in the catalogue", hint="NVIDIA's Xid catalogue may be newer than this version")
+    data: dict[str, Any] = msgspec.to_builtins(entry)
+    width = max(map(len, data))
+    text = [f"Xid {entry.code}: {entry.name}", ""]
+    text += [
+        f"  {key:{width}}  {value}" for key, value in data.items() if key not in {"code", "name"} and value not in {"", None}
+    ]
+    return {**data, "text": "\n".join(text)}
+
+
+def _parameters(struct: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
+    schema = msgspec.json.schema(struct)
+    body = schema["$defs"][struct.__name__] if "$defs" in schema else schema
+    rows = []
+    for name, spec in body.get("properties", {}).items():
+        default = spec.get("default", "required")
+        rows.append((name, "-" if default is None else str(default), spec.get("description", "")))
+    return rows
+
+
+def _named(name: str, prefer_setting: bool) -> dict[str, Any]:
+    for kind, found in (("settings", settings.load()), ("checks", checks.load()))[:: 1 if prefer_setting else -1]:
+        if name not in found:
+            continue
+        item = found[name]
+        struct = getattr(item, "params", None) or item.want  # type: ignore[union-attr]
+        doc = (importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or "").strip()
+        rows = _parameters(struct)
+        table = columns([("  " + n, d, t) for n, d, t in rows], head=("  parameter", "default", "meaning"))
+        parameters = [{"name": n, "default": d, "description": t} for n, d, t in rows]
+        kind_word = kind.removesuffix("s")
+        text = f"{kind_word} {name}: {item.summary}\n\n{doc}\n\n{table}"
+        return {"kind": kind_word, "name": name, "summary": item.summary, "doc": doc, "parameters": parameters, "text": text}
+    known = ", ".join([*checks.load(), *settings.load()])
+    raise InputMissing(f"{name!r} is neither a check nor a setting", hint=f"known: {known}; or `fairlead explain xid CODE`")

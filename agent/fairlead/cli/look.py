@@ -1,0 +1,114 @@
+"""One look at this machine, or at a recorded tree, for commands that read a machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from fairlead import config
+from fairlead.daemon.judge import reads
+from fairlead.errors import DataError, InputMissing
+from fairlead.host.gather import gather
+from fairlead.host.kmsg import Follower
+from fairlead.host.root import Root
+from fairlead.model.check import Past
+from fairlead.model.facts import Missing, Node, StuckCall, unreadable
+
+DOCUMENT = "/etc/fairlead/node.json"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """The options that all such commands share."""
+    parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this machine")
+    parser.add_argument(
+        "--document", default="", metavar="FILE", help=f"the node's document (default: {DOCUMENT} below the root)"
+    )
+    parser.add_argument("--profile", default="", help="judge by this hardware profile instead of a document")
+
+
+def document_for(args: argparse.Namespace) -> config.Document:
+    """The document of the command line: named, of a profile, the machine's own, or nothing but defaults."""
+    if args.document:
+        return config.load_document(args.document)
+    own = os.path.join(args.root, DOCUMENT.lstrip("/"))
+    if args.profile:
+        return config.profile_document("localhost", args.profile)
+    if os.path.exists(own):
+        return config.load_document(own)
+    return config.profile_document("localhost")
+
+
+def machine(root: str) -> Root:
+    """The root of the command line. Raises InputMissing for a tree that is none."""
+    if root != "/" and not (os.path.isdir(os.path.join(root, "sys")) or os.path.isdir(os.path.join(root, "proc"))):
+        raise InputMissing(f"{root}: no machine tree (no sys/ and no proc/ in it)", hint="`fairlead snapshot DIR` writes one")
+    if root != "/" and not os.access(root, os.R_OK | os.X_OK):
+        raise InputMissing(f"{root}: cannot be read")
+    return Root(root)
+
+
+def recorded_nvml(root: str) -> dict[str, Any] | Missing:
+    """NVML's answers of a tree. Raises DataError when nvml.json is no JSON object."""
+    path = os.path.join(root, "nvml.json")
+    try:
+        with open(path, "rb") as f:
+            data = msgspec.json.decode(f.read(16 << 20))
+    except FileNotFoundError:
+        return unreadable(f"{path}: no such file")
+    except OSError as e:
+        return unreadable(f"{path}: {e.strerror}")
+    except msgspec.DecodeError as e:
+        raise DataError(f"{path}: not JSON: {e}") from None
+    if not isinstance(data, dict):
+        raise DataError(f"{path}: not a JSON object")
+    return data
+
+
+def live_nvml(deadline_seconds: float) -> tuple[dict[str, Any] | Missing, StuckCall | None]:
+    """NVML's answers of this machine, within the deadline, by a worker of our own."""
+    from fairlead.host.nvml import Worker
+
+    worker = Worker(deadline_seconds=deadline_seconds)
+    try:
+        result = worker.sweep()
+        return result.raw, result.stuck
+    finally:
+        worker.close()
+
+
+def look(args: argparse.Namespace, document: config.Document) -> tuple[Node, Past]:
+    """The node now, and what one look can know of its past: the kernel records that are still there."""
+    root = machine(args.root)
+    stuck = None
+    if root.is_live:
+        raw, stuck = live_nvml(document.agent.nvml_deadline_seconds)
+    else:
+        raw = recorded_nvml(args.root)
+    node = gather(root, raw, reads=reads(document), unsupported=document.unsupported, stuck=stuck)
+    kmsg = document.agent.kmsg_path if root.is_live else os.path.join(args.root, "dev/kmsg")
+    boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
+    return node, Past(available=False, records=_records(kmsg, boot_id))
+
+
+def _records(path: str, boot_id: str) -> tuple[Any, ...]:
+    import stat
+
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as e:
+        print(f"fairlead: {path}: {e.strerror}; kernel records are not judged", file=sys.stderr)
+        return ()
+    if stat.S_ISFIFO(mode):
+        return ()  # the agent's: what we read would be lost to it
+    follower = Follower(path, boot_id)
+    try:
+        records = []
+        while batch := follower.read():
+            records += batch
+        return tuple(records)
+    finally:
+        follower.close()

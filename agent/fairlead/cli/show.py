@@ -1,0 +1,41 @@
+"""What commands print: JSON, plain columns, colours only on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+_COLOURS = {"ok": "32", "warn": "33", "drain": "31", "unknown": "35"}
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout, keys in a fixed order of the caller's."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(data), indent=2).decode() + "\n")
+
+
+def state_word(word: str) -> str:
+    """A state in colour, when stdout is a terminal and NO_COLOR is not set (https://no-color.org)."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or word not in _COLOURS:
+        return word
+    return f"\033[1;{_COLOURS[word]}m{word}\033[0m"
+
+
+def columns(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Rows as aligned columns; the last one is not padded."""
+    table = [tuple(head), *rows] if head else [tuple(r) for r in rows]
+    if not table:
+        return ""
+    widths = [max(len(str(r[i])) if i < len(r) else 0 for r in table) for i in range(max(map(len, table)))]
+    return "\n".join("  ".join(str(c).ljust(w) for c, w in zip(r, widths, strict=False)).rstrip() for r in table)
+
+
+def age_text(seconds: float) -> str:
+    """``42 s``, ``3 min``, ``5 h``, ``2 d``."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,41 @@
+"""Write this machine (or a tree) as a machine tree: sys/ proc/ dev/ nvml.json README.md.
+
+A tree is a bug report and a test: `fairlead check --root TREE` judges it anywhere. --redact replaces serial numbers,
+UUIDs and hardware addresses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from fairlead.cli import look
+from fairlead.cli.show import print_json
+from fairlead.errors import ExitCode, UsageError
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    look.register(parser)
+    parser.add_argument("target", help="a folder that does not exist yet")
+    parser.add_argument("--redact", action="store_true", help="replace serials, UUIDs, MAC addresses and GUIDs")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.host.snapshot import snapshot
+
+    target = Path(args.target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target}: is there already", hint="name a new folder")
+    root = look.machine(args.root)
+    raw = (
+        look.live_nvml(look.document_for(args).agent.nvml_deadline_seconds)[0] if root.is_live else look.recorded_nvml(args.root)
+    )
+    snapshot(root, raw, target, redact=args.redact)
+    count = sum(len(files) for _, _, files in os.walk(target))
+    if args.json:
+        print_json({"tree": str(target), "files": count, "redacted": args.redact})
+    else:
+        print(f"{target}: {count} files; look at it with `fairlead check --root {target}`")
+    return ExitCode.OK

@@ -1,0 +1,104 @@
+"""The agent's verdict on this node: state, age, what it rests on. Reads /run/fairlead only; asks nobody.
+
+Exit codes are those of `check`; an expired or missing verdict is unknown (3).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+import msgspec
+
+from fairlead.cli.show import age_text, print_json, state_word
+from fairlead.errors import DataError, ExitCode
+from fairlead.model.verdict import State, Verdict, parse_line
+
+RUN_DIR = "/run/fairlead"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-dir", default=RUN_DIR, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true")
+
+
+def read_verdict(run_dir: str) -> Verdict | str:
+    """The published verdict, or why there is none."""
+    path = os.path.join(run_dir, "verdict")
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            return parse_line(f.read(4096))
+    except FileNotFoundError:
+        return f"{path}: no verdict; is fairlead-agent.service running?"
+    except OSError as e:
+        return f"{path}: {e.strerror}"
+    except DataError as e:
+        return f"{path}: {e}"
+
+
+def read_status(run_dir: str) -> dict[str, Any]:
+    """What the agent publishes about itself; empty when it cannot be read."""
+    try:
+        with open(os.path.join(run_dir, "status.json"), "rb") as f:
+            data = msgspec.json.decode(f.read(4 << 20))
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def summary(run_dir: str) -> dict[str, Any]:
+    """Verdict and status as one table; ``state`` is what a reader may rely on now."""
+    verdict = read_verdict(run_dir)
+    status = read_status(run_dir)
+    if isinstance(verdict, str):
+        return {"state": "unknown", "text": verdict, "expired": True, "status": status}
+    left = verdict.expires - boottime()
+    state = verdict.state.value if left >= 0 or verdict.state is State.DRAIN else "unknown"
+    swept = status.get("sweep", {}).get("boot_seconds")
+    return {
+        "state": state,
+        "text": verdict.text,
+        "sequence": verdict.sequence,
+        "expires_in_seconds": round(left, 1),
+        "expired": left < 0,
+        "age_seconds": round(boottime() - swept, 1) if isinstance(swept, int | float) else None,
+        "status": status,
+    }
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    data = summary(args.run_dir)
+    code = ExitCode[data["state"].upper()]
+    if args.json:
+        print_json(data)
+        return code
+    status = data["status"]
+    node = status.get("node", os.uname().nodename)
+    age = f", looked {age_text(data['age_seconds'])} ago" if data.get("age_seconds") is not None else ""
+    stale = " (expired: the agent has stopped looking)" if data["expired"] and "sequence" in data else ""
+    print(f"{node}: {state_word(data['state'])}{age}{stale}")
+    if data["text"]:
+        print(f"  {data['text']}")
+    for f in status.get("findings", []):
+        print(f"  {state_word(f['level']):7} {f['check']} [{f.get('mode', '?')}]: {f['summary']}")
+    for f in status.get("held", []):
+        print(f"  held    {f['check']}: {f['summary']} ({f.get('why', '')})")
+    if drain := status.get("drain"):
+        print(f"  drained by fairlead: {drain.get('reason', '')}")
+    if hold := status.get("hold"):
+        print(f"  on hold by {hold.get('who', '?')}: {hold.get('reason', '')}")
+    if error := status.get("slurm", {}).get("error"):
+        print(f"  slurmctld: {error}")
+    document = status.get("document", {})
+    if document:
+        print(
+            f"  document generation {document.get('generation')}, profile {document.get('profile') or 'none'}, "
+            f"agent {status.get('agent_version', '?')}"
+        )
+    return code

@@ -1,0 +1,257 @@
+"""The schema of a node's document, composed from what checks, settings and policy declare; and how one is resolved.
+
+``/etc/fairlead/node.json`` is a node's only input. It is resolved on the admin host from layers, later ones winning:
+the defaults in the code, the hardware profile, the site, the node's class, the node. A node only reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
+
+from fairlead import checks as check_list
+from fairlead import settings as setting_list
+from fairlead.errors import ConfigError, InputMissing
+from fairlead.model.check import CheckParams
+from fairlead.model.setting import Want
+from fairlead.policy import Rules
+
+SCHEMA = 1
+READABLE_SCHEMAS = (SCHEMA, SCHEMA - 1)  # a node reads n and n-1, so that agents and documents roll independently
+
+
+class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    interval_seconds: Annotated[float, Meta(ge=0.2, le=3600, description="Time from one full sweep to the next.")] = 15.0
+    nvml_deadline_seconds: Annotated[float, Meta(ge=0.2, le=300, description="A sweep that takes longer is unreadable.")] = 5.0
+    verdict_ttl_seconds: Annotated[int, Meta(ge=5, le=86400, description="A published verdict counts this long.")] = 120
+    kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
+    run_dir: str = "/run/fairlead"
+    state_dir: str = "/var/lib/fairlead"
+    metrics_textfile: Annotated[str, Meta(description="Prometheus text file; empty: none.")] = "/run/fairlead/metrics.prom"
+    metrics_listen: Annotated[
+        str, Meta(pattern=r"^$|^(127\.0\.0\.1|localhost|\[::1\]|[^:]+):\d+$", description="host:port; empty: no open port.")
+    ] = ""
+
+
+class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    node_name: Annotated[str, Meta(description="Slurm's NodeName; empty: the document's node.")] = ""
+    conf: Annotated[str, Meta(description="SLURM_CONF; empty: /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf.")] = ""
+    bin_dir: Annotated[str, Meta(description="Where scontrol, sinfo and squeue are.")] = "/usr/bin"
+    deadline_seconds: Annotated[float, Meta(ge=1, le=120)] = 10.0
+    adapter: Literal["scontrol", "pyslurm"] = "scontrol"
+    splay_seconds: Annotated[float, Meta(ge=0, le=5, description="Random wait before a drain, so that the budget is seen.")] = (
+        0.05
+    )
+
+
+class HookOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    on_stale: Annotated[Literal["allow", "refuse"], Meta(description="The prolog without a fresh verdict.")] = "allow"
+    env_profile: Annotated[Literal["full", "minimal", "off"], Meta(description="Job environment set by the task prolog.")] = (
+        "full"
+    )
+    site_task_prolog: Annotated[str, Meta(pattern=r"^(/[^\t\n]*)?$", description="The site's own task prolog, run first.")] = ""
+    planner_python: Annotated[str, Meta(pattern=r"^/[^\t\n]*$")] = "/opt/fairlead/current/bin/python"
+
+
+class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    extra: Annotated[dict[str, str], Meta(description="Variables set when the user did not.")] = field(default_factory=dict)
+    skip: Annotated[tuple[str, ...], Meta(description="Variables of ours this site does not want.")] = ()
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    """A node's resolved document. ``checks`` holds every check; ``settings`` only the declared ones."""
+
+    schema: int
+    generation: int
+    hash: str
+    node: str
+    profile: str
+    unsupported: tuple[str, ...]
+    checks: dict[str, CheckParams]
+    settings: dict[str, Want]
+    policy: Rules
+    agent: AgentOptions
+    slurm: SlurmOptions
+    hooks: HookOptions
+    jobenv: JobEnvOptions
+
+    @property
+    def slurm_node(self) -> str:
+        return self.slurm.node_name or self.node
+
+
+def _composite(name: str, fields: list[tuple[str, Any, Any]]) -> type[Struct]:
+    return defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
+
+
+_Checks = _composite("Checks", [(n, c.params, field(default_factory=c.params)) for n, c in check_list.load().items()])
+_Settings = _composite("Settings", [(n, s.want | UnsetType, UNSET) for n, s in setting_list.load().items()])
+_SECTIONS: list[tuple[str, Any, Any]] = [
+    ("checks", _Checks, field(default_factory=_Checks)),
+    ("settings", _Settings, field(default_factory=_Settings)),
+    ("policy", Rules, field(default_factory=Rules)),
+    ("agent", AgentOptions, field(default_factory=AgentOptions)),
+    ("slurm", SlurmOptions, field(default_factory=SlurmOptions)),
+    ("hooks", HookOptions, field(default_factory=HookOptions)),
+    ("jobenv", JobEnvOptions, field(default_factory=JobEnvOptions)),
+]
+SECTION_NAMES = tuple(name for name, _, _ in _SECTIONS)
+_Wire = defstruct(
+    "NodeDocument",
+    [
+        ("schema", int),
+        ("generation", int),
+        ("node", Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+$")]),
+        ("hash", str, ""),
+        ("profile", str, ""),
+        ("unsupported", tuple[str, ...], ()),
+        *_SECTIONS,
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+)
+
+_AT = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`$")
+
+
+def _config_error(where: str, error: msgspec.ValidationError) -> ConfigError:
+    match = _AT.match(str(error))
+    reason, path = (match["reason"], match["path"] or "") if match else (str(error), "")
+    unknown = _UNKNOWN.match(reason)
+    if unknown:
+        key = f"{path}.{unknown['name']}".strip(".")
+        return ConfigError(where, key, "unknown key", hint="`fairlead config schema` lists every key")
+    return ConfigError(where, path, reason)
+
+
+def _document(data: object, where: str) -> Document:
+    if not isinstance(data, dict):
+        raise ConfigError(where, "", "not a JSON object")
+    schema = data.get("schema")
+    if schema not in READABLE_SCHEMAS:
+        known = " and ".join(str(s) for s in READABLE_SCHEMAS)
+        raise ConfigError(where, "schema", f"{schema!r} is not readable by this version, which reads {known}")
+    try:
+        wire = cast(Any, msgspec.convert(data, _Wire))
+    except msgspec.ValidationError as e:
+        raise _config_error(where, e) from None
+    return Document(
+        schema=wire.schema,
+        generation=wire.generation,
+        hash=wire.hash,
+        node=wire.node,
+        profile=wire.profile,
+        unsupported=wire.unsupported,
+        checks={n: getattr(wire.checks, n) for n in wire.checks.__struct_fields__},
+        settings={n: w for n in wire.settings.__struct_fields__ if (w := getattr(wire.settings, n)) is not UNSET},
+        policy=wire.policy,
+        agent=wire.agent,
+        slurm=wire.slurm,
+        hooks=wire.hooks,
+        jobenv=wire.jobenv,
+    )
+
+
+def content_hash(data: Mapping[str, Any]) -> str:
+    """sha256 over the canonical JSON of a document without its ``hash`` and ``generation``."""
+    body = {k: v for k, v in data.items() if k not in {"hash", "generation"}}
+    return "sha256:" + hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
+
+
+def decode_document(data: bytes, where: str) -> Document:
+    """A node's document. Raises ConfigError (file, key, reason) for anything that is not a valid one."""
+    try:
+        raw = msgspec.json.decode(data)
+    except msgspec.DecodeError as e:
+        raise ConfigError(where, "", f"not JSON: {e}", hint="run `fairlead provision` again for this node") from None
+    document = _document(raw, where)
+    if document.hash and document.hash != content_hash(raw):
+        raise ConfigError(where, "hash", "does not match the content", hint="the file was edited; run `fairlead provision`")
+    return document
+
+
+def load_document(path: str) -> Document:
+    """Read and decode a document file. Raises InputMissing, ConfigError."""
+    try:
+        with open(path, "rb") as f:
+            data = f.read(4 << 20)
+    except FileNotFoundError:
+        raise InputMissing(f"{path}: no such file", hint="run `fairlead provision` for this node") from None
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None
+    return decode_document(data, path)
+
+
+def to_data(document: Document) -> dict[str, Any]:
+    """A document as plain JSON data, every default filled in."""
+    return cast(dict[str, Any], msgspec.to_builtins(document))
+
+
+def encode_document(document: Document) -> bytes:
+    """The file's bytes: indented, keys in a fixed order, its hash set. The same document gives the same bytes."""
+    data = to_data(document)
+    data["hash"] = content_hash(data)
+    return msgspec.json.format(msgspec.json.encode(data, order="deterministic"), indent=1) + b"\n"
+
+
+def hooks_line(document: Document) -> str:
+    """The one line that shell hooks read: ``1 ON_STALE ENV_PROFILE SITE_TASK_PROLOG PLANNER_PYTHON``, TAB separated."""
+    h = document.hooks
+    return "\t".join(("1", h.on_stale, h.env_profile, h.site_task_prolog or "-", h.planner_python)) + "\n"
+
+
+def merge(into: dict[str, Any], layer: Mapping[str, Any], origin: str, origins: dict[str, str], prefix: str = "") -> None:
+    """Lay one layer over another: tables merge, everything else is replaced. Notes each leaf's origin by dotted key."""
+    for key, value in layer.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            child = into.get(key)
+            into[key] = dict(child) if isinstance(child, Mapping) else {}
+            merge(into[key], value, origin, origins, dotted + ".")
+        else:
+            into[key] = value
+            origins[dotted] = origin
+
+
+def resolve_layers(
+    node: str,
+    layers: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    profile: str = "",
+    generation: int = 0,
+) -> tuple[Document, dict[str, str]]:
+    """The document of layers (origin, tree), later ones winning, and where each given value came from.
+
+    Each layer is validated by itself first, so that an error names the layer that holds it. Raises ConfigError.
+    """
+    head = {"schema": SCHEMA, "generation": generation, "node": node, "profile": profile}
+    data: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        _check_layer(origin, layer)
+        merge(data, layer, origin, origins)
+    document = _document({**data, **head}, " + ".join(origin for origin, _ in layers) or "defaults")
+    complete = to_data(document)
+    return msgspec.structs.replace(document, hash=content_hash(complete)), origins
+
+
+def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
+    """A layer may leave out required values (another gives them), but what it says must be right."""
+    head = {"schema": SCHEMA, "generation": 0, "node": "x"}
+    try:
+        msgspec.convert({**layer, **head}, _Wire)
+    except msgspec.ValidationError as e:
+        if not str(e).startswith("Object missing required field"):
+            raise _config_error(origin, e) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a node's document, for editors and for `fairlead config schema`."""
+    return msgspec.json.schema(_Wire)

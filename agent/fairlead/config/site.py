@@ -1,0 +1,174 @@
+"""A site's declaration (site.toml) on the admin host, hardware profiles, and a node's document made from both.
+
+schema = 1
+generation = 7                      # counts the site's changes; the nodes show which one they run
+[agent]                             # any section of the document, for every node
+interval_seconds = 15
+[classes.h100]                      # a class of equal nodes
+nodes = "gpu[001-412]"              # Slurm nodelist
+profile = "hgx-h100"
+[classes.h100.settings.nccl]
+[nodes.gpu017.checks.xid]           # one node
+mode = "observe"
+[ansible]
+user = "root"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from fairlead import assets
+from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, resolve_layers
+from fairlead.errors import ConfigError, InputMissing
+from fairlead.model.profile import Profile
+
+
+class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the admin host reaches the nodes. Empty values are left to Ansible and ssh."""
+
+    user: str = "root"
+    private_key: str = ""
+    ssh_args: str = ""
+    python: str = "/usr/bin/python3"
+    forks: int = 50
+    hosts: dict[str, str] = msgspec.field(default_factory=dict)  # NodeName -> address, where DNS does not say it
+
+
+class NodeClass(Struct, frozen=True, kw_only=True):
+    """A class of equal nodes: a Slurm nodelist, a profile, and a layer of the document."""
+
+    name: str
+    nodes: str
+    profile: str
+    layer: dict[str, Any]
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    file: str
+    generation: int
+    layer: dict[str, Any]
+    classes: tuple[NodeClass, ...]
+    nodes: dict[str, dict[str, Any]]
+    ansible: AnsibleOptions
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputMissing(f"{path}: no such file") from None
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(str(path), "", f"not TOML: {e}") from None
+
+
+def profile_names() -> tuple[str, ...]:
+    """The hardware profiles that this installation carries."""
+    return tuple(sorted(p.stem for p in assets.profile_directory().glob("*.toml")))
+
+
+def load_profile(name: str) -> Profile:
+    """A hardware profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
+    path = Path(name) if "/" in name else assets.profile_directory() / f"{name}.toml"
+    if not path.is_file():
+        raise InputMissing(f"profile {name!r}: no such profile", hint=f"known profiles: {', '.join(profile_names()) or 'none'}")
+    try:
+        return msgspec.convert(_read_toml(path), Profile)
+    except msgspec.ValidationError as e:
+        raise ConfigError(str(path), "", str(e)) from None
+
+
+def profile_layer(profile: Profile) -> dict[str, Any]:
+    """The values of a profile as a layer of the document. Raises ConfigError for a key that is given twice."""
+    layer: dict[str, Any] = {}
+    if profile.unsupported:
+        layer["unsupported"] = profile.unsupported
+    for value in profile.values:
+        table = layer
+        *parents, last = value.key.split(".")
+        for part in parents:
+            table = table.setdefault(part, {})
+        if last in table:
+            raise ConfigError(f"profile {profile.name}", value.key, "given twice")
+        table[last] = value.value
+    return layer
+
+
+def _layer_of(table: Mapping[str, Any], where: str, prefix: str, extra: Sequence[str]) -> dict[str, Any]:
+    layer = {}
+    for key, value in table.items():
+        if key in extra:
+            continue
+        if key not in SECTION_NAMES:
+            known = ", ".join([*SECTION_NAMES, *extra])
+            raise ConfigError(where, f"{prefix}{key}", "unknown key", hint=f"known here: {known}")
+        if not isinstance(value, dict):
+            raise ConfigError(where, f"{prefix}{key}", "must be a table")
+        layer[key] = value
+    return layer
+
+
+def load_site(path: str) -> Site:
+    """A site's declaration. Raises InputMissing, ConfigError with file and key."""
+    data = _read_toml(Path(path))
+    if data.get("schema") != SCHEMA:
+        raise ConfigError(path, "schema", f"must be {SCHEMA}")
+    generation = data.get("generation", 0)
+    if not isinstance(generation, int) or generation < 0:
+        raise ConfigError(path, "generation", "must be a whole number")
+    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "ansible"))
+    classes = []
+    for name, table in _tables(data, "classes", path):
+        nodes, profile = table.get("nodes"), table.get("profile", "")
+        if not isinstance(nodes, str) or not nodes:
+            raise ConfigError(path, f"classes.{name}.nodes", 'missing: a Slurm nodelist such as "gpu[001-004]"')
+        if not isinstance(profile, str):
+            raise ConfigError(path, f"classes.{name}.profile", "must be a profile's name")
+        own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile"))
+        classes.append(NodeClass(name=name, nodes=nodes, profile=profile, layer=own))
+    nodes = {name: _layer_of(table, path, f"nodes.{name}.", ()) for name, table in _tables(data, "nodes", path)}
+    try:
+        ansible = msgspec.convert(data.get("ansible", {}), AnsibleOptions)
+    except msgspec.ValidationError as e:
+        raise ConfigError(path, "ansible", str(e)) from None
+    return Site(file=path, generation=generation, layer=layer, classes=tuple(classes), nodes=nodes, ansible=ansible)
+
+
+def _tables(data: Mapping[str, Any], key: str, path: str) -> list[tuple[str, dict[str, Any]]]:
+    table = data.get(key, {})
+    if not isinstance(table, dict) or not all(isinstance(v, dict) for v in table.values()):
+        raise ConfigError(path, key, "must be a table of tables")
+    return list(table.items())
+
+
+def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, dict[str, str]]:
+    """A node's document and the origin of each given value. ``classes``: the names of the classes that hold the node
+    (the caller knows nodelists). Raises ConfigError when two classes name different profiles."""
+    chosen = [c for c in site.classes if c.name in classes]
+    profiles = {c.profile for c in chosen if c.profile}
+    if len(profiles) > 1:
+        names = ", ".join(c.name for c in chosen)
+        raise ConfigError(site.file, "classes", f"node {node} is in {names} with different profiles")
+    name = profiles.pop() if profiles else ""
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if name:
+        layers.append((f"profile {name}", profile_layer(load_profile(name))))
+    layers.append((site.file, site.layer))
+    layers += [(f"{site.file} classes.{c.name}", c.layer) for c in chosen]
+    if node in site.nodes:
+        layers.append((f"{site.file} nodes.{node}", site.nodes[node]))
+    return resolve_layers(node, layers, profile=name, generation=site.generation)
+
+
+def profile_document(node: str, profile: str = "") -> Document:
+    """A document of a profile (or nothing) and the defaults: for a look at a machine without a site."""
+    layers = [(f"profile {profile}", profile_layer(load_profile(profile)))] if profile else []
+    return resolve_layers(node, layers, profile=profile)[0]

@@ -1,0 +1,46 @@
+"""The middle of the pipe: a node and its past through every check and every declared setting, to findings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from fairlead import checks, settings
+from fairlead.config import Document
+from fairlead.errors import ConfigError
+from fairlead.model.check import Past
+from fairlead.model.facts import Node
+from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.setting import drift
+
+
+def reads(document: Document) -> tuple[str, ...]:
+    """The files whose text the enabled checks and the declared settings need."""
+    wanted = [path for name, check in checks.load().items() if document.checks[name].enabled for path in check.reads]
+    wanted += [path for name in document.settings for path in settings.load()[name].reads]
+    return tuple(dict.fromkeys(wanted))
+
+
+def judge(document: Document, node: Node, past: Past, only: Collection[str] = ()) -> tuple[Finding, ...]:
+    """All findings about a node. ``only``: names of checks (``setting.NAME`` for drift), default all.
+
+    A check that fails on unexpected facts is a finding of its own: what could not be judged is not healthy.
+    """
+    found: list[Finding] = []
+    for name, check in checks.load().items():
+        params = document.checks[name]
+        if params.enabled and (not only or name in only):
+            found += _guarded(name, check.judge(node, past, params))
+    for name, want in document.settings.items():
+        if want.managed and (not only or f"setting.{name}" in only):
+            found += _guarded(f"setting.{name}", drift(name, settings.load()[name], want, node))
+    return tuple(found)
+
+
+def _guarded(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    try:
+        yield from findings
+    except ConfigError as e:
+        yield Finding(check=name, level=Level.UNKNOWN, summary=str(e), service=Service.KEEP)
+    except Exception as e:  # a bug in one check must not blind the others
+        summary = f"the check itself failed: {type(e).__name__}: {e}"
+        yield Finding(check=name, level=Level.UNKNOWN, summary=" ".join(summary.split())[:200], service=Service.KEEP)

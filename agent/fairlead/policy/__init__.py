@@ -1,0 +1,18 @@
+"""Policy: findings and state and this moment in, a decision and the next state out. Pure; Slurm is told by others."""
+
+from fairlead.policy.decide import Decision, Order, decide
+from fairlead.policy.rules import CheckPolicy, Rules
+from fairlead.policy.state import Now, PolicyState, Track, acknowledge, identity
+
+__all__ = [
+    "CheckPolicy",
+    "Decision",
+    "Now",
+    "Order",
+    "PolicyState",
+    "Rules",
+    "Track",
+    "acknowledge",
+    "decide",
+    "identity",
+]

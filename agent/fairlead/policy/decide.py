@@ -1,0 +1,344 @@
+"""decide(): what this node's findings mean for Slurm, now.
+
+A finding counts once it is confirmed (``confirm`` bad sweeps of ``confirm_of``), and stops counting after ``recover``
+sweeps without it. A missing reading is never a clean one. Held and observed findings are ``warn``; the word ``drain``
+is for a node that slurmctld has really drained for us (a prolog that exits 1 is itself a drain, past the budget).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fairlead.model.finding import Finding, Level, Mode, Service
+from fairlead.model.verdict import State
+from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, policy_for
+from fairlead.policy.state import Now, PolicyState, Track, identity, rank
+
+
+class Order(StrEnum):
+    """What to tell Slurm. keep: nothing."""
+
+    KEEP = "keep"
+    DRAIN = "drain"
+    RESUME = "resume"
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
+
+    reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame.
+    counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits: the drain is
+    decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told to Slurm.
+    """
+
+    order: Order
+    level: Level
+    state_word: State
+    text: str
+    state: PolicyState
+    reason_check: str = ""
+    reason_summary: str = ""
+    job: int | None = None
+    counted: tuple[Finding, ...] = ()
+    held: tuple[Finding, ...] = ()
+    why_held: tuple[str, ...] = ()
+    waits: bool = False
+    warned: tuple[Finding, ...] = ()
+    unknown: tuple[Finding, ...] = ()
+
+
+def decide(
+    findings: Iterable[Finding],
+    checks: Mapping[str, CheckPolicy],
+    state: PolicyState,
+    now: Now,
+    rules: Rules,
+    *,
+    ran: Collection[str] | None = None,
+) -> Decision:
+    """Judge all findings of this sweep.
+
+    ``checks``: the enabled checks and managed settings (``setting.NAME``) with their policies. ``ran``: which of them
+    ran this time (default all); the others keep what they last said. A check that has never run in this boot is UNKNOWN.
+    """
+    policies = dict(checks)
+    found: dict[str, list[Finding]] = {}
+    for finding in findings:
+        found.setdefault(finding.key, []).append(finding)
+    started = _start_of_boot(state, now)
+    judged = frozenset(policies) | {f[0].check for f in found.values()} if ran is None else frozenset(ran)
+    tracks: dict[str, Track] = {}
+    for key in sorted(started.tracks.keys() | found.keys()):
+        name = key.partition("/")[0]
+        track = started.tracks.get(key, Track())
+        if name in judged:
+            track = _advance(track, tuple(found.get(key, ())), policy_for(name, policies), now, frozenset(started.acknowledged))
+        elif name not in policies:
+            continue
+        if track.level is not Level.OK or any(track.window) or track.found:
+            tracks[key] = track
+    ran_now = started.ran | (judged & policies.keys())
+    never = tuple(
+        Finding(check=name, level=Level.UNKNOWN, summary="has not run yet", service=Service.KEEP)
+        for name in sorted(policies.keys() - ran_now)
+    )
+    clean = _clean(tracks, policies, never, now, rules)
+    sweeps = 0 if not clean else started.clean_sweeps + (1 if now.full_sweep else 0)
+    following = replace(
+        started,
+        tracks=tracks,
+        ran=ran_now,
+        clean_sweeps=sweeps,
+        acknowledged=tuple(a for a in started.acknowledged if _still_meant(a, tracks, now)),
+        strikes=_strikes(started, tracks, policies, now, rules),
+    )
+    return _conclude(following, policies, never, now, rules)
+
+
+def _start_of_boot(state: PolicyState, now: Now) -> PolicyState:
+    if state.boot_id == now.boot_id:
+        return state
+    tracks = {key: replace(track, window=(), clean=0, floor=Level.OK) for key, track in state.tracks.items()}
+    return replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, tracks=tracks)
+
+
+def _still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:
+    """A kernel record stays acknowledged for its boot; a state stays so until it has gone."""
+    key, _, evidence = acknowledged.partition("#")
+    return evidence.startswith(f"{now.boot_id}:") or key in tracks
+
+
+def _raw(found: tuple[Finding, ...], acknowledged: frozenset[str]) -> tuple[Level, tuple[Finding, ...]]:
+    """The level of one sweep's findings of one key, and those at DRAIN that nobody has acknowledged."""
+    bad = tuple(f for f in found if f.level is Level.DRAIN and f.service is not Service.KEEP and identity(f) not in acknowledged)
+    if bad:
+        return Level.DRAIN, bad
+    return max((Level.WARN if f.level is Level.DRAIN else f.level for f in found), key=rank, default=Level.OK), ()
+
+
+def _advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: Now, acknowledged: frozenset[str]) -> Track:
+    raw, bad = _raw(found, acknowledged)
+    grace = now.boot_seconds < policy.boot_grace_seconds
+    is_bad = raw is Level.DRAIN and not grace
+    window = (*track.window, is_bad)[-policy.confirm_of :]
+    if raw is Level.DRAIN:
+        confirmed = (is_bad and sum(window) >= policy.confirm) or track.level is Level.DRAIN
+        level = Level.DRAIN if confirmed else max(track.level, Level.WARN, key=rank)
+        since = now.wall_seconds if confirmed and track.level is not Level.DRAIN else track.since_seconds
+        return Track(level=level, window=window, bad=bad, found=found, since_seconds=since)
+    if rank(raw) >= rank(track.level):
+        return replace(track, level=raw, window=window, clean=0, floor=Level.OK, found=found, bad=())
+    if raw is Level.UNKNOWN:  # falling from DRAIN to "cannot be read": that is not getting better
+        return replace(track, window=window, clean=0, floor=Level.OK, found=found)
+    clean = track.clean + (1 if now.full_sweep else 0)
+    floor = max(track.floor, raw, key=rank)
+    if clean >= policy.recover:
+        return Track(level=floor, window=(), found=found)
+    return replace(track, window=window, clean=clean, floor=floor, found=found)
+
+
+def _enforced(name: str, policies: dict[str, CheckPolicy], rules: Rules) -> bool:
+    return rules.mode is Mode.ENFORCE and policy_for(name, policies).mode is Mode.ENFORCE
+
+
+def _clean(
+    tracks: Mapping[str, Track], policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules
+) -> bool:
+    """Was this sweep without anything that drains, or that hides what would?"""
+    if any(_enforced(f.check, policies, rules) for f in never):
+        return False
+    for key, track in tracks.items():
+        name = key.partition("/")[0]
+        if not _enforced(name, policies, rules):
+            continue
+        raw = {f.level for f in track.found if f.service is not Service.KEEP or f.level is Level.UNKNOWN}
+        if Level.UNKNOWN in raw or (track.bad and Level.DRAIN in raw):
+            return False
+        if now.boot_seconds < policy_for(name, policies).boot_grace_seconds and track.found:
+            return False
+    return True
+
+
+def _strikes(
+    before: PolicyState, tracks: Mapping[str, Track], policies: dict[str, CheckPolicy], now: Now, rules: Rules
+) -> dict[str, tuple[float, ...]]:
+    """One strike per device each time something of it comes to drain, by serial so that a moved board keeps it."""
+    strikes = {
+        device: kept
+        for device, times in before.strikes.items()
+        if (kept := tuple(t for t in times if t > now.wall_seconds - rules.strikes_window_seconds))
+    }
+    struck: set[str] = set()
+    for key, track in tracks.items():
+        name, _, device = key.partition("/")
+        was = before.tracks.get(key, Track()).level
+        if device and track.level is Level.DRAIN and was is not Level.DRAIN and _enforced(name, policies, rules):
+            struck.add(now.serials.get(device, device))
+    for device in struck:
+        strikes[device] = (*strikes.get(device, ()), now.wall_seconds)
+    return strikes
+
+
+def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
+    """Why a confirmed finding of this check does not drain now; "" when it does."""
+    if not _enforced(name, policies, rules):
+        return "observed only"
+    if now.disabled:
+        return "fairlead is disabled on this node"
+    if now.hold:
+        return "held by an admin"
+    if now.applying and (name.startswith(SETTING_PREFIX) or name in DRIVER_CHECKS):
+        return "apply or maintenance is running"
+    if now.over_budget:
+        return f"drain budget of partition {now.over_budget} is used up"
+    return ""
+
+
+def _conclude(
+    state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules
+) -> Decision:
+    counted: list[Finding] = []
+    waiting: list[Finding] = []
+    held: list[tuple[Finding, str]] = []
+    warned: list[Finding] = []
+    unknown: list[Finding] = list(never)
+    for key, track in state.tracks.items():
+        name = key.partition("/")[0]
+        policy = policy_for(name, policies)
+        unknown += [f for f in track.found if f.level is Level.UNKNOWN]
+        if track.level is Level.UNKNOWN and not any(f.level is Level.UNKNOWN for f in track.found):
+            unknown.append(Finding(check=name, level=Level.UNKNOWN, device=key.partition("/")[2], summary="just readable again"))
+        warned += [f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)]
+        why = _why_not(name, policies, now, rules)
+        if track.level is Level.DRAIN:
+            for finding in track.bad:
+                if why:
+                    held.append((finding, why))
+                elif _waits(finding, track, now, rules):
+                    waiting.append(finding)
+                else:
+                    counted.append(finding)
+        elif track.bad:
+            grace = now.boot_seconds < policy.boot_grace_seconds
+            step = "boot grace" if grace else f"not confirmed: {sum(track.window)} of {policy.confirm}"
+            held += [(f, step) for f in track.bad]
+        acknowledged = set(state.acknowledged)
+        held += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
+        if track.level is Level.WARN and not track.found:
+            warned.append(Finding(check=name, level=Level.WARN, device=key.partition("/")[2], summary="just well again"))
+    drains = tuple(sorted((*counted, *waiting), key=_weight))
+    tied = _struck_out(state, now, rules)
+    order = Order.KEEP
+    if now.drained:
+        if not drains and _may_resume(state, policies, now, rules) and not tied:
+            order = Order.RESUME
+    elif counted:
+        order = Order.DRAIN
+    held.sort(key=lambda h: _weight(h[0]))
+    levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or held)
+    level = next(iter(levels), Level.OK)
+    word = _word(order, level, now, unknown=bool(unknown))
+    top = tuple(sorted(counted, key=_weight)) or drains
+    return Decision(
+        order=order,
+        level=level,
+        state_word=word,
+        text=_text(order=order, drains=drains, due=bool(counted), held=held, unknown=unknown, warned=warned, now=now, tied=tied),
+        state=state,
+        reason_check=top[0].check if top else "",
+        reason_summary=_summary(top),
+        job=now.job,
+        counted=drains,
+        held=tuple(f for f, _ in held),
+        why_held=tuple(why for _, why in held),
+        waits=bool(waiting) and not counted and not now.drained,
+        warned=tuple(warned),
+        unknown=tuple(unknown),
+    )
+
+
+def _waits(finding: Finding, track: Track, now: Now, rules: Rules) -> bool:
+    if finding.service is not Service.DRAIN_AFTER_JOB or not now.job_running:
+        return False
+    return not rules.after_job_max_seconds or now.wall_seconds - track.since_seconds < rules.after_job_max_seconds
+
+
+def _may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> bool:
+    if not rules.resume or now.disabled or now.hold or now.applying:
+        return False
+    for key, track in state.tracks.items():
+        name = key.partition("/")[0]
+        if _enforced(name, policies, rules) and (track.level in (Level.DRAIN, Level.UNKNOWN) or track.bad):
+            return False
+    needed = max((p.recover for n, p in policies.items() if _enforced(n, policies, rules)), default=1)
+    return state.clean_sweeps >= needed
+
+
+def _struck_out(state: PolicyState, now: Now, rules: Rules) -> str:
+    """The device that has been drained too often to be resumed by itself, or ""."""
+    if not now.drained or not rules.strikes_max:
+        return ""
+    by_serial = {serial: pci for pci, serial in now.serials.items()}
+    over = sorted(device for device, times in state.strikes.items() if len(times) >= rules.strikes_max)
+    return by_serial.get(over[0], over[0]) if over else ""
+
+
+def _word(order: Order, level: Level, now: Now, *, unknown: bool) -> State:
+    if now.drained and order is not Order.RESUME:
+        return State.DRAIN
+    if unknown:
+        return State.UNKNOWN
+    return State.OK if level is Level.OK else State.WARN
+
+
+_FIRST = ("xid", "gpu_count", "row_remap", "ecc", "nvml_responsive")
+
+
+def _weight(finding: Finding) -> tuple[bool, int, str, str, str]:
+    """Order of telling: what must go now, then what names the cause best, then by name."""
+    place = _FIRST.index(finding.check) if finding.check in _FIRST else len(_FIRST)
+    return (finding.service is not Service.DRAIN_NOW, place, finding.check, finding.device, finding.summary)
+
+
+def _summary(findings: tuple[Finding, ...]) -> str:
+    if not findings:
+        return ""
+    return findings[0].summary + (f" (+{len(findings) - 1} more)" if len(findings) > 1 else "")
+
+
+def _text(
+    *,
+    order: Order,
+    drains: tuple[Finding, ...],
+    due: bool,
+    held: list[tuple[Finding, str]],
+    unknown: list[Finding],
+    warned: list[Finding],
+    now: Now,
+    tied: str,
+) -> str:
+    """The verdict's line: the worst thing first, at most one of each kind."""
+    parts: list[str] = []
+    if order is Order.RESUME:
+        parts.append("well again, resuming")
+    elif drains:
+        first = f"{drains[0].check}: {_summary(drains)}"
+        if now.drained:
+            parts.append(first)
+        else:
+            parts.append(f"drain pending{'' if due else ', waits for the job to end'}: {first}")
+    elif now.drained:
+        stop = f"{tied} was drained too often: resume by hand" if tied else "recovering"
+        parts.append(f"drained by fairlead, {stop}")
+    if held:
+        parts.append(f"{held[0][0].check}: {held[0][0].summary} ({held[0][1]})")
+    if unknown:
+        more = f" (+{len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        parts.append(f"{unknown[0].check}: {unknown[0].summary}{more}")
+    if warned and not held:
+        parts.append(f"{warned[0].check}: {warned[0].summary}")
+    return "; ".join(parts)

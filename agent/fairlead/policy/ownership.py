@@ -1,0 +1,156 @@
+"""Whose drain is it? Exact match only: a prefix would lift other people's drains (mej/nhc issue 134).
+
+Ours is our exact text plus only what slurmctld itself appends (``set_node_down`` and the reboot path of
+slurmctld/node_mgr.c append " : Not responding" and " : reboot issued"), under a user that is ours or SlurmUser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from enum import StrEnum
+
+from msgspec import Struct
+
+from fairlead.errors import DataError
+from fairlead.model.verdict import one_line
+from fairlead.policy.rules import Rules
+
+REASON_MAX = 240
+PROLOG_ERROR = "Prolog error"
+SUFFIXES = (" : Not responding", " : reboot issued")
+
+_TOKEN = re.compile(r"fairlead:([a-z0-9_.]{1,64}):([0-9a-z]{6,32}) ([ -~]*)")
+_SUFFIX_RUN = "(?:" + "|".join(re.escape(s) for s in SUFFIXES) + ")*"
+_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
+_ADMIN = frozenset({"FAIL", "FAILING"})
+_KEEP_OFF = {
+    "POWER_UP": "powering up",
+    "POWERING_UP": "powering up",
+    "POWER_DOWN": "powering down",
+    "POWERING_DOWN": "powering down",
+    "POWER_DRAIN": "powering down",
+    "POWERED_DOWN": "powered down",
+    "POW_UP": "powering up",
+    "POW_DN": "powering down",
+    "REBOOT": "rebooting",
+    "REBOOT_REQUESTED": "rebooting",
+    "REBOOT_ISSUED": "rebooting",
+    "BOOT": "rebooting",
+    "FUTURE": "a future node",
+    "FUTR": "a future node",
+    "UNKNOWN": "not registered yet",
+    "UNK": "not registered yet",
+    "ERROR": "in error",
+}
+
+
+class Owner(StrEnum):
+    """free: nobody drained it. ours. foreign: somebody else's, hands off. prolog_error: Slurm's own mark for our prolog's
+    refusal, which may be replaced. orphan: a fairlead reason that this ledger does not know (``fairlead resume --adopt``)."""
+
+    FREE = "free"
+    OURS = "ours"
+    FOREIGN = "foreign"
+    PROLOG_ERROR = "prolog_error"
+    ORPHAN = "orphan"
+
+
+class Token(Struct, frozen=True):
+    """One drain of ours. ``token`` is random, from the caller. ``text`` is the exact reason."""
+
+    check: str
+    token: str
+    summary: str
+
+    @property
+    def text(self) -> str:
+        return f"fairlead:{self.check}:{self.token} {self.summary}"
+
+
+def build(check: str, token: str, summary: str, *, job: int | None = None) -> Token:
+    """A reason that survives slurmctld, scontrol's text output and a length cap unchanged.
+
+    Square brackets, quotes, backslashes and " : " are replaced: scontrol shows `reason [user@time]` and slurmctld
+    appends " : ...". Raises DataError for a check name or token that could not be parsed back.
+    """
+    clean = one_line(summary).encode("ascii", "replace").decode()
+    for char, instead in (("[", "("), ("]", ")"), ('"', "'"), ("\\", "/"), ("`", "'"), ("|", "/")):
+        clean = clean.replace(char, instead)
+    while " : " in clean:
+        clean = clean.replace(" : ", ": ")
+    tail = f" job={job}" if job is not None else ""
+    head = f"fairlead:{check}:{token} "
+    made = Token(check, token, (clean[: REASON_MAX - len(head) - len(tail)].strip() + tail).strip() or "-")
+    if parse(made.text) != made:
+        raise DataError(f"reason: check {check!r} or token {token!r} is malformed")
+    return made
+
+
+def strip_suffixes(reason: str) -> str:
+    """The reason without what slurmctld appends, however often."""
+    while True:
+        for suffix in SUFFIXES:
+            if reason.endswith(suffix):
+                reason = reason.removesuffix(suffix)
+                break
+        else:
+            return reason
+
+
+def parse(reason: str) -> Token | None:
+    """The token in a reason of fairlead's form (any node's agent), or None."""
+    match = _TOKEN.fullmatch(strip_suffixes(reason))
+    return Token(*match.groups()) if match else None
+
+
+def is_ours(reason: str, user: str, ours: Token, rules: Rules) -> bool:
+    """Exactly our text, plus only slurmctld's suffixes, under a user of ours."""
+    return user in rules.own_users and re.fullmatch(re.escape(ours.text) + _SUFFIX_RUN, reason) is not None
+
+
+def normalise(states: Iterable[str]) -> frozenset[str]:
+    """State words in upper case, without sinfo's marks (``*`` not responding, ``~`` powered down, ``$`` maintenance, ...)."""
+    return frozenset(word for state in states for part in state.split("+") if (word := part.strip().strip("*~#!%$@^-").upper()))
+
+
+def classify(
+    states: Collection[str], reason: str, user: str, ours: Token | None, rules: Rules, *, prolog_refused: bool = False
+) -> Owner:
+    """Whose is this node's state? ``ours``: the drain in our ledger. ``prolog_refused``: the ledger shows that our prolog
+    refused the job. Anything not known for certain is FOREIGN."""
+    words = normalise(states)
+    if words & _ADMIN:
+        return Owner.FOREIGN
+    if not words & _DRAINED:
+        return Owner.FREE if "DOWN" not in words else _down(reason, user, ours, rules)
+    if ours is not None and is_ours(reason, user, ours, rules):
+        return Owner.OURS
+    if prolog_refused and not rules.foreign_prolog and user in rules.own_users and strip_suffixes(reason) == PROLOG_ERROR:
+        return Owner.PROLOG_ERROR
+    if user in rules.own_users and parse(reason) is not None:
+        return Owner.ORPHAN
+    return Owner.FOREIGN
+
+
+def _down(reason: str, user: str, ours: Token | None, rules: Rules) -> Owner:
+    """DOWN without DRAIN: an admin's, or slurmctld's own for a node that does not answer. Never ours to change."""
+    return Owner.OURS if ours is not None and is_ours(reason, user, ours, rules) else Owner.FOREIGN
+
+
+def keep_off(states: Collection[str]) -> str:
+    """Why nothing may be written about a node in these states ("powering up"), or "" when it may."""
+    words = normalise(states)
+    for word in sorted(words):
+        if word in _KEEP_OFF:
+            return _KEEP_OFF[word]
+    if words & _ADMIN:
+        return "set to fail by an admin"
+    if "DOWN" in words and not words & _DRAINED:
+        return "down"
+    return ""
+
+
+def in_maintenance(states: Collection[str]) -> bool:
+    """Is a maintenance reservation running? Then drift and driver findings do not drain (``Now.applying``)."""
+    return bool(normalise(states) & {"MAINT", "MAINTENANCE"})

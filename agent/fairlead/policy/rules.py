@@ -1,0 +1,69 @@
+"""The site's rules for deciding, and one check's part of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.model.check import Check, CheckParams
+from fairlead.model.finding import Mode
+
+#: Findings of these checks say "the driver is away", which is what an installation of the driver looks like.
+DRIVER_CHECKS = frozenset({"nvml_responsive", "gpu_count"})
+SETTING_PREFIX = "setting."
+
+
+class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Site-wide rules, the ``policy`` part of the node document."""
+
+    mode: Annotated[Mode, Meta(description="observe: nothing drains, whatever the checks' own modes say.")] = Mode.ENFORCE
+    resume: Annotated[bool, Meta(description="Resume what fairlead drained once it is well again.")] = True
+    after_job_max_seconds: Annotated[
+        int, Meta(ge=0, description="A drain that waits for the job's end waits at most this long; 0: for ever.")
+    ] = 86400
+    strikes_max: Annotated[
+        int, Meta(ge=0, description="So many drains of one device in the window: no resume by itself any more; 0: no limit.")
+    ] = 3
+    strikes_window_seconds: Annotated[int, Meta(ge=0, description="Window of `strikes_max`.")] = 30 * 86400
+    budget_percent: Annotated[
+        int, Meta(ge=0, le=100, description="Nodes of a partition that may be unavailable before fairlead stops draining.")
+    ] = 20
+    budget_nodes: Annotated[int, Meta(ge=0, description="The same as a number of nodes; 0: no such limit.")] = 0
+    own_users: Annotated[
+        tuple[str, ...], Meta(description="Users whose name on our exact reason still means ours (root and SlurmUser).")
+    ] = ("root", "slurm")
+    foreign_prolog: Annotated[
+        bool, Meta(description="The site has a prolog of its own: a reason `Prolog error` is never taken for ours.")
+    ] = False
+
+
+class CheckPolicy(Struct, frozen=True, kw_only=True):
+    """How the findings of one check count. ``confirm`` bad sweeps of the last ``confirm_of``; ``recover`` clean ones."""
+
+    mode: Mode = Mode.OBSERVE
+    confirm: int = 1
+    confirm_of: int = 1
+    recover: int = 3
+    boot_grace_seconds: int = 0
+
+    @staticmethod
+    def of(check: Check, params: CheckParams) -> CheckPolicy:
+        """A check's defaults, overridden by its parameters."""
+        confirm = params.confirm if params.confirm is not None else check.confirm
+        window = params.confirm_of if params.confirm_of is not None else check.confirm_of
+        return CheckPolicy(
+            mode=params.mode if params.mode is not None else check.mode,
+            confirm=confirm,
+            confirm_of=max(confirm, window),
+            recover=check.recover,
+            boot_grace_seconds=check.boot_grace_seconds,
+        )
+
+
+def policy_for(name: str, checks: dict[str, CheckPolicy]) -> CheckPolicy:
+    """The policy of a check by name. Drift of a setting already carries its mode in its level."""
+    known = checks.get(name)
+    if known is not None:
+        return known
+    return CheckPolicy(mode=Mode.ENFORCE if name.startswith(SETTING_PREFIX) else Mode.OBSERVE)

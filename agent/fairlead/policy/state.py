@@ -1,0 +1,99 @@
+"""What the policy remembers between sweeps, and this moment as a value. Saved before Slurm is told anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from fairlead.model.finding import Finding, Level
+
+ACKNOWLEDGED_MAX = 1000
+
+_RANK = {Level.OK: 0, Level.WARN: 1, Level.UNKNOWN: 2, Level.DRAIN: 3}
+
+
+def rank(level: Level) -> int:
+    """How bad, for comparing: OK, WARN, UNKNOWN, DRAIN."""
+    return _RANK[level]
+
+
+class Now(Struct, frozen=True, kw_only=True):
+    """This moment. ``boot_seconds`` is CLOCK_BOOTTIME, ``wall_seconds`` the time of day (strikes and waiting only).
+
+    job_running: a job is on the node (drain_after_job waits for it). applying: apply or a maintenance reservation runs.
+    drained: slurmctld has accepted a drain of ours and it stands. hold: ``fairlead hold``. disabled:
+    /etc/fairlead/disabled exists. over_budget: names the partition whose drain budget is used up, "" when there is room.
+    full_sweep: every reading is fresh (a kernel record wakes single checks on the last one: not a clean sweep).
+    serials: GPU serial by PCI address. job: the job to blame, if one is.
+    """
+
+    boot_seconds: float
+    wall_seconds: float
+    boot_id: str
+    job_running: bool = False
+    applying: bool = False
+    drained: bool = False
+    hold: bool = False
+    disabled: bool = False
+    over_budget: str = ""
+    full_sweep: bool = True
+    serials: Mapping[str, str] = field(default_factory=dict)
+    job: int | None = None
+
+
+class Track(Struct, frozen=True, kw_only=True):
+    """One (check, device) over time.
+
+    level: what it counts as, after confirmation and recovery. window: bad or not, of the last sweeps. clean: sweeps in
+    a row that were better than ``level``; floor: the worst of those. bad: the findings last seen at DRAIN; found: what
+    the last sweep said. since_seconds: time of day when it became DRAIN.
+    """
+
+    level: Level = Level.OK
+    window: tuple[bool, ...] = ()
+    clean: int = 0
+    floor: Level = Level.OK
+    bad: tuple[Finding, ...] = ()
+    found: tuple[Finding, ...] = ()
+    since_seconds: float = 0.0
+
+
+class PolicyState(Struct, frozen=True, kw_only=True):
+    """Everything remembered. Encodes with msgspec; an empty one is a safe start.
+
+    acknowledged: identities of evidence that a person has dealt with. ran: checks that have run in this boot.
+    clean_sweeps: sweeps in a row without anything that would drain. strikes: times of day of drains by GPU serial.
+    """
+
+    boot_id: str = ""
+    tracks: dict[str, Track] = field(default_factory=dict)
+    acknowledged: tuple[str, ...] = ()
+    ran: frozenset[str] = frozenset()
+    clean_sweeps: int = 0
+    strikes: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+def identity(finding: Finding) -> str:
+    """What an acknowledgement covers: the evidence where it has a name, else the statement itself."""
+    return f"{finding.key}#{finding.evidence_id or finding.summary}"
+
+
+def acknowledge(state: PolicyState, findings: Iterable[Finding] | None = None) -> PolicyState:
+    """The state after a person said "I know": these findings (None: all that stand) do not drain any more.
+
+    Only new evidence counts again: another kernel record, another counter value, or the same thing after it had gone.
+    """
+    covered = tuple(findings) if findings is not None else tuple(f for t in state.tracks.values() for f in (*t.bad, *t.found))
+    known = dict.fromkeys(state.acknowledged)
+    known.update(dict.fromkeys(identity(f) for f in covered))
+    names = frozenset(known)
+    tracks = {}
+    for key, track in state.tracks.items():
+        rest = tuple(f for f in track.bad if identity(f) not in names)
+        if track.bad and not rest:
+            tracks[key] = replace(track, bad=(), window=(), clean=0, level=min(track.level, Level.WARN, key=rank))
+        else:
+            tracks[key] = replace(track, bad=rest)
+    return replace(state, acknowledged=tuple(known)[-ACKNOWLEDGED_MAX:], tracks=tracks)

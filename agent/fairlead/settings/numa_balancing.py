@@ -1,0 +1,114 @@
+"""Automatic NUMA balancing: the kernel unmaps pages to see who touches them, then moves them between nodes.
+
+For a process bound to its GPU's socket the faults cost time and move nothing useful, and pinned DMA buffers cannot move
+at all. Source: kernel documentation, admin-guide/sysctl/kernel.rst, ``numa_balancing`` (0 off, 1 on, 2 memory tiering).
+Persisted in a sysctl.d file of ours, effective in /proc/sys. A file that sorts later and says otherwise would win at the
+next boot (sysctl.d(5)): that is reported instead of being fought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.errors import ConfigError
+from fairlead.model.change import AnyChange, File, KernelValue, Layer
+from fairlead.model.facts import Missing, Node, unreadable
+from fairlead.model.setting import Setting, Want
+
+VALUE = "/proc/sys/kernel/numa_balancing"
+KEY = "kernel.numa_balancing"
+FILE = "/etc/sysctl.d/90-fairlead-numa-balancing.conf"
+# sysctl.d(5): sorted by file name whatever the directory; a file in /etc hides one of the same name in /run and /usr/lib.
+DIRECTORIES = ("/etc/sysctl.d/", "/run/sysctl.d/", "/usr/local/lib/sysctl.d/", "/usr/lib/sysctl.d/", "/lib/sysctl.d/")
+
+
+class NumaBalancingWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    value: Annotated[int, Meta(ge=0, le=2, description="0 off, 1 on, 2 memory tiering (kernel.numa_balancing).")] = 0
+
+
+class Observed(Struct, frozen=True):
+    """``effective``: the running kernel's value. ``file``: our file's text. ``later``: the last other file (and its value)
+    that is read after ours."""
+
+    effective: int
+    file: str | None
+    later: tuple[str, str] | None
+
+
+def _later_writer(texts: Mapping[str, str | Missing | None]) -> tuple[str, str] | None:
+    chosen: dict[str, str] = {}  # file name -> path; the first directory wins
+    for directory in DIRECTORIES:
+        for path in sorted(texts):
+            name = path.removeprefix(directory)
+            if path.startswith(directory) and "/" not in name and name.endswith(".conf"):
+                chosen.setdefault(name, path)
+    ours = FILE.rpartition("/")[2]
+    last: tuple[str, str] | None = None
+    for name in sorted(n for n in chosen if n > ours):
+        text = texts[chosen[name]]
+        for line in text.splitlines() if isinstance(text, str) else ():
+            key, sign, value = line.strip().lstrip("-").partition("=")
+            if sign and not line.lstrip().startswith(("#", ";")) and key.strip().replace("/", ".") == KEY:
+                last = (chosen[name], value.strip())
+    return last
+
+
+def observe(node: Node) -> Observed | Missing:
+    text = node.text(VALUE)
+    if text is None:
+        return unreadable(f"{VALUE}: no such file (kernel without CONFIG_NUMA_BALANCING)")
+    if isinstance(text, Missing):
+        return text
+    if not text.strip().isdecimal():
+        return unreadable(f"{VALUE}: not a number: {text.strip()[:20]!r}")
+    file = node.text(FILE)
+    return file if isinstance(file, Missing) else Observed(int(text), file, _later_writer(node.texts))
+
+
+def content(value: int) -> str:
+    return f"# Written by fairlead (setting numa_balancing); changes made here are put back.\n{KEY} = {value}\n"
+
+
+def plan(want: NumaBalancingWant, observed: Observed) -> tuple[AnyChange, ...]:
+    if observed.later and observed.later[1] != str(want.value):
+        raise ConfigError(
+            observed.later[0],
+            KEY,
+            f"sets {observed.later[1]} and is read after {FILE}; wanted {want.value}",
+            hint="remove that line, or declare its value in settings.numa_balancing",
+        )
+    changes: list[AnyChange] = []
+    if observed.file != content(want.value):
+        changes.append(
+            File(
+                setting="numa_balancing",
+                why=f"{FILE} does not say {KEY} = {want.value}",
+                layer=Layer.PERSISTED,
+                path=FILE,
+                content=content(want.value),
+                before=observed.file,
+            )
+        )
+    if observed.effective != want.value:
+        changes.append(
+            KernelValue(
+                setting="numa_balancing",
+                why=f"{KEY} is {observed.effective}, wanted {want.value}",
+                path=VALUE,
+                value=str(want.value),
+                before=str(observed.effective),
+            )
+        )
+    return tuple(changes)
+
+
+setting = Setting(
+    summary="Automatic NUMA balancing of the kernel",
+    want=NumaBalancingWant,
+    observe=observe,
+    plan=plan,
+    reads=(VALUE, FILE, *(f"{d}*.conf" for d in DIRECTORIES)),
+)

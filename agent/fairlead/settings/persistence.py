@@ -1,0 +1,67 @@
+"""NVIDIA persistence mode: keeps the driver initialised on a GPU that nobody uses.
+
+Without it the driver tears the GPU down when the last client leaves: the next job pays seconds of start-up, and clock
+and ECC state is read from a GPU that just woke up. Source: NVIDIA Driver Persistence,
+https://docs.nvidia.com/deploy/driver-persistence/ ("Persistence Mode (Legacy)", "Persistence Daemon").
+The mode is set by NVML (nvmlDeviceSetPersistenceMode), is lost at reboot, and is applied again by the boot unit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.model.change import Nvml
+from fairlead.model.facts import Missing, Node, Why, unreadable
+from fairlead.model.setting import Setting, Want
+
+
+class PersistenceWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    enabled: Annotated[bool, Meta(description="Persistence mode of every GPU.")] = True
+
+
+class Observed(Struct, frozen=True):
+    """(PCI address, mode) of each GPU that answers; a lost one is the concern of the check gpu_count."""
+
+    gpus: tuple[tuple[str, bool], ...]
+
+
+def observe(node: Node) -> Observed | Missing:
+    if isinstance(node.gpus, Missing):
+        return node.gpus
+    modes: list[tuple[str, bool]] = []
+    for gpu in node.gpus:
+        if gpu.lost:
+            continue
+        if isinstance(gpu.persistence, Missing):
+            if gpu.persistence.why is Why.UNSUPPORTED:
+                continue
+            return unreadable(f"persistence mode of GPU {gpu.pci}: {gpu.persistence.detail}")
+        modes.append((gpu.pci, gpu.persistence))
+    return Observed(tuple(modes))
+
+
+def plan(want: PersistenceWant, observed: Observed) -> tuple[Nvml, ...]:
+    word = "on" if want.enabled else "off"
+    return tuple(
+        Nvml(
+            setting="persistence",
+            why=f"persistence mode of GPU {pci} is {'on' if mode else 'off'}, wanted {word}",
+            pci=pci,
+            what="persistence",
+            value=int(want.enabled),
+            before=int(mode),
+        )
+        for pci, mode in observed.gpus
+        if mode != want.enabled
+    )
+
+
+setting = Setting(
+    summary="NVIDIA persistence mode of every GPU",
+    want=PersistenceWant,
+    observe=observe,
+    plan=plan,
+    volatile=True,
+)

@@ -1,0 +1,68 @@
+"""slurm.conf as data: enough of its grammar (slurm.conf(5)) to look it over. Nothing here asks slurmctld.
+
+Keys are case-insensitive; a line may hold several ``Key=Value``; ``\\`` at the end continues a line; ``#`` starts a
+comment unless escaped; ``Include FILE`` is followed. Later values win, as in Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from fairlead.errors import InputMissing
+
+_PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
+_LINES = {"nodename", "partitionname", "nodeset", "downnodes", "switchname", "frontendname", "include"}
+MAX_INCLUDES = 32
+
+
+@dataclass(frozen=True)
+class SlurmConf:
+    """``values``: lower-case key to value. ``nodes``: the NodeName lines as pairs. ``path``: the file read first."""
+
+    path: str
+    values: dict[str, str] = field(default_factory=dict)
+    nodes: tuple[dict[str, str], ...] = ()
+
+    def get(self, key: str, default: str = "") -> str:
+        return self.values.get(key.lower(), default)
+
+    def options(self, key: str) -> frozenset[str]:
+        """A comma separated value as lower-case words."""
+        return frozenset(w.strip().lower() for w in self.get(key).split(",") if w.strip())
+
+
+def parse(path: str, read: Callable[[str], str | None]) -> SlurmConf:
+    """Read a slurm.conf through ``read`` (path to text, None when there is no such file). Raises InputMissing."""
+    text = read(path)
+    if text is None:
+        raise InputMissing(f"{path}: no such file", hint="name the file with --slurm-conf")
+    values: dict[str, str] = {}
+    nodes: list[dict[str, str]] = []
+    for line in _lines(path, text, read, 0):
+        pairs = {k.lower(): v.strip('"') for k, v in _PAIR.findall(line)}
+        first = line.split("=", 1)[0].strip().lower()
+        if first == "nodename":
+            nodes.append(pairs)
+        elif first not in _LINES:
+            key, _, value = line.partition("=")
+            if len(pairs) > 1:
+                values.update(pairs)
+            else:
+                values[key.strip().lower()] = value.strip().strip('"')
+    return SlurmConf(path=path, values=values, nodes=tuple(nodes))
+
+
+def _lines(path: str, text: str, read: Callable[[str], str | None], depth: int) -> Iterator[str]:
+    for raw in text.replace("\\\n", " ").splitlines():
+        line = re.sub(r"(?<!\\)#.*", "", raw).strip()
+        if line.lower().startswith("include "):
+            target = line.split(None, 1)[1].strip()
+            target = target if target.startswith("/") else os.path.join(os.path.dirname(path), target)
+            included = read(target) if depth < MAX_INCLUDES else None
+            if included is not None:
+                yield from _lines(target, included, read, depth + 1)
+        elif line:
+            yield line

@@ -1,0 +1,39 @@
+"""A check or a setting is one file: what the folder scan finds has its test, its source and its reference row."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from fairlead import checks, settings
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL = [("checks", n) for n in checks.load()] + [("settings", n) for n in settings.load()]
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_has_a_test_file_and_a_cited_source(kind: str, name: str) -> None:
+    assert (ROOT / "tests" / kind / f"test_{name}.py").is_file()
+    doc = importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or ""
+    assert "Source" in doc, f"fairlead/{kind}/{name}.py cites no source in its docstring"
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_every_parameter_is_described(kind: str, name: str) -> None:
+    from fairlead.cli.explain import _parameters
+
+    item = (checks.load() if kind == "checks" else settings.load())[name]
+    struct = getattr(item, "params", None) or item.want  # type: ignore[union-attr]
+    undescribed = [n for n, _, text in _parameters(struct) if not text]
+    assert not undescribed
+
+
+def test_a_setting_is_never_also_a_check() -> None:
+    assert not set(checks.load()) & set(settings.load())
+
+
+def test_first_checks_and_settings_are_there() -> None:
+    assert set(checks.load()) >= {"xid", "gpu_count", "ecc", "row_remap", "pcie_link", "nvml_responsive"}
+    assert set(settings.load()) >= {"persistence", "numa_balancing", "pcie_acs", "nccl", "cpu_governor", "memlock"}

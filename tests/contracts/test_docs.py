@@ -1,0 +1,51 @@
+"""Generated documentation is current; decisions are numbered once; the README stays short."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests import docs_write
+
+ROOT = docs_write.ROOT
+
+
+@pytest.mark.parametrize("path", docs_write.files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_generated_files_are_current(path: Path) -> None:
+    assert path.read_text() == docs_write.files()[path], f"{path.relative_to(ROOT)} is stale: run `make docs`"
+
+
+def test_decisions_are_numbered_once() -> None:
+    numbers = Counter(re.match(r"\d{4}", p.name)[0] for p in (ROOT / "docs/decisions").glob("[0-9]*.md"))  # type: ignore[index]
+    assert numbers
+    assert max(numbers.values()) == 1
+    assert sorted(map(int, numbers)) == list(range(1, len(numbers) + 1))
+
+
+def test_readme_is_short_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 150
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / target).exists(), target
+
+
+def test_alert_rules_are_valid() -> None:
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is missing: tests/lab/apt.sh installs it"
+    subprocess.run(
+        [promtool, "check", "rules", ROOT / "templates/usr/share/fairlead/alerts.yml"], check=True, capture_output=True
+    )
+
+
+def test_man_page_formats_without_a_warning() -> None:
+    man = shutil.which("man")
+    if man is None:
+        pytest.skip("man is not installed")
+    done = subprocess.run([man, "--warnings", "-l", ROOT / "docs/man/fairlead.1"], capture_output=True, text=True, check=True)
+    assert "EXIT STATUS" in done.stdout
+    assert not done.stderr

@@ -1,0 +1,44 @@
+"""Start-up cost is judged by what got imported, not by a stopwatch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "asyncio",
+    "ansible_runner",
+    "jinja2",
+    "rich",
+    "ClusterShell",
+    "importlib.metadata",
+    "http.server",
+    "pynvml",
+    "prometheus_client",
+}
+
+
+CODE = """
+import sys
+from fairlead.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("\\n".join(sys.modules), file=sys.stderr)
+"""
+
+
+def imported(*command: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", CODE, *command], capture_output=True, text=True, check=False)
+    return set(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("command", [("version",), ("status",), ("--help",), ("explain", "xid", "79"), ("hold", "--show")])
+def test_light_commands_load_nothing_heavy(command: tuple[str, ...]) -> None:
+    assert not imported(*command) & HEAVY
+
+
+def test_help_loads_no_command() -> None:
+    assert not {m for m in imported("--help") if m.startswith("fairlead.cli.")}

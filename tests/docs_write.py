@@ -1,0 +1,162 @@
+"""Writes what the documentation takes from the code: man page, completion, reference pages, README's table.
+
+`make docs` writes; tests/contracts/test_docs.py fails when a file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from pathlib import Path
+
+from fairlead import __version__, checks, config, settings
+from fairlead.cli import COMMANDS, command_parser
+from fairlead.cli.explain import _parameters
+from fairlead.errors import ExitCode
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- generated: {} -->", "<!-- end: {} -->"
+
+
+def roff(text: str) -> str:
+    lines = [ln.replace("\\", "\\\\").replace("-", "\\-") for ln in text.splitlines()]
+    return "\n".join("\\&" + ln if ln.startswith((".", "'")) else ln for ln in lines)
+
+
+def man_page() -> str:
+    out = [f'.TH FAIRLEAD 1 "" "fairlead {__version__}" "User Commands"', ".SH NAME"]
+    out += ["fairlead \\- keep the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones"]
+    out += [".SH SYNOPSIS", ".B fairlead", ".I COMMAND", "[options]", ".SH DESCRIPTION"]
+    out += [
+        roff("fairlead judges a node's GPUs, drives its Slurm state, sets what the node should be, and binds tasks to the"),
+        "",
+    ]
+    out[-2] += " CPUs next to their GPUs."
+    out += [".SH COMMANDS"]
+    for name in COMMANDS:
+        parser = command_parser(name)
+        out += [f".SS fairlead {name}", roff((parser.description or "").strip().split("\n\n")[0]).replace("\n", " ")]
+        for action in parser._actions:
+            if isinstance(action, argparse._HelpAction):
+                continue
+            label = ", ".join(action.option_strings) or str(action.metavar or action.dest).upper()
+            value = "" if action.nargs == 0 or not action.option_strings else f" {(action.metavar or action.dest).upper()}"
+            out += [".TP", f"\\fB{roff(label)}\\fR{roff(value)}", roff(action.help or "") or "\\&"]
+    out += [".SH EXIT STATUS", ".TP", "\\fB0 1 2 3\\fR", "check: ok, warn, drain, unknown (the order of monitoring plugins)"]
+    for code in ExitCode:
+        if code >= 64:
+            out += [".TP", f"\\fB{code.value}\\fR", code.name.lower().replace("_", " ")]
+    out += [".SH FILES"]
+    for path, text in FILES:
+        out += [".TP", f"\\fI{roff(path)}\\fR", roff(text)]
+    return "\n".join(out) + "\n"
+
+
+FILES = [
+    ("/etc/fairlead/node.json", "the node's document: its only input, written by fairlead provision"),
+    ("/etc/fairlead/hooks", "the one line of it that the shell hooks read"),
+    ("/etc/fairlead/disabled", "while it exists, every hook and every drain is stopped on this node"),
+    ("/run/fairlead/verdict", "the verdict: version, state, expiry (CLOCK_BOOTTIME seconds), sequence, text; TAB separated"),
+    ("/run/fairlead/status.json", "findings, what is held back, and the drain ledger, for status and why"),
+    ("/run/fairlead/topology, /run/fairlead/plans/", "what the task prolog binds by"),
+    ("/var/lib/fairlead/", "ledger, history, undo records, the hold"),
+]
+
+
+def completion() -> str:
+    out = ["# bash completion for fairlead; generated", "_fairlead() {", '  local cur=${COMP_WORDS[COMP_CWORD]} words=""']
+    out += ['  if [ "$COMP_CWORD" -eq 1 ]; then', f'    words="{" ".join(COMMANDS)}"', "  else", "    case ${COMP_WORDS[1]} in"]
+    for name in COMMANDS:
+        options = sorted({o for a in command_parser(name)._actions for o in a.option_strings if o.startswith("--")})
+        extra = {
+            "explain": ["xid", "setting", *checks.load(), *settings.load()],
+            "config": ["check", "show", "schema", "profiles"],
+        }
+        out.append(f'      {name}) words="{" ".join([*options, *extra.get(name, [])])}" ;;')
+    out += [
+        "    esac",
+        "  fi",
+        '  mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")',
+        "  [ ${#COMPREPLY[@]} -gt 0 ] || compopt -o default",
+        "}",
+    ]
+    return "\n".join([*out, "complete -F _fairlead fairlead"]) + "\n"
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+
+
+def readme_table() -> str:
+    out = [row("check", "what it judges", "drains by default"), row("---", "---", "---")]
+    out += [
+        row(f"`{n}`", c.summary, "yes" if c.mode.value == "enforce" else "when the site says so")
+        for n, c in checks.load().items()
+    ]
+    out += ["", row("setting", "what it makes so", "needs"), row("---", "---", "---")]
+    needs = {"none": "nothing: also on busy nodes", "idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
+    out += [row(f"`{n}`", s.summary, needs[s.disruption.value]) for n, s in settings.load().items()]
+    return "\n".join(out)
+
+
+def reference(kind: str) -> str:
+    found = checks.load() if kind == "checks" else settings.load()
+    out = [f"# Reference: {kind}", "", "Generated from the code by `make docs`. `fairlead explain NAME` prints the same.", ""]
+    for name, item in found.items():
+        doc = (importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or "").strip()
+        struct = item.params if kind == "checks" else item.want  # type: ignore[union-attr]
+        out += [f"## {name}", "", doc, ""]
+        if kind == "checks":
+            check = checks.load()[name]
+            out += [
+                f"Default mode `{check.mode.value}`; counts after {check.confirm} of {check.confirm_of} sweeps; clear after"
+                f" {check.recover} clean sweeps; boot grace {check.boot_grace_seconds} s."
+                f' Metric `fairlead_check_status{{check="{name}"}}`.',
+                "",
+            ]
+        out += [row("key", "default", "meaning"), row("---", "---", "---")]
+        out += [row(f"`{kind}.{name}.{n}`", f"`{d}`", t) for n, d, t in _parameters(struct)]
+        out.append("")
+    return "\n".join(out).rstrip() + "\n"
+
+
+def profiles_page() -> str:
+    out = ["# Reference: hardware profiles", "", "Generated by `make docs`. Every value says why it is so and who says it.", ""]
+    for name in config.profile_names():
+        profile = config.load_profile(name)
+        out += [f"## {name}", "", profile.summary, "", row("key", "value", "why", "source"), row("---", "---", "---", "---")]
+        out += [row(f"`{v.key}`", f"`{v.value}`", v.why, v.source) for v in profile.values] + [""]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def with_block(text: str, name: str, body: str) -> str:
+    begin, end = BEGIN.format(name), END.format(name)
+    return re.sub(re.escape(begin) + r".*?" + re.escape(end), lambda _: f"{begin}\n{body}\n{end}", text, flags=re.DOTALL)
+
+
+def files() -> dict[Path, str]:
+    """Every generated file and what it must hold."""
+    readme = ROOT / "README.md"
+    return {
+        ROOT / "docs/man/fairlead.1": man_page(),
+        ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion(),
+        ROOT / "docs/reference/checks.md": reference("checks"),
+        ROOT / "docs/reference/settings.md": reference("settings"),
+        ROOT / "docs/reference/profiles.md": profiles_page(),
+        readme: with_block(readme.read_text(), "checks and settings", readme_table()),
+    }
+
+
+def main() -> int:
+    for path, text in files().items():
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The epilog ends records and never fails; the health check says a change once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hooks.stage import Stage, uptime_seconds
+
+pytestmark = pytest.mark.root
+JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": "1000", "SLURM_JOB_GPUS": "0,1"}
+LATER = 1 << 40
+
+
+def test_epilog_ends_the_record(stage: Stage, shell: str) -> None:
+    stage.verdict(f"1\tok\t{LATER}\t1\t-\n")
+    stage.start(shell, "prolog", {**JOB, "SLURM_JOB_COMMENT": "fairlead:off"})
+    start = stage.job(4711)[4]
+    assert stage.start(shell, "epilog", JOB).rc == 0
+    record = stage.job(4711)
+    assert record[:5] == ["1", "ended", "1000", "0,1", start]
+    assert 0 <= uptime_seconds() - int(record[5]) <= 60
+    assert record[6:] == ["off", "."]
+
+
+def test_epilog_keeps_that_the_prolog_refused(stage: Stage, shell: str) -> None:
+    stage.verdict(f"1\tdrain\t{LATER}\t1\tbroken\n")
+    assert stage.start(shell, "prolog", JOB).rc == 1
+    assert stage.start(shell, "epilog", JOB).rc == 0
+    record = stage.job(4711)
+    assert record[1] == "refused"
+    assert record[5].isdigit()
+
+
+@pytest.mark.parametrize("content", [None, "", "1\trunning\t1000", "garbage\n", "1\trunning\t1\t0\t5\t-\t-\tx\n"])
+def test_epilog_without_a_complete_record(stage: Stage, shell: str, content: str | None) -> None:
+    if content is not None:
+        (stage.run / "jobs/4711").write_text(content)
+    assert stage.start(shell, "epilog", JOB).rc == 0
+    record = stage.job(4711)
+    assert (record[1], record[2], record[3], record[-1]) == ("ended", "1000", "0,1", ".")
+
+
+def test_epilog_disabled(stage: Stage, shell: str) -> None:
+    (stage.etc / "disabled").touch()
+    assert stage.start(shell, "epilog", JOB).rc == 0
+    assert stage.job(4711) == []
+
+
+def test_health_check_notes_each_change_once(stage: Stage, shell: str) -> None:
+    def check() -> str:
+        ran = stage.start(shell, "health-check")
+        assert (ran.rc, ran.err) == (0, "")
+        return ran.out
+
+    assert "verdict is missing" in check()
+    assert check() == ""
+    stage.verdict(f"1\tok\t{LATER}\t1\t-\n")
+    assert check() == "fairlead: the verdict is fresh again\n"
+    assert check() == ""
+    stage.verdict("1\tdrain\t08\t1\tx\n")
+    assert "expired at 08 s of uptime" in check()
+    assert check() == ""
+    stage.verdict("1\tdrain\n")
+    assert "verdict is malformed" in check()
+    state = (stage.run / "health").read_text().split("\t")
+    assert (state[0], state[1], state[3]) == ("1", "malformed", ".\n")
+
+
+def test_health_check_on_a_healthy_node_is_silent(stage: Stage, shell: str) -> None:
+    stage.verdict(f"1\tok\t{LATER}\t1\t-\n")
+    assert stage.start(shell, "health-check").out == ""
+
+
+def test_health_check_disabled(stage: Stage, shell: str) -> None:
+    (stage.etc / "disabled").touch()
+    assert stage.start(shell, "health-check").out == ""

@@ -1,0 +1,399 @@
+"""A bare real-Slurm cluster: munged, slurmctld and N slurmd of one Debian release, up in about a second.
+
+    with Cluster("bookworm", nodes=4, prolog=Path("slurm/prolog").absolute()) as slurm:
+        job = slurm.submit("#!/bin/sh\\nhostname\\n", "-N2")
+        slurm.wait_job(job, "COMPLETED")
+
+No systemd and no simulated hardware (rack.py has both): the daemons run in one root, in namespaces of their own
+(mount, PID, network with loopback only), each slurmd with its own /run/fairlead, /etc/fairlead and
+/var/lib/fairlead. It all ends with the ``with`` block, or with the process that made it, however that ends. Make
+it from the main thread: the kernel ends it with the *thread* that started it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from tests.lab import box, cpus, slurmconf
+from tests.lab.ledger import Ledger
+from tests.lab.roots import SUITES, USER, LabError, root
+
+_count = itertools.count(1)
+
+CLIENTS = ("scontrol", "squeue", "sinfo", "sbatch", "srun", "salloc", "scancel", "sdiag", "sacct", "sstat")
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node as slurmctld has it: states such as ('IDLE', 'DRAIN'), the reason and who set it ('' for none)."""
+
+    states: tuple[str, ...]
+    reason: str = ""
+    user: str = ""
+
+
+@dataclass(frozen=True)
+class NodeDirs:
+    """One slurmd's own folders as seen from the machine: what that node's hooks find in those places."""
+
+    run: Path
+    etc: Path
+    var: Path
+
+
+@dataclass
+class Cluster:
+    """See the module's text. Paths in hooks are paths inside; a ``Path`` object is a file of the machine, which is
+    bound to /etc/slurm/hooks/ and named there (so is what lies beside it in its folder).
+
+    real        adds node r1: 2 sockets x 1 core of this machine's own CPUs, 2 GPUs, high weight
+    simulated   2 x 56 CPUs that tasks can really be bound to (fakeaff.c), on n1..nN; else CPUs are only declared
+    cgroup      steps are constrained by real v1 cpusets (hybrid machines only); use with nodes=0, real=True
+    files       path inside -> content; executable where it starts with '#!'
+    binds       path on the machine -> path inside, read-only
+    cores       per socket of n1..nN; 2 sockets
+    """
+
+    suite: str = "bookworm"
+    nodes: int = 4
+    prolog: str | Path | None = None
+    epilog: str | Path | None = None
+    task_prolog: str | Path | None = None
+    task_epilog: str | Path | None = None
+    health_check: str | Path | None = None
+    health_seconds: int = 300
+    timeout_seconds: int | None = None
+    reboot: str | Path | None = None
+    extra_conf: str = ""
+    nohold: bool = False
+    real: bool = False
+    simulated: bool = False
+    cgroup: bool = False
+    gpus: int = 8
+    cores: int = 56
+    files: Mapping[str, str] = field(default_factory=dict)
+    binds: Mapping[str | Path, str] = field(default_factory=dict)
+    name: str = ""
+    pid: int = 0
+
+    def __post_init__(self) -> None:
+        self.name = self.name or f"cluster-{os.getpid()}-{next(_count)}"
+        self.ledger = Ledger(self.name)
+        self.folder = self.ledger.folder
+        self.bin = self.folder / "bin"
+        self.log = self.folder / "log"
+        declared = [
+            slurmconf.SlurmNode(f"n{i}", "lab", "127.0.0.1", 6900 + i, cores=self.cores, gpus=self.gpus)
+            for i in range(1, self.nodes + 1)
+        ]
+        if self.real:
+            declared.append(slurmconf.SlurmNode("r1", "lab", "127.0.0.1", 6900, cores=1, gpus=2, weight=1000))
+        self.slurm_nodes = tuple(declared)
+        self._hold: subprocess.Popen[str] | None = None
+
+    # -- up and down ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            print(self.logs(), file=sys.stderr)
+        self.stop()
+
+    def start(self) -> None:
+        """Bring everything up and wait until every node is idle; raises LabError with the logs' ends."""
+        lower = root(self.suite)
+        self.ledger.open()
+        try:
+            self._lay_out()
+            self._open_box(lower)
+            self._exec("/usr/bin/setpriv --reuid=munge --regid=munge --clear-groups /usr/sbin/munged")
+            self.start_slurmctld()
+            for node in self.slurm_nodes:
+                self.start_slurmd(node.name)
+            self.wait_idle()
+        except BaseException as error:
+            logs = self.logs()
+            self.stop()
+            if isinstance(error, LabError):
+                raise LabError(f"{error}\n{logs}") from None
+            raise
+
+    def stop(self) -> None:
+        """End every process, drop every mount and folder. Harmless when it is not up."""
+        if self._hold is not None:
+            self._hold.kill()
+            self._hold.wait()
+            self._hold = None
+        self.pid = 0
+        stuck = self.ledger.end()
+        if stuck:
+            raise LabError(f"cluster {self.name}: {'; '.join(stuck)}")
+
+    def _lay_out(self) -> None:
+        for sub in ("bin", "log", "scratch", "etc", "hooks"):
+            (self.folder / sub).mkdir()
+        self.log.chmod(0o755)
+        for node in self.slurm_nodes:
+            for where in ("run", "etc", "var"):
+                (self.folder / "nodes" / node.name / where).mkdir(parents=True)
+        self.write_conf()
+
+    def write_conf(self, **changes: object) -> None:
+        """Write slurm.conf and the rest, after changing the named fields (such as extra_conf, prolog).
+
+        Follow with ``scontrol("reconfigure")`` when the cluster is up. A new hook outside the folders bound at
+        the start must be a path inside.
+        """
+        for key, value in changes.items():
+            if key not in self.__dataclass_fields__:
+                raise LabError(f"a cluster has no {key}")
+            setattr(self, key, value)
+        hooks = slurmconf.Hooks(
+            prolog=self._inside(self.prolog),
+            epilog=self._inside(self.epilog),
+            task_prolog=self._inside(self.task_prolog),
+            task_epilog=self._inside(self.task_epilog),
+            health_check=self._inside(self.health_check),
+            health_seconds=self.health_seconds,
+            timeout_seconds=self.timeout_seconds,
+            reboot=self._inside(self.reboot),
+        )
+        etc = self.folder / "etc"
+        conf = slurmconf.slurm_conf(
+            self.slurm_nodes,
+            controller="lab(127.0.0.1)",
+            hooks=hooks,
+            cgroup=self.cgroup,
+            nohold=self.nohold,
+            extra=self.extra_conf,
+        )
+        (etc / "slurm.conf").write_text(conf)
+        (etc / "gres.conf").write_text(slurmconf.gres_conf(self.slurm_nodes))
+        v1 = bool(cpus.v1_controllers())
+        (etc / "cgroup.conf").write_text(slurmconf.cgroup_conf(SUITES[self.suite], cgroup=self.cgroup, v1=v1))
+        for inside, text in self.files.items():
+            path = self.folder / "files" / inside.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755 if text.startswith("#!") else 0o644)
+
+    def _inside(self, hook: str | Path | None) -> str | None:
+        if isinstance(hook, Path):
+            return f"/run/lab-hooks{hook.resolve()}"
+        return hook
+
+    def _open_box(self, lower: Path) -> None:
+        binds: list[box.Bind] = [(str(self.folder / "etc"), "/etc/slurm", False), (str(self.log), "/var/log/slurm", False)]
+        binds.append((str(self.folder / "nodes"), "/run/lab-nodes", False))
+        hooks = (self.prolog, self.epilog, self.task_prolog, self.task_epilog, self.health_check, self.reboot)
+        folders = sorted({hook.resolve().parent for hook in hooks if isinstance(hook, Path)})
+        binds += [(str(each), f"/run/lab-hooks{each}", True) for each in folders]
+        binds += [(str(self.folder / "files" / inside.lstrip("/")), inside, False) for inside in self.files]
+        binds += [(str(Path(source).resolve()), inside, True) for source, inside in self.binds.items()]
+        if self.simulated:
+            binds.append((str(cpus.fakeaff()), cpus.INSIDE, True))
+        major = box.free_major()
+        groups = cpus.own_cpusets(self.name) if self.cgroup else {}
+        for group in groups.values():
+            self.ledger.add("cgroup", group)
+        cpus.make(groups)
+        spec = {
+            "hostname": "lab",
+            "lower": str(lower),
+            "scratch": str(self.folder / "scratch"),
+            "binds": binds,
+            "devices": [(f"nvidia{minor}", major, minor, 0o666) for minor in range(self.gpus)],
+            "controllers": list(groups),
+            "cgroups": [str(group) for group in groups.values()],
+        }
+        file = self.folder / "box.json"
+        file.write_text(json.dumps(spec))
+        command = [sys.executable, "-m", "tests.lab.hold", str(file)]
+        project = Path(__file__).resolve().parents[2]
+        self._hold = subprocess.Popen(command, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.ledger.process("process", self._hold.pid)
+        assert self._hold.stdout is not None
+        answer = self._hold.stdout.readline().strip()
+        if not answer.isdigit():
+            raise LabError(f"cluster {self.name}: {answer or 'its namespaces could not be made'}")
+        self.pid = int(answer)
+        self.ledger.process("process", self.pid)
+        self._wrappers()
+        prepare = "mkdir -p /var/spool/slurm /run/fairlead /etc/fairlead /var/lib/fairlead /run/slurm"
+        prepare += "; install -d -o munge -g munge -m 755 /run/munge; install -d -m 777 /run/fakeaff"
+        self._exec(prepare)
+
+    def _enter(self) -> list[str]:
+        return [
+            "nsenter",
+            f"--target={self.pid}",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--cgroup",
+            "--root",
+            "--wd",
+            "--",
+        ]
+
+    def _wrappers(self) -> None:
+        simulated = [f"{key}={value}" for key, value in self._simulation().items()]
+        for client in CLIENTS:
+            command = [*self._enter(), *(["/usr/bin/env", *simulated] if simulated else []), f"/usr/bin/{client}"]
+            path = self.bin / client
+            path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+            path.chmod(0o755)
+
+    def _simulation(self) -> dict[str, str]:
+        return cpus.simulation(2, self.cores) if self.simulated else {}
+
+    def _exec(self, script: str) -> None:
+        """Run a shell script inside as root; raises LabError when it fails."""
+        done = self.run(["/bin/sh", "-c", script], check=False)
+        if done.returncode:
+            raise LabError(f"cluster {self.name}: {script.split(maxsplit=1)[0]}: {done.stderr.strip() or done.stdout.strip()}")
+
+    # -- daemons ----------------------------------------------------------------------------------
+
+    def start_slurmctld(self) -> None:
+        """Start slurmctld (its saved state is kept over a stop)."""
+        self._exec("mkdir -p /var/spool/slurm/state && exec /usr/sbin/slurmctld")
+
+    def stop_slurmctld(self, *, kill: bool = False) -> None:
+        """Stop slurmctld and wait for its end; ``kill`` by SIGKILL."""
+        self._stop("/run/slurmctld.pid", kill)
+
+    def start_slurmd(self, name: str) -> None:
+        """Start one node's slurmd in a mount namespace with that node's own fairlead folders."""
+        simulation = "" if name == "r1" else " ".join(f"{key}='{value}'" for key, value in self._simulation().items())
+        places = (("run", "/run/fairlead"), ("etc", "/etc/fairlead"), ("var", "/var/lib/fairlead"))
+        script = "; ".join(f"mount --bind /run/lab-nodes/{name}/{own} {place}" for own, place in places)
+        script += f"; exec env {simulation} /usr/sbin/slurmd -N {name}"
+        self._exec(f"exec unshare --mount --propagation private /bin/sh -ec {shlex.quote(script)}")
+
+    def stop_slurmd(self, name: str, *, kill: bool = False) -> None:
+        """Stop one node's slurmd; running steps go on, as they do on a real node."""
+        self._stop(f"/run/slurmd.{name}.pid", kill)
+
+    def _stop(self, pid_file: str, kill: bool) -> None:
+        signal = "KILL" if kill else "TERM"
+        wait = "n=0; while kill -0 $p 2>/dev/null && [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done; ! kill -0 $p 2>/dev/null"
+        self._exec(f"p=$(cat {pid_file}) && kill -{signal} $p && {{ {wait}; }} && rm -f {pid_file}")
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        user: str = "",
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout: float = 60,
+        stdin: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command inside, as ``user`` or root, in a clean environment plus ``env``; bounded by ``timeout`` s."""
+        home = f"/home/{user}" if user else "/root"
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home, "LC_ALL": "C.UTF-8", **self._simulation()}
+        environment.update(env or {})
+        inner = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in environment.items())]
+        if user:
+            inner = ["/usr/bin/setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *inner]
+        done = subprocess.run(
+            [*self._enter(), *inner, *command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode:
+            raise LabError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    def scontrol(self, *arguments: str, check: bool = True) -> str:
+        """scontrol's output."""
+        return self.run(["/usr/bin/scontrol", *arguments], check=check).stdout
+
+    def node_state(self, name: str) -> NodeState:
+        """One node as slurmctld has it now."""
+        return parse_node(self.scontrol("-o", "show", "node", name))
+
+    def wait_idle(self, seconds: float = 20, names: Sequence[str] = ()) -> None:
+        """Wait until every node (or those named) says IDLE and nothing else."""
+        wanted = set(names or (node.name for node in self.slurm_nodes))
+        deadline = time.monotonic() + seconds
+        while True:
+            listed = self.run(["/usr/bin/sinfo", "-h", "-N", "-o", "%N %T"], check=False).stdout.split("\n")
+            states = dict(line.split() for line in listed if len(line.split()) == 2)
+            waiting = {name for name in wanted if states.get(name) != "idle"}
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                told = ", ".join(f"{name} {states.get(name, 'unknown')}" for name in sorted(waiting))
+                raise LabError(f"cluster {self.name}: not idle after {seconds:g} s: {told}")
+            time.sleep(0.05)
+
+    def submit(self, script: str, *options: str, user: str = USER, env: Mapping[str, str] | None = None) -> int:
+        """sbatch of a script's text as ``user``; returns the job id. Output goes to /tmp/job-ID.out inside."""
+        command = ["/usr/bin/sbatch", "--parsable", "--output=/tmp/job-%j.out", "--chdir=/tmp", *options]
+        return int(self.run(command, user=user, env=env, stdin=script).stdout.strip().split(";")[0])
+
+    def job_state(self, job: int) -> str:
+        """JobState, such as PENDING, RUNNING, COMPLETED ('' when slurmctld does not know the job)."""
+        found = re.search(r"\bJobState=(\S+)", self.scontrol("-o", "show", "job", str(job), check=False))
+        return found[1] if found else ""
+
+    def wait_job(self, job: int, *states: str, seconds: float = 30) -> str:
+        """Wait until the job is in one of ``states`` (default: any state that it ends in); returns that state."""
+        ends = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        deadline = time.monotonic() + seconds
+        while (state := self.job_state(job)) not in ends:
+            if time.monotonic() > deadline:
+                raise LabError(f"job {job} is {state or 'unknown'} after {seconds:g} s, not {' or '.join(ends)}")
+            time.sleep(0.05)
+        return state
+
+    def output(self, job: int) -> str:
+        """What the job printed."""
+        return self.run(["/bin/cat", f"/tmp/job-{job}.out"]).stdout
+
+    def node_dirs(self, name: str) -> NodeDirs:
+        """The folders that this node's hooks see as /run/fairlead, /etc/fairlead and /var/lib/fairlead."""
+        base = self.folder / "nodes" / name
+        return NodeDirs(base / "run", base / "etc", base / "var")
+
+    def logs(self, lines: int = 8) -> str:
+        """The ends of every daemon's log, for a failure's report."""
+        told = []
+        for path in sorted(self.log.glob("*.log")) if self.log.is_dir() else ():
+            tail = [line for line in path.read_text(errors="replace").splitlines() if "mpi/pmix" not in line][-lines:]
+            told.append(f"--- {path.name}\n" + "\n".join(tail))
+        return "\n".join(told)
+
+
+def parse_node(text: str) -> NodeState:
+    """A NodeState of one line of ``scontrol -o show node``."""
+    state = re.search(r"\bState=(\S+)", text)
+    if not state:
+        raise LabError(f"scontrol says nothing about that node: {text.strip()[:200]}")
+    reason = re.search(r"\bReason=(.*?) \[([^@\]]*)@[^\]]*\]", text)
+    states = tuple(word.rstrip("*~#!%$@^-") for word in state[1].split("+"))
+    return NodeState(states, reason[1] if reason else "", reason[2] if reason else "")

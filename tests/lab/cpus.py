@@ -1,0 +1,80 @@
+"""CPUs for the lab: this machine's own, a larger machine's by pretence, and real cpusets of a cluster's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.lab.roots import LabError, lab_dir
+
+SOURCE = Path(__file__).with_name("fakeaff.c")
+#: Where the preloaded library lies inside a root.
+INSIDE = "/usr/lib/fairlead-lab/fakeaff.so"
+
+
+def fakeaff() -> Path:
+    """The built fakeaff.so, cached by its source. Raises LabError when there is no C compiler."""
+    built = lab_dir() / "build" / f"fakeaff-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.so"
+    if not built.is_file():
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            raise LabError("no C compiler; run: apt-get install gcc libc6-dev")
+        built.parent.mkdir(parents=True, exist_ok=True)
+        fresh = built.with_suffix(f".{os.getpid()}")
+        command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", str(SOURCE), "-o", str(fresh)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LabError(f"{SOURCE.name} does not compile: {done.stderr.strip()}")
+        fresh.rename(built)
+    return built
+
+
+def simulation(sockets: int, cores: int) -> dict[str, str]:
+    """Environment that makes slurmd and tasks see ``sockets`` x ``cores`` CPUs that they can be bound to."""
+    return {
+        "HWLOC_SYNTHETIC": f"pack:{sockets} numa:1 core:{cores} pu:1",
+        "HWLOC_THISSYSTEM": "1",
+        "FAKEAFF_NCPU": str(sockets * cores),
+        "FAKEAFF_DIR": "/run/fakeaff",
+        "LD_PRELOAD": INSIDE,
+    }
+
+
+def v1_controllers() -> dict[str, Path]:
+    """Mounted cgroup v1 controllers by name; {} on a machine with the v2 hierarchy alone."""
+    found: dict[str, Path] = {}
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, where, kind, options = line.split()[:4]
+        if kind == "cgroup":
+            for name in ("cpuset", "cpu", "cpuacct", "memory", "freezer", "devices"):
+                if name in options.split(","):
+                    found[name] = Path(where)
+    return found
+
+
+def cgroup2() -> Path:
+    """Where the v2 hierarchy is mounted. Raises LabError when it is nowhere."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        if line.split()[2] == "cgroup2":
+            return Path(line.split()[1])
+    raise LabError("no cgroup2 file system is mounted; try: mount -t cgroup2 none /sys/fs/cgroup")
+
+
+def own_cpusets(name: str) -> dict[str, Path]:
+    """The v1 groups that a cluster of this name will have. Raises LabError on a machine without cgroup v1."""
+    controllers = v1_controllers()
+    if not {"cpuset", "freezer"} <= controllers.keys():
+        raise LabError("this machine has no cgroup v1 cpuset and freezer: cgroup=True needs a hybrid hierarchy")
+    return {kind: controllers[kind] / f"fairlead-lab-{name}" for kind in ("cpuset", "freezer", "memory") if kind in controllers}
+
+
+def make(groups: dict[str, Path]) -> None:
+    """Make them; a new v1 cpuset takes no process before it has CPUs and memory nodes (cpuset(7))."""
+    for group in groups.values():
+        group.mkdir(exist_ok=True)
+        for key in ("cpuset.cpus", "cpuset.mems"):
+            if (group / key).exists():
+                (group / key).write_text((group.parent / key).read_text())

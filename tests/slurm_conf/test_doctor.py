@@ -1,0 +1,105 @@
+"""doctor: what is wrong with a slurm.conf is said with why and the line to write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.cli import main
+from fairlead.slurm import conf as slurm_conf
+from fairlead.slurm.review import review
+
+HOOKS = (
+    "/etc/slurm/prolog.d/50-fairlead",
+    "/etc/slurm/epilog.d/50-fairlead",
+    "/etc/slurm/fairlead/task-prolog",
+    "/etc/slurm/fairlead/health-check",
+)
+GOOD = """
+ClusterName=c
+SchedulerParameters=bf_continue,nohold_on_prolog_fail
+Prolog=/etc/slurm/prolog.d/*
+Epilog=/etc/slurm/epilog.d/*
+TaskProlog=/etc/slurm/fairlead/task-prolog
+HealthCheckProgram=/etc/slurm/fairlead/health-check
+HealthCheckInterval=300
+PrologFlags=Alloc
+PrologEpilogTimeout=300
+TaskPlugin=task/affinity,task/cgroup
+PropagateResourceLimitsExcept=MEMLOCK
+NodeName=gpu[1-4] Gres=gpu:8
+"""
+
+
+def remarks(text: str, plugstack: str = "", version: tuple[int, int] | None = (24, 5)) -> dict[str, str]:
+    conf = slurm_conf.parse("/etc/slurm/slurm.conf", {"/etc/slurm/slurm.conf": text}.get)
+    return {r.what: r.level for r in review(conf, hooks=HOOKS, plugstack=plugstack, version=version)}
+
+
+def test_a_good_file_has_nothing_wrong() -> None:
+    assert set(remarks(GOOD).values()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what", "level"),
+    [
+        ("Prolog=/etc/slurm/prolog.d/*\n", "", "Prolog is not set", "wrong"),
+        ("Prolog=/etc/slurm/prolog.d/*", "Prolog=/opt/site/prolog", "Prolog=/opt/site/prolog does not run", "wrong"),
+        ("PrologFlags=Alloc", "PrologFlags=Serial", "PrologFlags lacks Alloc", "wrong"),
+        (",nohold_on_prolog_fail", "", "lacks nohold_on_prolog_fail", "warn"),
+        ("TaskProlog=/etc/slurm/fairlead/task-prolog", "TaskProlog=/opt/tp", "the site's own", "warn"),
+        ("PropagateResourceLimitsExcept=MEMLOCK\n", "", "MEMLOCK is propagated", "warn"),
+        ("HealthCheckInterval=300\n", "", "HealthCheckInterval is 0", "warn"),
+        ("task/affinity,", "", "lacks task/affinity", "warn"),
+        ("PrologEpilogTimeout=300\n", "", "PrologEpilogTimeout is not set", "note"),
+    ],
+)
+def test_each_flaw_is_found(old: str, new: str, what: str, level: str) -> None:
+    assert old in GOOD
+    found = {w: lv for w, lv in remarks(GOOD.replace(old, new)).items() if lv != "ok"}
+    assert [lv for w, lv in found.items() if what in w] == [level], found
+
+
+@pytest.mark.parametrize(("version", "level"), [((23, 11), "warn"), ((24, 11), "wrong"), ((26, 5), "wrong"), (None, "warn")])
+def test_pyxis_with_task_prolog(version: tuple[int, int] | None, level: str) -> None:
+    found = remarks(GOOD, "required /usr/lib/slurm/spank_pyxis.so\n", version)
+    assert [lv for w, lv in found.items() if "pyxis" in w] == [level]
+    assert not [w for w in remarks(GOOD, "# required spank_pyxis.so\n", version) if "pyxis" in w]
+
+
+def test_includes_continuations_comments_and_case() -> None:
+    files = {
+        "/c/slurm.conf": "Include more.conf\nprologflags=Alloc,\\\nContain # not this\nNodeName=a[1-2] CPUs=4\n",
+        "/c/more.conf": "Prolog=/x\nTaskPlugin=task/none TaskProlog=/t\n",
+    }
+    conf = slurm_conf.parse("/c/slurm.conf", files.get)
+    assert conf.get("PROLOG") == "/x"
+    assert conf.options("PrologFlags") == {"alloc", "contain"}
+    assert conf.get("TaskProlog") == "/t"
+    assert conf.nodes == ({"nodename": "a[1-2]", "cpus": "4"},)
+
+
+def test_an_include_of_itself_ends() -> None:
+    slurm_conf.parse("/c/slurm.conf", {"/c/slurm.conf": "Include /c/slurm.conf\n"}.get)
+
+
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    conf = slurm_conf.parse("/s", {"/s": text}.get)
+    list(review(conf, hooks=HOOKS, plugstack=text, version=None))
+
+
+def test_the_command_ends_with_2_when_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "etc/slurm").mkdir(parents=True)
+    (tmp_path / "etc/slurm/slurm.conf").write_text(GOOD)
+    assert main(["doctor", "--root", str(tmp_path), "--slurm-conf", "/etc/slurm/slurm.conf", "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)["remarks"]
+    assert any(r["what"].startswith("/etc/slurm/prolog.d/50-fairlead: No such file") for r in found)
+
+
+def test_no_slurm_conf_is_66(tmp_path: Path) -> None:
+    assert main(["doctor", "--root", str(tmp_path), "--slurm-conf", "/nowhere.conf"]) == 66
