@@ -18,8 +18,8 @@ from fairlead.model.device import names_of, unlisted
 from fairlead.model.facts import Gpu, Missing, Node, PciDevice, PcieLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 
-Width = Annotated[int | None, Meta(ge=1, le=32)]
-Gen = Annotated[int | None, Meta(ge=1, le=7)]
+Width = Annotated[int, Meta(ge=1, le=32)] | None
+Gen = Annotated[int, Meta(ge=1, le=7)] | None
 
 
 class Params(CheckParams, frozen=True, kw_only=True):

@@ -55,11 +55,10 @@ def _remote(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _slurm(name: str, bin_dir: str) -> dict[str, Any]:
-    from fairlead.config import SlurmOptions
     from fairlead.slurm.scontrol import Scontrol
 
     try:
-        state = Scontrol(SlurmOptions(bin_dir=bin_dir)).node(name)
+        state = Scontrol(bin_dir=bin_dir).node(name)
     except FairleadError as e:
         return {"error": str(e)}
     return {
@@ -96,7 +95,7 @@ def _meaning(finding: dict[str, Any]) -> list[str]:
 
 def _rule(finding: dict[str, Any]) -> str:
     mode = finding.get("mode", "?")
-    return {"enforce": "enforce: may drain", "observe": "observe: reported only, does not drain"}.get(mode, mode)
+    return str({"enforce": "enforce: may drain", "observe": "observe: reported only, does not drain"}.get(mode, mode))
 
 
 def story(agent: dict[str, Any], slurm: dict[str, Any] | None) -> list[str]:
