@@ -14,7 +14,6 @@ from fairlead.cli.show import print_json, state_word
 from fairlead.errors import ExitCode, UsageError
 from fairlead.model.finding import Finding, Level, worst
 
-
 SHOWN_PER_CHECK = 3
 
 

@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Mode
 
-
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
 
 
