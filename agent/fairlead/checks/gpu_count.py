@@ -23,7 +23,8 @@ GPU_CLASSES = (0x0300, 0x0302)  # VGA and 3D controller, include/linux/pci_ids.h
 
 class Params(CheckParams, frozen=True, kw_only=True):
     expected: Annotated[
-        int | None, Meta(ge=0, le=64, description="GPUs of this kind of node; unset: only PCI and NVML are compared.")
+        Annotated[int, Meta(ge=0, le=64)] | None,
+        Meta(description="GPUs of this kind of node; unset: only PCI and NVML are compared."),
     ] = None
 
 
