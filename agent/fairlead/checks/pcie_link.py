@@ -18,15 +18,19 @@ from fairlead.model.device import names_of, unlisted
 from fairlead.model.facts import Gpu, Missing, Node, PciDevice, PcieLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 
-Width = Annotated[int, Meta(ge=1, le=32)] | None
-Gen = Annotated[int, Meta(ge=1, le=7)] | None
+Width = Annotated[int, Meta(ge=1, le=32)]
+Gen = Annotated[int, Meta(ge=1, le=7)]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    gpu_width: Annotated[Width, Meta(description="Lanes of each GPU; unset: what GPU and slot can do.")] = None
-    gpu_gen: Annotated[Gen, Meta(description="PCIe generation of each GPU under load; unset: what GPU and slot can do.")] = None
-    nic_width: Annotated[Width, Meta(description="Lanes of each RDMA adapter; unset: what adapter and slot can do.")] = None
-    nic_gen: Annotated[Gen, Meta(description="PCIe generation of each RDMA adapter; unset: not judged.")] = None
+    gpu_width: Annotated[Width | None, Meta(description="Lanes of each GPU; unset: what GPU and slot can do.")] = None
+    gpu_gen: Annotated[
+        Gen | None, Meta(description="PCIe generation of each GPU under load; unset: what GPU and slot can do.")
+    ] = None
+    nic_width: Annotated[Width | None, Meta(description="Lanes of each RDMA adapter; unset: what adapter and slot can do.")] = (
+        None
+    )
+    nic_gen: Annotated[Gen | None, Meta(description="PCIe generation of each RDMA adapter; unset: not judged.")] = None
     load_percent: Annotated[int, Meta(ge=1, le=100, description="GPU utilisation from which speed is judged.")] = 20
 
 
