@@ -14,7 +14,14 @@ from tests.lab.models import Model
 
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999
 DRIVER_VERSION = "570.172.08"
-IDENTITY = ("index", "pci", "pci_device_id", "pci_subsystem_id", "uuid", "minor")  # what the driver still answers for a GPU that is lost
+IDENTITY = (
+    "index",
+    "pci",
+    "pci_device_id",
+    "pci_subsystem_id",
+    "uuid",
+    "minor",
+)  # what the driver still answers for a GPU that is lost
 
 
 def digest(*words: object) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.lab.cpufacts import CpuLayout, layout, write_cpus
+from tests.lab.cpufacts import CpuLayout, cpulist, layout, write_cpus
 from tests.lab.gpufacts import DRIVER_VERSION, digest, gpu_facts, machine_facts, uuid
 from tests.lab.models import MODELS, Model
 from tests.lab.pcitree import Function, link_to, put, walk, write_function
@@ -65,7 +65,7 @@ def write_machine(
         for n, (f, path) in enumerate(where)
     ]  # fmt: skip
     write_nvml(tree, machine_facts(gpus))
-    _write_kernel(tree, m, gpus, node, seed, tuned)
+    _write_kernel(tree, m, gpus, node=node, seed=seed, tuned=tuned)
     _write_dev(tree / "dev", m, gpus, devices)
     put(tree / "README.md", _readme(m, cpus, tuned))
     return tree
@@ -156,7 +156,7 @@ def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed:
     link_to(sys / "class/net/lo", loopback)
 
 
-def _write_kernel(tree: Path, m: Model, gpus: list[dict[str, Any]], node: str, seed: int, tuned: bool) -> None:
+def _write_kernel(tree: Path, m: Model, gpus: list[dict[str, Any]], *, node: str, seed: int, tuned: bool) -> None:
     proc, sys = tree / "proc", tree / "sys"
     put(sys / "module/nvidia/version", DRIVER_VERSION)
     put(sys / "module/nvidia_drm/parameters/modeset", "Y")
@@ -208,7 +208,7 @@ def gres_conf(tree: Path, device_dir: str = "/dev") -> str:
     for gpu in read_nvml(tree)["gpus"]:
         pci = tree / "sys/bus/pci/devices" / gpu["pci"]
         near = sorted({cores[cpu] for cpu in expand((pci / "local_cpulist").read_text().strip())})
-        lines.append(f"Name=gpu Type={facts.gres_type} File={device_dir}/nvidia{gpu['minor']} Cores={_ranges(near)}")
+        lines.append(f"Name=gpu Type={facts.gres_type} File={device_dir}/nvidia{gpu['minor']} Cores={cpulist(near)}")
     return "\n".join(lines) + "\n"
 
 
@@ -252,12 +252,6 @@ def expand(text: str) -> list[int]:
     """CPU numbers of a list such as `0-3,8`."""
     pairs = [part.partition("-") for part in text.split(",") if part]
     return [n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)]
-
-
-def _ranges(numbers: list[int]) -> str:
-    from tests.lab.cpufacts import cpulist
-
-    return cpulist(numbers)
 
 
 def _readme(m: Model, cpus: int | None, tuned: bool) -> str:

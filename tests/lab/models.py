@@ -160,7 +160,7 @@ def _a100_quad(root: int, numa: int, gpus: tuple[int, int], nics: tuple[int, int
     """Two GPUs on one second-level switch and two HCAs on the other: PXB between them (as on DGX A100)."""
     first, second = gpus
     switch_a = [_bridge(root + 4, slot, _PEX4_DOWN, 4, _gpu(bus, A100)) for slot, bus in ((0, first), (16, second))]
-    switch_b = [_bridge(second + 2, slot, _PEX4_DOWN, 4, _nic(bus, _CX6_IB, 4)) for slot, bus in zip((0, 16), nics)]
+    switch_b = [_bridge(second + 2, slot, _PEX4_DOWN, 4, _nic(bus, _CX6_IB, 4)) for slot, bus in zip((0, 16), nics, strict=True)]
     branches = [
         _bridge(root + 2, 0, _PEX4_DOWN, 4, _bridge(root + 3, 0, _PEX4_UP, 4, *switch_a)),
         _bridge(root + 2, 16, _PEX4_DOWN, 4, _bridge(second + 1, 0, _PEX4_UP, 4, *switch_b)),
@@ -213,7 +213,7 @@ HGX_A100 = Model(
         _storage(0xA0, 6, _AMD, 4, _nvme(0xA1), _nvme(0xA2)), _a100_quad(0xB0, 5, (0xB7, 0xBD), (0xC0, 0xC2)),
         _storage(0xE0, 4, _AMD, 4, _nic(0xE1, _CX6_ETH, 4)),
     ),
-    note="8 A100 SXM4, GPU pairs and HCA pairs on nested PCIe switches (PXB); EPYC with NPS4 and SMT; bus order is not NUMA order.",
+    note="8 A100 SXM4, GPU pairs and HCA pairs on nested PCIe switches; EPYC with NPS4 and SMT; bus order is not NUMA order.",
 )  # fmt: skip
 L40S_PCIE = Model(
     name="l40s-pcie", vendor="Supermicro", product="SYS-421GE-TNRT", cpu_vendor="GenuineIntel",

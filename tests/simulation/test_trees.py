@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.lab.faultytrees import EDITS, committed
 from tests.lab.machines import MACHINES, gres_conf, read_nvml, slurm_node, write_machine
 
