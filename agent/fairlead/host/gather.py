@@ -27,7 +27,7 @@ class Gatherer:
     ) -> None:
         self._root = root
         self._reads = tuple(dict.fromkeys(reads))
-        self._unsupported = tuple(unsupported)
+        self._converter = gpu.Converter(unsupported)
         self._slow_seconds = slow_seconds
         self._tour = pci.Tour(root)
         self._next_thorough = 0.0
@@ -56,7 +56,7 @@ class Gatherer:
             self._nics = network.nics(root, devices)
         self._module = kernel.module_version(root)
         self._read_texts(thorough)
-        gpus = gpu.gpus(nvml, self._unsupported)
+        gpus = self._converter.gpus(nvml)
         return Node(
             name=self._name,
             boot_id=kernel.boot_id(root),

@@ -44,11 +44,11 @@ def return_text(code: int) -> str:
 class Reader:
     """Typed values out of one GPU's part of nvml.json."""
 
-    __slots__ = ("_raw", "_unsupported")
+    __slots__ = ("_unsupported", "raw")
 
-    def __init__(self, raw: Mapping[str, Any], unsupported: Sequence[str] = ()) -> None:
-        self._raw = raw
-        self._unsupported = frozenset(unsupported)
+    def __init__(self, raw: Mapping[str, Any], unsupported: frozenset[str] = frozenset()) -> None:
+        self.raw = raw
+        self._unsupported = unsupported
 
     def missing(self, field: str, why: str | int) -> Missing:
         """Missing for a field of Gpu (dotted); ``why`` is an NVML return code or a sentence."""
@@ -60,16 +60,16 @@ class Reader:
 
     def look(self, path: str, field: str) -> Any:
         """What is at a dotted path of nvml.json, or Missing."""
-        value: Any = self._raw
+        value: Any = self.raw
         for key in path.split("."):
-            if not isinstance(value, Mapping):
+            if not isinstance(value, dict):
                 return self.missing(field, f"nvml: {path} is not there")
             if "error" in value:
                 break
             if key not in value:
                 return self.missing(field, f"nvml: {path} is not there")
             value = value[key]
-        if isinstance(value, Mapping) and "error" in value:
+        if isinstance(value, dict) and "error" in value:
             code = value["error"]
             return self.missing(field, code if type(code) is int else f"nvml: {path}: error is no number")
         return value
@@ -101,8 +101,65 @@ class Reader:
         return value if isinstance(value, (list, Missing)) else self.missing(field, f"nvml: {path} is not a list")
 
 
+class Converter:
+    """Converts one snapshot after another. Most parts of a GPU say the same as a second ago: those are not made anew."""
+
+    def __init__(self, unsupported: Sequence[str] = ()) -> None:
+        self._unsupported = frozenset(unsupported)
+        self._seen: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+    def gpus(self, raw: Mapping[str, Any] | Missing | None) -> tuple[Gpu, ...] | Missing:
+        """All GPUs that NVML lists, lost ones included."""
+        entries = _entries(raw)
+        return entries if isinstance(entries, Missing) else tuple(self._gpu(e, i) for i, e in enumerate(entries))
+
+    def _part(self, position: int, read: Reader, make: Callable[[Reader], Any], *parts: str) -> Any:
+        now = [read.raw.get(p) for p in parts]
+        seen = self._seen.get((position, parts[0]))
+        if seen is not None and seen[0] == now:
+            return seen[1]
+        made = make(read)
+        self._seen[position, parts[0]] = (now, made)
+        return made
+
+    def _gpu(self, raw: Mapping[str, Any], position: int) -> Gpu:
+        read = Reader(raw, self._unsupported)
+        index = read.number("index", "index")
+        return Gpu(
+            pci=_address(read.text("pci", "pci")),
+            index=position if isinstance(index, Missing) else index,
+            lost=is_lost(raw),
+            uuid=read.text("uuid", "uuid"),
+            serial=read.text("serial", "serial"),
+            minor=read.number("minor", "minor"),
+            name=read.text("name", "name"),
+            persistence=read.flag("persistence_mode", "persistence"),
+            mig_current=read.flag("mig_mode.current", "mig_current"),
+            mig_pending=read.flag("mig_mode.pending", "mig_pending"),
+            ecc=self._part(position, read, _ecc, "ecc", "ecc_mode", "sram"),
+            remap=self._part(position, read, _remap, "remap"),
+            pcie=self._part(position, read, _pcie, "pcie"),
+            nvlinks=self._part(position, read, _nvlinks, "nvlink"),
+            memory_total_bytes=read.number("memory.total_bytes", "memory_total_bytes"),
+            memory_used_bytes=read.number("memory.used_bytes", "memory_used_bytes"),
+            temperature_celsius=read.number("temperature.gpu_celsius", "temperature_celsius"),
+            power_draw_watts=read.watts("power.draw_milliwatts", "power_draw_watts"),
+            power_limit_watts=read.watts("power.limit_milliwatts", "power_limit_watts"),
+            clock_sm_hertz=read.number("clocks.sm_hertz", "clock_sm_hertz"),
+            throttle_reasons=read.number("throttle_reasons", "throttle_reasons"),
+            utilization_percent=read.number("utilization.gpu_percent", "utilization_percent"),
+            performance_state=read.number("performance_state", "performance_state"),
+            recovery_action=read.number("recovery_action", "recovery_action"),
+            processes=_processes(read),
+        )
+
+
 def gpus(raw: Mapping[str, Any] | Missing | None, unsupported: Sequence[str] = ()) -> tuple[Gpu, ...] | Missing:
-    """All GPUs that NVML lists, lost ones included. ``unsupported``: dotted Gpu fields the profile excuses."""
+    """All GPUs of one snapshot. ``unsupported``: dotted Gpu fields the profile excuses."""
+    return Converter(unsupported).gpus(raw)
+
+
+def _entries(raw: Mapping[str, Any] | Missing | None) -> list[Mapping[str, Any]] | Missing:
     if raw is None:
         return unreadable("NVML was not asked")
     if isinstance(raw, Missing):
@@ -111,11 +168,11 @@ def gpus(raw: Mapping[str, Any] | Missing | None, unsupported: Sequence[str] = (
         code = raw["error"]
         return unreadable(f"{return_text(code) if type(code) is int else 'NVML failed'} from {raw.get('call', 'nvmlInit_v2')}")
     entries = raw.get("gpus")
-    if isinstance(entries, Mapping) and type(entries.get("error")) is int:
+    if isinstance(entries, dict) and type(entries.get("error")) is int:
         return unreadable(f"{return_text(entries['error'])} from nvmlDeviceGetCount_v2")
-    if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
+    if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         return unreadable("nvml: gpus is not a list of tables")
-    return tuple(_gpu(e, position, unsupported) for position, e in enumerate(entries))
+    return entries
 
 
 def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missing) -> Driver:
@@ -133,43 +190,11 @@ def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missin
     )
 
 
-def _gpu(raw: Mapping[str, Any], position: int, unsupported: Sequence[str]) -> Gpu:
-    read = Reader(raw, unsupported)
-    index = read.number("index", "index")
-    return Gpu(
-        pci=_address(read.text("pci", "pci")),
-        index=position if isinstance(index, Missing) else index,
-        lost=is_lost(raw),
-        uuid=read.text("uuid", "uuid"),
-        serial=read.text("serial", "serial"),
-        minor=read.number("minor", "minor"),
-        name=read.text("name", "name"),
-        persistence=read.flag("persistence_mode", "persistence"),
-        mig_current=read.flag("mig_mode.current", "mig_current"),
-        mig_pending=read.flag("mig_mode.pending", "mig_pending"),
-        ecc=_ecc(read),
-        remap=_remap(read),
-        pcie=_pcie(read),
-        nvlinks=_nvlinks(read),
-        memory_total_bytes=read.number("memory.total_bytes", "memory_total_bytes"),
-        memory_used_bytes=read.number("memory.used_bytes", "memory_used_bytes"),
-        temperature_celsius=read.number("temperature.gpu_celsius", "temperature_celsius"),
-        power_draw_watts=read.watts("power.draw_milliwatts", "power_draw_watts"),
-        power_limit_watts=read.watts("power.limit_milliwatts", "power_limit_watts"),
-        clock_sm_hertz=read.number("clocks.sm_hertz", "clock_sm_hertz"),
-        throttle_reasons=read.number("throttle_reasons", "throttle_reasons"),
-        utilization_percent=read.number("utilization.gpu_percent", "utilization_percent"),
-        performance_state=read.number("performance_state", "performance_state"),
-        recovery_action=read.number("recovery_action", "recovery_action"),
-        processes=_processes(read),
-    )
-
-
 def is_lost(raw: Mapping[str, Any]) -> bool:
     """Whether any of the answers about this GPU was GPU_IS_LOST."""
-    return any(
-        isinstance(v, Mapping) and (v.get("error") == GPU_IS_LOST or is_lost(v)) for v in raw.values()
-    ) or raw.get("error") == GPU_IS_LOST  # fmt: skip
+    if raw.get("error") == GPU_IS_LOST:
+        return True
+    return any(type(v) is dict and is_lost(v) for v in raw.values())
 
 
 def _address(text: str | Missing) -> str:
@@ -248,7 +273,7 @@ def _nvlinks(read: Reader) -> tuple[NvLink, ...] | Missing:
 
 
 def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing]) -> NvLink:
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, dict):
         return NvLink(link=number, active=missing("nvlinks", f"nvml: nvlink.{number} is no table"))
     if "error" in raw:
         code = raw["error"]
@@ -258,7 +283,7 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
     for key in ("active", "crc_errors", "replay_errors", "recovery_errors"):
         value = raw.get(key)
         if type(value) is not int:
-            code = value.get("error") if isinstance(value, Mapping) else None
+            code = value.get("error") if isinstance(value, dict) else None
             value = missing("nvlinks", code if type(code) is int else f"nvml: nvlink.{number}.{key} is not a number")
         values.append(value)
     active, crc, replay, recovery = values
@@ -280,7 +305,7 @@ def _processes(read: Reader) -> tuple[GpuProcess, ...] | Missing:
         return entries
     found = []
     for entry in entries:
-        pid = entry.get("pid") if isinstance(entry, Mapping) else None
+        pid = entry.get("pid") if isinstance(entry, dict) else None
         if type(pid) is not int:
             return unreadable("nvml: processes holds an entry without a pid")
         used = entry.get("used_bytes")

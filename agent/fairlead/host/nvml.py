@@ -1,0 +1,364 @@
+"""The parent's side of the NVML worker: asks for sweeps, never waits longer than the deadline, never loads NVML.
+
+A call that hangs leaves the worker in a state that even SIGKILL may not end (D: the driver sleeps uninterruptibly).
+So a late worker is reported with the call that hangs, killed once, and never doubled: a new one is started only when
+the old one is gone. An answer that comes late, before the kill, is taken and all is well again.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from fairlead.errors import HostError
+from fairlead.host.gpu import return_text
+from fairlead.host.nvml_frames import BEAT, FRAME, FRAME_MAX_BYTES
+from fairlead.model.facts import Missing, StuckCall, unreadable
+
+KILL_FACTOR = 3  # a worker that is late this many deadlines is killed
+ATTACH_SECONDS = 60.0  # nvmlInit without persistence mode initialises every GPU: killed no sooner than that
+_BACKOFF_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+_QUIT_SECONDS = 2.0
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# -I: neither the environment nor the current folder can put modules in the worker's way
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from fairlead.host.nvml_worker import main; main(int(sys.argv[2]))"
+
+
+class NvmlResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. ``raw``: nvml.json form. ``stuck``: the call that has not come back. ``age_seconds``: since it was read."""
+
+    raw: dict[str, Any] | Missing
+    stuck: StuckCall | None = None
+    age_seconds: float = 0.0
+
+
+class Worker:
+    """Owns the worker process.
+
+    Blocking: ``sweep()``. In an event loop: ``start_sweep()``, wait until ``fileno()`` is readable or
+    ``next_poll()`` has come, then ``poll()``, which gives the result once.
+    """
+
+    def __init__(self, deadline_seconds: float = 5.0, *, kill_after_seconds: float | None = None) -> None:
+        self.deadline_seconds = deadline_seconds
+        self.kill_after_seconds = KILL_FACTOR * deadline_seconds if kill_after_seconds is None else kill_after_seconds
+        self.crashes = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._page: mmap.mmap | None = None
+        self._buffer = bytearray()
+        self._asked_at: float | None = None  # a sweep is wanted since then
+        self._sent_at: float | None = None  # a sweep was sent to the worker at, and is not answered
+        self._killed = False
+        self._released = False
+        self._stale = False  # the outstanding answer was already reported as late
+        self._failures = 0
+        self._not_before = 0.0
+        self._why_down = unreadable("the NVML worker has not started")
+        self._last_crash: StuckCall | None = None
+        self._codes: list[int] = []
+        self._result: NvmlResult | None = None
+
+    # -- sweeps --
+
+    def sweep(self) -> NvmlResult:
+        """One sweep, within the deadline whatever the driver does."""
+        self.start_sweep()
+        while (result := self.poll()) is None:
+            self._wait(max(0.0, self.next_poll() - time.monotonic()))
+        return result
+
+    def start_sweep(self) -> None:
+        """Asks for a sweep. While one is under way, it is that one that will be answered."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self._result = None
+            self._advance()
+
+    def poll(self) -> NvmlResult | None:
+        """The result of the sweep asked for, once; None while there is none yet. Never blocks."""
+        self._advance()
+        result, self._result = self._result, None
+        return result
+
+    def fileno(self) -> int:
+        """Readable when ``poll()`` may have something; -1 when there is no worker. Changes when a worker is replaced."""
+        process = self._process
+        return -1 if process is None or process.stdout is None else process.stdout.fileno()
+
+    def next_poll(self) -> float:
+        """CLOCK_MONOTONIC seconds at which ``poll()`` wants to be called at the latest; inf when nothing is asked."""
+        if self._asked_at is None:
+            return float("inf")
+        return self._asked_at + self.deadline_seconds
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    # -- changes and release --
+
+    def set(self, pci: str, what: str, value: int, *, deadline_seconds: float = 10.0) -> None:
+        """Sets ``what`` ("persistence", "compute_mode", "power_limit_milliwatts", "ecc_mode") of the GPU at ``pci``.
+
+        Raises HostError: NVML refused, or gave no answer in time.
+        """
+        end = time.monotonic() + deadline_seconds
+        if self._released:
+            raise HostError(f"{pci}: cannot set {what}: NVML is released")
+        if self._process is None:
+            self._start(time.monotonic())
+        self._codes.clear()
+        if not self._send(f"set {pci} {what} {value}\n"):
+            raise HostError(f"{pci}: cannot set {what}: {self._why_down.detail}")
+        while not self._codes:
+            left = end - time.monotonic()
+            if left <= 0 or self._process is None:
+                beat = self._beat()
+                late = f"{beat[0]} has not come back" if beat else "no answer"
+                why = late if self._process is not None else self._why_down.detail
+                raise HostError(f"{pci}: cannot set {what}: {why} within {deadline_seconds:g} s")
+            self._wait(left)
+            self._advance()
+        if self._codes[0]:
+            raise HostError(f"{pci}: cannot set {what} to {value}: {return_text(self._codes[0])}")
+
+    def release(self) -> None:
+        """Lets go of NVML, as a GPU reset needs; sweeps then answer Missing until ``reattach()``."""
+        self._released = True
+        self._end_process()
+
+    def reattach(self) -> None:
+        """Takes hold of NVML again at the next sweep."""
+        self._released = False
+        self._not_before = 0.0
+
+    def close(self) -> None:
+        """Ends the worker. One that cannot be killed is left to the kernel."""
+        self._end_process()
+
+    # -- inside --
+
+    def _advance(self) -> None:
+        """Reads what there is, notices deaths and deadlines, starts and asks the worker as wanted."""
+        now = time.monotonic()
+        self._receive()
+        self._reap(now)
+        if self._process is not None and self._sent_at is not None and not self._killed and self._is_overdue(now):
+            self._killed = True
+            self._process.kill()
+            self._reap(now)
+        if self._asked_at is None:
+            return
+        if self._released:
+            self._answer(unreadable("NVML is released for a GPU reset"))
+            return
+        if self._process is None and now >= self._not_before:
+            self._start(now)
+        if self._process is None:
+            self._answer(self._why_down, self._last_crash)
+            self._last_crash = None
+        elif self._sent_at is None and self._send("sweep\n"):
+            self._sent_at = now
+        elif self._stale or now - self._asked_at >= self.deadline_seconds:
+            self._stale = True
+            stuck = self._stuck(now)
+            self._answer(unreadable(f"NVML: {stuck.call or 'no call'} has not come back for {stuck.seconds:.0f} s"), stuck)
+
+    def _answer(self, raw: dict[str, Any] | Missing, stuck: StuckCall | None = None) -> None:
+        age = 0.0 if self._sent_at is None else time.monotonic() - self._sent_at
+        self._result = NvmlResult(raw=raw, stuck=stuck, age_seconds=age)
+        self._asked_at = None
+
+    def _is_overdue(self, now: float) -> bool:
+        beat = self._beat()
+        patience = self.kill_after_seconds
+        if beat is not None and beat[0].startswith("nvmlInit"):
+            patience = max(patience, ATTACH_SECONDS)
+        return self._sent_at is not None and now - self._sent_at >= patience
+
+    def _stuck(self, now: float) -> StuckCall:
+        beat = self._beat() or ("", "", self._sent_at or now)
+        return StuckCall(call=beat[0], gpu=beat[1], seconds=max(0.0, now - beat[2]), process_state=self._state())
+
+    def _beat(self) -> tuple[str, str, float] | None:
+        """(call, GPU, since) that the worker is in; None between calls."""
+        if self._page is None:
+            return None
+        for _ in range(5):  # the worker may be writing it
+            number, since, call, gpu = BEAT.unpack_from(self._page, 0)
+            if BEAT.unpack_from(self._page, 0)[0] == number:
+                break
+        name = call.rstrip(b"\0").decode("ascii", "replace")
+        return (name, gpu.rstrip(b"\0").decode("ascii", "replace"), since) if name else None
+
+    def _state(self) -> str:
+        """The worker's state letter (proc(5), /proc/PID/stat, third field after the name in parentheses)."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as f:
+                return f.read(1024).rpartition(b")")[2].split()[0].decode("ascii", "replace")
+        except (OSError, IndexError):
+            return "X"
+
+    def _start(self, now: float) -> None:
+        fd = os.memfd_create("fairlead-nvml-beat", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, mmap.PAGESIZE)
+            self._page = mmap.mmap(fd, mmap.PAGESIZE)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _START, _PACKAGE_PARENT, str(fd)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(fd,),
+                close_fds=True,
+                bufsize=0,
+                cwd="/",
+            )
+        except OSError as e:
+            self._page = None
+            self._down(now, unreadable(f"the NVML worker cannot be started: {e.strerror or e}"))
+            return
+        finally:
+            os.close(fd)
+        assert self._process.stdout is not None and self._process.stdin is not None  # noqa: S101  (both are PIPE)
+        os.set_blocking(self._process.stdout.fileno(), False)
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._buffer.clear()
+        self._killed = self._stale = False
+
+    def _down(self, now: float, why: Missing) -> None:
+        self._why_down = why
+        self._not_before = now + _BACKOFF_SECONDS[min(self._failures, len(_BACKOFF_SECONDS) - 1)]
+        self._failures += 1
+
+    def _send(self, line: str) -> bool:
+        process = self._process
+        if process is None or process.stdin is None or self._killed:
+            return False
+        try:
+            os.write(process.stdin.fileno(), line.encode())
+        except OSError:  # it is ending: noticed by _reap
+            return False
+        return True
+
+    def _receive(self) -> None:
+        fd = self.fileno()
+        while fd >= 0:
+            try:
+                data = os.read(fd, 262144)
+            except OSError as e:
+                if e.errno not in (errno.EAGAIN, errno.EINTR):
+                    self._kill_now()
+                break
+            if not data:
+                break
+            self._buffer += data
+        while len(self._buffer) >= FRAME.size:
+            size, kind = FRAME.unpack_from(self._buffer)
+            if size > FRAME_MAX_BYTES:
+                self._kill_now()
+                break
+            if len(self._buffer) < FRAME.size + size:
+                break
+            payload = bytes(self._buffer[FRAME.size : FRAME.size + size])
+            del self._buffer[: FRAME.size + size]
+            self._take(kind, payload)
+
+    def _take(self, kind: int, payload: bytes) -> None:
+        try:
+            value = msgspec.json.decode(payload)
+        except msgspec.DecodeError:
+            self._kill_now()
+            return
+        if kind == ord("R") and isinstance(value, dict):
+            self._codes.append(int(value.get("code", 999)))
+        elif kind == ord("S") and isinstance(value, dict):
+            self._failures = 0
+            self._stale = False
+            if self._asked_at is not None and not self._killed:
+                self._answer(value)
+            self._sent_at = None
+
+    def _kill_now(self) -> None:
+        if self._process is not None and not self._killed:
+            self._killed = True
+            self._process.kill()
+
+    def _reap(self, now: float) -> None:
+        """Notices that the worker has ended, and why."""
+        process = self._process
+        if process is None or process.poll() is None:
+            return
+        self._receive()  # what it said last
+        beat = self._beat()
+        status = process.returncode
+        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if beat is not None:
+            how += f" in {beat[0]}" + (f" of {beat[1]}" if beat[1] else "")
+        self._forget()
+        if status == 0 and not self._killed:  # it asked to be started anew
+            self._not_before = now
+            self._why_down = unreadable("the NVML worker starts anew")
+            return
+        if not self._killed:
+            self.crashes += 1
+            self._last_crash = StuckCall(
+                call=beat[0] if beat else "",
+                gpu=beat[1] if beat else "",
+                seconds=now - beat[2] if beat else 0.0,
+                process_state="X",
+            )
+        self._down(now, unreadable(f"the NVML worker {how}"))
+        if self._asked_at is not None and not self._released:
+            self._answer(self._why_down, self._last_crash)
+            self._last_crash = None
+
+    def _forget(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+        self._sent_at = None
+        self._buffer.clear()
+
+    def _end_process(self) -> None:
+        """Asks the worker to quit, then kills it; does not wait for what cannot be killed."""
+        process = self._process
+        if process is None:
+            return
+        if self._sent_at is None:
+            self._send("quit\n")
+        else:
+            self._kill_now()
+        end = time.monotonic() + _QUIT_SECONDS
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.005)
+        if process.poll() is None:
+            self._kill_now()
+            time.sleep(0.05)
+        if process.poll() is None and self._released:
+            return  # in D state: still ours, so that no second one is started
+        process.returncode = process.returncode if process.returncode is not None else -signal.SIGKILL
+        self._forget()
+
+    def _wait(self, seconds: float) -> None:
+        fd = self.fileno()
+        if fd < 0:
+            time.sleep(min(seconds, 0.05))
+            return
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        poller.poll(min(seconds, 60.0) * 1000)

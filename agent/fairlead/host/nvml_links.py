@@ -1,0 +1,95 @@
+"""The NVLinks of one GPU, read inside the NVML worker."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+Beat = Callable[[bytes, bytes], None]
+Json = dict[str, Any]
+
+NOT_SUPPORTED = 3
+FATAL = (1, 9, 15)  # UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: no use in asking this GPU more
+LINKS_MAX = 18  # NVML_NVLINK_MAX_LINKS
+# NVML_FI_DEV_NVLINK_ERROR_DL_*, scopeId: the link
+LINK_FIELDS = {161: "replay_errors", 162: "recovery_errors", 163: "crc_errors"}
+LINK_COUNTERS = {0: "replay_errors", 1: "recovery_errors", 2: "crc_errors"}  # nvmlNvLinkErrorCounter_t
+
+
+class Links:
+    """``found``: one entry of nvml.json per link that the GPU has."""
+
+    def __init__(self, lib: Any, structs: Any, pci: bytes, beat: Beat) -> None:
+        self.found: list[Json] = []
+        self.errors_by_call = False
+        self.pci = pci
+        self._lib = lib
+        self._structs = structs
+        self._beat = beat
+        self._state = ctypes.c_uint()
+
+    def forget(self) -> None:
+        self.found = []
+
+    def find(self, handle: Any) -> int:
+        """How many NVLinks there are, and what is at their far ends."""
+        lib, s = self._lib, self._structs
+        old_links = self.found
+        found: list[Json] = []
+        for i in range(LINKS_MAX):
+            self._beat(b"nvmlDeviceGetNvLinkState", self.pci)
+            code = lib.nvmlDeviceGetNvLinkState(handle, i, ctypes.byref(self._state))
+            if code in FATAL:
+                return int(code)
+            if code in (2, NOT_SUPPORTED):  # INVALID_ARGUMENT: no such link
+                break
+            old = old_links[i] if i < len(old_links) else {}
+            link: Json = {"active": 0, "version": 0, "remote": "", "crc_errors": 0, "replay_errors": 0, "recovery_errors": 0}
+            link.update(old)
+            version = ctypes.c_uint()
+            self._beat(b"nvmlDeviceGetNvLinkVersion", self.pci)
+            code = lib.nvmlDeviceGetNvLinkVersion(handle, i, ctypes.byref(version))
+            link["version"] = {"error": code} if code else version.value
+            kind = ctypes.c_uint()
+            self._beat(b"nvmlDeviceGetNvLinkRemoteDeviceType", self.pci)
+            code = lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, i, ctypes.byref(kind))
+            if code == 0 and kind.value == 2:  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+                link["remote"] = "switch"
+            else:
+                info = s.nvmlPciInfo_t()
+                self._beat(b"nvmlDeviceGetNvLinkRemotePciInfo_v2", self.pci)
+                code = lib.nvmlDeviceGetNvLinkRemotePciInfo_v2(handle, i, ctypes.byref(info))
+                link["remote"] = "" if code else bus_id(info)
+            found.append(link)
+        self.found = found
+        return 0
+
+    def read(self, handle: Any, values: Json) -> int:
+        """States into ``values["nvlink"]``, and error counters where the fields do not give them."""
+        values["nvlink"] = self.found
+        fn, state = self._lib.nvmlDeviceGetNvLinkState, self._state
+        where = ctypes.byref(state)
+        if self.found:
+            self._beat(b"nvmlDeviceGetNvLinkState", self.pci)
+        for i, link in enumerate(self.found):
+            code = fn(handle, i, where)
+            if code in FATAL:
+                return int(code)
+            link["active"] = {"error": code} if code else state.value
+        if self.errors_by_call:
+            value = ctypes.c_ulonglong()
+            self._beat(b"nvmlDeviceGetNvLinkErrorCounter", self.pci)
+            for i, link in enumerate(self.found):
+                for counter, key in LINK_COUNTERS.items():
+                    code = self._lib.nvmlDeviceGetNvLinkErrorCounter(handle, i, counter, ctypes.byref(value))
+                    link[key] = {"error": code} if code else value.value
+        return 0
+
+
+def bus_id(info: Any) -> str:
+    """nvmlPciInfo_t.busId "00000000:1B:00.0" as "0000:1b:00.0"."""
+    text = info.busId  # the binding's structures give str, its older releases bytes
+    text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}"

@@ -1,0 +1,263 @@
+"""The NVML worker: a process of its own, the only one that loads NVML. A call that hangs hangs here.
+
+The parent (host.nvml) gives it two things: commands by lines on stdin, and a page of shared memory (``BEAT``) into
+which the worker writes the name of each call before it makes it. Answers go to stdout as frames: length (32 bit, little
+endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when its stdin does.
+
+    sweep                 -> S: a snapshot in nvml.json form
+    set PCI WHAT VALUE    -> R: {"code": 0}
+    reattach              lets go of NVML and takes hold of it again at the next sweep
+    quit
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pynvml
+
+from fairlead.host.nvml_device import FUNCTION_NOT_FOUND, Device
+from fairlead.host.nvml_frames import BEAT, FRAME
+from fairlead.host.nvml_links import Beat, Json, bus_id
+
+_UNINITIALIZED, _DRIVER_NOT_LOADED, _MISMATCH, _UNKNOWN = 1, 9, 18, 999
+_RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+# what ``set`` can do: a function of (handle, unsigned int)
+_SETTERS = {
+    "persistence": "nvmlDeviceSetPersistenceMode",
+    "compute_mode": "nvmlDeviceSetComputeMode",
+    "power_limit_milliwatts": "nvmlDeviceSetPowerManagementLimit",
+    "ecc_mode": "nvmlDeviceSetEccMode",
+}
+
+
+class Session:
+    """Holds NVML open from one sweep to the next, and takes hold of it again after a driver reload."""
+
+    def __init__(self, beat: Beat) -> None:
+        self._beat = beat
+        self._lib: Any = None
+        self._error: Json = {"error": _UNINITIALIZED, "call": "nvmlInit_v2"}
+        self._failures = 0
+        self._next_try = 0.0
+        self._count = 0
+        self._devices: list[Device] = []
+        self._lost: list[Json] = []  # GPUs without a handle: identity and errors
+        self._identities: dict[int, Json] = {}  # by NVML index, of earlier attachments too
+        self._system: Json = {}
+        self.outdated = False  # the library in memory is not that of the loaded driver: only a new process helps
+
+    def sweep(self) -> Json:
+        """A snapshot of all GPUs in nvml.json form; ``{"error": code, "call": name}`` when NVML as a whole fails."""
+        now = time.monotonic()
+        if self._lib is None and not self._attach(now):
+            return {"schema": 1, **self._error}
+        count = ctypes.c_uint()
+        self._beat(b"nvmlDeviceGetCount_v2", b"")
+        code = self._lib.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        if code:
+            return self._fail(code, "nvmlDeviceGetCount_v2")
+        if count.value != self._count or self._lost or any(d.failed for d in self._devices):
+            self._enumerate(count.value)
+        for device in self._devices:
+            code = device.sweep(now)
+            if code in (_UNINITIALIZED, _DRIVER_NOT_LOADED):
+                return self._fail(code, "nvmlDeviceGetMemoryInfo_v2")
+        entries = [d.values for d in self._devices] + self._lost
+        return {"schema": 1, **self._system, "gpus": sorted(entries, key=lambda e: e["index"])}
+
+    def set(self, pci: str, what: str, value: int) -> int:
+        """Changes one setting of one GPU; returns NVML's code."""
+        if self._lib is None and not self._attach(time.monotonic()):
+            return int(self._error["error"])
+        name = _SETTERS.get(what)
+        if name is None:
+            return FUNCTION_NOT_FOUND
+        handle = ctypes.c_void_p()
+        self._beat(b"nvmlDeviceGetHandleByPciBusId_v2", pci.encode())
+        code = self._lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(handle))
+        if code:
+            return int(code)
+        self._beat(name.encode(), pci.encode())
+        return int(getattr(self._lib, name)(handle, ctypes.c_uint(value)))
+
+    def release(self) -> None:
+        """Lets go of NVML."""
+        if self._lib is not None:
+            self._beat(b"nvmlShutdown", b"")
+            self._lib.nvmlShutdown()
+        self._lib = None
+        self._devices = []
+        self._lost = []
+        self._count = 0
+
+    def _attach(self, now: float) -> bool:
+        if now < self._next_try:
+            return False
+        self._beat(b"nvmlInit_v2", b"")
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as e:
+            code = int(getattr(e, "value", _UNKNOWN))
+            self.outdated = code == _MISMATCH
+            self._fail(code, "nvmlInit_v2")
+            return False
+        self._lib = pynvml.nvmlLib
+        self._failures = 0
+        version = ctypes.create_string_buffer(80)
+        cuda = ctypes.c_int()
+        driver_code = self._lib.nvmlSystemGetDriverVersion(version, 80)
+        driver = version.value.decode("utf-8", "replace")
+        nvml_code = self._lib.nvmlSystemGetNVMLVersion(version, 80)
+        cuda_code = self._lib.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+        self._system = {
+            "driver_version": {"error": driver_code} if driver_code else driver,
+            "nvml_version": {"error": nvml_code} if nvml_code else version.value.decode("utf-8", "replace"),
+            "cuda_driver_version": {"error": cuda_code} if cuda_code else cuda.value,
+        }
+        return True
+
+    def _fail(self, code: int, call: str) -> Json:
+        if self._lib is not None:
+            self.release()
+        self._next_try = time.monotonic() + _RETRY_SECONDS[min(self._failures, len(_RETRY_SECONDS) - 1)]
+        self._failures += 1
+        self._error = {"error": code, "call": call}
+        return {"schema": 1, **self._error}
+
+    def _enumerate(self, count: int) -> None:
+        """Handles by index are not identities: what is known of a GPU is keyed by its PCI address."""
+        known = {d.identity["pci"]: d for d in self._devices}
+        self._count = count
+        self._devices = []
+        self._lost = []
+        for index in range(count):
+            handle = ctypes.c_void_p()
+            info = pynvml.nvmlPciInfo_t()
+            self._beat(b"nvmlDeviceGetHandleByIndex_v2", str(index).encode())
+            code = self._lib.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+            if not code:
+                self._beat(b"nvmlDeviceGetPciInfo_v3", str(index).encode())
+                code = self._lib.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(info))
+            if code:
+                identity = self._identities.get(index, {"index": index, "pci": ""})
+                self._lost.append(_all_failed(identity, code))
+                continue
+            pci = bus_id(info)
+            device = known.get(pci)
+            if device is None:
+                identity = {
+                    **self._identify(handle, index, pci),
+                    "pci_device_id": info.pciDeviceId,
+                    "pci_subsystem_id": info.pciSubSystemId,
+                }
+                device = Device(self._lib, pynvml, handle, identity, self._beat)
+            device.handle = handle
+            device.identity["index"] = device.values["index"] = index
+            self._identities[index] = device.identity
+            self._devices.append(device)
+
+    def _identify(self, handle: Any, index: int, pci: str) -> Json:
+        """What does not change while a GPU is in its slot."""
+        lib = self._lib
+        where = pci.encode()
+
+        def text(name: str, size: int, *before: Any) -> str | Json:
+            buffer = ctypes.create_string_buffer(size)
+            self._beat(name.encode(), where)
+            fn = getattr(lib, name, None)
+            code = fn(handle, *before, buffer, ctypes.c_uint(size)) if fn else FUNCTION_NOT_FOUND
+            return {"error": code} if code else buffer.value.decode("utf-8", "replace")
+
+        def number(name: str) -> int | Json:
+            value = ctypes.c_uint()
+            self._beat(name.encode(), where)
+            fn = getattr(lib, name, None)
+            code = fn(handle, ctypes.byref(value)) if fn else FUNCTION_NOT_FOUND
+            return {"error": code} if code else value.value
+
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._beat(b"nvmlDeviceGetCudaComputeCapability", where)
+        code = lib.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+        return {
+            "index": index,
+            "pci": pci,
+            "uuid": text("nvmlDeviceGetUUID", 96),
+            "serial": text("nvmlDeviceGetSerial", 30),
+            "minor": number("nvmlDeviceGetMinorNumber"),
+            "name": text("nvmlDeviceGetName", 96),
+            "board_part_number": text("nvmlDeviceGetBoardPartNumber", 80),
+            "vbios_version": text("nvmlDeviceGetVbiosVersion", 32),
+            "inforom_image_version": text("nvmlDeviceGetInforomImageVersion", 16),
+            "architecture": number("nvmlDeviceGetArchitecture"),
+            "brand": number("nvmlDeviceGetBrand"),
+            "compute_capability": {"error": code} if code else [major.value, minor.value],
+            "cores": number("nvmlDeviceGetNumGpuCores"),
+        }
+
+
+_PARTS = (
+    "memory", "persistence_mode", "mig_mode", "ecc_mode", "ecc", "sram", "remap", "pcie", "temperature", "power", "clocks",
+    "throttle_reasons", "utilization", "performance_state", "recovery_action", "fabric", "nvlink", "processes", "uuid", "serial",
+    "minor", "name",
+)  # fmt: skip
+
+
+def _all_failed(identity: Json, code: int) -> Json:
+    return {**{key: {"error": code} for key in _PARTS}, **identity}
+
+
+def _write(kind: bytes, payload: Any) -> None:
+    data = json.dumps(payload, separators=(",", ":")).encode()
+    view = memoryview(FRAME.pack(len(data), kind[0]) + data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def main(beat_fd: int) -> None:
+    """Serves commands until stdin ends. ``beat_fd``: the shared page."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: also while a call hangs
+    page = mmap.mmap(beat_fd, mmap.PAGESIZE)
+    number = 0
+
+    def beat(call: bytes, pci: bytes) -> None:
+        nonlocal number
+        number += 1
+        BEAT.pack_into(page, 0, number, time.monotonic(), call, pci)
+
+    session = Session(beat)
+    pending = b""
+    while data := os.read(0, 4096):
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            words = line.decode("ascii", "replace").split()
+            if words[:1] == ["sweep"]:
+                snapshot = session.sweep()
+                beat(b"", b"")
+                _write(b"S", snapshot)
+                if session.outdated:
+                    return
+            elif words[:1] == ["set"] and len(words) == 4:
+                code = session.set(words[1], words[2], int(words[3]))
+                beat(b"", b"")
+                _write(b"R", {"code": code})
+            elif words == ["reattach"]:
+                session.release()
+                beat(b"", b"")
+            elif words == ["quit"]:
+                session.release()
+                return
+            else:
+                sys.exit(f"nvml worker: unknown command {line[:80]!r}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
