@@ -126,7 +126,8 @@ def _fresh_clock() -> None:
         return
     offsets = ""
     for name, clock in (("monotonic", time.CLOCK_MONOTONIC), ("boottime", time.CLOCK_BOOTTIME)):
-        offsets += f"{name} -{int(time.clock_gettime(clock))} 0\n"
+        seconds, rest = divmod(-time.clock_gettime_ns(clock), 10**9)
+        offsets += f"{name} {seconds} {rest}\n"
     Path("/proc/self/timens_offsets").write_text(offsets)
 
 

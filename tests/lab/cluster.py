@@ -15,32 +15,21 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from tests.lab import box, cpus, slurmconf
+from tests.lab.clients import CLIENTS, SlurmClients
+from tests.lab.enter import enter_command, run_inside
 from tests.lab.ledger import Ledger
-from tests.lab.roots import SUITES, USER, LabError, root
+from tests.lab.roots import SUITES, LabError, root
 
 _count = itertools.count(1)
-
-CLIENTS = ("scontrol", "squeue", "sinfo", "sbatch", "srun", "salloc", "scancel", "sdiag", "sacct", "sstat")
-
-
-@dataclass(frozen=True)
-class NodeState:
-    """A node as slurmctld has it: states such as ('IDLE', 'DRAIN'), the reason and who set it ('' for none)."""
-
-    states: tuple[str, ...]
-    reason: str = ""
-    user: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class NodeDirs:
 
 
 @dataclass
-class Cluster:
+class Cluster(SlurmClients):
     """See the module's text. Paths in hooks are paths inside; a ``Path`` object is a file of the machine, which is
     bound to /etc/slurm/hooks/ and named there (so is what lies beside it in its folder).
 
@@ -237,25 +226,10 @@ class Cluster:
         prepare += "; install -d -o munge -g munge -m 755 /run/munge; install -d -m 777 /run/fakeaff"
         self._exec(prepare)
 
-    def _enter(self) -> list[str]:
-        return [
-            "nsenter",
-            f"--target={self.pid}",
-            "--mount",
-            "--uts",
-            "--ipc",
-            "--net",
-            "--pid",
-            "--cgroup",
-            "--root",
-            "--wd",
-            "--",
-        ]
-
     def _wrappers(self) -> None:
         simulated = [f"{key}={value}" for key, value in self._simulation().items()]
         for client in CLIENTS:
-            command = [*self._enter(), *(["/usr/bin/env", *simulated] if simulated else []), f"/usr/bin/{client}"]
+            command = [*enter_command(self.pid), *(["/usr/bin/env", *simulated] if simulated else []), f"/usr/bin/{client}"]
             path = self.bin / client
             path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             path.chmod(0o755)
@@ -308,72 +282,14 @@ class Cluster:
         timeout: float = 60,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside, as ``user`` or root, in a clean environment plus ``env``; bounded by ``timeout`` s."""
-        home = f"/home/{user}" if user else "/root"
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home, "LC_ALL": "C.UTF-8", **self._simulation()}
-        environment.update(env or {})
-        inner = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in environment.items())]
-        if user:
-            inner = ["/usr/bin/setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *inner]
-        done = subprocess.run(
-            [*self._enter(), *inner, *command],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-        )
-        if check and done.returncode:
-            raise LabError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
-        return done
+        """See SlurmClients.run; also where the simulated CPUs are."""
+        environment = {**self._simulation(), **(env or {})}
+        return run_inside(self.pid, command, user=user, env=environment, check=check, timeout=timeout, stdin=stdin)
 
-    def scontrol(self, *arguments: str, check: bool = True) -> str:
-        """scontrol's output."""
-        return self.run(["/usr/bin/scontrol", *arguments], check=check).stdout
-
-    def node_state(self, name: str) -> NodeState:
-        """One node as slurmctld has it now."""
-        return parse_node(self.scontrol("-o", "show", "node", name))
-
-    def wait_idle(self, seconds: float = 20, names: Sequence[str] = ()) -> None:
-        """Wait until every node (or those named) says IDLE and nothing else."""
-        wanted = set(names or (node.name for node in self.slurm_nodes))
-        deadline = time.monotonic() + seconds
-        while True:
-            listed = self.run(["/usr/bin/sinfo", "-h", "-N", "-o", "%N %T"], check=False).stdout.split("\n")
-            states = dict(line.split() for line in listed if len(line.split()) == 2)
-            waiting = {name for name in wanted if states.get(name) != "idle"}
-            if not waiting:
-                return
-            if time.monotonic() > deadline:
-                told = ", ".join(f"{name} {states.get(name, 'unknown')}" for name in sorted(waiting))
-                raise LabError(f"cluster {self.name}: not idle after {seconds:g} s: {told}")
-            time.sleep(0.05)
-
-    def submit(self, script: str, *options: str, user: str = USER, env: Mapping[str, str] | None = None) -> int:
-        """sbatch of a script's text as ``user``; returns the job id. Output goes to /tmp/job-ID.out inside."""
-        command = ["/usr/bin/sbatch", "--parsable", "--output=/tmp/job-%j.out", "--chdir=/tmp", *options]
-        return int(self.run(command, user=user, env=env, stdin=script).stdout.strip().split(";")[0])
-
-    def job_state(self, job: int) -> str:
-        """JobState, such as PENDING, RUNNING, COMPLETED ('' when slurmctld does not know the job)."""
-        found = re.search(r"\bJobState=(\S+)", self.scontrol("-o", "show", "job", str(job), check=False))
-        return found[1] if found else ""
-
-    def wait_job(self, job: int, *states: str, seconds: float = 30) -> str:
-        """Wait until the job is in one of ``states`` (default: any state that it ends in); returns that state."""
-        ends = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        deadline = time.monotonic() + seconds
-        while (state := self.job_state(job)) not in ends:
-            if time.monotonic() > deadline:
-                raise LabError(f"job {job} is {state or 'unknown'} after {seconds:g} s, not {' or '.join(ends)}")
-            time.sleep(0.05)
-        return state
-
-    def output(self, job: int) -> str:
-        """What the job printed."""
-        return self.run(["/bin/cat", f"/tmp/job-{job}.out"]).stdout
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """n1 ... nN, then r1 where asked for."""
+        return tuple(node.name for node in self.slurm_nodes)
 
     def node_dirs(self, name: str) -> NodeDirs:
         """The folders that this node's hooks see as /run/fairlead, /etc/fairlead and /var/lib/fairlead."""
@@ -388,12 +304,3 @@ class Cluster:
             told.append(f"--- {path.name}\n" + "\n".join(tail))
         return "\n".join(told)
 
-
-def parse_node(text: str) -> NodeState:
-    """A NodeState of one line of ``scontrol -o show node``."""
-    state = re.search(r"\bState=(\S+)", text)
-    if not state:
-        raise LabError(f"scontrol says nothing about that node: {text.strip()[:200]}")
-    reason = re.search(r"\bReason=(.*?) \[([^@\]]*)@[^\]]*\]", text)
-    states = tuple(word.rstrip("*~#!%$@^-") for word in state[1].split("+"))
-    return NodeState(states, reason[1] if reason else "", reason[2] if reason else "")

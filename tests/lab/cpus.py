@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab.roots import LabError, lab_dir
@@ -15,9 +16,17 @@ SOURCE = Path(__file__).with_name("fakeaff.c")
 INSIDE = "/usr/lib/fairlead-lab/fakeaff.so"
 
 
+def digest(sources: Sequence[Path]) -> str:
+    """Twelve hex digits of what the files hold."""
+    total = hashlib.sha256()
+    for source in sources:
+        total.update(source.read_bytes())
+    return total.hexdigest()[:12]
+
+
 def fakeaff() -> Path:
     """The built fakeaff.so, cached by its source. Raises LabError when there is no C compiler."""
-    built = lab_dir() / "build" / f"fakeaff-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.so"
+    built = lab_dir() / "build" / f"fakeaff-{digest([SOURCE])}.so"
     if not built.is_file():
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
@@ -78,3 +87,47 @@ def make(groups: dict[str, Path]) -> None:
         for key in ("cpuset.cpus", "cpuset.mems"):
             if (group / key).exists():
                 (group / key).write_text((group.parent / key).read_text())
+
+
+def make_cgroups(top: Path, below: Sequence[str]) -> None:
+    """Make ``top`` and groups below it, with every v2 controller that the machine gives, where it gives any.
+
+    On a hybrid machine the v2 hierarchy has no controllers, and there is nothing to enable.
+    """
+    for group in (top, *(top / name for name in below)):
+        group.mkdir(parents=True, exist_ok=True)
+    for group in (top.parent, top, *sorted({(top / name).parent for name in below})):
+        try:
+            for name in (group / "cgroup.controllers").read_text().split():
+                (group / "cgroup.subtree_control").write_text(f"+{name}")
+        except OSError:
+            continue
+
+
+def write_masks(tree: Path) -> None:
+    """Add to a tree's CPUs the mask files beside the lists: hwloc and lscpu read only those (kernel cputopology.rst)."""
+    system = tree / "sys/devices/system/cpu"
+    packages: dict[str, int] = {}
+    cpu_folders = sorted(system.glob("cpu[0-9]*"))
+    for folder in cpu_folders:
+        package = (folder / "topology/physical_package_id").read_text().strip()
+        packages[package] = packages.get(package, 0) | 1 << int(folder.name[3:])
+    for folder in cpu_folders:
+        topology = folder / "topology"
+        siblings = 0
+        for part in (topology / "thread_siblings_list").read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                siblings |= 1 << number
+        package = packages[(topology / "physical_package_id").read_text().strip()]
+        for name, mask in (("core_cpus", siblings), ("thread_siblings", siblings), ("package_cpus", package), ("core_siblings", package)):
+            if not (topology / name).exists():
+                (topology / name).write_text(_mask(mask, len(cpu_folders)) + "\n")
+    if not (system / "kernel_max").exists():
+        (system / "kernel_max").write_text("8191\n")
+
+
+def _mask(value: int, cpus: int) -> str:
+    """The kernel's mask format: 32-bit words in hexadecimal, most significant first, separated by commas."""
+    words = max(1, (cpus + 31) // 32)
+    return ",".join(f"{value >> (32 * word) & 0xFFFFFFFF:08x}" for word in reversed(range(words)))

@@ -14,7 +14,7 @@ from tests.lab.models import Model
 
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999
 DRIVER_VERSION = "570.172.08"
-IDENTITY = ("index", "pci", "uuid", "minor")  # what the driver still answers for a GPU that is lost
+IDENTITY = ("index", "pci", "pci_device_id", "pci_subsystem_id", "uuid", "minor")  # what the driver still answers for a GPU that is lost
 
 
 def digest(*words: object) -> str:
@@ -34,7 +34,16 @@ def error(code: int) -> dict[str, int]:
 
 
 def gpu_facts(
-    model: Model, index: int, pci: str, *, node: str, seed: int, cpus: str, numa: int, persistence: int
+    model: Model,
+    index: int,
+    pci: str,
+    *,
+    node: str,
+    seed: int,
+    cpus: str,
+    numa: int,
+    persistence: int,
+    ancestors: list[int],
 ) -> dict[str, Any]:
     """One healthy, idle GPU. `index` is the NVML index and the minor number (they are equal on these machines)."""
     g = model.gpu
@@ -46,6 +55,8 @@ def gpu_facts(
     return {
         "index": index,
         "pci": pci,
+        "pci_device_id": g.product.device << 16 | g.product.vendor,
+        "pci_subsystem_id": g.product.subsystem[1] << 16 | g.product.subsystem[0],
         "uuid": "GPU-" + uuid(node, seed, "gpu", index),
         "serial": f"165{int(digest(node, seed, 'serial', index), 16) % 10**10:010d}",
         "minor": index,
@@ -86,6 +97,7 @@ def gpu_facts(
         "nvlink": [dict(link) for _ in range(g.nvlinks)],
         "cpu_affinity": cpus,
         "numa": numa,
+        "common_ancestor": ancestors,  # nvmlGpuTopologyLevel to each GPU by index
         "processes": [],
     }  # fmt: skip
 

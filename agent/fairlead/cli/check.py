@@ -14,6 +14,8 @@ from fairlead.cli.show import print_json, state_word
 from fairlead.errors import ExitCode, UsageError
 from fairlead.model.finding import Finding, Level, worst
 
+SHOWN_PER_CHECK = 3
+
 
 def register(parser: argparse.ArgumentParser) -> None:
     look.register(parser)
@@ -49,13 +51,21 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json({"node": node.name, "state": level.word, "findings": [finding_data(f) for f in findings]})
         return ExitCode(level)
     print(f"{node.name}: {state_word(level.word)}" + (f" (profile {document.profile})" if document.profile else ""))
+    shown: dict[tuple[str, Level], int] = {}
     for f in findings:
+        kind = (f.check, f.level)
+        shown[kind] = shown.get(kind, 0) + 1
+        if shown[kind] > SHOWN_PER_CHECK:
+            continue
         device = f" {f.device}" if f.device and f.device not in f.summary else ""
         print(f"  {state_word(f.level.word):7} {f.check}{device}: {f.summary}")
         for line in f.evidence:
             print(f"          {line}")
         if f.action.value != "none":
             print(f"          do: {f.action.value}")
+    for (name, _), count in shown.items():
+        if count > SHOWN_PER_CHECK:
+            print(f"  ... and {count - SHOWN_PER_CHECK} more of {name} (--json has all)")
     if not document.profile:
         print("  (no document and no --profile: what this machine should be is not known)")
     return ExitCode(level)

@@ -24,6 +24,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", nargs="?", default="", help="a Slurm node; default: this machine")
     parser.add_argument("--site", default="", help="site.toml: how ssh reaches the node")
     parser.add_argument("--no-slurm", action="store_true", help="do not ask slurmctld")
+    parser.add_argument("--slurm-bin", default="/usr/bin", metavar="DIR", help="where scontrol is")
     parser.add_argument("--run-dir", default=status_command.RUN_DIR, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
 
@@ -53,12 +54,11 @@ def _remote(args: argparse.Namespace) -> dict[str, Any]:
     return data if isinstance(data, dict) else {"error": f"{args.node}: unexpected answer"}
 
 
-def _slurm(name: str) -> dict[str, Any]:
-    from fairlead.config import SlurmOptions
+def _slurm(name: str, bin_dir: str) -> dict[str, Any]:
     from fairlead.slurm.scontrol import Scontrol
 
     try:
-        state = Scontrol(SlurmOptions()).node(name)
+        state = Scontrol(bin_dir=bin_dir).node(name)
     except FairleadError as e:
         return {"error": str(e)}
     return {
@@ -95,7 +95,7 @@ def _meaning(finding: dict[str, Any]) -> list[str]:
 
 def _rule(finding: dict[str, Any]) -> str:
     mode = finding.get("mode", "?")
-    return {"enforce": "enforce: may drain", "observe": "observe: reported only, does not drain"}.get(mode, mode)
+    return str({"enforce": "enforce: may drain", "observe": "observe: reported only, does not drain"}.get(mode, mode))
 
 
 def story(agent: dict[str, Any], slurm: dict[str, Any] | None) -> list[str]:
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     local = not args.node or args.node == here
     agent = _local(args) if local else _remote(args)
     name = args.node or agent.get("status", {}).get("slurm_node") or here
-    slurm = None if args.no_slurm else _slurm(name)
+    slurm = None if args.no_slurm else _slurm(name, args.slurm_bin)
     if "error" in agent and slurm and "error" in slurm:
         raise InputMissing(f"{name}: neither Slurm nor the node says anything", hint=f"{slurm['error']}; {agent['error']}")
     if args.json:

@@ -11,14 +11,16 @@ from msgspec import Meta, Struct
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Mode
 
+Sweeps = Annotated[int, Meta(ge=1, le=100)]
+
 
 class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters that every check has. A check adds its own by subclassing."""
 
     enabled: Annotated[bool, Meta(description="Run this check.")] = True
     mode: Annotated[Mode | None, Meta(description="observe or enforce; unset: the check's own default.")] = None
-    confirm: Annotated[int | None, Meta(ge=1, le=100, description="Bad sweeps of the last `confirm_of` that count.")] = None
-    confirm_of: Annotated[int | None, Meta(ge=1, le=100, description="Window of sweeps for `confirm`.")] = None
+    confirm: Annotated[Sweeps | None, Meta(description="Bad sweeps of the last `confirm_of` that count.")] = None
+    confirm_of: Annotated[Sweeps | None, Meta(description="Window of sweeps for `confirm`.")] = None
 
 
 class KernelRecord(Struct, frozen=True, kw_only=True):

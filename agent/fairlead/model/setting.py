@@ -28,6 +28,7 @@ class Setting:
     summary: one line for the docs table. want: its Want class. reads: files (globs allowed) whose text it needs.
     observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
     disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
+    nvml: observe needs what NVML says.
     plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
     """
 
@@ -38,6 +39,7 @@ class Setting:
     reads: tuple[str, ...] = ()
     disruption: Disruption = Disruption.NONE
     volatile: bool = False
+    nvml: bool = False
 
 
 def drift(name: str, setting: Setting, want: Want, node: Node) -> Iterable[Finding]:

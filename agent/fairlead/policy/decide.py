@@ -71,11 +71,14 @@ def decide(
         found.setdefault(finding.key, []).append(finding)
     started = _start_of_boot(state, now)
     judged = frozenset(policies) | {f[0].check for f in found.values()} if ran is None else frozenset(ran)
+    blind = {f[0].check for f in found.values() if any(x.level is Level.UNKNOWN and not x.device for x in f)}
     tracks: dict[str, Track] = {}
     for key in sorted(started.tracks.keys() | found.keys()):
         name = key.partition("/")[0]
         track = started.tracks.get(key, Track())
-        if name in judged:
+        if name in blind and key not in found:
+            track = replace(track, clean=0, floor=Level.OK)  # the check saw no device at all: silence is not health
+        elif name in judged:
             track = _advance(track, tuple(found.get(key, ())), policy_for(name, policies), now, frozenset(started.acknowledged))
         elif name not in policies:
             continue
@@ -298,10 +301,10 @@ def _word(order: Order, level: Level, now: Now, *, unknown: bool) -> State:
 _FIRST = ("xid", "gpu_count", "row_remap", "ecc", "nvml_responsive")
 
 
-def _weight(finding: Finding) -> tuple[bool, int, str, str, str]:
-    """Order of telling: what must go now, then what names the cause best, then by name."""
+def _weight(finding: Finding) -> tuple[bool, int, str, str]:
+    """Order of telling: what must go now, then what names the cause best, then by name; within one as the check has it."""
     place = _FIRST.index(finding.check) if finding.check in _FIRST else len(_FIRST)
-    return (finding.service is not Service.DRAIN_NOW, place, finding.check, finding.device, finding.summary)
+    return (finding.service is not Service.DRAIN_NOW, place, finding.check, finding.device)
 
 
 def _summary(findings: tuple[Finding, ...]) -> str:

@@ -32,7 +32,8 @@ NOT_FOR_SOCKETS = ("lo", "docker", "br-", "veth", "cni", "cali", "flannel", "tun
 
 class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     hcas: Annotated[
-        int | None, Meta(ge=0, le=64, description="Compute HCA ports that this node must have up; unset: not checked.")
+        Annotated[int, Meta(ge=0, le=64)] | None,
+        Meta(description="Compute HCA ports that this node must have up; unset: not checked."),
     ] = None
     exclude: Annotated[
         tuple[str, ...], Meta(description="HCAs or interfaces not for NCCL (storage, management): exact, or a prefix with *.")

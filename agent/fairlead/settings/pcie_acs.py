@@ -119,9 +119,7 @@ def observe(node: Node) -> Observed | Missing:
     wanted = on_peer_paths(node)
     bridges: list[Bridge] = []
     for device in node.pci:
-        if device.address not in wanted or not device.bridge_role:
-            continue
-        if device.acs_capability is None:
+        if device.address not in wanted or device.acs_capability is None:
             continue
         if isinstance(device.acs_capability, Missing):
             return unreadable(f"ACS capability of {device.address}: {device.acs_capability.detail}")

@@ -64,4 +64,5 @@ setting = Setting(
     observe=observe,
     plan=plan,
     volatile=True,
+    nvml=True,
 )

@@ -1,1 +1,8 @@
-"""Pure rules: the Xid catalogue and the kernel line parser."""
+"""Xid and SXid: the lines in which the NVIDIA driver reports faults, and what each code means.
+
+Formats: NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu/rc/kernel_rc.c and kernel-open/nvidia/nv.c.
+"""
+
+from fairlead.xid.line import Kind, XidLine, parse, read
+
+__all__ = ["Kind", "XidLine", "parse", "read"]

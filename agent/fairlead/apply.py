@@ -1,0 +1,289 @@
+"""Makes a node what its document says: look, plan, change, look again. The agent reports drift by the same observe and plan.
+
+For each declared setting the report gives three layers: persisted (a file for the next boot), effective (the running
+kernel or hardware, read back), pending (what must happen before it is effective). Written is not done; effective is done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from fairlead import settings as setting_list
+from fairlead.config import Document
+from fairlead.errors import ConfigError, ExitCode, HostError
+from fairlead.host import change as changing
+from fairlead.host.clock import boottime
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.model.change import AnyChange, Disruption, Layer
+from fairlead.model.facts import Missing, Node, StuckCall, unreadable
+from fairlead.model.setting import Setting, Want
+
+Phase = Literal["all", "boot"]
+APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
+APPLYING_SECONDS = 600
+
+
+class Answer(Protocol):
+    """What NVML said in one sweep, in nvml.json form, or why it did not; and the call that has not come back."""
+
+    @property
+    def raw(self) -> Mapping[str, Any] | Missing: ...
+    @property
+    def stuck(self) -> StuckCall | None: ...
+
+
+class Nvml(Protocol):
+    """The NVML worker, or a machine tree in its place."""
+
+    def sweep(self) -> Answer: ...
+    def set(self, pci: str, what: str, value: int) -> None: ...
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One change of the plan. done None: not tried (a dry run, or the node is busy)."""
+
+    target: str
+    why: str
+    layer: Layer
+    disruption: Disruption
+    diff: str
+    done: bool | None = None
+    message: str = ""
+
+
+class Item(Struct, frozen=True, kw_only=True):
+    """One declared setting after the run.
+
+    state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot take
+    the wanted value), unreadable, unmanaged. persisted: yes, no, boot (applied again at every boot), unknown.
+    effective: yes, no, unknown. pending: "", idle, drain, reboot.
+    """
+
+    setting: str
+    state: str
+    persisted: str = "unknown"
+    effective: str = "unknown"
+    pending: str = ""
+    message: str = ""
+    hint: str = ""
+    steps: tuple[Step, ...] = ()
+
+
+class ApplyReport(Struct, frozen=True, kw_only=True):
+    """What one run found and did. ``changed`` counts changes made (in a dry run: that would be made)."""
+
+    schema: int = 1
+    node: str
+    generation: int
+    hash: str
+    phase: Phase
+    dry_run: bool
+    busy: bool
+    changed: int
+    failed: int
+    items: tuple[Item, ...]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        states = {i.state for i in self.items}
+        if states & {"failed", "unreadable"}:
+            return ExitCode.UNAVAILABLE
+        if "refused" in states:
+            return ExitCode.CONFIG
+        return ExitCode.TRY_AGAIN if "deferred" in states and not self.dry_run else ExitCode.OK
+
+
+class TreeNvml(Struct):
+    """NVML as a machine tree has it: ``nvml.json``, read and (persistence mode) written."""
+
+    root: Root
+    stuck: StuckCall | None = None
+
+    @property
+    def raw(self) -> Mapping[str, Any] | Missing:
+        data = self.root.read_bytes("/nvml.json", 16 << 20)
+        if data is None:
+            return unreadable("nvml.json: no such file in this tree")
+        if isinstance(data, Missing):
+            return data
+        try:
+            return msgspec.json.decode(data, type=dict[str, Any])
+        except msgspec.DecodeError as e:
+            return unreadable(f"nvml.json: {e}")
+
+    def sweep(self) -> Answer:
+        return self
+
+    def set(self, pci: str, what: str, value: int) -> None:
+        raw = self.raw
+        gpus = [] if isinstance(raw, Missing) else [g for g in raw["gpus"] if g.get("pci") == pci]
+        if isinstance(raw, Missing) or not gpus or what != "persistence":
+            raise HostError(f"{pci}: no such GPU or setting {what} in nvml.json")
+        gpus[0]["persistence_mode"] = value
+        changing.write_file(self.root.join("/nvml.json"), msgspec.json.format(msgspec.json.encode(raw), indent=1))
+
+
+def chosen(document: Document, phase: Phase) -> dict[str, tuple[Setting, Want]]:
+    """The declared settings of this phase by name; ``boot`` are those that a reboot loses."""
+    every = setting_list.load()
+    return {n: (every[n], w) for n, w in sorted(document.settings.items()) if phase == "all" or every[n].volatile}
+
+
+def apply(
+    document: Document,
+    root: Root,
+    *,
+    dry_run: bool = False,
+    phase: Phase = "all",
+    busy: bool = False,
+    nvml: Nvml | None = None,
+    undo: str = changing.UNDO,
+) -> ApplyReport:
+    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made."""
+    selected = chosen(document, phase)
+    look = _looker(document, root, selected, nvml)
+    before = look()
+    plans = {name: _plan(setting, want, before) for name, (setting, want) in selected.items()}
+    todo = {name: tuple(c for c in p if _allowed(c, busy)) for name, p in plans.items() if isinstance(p, tuple)}
+    outcomes: dict[str, tuple[changing.Outcome, ...]] = {}
+    after = before
+    if not dry_run and any(todo.values()):
+        with applying(root, document.agent.run_dir):
+            for name, changes in todo.items():
+                outcomes[name] = changing.execute(changes, root, nvml_set=nvml.set if nvml else None, undo=undo)
+            after = look()
+    items = []
+    for name, (setting, want) in selected.items():
+        planned = plans[name]
+        if not isinstance(planned, tuple):
+            items.append(msgspec.structs.replace(planned, setting=name))
+            continue
+        rest = _plan(setting, want, after) if outcomes.get(name) else planned
+        done = outcomes.get(name, ())
+        items.append(_item(name, setting, planned=planned, todo=todo[name], outcomes=done, rest=rest, dry_run=dry_run))
+    changed = sum(len(c) for c in todo.values()) if dry_run else sum(o.done for os_ in outcomes.values() for o in os_)
+    return ApplyReport(
+        node=document.node,
+        generation=document.generation,
+        hash=document.hash,
+        phase=phase,
+        dry_run=dry_run,
+        busy=busy,
+        changed=changed,
+        failed=sum(i.state in {"failed", "refused", "unreadable"} for i in items),
+        items=tuple(items),
+    )
+
+
+def _looker(
+    document: Document, root: Root, selected: Mapping[str, tuple[Setting, Want]], nvml: Nvml | None
+) -> Callable[[], Node]:
+    wanted = [s for s, want in selected.values() if want.managed]
+    reads = tuple(dict.fromkeys(path for s in wanted for path in s.reads))
+    ask = nvml if any(s.nvml for s in wanted) else None
+
+    def look() -> Node:
+        answer = ask.sweep() if ask else None
+        raw = answer.raw if answer else unreadable("NVML was not asked")
+        stuck = answer.stuck if answer else None
+        return gather(root, raw, reads=reads, unsupported=document.unsupported, stuck=stuck)
+
+    return look
+
+
+def _plan(setting: Setting, want: Want, node: Node) -> tuple[AnyChange, ...] | Item:
+    if not want.managed:
+        return Item(setting="", state="unmanaged", message="declared as not managed")
+    observed = setting.observe(node)
+    if isinstance(observed, Missing):
+        return Item(setting="", state="unreadable", message=f"cannot be read: {observed.detail}")
+    try:
+        return setting.plan(want, observed)
+    except ConfigError as e:
+        return Item(setting="", state="refused", persisted="no", effective="no", message=str(e), hint=e.hint)
+
+
+def _allowed(change: AnyChange, busy: bool) -> bool:
+    if change.disruption is Disruption.NONE:
+        return True
+    return change.disruption is Disruption.IDLE and not busy
+
+
+def _item(
+    name: str,
+    setting: Setting,
+    *,
+    planned: tuple[AnyChange, ...],
+    todo: tuple[AnyChange, ...],
+    outcomes: tuple[changing.Outcome, ...],
+    rest: tuple[AnyChange, ...] | Item,
+    dry_run: bool,
+) -> Item:
+    results = {id(o.change): o for o in outcomes}
+    steps = tuple(
+        Step(
+            target=changing.target(c),
+            why=c.why,
+            layer=c.layer,
+            disruption=c.disruption,
+            diff=changing.diff(c),
+            done=results[id(c)].done if id(c) in results else None,
+            message=results[id(c)].message if id(c) in results else "",
+        )
+        for c in planned
+    )
+    if isinstance(rest, Item):
+        return msgspec.structs.replace(rest, setting=name, state="failed", steps=steps)
+    left = {c.layer for c in rest}
+    pending = [c.disruption.value for c in rest if c.disruption is not Disruption.NONE]
+    failures = [o.message for o in outcomes if not o.done]
+    deferred = len(todo) < len(planned)
+    ours = [c for c in rest if not any(changing.target(c) == changing.target(d) for d in planned if d not in todo)]
+    offline = any(o.skipped for o in outcomes)
+    if failures:
+        state, message = "failed", failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else "")
+    elif not planned:
+        state, message = "same", ""
+    elif dry_run:
+        state, message = ("would_change" if todo else "deferred"), planned[0].why
+    elif ours and not offline:
+        state, message = "failed", f"did not take effect: {ours[0].why}"
+    elif deferred:
+        state, message = "deferred", next(c.why for c in planned if c not in todo)
+    else:
+        state, message = "changed", planned[0].why
+    return Item(
+        setting=name,
+        state=state,
+        persisted="boot" if setting.volatile else ("no" if Layer.PERSISTED in left else "yes"),
+        effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
+        pending=max(pending, key=[d.value for d in Disruption].index, default=""),
+        message=message,
+        hint="run it again when no job runs here" if state == "deferred" else "",
+        steps=steps,
+    )
+
+
+@contextmanager
+def applying(root: Root, run_dir: str) -> Iterator[None]:
+    """While this runs, RUN_DIR/applying says so: ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), for a run that is killed."""
+    path = root.join(f"{run_dir}/{APPLYING}")
+    expires = int(boottime()) + APPLYING_SECONDS
+    try:
+        changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
+    except OSError as e:
+        raise HostError(f"{path}: {e.strerror}", hint="is this run by root?") from None
+    try:
+        yield
+    finally:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass

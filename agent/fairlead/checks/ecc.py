@@ -1,0 +1,174 @@
+"""GPU memory errors: uncorrectable ones, the SRAM threshold, and corrected ones that come fast.
+
+Counters: nvmlDeviceGetTotalEccErrors (volatile: since the driver loaded; aggregate: of the board's life) and
+nvmlDeviceGetSramEccErrorStatus, whose bThresholdExceeded is NVIDIA's sign for an RMA. An uncorrectable error since the
+driver loaded means a GPU reset is due once the job has ended. Corrected errors are harmless one by one and judged as a
+rate: a storm seen in the field ran at 4,647 to 17,657 per second without any Xid (NVSentinel issue 1748). After a double
+bit error some drivers answer N/A to all of this (550.90.07): a counter that could be read earlier and cannot now is a
+finding of the same weight. What a kind of GPU never had is `unsupported` in the hardware profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import device_of, field, names_of, unlisted
+from fairlead.model.facts import Ecc, Gpu, Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+CORRECTED = "ecc.volatile_corrected"
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    required: Annotated[bool, Meta(description="ECC must be switched on.")] = True
+    volatile_uncorrected_max: Annotated[
+        int, Meta(ge=0, description="Uncorrectable errors since the driver loaded that are accepted.")
+    ] = 0
+    aggregate_uncorrected_max: Annotated[
+        int, Meta(ge=0, description="Uncorrectable errors in the board's life from which it warns; 0: never.")
+    ] = 64
+    corrected_per_hour_max: Annotated[float, Meta(ge=0, description="Corrected errors per hour from which it warns.")] = 100000.0
+    window_seconds: Annotated[int, Meta(ge=60, description="Window over which the rate is measured.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, action: Action, service: Service, *, evidence_id: str = "") -> Finding:
+    return Finding(
+        check="ecc",
+        level=level,
+        device=gpu.pci,
+        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
+        action=action,
+        service=service,
+        evidence_id=evidence_id,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("ecc", node)
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if gpu.lost:
+            continue  # gpu_count says so
+        if isinstance(gpu.ecc, Ecc) and gpu.ecc.mode_current is False:
+            if params.required:
+                pending = " until the next reset" if gpu.ecc.mode_pending is True else ""
+                yield _finding(
+                    gpu, Level.DRAIN, f"ECC is off on GPU {gpu.pci}{pending}", Action.RESET_GPU, Service.DRAIN_AFTER_JOB
+                )
+            continue  # without ECC there are no counters
+        yield from _unreadable(gpu, past)
+        if isinstance(gpu.ecc, Ecc):
+            yield from _counted(gpu, gpu.ecc, params)
+            yield from _rate(gpu, gpu.ecc, node, past, params)
+
+
+def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
+    """One finding per GPU for all counters that should answer and do not."""
+    gone: list[str] = []
+    never: list[str] = []
+    for name in ("ecc.volatile_uncorrected", "ecc.aggregate_uncorrected", CORRECTED, "ecc.sram_threshold_exceeded"):
+        value = field(gpu, name)
+        if isinstance(value, Missing) and value.why is Why.UNREADABLE:
+            known = any(f"{device}/{name}" in past.readable for device in names_of(gpu))
+            (gone if known else never).append(name.removeprefix("ecc."))
+    if gone:
+        yield _finding(
+            gpu,
+            Level.DRAIN,
+            f"ECC counters of GPU {gpu.pci} cannot be read any more",
+            Action.RESET_GPU,
+            Service.DRAIN_AFTER_JOB,
+            evidence_id=f"gone={','.join(gone)}",
+        )
+    if never:
+        yield _finding(gpu, Level.UNKNOWN, f"ECC of GPU {gpu.pci} cannot be read ({', '.join(never)})", Action.NONE, Service.KEEP)
+
+
+def _counted(gpu: Gpu, ecc: Ecc, params: Params) -> Iterator[Finding]:
+    if ecc.sram_threshold_exceeded is True:
+        yield _finding(
+            gpu,
+            Level.DRAIN,
+            f"SRAM errors of GPU {gpu.pci} are past NVIDIA's threshold (RMA)",
+            Action.CONTACT_SUPPORT,
+            Service.DRAIN_NOW,
+        )
+    recent = ecc.volatile_uncorrected
+    if isinstance(recent, int) and recent > params.volatile_uncorrected_max:
+        yield _finding(
+            gpu,
+            Level.DRAIN,
+            f"{recent} uncorrectable ECC errors on GPU {gpu.pci} since the driver loaded",
+            Action.RESET_GPU,
+            Service.DRAIN_AFTER_JOB,
+            evidence_id=f"volatile_uncorrected={recent}",
+        )
+    life = ecc.aggregate_uncorrected
+    if isinstance(life, int) and params.aggregate_uncorrected_max and life >= params.aggregate_uncorrected_max:
+        yield _finding(
+            gpu,
+            Level.WARN,
+            f"{life} uncorrectable ECC errors in the life of GPU {gpu.pci}",
+            Action.CONTACT_SUPPORT,
+            Service.KEEP,
+            evidence_id=f"aggregate_uncorrected={life}",
+        )
+    if isinstance(ecc.mode_pending, bool) and isinstance(ecc.mode_current, bool) and not ecc.mode_pending and params.required:
+        yield _finding(gpu, Level.WARN, f"ECC of GPU {gpu.pci} goes off at the next reset", Action.PROVISION, Service.KEEP)
+
+
+def _rate(gpu: Gpu, ecc: Ecc, node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    value, now = ecc.volatile_corrected, node.uptime_seconds
+    if isinstance(value, Missing) or isinstance(now, Missing) or value == 0:
+        return
+    device = device_of(gpu)
+    old = [
+        s
+        for s in past.samples
+        if s.device == device and s.name == CORRECTED and params.window_least_seconds <= now - s.seconds <= params.window_seconds
+    ]
+    if not old:
+        if not past.available:
+            yield Finding(
+                check="ecc",
+                level=Level.OK,
+                device=gpu.pci,
+                summary=f"{value} corrected ECC errors on GPU {gpu.pci}: their rate needs history",
+                service=Service.KEEP,
+                needs_history=True,
+            )
+        return
+    first = min(old, key=lambda s: s.seconds)
+    if value < first.value:
+        return  # the counter began again: the driver was loaded in between
+    per_hour = (value - first.value) * 3600 / (now - first.seconds)
+    if per_hour >= params.corrected_per_hour_max > 0:
+        yield Finding(
+            check="ecc",
+            level=Level.WARN,
+            device=gpu.pci,
+            summary=f"corrected ECC errors come too fast on GPU {gpu.pci}: check_hardware",
+            evidence=(f"{per_hour:.0f} per hour over {now - first.seconds:.0f} s, {value} since the driver loaded",),
+            action=Action.CHECK_HARDWARE,
+            service=Service.KEEP,
+        )
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """The corrected error counter of each GPU."""
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if isinstance(gpu.ecc, Ecc) and isinstance(gpu.ecc.volatile_corrected, int):
+            yield device_of(gpu), CORRECTED, float(gpu.ecc.volatile_corrected)
+
+
+check = Check(
+    summary="GPU memory errors: uncorrectable, SRAM threshold, corrected ones as a rate, counters that went dark",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    samples=samples,
+)

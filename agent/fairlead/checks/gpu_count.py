@@ -1,0 +1,88 @@
+"""Every GPU that this kind of node should have is there: on the PCI bus, and in the driver's list, and not lost.
+
+The expected number is declared (the hardware profile), never learned from what is there. NVML returns
+NVML_ERROR_GPU_IS_LOST (15, nvml.h) for a GPU that no longer answers, and may leave it out of its count; indices shift
+then, so GPUs are compared by PCI address (/sys/bus/pci/devices, vendor 0x10de, class 0x0300 or 0x0302). A GPU can vanish
+without any Xid (NVSentinel issue 155). Whether the driver answers at all is the business of `nvml_responsive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+NVIDIA = 0x10DE
+GPU_CLASSES = (0x0300, 0x0302)  # VGA and 3D controller, include/linux/pci_ids.h
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    expected: Annotated[
+        Annotated[int, Meta(ge=0, le=64)] | None,
+        Meta(description="GPUs of this kind of node; unset: only PCI and NVML are compared."),
+    ] = None
+
+
+def _drain(summary: str, device: str = "", *evidence: str, action: Action = Action.REBOOT_NODE) -> Finding:
+    return Finding(
+        check="gpu_count",
+        level=Level.DRAIN,
+        device=device,
+        summary=f"{summary}: {action.value}",
+        evidence=evidence,
+        action=action,
+    )
+
+
+def _unknown(summary: str) -> Finding:
+    return Finding(check="gpu_count", level=Level.UNKNOWN, summary=summary, service=Service.KEEP)
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    on_bus = {d.address for d in node.pci if d.vendor == NVIDIA and d.class_code >> 8 in GPU_CLASSES and not d.virtual_function}
+    if not node.pci:
+        yield _unknown("no PCI device could be read")
+    elif params.expected is not None and len(on_bus) < params.expected:
+        here = ", ".join(sorted(on_bus)) or "none"
+        yield _drain(f"{len(on_bus)} of {params.expected} GPUs on the PCI bus", "", f"on the bus: {here}")
+    if isinstance(node.gpus, Missing):
+        yield _unknown(f"NVML did not say which GPUs there are ({node.gpus.detail or 'no answer'})")
+        return
+    lost = tuple(g.pci for g in node.gpus if g.lost)
+    for pci in lost:
+        yield _drain(f"GPU {pci} is lost", pci, "NVML: GPU is lost (15)")
+    listed = {g.pci for g in node.gpus}
+    if node.pci:
+        for pci in sorted(on_bus - listed):
+            yield _drain(f"GPU {pci} is on the PCI bus, but the driver does not list it", pci)
+        for pci in sorted(listed - on_bus - set(lost)):
+            yield _drain(f"GPU {pci} is in the driver's list, but not on the PCI bus", pci)
+    if params.expected is None:
+        return
+    working = len(listed) - len(lost)
+    if working < params.expected and not (lost or on_bus - listed or (node.pci and len(on_bus) < params.expected)):
+        yield _drain(
+            f"the driver lists {working} of {params.expected} GPUs", "", f"listed: {', '.join(sorted(listed)) or 'none'}"
+        )
+    elif working > params.expected:
+        yield Finding(
+            check="gpu_count",
+            level=Level.WARN,
+            summary=f"{working} GPUs, {params.expected} declared: wrong hardware profile?",
+            action=Action.PROVISION,
+            service=Service.KEEP,
+        )
+
+
+check = Check(
+    summary="All expected GPUs are on the PCI bus and in the driver's list",
+    params=Params,
+    judge=judge,
+    mode=Mode.ENFORCE,
+    boot_grace_seconds=30,
+)

@@ -1,0 +1,111 @@
+"""The NVIDIA driver answers: it is loaded, fits its library, and every NVML call comes back.
+
+A call is made in a process of its own; one that does not come back in time is named here with its GPU. A worker in
+uninterruptible sleep (state D in /proc/PID/stat, proc(5)) hangs in the driver and drains soon; one that is merely slow
+(R, S) gets longer. A driver module and library of different versions (NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18) come from
+an upgrade without a reboot. While a driver is being installed (`apply`, maintenance) these findings are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Gpu, Missing, Node, StuckCall, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+VITAL = ("uuid", "memory_total_bytes", "temperature_celsius")
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    stuck_seconds: Annotated[float, Meta(gt=0, description="A call in uninterruptible sleep drains after this long.")] = 10.0
+    slow_seconds: Annotated[float, Meta(gt=0, description="Any other call that does not come back drains after this long.")] = (
+        30.0
+    )
+
+
+def _finding(level: Level, summary: str, action: Action, *evidence: str, device: str = "", evidence_id: str = "") -> Finding:
+    return Finding(
+        check="nvml_responsive",
+        level=level,
+        device=device,
+        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
+        evidence=tuple(e for e in evidence if e),
+        action=action,
+        service=Service.DRAIN_NOW if level is Level.DRAIN else Service.KEEP,
+        evidence_id=evidence_id,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if node.stuck is not None:
+        yield _stuck(node.stuck, params)
+    module, library = node.driver.module_version, node.driver.library_version
+    if isinstance(module, Missing) and isinstance(node.gpus, Missing) and node.stuck is None:
+        yield _finding(Level.DRAIN, "the NVIDIA driver is not loaded", Action.PROVISION, module.detail, node.gpus.detail)
+        return
+    if isinstance(module, str) and isinstance(library, str) and module != library:
+        yield _finding(
+            Level.DRAIN,
+            f"NVIDIA driver {module} is loaded, but its library is {library}",
+            Action.REBOOT_NODE,
+            "upgraded without a reboot",
+        )
+    if isinstance(node.gpus, Missing):
+        if node.stuck is None:
+            yield _finding(Level.DRAIN, "NVML does not answer", Action.REBOOT_NODE, node.gpus.detail)
+        return
+    for gpu in node.gpus:
+        if not gpu.lost and _mute(gpu):  # a lost one is named by gpu_count
+            yield _finding(Level.DRAIN, f"GPU {gpu.pci} answers no NVML call", Action.REBOOT_NODE, _detail(gpu), device=gpu.pci)
+
+
+def _stuck(stuck: StuckCall, params: Params) -> Finding:
+    where = f" on GPU {stuck.gpu}" if stuck.gpu else ""
+    name = f"{stuck.call}/{stuck.gpu}"
+    evidence = f"waited {stuck.seconds:.0f} s, worker in state {stuck.process_state}"
+    if stuck.process_state == "X":
+        return _finding(
+            Level.UNKNOWN,
+            f"the NVML worker died in {stuck.call}{where}",
+            Action.NONE,
+            evidence,
+            device=stuck.gpu,
+            evidence_id=name,
+        )
+    sleeps = stuck.process_state == "D"
+    if stuck.seconds < (params.stuck_seconds if sleeps else params.slow_seconds):
+        return _finding(
+            Level.UNKNOWN, f"{stuck.call}{where} has not come back yet", Action.NONE, evidence, device=stuck.gpu, evidence_id=name
+        )
+    how = " (driver hangs)" if sleeps else ""
+    return _finding(
+        Level.DRAIN,
+        f"{stuck.call}{where} does not come back{how}",
+        Action.REBOOT_NODE,
+        evidence,
+        device=stuck.gpu,
+        evidence_id=name,
+    )
+
+
+def _mute(gpu: Gpu) -> bool:
+    """Nothing that every GPU can say is said, and not because the profile says that it cannot."""
+    values = [getattr(gpu, name) for name in VITAL]
+    return all(isinstance(v, Missing) and v.why is Why.UNREADABLE for v in values)
+
+
+def _detail(gpu: Gpu) -> str:
+    return gpu.uuid.detail if isinstance(gpu.uuid, Missing) else ""
+
+
+check = Check(
+    summary="The NVIDIA driver is loaded, matches its library, and every call comes back",
+    params=Params,
+    judge=judge,
+    mode=Mode.ENFORCE,
+    boot_grace_seconds=30,
+)

@@ -1,0 +1,131 @@
+"""PCIe links of GPUs and network adapters: always as wide as they should be, and as fast as they should be under load.
+
+An idle GPU lowers its link to generation 1 (ASPM, performance state 8), so speed is judged only when the GPU is busy;
+width never changes at idle. Expected is what the hardware profile declares, else the smaller of what the device and the
+port above it can do (sysfs max_link_width, max_link_speed; PCI Express Base Specification, Link Capabilities): a x16 card
+in a x8 slot is a note about the slot, not a fault. Virtual functions have no link of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import names_of, unlisted
+from fairlead.model.facts import Gpu, Missing, Node, PciDevice, PcieLink, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+Width = Annotated[int, Meta(ge=1, le=32)]
+Gen = Annotated[int, Meta(ge=1, le=7)]
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    gpu_width: Annotated[Width | None, Meta(description="Lanes of each GPU; unset: what GPU and slot can do.")] = None
+    gpu_gen: Annotated[
+        Gen | None, Meta(description="PCIe generation of each GPU under load; unset: what GPU and slot can do.")
+    ] = None
+    nic_width: Annotated[Width | None, Meta(description="Lanes of each RDMA adapter; unset: what adapter and slot can do.")] = (
+        None
+    )
+    nic_gen: Annotated[Gen | None, Meta(description="PCIe generation of each RDMA adapter; unset: not judged.")] = None
+    load_percent: Annotated[int, Meta(ge=1, le=100, description="GPU utilisation from which speed is judged.")] = 20
+
+
+def _least(*values: int | Missing | None) -> int | None:
+    """The smallest of the values that are there."""
+    known = [v for v in values if isinstance(v, int) and v > 0]
+    return min(known) if known else None
+
+
+def _finding(kind: str, device: str, level: Level, summary: str, evidence: str = "") -> Finding:
+    drain = level is Level.DRAIN
+    return Finding(
+        check="pcie_link",
+        level=level,
+        device=device,
+        summary=f"PCIe link of {kind} {device} {summary}" + (": check_hardware" if drain else ""),
+        evidence=(evidence,) if evidence else (),
+        action=Action.CHECK_HARDWARE if drain else Action.NONE,
+        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("pcie_link", node)
+    devices = {d.address: d for d in node.pci}
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if not gpu.lost:  # gpu_count says so
+            yield from _gpu(gpu, devices, past, params)
+    adapters = sorted({n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function})
+    for address in adapters:
+        yield from _nic(address, devices, params)
+
+
+def _parent(device: PciDevice | None, devices: Mapping[str, PciDevice]) -> PcieLink | None:
+    """The link of the port above a device: the nearest bridge on its path."""
+    if device is None or len(device.path) < 2:
+        return None
+    above = devices.get(device.path[-2])
+    return above.link if above is not None and isinstance(above.link, PcieLink) else None
+
+
+def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params) -> Iterator[Finding]:
+    device = devices.get(gpu.pci)
+    parent = _parent(device, devices)
+    by_sysfs = device.link if device is not None and isinstance(device.link, PcieLink) else None
+    by_nvml = gpu.pcie if isinstance(gpu.pcie, PcieLink) else None
+    links = [link for link in (by_nvml, by_sysfs) if link is not None]
+    width = _least(*(link.width_current for link in links))
+    if width is None:
+        unsupported = isinstance(gpu.pcie, Missing) and gpu.pcie.why is Why.UNSUPPORTED
+        if not unsupported:
+            gone = any(f"{name}/pcie.width_current" in past.readable for name in names_of(gpu))
+            words = "cannot be read any more" if gone else "cannot be read"
+            yield _finding("GPU", gpu.pci, Level.DRAIN if gone else Level.UNKNOWN, words)
+        return
+    able = _least(*(link.width_max for link in links), parent.width_max if parent else None)
+    want = params.gpu_width if params.gpu_width is not None else able
+    if want is not None and width < want:
+        declared = "declared" if params.gpu_width is not None else "possible"
+        yield _finding("GPU", gpu.pci, Level.DRAIN, f"is x{width}, x{want} {declared}", f"device and slot can do x{able}")
+    busy = gpu.utilization_percent
+    if not isinstance(busy, int) or busy < params.load_percent:
+        return
+    gen = _least(*(link.gen_current for link in links))
+    able = _least(*(link.gen_max for link in links), parent.gen_max if parent else None)
+    want = params.gpu_gen if params.gpu_gen is not None else able
+    if gen is not None and want is not None and gen < want:
+        yield _finding("GPU", gpu.pci, Level.DRAIN, f"is generation {gen} under load, {want} expected", f"utilisation {busy} %")
+
+
+def _nic(address: str, devices: Mapping[str, PciDevice], params: Params) -> Iterator[Finding]:
+    device = devices.get(address)
+    if device is None or isinstance(device.link, Missing):
+        yield _finding("adapter", address, Level.UNKNOWN, "cannot be read")
+        return
+    link, parent = device.link, _parent(device, devices)
+    width = link.width_current
+    if isinstance(width, Missing):
+        yield _finding("adapter", address, Level.UNKNOWN, "cannot be read")
+        return
+    able = _least(link.width_max, parent.width_max if parent else None)
+    want = params.nic_width if params.nic_width is not None else able
+    if want is not None and width < want:
+        declared = "declared" if params.nic_width is not None else "possible"
+        yield _finding("adapter", address, Level.DRAIN, f"is x{width}, x{want} {declared}", f"device and slot can do x{able}")
+    if params.nic_gen is not None and isinstance(link.gen_current, int) and link.gen_current < params.nic_gen:
+        yield _finding("adapter", address, Level.DRAIN, f"is generation {link.gen_current}, {params.nic_gen} declared")
+
+
+check = Check(
+    summary="PCIe links: width always, speed under load, of GPUs and RDMA adapters",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=3,
+    boot_grace_seconds=120,
+)

@@ -1,0 +1,100 @@
+"""Make this node what its document says, and report what is persisted, effective and pending.
+
+Run by `fairlead provision` over ssh, by the unit fairlead-apply.service at boot, and by hand. On a node where a job runs,
+only changes that no job can notice are made; the rest is reported as deferred.
+Exit codes: 0 as declared, 69 something failed or could not be read, 75 something waits for an idle node, 78 refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from fairlead import config
+from fairlead.apply import ApplyReport, Nvml, TreeNvml, apply
+from fairlead.cli.show import print_json
+from fairlead.errors import ExitCode, NeedsRoot
+from fairlead.host import change, process
+from fairlead.host.root import Root
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--document", default="/etc/fairlead/node.json", help="what this node should be")
+    parser.add_argument("--root", default="/", help="a tree or an image instead of this machine: no unit is started there")
+    parser.add_argument("--phase", choices=["all", "boot"], default="all", help="boot: only what a reboot loses")
+    parser.add_argument("-n", "--dry-run", "--check", action="store_true", dest="dry_run", help="show, change nothing")
+    parser.add_argument("--diff", action="store_true", help="show each change as a diff")
+    parser.add_argument("--busy", action="store_true", help="treat this node as busy; by default it looks for job steps")
+    parser.add_argument("--undo", action="store_true", help="bring back what was there before fairlead's first change")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    root = Root(args.root)
+    if root.is_live and not args.dry_run and os.geteuid() != 0:
+        raise NeedsRoot("changing this node needs root", hint="or look with --dry-run")
+    if args.undo:
+        return _undo(root, args)
+    document = config.load_document(args.document)
+    busy = args.busy or (root.is_live and process.jobs_running(root))
+    nvml = _nvml(root, document)
+    try:
+        report = apply(document, root, dry_run=args.dry_run, phase=args.phase, busy=busy, nvml=nvml)
+    finally:
+        _close(nvml)
+    if args.json:
+        print_json(report)
+    else:
+        print(text(report, diff=args.diff))
+    return report.exit_code
+
+
+def _nvml(root: Root, document: config.Document) -> Nvml:
+    if not root.is_live:
+        return TreeNvml(root)
+    from fairlead.host.nvml import Worker
+
+    return Worker(document.agent.nvml_deadline_seconds)
+
+
+def _close(nvml: Nvml) -> None:
+    if not isinstance(nvml, TreeNvml):
+        nvml.close()  # type: ignore[attr-defined]
+
+
+def _undo(root: Root, args: argparse.Namespace) -> ExitCode:
+    document = config.profile_document("localhost")
+    nvml = _nvml(root, document)
+    try:
+        if args.dry_run:
+            outcomes = tuple(change.Outcome(change=c, done=True, message=change.diff(c)) for _, c in change.undo_changes(root))
+        else:
+            outcomes = change.undo_all(root, nvml_set=nvml.set)
+    finally:
+        _close(nvml)
+    if args.json:
+        print_json(
+            {
+                "schema": 1,
+                "outcomes": [{"target": change.target(o.change), "done": o.done, "message": o.message} for o in outcomes],
+            }
+        )
+    else:
+        for outcome in outcomes:
+            print(("" if outcome.done else "FAILED ") + outcome.message)
+    return ExitCode.OK if all(o.done for o in outcomes) else ExitCode.UNAVAILABLE
+
+
+def text(report: ApplyReport, *, diff: bool = False) -> str:
+    """The report for a person: a line per setting, then the totals."""
+    lines = []
+    for item in report.items:
+        layers = f"persisted {item.persisted}, effective {item.effective}" + (f", pending {item.pending}" if item.pending else "")
+        lines.append(f"{item.state:12} {item.setting:16} {layers}" + (f": {item.message}" if item.message else ""))
+        if item.hint:
+            lines.append(f"{'':29} next: {item.hint}")
+        if diff:
+            lines += [line for step in item.steps for line in step.diff.splitlines()]
+    would = "would change" if report.dry_run else "changed"
+    lines.append(f"{report.node}: {len(report.items)} settings, {report.changed} {would}, {report.failed} failed")
+    return "\n".join(lines)

@@ -1,0 +1,282 @@
+"""Drain and resume, so that no person's drain is lost and no drain of ours is forgotten.
+
+slurmctld has no compare-and-swap: a second drain erases the first reason. So every change is read, intent on disk,
+write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``finish``
+runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
+next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Generator
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fairlead.daemon.ledger import Entry, Ledger, Phase
+from fairlead.errors import SlurmError
+from fairlead.policy import budget
+from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, strip_suffixes
+from fairlead.policy.rules import Rules
+from fairlead.slurm.client import NodeState, SlurmClient
+
+MAINTENANCE = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
+
+
+class Outcome(StrEnum):
+    """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain.
+    foreign: somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not
+    drained, or undone at once. held: not now; ``detail`` says why."""
+
+    DRAINED = "drained"
+    RESUMED = "resumed"
+    FREE = "free"
+    ACKNOWLEDGED = "acknowledged"
+    FOREIGN = "foreign"
+    ORPHAN = "orphan"
+    OVER_BUDGET = "over_budget"
+    HELD = "held"
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """``detail``: one line, a reason or the name of the partition whose budget is used up. ``states``: as last read.
+    ``window_seconds``: from the reading to the end of the write; in it another's change would be overwritten."""
+
+    outcome: Outcome
+    detail: str = ""
+    states: frozenset[str] = frozenset()
+    window_seconds: float = 0.0
+
+
+Steps = Generator[str, None, Result]
+
+
+def finish(steps: Steps) -> Result:
+    """Take every step. Raises SlurmError as the client does; the ledger then says how far it came."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+class Drain:
+    """The protocols of one node. ``hidden``: looks for what Slurm hid under our reason since a Unix time, "" for nothing."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        ledger: Ledger,
+        node: str,
+        rules: Rules,
+        *,
+        hidden: Callable[[float], str] = lambda since: "",
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.client = client
+        self.ledger = ledger
+        self.node = node
+        self.rules = rules
+        self.hidden = hidden
+        self.wall = wall
+
+    def drain(self, check: str, summary: str, *, job: int | None = None, prolog_refused: bool = False) -> Steps:
+        """Drain with a reason of ours, where nobody else holds the node and the budget has room."""
+        yield "read"
+        listed = self.client.nodes()
+        read_at = time.monotonic()
+        mine = self._own(listed)
+        entry = self.ledger.load()
+        owner = self._owner(mine, entry, prolog_refused=prolog_refused)
+        if entry is not None and owner is Owner.OURS:
+            return (yield from self._stand(entry, listed))
+        if entry is not None and entry.phase is not Phase.DRAINING:
+            return self._forget(entry, owner, mine)
+        if owner in (Owner.FOREIGN, Owner.ORPHAN):
+            yield "save"
+            self.ledger.save(None)
+            return _result(Outcome(owner.value), mine, _who(mine))
+        if why := keep_off(mine.states):
+            return _result(Outcome.HELD, mine, why)
+        if partition := budget.room(self.node, self._partitions(mine, listed), self.rules):
+            return _result(Outcome.OVER_BUDGET, mine, partition)
+        if entry is None or entry.token.check != check:
+            entry = self._entry(build(check, secrets.token_hex(6), summary, job=job), Phase.DRAINING)
+        # else: the same text again, so that an earlier write that arrives late is still ours
+        yield "save"
+        self.ledger.save(entry)
+        yield "write"
+        self.client.drain(self.node, entry.token.text)
+        window = time.monotonic() - read_at
+        yield "read back"
+        listed = self.client.nodes()
+        mine = self._own(listed)
+        owner = self._owner(mine, entry)
+        if owner is Owner.OURS:
+            return replace((yield from self._stand(entry, listed)), window_seconds=window)
+        return replace(self._forget(replace(entry, phase=Phase.DRAINED), owner, mine), window_seconds=window)
+
+    def resume(self) -> Steps:
+        """Lift our own drain, and only that."""
+        yield "read"
+        mine = self.client.node(self.node)
+        read_at = time.monotonic()
+        entry = self.ledger.load()
+        if entry is None:
+            return self._unknown(mine)
+        owner = self._owner(mine, entry)
+        if owner is not Owner.OURS or not mine.drained:
+            return self._forget(entry, owner, mine)
+        if why := self._not_yet(mine, entry):
+            yield "save"
+            self.ledger.save(replace(entry, phase=Phase.DRAINED))
+            return _result(Outcome.HELD, mine, why)
+        yield "save"
+        self.ledger.save(replace(entry, phase=Phase.RESUMING))
+        yield "write"
+        self.client.resume(self.node)
+        window = time.monotonic() - read_at
+        yield "read back"
+        mine = self.client.node(self.node)
+        if mine.drained:
+            owner = self._owner(mine, entry)
+            yield "save"
+            self.ledger.save(replace(entry, phase=Phase.DRAINED) if owner is Owner.OURS else None)
+            how = Outcome.HELD if owner is Owner.OURS else Outcome.FOREIGN
+            return replace(_result(how, mine, _who(mine)), window_seconds=window)
+        if erased := self._erased(mine, entry):
+            # 24.11 leaves the text behind: somebody had put their own words over ours before we lifted the drain.
+            yield "put back"
+            self.client.drain(self.node, erased)
+            self.ledger.save(None)
+            return replace(_result(Outcome.FOREIGN, mine, f"put back: {erased}"), window_seconds=window)
+        yield "save"
+        self.ledger.save(None)
+        return replace(_result(Outcome.RESUMED, mine), window_seconds=window)
+
+    def look(self, *, prolog_refused: bool = False) -> Steps:
+        """What stands in Slurm of what the ledger says; finishes or undoes what a killed agent began."""
+        entry = self.ledger.load()
+        yield "read"
+        if entry is None:
+            return self._unknown(self.client.node(self.node))
+        if entry.phase in (Phase.DRAINING, Phase.UNDOING):
+            listed = self.client.nodes()
+            mine = self._own(listed)
+        else:
+            listed = ()
+            mine = self.client.node(self.node)
+        owner = self._owner(mine, entry, prolog_refused=prolog_refused)
+        if owner is Owner.OURS and mine.drained:
+            return (yield from self._stand(entry, listed))
+        if owner is Owner.PROLOG_ERROR:
+            # Slurm writes this only on a node that is not drained: a person had resumed ours, then our prolog refused a job.
+            yield "save"
+            self.ledger.save(None)
+            yield "write"
+            self.client.resume(self.node)
+            return _result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm; the prolog's own refusal was lifted")
+        yield "save"
+        return self._forget(entry, owner, mine)
+
+    def adopt(self) -> Steps:
+        """Take over a drain of fairlead's form whose ledger was lost; the caller has asked a person."""
+        yield "read"
+        mine = self.client.node(self.node)
+        found = parse(mine.reason)
+        if found is None or self._owner(mine, None) is not Owner.ORPHAN:
+            return self._unknown(mine)
+        yield "save"
+        self.ledger.save(self._entry(found, Phase.DRAINED))
+        return _result(Outcome.DRAINED, mine, mine.reason)
+
+    def _stand(self, entry: Entry, listed: tuple[NodeState, ...]) -> Steps:
+        """Our drain is there: keep it, or undo it where it is past the budget."""
+        over = ""
+        mine = self._own(listed) if listed else None
+        if mine is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
+            # Reason times are whole seconds and a later writer of the same second may rank before one that has already
+            # looked. So all others of that second count as earlier: the last to write sees all, and the budget holds.
+            over = budget.overshoot(self.node, mine.reason_time + 0.5, self._partitions(mine, listed), self.rules)
+        if mine is not None and over:
+            yield "save"
+            self.ledger.save(replace(entry, phase=Phase.UNDOING))
+            yield "undo"
+            self.client.resume(self.node)
+            yield "save"
+            self.ledger.save(None)
+            return _result(Outcome.OVER_BUDGET, mine, over)
+        if entry.phase is not Phase.DRAINED:
+            yield "save"
+            self.ledger.save(replace(entry, phase=Phase.DRAINED))
+        return Result(outcome=Outcome.DRAINED, detail=entry.token.text, states=mine.states if mine else frozenset())
+
+    def _forget(self, entry: Entry, owner: Owner, mine: NodeState) -> Result:
+        """The node is not drained by us (any more): by whom, or by nobody; and what that means."""
+        self.ledger.save(None)
+        if owner in (Owner.FOREIGN, Owner.ORPHAN, Owner.PROLOG_ERROR):
+            return _result(Outcome.FOREIGN, mine, _who(mine))
+        if entry.phase is Phase.DRAINED:
+            return _result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
+        return _result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
+
+    def _unknown(self, mine: NodeState) -> Result:
+        """Without an entry: is it somebody's?"""
+        owner = self._owner(mine, None)
+        return _result(Outcome.FREE if owner is Owner.FREE else Outcome(owner.value), mine, _who(mine))
+
+    def _not_yet(self, mine: NodeState, entry: Entry) -> str:
+        """Why our drain may not be lifted now."""
+        if why := keep_off(mine.states):
+            return why
+        if "DOWN" in mine.states or "NOT_RESPONDING" in mine.states:
+            return "slurmd does not answer"
+        if "COMPLETING" in mine.states:
+            return "a job is still completing: a step that cannot be killed, or an epilog that runs"
+        return self.hidden(entry.since)
+
+    def _erased(self, mine: NodeState, entry: Entry) -> str:
+        """Words that came over ours between our reading and our write, where slurmctld still shows them."""
+        text = strip_suffixes(mine.reason)
+        return mine.reason if text and text != entry.token.text and "DOWN" not in mine.states else ""
+
+    def _own(self, listed: tuple[NodeState, ...]) -> NodeState:
+        for node in listed:
+            if node.name == self.node:
+                return node
+        raise SlurmError(f"slurmctld has no node {self.node} in any partition", hint="slurm.node_name must be its NodeName")
+
+    def _owner(self, mine: NodeState, entry: Entry | None, *, prolog_refused: bool = False) -> Owner:
+        token = entry.token if entry else None
+        return classify(mine.states, mine.reason, mine.reason_user, token, self.rules, prolog_refused=prolog_refused)
+
+    def _entry(self, token: Token, phase: Phase) -> Entry:
+        return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)
+
+    def _partitions(self, mine: NodeState, listed: tuple[NodeState, ...]) -> tuple[budget.Partition, ...]:
+        """The partitions of this node with every node of theirs that is out of service."""
+        made = []
+        for name in mine.partitions:
+            members = [n for n in listed if name in n.partitions]
+            gone = tuple(
+                budget.Unavailable(float(n.reason_time), n.name, n.drained and n.reason.startswith("fairlead:"))
+                for n in members
+                if not n.available and not (n.drained and n.reason.startswith(MAINTENANCE))
+            )
+            made.append(budget.Partition(name=name, total=len(members), unavailable=gone))
+        return tuple(made)
+
+
+def _who(mine: NodeState) -> str:
+    """Who holds the node, for a log line: never more than one line of the reason."""
+    words = " ".join(mine.reason.split())[:200]
+    states = "+".join(sorted(mine.states))
+    return f"{states} by {mine.reason_user or 'nobody'}: {words}" if words else states
+
+
+def _result(outcome: Outcome, mine: NodeState, detail: str = "") -> Result:
+    return Result(outcome=outcome, detail=detail, states=mine.states)

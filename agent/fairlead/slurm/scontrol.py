@@ -1,0 +1,182 @@
+"""slurmctld through scontrol, sinfo and squeue: text that 22.05, 24.11 and 26.05 all give alike.
+
+sinfo and not ``scontrol show node``: for one node it asks for one record (REQUEST_NODE_INFO_SINGLE; scontrol fetches
+all), and ``--Format=Field:SUFFIX`` without a width prints a field whole and unpadded (sinfo(1), -O). The suffix is a
+fresh random mark per call, so a reason may hold line ends, ``=`` and made-up fields and still comes back as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.slurm.client import JobOn, NodeState
+
+#: Where slurm.conf may be: a file of the node, or what a configless slurmd fetched (slurm.conf(5), "configless").
+CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+#: What the clients print when slurmctld, munge or the network did not answer (src/common/slurm_errno.c).
+NO_ANSWER = (
+    "unable to contact slurm controller",
+    "communication connection failure",
+    "communication shutdown failure",
+    "socket timed out",
+    "zero bytes were transmitted or received",
+    "connection refused",
+    "connection reset",
+    "no route to host",
+    "transport endpoint is not connected",
+    "unable to establish control machine address",
+    "slurm backup controller in standby mode",
+    "authentication error",
+    "authentication type",
+    "insane message length",
+    "message receive failure",
+    "message send failure",
+    "resource temporarily unavailable",
+    "could not establish a configuration source",
+    "unable to resolve",
+)
+_FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
+
+
+class Scontrol:
+    """SlurmClient over the command line tools.
+
+    conf: SLURM_CONF, "" finds it. bin_dir: where the tools are. deadline_seconds: for each call, then SIGKILL.
+    """
+
+    def __init__(self, *, conf: str = "", bin_dir: str = "/usr/bin", deadline_seconds: float = 10.0) -> None:
+        self.conf = conf
+        self.bin_dir = bin_dir
+        self.deadline_seconds = deadline_seconds
+
+    def node(self, name: str) -> NodeState:
+        found = self.nodes((name,))
+        if len(found) != 1:
+            raise SlurmError(
+                f"slurmctld has no node {name} in any partition", hint="slurm.node_name must be the NodeName of slurm.conf"
+            )
+        return found[0]
+
+    def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
+        mark = f"@{secrets.token_hex(12)}@"
+        command = ["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in _FIELDS)]
+        if names:
+            command += ["-n", ",".join(_plain(name) for name in names)]
+        return parse_nodes(self._run(command), mark)
+
+    def jobs_on(self, name: str) -> tuple[JobOn, ...]:
+        return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", _plain(name), "-o", "%A %t %D"]))
+
+    def drain(self, name: str, reason: str) -> None:
+        self._run(["scontrol", "update", f"NodeName={_plain(name)}", "State=DRAIN", f"Reason={reason}"])
+
+    def update_reason(self, name: str, reason: str) -> None:
+        self._run(["scontrol", "update", f"NodeName={_plain(name)}", f"Reason={reason}"])
+
+    def resume(self, name: str) -> None:
+        # UNDRAIN and not RESUME: RESUME would also lift a DOWN that somebody set since (measured on all three releases).
+        self._run(["scontrol", "update", f"NodeName={_plain(name)}", "State=UNDRAIN"])
+
+    def conf_path(self) -> str:
+        """The slurm.conf that the tools are told to use; "" leaves it to them (DNS SRV records)."""
+        return self.conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
+
+    def _environment(self) -> Mapping[str, str]:
+        # Nothing is inherited: SLURM_CLUSTERS, SINFO_*, SQUEUE_* or a foreign SLURM_CONF would ask another cluster.
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        conf = self.conf_path()
+        return {**env, "SLURM_CONF": conf} if conf else env
+
+    def _run(self, command: Sequence[str]) -> str:
+        """The only place that starts a process. Raises SlurmUnavailable, SlurmError with one line."""
+        tool = f"{self.bin_dir}/{command[0]}"
+        try:
+            done = subprocess.run(
+                [tool, *command[1:]],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self.deadline_seconds,
+                check=False,
+                cwd="/",
+            )
+        except subprocess.TimeoutExpired:
+            raise SlurmUnavailable(
+                f"{command[0]} gave no answer in {self.deadline_seconds:g} s", hint="is slurmctld up? scontrol ping"
+            ) from None
+        except OSError as e:
+            raise SlurmError(f"{tool}: {e.strerror}", hint="slurm.bin_dir says where Slurm's commands are") from None
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        if done.returncode or (said and not done.stdout and command[0] != "scontrol"):
+            raise _refusal(command, said or f"ended with {done.returncode}")
+        return done.stdout.decode(errors="surrogateescape")
+
+
+def _plain(name: str) -> str:
+    """A node name that can be no nodelist expression and no option."""
+    if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name) or name.startswith("-"):
+        raise SlurmError(f"{name!r} is not a node name")
+    return name
+
+
+def _refusal(command: Sequence[str], said: str) -> SlurmError:
+    line = f"{command[0]}: {said[-300:]}"
+    if any(text in said.lower() for text in NO_ANSWER):
+        return SlurmUnavailable(line, hint="is slurmctld up? scontrol ping")
+    return SlurmError(line)
+
+
+def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
+    """Nodes of sinfo's output whose fields end in ``mark``; a node in several partitions has several rows.
+
+    Raises SlurmError when the output is not whole rows.
+    """
+    fields = text.split(mark)
+    tail = fields.pop()
+    if len(fields) % len(_FIELDS) or tail.strip():
+        raise SlurmError("sinfo: its output is not what was asked for", hint="Slurm 22.05 or newer is needed")
+    found: dict[str, NodeState] = {}
+    for at in range(0, len(fields), len(_FIELDS)):
+        name, host, states, user, time, partition, reason = fields[at : at + len(_FIELDS)]
+        name = name.removeprefix("\n")
+        earlier = found.get(name)
+        found[name] = NodeState(
+            name=name,
+            hostname=host,
+            states=_states(states),
+            reason=_reason(reason, states),
+            reason_user="" if user == "Unknown" else user,
+            reason_time=int(time) if time.isascii() and time.isdigit() else 0,
+            partitions=(*(earlier.partitions if earlier else ()), partition.rstrip("*")),
+        )
+    return tuple(found.values())
+
+
+def _states(text: str) -> frozenset[str]:
+    """``idle+drain`` as words; a compact form's suffix (``down*``) becomes the flag that it stands for (sinfo(1))."""
+    marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_ISSUED", "^": "REBOOT_REQUESTED", "!": "POWERING_DOWN"}
+    marks |= {"%": "POWERING_DOWN", "#": "POWERING_UP", "~": "POWERED_DOWN", "-": "PLANNED"}
+    states: set[str] = set()
+    for word in text.split("+"):
+        states.add(word.rstrip("".join(marks)).upper())
+        states.update(marks[c] for c in word[len(word.rstrip("".join(marks))) :])
+    return frozenset(states - {""})
+
+
+def _reason(text: str, states: str) -> str:
+    """sinfo says ``none`` for no reason. A drained node always has one, so there it is somebody's word."""
+    return "" if text == "none" and "drain" not in states and "fail" not in states else text
+
+
+def parse_jobs(text: str) -> tuple[JobOn, ...]:
+    """Jobs of squeue's ``%A %t %D`` lines that hold their node (running, completing, suspended, ...)."""
+    jobs = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[2].isdigit() and words[1] in {"R", "CG", "CF", "S", "ST", "SO", "SI"}:
+            jobs.append(JobOn(id=words[0], state=words[1], nodes=int(words[2])))
+    return tuple(jobs)

@@ -1,0 +1,30 @@
+"""Which NICs belong to a GPU: its nearest RDMA devices, by NCCL's class."""
+
+from __future__ import annotations
+
+from fairlead.model.facts import Nic, Node
+from fairlead.topology import paths
+
+
+def candidates(node: Node) -> tuple[Nic, ...]:
+    """RDMA devices on PCI that are no virtual functions of another one here, one per device, by name."""
+    seen: dict[str, Nic] = {}
+    for nic in node.nics:
+        if nic.rdma and nic.pci and not nic.virtual_function:
+            seen.setdefault(nic.name, nic)
+    return tuple(sorted(seen.values(), key=lambda n: natural(n.name)))
+
+
+def natural(name: str) -> tuple[str, int, str]:
+    """mlx5_2 before mlx5_10."""
+    digits = name[len(name.rstrip("0123456789")) :]
+    return (name.removesuffix(digits), int(digits) if digits else -1, name)
+
+
+def nearest(node: Node, pci: str) -> tuple[tuple[Nic, ...], str]:
+    """The NICs at the lowest class from a GPU, and that class. ((), "DIS") where there is none on its side of SYS."""
+    ranked = [(paths.NCCL_ORDER.index(paths.nccl(node, pci, nic.pci)), nic) for nic in candidates(node)]
+    best = min((rank for rank, _ in ranked), default=paths.NCCL_ORDER.index("DIS"))
+    if best >= paths.NCCL_ORDER.index("SYS"):
+        return (), "DIS"
+    return tuple(nic for rank, nic in ranked if rank == best), paths.NCCL_ORDER[best]

@@ -1,0 +1,85 @@
+"""How far two devices are apart, in the words of NCCL and of `nvidia-smi topo -m`.
+
+NCCL: src/graph/{xml,topo,paths}.cc at 5067397. It knows no host bridges: its PHB is nvidia-smi's PHB and NODE.
+nvidia-smi: the rule that reproduces published matrices; between host bridges of one NUMA node it was seen to say
+both NODE and SYS (nccl#1264, nccl#1453), for binding the two are one class.
+"""
+
+from __future__ import annotations
+
+from fairlead.model.facts import Gpu, Missing, Node, PciDevice
+from fairlead.topology import tree
+
+NCCL_ORDER = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "PHB", "SYS", "DIS")
+SMI_ORDER = ("X", "PIX", "PXB", "PHB", "NODE", "SYS")
+
+
+def links_between(a: Gpu, b: Gpu) -> int:
+    """Active NVLinks between two GPUs: direct ones, or through NVSwitch the number that both have."""
+    if isinstance(a.nvlinks, Missing) or isinstance(b.nvlinks, Missing):
+        return 0
+    direct = sum(1 for link in a.nvlinks if link.active is True and link.remote == b.pci)
+    if direct:
+        return direct
+    return min(sum(1 for link in g if link.active is True and link.remote == "switch") for g in (a.nvlinks, b.nvlinks))
+
+
+def _numa(node: Node, address: str, otherwise: PciDevice) -> int:
+    device = tree.by_address(node).get(address, otherwise)
+    return -1 if isinstance(device.numa, Missing) else device.numa
+
+
+def nccl_pci(node: Node, a: PciDevice, b: PciDevice) -> str:
+    """NCCL's class by PCI alone: LOC, PIX, PXB, PHB or SYS."""
+    if a.address == b.address:
+        return "LOC"
+    chain_a, chain_b = tree.nccl_chain(a), tree.nccl_chain(b)
+    for up_a, port in enumerate(chain_a):
+        if port in chain_b:
+            # One step from the device to its switch is PIX, any further PCI to PCI step PXB.
+            return "PIX" if max(up_a, chain_b.index(port)) <= 1 else "PXB"
+    # The CPU node is that of the last PCI node on the way up, not of the device.
+    return "PHB" if _numa(node, chain_a[-1], a) == _numa(node, chain_b[-1], b) else "SYS"
+
+
+def nccl_gpus(node: Node, a: Gpu, b: Gpu, peers: tuple[Gpu, ...]) -> str:
+    """NCCL's class between two GPUs: NVLink first, then over one GPU between (NVB), then PCI; DIS when unknown."""
+    if a.pci == b.pci:
+        return "LOC"
+    if links_between(a, b):
+        return "NVL"
+    if any(p.pci not in (a.pci, b.pci) and links_between(a, p) and links_between(p, b) for p in peers):
+        return "NVB"
+    return nccl(node, a.pci, b.pci)
+
+
+def nccl(node: Node, a: str, b: str) -> str:
+    """NCCL's class between two PCI addresses, without NVLink; DIS for a device that the tree does not describe."""
+    devices = tree.by_address(node)
+    if a not in devices or b not in devices:
+        return "LOC" if a == b else "DIS"
+    return nccl_pci(node, devices[a], devices[b])
+
+
+def smi(node: Node, a: str, b: str) -> str:
+    """nvidia-smi's class between two PCI addresses, without NVLink. A device not described is SYS to all."""
+    if a == b:
+        return "X"
+    devices = tree.by_address(node)
+    if a not in devices or b not in devices:
+        return "SYS"
+    one, two = devices[a], devices[b]
+    shared = tree.common_ports(one, two)
+    if shared > 0:
+        below = max(len(tree.bridges(one)), len(tree.bridges(two))) - shared
+        return "PIX" if below <= 1 else "PXB"
+    if shared == 0:
+        return "PHB"
+    numa = -1 if isinstance(one.numa, Missing) else one.numa
+    return "NODE" if numa >= 0 and numa == two.numa else "SYS"
+
+
+def smi_gpus(node: Node, a: Gpu, b: Gpu) -> str:
+    """As the matrix shows it: NV18 for 18 NVLinks, else the PCI class."""
+    count = links_between(a, b) if a.pci != b.pci else 0
+    return f"NV{count}" if count else smi(node, a.pci, b.pci)

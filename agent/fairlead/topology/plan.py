@@ -1,0 +1,358 @@
+"""The binding plan: which CPUs each task of a GPU step should have. Standard library only, and little of it.
+
+The task prolog runs this in an isolated Python for every task, so it imports nothing; every task of a step computes the
+same plan from the same input. CPU sets are integers with bit N for CPU N.
+
+The shares that Slurm dealt are permuted: every task keeps its number of CPUs and its threads-per-core pattern, the
+union of all shares stays what it was, and the summed distance between tasks and their GPUs is the least possible.
+Whatever is not clear raises Doubt, and Slurm's masks stay.
+"""
+
+from __future__ import annotations
+
+TASKS_MAX = 1024
+CPUS_MAX = 8192
+
+
+class Doubt(ValueError):
+    """Why no plan is made; one line."""
+
+
+class Core:
+    """One physical core: the CPUs (hardware threads) on it. -1: unknown."""
+
+    __slots__ = ("cpus", "l3", "numa", "package")
+
+    def __init__(self, package: int, numa: int, l3: int, cpus: int) -> None:
+        self.package = package
+        self.numa = numa
+        self.l3 = l3
+        self.cpus = cpus
+
+    def order(self) -> tuple[int, int, int, int]:
+        return (self.package, self.numa, self.l3, self.cpus & -self.cpus)
+
+
+class Place:
+    """Where one GPU is. ``near``: the CPUs closest to it, 0 when nobody knows."""
+
+    __slots__ = ("index", "near", "nics", "numa", "pci")
+
+    def __init__(self, index: int, pci: str, numa: int, near: int, nics: str = "-") -> None:
+        self.index = index
+        self.pci = pci
+        self.numa = numa
+        self.near = near
+        self.nics = nics
+
+
+class Machine:
+    """What /run/fairlead/topology says: cores, and GPUs by Slurm's GRES index."""
+
+    __slots__ = ("cores", "gpus", "online")
+
+    def __init__(self, online: int, cores: list[Core], gpus: list[Place]) -> None:
+        self.online = online
+        self.cores = sorted(cores, key=Core.order)
+        self.gpus = gpus
+
+
+def parse_cpulist(text: str) -> int:
+    """``0-3,8`` as a CPU set. Raises Doubt."""
+    mask = 0
+    for part in text.strip().split(","):
+        low, dash, high = part.partition("-")
+        if not (low.isascii() and low.isdigit() and (not dash or (high.isascii() and high.isdigit()))):
+            raise Doubt(f"not a CPU list: {text[:80]!r}")
+        first, last = int(low), int(high or low)
+        if first > last or last >= CPUS_MAX:
+            raise Doubt(f"not a CPU list: {text[:80]!r}")
+        mask |= ((1 << (last - first + 1)) - 1) << first
+    return mask
+
+
+def format_cpulist(mask: int) -> str:
+    """A CPU set as ``0-3,8``; ``-`` when empty."""
+    parts = []
+    cpu = 0
+    while mask >> cpu:
+        rest = mask >> cpu
+        cpu += (rest & -rest).bit_length() - 1
+        length = (~(mask >> cpu) & ((mask >> cpu) + 1)).bit_length() - 1
+        parts.append(str(cpu) if length == 1 else f"{cpu}-{cpu + length - 1}")
+        cpu += length
+    return ",".join(parts) or "-"
+
+
+def parse_masks(text: str) -> list[int]:
+    """SLURM_CPU_BIND_LIST (``0x...,0x...``, one mask per local task) as CPU sets. Raises Doubt."""
+    masks = []
+    for part in text.split(","):
+        digits = part[2:] if part[:2] in ("0x", "0X") else part
+        if not digits or len(digits) > CPUS_MAX // 4 or digits.strip("0123456789abcdefABCDEF"):
+            raise Doubt(f"not a mask: {part[:40]!r}")
+        masks.append(int(digits, 16))
+    if len(masks) > TASKS_MAX:
+        raise Doubt("too many masks")
+    return masks
+
+
+def parse_indices(text: str) -> list[int]:
+    """SLURM_STEP_GPUS (``0,1,4-7``) as GRES indices, in its order. Raises Doubt."""
+    found: list[int] = []
+    for part in text.split(","):
+        mask = parse_cpulist(part)
+        found += [i for i in range(mask.bit_length()) if mask >> i & 1]
+    if len(set(found)) != len(found):
+        raise Doubt("a GPU is named twice")
+    return found
+
+
+def parse_topology(text: str) -> Machine:
+    """The published topology file. Raises Doubt for anything but a complete one."""
+    lines = text.split("\n")
+    head = lines[0].split("\t")
+    if lines[-1] != "" or len(head) < 5 or head[:2] != ["1", "node"]:
+        raise Doubt("topology file: not complete, or not of this version")
+    cores, gpus = [], []
+    try:
+        for line in lines[1:-1]:
+            fields = line.split("\t")
+            if fields[0] == "gpu":
+                near = 0 if fields[6] == "-" else parse_cpulist(fields[6])
+                gpus.append(Place(int(fields[1]), fields[4], _number(fields[5]), near, fields[7]))
+            elif fields[0] == "core":
+                package, numa, l3 = (_number(f) for f in fields[1:4])
+                cores.append(Core(package, numa, l3, parse_cpulist(fields[4])))
+        if len(gpus) != int(head[3]):
+            raise Doubt("topology file: GPUs are missing")
+    except (IndexError, ValueError) as e:
+        raise Doubt(f"topology file: {e}") from e
+    return Machine(parse_cpulist(head[4]), cores, gpus)
+
+
+def _number(field: str) -> int:
+    return -1 if field == "-" else int(field)
+
+
+def deal_gpus(gpus: list[Place], tasks: int) -> list[list[Place]]:
+    """Rank i keeps GPU i. Fewer tasks than GPUs: consecutive groups; more: consecutive tasks share one."""
+    count = len(gpus)
+    if tasks <= count:
+        return [gpus[i * count // tasks : (i + 1) * count // tasks] for i in range(tasks)]
+    return [[gpus[i * count // tasks]] for i in range(tasks)]
+
+
+def distance(machine: Machine, cpus: int, gpus: list[Place]) -> int:
+    """Summed over CPUs and GPUs: 0 for a CPU near the GPU, 1 in the same package as such a CPU, 2 elsewhere."""
+    total = 0
+    for gpu in gpus:
+        if not gpu.near:
+            continue
+        packages = {c.package for c in machine.cores if c.cpus & gpu.near}
+        for core in machine.cores:
+            far = core.cpus & cpus & ~gpu.near
+            if far:
+                total += far.bit_count() * (1 if core.package in packages else 2)
+    return total
+
+
+class Item:
+    """What is dealt: a piece of a core, or a whole share. ``costs``: distance to each group of equal tasks."""
+
+    __slots__ = ("costs", "mask")
+
+    def __init__(self, mask: int, costs: tuple[int, ...]) -> None:
+        self.mask = mask
+        self.costs = costs
+
+
+def transport(supply: list[int], demand: list[int], cost: list[tuple[int, ...]]) -> list[list[int]]:
+    """Least-cost flow[s][d] that meets every demand (successive shortest paths; supply must suffice)."""
+    flow = [[0] * len(demand) for _ in supply]
+    left, open_ = list(supply), list(demand)
+    far = 1 << 60
+    while any(open_):
+        reach = [0 if n else far for n in left]  # cheapest way to one more unit at each source, then at each sink
+        sink = [far] * len(demand)
+        came_to_sink = [-1] * len(demand)
+        came_to_source = [-1] * len(supply)
+        changed = True
+        while changed:
+            changed = False
+            for s, at in enumerate(reach):
+                if at < far:
+                    for d, c in enumerate(cost[s]):
+                        if at + c < sink[d]:
+                            sink[d], came_to_sink[d], changed = at + c, s, True
+            for d, at in enumerate(sink):
+                if at < far:
+                    for s in range(len(supply)):
+                        if flow[s][d] and at - cost[s][d] < reach[s]:
+                            reach[s], came_to_source[s], changed = at - cost[s][d], d, True
+        d = min((d for d in range(len(demand)) if open_[d]), key=lambda d: (sink[d], d))
+        if sink[d] >= far:
+            raise Doubt("shares cannot be dealt")
+        path, amount, end = [], open_[d], d
+        while True:
+            s = came_to_sink[d]
+            path.append((s, d))
+            back = came_to_source[s]
+            if back < 0:
+                break
+            amount = min(amount, flow[s][back])
+            d = back
+        amount = min(amount, left[s])
+        previous = -1
+        for s, d in path:
+            flow[s][d] += amount
+            if previous >= 0:
+                flow[previous][d] -= amount
+            previous = s
+        # The unit that a later source of the path gave back is what the earlier one now delivers.
+        left[path[-1][0]] -= amount
+        open_[end] -= amount
+    return flow
+
+
+def share_out(items: list[Item], groups: list[list[int]], wanted: list[int]) -> dict[int, int]:
+    """Deal items to tasks: ``wanted[task]`` each, at least cost. Tasks of one group are alike. Returns masks by task."""
+    kinds: dict[tuple[int, ...], list[Item]] = {}
+    for item in items:
+        kinds.setdefault(item.costs, []).append(item)
+    costs = sorted(kinds)
+    flow = transport([len(kinds[c]) for c in costs], [sum(wanted[t] for t in g) for g in groups], costs)
+    masks: dict[int, int] = {}
+    taken = [0] * len(costs)
+    for d, group in enumerate(groups):
+        hand: list[Item] = []
+        for s, c in enumerate(costs):
+            hand += kinds[c][taken[s] : taken[s] + flow[s][d]]
+            taken[s] += flow[s][d]
+        at = 0
+        for task in group:
+            for item in hand[at : at + wanted[task]]:
+                masks[task] = masks.get(task, 0) | item.mask
+            at += wanted[task]
+    return masks
+
+
+def alike(hands: list[list[Place]]) -> list[list[int]]:
+    """Tasks grouped by where their GPUs are."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for task, gpus in enumerate(hands):
+        groups.setdefault(tuple(sorted(g.near for g in gpus)), []).append(task)
+    return list(groups.values())
+
+
+def permute(machine: Machine, masks: list[int], gpus: list[Place], allowed: int) -> list[int]:
+    """The shares of one step's local tasks, permuted. ``masks``: Slurm's, by local task. ``allowed``: the step's cpuset.
+
+    Raises Doubt when the shares are not clearly disjoint parts of the allowed set, or a GPU's place is not known.
+    """
+    union = total = 0
+    for mask in masks:
+        if not mask:
+            raise Doubt("a task without CPUs")
+        union |= mask
+        total += mask.bit_count()
+    known = 0
+    for core in machine.cores:
+        known |= core.cpus
+    if total != union.bit_count():
+        raise Doubt("tasks share CPUs")
+    if union & ~allowed or union & ~known:
+        raise Doubt("a task's CPUs are outside the step's cpuset")
+    if not gpus or any(not g.near for g in gpus):
+        raise Doubt("where a GPU is is not known")
+    hands = deal_gpus(gpus, len(masks))
+    before = sum(distance(machine, mask, hand) for mask, hand in zip(masks, hands, strict=True))
+    if not before:
+        return masks
+    groups = alike(hands)
+
+    def costs(cpus: int) -> tuple[int, ...]:
+        return tuple(distance(machine, cpus, hands[group[0]]) for group in groups)
+
+    # Pieces of cores, unless a core is split between tasks: then whole shares.
+    pieces: list[tuple[int, int]] = []  # (task, CPUs)
+    split = False
+    for core in machine.cores:
+        owners = [t for t, mask in enumerate(masks) if mask & core.cpus] if union & core.cpus else []
+        split = split or len(owners) > 1
+        pieces += [(t, masks[t] & core.cpus) for t in owners]
+    patterns: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    if split:
+        by_task: dict[int, list[int]] = {}
+        for task, cpus in pieces:
+            by_task.setdefault(task, []).append(cpus.bit_count())
+        for task, threads in sorted(by_task.items()):
+            patterns.setdefault(tuple(sorted(threads)), []).append((task, masks[task]))
+    else:
+        for task, cpus in pieces:
+            patterns.setdefault((cpus.bit_count(),), []).append((task, cpus))
+    memo: dict[tuple[int, ...], tuple[int, ...]] = {}
+    result = [0] * len(masks)
+    for dealt in patterns.values():
+        wanted = [0] * len(masks)
+        items = []
+        for task, cpus in dealt:
+            wanted[task] += 1
+            key = tuple(_profile(machine, cpus, gpus)) if not split else (cpus,)
+            if key not in memo:
+                memo[key] = costs(cpus)
+            items.append(Item(cpus, memo[key]))
+        for task, mask in share_out(items, groups, wanted).items():
+            result[task] |= mask
+    after = sum(distance(machine, mask, hand) for mask, hand in zip(result, hands, strict=True))
+    if after >= before:
+        return masks
+    check(masks, result)
+    return result
+
+
+def _profile(machine: Machine, cpus: int, gpus: list[Place]) -> tuple[int, ...]:
+    """What the distances of a piece of one core depend on: its place and how many of its CPUs are near which GPU."""
+    for core in machine.cores:
+        if core.cpus & cpus:
+            return (core.package, cpus.bit_count(), *((cpus & g.near).bit_count() for g in gpus))
+    return (-1, cpus)
+
+
+def check(before: list[int], after: list[int]) -> None:
+    """The promise, once more: no task has fewer CPUs, none is shared, none is new. Raises Doubt."""
+    union = 0
+    for old, new in zip(before, after, strict=True):
+        if old.bit_count() != new.bit_count() or union & new:
+            raise Doubt("the plan does not keep what Slurm gave")
+        union |= new
+    for old in before:
+        union &= ~old
+    if union:
+        raise Doubt("the plan leaves what Slurm gave")
+
+
+def whole_node(machine: Machine, tasks: int) -> list[int]:
+    """Even shares of all cores for so many tasks on the whole node, whole cores each. Raises Doubt."""
+    cores = [c for c in machine.cores if c.cpus & machine.online]
+    each = len(cores) // tasks
+    if not each or not machine.gpus or any(not g.near for g in machine.gpus):
+        raise Doubt("fewer cores than tasks, or where a GPU is is not known")
+    if len({(c.cpus & machine.online).bit_count() for c in cores}) != 1:
+        raise Doubt("cores with and without hardware threads")
+    hands = deal_gpus(machine.gpus, tasks)
+    groups = alike(hands)
+    memo: dict[tuple[int, ...], tuple[int, ...]] = {}
+    items = []
+    for core in cores:
+        key = _profile(machine, core.cpus, machine.gpus)
+        if key not in memo:
+            memo[key] = tuple(distance(machine, core.cpus & machine.online, hands[g[0]]) for g in groups)
+        items.append(Item(core.cpus & machine.online, memo[key]))
+    dealt = share_out(items, groups, [each] * tasks)
+    return [dealt[t] for t in range(tasks)]
+
+
+def physical(machine: Machine, cpus: int) -> int:
+    """How many physical cores a CPU set touches."""
+    return sum(1 for c in machine.cores if c.cpus & cpus)

@@ -1,0 +1,106 @@
+"""The files that the task prolog reads: /run/fairlead/topology and the ready plans below /run/fairlead/plans/.
+
+TAB separated, no empty field, ``-`` for none or unknown. topology:
+
+    1 node NAME GPUS CPUS COUNT             GPUS how many, CPUS the online CPU list, COUNT how many CPUs
+    gpu GRES_INDEX MINOR UUID PCI NUMA CORES NICS      by PCI address; CORES the list of the nearest CPUs
+    core PACKAGE NUMA L3 CPULIST            one physical core, CPULIST its online hardware threads
+
+plans/N, one line for each of N local tasks that have the whole node:
+
+    LOCALID CPULIST MASK GPUS NUMA NICS CORES    GPUS in GRES indices, CORES how many physical cores
+"""
+
+from __future__ import annotations
+
+from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.topology import locality, nics, plan
+
+VERSION = "1"
+
+
+def gres_order(node: Node) -> dict[str, int]:
+    """Slurm's GRES index by PCI address: the order of the device files (minors), which gres.conf lists in order.
+
+    A GPU without a minor makes the order unknown: then it is PCI order for all, as with AutoDetect.
+    """
+    gpus = locality.gpus(node)
+    minors = [g.minor for g in gpus if not isinstance(g.minor, Missing)]
+    if len(minors) == len(gpus) == len(set(minors)):
+        gpus = tuple(sorted(gpus, key=lambda g: 0 if isinstance(g.minor, Missing) else g.minor))
+    return {g.pci: i for i, g in enumerate(gpus)}
+
+
+def machine(node: Node, order: dict[str, int] | None = None) -> plan.Machine:
+    """The node as the planner sees it."""
+    order = gres_order(node) if order is None else order
+    up = locality.cpu_set(locality.online(node))
+    cores = {}
+    for cpu in node.cpus:
+        mask = locality.cpu_set(cpu.siblings or (cpu.id,)) & up
+        if cpu.online and mask:
+            cores[mask] = plan.Core(cpu.package, cpu.numa, cpu.l3, mask)
+    places = []
+    for gpu in locality.gpus(node):
+        where = locality.of_pci(node, gpu.pci)
+        names = ",".join(n.name for n in nics.nearest(node, gpu.pci)[0]) or "-"
+        places.append(plan.Place(order[gpu.pci], gpu.pci, where.numa, locality.cpu_set(where.cpus), names))
+    return plan.Machine(up, list(cores.values()), places)
+
+
+def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
+    """The text of /run/fairlead/topology. ``order``: GRES index by PCI address where the site's differs."""
+    made = machine(node, order)
+    gpus = {g.pci: g for g in locality.gpus(node)}
+    count = made.online.bit_count()
+    lines: list[tuple[str, ...]] = [
+        (VERSION, "node", node.name, str(len(made.gpus)), plan.format_cpulist(made.online), str(count))
+    ]
+    for place in made.gpus:
+        gpu = gpus[place.pci]
+        near = plan.format_cpulist(place.near)
+        lines.append(("gpu", str(place.index), _minor(gpu), _uuid(gpu), place.pci, _known(place.numa), near, place.nics))
+    for core in made.cores:
+        cpus = plan.format_cpulist(core.cpus)
+        lines.append(("core", _known(core.package), _known(core.numa), _known(core.l3), cpus))
+    return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, str]:
+    """The texts of /run/fairlead/plans/N for N of 1 to twice the GPUs; numbers that leave a doubt are left out."""
+    made = machine(node, order)
+    texts = {}
+    for tasks in range(1, 2 * len(made.gpus) + 1):
+        try:
+            masks = plan.whole_node(made, tasks)
+        except plan.Doubt:
+            continue
+        hands = plan.deal_gpus(made.gpus, tasks)
+        lines = []
+        for rank, (mask, hand) in enumerate(zip(masks, hands, strict=True)):
+            numa = sorted({c.numa for c in made.cores if c.cpus & mask and c.numa >= 0})
+            names = list(dict.fromkeys(n for g in hand for n in g.nics.split(",") if n != "-"))
+            fields = (
+                str(rank),
+                plan.format_cpulist(mask),
+                f"{mask:x}",
+                ",".join(str(g.index) for g in hand),
+                ",".join(map(str, numa)) or "-",
+                ",".join(names) or "-",
+                str(plan.physical(made, mask)),
+            )
+            lines.append("\t".join(fields) + "\n")
+        texts[tasks] = "".join(lines)
+    return texts
+
+
+def _known(number: int) -> str:
+    return str(number) if number >= 0 else "-"
+
+
+def _minor(gpu: Gpu) -> str:
+    return "-" if isinstance(gpu.minor, Missing) else str(gpu.minor)
+
+
+def _uuid(gpu: Gpu) -> str:
+    return "-" if isinstance(gpu.uuid, Missing) or not gpu.uuid else gpu.uuid

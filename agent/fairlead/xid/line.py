@@ -1,0 +1,212 @@
+"""The parser of Xid, SXid and "fallen off the bus" records. Total: any text gives an XidLine or None, never an error.
+
+A record is matched from its start only: text that a user may choose (a process name) comes later in the line and can
+never make one. Three forms of address exist (plain, ``GPU-I:05``, ``GPU-I:05 GPU-CI:01``); pid and name come together
+or not at all in new drivers, and a name may hold commas, colons and brackets; the message may be empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+
+from msgspec import Struct
+
+NAME_MAX = 15  # TASK_COMM_LEN - 1, include/linux/sched.h
+SPLIT_REACH = 8  # records within which the three parts of a split message are looked for
+
+
+class Kind(StrEnum):
+    XID = "xid"
+    SXID = "sxid"
+    BUS_LOST = "bus_lost"
+
+
+class XidLine(Struct, frozen=True, kw_only=True):
+    """One recognised record.
+
+    pci: ``0000:4e:00.0``, or "" when the line does not say it. gi, ci: MIG GPU instance and compute instance.
+    pid, process: as printed; text a user may choose. text: the message. caused_by: from "caused by previous Xid N".
+    fatal: what the line itself says of its severity (NVLink 144-150, SXid). unit, link: of NVLink lines.
+    recovery: the action number that an Xid 154 line changed to.
+    """
+
+    kind: Kind
+    code: int
+    pci: str
+    gi: int | None = None
+    ci: int | None = None
+    pid: int | None = None
+    process: str | None = None
+    text: str = ""
+    caused_by: int | None = None
+    fatal: bool | None = None
+    unit: str = ""
+    link: int | None = None
+    recovery: int | None = None
+    follows: bool = False  # a continuation: "Data {...}" and "Severity ..." lines of an SXid
+
+    @property
+    def public_text(self) -> str:
+        """The message where no process name stands before it: a name may hold commas and run over into the message."""
+        return self.text if self.process is None else ""
+
+
+_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
+_WHERE = r"\((?:PCI:)?([^\s()]*)(?: +GPU-I:(\d{1,4}))?(?: +GPU-CI:(\d{1,4}))?\)"
+_XID = re.compile(rf"NVRM: Xid {_WHERE}: (\d{{1,5}})(?![\w.])(?:, ?)?(.*)", re.DOTALL)
+_SXID = re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid {_WHERE}: (\d{{1,7}})(?![\w.])(?:, ?)?(.*)", re.DOTALL)
+_LOST = re.compile(r"NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]{7,16}?):? (?:GPU )?has fallen off the bus\b(.*)", re.DOTALL)
+_SPLIT_FIRST = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]{7,16})\s*(.*)", re.DOTALL)
+_SPLIT_LAST = re.compile(r"(?:NVRM: )?fallen off the bus and is not responding")
+_PID = re.compile(r"pid=(?:'?<unknown>'?|(\d{1,10}))")
+_CAUSED = re.compile(r"caused by previous Xid (\d{1,5})\.?\s*\Z")
+_NVLINK = re.compile(r"([A-Z][A-Z0-9_/]{1,63})\s+(Fatal|Nonfatal)\s+XC\d+\s+i\d+\s+Link\s+(-?\d{1,3})\b")
+_RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,8})\b")
+_SEVERITY = re.compile(r"(Fatal|Non-fatal)\b")
+_LINK = re.compile(r"\bLink (-?\d{1,3})\b")
+_OPENINGS = (
+    "Ch ",
+    "channel ",
+    "Channel ",
+    "intr ",
+    "Graphics ",
+    "Timeout ",
+    "Row Remapper",
+    "Contained",
+    "Uncontained",
+    "An uncorrectable",
+    "GPU ",
+    "GSP ",
+    "NVLink",
+    "caused by ",
+    "errorString",
+    "MMU Fault",
+)
+
+
+def address(text: str) -> str:
+    """A PCI address of any of the driver's forms (4 or 8 digit domain, with or without function) as ``0000:1b:00.0``.
+
+    "" when it is none.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        return ""
+    domain, bus, device, function = match.groups()
+    return f"{int(domain or '0', 16):04x}:{bus}:{device}.{function or '0'}".lower()
+
+
+def _name_and_text(rest: str) -> tuple[str, str]:
+    """Split ``NAME, MESSAGE``. The name may hold commas: take the first cut within its length that a message follows."""
+    cuts = [m.start() for m in re.finditer(",(?= |$)", rest[: NAME_MAX + 2])]
+    for cut in cuts:
+        text = rest[cut + 1 :].lstrip()
+        if text.startswith(_OPENINGS) or _NVLINK.match(text):
+            return rest[:cut], text
+    if cuts:
+        return rest[: cuts[0]], rest[cuts[0] + 1 :].lstrip()
+    far = rest.find(", ")  # longer than a comm: quoted or from an odd driver
+    return (rest, "") if far < 0 else (rest[:far], rest[far + 2 :])
+
+
+def _tail(rest: str) -> tuple[int | None, str | None, str]:
+    """``pid=.., name=.., message`` -> (pid, process, message)."""
+    match = _PID.match(rest)
+    if match is None:
+        return None, None, rest
+    pid = int(match[1]) if match[1] else None
+    after = rest[match.end() :]
+    if not after.startswith(","):
+        return pid, None, after.strip()
+    after = after[1:].lstrip()
+    if not after.startswith("name="):
+        return pid, None, after
+    name, text = _name_and_text(after.removeprefix("name="))
+    return pid, None if name in {"<unknown>", "'<unknown>'", ""} else name, text
+
+
+def parse(text: str) -> XidLine | None:
+    """One kernel record (without stamp or priority) as an XidLine; None when it is not one of ours."""
+    if text.startswith("NVRM: Xid "):
+        return _parse_xid(text)
+    if text.startswith("nvidia-nvswitch"):
+        return _parse_sxid(text)
+    if text.startswith("NVRM: GPU "):
+        match = _LOST.match(text)
+        if match and (pci := address(match[1])):
+            return XidLine(kind=Kind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")
+    if text.startswith("NVRM: The NVIDIA GPU ") and (first := _SPLIT_FIRST.match(text)):
+        flat = first[2].replace("\\x0a", " ").replace("NVRM: ", "")
+        if "installed in this system has" in flat and "fallen off the bus" in flat and (pci := address(first[1])):
+            return XidLine(kind=Kind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")
+    return None
+
+
+def _parse_xid(text: str) -> XidLine | None:
+    match = _XID.match(text)
+    if match is None:
+        return None
+    where, gi, ci, code, rest = match.groups()
+    pid, process, message = _tail(rest.rstrip())
+    caused = _CAUSED.search(message)
+    nvlink = _NVLINK.match(message) if 144 <= int(code) <= 150 else None
+    recovery = _RECOVERY.match(message) if int(code) == 154 else None
+    return XidLine(
+        kind=Kind.XID,
+        code=int(code),
+        pci=address(where),
+        gi=int(gi) if gi else None,
+        ci=int(ci) if ci else None,
+        pid=pid,
+        process=process,
+        text=message,
+        caused_by=int(caused[1]) if caused else None,
+        fatal=nvlink[2] == "Fatal" if nvlink else None,
+        unit=nvlink[1] if nvlink else "",
+        link=int(nvlink[3]) if nvlink else None,
+        recovery=int(recovery[1], 16) if recovery else None,
+    )
+
+
+def _parse_sxid(text: str) -> XidLine | None:
+    match = _SXID.match(text)
+    if match is None:
+        return None
+    where, _, _, code, rest = match.groups()
+    message = rest.strip()
+    severity = _SEVERITY.match(message)
+    link = _LINK.search(message) if severity else None
+    return XidLine(
+        kind=Kind.SXID,
+        code=int(code),
+        pci=address(where),
+        text=message,
+        fatal=severity[1] == "Fatal" if severity else None,
+        link=int(link[1]) if link else None,
+        follows=message.startswith(("Data {", "Severity ")),
+    )
+
+
+def read(texts: Iterable[str]) -> Iterator[tuple[int, XidLine]]:
+    """All recognised records of a log in order, each with its place (from 0).
+
+    Joins the message that newer drivers print as three records, "The NVIDIA GPU X", "(PCI ID: ..) installed in this
+    system has", "fallen off the bus and is not responding" (NVSentinel issue 155, gpud issue 1209); other records may
+    come between. Its place is that of the last part. The same two first records also open other, harmless messages.
+    """
+    pending = ""
+    since = 0
+    for place, text in enumerate(texts):
+        line = parse(text)
+        if line is not None:
+            yield place, line
+            continue
+        first = _SPLIT_FIRST.match(text)
+        if first is not None:
+            pending, since = address(first[1]), place
+        elif pending and _SPLIT_LAST.match(text):
+            if place - since <= SPLIT_REACH:
+                yield place, XidLine(kind=Kind.BUS_LOST, code=79, pci=pending, text="GPU has fallen off the bus")
+            pending = ""

@@ -1,0 +1,146 @@
+"""apply on trees: three layers, busy nodes, boot phase, a second run, refusals and failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fairlead import config
+from fairlead.apply import ApplyReport, TreeNvml, apply
+from fairlead.cli import main
+from fairlead.config import Document
+from fairlead.config.document import resolve_layers
+from fairlead.errors import ExitCode
+from fairlead.host.root import Root
+
+MACHINES = Path(__file__).parents[1] / "machines"
+EVERYTHING = {n: {} for n in ("cpu_governor", "memlock", "nccl", "numa_balancing", "pcie_acs", "persistence")}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MACHINES / "hgx-h100", tmp_path / "tree", symlinks=True))
+
+
+def document(**settings: dict[str, object]) -> Document:
+    return resolve_layers("gpu1", [("test", {"settings": settings or EVERYTHING})])[0]
+
+
+def run(tree: Path, doc: Document | None = None, **options: object) -> ApplyReport:
+    root = Root(str(tree))
+    return apply(doc or document(), root, nvml=TreeNvml(root), **options)  # type: ignore[arg-type]
+
+
+def test_first_run_changes_second_run_changes_nothing(tree: Path) -> None:
+    first = run(tree)
+    assert first.changed > 100 and first.failed == 0 and first.exit_code is ExitCode.OK
+    assert {i.setting: i.state for i in first.items} == dict.fromkeys(EVERYTHING, "changed")
+    assert {i.setting: i.effective for i in first.items} == dict.fromkeys(EVERYTHING, "yes")
+    assert {i.setting: i.persisted for i in first.items} == {
+        **dict.fromkeys(("memlock", "nccl", "numa_balancing"), "yes"),
+        **dict.fromkeys(("cpu_governor", "pcie_acs", "persistence"), "boot"),
+    }
+    second = run(tree)
+    assert second.changed == 0 and {i.state for i in second.items} == {"same"}
+    assert not (tree / "run/fairlead/applying").exists()
+
+
+def test_a_dry_run_shows_everything_and_touches_nothing(tree: Path) -> None:
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in tree.rglob("*") if p.is_file())
+    report = run(tree, dry_run=True)
+    assert sorted((str(p), p.stat().st_mtime_ns) for p in tree.rglob("*") if p.is_file()) == before
+    assert report.changed == run(tree).changed
+    assert {i.state for i in report.items} == {"would_change"}
+    assert all(s.diff and s.done is None for i in report.items for s in i.steps)
+
+
+def test_a_busy_node_gets_only_what_no_job_notices(tree: Path) -> None:
+    report = run(tree, busy=True)
+    states = {i.setting: (i.state, i.pending) for i in report.items}
+    assert states["pcie_acs"] == ("deferred", "idle") and states["numa_balancing"] == ("changed", "")
+    assert report.exit_code is ExitCode.TRY_AGAIN
+    again = run(tree)
+    assert {i.setting for i in again.items if i.state == "changed"} == {"pcie_acs"}
+
+
+def test_the_boot_phase_is_what_a_reboot_loses(tree: Path) -> None:
+    assert [i.setting for i in run(tree, phase="boot").items] == ["cpu_governor", "pcie_acs", "persistence"]
+
+
+def test_tampering_is_exactly_what_the_next_run_puts_right(tree: Path) -> None:
+    run(tree)
+    (tree / "proc/sys/kernel/numa_balancing").write_text("1\n")
+    report = run(tree)
+    assert report.changed == 1
+    (item,) = [i for i in report.items if i.state == "changed"]
+    assert item.setting == "numa_balancing" and item.steps[0].why == "kernel.numa_balancing is 1, wanted 0"
+
+
+def test_what_is_not_managed_is_left_alone(tree: Path) -> None:
+    report = run(tree, document(numa_balancing={"managed": False}))
+    assert [(i.state, i.steps) for i in report.items] == [("unmanaged", ())]
+
+
+def test_a_refusal_names_the_reason_and_the_next_step_and_changes_nothing(tree: Path) -> None:
+    next((tree / "sys/kernel/iommu_groups").glob("*/type")).write_text("DMA\n")
+    report = run(tree, document(pcie_acs={}))
+    (item,) = report.items
+    assert item.state == "refused" and "IOMMU translates" in item.message and "iommu=pt" in item.hint
+    assert report.changed == 0 and report.exit_code is ExitCode.CONFIG
+
+
+def test_a_site_s_own_nccl_conf_is_refused_until_declared(tree: Path) -> None:
+    own = tree / "etc/nccl.conf"
+    own.parent.mkdir()
+    own.write_text("NCCL_IB_TIMEOUT=22\n")
+    assert run(tree, document(nccl={})).items[0].state == "refused"
+    assert own.read_text() == "NCCL_IB_TIMEOUT=22\n"
+    assert run(tree, document(nccl={"replace_existing": True})).items[0].state == "changed"
+    assert own.read_text().startswith("# Written by fairlead")
+
+
+def test_a_value_that_cannot_be_written_fails_and_the_others_go_on(tree: Path) -> None:
+    shutil.rmtree(tree / "etc", ignore_errors=True)
+    (tree / "etc").write_text("a file where a folder should be")
+    report = run(tree)
+    states = {i.setting: i.state for i in report.items}
+    assert states["numa_balancing"] == "failed" and states["cpu_governor"] == "changed"
+    assert report.exit_code is ExitCode.UNAVAILABLE
+
+
+def test_without_nvml_persistence_is_unreadable_never_healthy(tree: Path) -> None:
+    (tree / "nvml.json").unlink()
+    report = run(tree, document(persistence={}))
+    assert report.items[0].state == "unreadable" and report.exit_code is ExitCode.UNAVAILABLE
+
+
+def test_while_it_runs_the_mark_is_there_with_pid_and_expiry(tree: Path) -> None:
+    seen: list[str] = []
+
+    class Watching(TreeNvml):
+        def set(self, pci: str, what: str, value: int) -> None:
+            seen.append((tree / "run/fairlead/applying").read_text())
+            super().set(pci, what, value)
+
+    root = Root(str(tree))
+    apply(document(persistence={}), root, nvml=Watching(root))
+    version, pid, expires = seen[0].split("\t")
+    assert version == "1" and int(pid) == os.getpid() and int(expires) > 0
+
+
+def test_the_command_speaks_json_and_exit_codes(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "node.json"
+    path.write_bytes(config.encode_document(document()))
+    assert main(["apply", "--root", str(tree), "--document", str(path), "--json", "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["dry_run"] is True
+    assert main(["apply", "--root", str(tree), "--document", str(path)]) == 0
+    assert "6 settings" in capsys.readouterr().out
+    path.write_text(path.read_text().replace('"generation": 0', '"generation": "x"'))
+    assert main(["apply", "--root", str(tree), "--document", str(path)]) == 78
+    assert "generation" in capsys.readouterr().err
+    assert main(["apply", "--root", str(tree), "--undo"]) == 0
+    assert (tree / "proc/sys/kernel/numa_balancing").read_text() == "1\n"

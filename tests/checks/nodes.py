@@ -1,0 +1,138 @@
+"""A healthy 8-GPU node as facts, and ways to break one thing of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from fairlead.model.check import KernelRecord, Past
+from fairlead.model.facts import (
+    Driver,
+    Ecc,
+    Gpu,
+    Missing,
+    Nic,
+    Node,
+    PciDevice,
+    PcieLink,
+    RowRemap,
+    Why,
+    unreadable,
+)
+
+BOOT = "11111111-2222-3333-4444-555555555555"
+ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF))
+NA = unreadable("NVML: not supported (3)")
+UNSUPPORTED = Missing(Why.UNSUPPORTED, "profile")
+ECC = Ecc(
+    mode_current=True,
+    mode_pending=True,
+    volatile_corrected=0,
+    volatile_uncorrected=0,
+    aggregate_corrected=0,
+    aggregate_uncorrected=0,
+    sram_threshold_exceeded=False,
+)
+REMAP = RowRemap(corrected=0, uncorrected=0, pending=False, failed=False, histogram=(640, 0, 0, 0, 0))
+GEN5 = PcieLink(gen_current=5, gen_max=5, width_current=16, width_max=16, replays=0)
+
+
+def gpu(place: int = 0, **changes: Any) -> Gpu:
+    healthy = Gpu(
+        pci=ADDRESSES[place],
+        index=place,
+        uuid=f"GPU-{place:08d}",
+        serial=f"165122300{place}",
+        minor=place,
+        name="NVIDIA H100 80GB HBM3",
+        persistence=True,
+        mig_current=False,
+        mig_pending=False,
+        ecc=ECC,
+        remap=REMAP,
+        pcie=GEN5,
+        nvlinks=(),
+        memory_total_bytes=85520809984,
+        memory_used_bytes=0,
+        temperature_celsius=34,
+        power_draw_watts=70.0,
+        power_limit_watts=700.0,
+        clock_sm_hertz=1980000000,
+        throttle_reasons=1,
+        utilization_percent=0,
+        performance_state=0,
+        recovery_action=0,
+        processes=(),
+    )
+    return replace(healthy, **changes)
+
+
+def endpoint(address: str, *, vendor: int = 0x10DE, class_code: int = 0x030200, link: PcieLink | Missing = GEN5) -> PciDevice:
+    port = address.replace("0000:", "0001:")
+    return PciDevice(
+        address=address,
+        vendor=vendor,
+        device=0x2330,
+        class_code=class_code,
+        path=("pci0000:00", port, address),
+        numa=0,
+        link=link,
+    )
+
+
+def port(address: str, link: PcieLink = GEN5) -> PciDevice:
+    return PciDevice(
+        address=address.replace("0000:", "0001:"),
+        vendor=0x1000,
+        device=0xC030,
+        class_code=0x060400,
+        path=("pci0000:00", address.replace("0000:", "0001:")),
+        numa=0,
+        link=link,
+        bridge_role="switch_downstream",
+    )
+
+
+def node(*changed: Gpu, **changes: Any) -> Node:
+    """Eight healthy GPUs; ``changed`` ones take the place of those with their address."""
+    by_address = {g.pci: g for g in (gpu(i) for i in range(8))} | {g.pci: g for g in changed}
+    healthy = Node(
+        name="gpu01",
+        boot_id=BOOT,
+        uptime_seconds=10000.0,
+        virtual=False,
+        cpus=(),
+        numa=(),
+        pci=tuple(d for a in ADDRESSES for d in (port(a), endpoint(a))),
+        nics=(),
+        driver=Driver(
+            module_version="570.172.08", library_version="570.172.08", nvml_version="12.570.172.08", cuda_version=12080
+        ),
+        gpus=tuple(by_address.values()),
+    )
+    return replace(healthy, **changes)
+
+
+def nic(address: str = "0000:19:00.0", **changes: Any) -> Nic:
+    made = Nic(
+        name="mlx5_0",
+        pci=address,
+        rdma=True,
+        port=1,
+        link_layer="InfiniBand",
+        state="ACTIVE",
+        physical_state="LinkUp",
+        rate_gbps=400.0,
+    )
+    return replace(made, **changes)
+
+
+def records(*texts: str, seconds: float = 9990.0, boot: str = BOOT, start: int = 100) -> tuple[KernelRecord, ...]:
+    return tuple(
+        KernelRecord(sequence=start + i, seconds=seconds, priority=3, text=text, boot_id=boot) for i, text in enumerate(texts)
+    )
+
+
+def log(*texts: str, **more: Any) -> Past:
+    return Past(available=True, records=records(*texts, **more))

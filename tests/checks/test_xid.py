@@ -1,0 +1,174 @@
+"""The xid check: what each kind of record comes to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fairlead.checks.xid import Params, check
+from fairlead.model.check import KernelRecord, Past
+from fairlead.model.finding import Action, Finding, Level, Service
+from tests.checks.nodes import BOOT, gpu, log, node, records
+
+WHERE = "NVRM: Xid (PCI:0000:1b:00)"
+
+
+def judged(*texts: str, **more: object) -> list[Finding]:
+    return list(check.judge(node(), log(*texts), Params(**more)))
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "action", "service"),
+    [
+        ("79, pid=1, name=x, GPU has fallen off the bus.", Level.DRAIN, Action.REBOOT_NODE, Service.DRAIN_NOW),
+        ("48, pid='<unknown>', name=<unknown>, An uncorrectable", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_NOW),
+        ("64, Row remapping failure", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_NOW),
+        ("74, NVLink: fatal error", Level.DRAIN, Action.CHECK_FABRIC, Service.DRAIN_NOW),
+        ("95, Uncontained", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_NOW),
+        ("119, pid=1, name=a, Timeout after 45s", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_NOW),
+        ("120, GSP task exception", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_NOW),
+        ("140, ", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_NOW),
+        ("63, Row Remapper: New row marked", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_AFTER_JOB),
+        ("94, Contained: SM (0x1)", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_AFTER_JOB),
+        ("13, Graphics Exception", Level.WARN, Action.RESTART_APP, Service.KEEP),
+        ("31, pid=1, name=exe, Ch 0000000a", Level.WARN, Action.RESTART_APP, Service.KEEP),
+        ("43, pid=1, name=exe, Ch 00000008", Level.WARN, Action.NONE, Service.KEEP),
+        ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x1)", Level.DRAIN, Action.CHECK_FABRIC, Service.DRAIN_NOW),
+        ("145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x1)", Level.WARN, Action.CHECK_FABRIC, Service.KEEP),
+        ("149, Placeholder message", Level.WARN, Action.CHECK_FABRIC, Service.KEEP),
+        (
+            "154, GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)",
+            Level.DRAIN,
+            Action.REBOOT_NODE,
+            Service.DRAIN_NOW,
+        ),
+        (
+            "154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
+            Level.DRAIN,
+            Action.RESET_GPU,
+            Service.DRAIN_AFTER_JOB,
+        ),
+    ],
+)
+def test_each_code_comes_to_its_service(text: str, level: Level, action: Action, service: Service) -> None:
+    (finding,) = judged(f"{WHERE}: {text}")
+    assert (finding.level, finding.action, finding.service, finding.device) == (level, action, service, "0000:1b:00.0")
+    assert finding.evidence_id == f"{BOOT}:100"
+
+
+def test_the_summary_names_gpu_code_and_action() -> None:
+    (finding,) = judged(f"{WHERE}: 79, GPU has fallen off the bus.")
+    assert finding.summary == "Xid 79 on GPU 0000:1b:00.0 (fallen off the bus): reboot_node"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{WHERE}: 45, pid=12723, Ch 00000000",
+        f"{WHERE}: 106, test",
+        f"{WHERE}: 162, Power smoothing",
+        f"{WHERE}: 174, ",
+        f"{WHERE}: 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+        "NVRM: GPU at PCI:0000:9b:00: GPU-509665ad-b600-ac93-3616-d754b23d636d",
+        "Out of memory: Killed process 22222 (NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus).",
+        " NVRM: Xid (PCI:0000:1b:00): 79, indented by somebody",
+        "x NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.",
+        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Severity 1 Engine instance 62 Sub-engine instance 00",
+    ],
+)
+def test_harmless_lines_raise_nothing(text: str) -> None:
+    assert judged(text) == []
+
+
+def test_hundreds_of_lines_of_one_fault_are_one_finding_that_does_not_drain() -> None:
+    found = judged(*(f"{WHERE}: 31, pid={n}, name=train, Ch {n:08x}" for n in range(500)))
+    assert [(f.level, f.evidence_id) for f in found] == [(Level.WARN, f"{BOOT}:599")]
+
+
+def test_a_job_s_own_fault_is_forgotten_after_a_while_a_lost_gpu_is_not() -> None:
+    old = log(f"{WHERE}: 31, Ch 1", f"{WHERE}: 79, GPU has fallen off the bus.", seconds=1000.0)
+    assert [f.summary[:6] for f in check.judge(node(), old, Params())] == ["Xid 79"]
+
+
+def test_45_follows_its_cause_even_when_the_cause_s_own_line_was_lost() -> None:
+    assert [f.summary[:7] for f in judged(f"{WHERE}: 45, pid=9, name=python3, Ch 00000002 caused by previous Xid 48")] == [
+        "Xid 48 "
+    ]
+    both = judged(f"{WHERE}: 48, DBE", f"{WHERE}: 45, pid=9, name=python3, Ch 00000002 caused by previous Xid 48")
+    assert [f.evidence_id for f in both] == [f"{BOOT}:100"]
+    assert judged(f"{WHERE}: 45, pid=9, name=python3, Ch 00000002 caused by previous Xid 31")[0].level is Level.WARN
+
+
+def test_162_cancels_an_earlier_163_of_the_same_gpu_only() -> None:
+    assert judged(f"{WHERE}: 163, off", f"{WHERE}: 162, on") == []
+    assert len(judged(f"{WHERE}: 163, off", "NVRM: Xid (PCI:0000:43:00): 162, on")) == 1
+    assert len(judged(f"{WHERE}: 162, on", f"{WHERE}: 163, off")) == 1
+
+
+def test_the_last_154_of_a_gpu_counts() -> None:
+    reset, none = "to 0x1 (GPU Reset Required)", "to 0x0 (None)"
+    change = f"{WHERE}: 154, GPU recovery action changed from 0x3 (x)"
+    assert judged(f"{change} {reset}", f"{change} {none}") == []
+    assert judged(f"{change} {none}", f"{change} {reset}")[0].action is Action.RESET_GPU
+
+
+def test_fallen_off_the_bus_without_an_xid() -> None:
+    (one,) = judged("NVRM: GPU 0000:43:00.0: GPU has fallen off the bus.")
+    assert one.summary == "Xid 79 on GPU 0000:43:00.0 (fallen off the bus): reboot_node"
+    three = (
+        "NVRM: The NVIDIA GPU 0000:43:00.0",
+        "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link ACTIVE",
+        "NVRM: (PCI ID: 10de:26b5) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    )
+    assert [f.summary for f in judged(*three)] == [one.summary]
+    assert judged(*three[:3]) == []
+    assert judged(*three[1:]) == []
+    assert len(judged("NVRM: GPU 0000:43:00.0: GPU has fallen off the bus.", *three, "NVRM: Xid (PCI:0000:43:00): 79, x")) == 1
+
+
+def test_a_fatal_sxid_drains_and_names_the_switch() -> None:
+    (finding,) = judged("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 62 LTSSM Fault Up")
+    assert finding.summary == "SXid 20034 on NVSwitch 0000:05:00.0 (fatal NVSwitch error, link 62): check_fabric"
+    assert judged("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 11004, Non-fatal, Link 40 ingress")[0].level is Level.WARN
+
+
+def test_records_of_another_boot_do_not_count() -> None:
+    past = Past(available=True, records=records(f"{WHERE}: 79, x", boot="99999999-0000-0000-0000-000000000000"))
+    assert list(check.judge(node(), past, Params())) == []
+
+
+def test_a_site_may_choose_its_own_service() -> None:
+    assert judged(f"{WHERE}: 63, Row Remapper", services={"63": Service.KEEP})[0].level is Level.WARN
+    assert judged(f"{WHERE}: 31, Ch 1", services={"31": Service.DRAIN_NOW})[0].level is Level.DRAIN
+
+
+def test_without_a_log_it_says_so_and_is_not_healthy_by_silence() -> None:
+    (finding,) = check.judge(node(), Past(), Params())
+    assert finding.needs_history
+    (lost,) = check.judge(node(), Past(available=True, overrun=7), Params())
+    assert lost.level is Level.WARN and "7 kernel records" in lost.summary
+
+
+def test_the_driver_s_advice_is_read_from_nvml_too() -> None:
+    sick = node(gpu(2, recovery_action=1))
+    (finding,) = check.judge(sick, Past(available=True), Params())
+    assert (finding.device, finding.action) == ("0000:52:00.0", Action.RESET_GPU)
+    told = log("NVRM: Xid (PCI:0000:52:00): 95, Uncontained")
+    assert [f.summary[:6] for f in check.judge(sick, told, Params())] == ["Xid 95"]
+
+
+def test_no_process_name_reaches_a_finding() -> None:
+    for name in ("evil name", "a, GPU: b", "x): 79, y", "n, Ch 1", "[x@y]"):
+        for finding in judged(f"{WHERE}: 31, pid=1, name={name}, Ch 00000008"):
+            assert name not in "".join((finding.summary, *finding.evidence, finding.evidence_id))
+            assert finding.level is Level.WARN
+
+
+@given(st.lists(st.text(max_size=200), max_size=8))
+def test_any_log_is_judged_without_an_error(texts: list[str]) -> None:
+    made = tuple(KernelRecord(sequence=i, seconds=1.0, priority=3, text=t) for i, t in enumerate(texts))
+    past = Past(available=True, records=made)
+    assert list(check.judge(node(), past, Params())) == list(check.judge(replace(node()), past, Params()))

@@ -1,0 +1,175 @@
+"""One namespaced host of a rack: a Debian root with systemd as PID 1 and a machine tree for hardware.
+
+``HostSpec`` says what it consists of; ``power_on`` does what firmware and boot loader do; ``boot`` forks it. All of
+this runs in the rack's supervisor (supervise.py). A host's folder on disk:
+
+    disk/        what it writes to its root (kept over reboots)
+    hw/proc/     its /proc files of the tree, put back at every power-on; the tree's sys is laid under /sys
+    sim/         its /etc/fairlead-sim: nvml.conf, nvml.control, the kernel log's FIFO kmsg
+    log          its console
+    init         pid of its init as the machine sees it, and uptime of the machine at its boot, in seconds
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.lab import box, linux
+
+#: Files of a tree's proc that a host must not have: they are its own kernel's business.
+_OWN_PROC = ("uptime", "mounts", "net/", "self/")
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What a host consists of. ``tree`` is a machine tree, '' for a host without simulated hardware."""
+
+    name: str
+    folder: str
+    lower: str
+    netns: str
+    cgroup: str
+    tree: str = ""
+    binds: tuple[box.Bind, ...] = ()
+    majors: tuple[tuple[int, int], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> HostSpec:
+        """The reverse of to_json."""
+        binds = tuple((str(a), str(b), bool(c)) for a, b, c in data["binds"])
+        majors = tuple((int(a), int(b)) for a, b in data["majors"])
+        return cls(**{**data, "binds": binds, "majors": majors})
+
+
+def local_majors(trees: list[Path]) -> tuple[tuple[int, int], ...]:
+    """A local major (240-254) for every major in the trees' dev/nodes: never NVIDIA's own on a real machine."""
+    found: dict[int, int] = {}
+    for tree in trees:
+        for _, major, _, _ in device_lines(tree):
+            if major not in found:
+                found[major] = box.free_major(frozenset(found.values()))
+    return tuple(found.items())
+
+
+def device_lines(tree: Path) -> list[box.Device]:
+    """TREE/dev/nodes: ``nvidia0 c 195 0 0666`` a line."""
+    nodes = tree / "dev/nodes"
+    lines = [line.split() for line in nodes.read_text().splitlines()] if nodes.is_file() else []
+    return [(words[0], int(words[2]), int(words[3]), int(words[4], 8)) for words in lines if len(words) == 5]
+
+
+def power_on(spec: HostSpec, fifo: int) -> None:
+    """Put every volatile thing of the hardware to its power-on value: boot id, /proc files, faults, kernel log.
+
+    ``fifo`` is the supervisor's end of the kernel log, opened for reading and writing without blocking. A fault
+    that is to outlast a reboot is written to sim/nvml.power-on instead of sim/nvml.control.
+    """
+    folder = Path(spec.folder)
+    proc = folder / "hw/proc"
+    shutil.rmtree(proc, ignore_errors=True)
+    if spec.tree:
+        shutil.copytree(Path(spec.tree, "proc"), proc)
+    fresh = proc / "sys/kernel/random/boot_id"
+    fresh.parent.mkdir(parents=True, exist_ok=True)
+    fresh.write_text(f"{uuid.uuid4()}\n")
+    if not spec.tree:
+        return
+    words = (proc / "cmdline").read_text().strip() + " " + grub(folder / "disk/up")
+    (proc / "cmdline").write_text(words.strip() + "\n")
+    for word in words.split():
+        if word in ("numa_balancing=disable", "numa_balancing=enable"):
+            (proc / "sys/kernel/numa_balancing").write_text(f"{int(word.endswith('enable'))}\n")
+    sim = folder / "sim"
+    kept = sim / "nvml.power-on"
+    (sim / "nvml.control").write_bytes(kept.read_bytes() if kept.is_file() else b"")
+    try:
+        while os.read(fifo, 65536):
+            pass
+    except BlockingIOError:
+        pass
+    records = Path(spec.tree, "dev/kmsg")
+    for record in records.read_text().splitlines() if records.is_file() else ():
+        os.write(fifo, f"{record}\n".encode())
+
+
+def grub(disk: Path) -> str:
+    """What the node's own grub files add to the kernel command line, as the boot loader's generator would."""
+    script = (
+        "GRUB_CMDLINE_LINUX= GRUB_CMDLINE_LINUX_DEFAULT=;"
+        " for f in etc/default/grub etc/default/grub.d/*.cfg; do [ ! -f $f ] || . ./$f; done;"
+        ' echo "$GRUB_CMDLINE_LINUX $GRUB_CMDLINE_LINUX_DEFAULT"'
+    )
+    done = subprocess.run(["/bin/sh", "-c", script], cwd=disk, capture_output=True, text=True, check=False)
+    return " ".join(done.stdout.split())
+
+
+def _binds(spec: HostSpec) -> tuple[box.Bind, ...]:
+    """What is laid over the root, /proc and /etc; only over files of /proc that this kernel has."""
+    folder = Path(spec.folder)
+    proc = folder / "hw/proc"
+    binds: list[box.Bind] = [(str(folder / "log"), "/dev/console", False)]
+    if (proc / "driver").is_dir() and Path("/proc/driver").is_dir():
+        binds.append((str(proc / "driver"), "/proc/driver", True))
+    for path in sorted(proc.rglob("*")):
+        inside = path.relative_to(proc).as_posix()
+        if path.is_file() and not inside.startswith((*_OWN_PROC, "driver/")) and Path("/proc", inside).exists():
+            binds.append((str(path), f"/proc/{inside}", inside.endswith("boot_id") or not inside.startswith("sys/")))
+    if spec.tree:
+        binds.append((str(folder / "sim"), "/etc/fairlead-sim", False))
+    return (*binds, *spec.binds)
+
+
+def boot(spec: HostSpec, leave: Callable[[], None]) -> int:
+    """Fork the host; returns the pid of the process that waits for it. ``leave`` moves that one out of the cgroup."""
+    folder = Path(spec.folder)
+    majors = dict(spec.majors)
+    devices = device_lines(Path(spec.tree)) if spec.tree else []
+    made = box.Box(
+        hostname=spec.name,
+        lower=Path(spec.lower),
+        scratch=folder / "scratch",
+        upper=folder / "disk",
+        sysfs=Path(spec.tree, "sys") if spec.tree else None,
+        binds=_binds(spec),
+        devices=tuple((name, majors[major], minor, mode) for name, major, minor, mode in devices),
+        proc_ro=True,
+    )
+
+    def join() -> Callable[[], None]:
+        Path(spec.cgroup, "cgroup.procs").write_text(str(os.getpid()))
+        return leave
+
+    def init() -> None:
+        log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        os.setsid()
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        try:
+            box.compose(made)
+            Path("/etc/hostname").write_text(f"{spec.name}\n")
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            command = ["/lib/systemd/systemd", "--log-target=console", "--log-level=notice", "--show-status=no"]
+            os.execve(command[0], command, {"container": "fairlead-lab", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+        except OSError as error:
+            os.write(2, f"lab: {spec.name} does not boot: {error}\n".encode())
+
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+    between, pid = box.fork_into(init, cgroup=join, net=spec.netns, clock=True)
+    fresh = folder / "init.new"
+    fresh.write_text(f"{pid} {linux.start_time(pid)} {uptime:.3f}\n")
+    fresh.rename(folder / "init")
+    return between

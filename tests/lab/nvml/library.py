@@ -1,0 +1,75 @@
+"""Build the simulated libnvidia-ml.so.1 and write the files it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.lab.gpufacts import flatten
+from tests.lab.machines import read_nvml
+from tests.lab.nvml.layout import entry_points, layout_header, stubs_source
+
+HERE = Path(__file__).resolve().parent
+SOURCES = ("store.c", "faults.c", "system.c", "device.c", "health.c", "links.c", "events.c")
+NAME = "libnvidia-ml.so.1"
+FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread")
+
+
+def implemented() -> set[str]:
+    """Entry points that the C sources define."""
+    names: set[str] = set()
+    for source in SOURCES:
+        # A definition names the function first in parentheses' position: nvmlX( after NVML_API, or MACRO(nvmlX, ...
+        text = (HERE / source).read_text()
+        names |= set(re.findall(r"^NVML_API [\w ]+\*?(nvml\w+)\(", text, re.MULTILINE))
+        names |= set(re.findall(r"^[A-Z_0-9]+\((nvml\w+)[,)]", text, re.MULTILINE))
+    return names
+
+
+def build(outdir: Path, compiler: Sequence[str] = ("gcc",)) -> Path:
+    """Compile the library into `outdir` and return the path of `libnvidia-ml.so.1`.
+
+    `libnvidia-ml.so` is linked to it, for clients that ask for the name without version (Slurm 22.05). Nothing is done
+    where `outdir` already holds what these sources give. Raises subprocess.CalledProcessError, with the compiler's
+    words on stderr, where it does not compile.
+    """
+    outdir.mkdir(parents=True, exist_ok=True)
+    generated = {"nvml_layout.h": layout_header(), "stubs.c": stubs_source(implemented())}
+    digest = hashlib.sha256(repr((FLAGS, tuple(compiler))).encode())
+    for text in [*generated.values(), *((HERE / name).read_text() for name in ("sim.h", *SOURCES))]:
+        digest.update(text.encode())
+    library, stamp = outdir / NAME, outdir / ".sources"
+    if library.exists() and stamp.exists() and stamp.read_text() == digest.hexdigest():
+        return library
+    with tempfile.TemporaryDirectory(dir=outdir) as scratch:
+        work = Path(scratch)
+        for name, text in generated.items():
+            (work / name).write_text(text)
+        for name in ("sim.h", *SOURCES):
+            shutil.copy(HERE / name, work / name)
+        command = [*compiler, *FLAGS, f"-Wl,-soname,{NAME}", "-o", NAME, *SOURCES, "stubs.c"]
+        subprocess.run(command, cwd=work, check=True, timeout=120)
+        os.replace(work / NAME, library)
+    bare = outdir / "libnvidia-ml.so"
+    if not bare.is_symlink():
+        bare.symlink_to(NAME)
+    stamp.write_text(digest.hexdigest())
+    return library
+
+
+def write_conf(tree: Path, conf: Path) -> Path:
+    """Write the library's input from a machine tree's nvml.json (whole or not at all) and return its path."""
+    conf.parent.mkdir(parents=True, exist_ok=True)
+    scratch = conf.with_name(conf.name + ".new")
+    scratch.write_text(flatten(read_nvml(tree)))
+    os.replace(scratch, conf)
+    return conf
+
+
+__all__ = ["build", "entry_points", "flatten", "implemented", "write_conf"]

@@ -1,0 +1,394 @@
+"""A rack: N namespaced hosts with systemd, sshd, munge and slurmd, one controller, each node with a machine tree.
+
+    with Rack(nodes=4) as rack:
+        rack.nodes[0].ssh("nvidia-smi")
+        rack.ctl("sinfo")
+
+``Rack.up()`` ... ``Rack.down()`` do the same by hand: a rack that is left up outlives its creator and is found again
+by ``Rack.find(name)``; ``python -m tests.lab.clean NAME`` ends it. Everything it starts is in its own cgroup
+(fairlead-lab-NAME) and written down under /run/fairlead-lab/NAME.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from tests.lab import clients, cpus, inotify, machines, net, node, roots, slurmconf
+from tests.lab.enter import enter_command
+from tests.lab.host import Host
+from tests.lab.ledger import Ledger
+from tests.lab.nvml import library
+from tests.lab.roots import SUITES, LabError, lab_dir
+
+CONTROLLER = "ctl"
+PROJECT = Path(__file__).resolve().parents[2]
+#: Where a host finds the simulated NVML library; the usual names in the library folder point there.
+SIM = "/opt/fairlead-sim"
+
+_SSH = """\
+Host *
+  User root
+  IdentityFile {key}
+  IdentitiesOnly yes
+  BatchMode yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  GlobalKnownHostsFile /dev/null
+  LogLevel ERROR
+  ConnectTimeout 3
+  PreferredAuthentications publickey
+  GSSAPIAuthentication no
+  ControlMaster auto
+  ControlPath {folder}/ssh/%C
+  ControlPersist 60
+"""
+
+
+@dataclass
+class Rack(clients.SlurmClients):
+    """See the module's text.
+
+    model       machine model of every node (tests.lab.machines), in its small variant for this machine's CPUs
+    trees       machine trees to use instead, one per node
+    hooks       programs that slurm.conf names; change them later with configure()
+    extra_conf  lines for slurm.conf
+    nvml        folder with a libnvidia-ml.so.1 to use instead of the simulated library
+    binds       (path on the machine, path on every node, read-only)
+    """
+
+    nodes_wanted: int = 4
+    suite: str = "bookworm"
+    name: str = "rack"
+    model: str = "hgx-h100"
+    trees: Sequence[Path] = ()
+    hooks: slurmconf.Hooks = slurmconf.Hooks(reboot="/usr/sbin/reboot")
+    nohold: bool = True
+    extra_conf: str = ""
+    nvml: Path | None = None
+    binds: tuple[tuple[str, str, bool], ...] = ()
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.name)
+        self.folder = self.ledger.folder
+        self.disks = lab_dir() / "racks" / self.name
+        self.nodes = [self._host(f"gpu{i}", net.address(i)) for i in range(1, self.nodes_wanted + 1)]
+        self.controller = self._host(CONTROLLER, net.CONTROLLER_ADDRESS)
+        self.inventory_path = self.folder / "inventory"
+        self.ssh_config = self.folder / "ssh_config"
+        self.bin = self.folder / "bin"
+        self.slurm_etc = self.folder / "slurm"
+
+    def _host(self, name: str, address: str) -> Host:
+        tree = None if name == CONTROLLER else self.disks / name / "tree"
+        return Host(name, address, self.disks / name, self.folder, tree)
+
+    # -- up and down ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            print(self.logs(), file=sys.stderr)
+        self.down()
+
+    @classmethod
+    def find(cls, name: str = "rack") -> Self:
+        """The rack of that name that is up. Raises LabError when there is none."""
+        record = Ledger(name).folder / "rack.json"
+        try:
+            kept = json.loads(record.read_text())
+        except FileNotFoundError:
+            raise LabError(f"no rack named {name} is up") from None
+        return cls(**{**kept, "hooks": slurmconf.Hooks(**kept["hooks"])})
+
+    def up(self, *, wait: bool = True) -> None:
+        """Bring everything up; with ``wait`` until root can log in everywhere and Slurm says idle.
+
+        Whatever goes wrong, everything is taken down again first; raises LabError with what to look at.
+        """
+        lower = roots.root(self.suite)
+        roots.need_room(lab_dir(), (64 + 16 * len(self.nodes)) << 20)
+        self.ledger.open()
+        try:
+            self.ledger.add("rack", self.name)
+            self.ledger.add("disk", self.disks)
+            shutil.rmtree(self.disks, ignore_errors=True)
+            inotify.make_room(self.ledger, len(self.nodes) + 1)
+            self._lay_out(lower)
+            net.up(self.ledger, [(host.name, host.address) for host in self.hosts])
+            self._supervise()
+            if wait:
+                self.wait_ssh()
+                self.wait_idle(60)
+        except BaseException as error:
+            told = self.logs()
+            self.down()
+            if isinstance(error, LabError):
+                raise LabError(f"{error}\n{told}") from None
+            raise
+
+    def down(self) -> None:
+        """End it all: processes, namespaces, cgroups, disks. Raises LabError naming what would not go."""
+        stuck = self.ledger.end()
+        if stuck:
+            raise LabError(f"rack {self.name}: {'; '.join(stuck)}")
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The controller and every node."""
+        return [self.controller, *self.nodes]
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """gpu1 ... gpuN."""
+        return tuple(host.name for host in self.nodes)
+
+    @property
+    def control_netns(self) -> str:
+        """The network namespace that ssh and Ansible run in."""
+        return net.namespace(self.name, "control")
+
+    @property
+    def enter(self) -> list[str]:
+        """Words before a command of this machine that is to reach the hosts (ssh, ansible-playbook, fairlead).
+
+        It and all it leaves behind (ssh's shared connections) belong to the rack and end with it.
+        """
+        return [str(self.folder / "enter")]
+
+    # -- laying out -------------------------------------------------------------------------------
+
+    def _lay_out(self, lower: Path) -> None:
+        for sub in ("ssh", "bin", "slurm"):
+            (self.folder / sub).mkdir(mode=0o700 if sub == "ssh" else 0o755)
+        os.mkfifo(self.folder / "power", 0o600)
+        for host in self.hosts:
+            for sub in ("disk/up/etc/systemd/system", "disk/wk", "scratch", "sim"):
+                (host.folder / sub).mkdir(parents=True)
+            (host.folder / "log").touch()
+            host.sim.chmod(0o755)
+        self._write_machines()
+        names = "".join(f"{host.address} {host.name}\n" for host in self.hosts)
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{net.CONTROL_ADDRESS} admin\n{names}")
+        self.write_slurm()
+        self._mask()
+        self._write_access()
+        self._write_specs(lower)
+
+    def _write_machines(self) -> None:
+        nvml = self.nvml or simulated_nvml()
+        size = max(2, os.cpu_count() or 2)
+        folder = Path("disk/up/usr/lib", f"{os.uname().machine}-linux-gnu")
+        for number, host in enumerate(self.nodes, 1):
+            assert host.tree is not None
+            if self.trees:
+                shutil.copytree(self.trees[number - 1], host.tree, symlinks=True)
+            else:
+                machines.write_machine(host.tree, self.model, node=host.name, cpus=size, seed=number)
+            cpus.write_masks(host.tree)
+            library.write_conf(host.tree, host.sim / "nvml.conf")
+            (host.sim / "nvml.control").touch()
+            (host.folder / folder).mkdir(parents=True)
+            for name in ("libnvidia-ml.so.1", "libnvidia-ml.so"):
+                (host.folder / folder / name).symlink_to(f"{SIM}/libnvidia-ml.so.1")
+        self._nvml = nvml
+
+    def slurm_nodes(self) -> tuple[slurmconf.SlurmNode, ...]:
+        """NodeName lines from the trees."""
+        made = []
+        for host in self.nodes:
+            assert host.tree is not None
+            facts = machines.slurm_node(host.tree)
+            made.append(
+                slurmconf.SlurmNode(
+                    host.name,
+                    host.name,
+                    host.address,
+                    sockets=facts.sockets,
+                    cores=facts.cores_per_socket,
+                    threads=facts.threads_per_core,
+                    gpus=facts.gpus,
+                    gpu_type=facts.gres_type,
+                    memory_mib=facts.real_memory_mib,
+                )
+            )
+        return tuple(made)
+
+    def write_slurm(self) -> None:
+        """Write the slurm.conf that every host shares, in place (the hosts see the same files)."""
+        conf = slurmconf.slurm_conf(
+            self.slurm_nodes(),
+            controller=f"{CONTROLLER}({net.CONTROLLER_ADDRESS})",
+            hooks=self.hooks,
+            nohold=self.nohold,
+            extra=self.extra_conf,
+        )
+        gres = ""
+        for host in self.nodes:
+            assert host.tree is not None
+            gres += "".join(f"NodeName={host.name} {line}\n" for line in machines.gres_conf(host.tree).splitlines())
+        v1 = bool(cpus.v1_controllers())
+        (self.slurm_etc / "slurm.conf").write_text(conf)
+        (self.slurm_etc / "gres.conf").write_text(gres)
+        (self.slurm_etc / "cgroup.conf").write_text(slurmconf.cgroup_conf(SUITES[self.suite], cgroup=False, v1=v1))
+
+    def configure(self, **changes: object) -> None:
+        """Change ``hooks``, ``extra_conf`` or ``nohold`` of the running rack: write slurm.conf, scontrol reconfigure."""
+        for key, value in changes.items():
+            if key not in ("hooks", "extra_conf", "nohold"):
+                raise LabError(f"a rack that is up cannot change its {key}")
+            setattr(self, key, value)
+        self.write_slurm()
+        self._remember()
+        self.scontrol("reconfigure")
+
+    def _mask(self) -> None:
+        for host in self.hosts:
+            units = host.folder / "disk/up/etc/systemd/system"
+            (units / ("slurmd.service" if host.name == CONTROLLER else "slurmctld.service")).symlink_to("/dev/null")
+            (host.folder / "disk/up/var/spool/slurm/state").mkdir(parents=True)
+
+    def _write_access(self) -> None:
+        ssh = _SSH.format(key=roots.ssh_key(), folder=self.folder)
+        ssh += "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts)
+        self.ssh_config.write_text(ssh)
+        lines = ["[nodes]", *(f"{host.name} ansible_host={host.address}" for host in self.nodes)]
+        lines += ["", "[controllers]", f"{CONTROLLER} ansible_host={net.CONTROLLER_ADDRESS}", "", "[all:vars]"]
+        lines += ["ansible_user=root", "ansible_python_interpreter=/usr/bin/python3"]
+        lines += [f"ansible_ssh_private_key_file={roots.ssh_key()}"]
+        lines += [f"ansible_ssh_common_args='-F {self.ssh_config}'", ""]
+        self.inventory_path.write_text("\n".join(lines))
+        enter = self.folder / "enter"
+        control = f"ip netns exec {self.control_netns}"
+        enter.write_text(f'#!/bin/sh\necho $$ > {self.cgroup}/tools/cgroup.procs && exec {control} "$@"\n')
+        enter.chmod(0o755)
+        for client in clients.CLIENTS:
+            script = self.bin / client
+            words = shlex.join(enter_command("PID")).replace("PID", '"$pid"')
+            pid = f"read -r pid rest < {self.controller.folder}/init || exit 1"
+            script.write_text(f'#!/bin/sh\n{pid}\nexec {words} /usr/bin/{client} "$@"\n')
+            script.chmod(0o755)
+
+    @property
+    def cgroup(self) -> Path:
+        """Everything of the rack is in here."""
+        return cpus.cgroup2() / f"fairlead-lab-{self.name}"
+
+    def _write_specs(self, lower: Path) -> None:
+        trees = [host.tree for host in self.nodes if host.tree is not None]
+        majors = node.local_majors(trees)
+        shared = [(str(self.slurm_etc / file), f"/etc/slurm/{file}", True) for file in ("slurm.conf", "gres.conf", "cgroup.conf")]
+        shared.append((str(self.folder / "hosts"), "/etc/hosts", True))
+        specs = []
+        for host in self.hosts:
+            simulated = [(str(self._nvml), SIM, True), *self.binds] if host.tree else []
+            specs.append(
+                node.HostSpec(
+                    name=host.name,
+                    folder=str(host.folder),
+                    lower=str(lower),
+                    netns=net.namespace(self.name, host.name),
+                    cgroup=str(self.cgroup / "hosts" / host.name),
+                    tree=str(host.tree or ""),
+                    binds=(*shared, *simulated),
+                    majors=majors,
+                ).to_json()
+            )
+        made = {"cgroup": str(self.cgroup / "supervisor"), "hosts": specs}
+        (self.folder / "hosts.json").write_text(json.dumps(made, indent=1))
+        self._remember()
+
+    def _remember(self) -> None:
+        kept = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        kept["hooks"] = dataclasses.asdict(self.hooks)
+        kept["trees"] = [str(tree) for tree in self.trees]
+        kept["nvml"] = None
+        (self.folder / "rack.json").write_text(json.dumps(kept, indent=1))
+
+    def _supervise(self) -> None:
+        self.ledger.add("cgroup", self.cgroup)
+        cpus.make_cgroups(self.cgroup, ["supervisor", "tools", *(f"hosts/{host.name}" for host in self.hosts)])
+        command = [sys.executable, "-m", "tests.lab.supervise", str(self.folder)]
+        join = f"echo $$ > {self.cgroup}/supervisor/cgroup.procs && exec {shlex.join(command)}"
+        with open(self.folder / "supervisor.log", "w") as log:
+            child = subprocess.Popen(
+                ["/bin/sh", "-c", join],
+                cwd=PROJECT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            )
+        self.ledger.process("process", child.pid)
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        user: str = "",
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout: float = 60,
+        stdin: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        """On the controller; see SlurmClients.run."""
+        return self.controller.run(command, user=user, env=env, check=check, timeout=timeout, stdin=stdin)
+
+    def ctl(self, command: str, *, check: bool = True, timeout: float = 60) -> str:
+        """Output of a shell command on the controller, such as ``scontrol show node gpu1``."""
+        return self.controller.run(command, check=check, timeout=timeout).stdout
+
+    def wait_ssh(self, seconds: float = 60) -> None:
+        """Wait until root can log in on every host."""
+        deadline = time.monotonic() + seconds
+        for host in self.hosts:
+            host.wait_ssh(max(1.0, deadline - time.monotonic()))
+
+    def wait_slurm_idle(self, seconds: float = 60) -> None:
+        """Wait until slurmctld says idle, and nothing else, of every node."""
+        self.wait_idle(seconds)
+
+    def stop_slurmctld(self) -> None:
+        """Take slurmctld away (systemctl stop on the controller)."""
+        self.ctl("systemctl stop slurmctld")
+
+    def start_slurmctld(self) -> None:
+        """Bring it back."""
+        self.ctl("systemctl start slurmctld")
+
+    def logs(self, lines: int = 8) -> str:
+        """The ends of the supervisor's, the hosts' and Slurm's logs, for a failure's report."""
+        told = []
+        for path in [self.folder / "supervisor.log", *(host.folder / "log" for host in self.hosts)]:
+            if path.is_file():
+                told.append(f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
+        return "\n".join(told)
+
+
+def simulated_nvml() -> Path:
+    """Folder of the simulated NVML library, built once for its sources."""
+    sources = sorted(Path(library.__file__).parent.glob("*.[chp]*"))
+    built = lab_dir() / "build" / f"nvml-{cpus.digest(sources)}"
+    with roots.locked("nvml"):
+        if not built.is_dir():
+            fresh = built.with_name(f".{built.name}.{os.getpid()}")
+            fresh.mkdir(parents=True)
+            library.build(fresh)
+            fresh.rename(built)
+    return built

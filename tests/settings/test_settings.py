@@ -1,0 +1,251 @@
+"""Each setting on the machine trees: what is planned, what is refused, and that a plan, once made, plans nothing more."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairlead import settings as setting_list
+from fairlead.apply import TreeNvml
+from fairlead.errors import ConfigError
+from fairlead.host import change
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, Node, unreadable
+from fairlead.model.finding import Level, Mode
+from fairlead.model.setting import drift
+from fairlead.settings import cpu_governor, memlock, numa_balancing, pcie_acs, persistence
+
+MACHINES = Path(__file__).parents[1] / "machines"
+MODELS = ("hgx-h100", "hgx-a100", "l40s-pcie")
+ALL = setting_list.load()
+
+
+def look(tree: Path, *names: str) -> Node:
+    root = Root(str(tree))
+    reads = [path for name in names or ALL for path in ALL[name].reads]
+    return gather(root, TreeNvml(root).raw, reads=reads)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MACHINES / "hgx-h100", tmp_path / "tree", symlinks=True))
+
+
+def plan(name: str, node: Node, **want: object) -> tuple[object, ...]:
+    setting = ALL[name]
+    observed = setting.observe(node)
+    assert not isinstance(observed, Missing), observed
+    return setting.plan(setting.want(**want), observed)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("model", MODELS)
+def test_planned_changes_leave_nothing_to_plan(name: str, model: str, tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(MACHINES / model, tmp_path / "tree", symlinks=True))
+    root = Root(str(tree))
+    changes = plan(name, look(tree, name))
+    assert changes, "these trees are as after power-on: every setting has something to do"
+    outcomes = change.execute(changes, root, nvml_set=TreeNvml(root).set)  # type: ignore[arg-type]
+    assert [o.message for o in outcomes if not o.done] == []
+    assert plan(name, look(tree, name)) == ()
+    assert list(drift(name, ALL[name], ALL[name].want(), look(tree, name))) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_undo_brings_back_every_byte(name: str, tree: Path) -> None:
+    root = Root(str(tree))
+    before = {p: p.read_bytes() for p in tree.rglob("*") if p.is_file() and not p.is_symlink() and p.name != "nvml.json"}
+    gpus = msgspec.json.decode((tree / "nvml.json").read_bytes())
+    change.execute(plan(name, look(tree, name)), root, nvml_set=TreeNvml(root).set)  # type: ignore[arg-type]
+    outcomes = change.undo_all(root, nvml_set=TreeNvml(root).set)
+    assert outcomes and all(o.done for o in outcomes)
+    after = {p: p.read_bytes() for p in tree.rglob("*") if p.is_file() and not p.is_symlink() and p.name != "nvml.json"}
+    assert after == before
+    assert msgspec.json.decode((tree / "nvml.json").read_bytes()) == gpus
+    assert change.undo_changes(root) == ()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_unknown_keys_are_errors(name: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `valeu`"):
+        msgspec.convert({"valeu": 1}, ALL[name].want)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_wanted_value_has_a_description(name: str) -> None:
+    for key, value in msgspec.json.schema(ALL[name].want)["$defs"][ALL[name].want.__name__]["properties"].items():
+        assert value.get("description"), f"{name}.{key}"
+
+
+@pytest.mark.parametrize(("mode", "level"), [(Mode.OBSERVE, Level.WARN), (Mode.ENFORCE, Level.DRAIN)])
+def test_drift_of_numa_balancing_is_one_finding_per_layer(mode: Mode, level: Level, tree: Path) -> None:
+    want = numa_balancing.NumaBalancingWant(mode=mode)
+    findings = list(drift("numa_balancing", numa_balancing.setting, want, look(tree)))
+    assert [(f.check, f.level, f.device) for f in findings] == [
+        ("setting.numa_balancing", level, numa_balancing.FILE),
+        ("setting.numa_balancing", level, numa_balancing.VALUE),
+    ]
+    assert findings[1].summary == "kernel.numa_balancing is 1, wanted 0"
+
+
+def test_a_sysctl_file_read_later_is_named_instead_of_fought(tree: Path) -> None:
+    later = tree / "etc/sysctl.d/99-site.conf"
+    later.parent.mkdir(parents=True)
+    later.write_text("# kernel.numa_balancing = 0\nkernel/numa_balancing = 1\n")
+    with pytest.raises(ConfigError, match=r"/etc/sysctl.d/99-site.conf: kernel.numa_balancing: sets 1 and is read after"):
+        plan("numa_balancing", look(tree))
+    hidden = tree / "usr/lib/sysctl.d/99-site.conf"  # sysctl.d(5): the file of the same name in /etc hides this one
+    hidden.parent.mkdir(parents=True)
+    hidden.write_text("kernel.numa_balancing = 2\n")
+    later.write_text("vm.swappiness = 10\n")
+    assert len(plan("numa_balancing", look(tree))) == 2
+    early = tree / "etc/sysctl.d/10-early.conf"
+    early.write_text("kernel.numa_balancing = 1\n")
+    assert len(plan("numa_balancing", look(tree))) == 2
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "-1\n"])
+def test_an_odd_kernel_value_is_missing_not_healthy(text: str, tree: Path) -> None:
+    (tree / "proc/sys/kernel/numa_balancing").write_text(text)
+    assert isinstance(numa_balancing.observe(look(tree)), Missing)
+    findings = list(drift("numa_balancing", numa_balancing.setting, numa_balancing.NumaBalancingWant(), look(tree)))
+    assert [f.level for f in findings] == [Level.UNKNOWN]
+
+
+def test_acs_clears_redirect_bits_only_and_only_between_gpus_and_nics(tree: Path) -> None:
+    node = look(tree)
+    changes = pcie_acs.plan(pcie_acs.PcieAcsWant(), pcie_acs.observe(node))  # type: ignore[arg-type]
+    rdma = {n.pci for n in node.nics if n.rdma}
+    below = {a for d in node.pci if d.class_code >> 8 == 0x0302 or d.address in rdma for a in d.path[:-1]}
+    assert {c.address for c in changes} <= below
+    assert all(c.mask & ~pcie_acs.REDIRECT == 0 and c.value == 0 for c in changes)
+    elsewhere = {d.address for d in node.pci if d.acs_capability and d.address not in below}
+    assert elsewhere, "the tree has bridges with ACS above NVMe drives only: those stay as they are"
+
+
+def test_acs_masks_are_per_bridge_role(tree: Path) -> None:
+    node = look(tree)
+    changes = plan("pcie_acs", node, root_port=0, switch_upstream=0, switch_downstream=0x1D)
+    roles = {d.address: d.bridge_role for d in node.pci}
+    assert {roles[c.address] for c in changes} == {"switch_downstream"}  # type: ignore[attr-defined]
+    assert {c.mask for c in changes} == {0x1D}  # type: ignore[attr-defined]
+
+
+def _virtual(tree: Path) -> None:
+    info = tree / "proc/cpuinfo"
+    info.write_text(info.read_text().replace("flags\t\t:", "flags\t\t: hypervisor", 1))
+
+
+def _vfio(tree: Path) -> None:
+    device = next((tree / "sys/bus/pci/devices").iterdir()).resolve()
+    driver = tree / "sys/bus/pci/drivers/vfio-pci"
+    driver.mkdir(parents=True)
+    (device / "driver").unlink(missing_ok=True)
+    (device / "driver").symlink_to(driver)
+
+
+def _translating(tree: Path) -> None:
+    next((tree / "sys/kernel/iommu_groups").glob("*/type")).write_text("DMA-FQ\n")
+
+
+def _lockdown(tree: Path) -> None:
+    (tree / "sys/kernel/security").mkdir(parents=True)
+    (tree / "sys/kernel/security/lockdown").write_text("none [integrity] confidentiality\n")
+
+
+@pytest.mark.parametrize(
+    ("arrange", "words"),
+    [
+        (_virtual, "virtual machine"),
+        (_vfio, "bound to vfio-pci"),
+        (_translating, "1 DMA-FQ groups"),
+        (_lockdown, "kernel lockdown"),
+    ],
+)
+def test_acs_refuses_where_the_bits_isolate(arrange: object, words: str, tree: Path) -> None:
+    arrange(tree)  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=words) as caught:
+        plan("pcie_acs", look(tree))
+    assert caught.value.hint
+    findings = list(drift("pcie_acs", pcie_acs.setting, pcie_acs.PcieAcsWant(), look(tree)))
+    assert len(findings) == 1 and words in findings[0].summary and findings[0].evidence
+
+
+def test_acs_of_a_config_space_cut_at_64_bytes_is_unreadable(tree: Path) -> None:
+    for device in (tree / "sys/bus/pci/devices").iterdir():
+        config = device / "config"
+        config.write_bytes(config.read_bytes()[:64])
+    assert isinstance(pcie_acs.observe(look(tree)), Missing)
+
+
+def test_governor_says_which_are_on_offer(tree: Path) -> None:
+    with pytest.raises(ConfigError, match="has no governor schedutil; it offers"):
+        plan("cpu_governor", look(tree), governor="schedutil")
+
+
+def test_governor_without_cpufreq_is_unsupported_in_words(tree: Path) -> None:
+    for cpu in (tree / "sys/devices/system/cpu").glob("cpu[0-9]*"):
+        (cpu / "cpufreq").unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match="unsupported here: no CPU has cpufreq"):
+        plan("cpu_governor", look(tree))
+
+
+def test_governor_drift_reads_the_same_for_every_cpu(tree: Path) -> None:
+    findings = list(drift("cpu_governor", cpu_governor.setting, cpu_governor.CpuGovernorWant(), look(tree)))
+    assert len({f.summary for f in findings}) == 1 and len(findings) > 100
+
+
+LIMITS = "Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         {}   {}   bytes\n"
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "restarts"), [("8388608", "8388608", 1), ("8388608", "unlimited", 1), ("unlimited", "unlimited", 0)]
+)
+def test_memlock_is_effective_only_in_the_running_slurmd(soft: str, hard: str, restarts: int, tree: Path) -> None:
+    root = Root(str(tree))
+    change.execute(plan("memlock", look(tree)), root)  # type: ignore[arg-type]
+    limits = tree / "proc/@slurmd/limits"
+    limits.parent.mkdir()
+    limits.write_text(LIMITS.format(soft, hard))
+    changes = memlock.plan(memlock.MemlockWant(), memlock.observe(look(tree)))  # type: ignore[arg-type]
+    assert [getattr(c, "restart", False) for c in changes] == [True] * restarts
+
+
+def test_persistence_leaves_a_lost_gpu_to_its_own_check_but_not_an_unreadable_mode(tree: Path) -> None:
+    node = look(tree)
+    assert not isinstance(node.gpus, Missing)
+    lost = msgspec.structs.replace(node.gpus[0], lost=True, persistence=unreadable("GPU is lost"))
+    seen = persistence.observe(msgspec.structs.replace(node, gpus=(lost, *node.gpus[1:])))
+    assert isinstance(seen, persistence.Observed) and len(seen.gpus) == 7
+    odd = msgspec.structs.replace(node.gpus[0], persistence=unreadable("NVML 999"))
+    seen = persistence.observe(msgspec.structs.replace(node, gpus=(odd, *node.gpus[1:])))
+    assert isinstance(seen, Missing) and node.gpus[0].pci in seen.detail
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=6), masks=st.tuples(*[st.integers(0, 0x7F)] * 3))
+def test_acs_plan_never_sets_a_bit_and_is_done_after_one_pass(words: list[int], masks: tuple[int, int, int]) -> None:
+    roles = ("root_port", "switch_upstream", "switch_downstream")
+    want = pcie_acs.PcieAcsWant(root_port=masks[0], switch_upstream=masks[1], switch_downstream=masks[2])
+    bridges = tuple(pcie_acs.Bridge(f"0000:00:{i:02x}.0", roles[i % 3], 0x100, w) for i, w in enumerate(words))
+    changes = pcie_acs.plan(want, pcie_acs.Observed(bridges))
+    after = {b.address: b.control for b in bridges}
+    for c in changes:
+        assert c.mask & ~getattr(want, roles[int(c.address[8:10], 16) % 3]) == 0
+        after[c.address] = after[c.address] & ~c.mask | c.value
+    assert all(after[b.address] & ~b.control == 0 for b in bridges)
+    done = pcie_acs.Observed(tuple(msgspec.structs.replace(b, control=after[b.address]) for b in bridges))
+    assert pcie_acs.plan(want, done) == ()
+
+
+@given(st.text())
+def test_limits_parser_takes_any_text(text: str) -> None:
+    memlock.parse_limits(text)
+    parsed = memlock.parse_limits(text + "\nMax locked memory   65536   unlimited   bytes\n")
+    assert parsed is not None

@@ -1,0 +1,217 @@
+"""The planner's promises, against brute force and on the shapes of real machines."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.topology import plan, publish
+from fairlead.topology.plan import Core, Doubt, Machine, Place
+from tests.topology.build import hgx
+
+
+def spread(masks: list[int]) -> list[str]:
+    return [plan.format_cpulist(m) for m in masks]
+
+
+def block(first: int, count: int) -> int:
+    return ((1 << count) - 1) << first
+
+
+def total(machine: Machine, masks: list[int], gpus: list[Place]) -> int:
+    return sum(plan.distance(machine, m, g) for m, g in zip(masks, plan.deal_gpus(gpus, len(masks)), strict=True))
+
+
+def test_slurms_cyclic_default_is_put_right() -> None:
+    """8 tasks of 14 cores dealt in turn over two sockets: afterwards each is on its GPU's socket, the shares the same."""
+    machine = publish.machine(hgx())
+    cyclic = [block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)]
+    made = plan.permute(machine, cyclic, machine.gpus, machine.online)
+    assert spread(made) == ["0-13", "14-27", "28-41", "42-55", "56-69", "70-83", "84-97", "98-111"]
+    assert set(made) == set(cyclic)
+    assert total(machine, made, machine.gpus) == 0
+
+
+def test_what_is_right_is_left_alone() -> None:
+    machine = publish.machine(hgx())
+    right = [block(i * 14, 14) for i in (1, 0, 3, 2, 5, 4, 7, 6)]
+    assert plan.permute(machine, right, machine.gpus, machine.online) is right
+
+
+def test_hardware_threads_stay_with_their_core() -> None:
+    machine = publish.machine(hgx(threads=2))
+    cyclic = [sum(block((i // 2) * 14 + (i % 2) * 56 + 112 * t, 14) for t in (0, 1)) for i in range(8)]
+    made = plan.permute(machine, cyclic, machine.gpus, machine.online)
+    assert spread(made)[0] == "0-13,112-125"
+    assert {m.bit_count() for m in made} == {28}
+    assert all(plan.physical(machine, m) == 14 for m in made)
+
+
+def test_one_thread_a_core_stays_so() -> None:
+    machine = publish.machine(hgx(threads=2))
+    cyclic = [block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)]
+    made = plan.permute(machine, cyclic, machine.gpus, machine.online)
+    assert all(plan.physical(machine, m) == m.bit_count() == 14 for m in made)
+
+
+def test_tasks_that_split_a_core_swap_whole_shares() -> None:
+    machine = publish.machine(hgx(sockets=2, cores=2, threads=2, gpus=2))
+    # Tasks 0 and 1 each have one thread of core 2 (socket 1), tasks 2 and 3 one thread of core 0.
+    masks = [1 << 2, 1 << 6, 1 << 0, 1 << 4]
+    made = plan.permute(machine, masks, machine.gpus, machine.online)
+    assert sorted(made) == sorted(masks)
+    assert total(machine, made, machine.gpus) == 0
+
+
+def test_part_of_a_node_keeps_within_its_cpus() -> None:
+    machine = publish.machine(hgx())
+    gpus = [g for g in machine.gpus if g.index in {3, 4}]
+    masks = [block(60, 4), block(50, 4)]
+    made = plan.permute(machine, masks, gpus, block(50, 4) | block(60, 4))
+    assert made == [block(50, 4), block(60, 4)]
+
+
+@pytest.mark.parametrize(
+    ("masks", "allowed"),
+    [
+        ([0, 1], -1),
+        ([3, 6], -1),
+        ([1, 1 << 60], block(0, 8)),
+        ([1, 1 << 500], -1),
+    ],
+)
+def test_doubt_leaves_slurms_masks(masks: list[int], allowed: int) -> None:
+    machine = publish.machine(hgx())
+    with pytest.raises(Doubt):
+        plan.permute(machine, masks, machine.gpus, machine.online if allowed < 0 else allowed)
+
+
+def test_unknown_place_of_a_gpu_is_a_doubt() -> None:
+    machine = publish.machine(hgx(gpus=2, numa=[-1, -1]))
+    with pytest.raises(Doubt):
+        plan.permute(machine, [1, 2], machine.gpus, machine.online)
+    assert publish.render_plans(hgx(gpus=2, numa=[-1, -1])) == {}
+
+
+@pytest.mark.parametrize("text", ["", "0-", "-1", "3-1", "a", "0,,1", "1-2-3", "9" * 30, "٣", "0 1"])
+def test_cpulist_garbage(text: str) -> None:
+    with pytest.raises(Doubt):
+        plan.parse_cpulist(text)
+
+
+@pytest.mark.parametrize("text", ["", "0x", "0xg", "0x1,", "0x-1", "0x 1", "0x" + "f" * 3000, "1_0"])
+def test_mask_garbage(text: str) -> None:
+    with pytest.raises(Doubt):
+        plan.parse_masks(text)
+
+
+@given(st.sets(st.integers(0, 600), min_size=1))
+def test_cpulists_come_back(cpus: set[int]) -> None:
+    mask = sum(1 << c for c in cpus)
+    assert plan.parse_cpulist(plan.format_cpulist(mask)) == mask
+    assert plan.parse_masks(f"0x{mask:X},{mask:x}") == [mask, mask]
+
+
+@given(st.integers(1, 12), st.integers(1, 24))
+def test_gpus_are_dealt_in_order(count: int, tasks: int) -> None:
+    gpus = [Place(i, "", 0, 1) for i in range(count)]
+    hands = plan.deal_gpus(gpus, tasks)
+    dealt = [g.index for hand in hands for g in hand]
+    assert len(hands) == tasks
+    assert all(hands)
+    assert sorted(set(dealt)) == list(range(count))
+    assert dealt == sorted(dealt)
+    sizes = {dealt.count(i) for i in range(count)} if tasks > count else {len(h) for h in hands}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Machine, list[int], list[Place]]:
+    """Up to 2 packages of 2 NUMA nodes, threads 1 or 2, up to 3 tasks with up to 6 cores between them."""
+    threads = draw(st.sampled_from([1, 2]))
+    cores = []
+    for c in range(8):
+        cpus = sum(1 << (c + 8 * t) for t in range(threads))
+        cores.append(Core(c // 4, c // 2, 0, cpus))
+    online = sum(c.cpus for c in cores)
+    gpus = []
+    for i in range(draw(st.integers(1, 4))):
+        numa = draw(st.integers(0, 3))
+        gpus.append(Place(i, f"{i}", numa, sum(c.cpus for c in cores if c.numa == numa)))
+    tasks = draw(st.integers(2, 3))
+    chosen = draw(st.permutations(cores))[: draw(st.integers(tasks, 6))]
+    masks = [0] * tasks
+    for i, core in enumerate(chosen):
+        owner = i if i < tasks else draw(st.integers(0, tasks - 1))
+        one = core.cpus & -core.cpus
+        masks[owner] |= draw(st.sampled_from([core.cpus, one, core.cpus & ~one or one]))
+    return Machine(online, cores, gpus), masks, gpus
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps())
+def test_least_distance_by_brute_force(step: tuple[Machine, list[int], list[Place]]) -> None:
+    machine, masks, gpus = step
+    made = plan.permute(machine, masks, gpus, machine.online)
+    plan.check(masks, made)
+    for old, new in zip(masks, made, strict=True):
+        pattern = [sorted((m & c.cpus).bit_count() for c in machine.cores if m & c.cpus) for m in (old, new)]
+        assert pattern[0] == pattern[1]
+    assert made == plan.permute(machine, masks, gpus, machine.online)
+    pieces = [(t, m & c.cpus) for t, m in enumerate(masks) for c in machine.cores if m & c.cpus]
+    best = None
+    for order in itertools.permutations(range(len(pieces))):
+        trial = [0] * len(masks)
+        for (task, cpus), to in zip(pieces, order, strict=True):
+            if cpus.bit_count() != pieces[to][1].bit_count():
+                break
+            trial[task] |= pieces[to][1]
+        else:
+            cost = total(machine, trial, gpus)
+            best = cost if best is None else min(best, cost)
+    assert total(machine, made, gpus) == best
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    supply=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    demand=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    seed=st.lists(st.integers(0, 9), min_size=12, max_size=12),
+)
+def test_transport_is_least_cost(supply: list[int], demand: list[int], seed: list[int]) -> None:
+    cost = [tuple(seed[s * 3 + d] for d in range(len(demand))) for s in range(len(supply))]
+    if sum(supply) < sum(demand):
+        with pytest.raises(Doubt):
+            plan.transport(supply, demand, cost)
+        return
+    flow = plan.transport(supply, demand, cost)
+    assert [sum(f[d] for f in flow) for d in range(len(demand))] == demand
+    assert all(0 <= sum(f) <= n and min(f) >= 0 for f, n in zip(flow, supply, strict=True))
+    best: dict[tuple[int, ...], int] = {tuple(supply): 0}
+    for d, need in enumerate(demand):
+        for _ in range(need):
+            after: dict[tuple[int, ...], int] = {}
+            for left, spent in best.items():
+                for s, n in enumerate(left):
+                    if n:
+                        key = (*left[:s], n - 1, *left[s + 1 :])
+                        after[key] = min(after.get(key, 1 << 30), spent + cost[s][d])
+            best = after
+    assert sum(f[d] * c[d] for f, c in zip(flow, cost, strict=True) for d in range(len(demand))) == min(best.values())
+
+
+def test_it_is_standard_library_only() -> None:
+    """It imports nothing at all, and works in an isolated Python without site-packages."""
+    source = Path(plan.__file__)
+    found = [n for n in ast.walk(ast.parse(source.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert [ast.unparse(n) for n in found] == ["from __future__ import annotations"]
+    code = f"import sys; sys.path[:0] = [{str(source.parent)!r}]; import plan; print(plan.format_cpulist(11))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "0-1,3\n"

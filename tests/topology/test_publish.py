@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from fairlead.model.facts import Missing, NumaNode, Why
+from fairlead.topology import plan, publish
+from tests.topology.build import hgx
+
+
+def test_topology_text_comes_back() -> None:
+    node = hgx(threads=2)
+    text = publish.render_topology(node)
+    lines = [line.split("\t") for line in text.splitlines()]
+    assert all(field for line in lines for field in line)
+    assert lines[0] == ["1", "node", "n1", "8", "0-223", "224"]
+    assert lines[1] == ["gpu", "0", "0", "GPU-00000000", "0000:13:00.0", "0", "0-55,112-167", "mlx5_0"]
+    assert lines[9] == ["core", "0", "0", "0", "0,112"]
+    made, read = publish.machine(node), plan.parse_topology(text)
+    assert read.online == made.online
+    assert [(c.package, c.numa, c.l3, c.cpus) for c in read.cores] == [(c.package, c.numa, c.l3, c.cpus) for c in made.cores]
+    assert [(g.index, g.pci, g.numa, g.near, g.nics) for g in read.gpus] == [
+        (g.index, g.pci, g.numa, g.near, g.nics) for g in made.gpus
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30, 200, 400])
+def test_a_cut_topology_is_a_doubt(cut: int) -> None:
+    text = publish.render_topology(hgx())
+    with pytest.raises(plan.Doubt):
+        plan.parse_topology(text[:cut])
+
+
+def test_gres_index_follows_the_device_files() -> None:
+    node = hgx(gpus=2)
+    gpus = node.gpus
+    assert not isinstance(gpus, Missing)
+    import msgspec
+
+    swapped = msgspec.structs.replace(
+        node, gpus=tuple(msgspec.structs.replace(g, minor=m) for g, m in zip(gpus, (1, 0), strict=True))
+    )
+    assert publish.gres_order(swapped) == {gpus[0].pci: 1, gpus[1].pci: 0}
+    unknown = Missing(Why.UNREADABLE, "no minor")
+    lost = msgspec.structs.replace(node, gpus=tuple(msgspec.structs.replace(g, minor=unknown) for g in gpus))
+    assert publish.gres_order(lost) == {gpus[0].pci: 0, gpus[1].pci: 1}
+    assert "\t-\tGPU-" in publish.render_topology(lost)
+
+
+def test_plans_of_a_whole_node() -> None:
+    plans = publish.render_plans(hgx())
+    assert sorted(plans) == list(range(1, 17))
+    assert plans[8].splitlines()[4].split("\t") == ["4", "56-69", f"{((1 << 14) - 1) << 56:x}", "4", "1", "mlx5_4", "14"]
+    assert plans[2].splitlines()[1].split("\t")[1:4:2] == ["56-111", "4,5,6,7"]
+    assert [line.split("\t")[1] for line in plans[16].splitlines()][:3] == ["0-6", "7-13", "14-20"]
+
+
+@pytest.mark.parametrize("node", [hgx(), hgx(threads=2), hgx(numa_per_socket=4), hgx(numa=[1, 1, 1, 1, 0, 0, 0, 0]), hgx(gpus=5)])
+def test_every_plan_is_sound(node: object) -> None:
+    from fairlead.model.facts import Node
+
+    assert isinstance(node, Node)
+    machine = publish.machine(node)
+    for tasks, text in publish.render_plans(node).items():
+        union = 0
+        for rank, line in enumerate(text.splitlines()):
+            local, cpus, mask, gpus, _, _, cores = line.split("\t")
+            value = int(mask, 16)
+            assert (int(local), plan.parse_cpulist(cpus)) == (rank, value)
+            assert value and not union & value
+            assert int(cores) == plan.physical(machine, value)
+            assert gpus
+            union |= value
+        assert len(text.splitlines()) == tasks
+        assert not union & ~machine.online
+
+
+def test_gpus_on_the_far_socket_come_first() -> None:
+    plans = publish.render_plans(hgx(numa=[1, 1, 1, 1, 0, 0, 0, 0]))
+    assert plans[8].splitlines()[0].split("\t")[1] == "56-69"
+
+
+def test_gpu_memory_numa_nodes_have_no_cpus_and_no_tasks() -> None:
+    """GH200: 4 nodes with CPUs, 32 of GPU memory."""
+    import msgspec
+
+    node = hgx(sockets=4, cores=72, gpus=4)
+    memory = tuple(NumaNode(id=4 + i, cpus=(), memory_bytes=0, distances=()) for i in range(32))
+    node = msgspec.structs.replace(node, numa=node.numa + memory)
+    plans = publish.render_plans(node)
+    assert [line.split("\t")[1] for line in plans[4].splitlines()] == ["0-71", "72-143", "144-215", "216-287"]
+
+
+def test_no_driver_no_gpus() -> None:
+    import msgspec
+
+    node = msgspec.structs.replace(hgx(), gpus=Missing(Why.UNREADABLE, "NVML does not answer"))
+    assert publish.render_plans(node) == {}
+    assert publish.render_topology(node).startswith("1\tnode\tn1\t0\t0-111\t112\n")
