@@ -18,6 +18,7 @@ STATUS = 0x06
 STATUS_CAP_LIST = 0x10
 HEADER_TYPE = 0x0E
 CAP_ID_EXP = 0x10
+EXT_CAP_ID_DSN = 0x03
 EXT_CAP_ID_ACS = 0x0D
 _PORT_TYPES = {4: "root_port", 5: "switch_upstream", 6: "switch_downstream"}  # PCI_EXP_TYPE_*
 _CAPS_MAX = 48  # (256 - 64) / 4
@@ -49,7 +50,7 @@ def walk(read: Read) -> Capabilities:
         return Capabilities(acs_offset=express)
     flags = _word(read, express + 2)
     role = "" if flags is None else _PORT_TYPES.get(flags >> 4 & 0xF, "")
-    return Capabilities(role=role, acs_offset=_acs(read))
+    return Capabilities(role=role, acs_offset=find_extended(read, EXT_CAP_ID_ACS))
 
 
 def acs_words(read: Read, offset: int) -> tuple[int, int] | Missing:
@@ -79,8 +80,8 @@ def _express(read: Read, header: bytes) -> int | Missing | None:
     return unreadable(f"the capability list loops at {pointer:#x}") if pointer in seen else None
 
 
-def _acs(read: Read) -> int | Missing | None:
-    """Offset of the ACS extended capability."""
+def find_extended(read: Read, capability: int) -> int | Missing | None:
+    """Offset of an extended capability (PCI_EXT_CAP_ID_*); None when the list ends without it."""
     pointer = 0x100
     seen: set[int] = set()
     while pointer >= 0x100 and pointer not in seen and len(seen) < _EXT_CAPS_MAX:
@@ -93,7 +94,7 @@ def _acs(read: Read) -> int | Missing | None:
             return unreadable(f"the extended capability at {pointer:#x} reads all ones")
         if dword == 0:
             return None
-        if dword & 0xFFFF == EXT_CAP_ID_ACS:
+        if dword & 0xFFFF == capability:
             return pointer
         pointer = dword >> 20 & 0xFFC
     return unreadable(f"the extended capability list loops at {pointer:#x}") if pointer in seen else None

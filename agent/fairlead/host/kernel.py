@@ -18,7 +18,7 @@ def node_name(root: Root) -> str:
     if root.is_live:
         return os.uname().nodename.partition(".")[0]
     recorded = root.read_line("/proc/sys/kernel/hostname")
-    return recorded.partition(".")[0] if isinstance(recorded, str) and recorded else os.path.basename(root.path)
+    return recorded if isinstance(recorded, str) and recorded else os.path.basename(root.path)
 
 
 def boot_id(root: Root) -> str | Missing:

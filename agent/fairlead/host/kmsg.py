@@ -120,7 +120,9 @@ class Follower:
 
     def _read_device(self) -> list[KernelRecord]:
         found: list[KernelRecord] = []
-        for _ in range(BATCH_RECORDS):
+        for _ in range(10 * BATCH_RECORDS):  # records of other facilities cost a read too
+            if len(found) >= BATCH_RECORDS:
+                break
             try:
                 data = os.read(self._fd, RECORD_BYTES)
             except BlockingIOError:

@@ -160,8 +160,11 @@ class Root:
         found = self.list(path)
         return found if isinstance(found, tuple) else ()
 
-    def glob(self, pattern: str) -> tuple[str, ...]:
-        """Sorted paths on the node that match ``pattern`` ("/sys/kernel/iommu_groups/*/type"); no ``**``."""
+    def glob(self, pattern: str, *, dangling: bool = False) -> tuple[str, ...]:
+        """Sorted paths on the node that match ``pattern`` ("/sys/kernel/iommu_groups/*/type"); no ``**``.
+
+        dangling: also links that lead nowhere.
+        """
         found = [""]
         for part in pattern.strip("/").split("/"):
             if not _MAGIC & set(part):
@@ -174,7 +177,8 @@ class Root:
                 for name in fnmatch.filter(self.names(f or "/"), part)
                 if hidden or not name.startswith(".")
             ]
-        return tuple(sorted(f for f in found if os.path.exists(self.join(f))))
+        there = [f for f in found if os.path.exists(self.join(f)) or (dangling and self.readlink(f) is not None)]
+        return tuple(sorted(there))
 
 
 def _failed(path: str, error: OSError) -> Missing:

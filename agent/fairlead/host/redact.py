@@ -1,0 +1,74 @@
+"""Takes out of a machine tree what names one machine, its site or its people, the same way everywhere in the tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
+_MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5,19}\b", re.IGNORECASE)
+_GUID = re.compile(r"\b[0-9a-f]{4}(?::[0-9a-f]{4}){3}\b", re.IGNORECASE)
+_ROUTE = re.compile(r"(?<=\t)[0-9A-F]{8}(?=\t)")
+_SERVER = re.compile(r"^(?://\S+|[^\s/]\S*:/\S*)(?= )", re.MULTILINE)
+_PERSONAL_MOUNT = re.compile(r"^\S+ (?:/home|/run/user|/root|/media)\S* .*\n|^\S+ \S+ fuse\S* .*\n", re.MULTILINE)
+_HARDWARE = re.compile(r"NVRM|nvidia|nvswitch|SXid|pcieport|AER|mlx5|EDAC|mce|nvme|ACPI|DMAR|pci |Linux version")
+
+
+class Redactor:
+    """Replaces each serial, UUID, MAC address, GUID by an invented one; equal ones become equal, zero stays zero."""
+
+    def __init__(self, nvml: Any = None) -> None:
+        self._new: dict[str, str] = {}
+        found = {g.get("serial") for g in _gpus(nvml)}
+        self._serials = sorted(s for s in found if isinstance(s, str) and len(s) >= 6)
+
+    def text(self, text: str) -> str:
+        """Any text of the tree."""
+        for serial in self._serials:
+            if serial in text:
+                text = text.replace(serial, self._invent(serial, lambda n, old: str(10 ** (len(old) - 1) + n)))
+        text = _UUID.sub(lambda m: self._invent(m[0], lambda n, _: f"00000000-0000-4000-8000-{n:012x}"), text)
+        text = _MAC.sub(lambda m: self._invent(m[0], lambda n, old: _grouped(n, old, 2)), text)
+        return _GUID.sub(lambda m: self._invent(m[0], lambda n, old: _grouped(n, old, 4)), text)
+
+    def route(self, text: str) -> str:
+        """/proc/net/route: addresses, of which only the default route's zero and netmasks say anything."""
+        return _ROUTE.sub(lambda m: m[0] if set(m[0]) <= set("0F") else self._invent(m[0], lambda n, _: f"{n:06X}0A"), text)
+
+    def mounts(self, text: str) -> str:
+        """/proc/mounts without servers and people's own mounts."""
+        return self.text(_SERVER.sub("server:/export", _PERSONAL_MOUNT.sub("", text)))
+
+    def kmsg(self, text: str) -> str:
+        """Kernel records about hardware; what else the kernel says may name processes and paths of users."""
+        return self.text("".join(line + "\n" for line in text.splitlines() if _HARDWARE.search(line)))
+
+    def value(self, value: Any) -> Any:
+        """Every string in nvml.json."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(v) for v in value]
+        return {k: self.value(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    def _invent(self, old: str, make: Any) -> str:
+        if not set(old) & set("123456789abcdefABCDEF"):
+            return old
+        key = old.lower()
+        if key not in self._new:
+            self._new[key] = make(len(self._new) + 1, old)
+        return self._new[key]
+
+
+def _grouped(number: int, old: str, digits: int) -> str:
+    """A locally administered address of the same form as ``old``."""
+    size = old.count(":") + 1
+    text = f"{number:0{size * digits}x}"
+    text = "02" + text[2:]
+    return ":".join(text[i : i + digits] for i in range(0, len(text), digits))
+
+
+def _gpus(nvml: Any) -> list[Mapping[str, Any]]:
+    entries = nvml.get("gpus") if isinstance(nvml, Mapping) else None
+    return [g for g in entries if isinstance(g, Mapping)] if isinstance(entries, list) else []
