@@ -71,18 +71,19 @@ def slurm_conf(
     nodes: tuple[SlurmNode, ...],
     *,
     controller: str,
+    user: str = "root",
     hooks: Hooks = Hooks(),
     cgroup: bool = False,
     nohold: bool = False,
     return_to_service: int = 2,
     extra: str = "",
 ) -> str:
-    """The whole file. ``controller`` is SlurmctldHost's value, ``cgroup`` constrains steps to their CPUs by cpuset,
+    """The whole file. ``controller`` is SlurmctldHost's value, ``user`` SlurmUser, ``cgroup`` constrains steps to their CPUs by cpuset,
     ``nohold`` sets SchedulerParameters=nohold_on_prolog_fail, ``extra`` is appended as it is."""
     lines = [
         "ClusterName=lab",
         f"SlurmctldHost={controller}",
-        "SlurmUser=root",
+        f"SlurmUser={user}",
         "SlurmdUser=root",
         "AuthType=auth/munge",
         "CredType=cred/munge",
