@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -72,7 +72,7 @@ class Rack(clients.SlurmClients):
     name: str = "rack"
     model: str = "hgx-h100"
     trees: Sequence[Path] = ()
-    hooks: slurmconf.Hooks = slurmconf.Hooks(reboot="/usr/sbin/reboot")
+    hooks: slurmconf.Hooks = field(default_factory=lambda: slurmconf.Hooks(reboot="/usr/sbin/reboot"))
     nohold: bool = True
     extra_conf: str = ""
     nvml: Path | None = None
