@@ -16,6 +16,7 @@ class NodeResult(Struct, frozen=True, kw_only=True):
 
     node: str
     state: str
+    changed: int = 0
     changes: tuple[str, ...] = ()  # "what: why", the same words on equal nodes
     waiting: tuple[str, ...] = ()  # settings deferred to an idle node or a reboot
     failures: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
     return NodeResult(
         node=node,
         state=state,
+        changed=len(changes),
         changes=tuple(changes),
         waiting=tuple(waiting),
         failures=tuple(failures),

@@ -119,6 +119,7 @@ def _play(
             force=options.force,
         )
         inventory = folder / "inventory.ini"
+        (folder / "ansible.cfg").write_text("[defaults]\n")  # nobody else's
         inventory.write_text(inventory_text(site, chosen, str(bundle)))
         for target in chosen:
             results[target.node] = NodeResult(node=target.node, state="unfinished", message="the run ended before this node")
@@ -183,7 +184,7 @@ def environment(site: Site, folder: Path) -> dict[str, str]:
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(assets.__file__))),
         "ANSIBLE_HOME": str(folder / "ansible"),
-        "ANSIBLE_CONFIG": "/dev/null",
+        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
         "ANSIBLE_FORKS": str(site.ansible.forks),
         "ANSIBLE_PIPELINING": "1",
         "ANSIBLE_SSH_ARGS": f"{SSH_ARGS} {site.ansible.ssh_args}".strip(),
