@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.lab.cpufacts import CpuLayout, layout, write_cpus
+from tests.lab.cpufacts import CpuLayout, cpulist, layout, write_cpus
 from tests.lab.gpufacts import DRIVER_VERSION, digest, gpu_facts, machine_facts, uuid
 from tests.lab.models import MODELS, Model
 from tests.lab.pcitree import Function, link_to, put, walk, write_function
@@ -58,14 +58,13 @@ def write_machine(
     write_cpus(tree, m, processors, "performance" if tuned else m.governors.split()[1])
     devices = _write_pci(tree / "sys", m, processors, tuned)
     _write_networks(tree / "sys", m, devices, node, seed)
-    where = devices.of("gpu")
     gpus = [
         gpu_facts(m, n, f.address, node=node, seed=seed, cpus=processors.cpulist(f.numa_node), numa=f.numa_node,
-                  persistence=int(tuned), ancestors=[_ancestor((f, path), other) for other in where])
-        for n, (f, path) in enumerate(where)
+                  persistence=int(tuned))
+        for n, (f, _) in enumerate(devices.of("gpu"))
     ]  # fmt: skip
     write_nvml(tree, machine_facts(gpus))
-    _write_kernel(tree, m, gpus, node, seed, tuned)
+    _write_kernel(tree, m, gpus, node=node, seed=seed, tuned=tuned)
     _write_dev(tree / "dev", m, gpus, devices)
     put(tree / "README.md", _readme(m, cpus, tuned))
     return tree
@@ -101,19 +100,6 @@ def _write_pci(sys: Path, model: Model, cpus: CpuLayout, tuned: bool) -> _Device
     for number, (f, _) in enumerate((f, p) for f, p in endpoints if f.kind == "gpu"):
         put(sys / f"bus/pci/slots/{number + 1}/address", f.address[:-2])
     return _Devices(tuple(found))
-
-
-def _ancestor(a: tuple[Function, str], b: tuple[Function, str]) -> int:
-    """nvmlGpuTopologyLevel between two devices, by the rule that reproduces published `nvidia-smi topo -m` output."""
-    if a[0].address == b[0].address:
-        return 0  # INTERNAL
-    left, right = (path.split("/")[1:] for _, path in (a, b))
-    if left[0] != right[0]:
-        return 40 if a[0].numa_node == b[0].numa_node else 50  # NODE, SYSTEM
-    common = sum(1 for x, y in zip(left, right, strict=False) if x == y) - 1  # bridges above both
-    if not common:
-        return 30  # HOSTBRIDGE
-    return 10 if max(len(left), len(right)) - 1 - common <= 2 else 20  # SINGLE switch, MULTIPLE
 
 
 def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed: int) -> None:
@@ -156,7 +142,7 @@ def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed:
     link_to(sys / "class/net/lo", loopback)
 
 
-def _write_kernel(tree: Path, m: Model, gpus: list[dict[str, Any]], node: str, seed: int, tuned: bool) -> None:
+def _write_kernel(tree: Path, m: Model, gpus: list[dict[str, Any]], *, node: str, seed: int, tuned: bool) -> None:
     proc, sys = tree / "proc", tree / "sys"
     put(sys / "module/nvidia/version", DRIVER_VERSION)
     put(sys / "module/nvidia_drm/parameters/modeset", "Y")
@@ -208,7 +194,7 @@ def gres_conf(tree: Path, device_dir: str = "/dev") -> str:
     for gpu in read_nvml(tree)["gpus"]:
         pci = tree / "sys/bus/pci/devices" / gpu["pci"]
         near = sorted({cores[cpu] for cpu in expand((pci / "local_cpulist").read_text().strip())})
-        lines.append(f"Name=gpu Type={facts.gres_type} File={device_dir}/nvidia{gpu['minor']} Cores={_ranges(near)}")
+        lines.append(f"Name=gpu Type={facts.gres_type} File={device_dir}/nvidia{gpu['minor']} Cores={cpulist(near)}")
     return "\n".join(lines) + "\n"
 
 
@@ -252,12 +238,6 @@ def expand(text: str) -> list[int]:
     """CPU numbers of a list such as `0-3,8`."""
     pairs = [part.partition("-") for part in text.split(",") if part]
     return [n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)]
-
-
-def _ranges(numbers: list[int]) -> str:
-    from tests.lab.cpufacts import cpulist
-
-    return cpulist(numbers)
 
 
 def _readme(m: Model, cpus: int | None, tuned: bool) -> str:

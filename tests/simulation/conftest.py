@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pynvml
 import pytest
-
 from tests.lab.faults import Faults
 from tests.lab.machines import MACHINES, read_nvml
 from tests.lab.nvml.library import build, write_conf

@@ -28,7 +28,7 @@ fsfreeze --freeze "$2" && echo frozen
 read -r _
 fsfreeze --unfreeze "$2"
 echo thawed
-for _ in 1 2 3 4 5 6 7 8 9 10; do umount "$2" && exit 0; sleep 0.2; done
+for _ in 1 2 3 4 5 6 7 8 9 10; do umount "$2" 2>/dev/null && exit 0; sleep 0.2; done
 umount -l "$2"
 """
 
@@ -42,19 +42,15 @@ def frozen(directory: Path) -> Iterator[tuple[int, Path, Callable[[], None]]]:
         file.truncate(8 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True, timeout=60)
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", KEEPER, "keeper", str(image), str(mount)]
-    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
 
-    def thaw() -> None:
-        if not keeper.stdin.closed:
-            keeper.stdin.close()
-            assert keeper.stdout.readline() == "thawed\n"
+        def thaw() -> None:
+            if not keeper.stdin.closed:
+                keeper.stdin.close()
+                assert keeper.stdout.readline() == "thawed\n"
 
-    try:
         assert keeper.stdout.readline() == "frozen\n"
         yield keeper.pid, mount / "file", thaw
-    finally:
-        keeper.stdin.close()
-        keeper.wait(30)
 
 
 def state(pid: int) -> str:
@@ -74,25 +70,20 @@ def test_a_call_sleeps_uninterruptibly_until_the_thaw(machine, tmp_path):
     code = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceGetTemperature(n.nvmlDeviceGetHandleByIndex(2), 0)"
     with frozen(tmp_path) as (keeper, path, thaw):
         machine.faults.dstate("nvmlDeviceGetTemperature", path, gpu=2)
-        client = subprocess.Popen(
-            ["nsenter", "--mount", f"--target={keeper}", sys.executable, "-c", code], env=machine.environment
-        )
-        try:
-            assert until(lambda: client.poll() is not None or state(client.pid) == "D"), state(client.pid)
-            assert client.poll() is None
-            client.send_signal(signal.SIGKILL)
-            time.sleep(0.3)
-            assert client.poll() is None and state(client.pid) == "D"  # not even SIGKILL ends it
-            other = subprocess.run(
-                ["nsenter", "--mount", f"--target={keeper}", sys.executable, "-c", code.replace("(2)", "(3)")],
-                env=machine.environment, timeout=30,
-            )  # fmt: skip
-            assert other.returncode == 0  # the other GPUs answer
-            thaw()
-            assert client.wait(20) == -signal.SIGKILL
-        finally:
-            thaw()
-            client.kill()
-            client.wait(20)
+        enter = ["nsenter", "--mount", f"--target={keeper}", sys.executable, "-c"]
+        with subprocess.Popen([*enter, code], env=machine.environment) as client:
+            try:
+                assert until(lambda: client.poll() is not None or state(client.pid) == "D"), state(client.pid)
+                assert client.poll() is None
+                client.send_signal(signal.SIGKILL)
+                time.sleep(0.3)
+                assert client.poll() is None and state(client.pid) == "D"  # not even SIGKILL ends it
+                others = subprocess.run([*enter, code.replace("(2)", "(3)")], env=machine.environment, timeout=30)
+                assert others.returncode == 0  # the other GPUs answer
+                thaw()
+                assert client.wait(20) == -signal.SIGKILL
+            finally:
+                thaw()
+                client.kill()
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     assert str(tmp_path) not in subprocess.run(["losetup", "-a"], capture_output=True, text=True).stdout

@@ -11,7 +11,6 @@ import time
 
 import pynvml as n
 import pytest
-
 from tests.lab.faults import Faults, main
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pynvml as n
 import pytest
-
 from tests.lab.nvml.layout import entry_points
 from tests.lab.nvml.library import build, implemented
 
@@ -115,7 +114,10 @@ def test_a_structure_of_an_unknown_version_is_refused(gpus):
     info.version = 0
     with pytest.raises(n.NVMLError):
         n.nvmlDeviceGetGpuFabricInfoV(gpus[0], n.byref(info))
-    for known, layout in ((n.nvmlGpuFabricInfo_v2, n.c_nvmlGpuFabricInfo_v2_t), (n.nvmlGpuFabricInfo_v3, n.c_nvmlGpuFabricInfo_v3_t)):
+    for known, layout in (
+        (n.nvmlGpuFabricInfo_v2, n.c_nvmlGpuFabricInfo_v2_t),
+        (n.nvmlGpuFabricInfo_v3, n.c_nvmlGpuFabricInfo_v3_t),
+    ):
         info = layout()
         info.version = known
         n.nvmlDeviceGetGpuFabricInfoV(gpus[0], n.byref(info))

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.lab.faultytrees import EDITS, committed
 from tests.lab.machines import MACHINES, gres_conf, read_nvml, slurm_node, write_machine
 
@@ -138,15 +137,6 @@ def test_nvml_sysfs_and_proc_name_the_same_gpus():
             assert int((device / "numa_node").read_text()) == gpu["numa"]
             assert (device / "driver").readlink().name == "nvidia"
             assert gpu["uuid"] in (tree / "proc/driver/nvidia/gpus" / gpu["pci"] / "information").read_text()
-
-
-def test_the_distances_between_gpus_follow_the_tree():
-    levels = {name: read_nvml(MACHINES / name)["gpus"][0]["common_ancestor"] for name in HEALTHY}
-    assert levels == {
-        "hgx-h100": [0, 40, 40, 40, 50, 50, 50, 50],
-        "hgx-a100": [0, 10, 50, 50, 50, 50, 50, 50],
-        "l40s-pcie": [0, 10, 10, 10, 50, 50, 50, 50],
-    }
 
 
 def test_gres_conf_and_the_node_line():

@@ -233,8 +233,8 @@ class Drain:
         """Why our drain may not be lifted now."""
         if why := keep_off(mine.states):
             return why
-        if "DOWN" in mine.states or "NOT_RESPONDING" in mine.states:
-            return "slurmd does not answer"
+        if "DOWN" in mine.states:
+            return "down in slurmctld: slurmd does not answer, or somebody set it"
         if "COMPLETING" in mine.states:
             return "a job is still completing: a step that cannot be killed, or an epilog that runs"
         return self.hidden(entry.since)

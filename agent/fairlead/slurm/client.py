@@ -10,12 +10,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
-#: States in which a node runs no new job, whoever made it so. They count against a drain budget.
+#: States in which a node runs no new job, whoever made it so. They count against a drain budget. NOT_RESPONDING does
+#: not: every node that was just resumed has it until slurmctld's next ping, and a node that stays silent becomes DOWN.
 UNAVAILABLE = frozenset(
     (
         *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "UNKNOWN", "MAINT", "MAINTENANCE"),
         *("REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"),
-        *("POWER_DRAIN", "NOT_RESPONDING", "NO_RESPOND"),
+        "POWER_DRAIN",
     )
 )
 

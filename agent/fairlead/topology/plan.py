@@ -353,6 +353,17 @@ def whole_node(machine: Machine, tasks: int) -> list[int]:
     return [dealt[t] for t in range(tasks)]
 
 
+def widen(machine: Machine, masks: list[int], shares: list[int]) -> list[int]:
+    """For a step that has the whole node and named no CPU count: even shares of all cores, where no task loses by it."""
+    try:
+        wide = whole_node(machine, len(masks))
+    except Doubt:
+        return shares
+    if all(new.bit_count() >= old.bit_count() for new, old in zip(wide, masks, strict=True)) and wide != shares:
+        return wide
+    return shares
+
+
 def physical(machine: Machine, cpus: int) -> int:
     """How many physical cores a CPU set touches."""
     return sum(1 for c in machine.cores if c.cpus & cpus)

@@ -1,0 +1,23 @@
+"""Run the node agent in the foreground, as fairlead-agent.service does.
+
+SIGHUP reads the document again (a bad one is refused and the old one kept); SIGUSR1 asks for a fresh sweep; SIGTERM ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fairlead.errors import ExitCode
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--document", default="/etc/fairlead/node.json", help="the node's document")
+    parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this machine")
+    parser.add_argument("--once", action="store_true", help="one sweep: publish its verdict and end")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.daemon.loop import run as run_agent
+    from fairlead.host.root import Root
+
+    return ExitCode(run_agent(args.document, root=Root(args.root), once=args.once))

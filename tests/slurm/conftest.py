@@ -1,0 +1,80 @@
+"""Real slurmctld and slurmd of every release in turn: one cluster of eight nodes per release, swept clean before each test."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fairlead.daemon.drain import Drain
+from fairlead.daemon.ledger import Ledger
+from fairlead.policy.rules import Rules
+from fairlead.slurm.scontrol import Scontrol
+from tests.lab.cluster import Cluster
+from tests.lab.roots import SUITES
+
+NODES = tuple(f"n{i}" for i in range(1, 9))
+ROOMY = Rules(budget_percent=100)
+
+
+@pytest.fixture(scope="session", params=list(SUITES))
+def up(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    with running(Cluster(request.param, nodes=len(NODES), cores=4)) as cluster:
+        yield cluster
+
+
+@contextmanager
+def running(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster while it is up; the pipe to its holder is closed too."""
+    with cluster:
+        hold = cluster._hold
+        yield cluster
+    if hold is not None and hold.stdout is not None:
+        hold.stdout.close()
+
+
+@pytest.fixture
+def cluster(up: Cluster) -> Cluster:
+    """The cluster with every node idle, no reservation and no job."""
+    for reservation in up.scontrol("-o", "show", "reservation", check=False).splitlines():
+        if reservation.startswith("ReservationName="):
+            up.scontrol("delete", reservation.split()[0])
+    up.run(["/usr/bin/scancel", "--user=alice"], check=False)
+    deadline = time.monotonic() + 20
+    while True:
+        states = {n.name: n.states for n in client_of(up).nodes()}
+        if all(s == {"IDLE"} for s in states.values()):
+            return up
+        for name, words in states.items():
+            if words & {"DRAIN", "DOWN", "FAIL"}:
+                up.scontrol("update", f"nodename={name}", "state=resume", check=False)
+        assert time.monotonic() < deadline, states
+        time.sleep(0.05)
+
+
+def client_of(cluster: Cluster, deadline_seconds: float = 10) -> Scontrol:
+    return Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=deadline_seconds)
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Scontrol:
+    return client_of(cluster)
+
+
+def drain_of(client: Scontrol, folder: Path, node: str, rules: Rules = ROOMY) -> Drain:
+    """The protocols of one node with a ledger of its own below ``folder``."""
+    for sub in ("state", "run"):
+        (folder / node / sub).mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(str(folder / node / "state"), str(folder / node / "run"), node=node, machine="m1")
+    return Drain(client, ledger, node, rules)
+
+
+@pytest.fixture
+def drain(client: Scontrol, tmp_path: Path) -> Drain:
+    return drain_of(client, tmp_path, "n1")

@@ -1,0 +1,317 @@
+"""Every meeting of the agent, an admin and slurmctld over one node's state, on real slurmctld."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fairlead.daemon.drain import Drain, Outcome, Result, Steps, finish
+from fairlead.daemon.ledger import Phase
+from fairlead.errors import SlurmUnavailable
+from fairlead.policy.rules import Rules
+from fairlead.slurm.scontrol import Scontrol
+from tests.lab.cluster import Cluster
+from tests.slurm.conftest import NODES, client_of, drain_of, running
+
+pytestmark = pytest.mark.slurm
+
+WHY = "GPU 0000:1b:00.0 Xid 79: fallen off the bus, reboot_node"
+
+
+def up_to(steps: Steps, name: str) -> Steps:
+    """Take steps until the one called ``name`` comes next."""
+    for step in steps:
+        if step == name:
+            return steps
+    raise AssertionError(f"no step {name}")
+
+
+def admin(cluster: Cluster, node: str, reason: str, state: str = "drain") -> None:
+    cluster.scontrol("update", f"nodename={node}", f"state={state}", f"reason={reason}")
+
+
+def drained(drain: Drain) -> Result:
+    result = finish(drain.drain("xid", WHY))
+    assert result.outcome is Outcome.DRAINED, result
+    return result
+
+
+def test_idle_node_there_and_back(client: Scontrol, drain: Drain) -> None:
+    drained(drain)
+    node = client.node("n1")
+    assert node.states == {"IDLE", "DRAIN"}
+    head, _, rest = node.reason.partition(" ")
+    assert head.startswith("fairlead:xid:") and rest == WHY
+    entry = drain.ledger.load()
+    assert entry is not None and entry.phase is Phase.DRAINED and entry.token.text == node.reason
+    assert finish(drain.look()).outcome is Outcome.DRAINED
+    assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
+    assert client.node("n1").reason == node.reason
+    assert finish(drain.resume()).outcome is Outcome.RESUMED
+    assert not client.node("n1").drained
+    assert drain.ledger.load() is None
+
+
+def test_each_drain_has_its_own_token(client: Scontrol, drain: Drain) -> None:
+    reasons = set()
+    for _ in range(2):
+        drained(drain)
+        reasons.add(client.node("n1").reason)
+        finish(drain.resume())
+    assert len(reasons) == 2
+
+
+@pytest.mark.parametrize("tasks", [1, 8])
+def test_running_jobs_go_on(cluster: Cluster, client: Scontrol, drain: Drain, tasks: int) -> None:
+    job = cluster.submit("#!/bin/sh\nsleep 30\n", "-wn1", f"-n{tasks}")
+    cluster.wait_job(job, "RUNNING")
+    drained(drain)
+    states = client.node("n1").states
+    assert "DRAIN" in states and states & {"ALLOCATED", "MIXED"}
+    assert cluster.job_state(job) == "RUNNING"
+    assert finish(drain.resume()).outcome is Outcome.RESUMED
+    assert cluster.job_state(job) == "RUNNING"
+
+
+@pytest.mark.parametrize("state", ["drain", "down", "fail"])
+def test_a_persons_state_comes_first(cluster: Cluster, client: Scontrol, drain: Drain, state: str) -> None:
+    admin(cluster, "n1", "swapping a DIMM", state)
+    before = client.node("n1")
+    result = finish(drain.drain("xid", WHY))
+    assert result.outcome is Outcome.FOREIGN and "swapping a DIMM" in result.detail
+    assert finish(drain.resume()).outcome is Outcome.FOREIGN
+    assert finish(drain.look()).outcome is Outcome.FOREIGN
+    assert client.node("n1") == before
+
+
+def test_a_person_writes_over_ours(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+    drained(drain)
+    admin(cluster, "n1", "mine now")
+    assert finish(drain.resume()).outcome is Outcome.FOREIGN
+    node = client.node("n1")
+    assert node.drained and node.reason == "mine now" and drain.ledger.load() is None
+    assert finish(drain.look()).outcome is Outcome.FOREIGN
+
+
+@pytest.mark.parametrize("edit", ["{} checked by ann", "x {}", "{} : Not responding by me"])
+def test_a_person_adds_to_ours(cluster: Cluster, client: Scontrol, drain: Drain, edit: str) -> None:
+    drained(drain)
+    text = edit.format(client.node("n1").reason)
+    cluster.scontrol("update", "nodename=n1", f"reason={text}")
+    assert finish(drain.resume()).outcome is Outcome.FOREIGN
+    assert client.node("n1").reason == text and client.node("n1").drained
+
+
+def test_a_person_resumes_ours(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+    drained(drain)
+    cluster.scontrol("update", "nodename=n1", "state=resume")
+    assert finish(drain.look()).outcome is Outcome.ACKNOWLEDGED
+    assert drain.ledger.load() is None
+    assert not client.node("n1").drained
+
+
+def test_a_person_comes_between_reading_and_the_next_step(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+    """Before our write is read back, a person's later write stands and is known as theirs."""
+    steps = up_to(drain.drain("xid", WHY), "read back")
+    admin(cluster, "n1", "mine now")
+    assert finish(steps).outcome is Outcome.FOREIGN
+    assert client.node("n1").reason == "mine now" and drain.ledger.load() is None
+
+
+def test_resumed_before_it_was_read_back(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+    steps = up_to(drain.drain("xid", WHY), "read back")
+    cluster.scontrol("update", "nodename=n1", "state=resume")
+    assert finish(steps).outcome is Outcome.ACKNOWLEDGED
+    assert not client.node("n1").drained
+
+
+def test_words_that_came_over_ours_are_put_back_where_slurm_still_has_them(
+    cluster: Cluster, client: Scontrol, drain: Drain
+) -> None:
+    """The window itself: after the reading, before the write. 24.11 keeps the text over a resume; the others lose it."""
+    drained(drain)
+    steps = up_to(drain.resume(), "write")
+    admin(cluster, "n1", "do not touch")
+    result = finish(steps)
+    if cluster.suite == "trixie":
+        assert result.outcome is Outcome.FOREIGN and result.detail == "put back: do not touch"
+        assert client.node("n1").drained and client.node("n1").reason == "do not touch"
+    else:
+        assert result.outcome is Outcome.RESUMED and not client.node("n1").drained
+
+
+def test_slurmctld_restarts_while_ours_stands(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+    drained(drain)
+    cluster.stop_slurmctld()
+    cluster.start_slurmctld()
+    deadline = time.monotonic() + 20
+    while client.node("n1").states != {"IDLE", "DRAIN"}:
+        assert time.monotonic() < deadline, client.node("n1")
+        time.sleep(0.05)
+    assert finish(drain.resume()).outcome is Outcome.RESUMED
+
+
+def test_slurmctld_away_during_a_drain(cluster: Cluster, tmp_path: Path) -> None:
+    drain = drain_of(client_of(cluster, deadline_seconds=1), tmp_path, "n1")
+    steps = up_to(drain.drain("xid", WHY), "write")
+    cluster.stop_slurmctld()
+    try:
+        with pytest.raises(SlurmUnavailable):
+            finish(steps)
+        intended = drain.ledger.load()
+        assert intended is not None and intended.phase is Phase.DRAINING
+        with pytest.raises(SlurmUnavailable):
+            finish(drain.drain("xid", WHY))
+    finally:
+        cluster.start_slurmctld()
+    # The lab's scontrol outlives its deadline (nsenter forks), so the first write may still arrive: either way it is ours.
+    drain = drain_of(client_of(cluster), tmp_path, "n1")
+    drained(drain)
+    assert drain.client.node("n1").reason == intended.token.text
+
+
+def test_not_responding_is_still_ours(cluster: Cluster, tmp_path: Path) -> None:
+    """slurmctld sets a silent node DOWN and appends to the reason; the drain stays ours, and is not lifted meanwhile."""
+    client = client_of(cluster)
+    drain = drain_of(client, tmp_path, "n8")
+    drained(drain)
+    text = client.node("n8").reason
+    cluster.stop_slurmd("n8", kill=True)
+    try:
+        cluster.scontrol("update", "nodename=n8", "state=down", f"reason={text} : Not responding")
+        assert finish(drain.look()).outcome is Outcome.DRAINED
+        result = finish(drain.resume())
+        assert (result.outcome, result.detail) == (Outcome.HELD, "down in slurmctld: slurmd does not answer, or somebody set it")
+        assert client.node("n8").drained
+    finally:
+        cluster.start_slurmd("n8")
+
+
+def test_maintenance_reservation_is_left_as_it_is(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+    cluster.scontrol("create", "reservation=m", "starttime=now", "duration=10", "nodes=n1", "flags=maint", "users=root")
+    drained(drain)
+    assert finish(drain.resume()).outcome is Outcome.RESUMED
+    assert "Nodes=n1" in cluster.scontrol("-o", "show", "reservation", "m")
+
+
+def test_a_completing_job_holds_the_resume(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
+    files = {"/etc/slurm-epilog": "#!/bin/sh\n/bin/sleep 4\n"}
+    with running(Cluster(cluster.suite, nodes=1, cores=4, files=files, epilog="/etc/slurm-epilog")) as slow:
+        own = client_of(slow)
+        drain = drain_of(own, tmp_path, "n1")
+        job = slow.submit("#!/bin/sh\nsleep 60\n")
+        slow.wait_job(job, "RUNNING")
+        drained(drain)
+        slow.run(["/usr/bin/scancel", str(job)])
+        slow.wait_job(job, "COMPLETING")
+        result = finish(drain.resume())
+        assert result.outcome is Outcome.HELD and "completing" in result.detail
+        deadline = time.monotonic() + 20
+        while finish(drain.resume()).outcome is not Outcome.RESUMED:
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+
+
+def test_what_was_hidden_holds_the_resume(client: Scontrol, drain: Drain) -> None:
+    drained(drain)
+    drain.hidden = lambda since: "an epilog failed"
+    assert finish(drain.resume()).detail == "an epilog failed"
+    assert client.node("n1").drained
+
+
+def test_a_lost_ledger_leaves_an_orphan_that_a_person_can_adopt(client: Scontrol, drain: Drain) -> None:
+    drained(drain)
+    reason = client.node("n1").reason
+    drain.ledger.save(None)
+    assert finish(drain.drain("xid", WHY)).outcome is Outcome.ORPHAN
+    assert finish(drain.resume()).outcome is Outcome.ORPHAN
+    assert client.node("n1").reason == reason
+    assert finish(drain.adopt()).outcome is Outcome.DRAINED
+    assert finish(drain.resume()).outcome is Outcome.RESUMED
+
+
+def test_another_machine_with_the_same_disk(client: Scontrol, drain: Drain, tmp_path: Path) -> None:
+    drained(drain)
+    drain.ledger.machine = "m2"
+    drain.ledger._sequence = 0
+    assert finish(drain.resume()).outcome is Outcome.ORPHAN
+    assert client.node("n1").drained and "another machine" in drain.ledger.trouble
+
+
+def rpcs(cluster: Cluster) -> int:
+    """RPCs that slurmctld served since the last reset, but for sdiag's own and those of its slurmds."""
+    text = cluster.run(["/usr/bin/sdiag"]).stdout
+    table = text.partition("by message type")[2].partition("by user")[0]
+    counted = 0
+    for line in table.splitlines():
+        name, _, rest = line.strip().partition(" ")
+        if "count:" in rest and name in {"REQUEST_NODE_INFO", "REQUEST_NODE_INFO_SINGLE", "REQUEST_PARTITION_INFO",
+                                          "REQUEST_UPDATE_NODE", "REQUEST_JOB_INFO", "REQUEST_JOB_INFO_SINGLE"}:  # fmt: skip
+            counted += int(rest.partition("count:")[2].split()[0])
+    return counted
+
+
+def test_rpcs_per_transition(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
+    def cost(steps: Steps, wanted: Outcome) -> int:
+        cluster.run(["/usr/bin/sdiag", "--reset"])
+        assert finish(steps).outcome is wanted
+        return rpcs(cluster)
+
+    drain = drain_of(client, tmp_path, "n1")
+    assert cost(drain.drain("xid", WHY), Outcome.DRAINED) == 5
+    assert cost(drain.look(), Outcome.DRAINED) == 2
+    assert cost(drain.resume(), Outcome.RESUMED) == 5
+    tight = Rules(budget_percent=1)
+    steps = drain_of(client, tmp_path / "b", "n2", tight).drain("xid", WHY)
+    cluster.run(["/usr/bin/sdiag", "--reset"])
+    up_to(steps, "write")
+    admin(cluster, "n3", "between")
+    assert finish(steps).outcome is Outcome.OVER_BUDGET
+    assert rpcs(cluster) - 1 == 6
+    assert not client.node("n2").drained
+
+
+def test_budget_is_looked_at_before_the_drain(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
+    admin(cluster, "n5", "old hardware", "down")
+    result = finish(drain_of(client, tmp_path, "n1", Rules(budget_percent=13)).drain("xid", WHY))
+    assert (result.outcome, result.detail) == (Outcome.OVER_BUDGET, "main")
+    assert not client.node("n1").drained
+
+
+def test_drains_by_maintain_are_counted_apart(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
+    admin(cluster, "n5", "fairlead:maintain:abcdef123456 driver roll-out")
+    assert finish(drain_of(client, tmp_path, "n1", Rules(budget_percent=13)).drain("xid", WHY)).outcome is Outcome.DRAINED
+
+
+@pytest.mark.parametrize("budget_nodes", [1, 3, 8])
+def test_eight_nodes_at_once(cluster: Cluster, tmp_path: Path, budget_nodes: int) -> None:
+    """Whatever the order, no more stay drained than the budget has; those over it undo their own and say so."""
+    rules = Rules(budget_percent=100, budget_nodes=budget_nodes)
+    drains = {name: drain_of(client_of(cluster), tmp_path, name, rules) for name in NODES}
+    results: dict[str, Result] = {}
+    gate = threading.Barrier(len(NODES))
+
+    def one(name: str) -> None:
+        gate.wait()
+        results[name] = finish(drains[name].drain("xid", WHY))
+
+    for _ in range(8):  # what was held tries again, as the agent does after a while
+        threads = [threading.Thread(target=one, args=(name,)) for name in NODES]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        listed = {n.name for n in client_of(cluster).nodes() if n.drained}
+        assert listed == {name for name, r in results.items() if r.outcome is Outcome.DRAINED}
+        assert {r.outcome for r in results.values()} <= {Outcome.DRAINED, Outcome.OVER_BUDGET}
+        assert len(listed) <= budget_nodes
+    if budget_nodes == 8:
+        assert len(listed) == 8
+    else:
+        gate = threading.Barrier(1)
+        for name in NODES:
+            one(name)
+        assert sum(r.outcome is Outcome.DRAINED for r in results.values()) == budget_nodes
