@@ -108,7 +108,10 @@ def test_an_absent_kernel_file_is_never_created(tmp_path: Path) -> None:
     assert not outcome.done and outcome.message == "/proc/sys/none: No such file or directory"
 
 
-@pytest.mark.parametrize(("text", "value"), [("always [madvise] never\n", "madvise"), ("0\n", "0"), ("1 2  3", "1 2 3"), ("", "")])
+CHOICES = [("always [madvise] never\n", "madvise"), ("0\n", "0"), ("1 2  3", "1 2 3"), ("", "")]
+
+
+@pytest.mark.parametrize(("text", "value"), CHOICES)
 def test_current_choice(text: str, value: str) -> None:
     assert change.current_choice(text) == value
 

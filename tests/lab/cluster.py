@@ -303,4 +303,3 @@ class Cluster(SlurmClients):
             tail = [line for line in path.read_text(errors="replace").splitlines() if "mpi/pmix" not in line][-lines:]
             told.append(f"--- {path.name}\n" + "\n".join(tail))
         return "\n".join(told)
-

@@ -120,7 +120,8 @@ def write_masks(tree: Path) -> None:
             for number in range(int(first), int(last or first) + 1):
                 siblings |= 1 << number
         package = packages[(topology / "physical_package_id").read_text().strip()]
-        for name, mask in (("core_cpus", siblings), ("thread_siblings", siblings), ("package_cpus", package), ("core_siblings", package)):
+        masks = {"core_cpus": siblings, "thread_siblings": siblings, "package_cpus": package, "core_siblings": package}
+        for name, mask in masks.items():
             if not (topology / name).exists():
                 (topology / name).write_text(_mask(mask, len(cpu_folders)) + "\n")
     if not (system / "kernel_max").exists():

@@ -184,11 +184,8 @@ class Demo:
         return {r[1]: r[6] for r in sorted(rows, key=lambda r: int(r[1]))}
 
     def whole_layout(self) -> None:
-        masks = layout.show(self.stage.say)
-        for rank, (gpu, numa, cpus, wanted) in enumerate(masks):
-            self.stage.check(
-                f"task {rank}: GPU {gpu} on socket {numa}, CPUs {cpus}", cpus in wanted, f"14 CPUs of socket {numa}", cpus
-            )
+        for gpu, numa, cpus, good in layout.show(self.stage.say, self.rack.suite):
+            self.stage.check(f"task {gpu}: CPUs {cpus} are next to GPU {gpu}", good, f"14 CPUs of NUMA node {numa}", cpus)
 
     def xid(self) -> None:
         _, host = self._run_job("#!/bin/sh\nhostname\n", "-N1", "--exclusive")

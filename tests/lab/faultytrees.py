@@ -68,7 +68,7 @@ def ecc_unreadable(tree: Path) -> str:
     nvml = read_nvml(tree)
     gpu = nvml["gpus"][6]
     gpu["ecc"] = dict.fromkeys(gpu["ecc"], error(UNKNOWN))
-    gpu["sram"] = dict.fromkeys(gpu["sram"], error(NOT_SUPPORTED))
+    gpu["sram"] = error(NOT_SUPPORTED)
     write_nvml(tree, nvml)
     with (tree / "dev/kmsg").open("a") as log:
         log.write(f"4,1339,61234567890,-;NVRM: Xid (PCI:{gpu['pci'][:-2]}): 48, pid='<unknown>', name=<unknown>, "

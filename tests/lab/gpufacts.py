@@ -14,14 +14,8 @@ from tests.lab.models import Model
 
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999
 DRIVER_VERSION = "570.172.08"
-IDENTITY = (
-    "index",
-    "pci",
-    "pci_device_id",
-    "pci_subsystem_id",
-    "uuid",
-    "minor",
-)  # what the driver still answers for a GPU that is lost
+# What the driver still answers for a GPU that is lost.
+IDENTITY = ("index", "pci", "pci_device_id", "pci_subsystem_id", "uuid", "minor")
 
 
 def digest(*words: object) -> str:
@@ -50,7 +44,6 @@ def gpu_facts(
     cpus: str,
     numa: int,
     persistence: int,
-    ancestors: list[int],
 ) -> dict[str, Any]:
     """One healthy, idle GPU. `index` is the NVML index and the minor number (they are equal on these machines)."""
     g = model.gpu
@@ -75,7 +68,6 @@ def gpu_facts(
         "brand": 14,  # NVML_BRAND_NVIDIA, what nvidia-smi prints as "NVIDIA"
         "compute_capability": list(g.compute_capability),
         "cores": g.cores,
-        "multiprocessors": g.multiprocessors,
         "memory": {"total_bytes": g.memory_bytes, "reserved_bytes": g.reserved_bytes, "used_bytes": 0},
         "bar1": {"total_bytes": g.bar1_bytes, "used_bytes": 1 << 20},
         "persistence_mode": persistence,
@@ -104,7 +96,6 @@ def gpu_facts(
         "nvlink": [dict(link) for _ in range(g.nvlinks)],
         "cpu_affinity": cpus,
         "numa": numa,
-        "common_ancestor": ancestors,  # nvmlGpuTopologyLevel to each GPU by index
         "processes": [],
     }  # fmt: skip
 

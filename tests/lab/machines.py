@@ -58,11 +58,10 @@ def write_machine(
     write_cpus(tree, m, processors, "performance" if tuned else m.governors.split()[1])
     devices = _write_pci(tree / "sys", m, processors, tuned)
     _write_networks(tree / "sys", m, devices, node, seed)
-    where = devices.of("gpu")
     gpus = [
         gpu_facts(m, n, f.address, node=node, seed=seed, cpus=processors.cpulist(f.numa_node), numa=f.numa_node,
-                  persistence=int(tuned), ancestors=[_ancestor((f, path), other) for other in where])
-        for n, (f, path) in enumerate(where)
+                  persistence=int(tuned))
+        for n, (f, _) in enumerate(devices.of("gpu"))
     ]  # fmt: skip
     write_nvml(tree, machine_facts(gpus))
     _write_kernel(tree, m, gpus, node=node, seed=seed, tuned=tuned)
@@ -101,19 +100,6 @@ def _write_pci(sys: Path, model: Model, cpus: CpuLayout, tuned: bool) -> _Device
     for number, (f, _) in enumerate((f, p) for f, p in endpoints if f.kind == "gpu"):
         put(sys / f"bus/pci/slots/{number + 1}/address", f.address[:-2])
     return _Devices(tuple(found))
-
-
-def _ancestor(a: tuple[Function, str], b: tuple[Function, str]) -> int:
-    """nvmlGpuTopologyLevel between two devices, by the rule that reproduces published `nvidia-smi topo -m` output."""
-    if a[0].address == b[0].address:
-        return 0  # INTERNAL
-    left, right = (path.split("/")[1:] for _, path in (a, b))
-    if left[0] != right[0]:
-        return 40 if a[0].numa_node == b[0].numa_node else 50  # NODE, SYSTEM
-    common = sum(1 for x, y in zip(left, right, strict=False) if x == y) - 1  # bridges above both
-    if not common:
-        return 30  # HOSTBRIDGE
-    return 10 if max(len(left), len(right)) - 1 - common <= 2 else 20  # SINGLE switch, MULTIPLE
 
 
 def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed: int) -> None:

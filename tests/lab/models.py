@@ -36,7 +36,6 @@ class GpuModel:
     shutdown_celsius: int
     remap_banks: int
     pcie_generation: int
-    multiprocessors: int
     cores: int
     memory_temperature: bool = True
     nvlinks: int = 0
@@ -101,7 +100,7 @@ H100 = GpuModel(
     memory_bytes=81559 << 20, reserved_bytes=479 << 20, bar1_bytes=131072 << 20,
     power_milliwatts=700000, power_minimum_milliwatts=200000, idle_milliwatts=70000,
     sm_clock=345, sm_clock_maximum=1980, memory_clock=2619, slowdown_celsius=89, shutdown_celsius=92,
-    remap_banks=2560, pcie_generation=5, multiprocessors=132, cores=16896, nvlinks=18, nvlink_version=4, fabric=True,
+    remap_banks=2560, pcie_generation=5, cores=16896, nvlinks=18, nvlink_version=4, fabric=True,
 )  # fmt: skip
 A100 = GpuModel(
     name="NVIDIA A100-SXM4-80GB", gres_type="a100", product=replace(_GPU, device=0x20B2, subsystem=(0x10DE, 0x1463)),
@@ -110,7 +109,7 @@ A100 = GpuModel(
     memory_bytes=81920 << 20, reserved_bytes=640 << 20, bar1_bytes=131072 << 20,
     power_milliwatts=400000, power_minimum_milliwatts=100000, idle_milliwatts=58000,
     sm_clock=210, sm_clock_maximum=1410, memory_clock=1593, slowdown_celsius=89, shutdown_celsius=92,
-    remap_banks=640, pcie_generation=4, multiprocessors=108, cores=6912, nvlinks=12, nvlink_version=3,
+    remap_banks=640, pcie_generation=4, cores=6912, nvlinks=12, nvlink_version=3,
 )  # fmt: skip
 L40S = GpuModel(
     name="NVIDIA L40S", gres_type="l40s", product=replace(_GPU, device=0x26B9, subsystem=(0x10DE, 0x1851)),
@@ -119,7 +118,7 @@ L40S = GpuModel(
     memory_bytes=46068 << 20, reserved_bytes=498 << 20, bar1_bytes=65536 << 20,
     power_milliwatts=350000, power_minimum_milliwatts=100000, idle_milliwatts=33000,
     sm_clock=210, sm_clock_maximum=2520, memory_clock=9001, slowdown_celsius=95, shutdown_celsius=100,
-    remap_banks=192, pcie_generation=4, multiprocessors=142, cores=18176, memory_temperature=False,
+    remap_banks=192, pcie_generation=4, cores=18176, memory_temperature=False,
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -72,7 +72,7 @@ class Rack(clients.SlurmClients):
     name: str = "rack"
     model: str = "hgx-h100"
     trees: Sequence[Path] = ()
-    hooks: slurmconf.Hooks = slurmconf.Hooks(reboot="/usr/sbin/reboot")
+    hooks: slurmconf.Hooks = field(default_factory=lambda: slurmconf.Hooks(reboot="/usr/sbin/reboot"))
     nohold: bool = True
     extra_conf: str = ""
     nvml: Path | None = None
@@ -184,7 +184,7 @@ class Rack(clients.SlurmClients):
         names = "".join(f"{host.address} {host.name}\n" for host in self.hosts)
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{net.CONTROL_ADDRESS} admin\n{names}")
         self.write_slurm()
-        self._mask()
+        self._mask(roots.uid(lower, "slurm"))
         self._write_access()
         self._write_specs(lower)
 
@@ -232,6 +232,7 @@ class Rack(clients.SlurmClients):
         conf = slurmconf.slurm_conf(
             self.slurm_nodes(),
             controller=f"{CONTROLLER}({net.CONTROLLER_ADDRESS})",
+            user="slurm",
             hooks=self.hooks,
             nohold=self.nohold,
             extra=self.extra_conf,
@@ -255,11 +256,14 @@ class Rack(clients.SlurmClients):
         self._remember()
         self.scontrol("reconfigure")
 
-    def _mask(self) -> None:
+    def _mask(self, owner: int) -> None:
+        """Each host runs its own daemon only; slurmctld's saved state belongs to SlurmUser (``owner``)."""
         for host in self.hosts:
             units = host.folder / "disk/up/etc/systemd/system"
             (units / ("slurmd.service" if host.name == CONTROLLER else "slurmctld.service")).symlink_to("/dev/null")
-            (host.folder / "disk/up/var/spool/slurm/state").mkdir(parents=True)
+        state = self.controller.folder / "disk/up/var/spool/slurm/state"
+        state.mkdir(parents=True)
+        os.chown(state, owner, owner)
 
     def _write_access(self) -> None:
         ssh = _SSH.format(key=roots.ssh_key(), folder=self.folder)

@@ -315,6 +315,15 @@ def munge_key() -> bytes:
     return key.read_bytes()
 
 
+def uid(folder: Path, user: str) -> int:
+    """A user's number in the root ``folder``. Raises LabError for an unknown one."""
+    for line in (folder / "etc/passwd").read_text().splitlines():
+        words = line.split(":")
+        if words[0] == user:
+            return int(words[2])
+    raise LabError(f"{folder}/etc/passwd: no user {user}")
+
+
 def python_version(suite: str) -> str:
     """The root's own Python, such as '3.11'."""
     return os.readlink(root(suite) / "usr/bin/python3").removeprefix("python")

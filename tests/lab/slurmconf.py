@@ -71,18 +71,22 @@ def slurm_conf(
     nodes: tuple[SlurmNode, ...],
     *,
     controller: str,
-    hooks: Hooks = Hooks(),
+    user: str = "root",
+    hooks: Hooks | None = None,
     cgroup: bool = False,
     nohold: bool = False,
     return_to_service: int = 2,
     extra: str = "",
 ) -> str:
-    """The whole file. ``controller`` is SlurmctldHost's value, ``cgroup`` constrains steps to their CPUs by cpuset,
-    ``nohold`` sets SchedulerParameters=nohold_on_prolog_fail, ``extra`` is appended as it is."""
+    """The whole file.
+
+    ``controller`` is SlurmctldHost's value, ``user`` SlurmUser; ``cgroup`` constrains steps to their CPUs by cpuset;
+    ``nohold`` sets SchedulerParameters=nohold_on_prolog_fail; ``extra`` is appended as it is.
+    """
     lines = [
         "ClusterName=lab",
         f"SlurmctldHost={controller}",
-        "SlurmUser=root",
+        f"SlurmUser={user}",
         "SlurmdUser=root",
         "AuthType=auth/munge",
         "CredType=cred/munge",
@@ -113,7 +117,7 @@ def slurm_conf(
         lines.append(
             f"SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000{',nohold_on_prolog_fail' if nohold else ''}"
         )
-    lines += hooks.lines()
+    lines += hooks.lines() if hooks else []
     lines += [line for line in extra.splitlines() if line.strip()]
     for node in nodes:
         gres = f" Gres=gpu:{node.gpu_type}:{node.gpus}" if node.gpus else ""

@@ -38,6 +38,7 @@ class Supervisor:
         self.cycled: set[str] = set()
         self.due: dict[str, float] = {}
         self.kernel_logs = {name: self._kernel_log(spec) for name, spec in self.hosts.items() if spec.tree}
+        self.own_group = os.open(self.home / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         self.power = os.open(folder / "power", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     @staticmethod
@@ -48,8 +49,8 @@ class Supervisor:
         return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def leave(self) -> None:
-        """Move the calling process to the supervisor's own cgroup."""
-        (self.home / "cgroup.procs").write_text(str(os.getpid()))
+        """Move the calling process to the supervisor's own cgroup. Needs no path: its root may be gone by then."""
+        os.write(self.own_group, b"0")
 
     def on(self, name: str) -> None:
         """Power on and boot, unless it is on."""

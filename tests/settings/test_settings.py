@@ -217,6 +217,22 @@ def test_memlock_is_effective_only_in_the_running_slurmd(soft: str, hard: str, r
     assert [getattr(c, "restart", False) for c in changes] == [True] * restarts
 
 
+@pytest.mark.parametrize(("limit", "refused"), [("infinity", True), ("8388609", True), ("8388608", False), ("65536", False)])
+def test_memlock_in_a_container_that_may_not_raise_limits_is_refused_not_tried_for_ever(
+    limit: str, refused: bool, tree: Path
+) -> None:
+    (tree / "proc/1").mkdir()
+    (tree / "proc/1/status").write_text("Name:\tsystemd\nCapEff:\t000001fffeffffff\n")
+    (tree / "proc/1/limits").write_text(LIMITS.format("8388608", "8388608"))
+    if refused:
+        with pytest.raises(ConfigError, match="out of reach: systemd here has no CAP_SYS_RESOURCE"):
+            plan("memlock", look(tree), limit=limit)
+    else:
+        assert plan("memlock", look(tree), limit=limit)
+    (tree / "proc/1/status").write_text("CapEff:\t000001ffffffffff\n")
+    assert plan("memlock", look(tree), limit=limit)
+
+
 def test_persistence_leaves_a_lost_gpu_to_its_own_check_but_not_an_unreadable_mode(tree: Path) -> None:
     node = look(tree)
     assert not isinstance(node.gpus, Missing)

@@ -139,15 +139,6 @@ def test_nvml_sysfs_and_proc_name_the_same_gpus():
             assert gpu["uuid"] in (tree / "proc/driver/nvidia/gpus" / gpu["pci"] / "information").read_text()
 
 
-def test_the_distances_between_gpus_follow_the_tree():
-    levels = {name: read_nvml(MACHINES / name)["gpus"][0]["common_ancestor"] for name in HEALTHY}
-    assert levels == {
-        "hgx-h100": [0, 40, 40, 40, 50, 50, 50, 50],
-        "hgx-a100": [0, 10, 50, 50, 50, 50, 50, 50],
-        "l40s-pcie": [0, 10, 10, 10, 50, 50, 50, 50],
-    }
-
-
 def test_gres_conf_and_the_node_line():
     lines = gres_conf(MACHINES / "hgx-h100").splitlines()
     assert lines[0] == "Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-55"

@@ -193,17 +193,12 @@ def leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def readers(key: str, index: int) -> list[Callable[[Any], Any]]:
+def readers(key: str) -> list[Callable[[Any], Any]]:
     """The calls that must give this key; for a key with an error in a parent's place, all calls below it."""
     if match := re.fullmatch(r"nvlink\.(\d+)\.(\w+)", key):
         return [_nvlink(int(match[1]), match[2])]
-    if match := re.fullmatch(r"common_ancestor\.(\d+)", key):
-        other = int(match[1])
-        return [lambda h: n.nvmlDeviceGetTopologyCommonAncestor(h, n.nvmlDeviceGetHandleByIndex(other))]
     if key == "nvlink":
         return [_nvlink(0, "active"), _nvlink(0, "crc_errors")]
-    if key == "common_ancestor":
-        return [lambda h: n.nvmlDeviceGetTopologyCommonAncestor(h, n.nvmlDeviceGetHandleByIndex((index + 1) % 8))]
     found = [read for name, read in READERS.items() if name == key or name.startswith(key + ".")]
     return found + [_field(number) for name, number in FIELDS.items() if name == key]
 
@@ -230,10 +225,10 @@ def test_every_value_of_the_tree_comes_back(tree, machine_of, load):
     for index, gpu in enumerate(nvml["gpus"]):
         handle = n.nvmlDeviceGetHandleByIndex(index)
         for key, value in leaves("", gpu):
-            if key in ("multiprocessors", "processes", "nvlink") and value != {"error": 15}:
-                continue  # only nvmlDeviceGetAttributes gives the first; the others are empty lists, seen below
-            calls = readers(key, index)
-            if not calls and key != "multiprocessors":
+            if key in ("processes", "nvlink") and value == []:
+                continue  # an empty list: seen below
+            calls = readers(key)
+            if not calls:
                 unread.add(key)
             differ += [(index, key, value, got) for call in calls if (got := answer(call, handle)) != value]
     assert not unread
@@ -247,6 +242,22 @@ def test_an_empty_list_is_no_process_and_no_link(machine_of, load):
     assert n.nvmlDeviceGetComputeRunningProcesses(handle) == []
     with pytest.raises(n.NVMLError_NotSupported):
         n.nvmlDeviceGetNvLinkState(handle, 0)
+
+
+@pytest.mark.parametrize(
+    ("tree", "levels"),
+    [
+        ("hgx-h100", [0, 40, 40, 40, 50, 50, 50, 50]),
+        ("hgx-a100", [0, 10, 50, 50, 50, 50, 50, 50]),
+        ("l40s-pcie", [0, 10, 10, 10, 50, 50, 50, 50]),
+        ("hgx-h100.numa-minus-1", [0, 50, 50, 50, 50, 50, 50, 50]),
+    ],
+)
+def test_the_distances_between_gpus_follow_the_tree(tree, levels, machine_of, load):
+    load(machine_of(tree))
+    n.nvmlInit()
+    handles = [n.nvmlDeviceGetHandleByIndex(index) for index in range(8)]
+    assert [n.nvmlDeviceGetTopologyCommonAncestor(handles[0], other) for other in handles] == levels
 
 
 def test_a_gpu_is_found_by_every_name(gpus, machine):

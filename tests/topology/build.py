@@ -11,8 +11,8 @@ from fairlead.model.facts import (
     Node,
     NumaNode,
     NvLink,
-    PcieLink,
     PciDevice,
+    PcieLink,
     Why,
 )
 
@@ -61,9 +61,7 @@ def cpus(sockets: int, cores: int, threads: int, numa_per_socket: int = 1) -> tu
             package = c // cores
             numa = package * numa_per_socket + (c % cores) * numa_per_socket // cores
             siblings = tuple(c + k * total for k in range(threads))
-            found.append(
-                Cpu(id=t * total + c, package=package, core=c % cores, numa=numa, l3=package * cores, siblings=siblings)
-            )
+            found.append(Cpu(id=t * total + c, package=package, core=c % cores, numa=numa, l3=package * cores, siblings=siblings))
     return tuple(found)
 
 

@@ -215,3 +215,41 @@ def test_it_is_standard_library_only() -> None:
     code = f"import sys; sys.path[:0] = [{str(source.parent)!r}]; import plan; print(plan.format_cpulist(11))"
     done = subprocess.run([sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout == "0-1,3\n"
+
+
+def masks_of(masks: list[int]) -> str:
+    return ",".join(f"0x{m:028X}" for m in masks)
+
+
+@pytest.mark.parametrize(
+    ("masks", "free", "said"),
+    [
+        ([block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)], False, "14-27 14"),
+        ([block((i // 2) + (i % 2) * 56, 1) for i in range(8)], False, "1 1"),
+        # One core each on a whole node, and nobody asked for a count: even shares of all cores.
+        ([block((i // 2) + (i % 2) * 56, 1) for i in range(8)], True, "14-27 14"),
+    ],
+)
+def test_answer(masks: list[int], free: bool, said: str) -> None:
+    text = publish.render_topology(hgx())
+    count = "112" if free else ""
+    gpus = "0,1,2,3,4,5,6,7"
+    assert plan.answer(text, masks_of(masks), gpus, 1, allowed=block(0, 112), cpus_on_node=count) == said
+
+
+def test_nobody_loses_by_wider_shares() -> None:
+    """Masks of whole sockets are shared by tasks: left alone. Two tasks with a socket each have all there is."""
+    text = publish.render_topology(hgx())
+    sockets = [block(0, 56), block(56, 56)]
+    with pytest.raises(Doubt):
+        plan.answer(text, masks_of(sockets * 4), "0,1,2,3,4,5,6,7", 1, allowed=block(0, 112), cpus_on_node="112")
+    assert plan.answer(text, masks_of(sockets), "0,1,2,3,4,5,6,7", 1, allowed=block(0, 112), cpus_on_node="112") == "- 56"
+
+
+@pytest.mark.parametrize(
+    ("masks", "gpus", "local"),
+    [("0x2,0x1", "0,1", 0), ("0x1,0x2", "0,9", 0), ("0x1,0x2", "0,1", 2), ("0x1,0x2", "", 0), ("", "0,1", 0)],
+)
+def test_answer_in_doubt(masks: str, gpus: str, local: int) -> None:
+    with pytest.raises(Doubt):
+        plan.answer(publish.render_topology(hgx()), masks, gpus, local, allowed=block(0, 112), cpus_on_node="")

@@ -49,7 +49,16 @@ def test_gres_index_follows_the_device_files() -> None:
 def test_plans_of_a_whole_node() -> None:
     plans = publish.render_plans(hgx())
     assert sorted(plans) == list(range(1, 17))
-    assert plans[8].splitlines()[4].split("\t") == ["4", "56-69", f"{((1 << 14) - 1) << 56:x}", "4", "1", "mlx5_4", "14"]
+    assert plans[8].splitlines()[4].split("\t") == [
+        "4",
+        "56-69",
+        f"{((1 << 14) - 1) << 56:x}",
+        "4",
+        "1",
+        "mlx5_4",
+        "14",
+        f"{((1 << 14) - 1) << 56:X}",
+    ]
     assert plans[2].splitlines()[1].split("\t")[1:4:2] == ["56-111", "4,5,6,7"]
     assert [line.split("\t")[1] for line in plans[16].splitlines()][:3] == ["0-6", "7-13", "14-20"]
 
@@ -63,7 +72,8 @@ def test_every_plan_is_sound(node: object) -> None:
     for tasks, text in publish.render_plans(node).items():
         union = 0
         for rank, line in enumerate(text.splitlines()):
-            local, cpus, mask, gpus, _, _, cores = line.split("\t")
+            local, cpus, mask, gpus, _, _, cores, upper = line.split("\t")
+            assert upper == mask.upper()
             value = int(mask, 16)
             assert (int(local), plan.parse_cpulist(cpus)) == (rank, value)
             assert value and not union & value

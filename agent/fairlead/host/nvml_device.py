@@ -142,7 +142,7 @@ class Device:
         for call in (*self._fast, *self._slow):
             call.not_before = 0.0
         error = {"error": code}
-        parts = {c.part for c in (*self._fast, *self._slow)} | {"retired_pages", "recovery_action", "nvlink", "processes"}
+        parts = {c.part for c in (*self._fast, *self._slow)} | {p for p, _ in FIELDS.values()} | {"nvlink", "processes"}
         self.values = {**dict.fromkeys(sorted(parts), error), **self.identity}
 
     def _run(self, calls: list[Call], now: float) -> int:

@@ -30,7 +30,7 @@ _COUNTERS = (
 # what kernels before 2.6.26 have instead of lists
 MASKS = {
     f"{_CPU}/cpu[0-9]*/topology/thread_siblings": "thread_siblings_list",
-    f"{_CPU}/cpu[0-9]*/cache/index3/shared_cpu_map": "shared_cpu_list",
+    f"{_CPU}/cpu[0-9]*/cache/index[0-9]/shared_cpu_map": "shared_cpu_list",
     f"{_NODE}/node[0-9]*/cpumap": "cpulist",
 }
 FILES = (
@@ -43,7 +43,7 @@ FILES = (
     f"{_CPU}/online", f"{_CPU}/possible", f"{_CPU}/present",
     *(f"{_CPU}/cpu[0-9]*/topology/{a}" for a in ("core_id", "physical_package_id", "thread_siblings_list", "core_cpus_list")),
     f"{_CPU}/cpu[0-9]*/cpufreq/scaling_governor", f"{_CPU}/cpu[0-9]*/cpufreq/scaling_available_governors",
-    f"{_CPU}/cpu[0-9]*/cache/index3/level", f"{_CPU}/cpu[0-9]*/cache/index3/shared_cpu_list",
+    f"{_CPU}/cpu[0-9]*/cache/index[0-9]/level", f"{_CPU}/cpu[0-9]*/cache/index[0-9]/shared_cpu_list",
     *(f"{_NODE}/{a}" for a in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory")),
     *(f"{_NODE}/node[0-9]*/{a}" for a in ("cpulist", "meminfo", "distance")),
     *(f"{_IB}/{a}" for a in ("fw_ver", "hca_type", "board_id", "node_guid", "node_desc")),
@@ -145,6 +145,8 @@ class _Writer:
     def _copy(self, path: str) -> None:
         if self._root.list(path) is not None:
             return  # a folder
+        if "/cache/index" in path and self._root.read_line(f"{os.path.dirname(path)}/level") != "3":
+            return
         data = self._root.read_bytes(path)
         if not isinstance(data, bytes):
             return

@@ -89,7 +89,7 @@ def decide(
         Finding(check=name, level=Level.UNKNOWN, summary="has not run yet", service=Service.KEEP)
         for name in sorted(policies.keys() - ran_now)
     )
-    clean = _clean(tracks, policies, never, now, rules)
+    clean = _clean(started, tracks, policies, never, now=now, rules=rules)
     sweeps = 0 if not clean else started.clean_sweeps + (1 if now.full_sweep else 0)
     following = replace(
         started,
@@ -148,15 +148,26 @@ def _enforced(name: str, policies: dict[str, CheckPolicy], rules: Rules) -> bool
     return rules.mode is Mode.ENFORCE and policy_for(name, policies).mode is Mode.ENFORCE
 
 
+def _blocks(key: str, drained_for: frozenset[str], policies: dict[str, CheckPolicy], rules: Rules) -> bool:
+    """Must this be well before a resume? What may drain, and what did drain; everything when that is not known."""
+    return not drained_for or key in drained_for or _enforced(key.partition("/")[0], policies, rules)
+
+
 def _clean(
-    tracks: Mapping[str, Track], policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules
+    before: PolicyState,
+    tracks: Mapping[str, Track],
+    policies: dict[str, CheckPolicy],
+    never: tuple[Finding, ...],
+    *,
+    now: Now,
+    rules: Rules,
 ) -> bool:
     """Was this sweep without anything that drains, or that hides what would?"""
-    if any(_enforced(f.check, policies, rules) for f in never):
+    if any(_blocks(f.key, before.drained_for, policies, rules) for f in never):
         return False
     for key, track in tracks.items():
         name = key.partition("/")[0]
-        if not _enforced(name, policies, rules):
+        if not _blocks(key, before.drained_for, policies, rules):
             continue
         raw = {f.level for f in track.found if f.service is not Service.KEEP or f.level is Level.UNKNOWN}
         if Level.UNKNOWN in raw or (track.bad and Level.DRAIN in raw):
@@ -234,7 +245,7 @@ def _conclude(
         if track.level is Level.WARN and not track.found:
             warned.append(Finding(check=name, level=Level.WARN, device=key.partition("/")[2], summary="just well again"))
     drains = tuple(sorted((*counted, *waiting), key=_weight))
-    tied = _struck_out(state, now, rules)
+    tied = _by_hand(state, policies, now, rules)
     order = Order.KEEP
     if now.drained:
         if not drains and _may_resume(state, policies, now, rules) and not tied:
@@ -251,7 +262,7 @@ def _conclude(
         level=level,
         state_word=word,
         text=_text(order=order, drains=drains, due=bool(counted), held=held, unknown=unknown, warned=warned, now=now, tied=tied),
-        state=state,
+        state=replace(state, drained_for=_drained_for(state, drains, order, now)),
         reason_check=top[0].check if top else "",
         reason_summary=_summary(top),
         job=now.job,
@@ -264,6 +275,13 @@ def _conclude(
     )
 
 
+def _drained_for(state: PolicyState, drains: tuple[Finding, ...], order: Order, now: Now) -> frozenset[str]:
+    """What the drain that stands, or is ordered now, is for."""
+    if not now.drained and order is not Order.DRAIN:
+        return frozenset()
+    return (state.drained_for if now.drained else frozenset()) | {f.key for f in drains}
+
+
 def _waits(finding: Finding, track: Track, now: Now, rules: Rules) -> bool:
     if finding.service is not Service.DRAIN_AFTER_JOB or not now.job_running:
         return False
@@ -274,20 +292,24 @@ def _may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, 
     if not rules.resume or now.disabled or now.hold or now.applying:
         return False
     for key, track in state.tracks.items():
-        name = key.partition("/")[0]
-        if _enforced(name, policies, rules) and (track.level in (Level.DRAIN, Level.UNKNOWN) or track.bad):
+        if _blocks(key, state.drained_for, policies, rules) and (track.level in (Level.DRAIN, Level.UNKNOWN) or track.bad):
             return False
-    needed = max((p.recover for n, p in policies.items() if _enforced(n, policies, rules)), default=1)
+    needed = max((p.recover for p in policies.values()), default=1)
     return state.clean_sweeps >= needed
 
 
-def _struck_out(state: PolicyState, now: Now, rules: Rules) -> str:
-    """The device that has been drained too often to be resumed by itself, or ""."""
-    if not now.drained or not rules.strikes_max:
+def _by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
+    """Why a person has to resume this node, or ""."""
+    if not now.drained:
+        return ""
+    gone = sorted(k for k in state.drained_for if (n := k.partition("/")[0]) not in policies and not n.startswith(SETTING_PREFIX))
+    if gone:
+        return f"check {gone[0].partition('/')[0]} does not run any more"
+    if not rules.strikes_max:
         return ""
     by_serial = {serial: pci for pci, serial in now.serials.items()}
     over = sorted(device for device, times in state.strikes.items() if len(times) >= rules.strikes_max)
-    return by_serial.get(over[0], over[0]) if over else ""
+    return f"{by_serial.get(over[0], over[0])} was drained too often" if over else ""
 
 
 def _word(order: Order, level: Level, now: Now, *, unknown: bool) -> State:
@@ -335,7 +357,7 @@ def _text(
         else:
             parts.append(f"drain pending{'' if due else ', waits for the job to end'}: {first}")
     elif now.drained:
-        stop = f"{tied} was drained too often: resume by hand" if tied else "recovering"
+        stop = f"{tied}: resume by hand" if tied else "recovering"
         parts.append(f"drained by fairlead, {stop}")
     if held:
         parts.append(f"{held[0][0].check}: {held[0][0].summary} ({held[0][1]})")

@@ -128,8 +128,9 @@ def classify(
         return Owner.OURS
     if prolog_refused and not rules.foreign_prolog and user in rules.own_users and strip_suffixes(reason) == PROLOG_ERROR:
         return Owner.PROLOG_ERROR
-    if user in rules.own_users and parse(reason) is not None:
-        return Owner.ORPHAN
+    known = parse(reason)
+    if user in rules.own_users and known is not None and (ours is None or known.token != ours.token):
+        return Owner.ORPHAN  # our own token under another text: somebody has edited it, so it is theirs now
     return Owner.FOREIGN
 
 

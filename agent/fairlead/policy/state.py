@@ -65,6 +65,8 @@ class PolicyState(Struct, frozen=True, kw_only=True):
 
     acknowledged: identities of evidence that a person has dealt with. ran: checks that have run in this boot.
     clean_sweeps: sweeps in a row without anything that would drain. strikes: times of day of drains by GPU serial.
+    drained_for: (check/device) keys of the drain that stands or is ordered; they must be well before a resume, whatever
+    their check's mode has become meanwhile.
     """
 
     boot_id: str = ""
@@ -73,6 +75,7 @@ class PolicyState(Struct, frozen=True, kw_only=True):
     ran: frozenset[str] = frozenset()
     clean_sweeps: int = 0
     strikes: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    drained_for: frozenset[str] = frozenset()
 
 
 def identity(finding: Finding) -> str:

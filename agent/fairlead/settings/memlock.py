@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Unit
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
@@ -20,6 +21,9 @@ UNIT = "slurmd.service"
 FILE = f"/etc/systemd/system/{UNIT}.d/50-fairlead-memlock.conf"
 # "@slurmd" stands for the process id of slurmd: the reader of the machine finds it (a machine tree has it by this name).
 LIMITS = "/proc/@slurmd/limits"
+SYSTEMD_LIMITS = "/proc/1/limits"
+SYSTEMD_STATUS = "/proc/1/status"
+CAP_SYS_RESOURCE = 24  # capabilities(7): without it nobody can raise a hard limit, systemd neither
 
 
 class MemlockWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,10 +33,13 @@ class MemlockWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """``file``: our drop-in. ``running``: soft and hard limit of the running slurmd, in bytes or "infinity"; None: none runs."""
+    """``file``: our drop-in. ``running``: soft and hard limit of the running slurmd, in bytes or "infinity"; None: none runs.
+    ``ceiling``: bytes that systemd itself cannot go beyond (in a container); None: it can.
+    """
 
     file: str | None
     running: tuple[str, str] | None
+    ceiling: str | None = None
 
 
 def parse_limits(text: str) -> tuple[str, str] | None:
@@ -46,6 +53,19 @@ def parse_limits(text: str) -> tuple[str, str] | None:
     return None
 
 
+def _ceiling(node: Node) -> str | None:
+    status, limits = node.texts.get(SYSTEMD_STATUS), node.texts.get(SYSTEMD_LIMITS)
+    if not isinstance(status, str) or not isinstance(limits, str):
+        return None
+    effective = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:") and len(line.split()) == 2]
+    try:
+        may_raise = not effective or int(effective[0], 16) >> CAP_SYS_RESOURCE & 1
+    except ValueError:
+        return None
+    own = parse_limits(limits)
+    return None if may_raise or own is None or own[1] == "infinity" else own[1]
+
+
 def observe(node: Node) -> Observed | Missing:
     file = node.text(FILE)
     if isinstance(file, Missing):
@@ -54,9 +74,9 @@ def observe(node: Node) -> Observed | Missing:
     if isinstance(limits, Missing):
         return limits
     if limits is None:
-        return Observed(file, None)
+        return Observed(file, None, _ceiling(node))
     running = parse_limits(limits)
-    return unreadable(f"{LIMITS}: no line 'Max locked memory'") if running is None else Observed(file, running)
+    return unreadable(f"{LIMITS}: no line 'Max locked memory'") if running is None else Observed(file, running, _ceiling(node))
 
 
 def content(limit: str) -> str:
@@ -64,6 +84,13 @@ def content(limit: str) -> str:
 
 
 def plan(want: MemlockWant, observed: Observed) -> tuple[AnyChange, ...]:
+    if observed.ceiling is not None and (want.limit == "infinity" or int(want.limit) > int(observed.ceiling)):
+        raise ConfigError(
+            "node.json",
+            "settings.memlock.limit",
+            f"{want.limit} is out of reach: systemd here has no CAP_SYS_RESOURCE and a hard limit of {observed.ceiling} bytes",
+            hint=f'this is a container: raise its own limit, or declare limit = "{observed.ceiling}" for it',
+        )
     changes: list[AnyChange] = []
     why = f"{FILE} does not say LimitMEMLOCK={want.limit}"
     if observed.file != content(want.limit):
@@ -96,6 +123,6 @@ setting = Setting(
     want=MemlockWant,
     observe=observe,
     plan=plan,
-    reads=(FILE, LIMITS),
+    reads=(FILE, LIMITS, SYSTEMD_LIMITS, SYSTEMD_STATUS),
     disruption=Disruption.IDLE,
 )

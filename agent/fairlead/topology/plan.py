@@ -353,6 +353,41 @@ def whole_node(machine: Machine, tasks: int) -> list[int]:
     return [dealt[t] for t in range(tasks)]
 
 
+def widen(machine: Machine, masks: list[int], shares: list[int]) -> list[int]:
+    """For a step that has the whole node and named no CPU count: even shares of all cores, where no task loses by it."""
+    try:
+        wide = whole_node(machine, len(masks))
+    except Doubt:
+        return shares
+    if all(new.bit_count() >= old.bit_count() for new, old in zip(wide, masks, strict=True)) and wide != shares:
+        return wide
+    return shares
+
+
 def physical(machine: Machine, cpus: int) -> int:
     """How many physical cores a CPU set touches."""
     return sum(1 for c in machine.cores if c.cpus & cpus)
+
+
+def answer(topology: str, bind_list: str, step_gpus: str, local: int, *, allowed: int, cpus_on_node: str) -> str:
+    """What slurm/bind-plan prints for local task ``local``: ``CPULIST CORES``, or ``- CORES`` to leave Slurm's mask.
+
+    ``allowed``: the step's cpuset. ``cpus_on_node``: SLURM_CPUS_ON_NODE where the cpuset is the step's own and the user
+    named no CPU count, else "". Raises Doubt.
+    """
+    machine = parse_topology(topology)
+    masks, wanted = parse_masks(bind_list), parse_indices(step_gpus)
+    gpus = [gpu for gpu in machine.gpus if gpu.index in wanted]  # by PCI address, as CUDA counts them
+    if not 0 <= local < len(masks) or len(gpus) != len(wanted):
+        raise Doubt("the step is not one of this node")
+    union = 0
+    for mask in masks:
+        union |= mask
+    if not masks[0] & union & -union:
+        raise Doubt("the masks are the user's: Slurm's own begin with the lowest CPU in the first task")
+    shares = permute(machine, masks, gpus, allowed)
+    whole = cpus_on_node == str(machine.online.bit_count()) and allowed == machine.online
+    if whole and len(gpus) == len(machine.gpus):
+        shares = widen(machine, masks, shares)
+    cpus = "-" if shares[local] == masks[local] else format_cpulist(shares[local])
+    return f"{cpus} {physical(machine, shares[local])}"

@@ -8,7 +8,9 @@ TAB separated, no empty field, ``-`` for none or unknown. topology:
 
 plans/N, one line for each of N local tasks that have the whole node:
 
-    LOCALID CPULIST MASK GPUS NUMA NICS CORES    GPUS in GRES indices, CORES how many physical cores
+    LOCALID CPULIST MASK GPUS NUMA NICS CORES SLURM_MASK
+                                            GPUS in GRES indices, CORES how many physical cores, SLURM_MASK in capital
+                                            hex digits as in SLURM_CPU_BIND_LIST, without its leading zeros
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, s
                 ",".join(map(str, numa)) or "-",
                 ",".join(names) or "-",
                 str(plan.physical(made, mask)),
+                f"{mask:X}",
             )
             lines.append("\t".join(fields) + "\n")
         texts[tasks] = "".join(lines)

@@ -63,11 +63,35 @@ def build(outdir: Path, compiler: Sequence[str] = ("gcc",)) -> Path:
     return library
 
 
+def common_ancestor(tree: Path, a: str, b: str) -> int:
+    """nvmlGpuTopologyLevel between two devices, by the rule that reproduces published `nvidia-smi topo -m` output."""
+    if a == b:
+        return 0  # INTERNAL
+    devices = tree / "sys/bus/pci/devices"
+    left, right = ((devices / address).resolve().relative_to(tree.resolve()).parts[2:] for address in (a, b))
+    if left[0] != right[0]:  # host bridges
+        nodes = {(devices / address / "numa_node").read_text().strip() for address in (a, b)}
+        return 40 if len(nodes) == 1 and "-1" not in nodes else 50  # NODE, SYSTEM
+    common = sum(1 for x, y in zip(left, right, strict=False) if x == y) - 1  # bridges above both
+    if not common:
+        return 30  # HOSTBRIDGE
+    return 10 if max(len(left), len(right)) - 2 - common <= 1 else 20  # at most one port below it: SINGLE, else MULTIPLE
+
+
 def write_conf(tree: Path, conf: Path) -> Path:
-    """Write the library's input from a machine tree's nvml.json (whole or not at all) and return its path."""
+    """Write the library's input from a machine tree (whole or not at all) and return its path.
+
+    It is nvml.json, and the distances between the GPUs, which follow from sys/.
+    """
+    nvml = read_nvml(tree)
+    distances = [
+        f"gpu.{a}.common_ancestor.{b}={common_ancestor(tree, left['pci'], right['pci'])}\n"
+        for a, left in enumerate(nvml["gpus"])
+        for b, right in enumerate(nvml["gpus"])
+    ]
     conf.parent.mkdir(parents=True, exist_ok=True)
     scratch = conf.with_name(conf.name + ".new")
-    scratch.write_text(flatten(read_nvml(tree)))
+    scratch.write_text(flatten(nvml) + "".join(distances))
     os.replace(scratch, conf)
     return conf
 

@@ -1,0 +1,100 @@
+"""What a run carries to the nodes, laid out in one private folder that is wiped when the run ends.
+
+request.json      what every node must have: release, files with their hashes, links, units
+files.json, files the contents, sent only to a node that lacks one
+wheels/           wheels, the same
+documents/NODE    each node's resolved document
+program.json      the program that does the work there (on_node.py)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import fairlead
+from fairlead import assets, config
+from fairlead.errors import InputMissing
+from fairlead.provision.inventory import Target
+from fairlead.provision.wheels import Wheel
+
+OPT = "/opt/fairlead"
+# Slurm's glob for prolog.d/* would run anything there: only these two go in, the others beside.
+HOOKS = {
+    "prolog": "/etc/slurm/prolog.d/50-fairlead",
+    "epilog": "/etc/slurm/epilog.d/50-fairlead",
+    "task-prolog": "/etc/slurm/fairlead/task-prolog",
+    "health-check": "/etc/slurm/fairlead/health-check",
+}
+UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})
+
+
+def node_files() -> list[tuple[str, bytes, int]]:
+    """(path on the node, content, mode) of everything that is the same on every node."""
+    found: list[tuple[str, bytes, int]] = []
+    hooks = assets.directory("slurm")
+    for name, path in HOOKS.items():
+        source = hooks / name
+        if not source.is_file():
+            raise InputMissing(f"{source}: missing from this installation", hint="reinstall fairlead")
+        found.append((path, source.read_bytes(), 0o755))
+    templates = assets.directory("templates")
+    for source in sorted(templates.rglob("*")):
+        if source.is_file():
+            found.append((f"/{source.relative_to(templates).as_posix()}", source.read_bytes(), 0o644))
+    return found
+
+
+def release_name(own: Wheel, wheels: Sequence[Wheel]) -> str:
+    """VERSION-DIGEST: other contents of ours, or other versions of what it needs, are another release."""
+    versions = sorted({"-".join(w.name.split("-")[:2]) for w in wheels})
+    digest = hashlib.sha256("\n".join([own.sha256, *versions]).encode()).hexdigest()
+    return f"{fairlead.__version__}-{digest[:10]}"
+
+
+def documents(target: Target) -> list[dict[str, Any]]:
+    """The files that differ from node to node."""
+    return [
+        {"path": "/etc/fairlead/node.json", "content": config.encode_document(target.document).decode(), "mode": 0o644},
+        {"path": "/etc/fairlead/hooks", "content": config.hooks_line(target.document), "mode": 0o644},
+    ]
+
+
+def write_bundle(
+    folder: Path, targets: Sequence[Target], own: Wheel, wheels: Sequence[Wheel], *, state: str, undo: bool, force: bool
+) -> None:
+    """Lay out everything that the action plugin needs below ``folder``."""
+    files = node_files()
+    units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
+    release = release_name(own, wheels)
+    request = {
+        "state": state,
+        "undo": undo,
+        "force": force,
+        "opt": OPT,
+        "release": release,
+        "files": [{"path": p, "mode": m, "sha256": hashlib.sha256(c).hexdigest(), "size": len(c)} for p, c, m in files],
+        "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
+        "units": units,
+        # Removed by uninstall: what the node made itself, then folders where nothing else is left.
+        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled"],
+        "state_paths": ["/var/lib/fairlead"],
+        "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
+    }
+    (folder / "wheels").mkdir()
+    (folder / "documents").mkdir()
+    (folder / "request.json").write_bytes(msgspec.json.encode(request))
+    (folder / "files").write_bytes(b"".join(c for _, c, _ in files))
+    index = [{"name": w.name, "size": len(w.content), "sha256": w.sha256} for w in (own, *wheels)]
+    (folder / "wheels.json").write_bytes(msgspec.json.encode(index))
+    for wheel in (own, *wheels):
+        (folder / "wheels" / wheel.name).write_bytes(wheel.content)
+    for target in targets:
+        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target)))
+    here = Path(__file__).parent
+    program = [[name, (here / name).read_text(encoding="utf-8")] for name in ("on_node_files.py", "on_node.py")]
+    (folder / "program.json").write_bytes(msgspec.json.encode(program))

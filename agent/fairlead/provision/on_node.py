@@ -1,0 +1,333 @@
+"""The program that `fairlead provision` runs on a node: standard library only, sent over ssh, read from standard input.
+
+It gets a request (JSON) and, on the second trip to a node where something is missing, a payload (files and wheels). It
+compares, changes what differs in an order that survives being killed at any point, runs `fairlead apply`, and answers with
+one line of JSON. The action plugin has looked at the interpreter's version before it hands over this text.
+
+Order: the release (unpacked beside, then renamed), files, the document, the links ``current`` and ``fairlead``, units,
+``fairlead apply``, the agent. Nothing refers to a release that is not complete.
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from typing import Any, BinaryIO
+
+if "Stop" not in globals():  # on a node both parts share one namespace
+    from fairlead.provision.on_node_files import (
+        SLURM_CONF,
+        Stop,
+        differs,
+        link,
+        link_target,
+        read,
+        reply,
+        systemctl_or_stop,
+        unit_states,
+        write,
+    )
+
+
+class Node:
+    """One visit: what the request wants, what was found, what was changed."""
+
+    def __init__(self, request: dict[str, Any], payload: dict[str, Any] | None) -> None:
+        self.request = request
+        self.payload = payload
+        self.check = request["check"]
+        self.changes: list[dict[str, str]] = []
+        self.opt: str = request["opt"]
+        self.release = os.path.join(self.opt, request["release"])
+        self.python = "{}.{}".format(*sys.version_info[:2])
+
+    def note(self, what: str, why: str, before: bytes | None = None, after: bytes | None = None) -> None:
+        change = {"what": what, "why": why}
+        if self.request["diff"] and after is not None:
+            change["before"] = "" if before is None else before.decode("utf-8", "replace")
+            change["after"] = after.decode("utf-8", "replace")
+        self.changes.append(change)
+
+    def installed(self) -> bool:
+        return read(os.path.join(self.release, ".installed")) == self.python.encode()
+
+    def needs(self) -> list[str]:
+        wanted = []
+        if not self.installed():
+            wanted.append("wheels")
+        if any(differs(entry) for entry in self.request["files"]):
+            wanted.append("files")
+        return wanted
+
+    def unpack(self, folder: str) -> str:
+        """A virtual environment with the wheels, by hand: nodes have neither pip nor the network."""
+        site = os.path.join(folder, "lib", "python" + self.python, "site-packages")
+        os.makedirs(site, mode=0o755)
+        os.mkdir(os.path.join(folder, "bin"), 0o755)
+        base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        with open(os.path.join(folder, "pyvenv.cfg"), "w") as f:
+            f.write(f"home = {os.path.dirname(base)}\ninclude-system-site-packages = false\n")
+        for name in ("python", "python3"):
+            os.symlink(base, os.path.join(folder, "bin", name))
+        for wheel in self.payload["wheels"] if self.payload else ():
+            if hashlib.sha256(wheel["content"]).hexdigest() != wheel["sha256"]:
+                raise Stop("{}: damaged on the way here".format(wheel["name"]), "run it again")
+            with zipfile.ZipFile(io.BytesIO(wheel["content"])) as archive:
+                for member in archive.infolist():
+                    if ".data/" in member.filename or member.is_dir():
+                        continue
+                    path = archive.extract(member, site)
+                    os.chmod(path, 0o755 if member.external_attr >> 16 & 0o111 else 0o644)
+        script = os.path.join(folder, "bin", "fairlead")
+        with open(script, "w") as f:
+            f.write(f"#!{self.release}/bin/python -I\nimport sys\nfrom fairlead.cli import main\nsys.exit(main())\n")
+        os.chmod(script, 0o755)  # noqa: S103
+        return site
+
+    def install_release(self) -> None:
+        building = os.path.join(self.opt, "." + os.path.basename(self.release) + ".new")
+        shutil.rmtree(building, ignore_errors=True)
+        os.makedirs(building, mode=0o755)
+        site = self.unpack(building)
+        compileall.compile_dir(site, quiet=2, stripdir=building, prependdir=self.release)
+        with open(os.path.join(building, ".installed"), "w") as f:
+            f.write(self.python)
+        os.sync()
+        shutil.rmtree(self.release, ignore_errors=True)  # an incomplete one, or one of another Python
+        os.rename(building, self.release)
+
+    def prune(self, keep: set[str]) -> None:
+        """Releases older than the present and the one before it."""
+        for name in os.listdir(self.opt):
+            path = os.path.join(self.opt, name)
+            if os.path.isdir(path) and not os.path.islink(path) and path not in keep:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def place_files(self) -> bool:
+        contents = self.payload["files"] if self.payload else {}
+        units = False
+        for entry in self.request["files"]:
+            why = differs(entry)
+            if not why:
+                continue
+            content: bytes = contents[entry["path"]]
+            self.note(entry["path"], why, read(entry["path"]), content)
+            units = units or "/systemd/" in entry["path"]
+            if not self.check:
+                write(entry["path"], content, entry["mode"])
+        return units
+
+    def place_document(self) -> bool:
+        changed = False
+        for entry in self.request["documents"]:
+            content = entry["content"].encode("utf-8")
+            before = read(entry["path"])
+            if before != content:
+                changed = True
+                self.note(entry["path"], "missing" if before is None else "content", before, content)
+                if not self.check:
+                    write(entry["path"], content, entry["mode"])
+        return changed
+
+    def place_links(self) -> None:
+        for path, target in self.request["links"]:
+            before = link_target(path)
+            if before == target:
+                continue
+            if before is None and os.path.lexists(path):
+                raise Stop(f"{path}: exists and is not our link", "move it away")
+            self.note(path, f"link to {target}", (before or "").encode(), target.encode())
+            if not self.check:
+                link(path, target)
+
+    def apply(self) -> dict[str, Any] | None:
+        """`fairlead apply`, in this very process where it already runs the wanted release."""
+        arguments = ["apply", "--json"] + (["--dry-run"] if self.check else [])
+        if not self.installed():
+            if not self.payload:
+                return None
+            # A check on a fresh node: look with the code that would be installed, then forget it.
+            with tempfile.TemporaryDirectory(prefix="fairlead-check.") as folder:
+                venv = os.path.join(folder, "venv")
+                os.mkdir(venv)
+                self.unpack(venv)
+                document = os.path.join(folder, "node.json")
+                with open(document, "w") as f:
+                    f.write(self.request["documents"][0]["content"])
+                return self.run_apply([venv + "/bin/python", "-I", "-m", "fairlead", *arguments, "--document", document])
+        if self.check and any(c["what"] == self.request["documents"][0]["path"] for c in self.changes):
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+                f.write(self.request["documents"][0]["content"])
+                f.flush()
+                return self.run_apply([os.path.join(self.release, "bin/fairlead"), *arguments, "--document", f.name])
+        if os.path.realpath(sys.prefix) == self.release:
+            from fairlead.cli import main
+
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = main(arguments)
+            return self.applied(code, out.getvalue(), err.getvalue())
+        return self.run_apply([os.path.join(self.release, "bin/fairlead"), *arguments])
+
+    def run_apply(self, command: list[str]) -> dict[str, Any]:
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+        except subprocess.TimeoutExpired:
+            raise Stop("fairlead apply: no answer within 300 s") from None
+        return self.applied(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+    def applied(self, code: int, out: str, err: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads(out))
+        except ValueError:
+            lines = err.strip().splitlines() or [f"exit code {code}"]
+            hint = [line.split("next:", 1)[1].strip() for line in lines if "next:" in line]
+            said = lines[-1 if "Traceback" in err else 0]
+            raise Stop("fairlead apply: " + said.replace("fairlead apply: ", "", 1), hint[0] if hint else "") from None
+
+    def settle_units(self, reload: bool, restart: bool) -> list[tuple[str, str]]:
+        units = self.request["units"]
+        if self.check:
+            present = [u for u in units if any(u["name"] == os.path.basename(e["path"]) for e in self.request["files"])]
+            states = unit_states([u["name"] for u in present]) if present else {}
+        else:
+            states = unit_states([u["name"] for u in units]) if units else {}
+            reload = reload or any(state[2] for state in states.values())
+            if reload:
+                systemctl_or_stop("daemon-reload")
+        late = []
+        for unit in units:
+            enabled, active, _ = states.get(unit["name"], (False, False, False))
+            if not enabled:
+                self.note(unit["name"], "enable")
+                if not self.check:
+                    systemctl_or_stop("enable", unit["name"])
+            if unit["start"] and not active:
+                self.note(unit["name"], "start")
+                late.append(("start", unit["name"]))
+            elif unit["start"] and restart:
+                self.note(unit["name"], "restart")
+                late.append(("restart", unit["name"]))
+        return late
+
+    def present(self) -> dict[str, Any] | None:
+        fresh = not self.installed()
+        previous = link_target(os.path.join(self.opt, "current"))
+        if fresh:
+            self.note(self.release, f"install for Python {self.python}")
+            if not self.check:
+                self.install_release()
+        units = self.place_files()
+        document = self.place_document()
+        self.place_links()
+        late = self.settle_units(units, restart=fresh or units or document)
+        applied = self.apply()
+        if not self.check:
+            for verb, name in late:
+                systemctl_or_stop(verb, name)
+            if fresh:
+                self.prune({self.release, os.path.join(self.opt, os.path.basename(previous or self.release))})
+        return applied
+
+    def absent(self) -> dict[str, Any] | None:
+        """Everything of ours away. Settings stay as they are unless the request says undo."""
+        named = [line for path in SLURM_CONF for line in (read(path) or b"").decode("utf-8", "replace").splitlines()]
+        hooks = {e["path"] for e in self.request["files"] if "/slurm/" in e["path"]}
+        for line in named:
+            value = line.strip().partition("=")[2].strip().strip('"')
+            if value in hooks and not line.lstrip().startswith("#") and not self.request["force"]:
+                raise Stop(
+                    f"slurm.conf still says {line.strip()}; a job would fail without that file",
+                    "take the line out and run `scontrol reconfigure` first, or give --force",
+                )
+        undone = None
+        program = os.path.join(self.opt, "current", "bin", "fairlead")
+        if self.request["undo"] and os.path.exists(program):
+            undone = self.run_apply([program, "apply", "--undo", "--json"] + (["--dry-run"] if self.check else []))
+            for outcome in undone["outcomes"]:
+                self.note(outcome["target"], "as it was before fairlead")
+        names = [u["name"] for u in self.request["units"]]
+        for name, (enabled, active, _) in sorted(unit_states(names).items()):
+            if enabled or active:
+                self.note(name, "stop and disable")
+                if not self.check:
+                    systemctl_or_stop("disable", "--now", name)
+        paths = [e["path"] for e in self.request["files"] + self.request["documents"]] + self.request["leftovers"]
+        paths += [path for path, target in self.request["links"] if link_target(path) == target]
+        if self.request["undo"]:
+            paths += self.request["state_paths"]
+        for path in [*paths, self.opt]:
+            if not os.path.lexists(path):
+                continue
+            self.note(path, "remove")
+            if not self.check:
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
+        for folder in self.request["folders"]:
+            try:
+                if not self.check:
+                    os.rmdir(folder)
+            except OSError:
+                pass  # not empty, so not only ours; or never there
+        if self.changes and not self.check:
+            systemctl_or_stop("daemon-reload")
+        return undone
+
+
+def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The request, and the payload that follows it, if any."""
+    request = json.loads(stream.read(int(stream.readline())).decode("utf-8"))
+    head = stream.readline()
+    if not head:
+        return request, None
+    index = json.loads(stream.read(int(head)).decode("utf-8"))
+    files = {entry["path"]: stream.read(entry["size"]) for entry in index["files"]}
+    wheels = [dict(entry, content=stream.read(entry["size"])) for entry in index["wheels"]]
+    if any(len(w["content"]) != w["size"] for w in wheels):
+        raise Stop("the connection ended early", "run it again")
+    return request, {"files": files, "wheels": wheels}
+
+
+def visit(stream: BinaryIO) -> dict[str, Any]:
+    request, payload = receive(stream)
+    if os.geteuid() != 0:
+        raise Stop("not root on this node", "let [ansible] user be root or a user who may sudo without a password")
+    os.umask(0o022)
+    node = Node(request, payload)
+    if request["state"] == "absent":
+        node.check = request["check"]
+        applied = node.absent()
+        return {"changed": bool(node.changes), "changes": node.changes, "undone": applied}
+    wanted = node.needs()
+    if wanted and payload is None:
+        return {"need": wanted, "python": node.python, "machine": platform.machine(), "libc": platform.libc_ver()}
+    applied = node.present()
+    changed = bool(node.changes) or bool(applied and applied["changed"])
+    return {"changed": changed, "changes": node.changes, "apply": applied, "python": node.python}
+
+
+def main() -> None:
+    try:
+        answer = visit(sys.stdin.buffer)
+    except Stop as e:
+        answer = {"failed": True, "msg": str(e), "hint": e.hint}
+    except OSError as e:
+        hint = "make room there" if e.errno == 28 else ""
+        answer = {"failed": True, "msg": "{}: {}".format(e.filename or "node", e.strerror or e), "hint": hint}
+    reply(answer)
+
+
+if __name__ == "__main__":
+    main()

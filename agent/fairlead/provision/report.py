@@ -1,0 +1,145 @@
+"""The result of a run: per node, grouped by equal outcome, as JSON and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+
+from fairlead.errors import ExitCode
+from fairlead.provision.inventory import fold
+
+
+class NodeResult(Struct, frozen=True, kw_only=True):
+    """One node's outcome. state: same, changed (in check mode: would change), failed, unreachable, unfinished."""
+
+    node: str
+    state: str
+    changed: int = 0
+    changes: tuple[str, ...] = ()  # "what: why", the same words on equal nodes
+    waiting: tuple[str, ...] = ()  # settings deferred to an idle node or a reboot
+    failures: tuple[str, ...] = ()
+    message: str = ""
+    hint: str = ""
+    task: str = ""
+    apply: Mapping[str, Any] = field(default_factory=dict)
+    diffs: tuple[str, ...] = ()
+    no_wheel: Mapping[str, str] = field(default_factory=dict)
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    schema: int = 1
+    site: str
+    generation: int
+    check: bool
+    seconds: float
+    nodes: tuple[NodeResult, ...]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 all as declared, 69 a node failed or was not reached, 75 something waits for idle nodes."""
+        if any(n.state in {"failed", "unreachable", "unfinished"} for n in self.nodes):
+            return ExitCode.UNAVAILABLE
+        return ExitCode.TRY_AGAIN if any(n.waiting for n in self.nodes) and not self.check else ExitCode.OK
+
+    def count(self, state: str) -> int:
+        return sum(n.state == state for n in self.nodes)
+
+
+def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> NodeResult:
+    """A node's outcome from the runner's event for it (runner_on_ok, runner_on_failed, runner_on_unreachable)."""
+    if event == "runner_on_unreachable":
+        words = " ".join(str(res.get("msg", "")).split())
+        return NodeResult(node=node, state="unreachable", message=words, hint=_reach_hint(words), task=task)
+    if event != "runner_on_ok" or res.get("failed"):
+        words = " ".join(str(res.get("msg") or res.get("exception") or "no message").split())
+        return NodeResult(
+            node=node,
+            state="failed",
+            message=words,
+            hint=str(res.get("hint") or ""),
+            task=task,
+            failures=(words,),
+            no_wheel=dict(res.get("no_wheel") or {}),
+        )
+    applied = dict(res.get("apply") or {})
+    changes = [f"{c['what']}: {c['why']}" for c in res.get("changes", ())]
+    waiting, failures, hints, diffs = [], [], [], []
+    for c in res.get("changes", ()):
+        if "after" in c:
+            diffs.append(f"{c['what']}\n{_diff(c)}")
+    for item in applied.get("items", ()):
+        if item["state"] in {"changed", "would_change"}:
+            changes.append(f"{item['setting']}: {item['message']}")
+            diffs += [step["diff"] for step in item["steps"]]
+        elif item["state"] == "deferred":
+            waiting.append(f"{item['setting']}: {item['message']}")
+        elif item["state"] in {"failed", "refused", "unreadable"}:
+            failures.append(f"{item['setting']}: {item['message']}")
+            hints.append(item.get("hint") or "")
+    state = "failed" if failures else ("changed" if changes else "same")
+    return NodeResult(
+        node=node,
+        state=state,
+        changed=len(changes),
+        changes=tuple(changes),
+        waiting=tuple(waiting),
+        failures=tuple(failures),
+        message="; ".join(failures),
+        hint=next((h for h in hints if h), ""),
+        task=task,
+        apply=applied,
+        diffs=tuple(diffs),
+    )
+
+
+def _diff(change: Mapping[str, Any]) -> str:
+    import difflib
+
+    before, after = change["before"].splitlines(), change["after"].splitlines()
+    return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm="")) + "\n"
+
+
+def _reach_hint(words: str) -> str:
+    if "ermission denied" in words:
+        return "is the key of [ansible] private_key authorized on the node?"
+    if "ost key verification" in words:
+        return "put the node's host key into known_hosts"
+    return "is the node up, and does its name or [ansible] hosts lead to it?"
+
+
+def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
+    """Nodes with equal outcome together, the largest group first; what ran differs per node is left out of the comparison."""
+    found: dict[tuple[Any, ...], list[NodeResult]] = {}
+    for n in nodes:
+        found.setdefault((n.state, n.changes, n.waiting, n.failures, n.message), []).append(n)
+    ordered = sorted(found.values(), key=lambda g: (-len(g), g[0].node))
+    return [(g[0], [n.node for n in g]) for g in ordered]
+
+
+def text(report: Report, *, diff: bool = False) -> str:
+    """The report for a person or a change ticket: one paragraph per group of equal nodes, then the totals."""
+    lines: list[str] = []
+    words = {"changed": "would change"} if report.check else {}
+    for example, nodes in groups(report.nodes):
+        plural = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        lines.append(f"{fold(nodes)} ({plural}): {words.get(example.state, example.state)}")
+        lines += [f"  {change}" for change in example.changes]
+        lines += [f"  waits for an idle node: {w}" for w in example.waiting]
+        if example.state in {"failed", "unreachable", "unfinished"}:
+            lines += [f"  {f}" for f in example.failures or (example.message,)]
+            lines.append(f"  task: {example.task}" if example.task else "")
+            lines.append(f"  next: {example.hint}" if example.hint else "")
+        if diff:
+            lines += [f"    {line}" for d in example.diffs for line in d.splitlines()]
+    return "\n".join([line for line in lines if line] + [summary(report)])
+
+
+def summary(report: Report) -> str:
+    """The last line: "412 the same, 3 changed, 1 failed"."""
+    names = {"same": "the same", "changed": "would change" if report.check else "changed"}
+    states = ("same", "changed", "failed", "unreachable", "unfinished")
+    counts = ", ".join(f"{report.count(s)} {names.get(s, s)}" for s in states if report.count(s))
+    changes = sum(len(n.changes) for n in report.nodes)
+    return f"{len(report.nodes)} nodes: {counts or 'nothing'}; {changes} changes in {report.seconds:.1f} s"

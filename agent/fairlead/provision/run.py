@@ -1,0 +1,217 @@
+"""Runs playbooks/site.yml over the nodes through ansible-runner, and turns its events into a report.
+
+The private folder is on tmpfs, mode 0700, and is wiped when the run ends; no event is ever written to a file (a handler
+that returns False keeps ansible-runner from it), and the documents never appear on a command line.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from fairlead import assets
+from fairlead.config import Site
+from fairlead.errors import InputMissing, ProvisionError
+from fairlead.provision import wheels
+from fairlead.provision.bundle import write_bundle
+from fairlead.provision.inventory import Target, targets
+from fairlead.provision.progress import Silent, display
+from fairlead.provision.report import NodeResult, Report, node_result
+
+SSH_ARGS = "-o ControlMaster=no -o ControlPath=none -o BatchMode=yes -o ConnectTimeout=10"
+_PREFIX = "fairlead-provision."
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What a run is asked for. wheel: instead of one packed from this installation. wheelhouse: the dependencies' wheels."""
+
+    nodelist: str = ""
+    check: bool = False
+    diff: bool = False
+    quiet: bool = False
+    wheel: str = ""
+    wheelhouse: str = ""
+    uninstall: bool = False
+    undo: bool = False
+    force: bool = False
+
+
+def run(site: Site, options: Options) -> Report:
+    """Make the nodes what the site declares. Raises FairleadError for what is wrong before any node is touched."""
+    begin = time.monotonic()
+    chosen = targets(site, options.nodelist)
+    if site.ansible.private_key and not os.access(site.ansible.private_key, os.R_OK):
+        raise InputMissing(f"{site.ansible.private_key}: cannot be read", hint="it is [ansible] private_key of the site")
+    own = wheels.read_wheel(options.wheel) if options.wheel else wheels.own_wheel()
+    results: dict[str, NodeResult] = {}
+    with display(len(chosen), quiet=options.quiet) as shown:
+        rest: Sequence[Target] = chosen
+        for _ in range(4):  # again only for nodes whose Python nobody had wheels for, after fetching some
+            _play(site, rest, options, own=own, results=results, shown=shown)
+            wanted = {(r.no_wheel["python"], r.no_wheel["machine"]) for r in results.values() if r.no_wheel}
+            if not wanted or options.wheelhouse:
+                break
+            rest = _fetch(wanted, [t for t in rest if results[t.node].no_wheel], results)
+            if not rest:
+                break
+        for target in chosen:
+            if results[target.node].no_wheel:
+                shown.done(results[target.node])
+    return Report(
+        site=site.file,
+        generation=site.generation,
+        check=options.check,
+        seconds=time.monotonic() - begin,
+        nodes=tuple(results[t.node] for t in chosen),
+    )
+
+
+def _fetch(wanted: set[tuple[str, str]], waiting: list[Target], results: dict[str, NodeResult]) -> list[Target]:
+    """Download wheels; the nodes that can be tried again. A failed download is said as the failure of its nodes."""
+    from msgspec.structs import replace
+
+    again: list[Target] = []
+    for python, machine in sorted(wanted):
+        nodes = [t for t in waiting if results[t.node].no_wheel == {"python": python, "machine": machine}]
+        try:
+            wheels.download(python, machine, wheels.cache_folder())
+        except ProvisionError as e:
+            for t in nodes:
+                results[t.node] = replace(results[t.node], message=str(e), hint=e.hint, failures=(str(e),))
+        else:
+            again += nodes
+    return again
+
+
+def _play(
+    site: Site,
+    chosen: Sequence[Target],
+    options: Options,
+    *,
+    own: wheels.Wheel,
+    results: dict[str, NodeResult],
+    shown: Silent,
+) -> None:
+    try:
+        import ansible_runner
+    except ModuleNotFoundError:
+        raise ProvisionError("ansible-runner is not installed", hint="install fairlead[provision]") from None
+
+    with private_folder() as folder:
+        bundle = folder / "bundle"
+        bundle.mkdir()
+        write_bundle(
+            bundle,
+            chosen,
+            own,
+            wheels.collect(options.wheelhouse),
+            state="absent" if options.uninstall else "present",
+            undo=options.undo,
+            force=options.force,
+        )
+        inventory = folder / "inventory.ini"
+        (folder / "ansible.cfg").write_text("[defaults]\n")  # nobody else's
+        inventory.write_text(inventory_text(site, chosen, str(bundle)))
+        for target in chosen:
+            results[target.node] = NodeResult(node=target.node, state="unfinished", message="the run ended before this node")
+
+        def on_event(event: Mapping[str, Any]) -> bool:
+            _take(event, results, shown)
+            return False
+
+        runner = ansible_runner.run(
+            private_data_dir=str(folder),
+            project_dir=str(assets.directory("playbooks")),
+            playbook="site.yml",
+            inventory=str(inventory),
+            envvars=environment(site, folder),
+            cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
+            event_handler=on_event,
+            settings={"suppress_env_files": True, "idle_timeout": 900},
+            quiet=True,
+        )
+        if all(r.state == "unfinished" for r in results.values()):
+            raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
+
+
+def _take(event: Mapping[str, Any], results: dict[str, NodeResult], shown: Silent) -> None:
+    kind, data = event.get("event", ""), event.get("event_data", {})
+    if kind not in {"runner_on_ok", "runner_on_failed", "runner_on_unreachable"} or data.get("host") not in results:
+        return
+    result = node_result(data["host"], kind, str(data.get("task", "")), data.get("res") or {})
+    results[result.node] = result
+    if not result.no_wheel:  # fetching may help: said when it is known
+        shown.done(result)
+
+
+def _last_words(runner: Any) -> str:
+    try:
+        said = [line.strip() for line in runner.stdout.read().splitlines() if line.strip()]
+    except (OSError, AttributeError):
+        said = []
+    errors = [line for line in said if "ERROR" in line or "fatal" in line]
+    return str((errors or said or ["no output"])[-1])[:300]
+
+
+def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
+    """An INI inventory: names and addresses; everything else is the same for all."""
+    a = site.ansible
+    lines = [t.node if t.address == t.node else f"{t.node} ansible_host={t.address}" for t in chosen]
+    common = {
+        "ansible_user": a.user,
+        "ansible_python_interpreter": a.python,
+        "node_python": a.python,
+        "node_bundle": bundle,
+        "ansible_become": str(a.user != "root").lower(),
+    }
+    if a.private_key:
+        common["ansible_ssh_private_key_file"] = os.path.abspath(a.private_key)
+    return "\n".join([*lines, "", "[all:vars]", *(f"{k}={v}" for k, v in common.items()), ""])
+
+
+def environment(site: Site, folder: Path) -> dict[str, str]:
+    """Ansible's settings for a run: nothing is read from or left in the caller's home."""
+    return {
+        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '/usr/bin:/bin')}",
+        "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(assets.__file__))),
+        "ANSIBLE_HOME": str(folder / "ansible"),
+        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
+        "ANSIBLE_FORKS": str(site.ansible.forks),
+        "ANSIBLE_PIPELINING": "1",
+        "ANSIBLE_SSH_ARGS": f"{SSH_ARGS} {site.ansible.ssh_args}".strip(),
+        "ANSIBLE_GATHERING": "explicit",
+        "ANSIBLE_INVENTORY_ENABLED": "ini",
+        "ANSIBLE_RETRY_FILES_ENABLED": "0",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_DEPRECATION_WARNINGS": "0",
+    }
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A 0700 folder on tmpfs where there is one, gone afterwards; also those of runs that were killed."""
+    base = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    _sweep(base)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}.", dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(base: str) -> None:
+    for name in os.listdir(base):
+        pid = name.removeprefix(_PREFIX).split(".")[0]
+        path = os.path.join(base, name)
+        dead = name.startswith(_PREFIX) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
+        if dead and os.lstat(path).st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,111 @@
+"""The action ``fairlead_node``: one round trip to a node that lacks nothing, two to one that needs files.
+
+The work is done on the node by fairlead/provision/on_node.py, which the bundle of this run holds; here the request goes
+out over the connection's standard input and the answer comes back as one line. No module is built, no file is copied
+to the node beforehand, no facts are gathered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+from fairlead.provision.wheels import choose
+
+MARK = "FAIRLEAD-REPLY "
+# The installed release's own Python where there is one: it then runs `fairlead apply` in the same process.
+START = """import json,sys
+b=sys.stdin.buffer
+if sys.version_info<(3,11):
+ said="%s is Python %d.%d; fairlead needs 3.11 or newer"%((sys.executable,)+sys.version_info[:2])
+ print("MARK"+json.dumps({"failed":True,"msg":said,"hint":"install one and name it in the site's [ansible] python"}))
+ sys.exit()
+g={"__name__":"__main__"}
+for name,text in json.loads(b.read(int(b.readline())).decode()):
+ exec(compile(text,name,"exec"),g)
+""".replace("MARK", MARK)
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """See the documentation beside it in library/fairlead_node.py."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _supports_async = False
+    _supports_diff = True
+    _VALID_ARGS = frozenset(("bundle", "python"))
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        bundle = str(self._task.args.get("bundle", ""))
+        python = str(self._task.args.get("python") or "/usr/bin/python3")
+        node = variables["inventory_hostname"]
+        try:
+            request = json.loads(_read(bundle, "request.json"))
+            request["documents"] = json.loads(_read(bundle, "documents", node))
+        except FileNotFoundError as e:
+            raise AnsibleActionFail(f"{e.filename}: no such file; is {node} declared in the site?") from None
+        request["check"] = bool(self._task.check_mode)
+        request["diff"] = bool(self._task.diff)
+        answer = self._ask(bundle, python, request, b"")
+        if "need" in answer:
+            payload = _payload(bundle, request, answer)
+            if isinstance(payload, dict):
+                return {**result, **payload}
+            answer = self._ask(bundle, python, request, payload)
+        if request["diff"]:
+            result["diff"] = [
+                {"before": c["before"], "after": c["after"], "before_header": c["what"], "after_header": c["what"]}
+                for c in answer.get("changes", ())
+                if "after" in c
+            ]
+        return {**result, **answer}
+
+    def _ask(self, bundle: str, python: str, request: dict[str, Any], payload: bytes) -> dict[str, Any]:
+        program = _read(bundle, "program.json")
+        body = json.dumps(request).encode()
+        data = b"".join((b"%d\n" % len(program), program, b"%d\n" % len(body), body, payload))
+        ours = request["opt"] + "/current/bin/python"
+        command = f"p={ours}; [ -x $p ] || p={shlex.quote(python)}; exec $p -I -c {shlex.quote(START)}"
+        done = self._low_level_execute_command(command, in_data=data)
+        lines = [line for line in done["stdout_lines"] if line.startswith(MARK)]
+        if not lines:
+            said = (done["stderr"] or done["stdout"]).strip().splitlines()
+            words = said[-1] if said else f"exit code {done['rc']}"
+            hint = f"is {python} there? name another in the site's [ansible] python" if done["rc"] in (126, 127) else ""
+            return {"failed": True, "msg": f"no answer from the node: {words}", "hint": hint}
+        return dict(json.loads(lines[-1][len(MARK) :]))
+
+
+def _read(*path: str) -> bytes:
+    with open(os.path.join(*path), "rb") as f:
+        return f.read()
+
+
+def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any]) -> bytes | dict[str, Any]:
+    """What the node asked for, or why it cannot be had."""
+    files = request["files"] if "files" in answer["need"] or "wheels" in answer["need"] else []
+    wheels = json.loads(_read(bundle, "wheels.json")) if "wheels" in answer["need"] else []
+    if wheels:
+        own, rest = wheels[0], {w["name"]: w for w in wheels[1:]}
+        chosen, missing = choose(rest, answer["python"], answer["machine"], answer["libc"])
+        if missing:
+            return {
+                "failed": True,
+                "msg": f"no wheel of {', '.join(missing)} for Python {answer['python']} on {answer['machine']}",
+                "hint": "name a wheelhouse that has one with --wheelhouse",
+                "no_wheel": {"python": answer["python"], "machine": answer["machine"]},
+            }
+        wheels = [own, *(rest[name] for name in chosen)]
+    index = json.dumps({"files": files, "wheels": wheels}).encode()
+    parts = [b"%d\n" % len(index), index]
+    if files:
+        parts.append(_read(bundle, "files"))
+    parts += [_read(bundle, "wheels", w["name"]) for w in wheels]
+    return b"".join(parts)

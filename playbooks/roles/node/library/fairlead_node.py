@@ -1,0 +1,43 @@
+"""Documentation of the action fairlead_node; the work is in action_plugins/fairlead_node.py."""
+
+DOCUMENTATION = r"""
+module: fairlead_node
+short_description: Make a node what its document says
+description:
+  - Installs fairlead's release, hooks, units and the node's document where they differ, and runs C(fairlead apply).
+  - Takes one round trip to a node that lacks nothing.
+options:
+  bundle:
+    description: Folder that C(fairlead provision) wrote for this run on the admin host.
+    type: path
+    required: true
+  python:
+    description: Python 3.11 or newer on the node, used until fairlead's own is there.
+    type: path
+    default: /usr/bin/python3
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+author:
+  - The fairlead maintainers
+"""
+
+EXAMPLES = r"""
+- name: Make the node what its document says
+  fairlead_node:
+    bundle: "{{ node_bundle }}"
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: success
+  type: list
+  elements: dict
+apply:
+  description: The report of C(fairlead apply) on the node.
+  returned: success
+  type: dict
+"""

@@ -1,0 +1,88 @@
+"""pcie_link: width at any time, speed only when the GPU is busy."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from fairlead.checks.pcie_link import Params, check
+from fairlead.model.check import Past
+from fairlead.model.device import readable_fields
+from fairlead.model.facts import Node, PcieLink, unreadable
+from fairlead.model.finding import Finding, Level, Service
+from tests.checks.nodes import ADDRESSES, GEN5, NA, UNSUPPORTED, endpoint, gpu, nic, node, port
+
+DECLARED = Params(gpu_width=16, gpu_gen=5)
+
+
+def judged(machine: Node, params: Params = DECLARED, past: Past | None = None) -> list[Finding]:
+    return list(check.judge(machine, past or Past(), params))
+
+
+def linked(nvml: PcieLink, sysfs: PcieLink | None = None, parent: PcieLink = GEN5, busy: int = 0) -> Node:
+    here = ADDRESSES[1]
+    devices = tuple(d for d in node().pci if here not in d.path and d.address != port(here).address)
+    return node(
+        gpu(1, pcie=nvml, utilization_percent=busy), pci=(*devices, port(here, parent), endpoint(here, link=sysfs or nvml))
+    )
+
+
+X8 = replace(GEN5, width_current=8)
+IDLE = replace(GEN5, gen_current=1)
+
+
+@pytest.mark.parametrize("params", [DECLARED, Params()])
+@pytest.mark.parametrize("busy", [0, 100])
+def test_half_the_width_is_a_finding_busy_or_not(params: Params, busy: int) -> None:
+    (finding,) = judged(linked(X8, busy=busy), params)
+    assert (finding.level, finding.device, finding.service) == (Level.DRAIN, ADDRESSES[1], Service.DRAIN_AFTER_JOB)
+    assert "is x8, x16" in finding.summary
+
+
+def test_generation_1_at_idle_is_healthy_and_under_load_is_not() -> None:
+    assert judged(linked(IDLE, busy=19)) == []
+    (finding,) = judged(linked(IDLE, busy=20))
+    assert "generation 1 under load, 5 expected" in finding.summary
+    assert judged(linked(IDLE, busy=20), Params(load_percent=50)) == []
+
+
+def test_a_slot_that_can_do_less_is_no_fault_unless_the_profile_says_more() -> None:
+    narrow = replace(GEN5, width_max=8, gen_max=4)
+    machine = linked(replace(X8, gen_current=4), parent=narrow, busy=90)
+    assert judged(machine, Params()) == []
+    assert len(judged(machine)) == 2
+
+
+def test_sysfs_stands_in_for_nvml_and_the_smaller_counts() -> None:
+    machine = linked(GEN5, sysfs=X8)
+    assert [f.level for f in judged(machine)] == [Level.DRAIN]
+    blind = node(gpu(1, pcie=NA))
+    assert judged(blind) == []
+
+
+def test_unreadable_everywhere() -> None:
+    dark = tuple(replace(d, link=unreadable("Unknown")) if d.address == ADDRESSES[1] else d for d in node().pci)
+    machine = node(gpu(1, pcie=NA), pci=dark)
+    assert [f.level for f in judged(machine)] == [Level.UNKNOWN]
+    assert [f.level for f in judged(machine, past=Past(available=True, readable=readable_fields(node())))] == [Level.DRAIN]
+    assert judged(node(gpu(1, pcie=UNSUPPORTED), pci=dark)) == []
+    assert [f.level for f in judged(node(gpus=unreadable("x")))] == [Level.UNKNOWN]
+
+
+def test_utilisation_that_is_not_known_leaves_speed_alone() -> None:
+    machine = linked(IDLE, busy=50)
+    assert judged(replace(machine, gpus=tuple(replace(g, utilization_percent=NA) for g in machine.gpus))) == []
+
+
+def test_network_adapters() -> None:
+    address = "0000:19:00.0"
+    narrow = endpoint(address, vendor=0x15B3, class_code=0x020700, link=X8)
+    machine = replace(node(), nics=(nic(), nic(name="mlx5_9", port=2)), pci=(*node().pci, port(address), narrow))
+    (finding,) = judged(machine)
+    assert (finding.device, finding.level) == (address, Level.DRAIN)
+    assert judged(machine, Params(nic_width=8)) == []
+    assert [f.level for f in judged(machine, Params(nic_width=8, nic_gen=6))] == [Level.DRAIN]
+    virtual = replace(machine, nics=(nic(virtual_function=True), nic(rdma=False, name="eth0")))
+    assert judged(virtual) == []
+    gone = replace(node(), nics=(nic(),))
+    assert [f.level for f in judged(gone)] == [Level.UNKNOWN]

@@ -1,0 +1,71 @@
+"""The table of the job environment, and what is made of it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fairlead.errors import DataError
+from fairlead.jobenv.render import END, explain, render, value_sum
+from fairlead.jobenv.table import NEVER, ROWS, Level, When
+
+
+def test_every_row_says_why_and_who_says_so() -> None:
+    assert len({r.name for r in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert row.name not in NEVER
+        assert row.why and row.what
+        assert row.source.startswith("https://")
+        assert not row.value.startswith("@") or row.value in {"@cores", "@first_host", "@port"}
+
+
+def test_the_file_is_complete_and_splits_into_four() -> None:
+    lines = render().splitlines()
+    assert lines[-1] == END
+    for line in lines[:-1]:
+        _, when, _, level = line.split("\t")
+        assert When(when) and Level(level)
+    assert "NCCL_DEBUG" not in render(skip=["NCCL_DEBUG"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "NCCL_ALGO"},
+        {"name": "PATH"},
+        {"name": "lower"},
+        {"name": "A-B"},
+        {"name": "1A"},
+        {"name": "É"},
+        {"value": ""},
+        {"value": "a\tb"},
+        {"value": "a\nb"},
+        {"value": " a"},
+    ],
+)
+def test_rows_that_the_shell_could_not_take_are_refused(change: dict[str, str]) -> None:
+    with pytest.raises(DataError):
+        render([msgspec.structs.replace(ROWS[0], **change)])
+
+
+def test_explain_tells_ours_from_the_users() -> None:
+    env = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NCCL_DEBUG": "INFO",
+        "MASTER_ADDR": "mine",
+        "FAIRLEAD_SET": f"CUDA_DEVICE_ORDER:{value_sum('PCI_BUS_ID')},NCCL_DEBUG:{value_sum('WARN')}",
+    }
+    told = {row["name"]: row for row in explain(env)}
+    assert told["CUDA_DEVICE_ORDER"]["origin"] == "fairlead"
+    assert told["NCCL_DEBUG"]["origin"] == "user"
+    assert told["MASTER_ADDR"]["origin"] == "user"
+    assert told["MASTER_PORT"]["origin"] == "-"
+    assert {row["name"] for row in explain(env, "minimal")} == {"CUDA_DEVICE_ORDER"}
+    assert explain(env, "off") == []
+    assert "NCCL_DEBUG" not in {row["name"] for row in explain({**env, "FAIRLEAD_SKIP": "NCCL_DEBUG"})}
+
+
+def test_sums_differ() -> None:
+    assert value_sum("a") != value_sum("b")
+    assert value_sum("ab") != value_sum("ba")
+    assert value_sum("x" * 201) == value_sum("a\nb") == -1

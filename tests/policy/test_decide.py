@@ -1,0 +1,329 @@
+"""decide(): tables for each rule, and the properties that hold whatever the findings do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fairlead.model.finding import Finding, Level, Mode, Service
+from fairlead.model.verdict import State
+from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
+
+CHECKS = {
+    "xid": CheckPolicy(mode=Mode.ENFORCE),
+    "link": CheckPolicy(mode=Mode.ENFORCE, confirm=2, confirm_of=3),
+    "ecc": CheckPolicy(mode=Mode.OBSERVE),
+    "late": CheckPolicy(mode=Mode.ENFORCE, boot_grace_seconds=120),
+}
+RULES = Rules()
+GPU = "0000:1b:00.0"
+
+
+def now(sweep: int = 0, **changes: object) -> Now:
+    made = Now(boot_seconds=1000.0 + 15 * sweep, wall_seconds=1e9 + 15 * sweep, boot_id="b1", serials={GPU: "S1"})
+    return replace(made, **changes)
+
+
+def bad(check: str = "xid", level: Level = Level.DRAIN, **changes: object) -> Finding:
+    made = Finding(check=check, level=level, device=GPU, summary=f"{check} is bad", evidence_id="b1:7")
+    return replace(made, **changes)
+
+
+def run(*sweeps: list[Finding], state: PolicyState | None = None, rules: Rules = RULES, **changes: object) -> list[Decision]:
+    state = state or PolicyState()
+    out = []
+    for place, findings in enumerate(sweeps):
+        out.append(decide(findings, CHECKS, state, now(place, **changes), rules))
+        state = out[-1].state
+    return out
+
+
+def test_a_healthy_node_is_ok_and_nothing_is_ordered() -> None:
+    (decision,) = run([])
+    assert (decision.order, decision.state_word, decision.level, decision.text) == (Order.KEEP, State.OK, Level.OK, "")
+
+
+def test_a_check_that_has_never_run_is_unknown() -> None:
+    decision = decide([], CHECKS, PolicyState(), now(), RULES, ran={"xid"})
+    assert decision.state_word is State.UNKNOWN
+    assert {f.check for f in decision.unknown} == {"link", "ecc", "late"}
+    again = decide([], CHECKS, decision.state, now(1), RULES, ran={"link", "ecc", "late"})
+    assert again.state_word is State.OK
+    rebooted = decide([], CHECKS, again.state, now(2, boot_id="b2"), RULES, ran={"xid"})
+    assert rebooted.state_word is State.UNKNOWN
+
+
+def test_a_certain_finding_drains_at_once_and_the_word_waits_for_slurmctld() -> None:
+    (decision,) = run([bad()])
+    assert (decision.order, decision.level, decision.state_word) == (Order.DRAIN, Level.DRAIN, State.WARN)
+    assert (decision.reason_check, decision.reason_summary) == ("xid", "xid is bad")
+    assert decision.text == "drain pending: xid: xid is bad"
+    accepted = decide([bad()], CHECKS, decision.state, now(1, drained=True), RULES)
+    assert (accepted.order, accepted.state_word, accepted.text) == (Order.KEEP, State.DRAIN, "xid: xid is bad")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"hold": True}, "held by an admin"),
+        ({"disabled": True}, "fairlead is disabled on this node"),
+        ({"over_budget": "gpu"}, "drain budget of partition gpu is used up"),
+    ],
+)
+def test_what_holds_a_drain_makes_it_a_warning(change: dict[str, object], why: str) -> None:
+    (decision,) = run([bad()], **change)
+    assert (decision.order, decision.state_word, decision.why_held) == (Order.KEEP, State.WARN, (why,))
+    assert decision.counted == () and why in decision.text
+
+
+def test_observe_is_a_warning_per_check_and_for_the_site() -> None:
+    (by_check,) = run([bad("ecc")])
+    (by_site,) = run([bad()], rules=Rules(mode=Mode.OBSERVE))
+    for decision in (by_check, by_site):
+        assert (decision.order, decision.state_word, decision.why_held) == (Order.KEEP, State.WARN, ("observed only",))
+
+
+def test_drift_and_driver_findings_do_not_drain_while_apply_runs() -> None:
+    drift = bad("setting.pcie_acs")
+    missing = bad("gpu_count")
+    checks = {
+        "setting.pcie_acs": CheckPolicy(mode=Mode.ENFORCE),
+        "gpu_count": CheckPolicy(mode=Mode.ENFORCE),
+        "xid": CHECKS["xid"],
+    }
+    held = decide([drift, missing], checks, PolicyState(), now(applying=True), RULES)
+    assert held.order is Order.KEEP and set(held.why_held) == {"apply or maintenance is running"}
+    assert decide([drift, missing, bad()], checks, PolicyState(), now(applying=True), RULES).reason_check == "xid"
+    assert decide([drift], checks, held.state, now(1), RULES).order is Order.DRAIN
+
+
+def test_two_of_three_confirm() -> None:
+    wide = [bad("link")]
+    orders = [d.order for d in run(wide, [], [], wide, [], wide)]
+    assert orders == [Order.KEEP, Order.KEEP, Order.KEEP, Order.KEEP, Order.KEEP, Order.DRAIN]
+    first = run(wide)[0]
+    assert first.why_held == ("not confirmed: 1 of 2",) and first.state_word is State.WARN
+
+
+def test_boot_grace_holds_and_does_not_confirm() -> None:
+    early, later = now(boot_seconds=60.0), now(1, boot_seconds=121.0)
+    first = decide([bad("late")], CHECKS, PolicyState(), early, RULES)
+    assert (first.order, first.why_held) == (Order.KEEP, ("boot grace",))
+    assert decide([bad("late")], CHECKS, first.state, later, RULES).order is Order.DRAIN
+
+
+def test_drain_after_job_waits_for_the_job_but_not_for_ever() -> None:
+    pending = [bad(service=Service.DRAIN_AFTER_JOB)]
+    first = decide(pending, CHECKS, PolicyState(), now(job_running=True), RULES)
+    assert (first.order, first.waits, first.state_word, first.level) == (Order.KEEP, True, State.WARN, Level.DRAIN)
+    assert "waits for the job to end" in first.text
+    assert decide(pending, CHECKS, first.state, now(1), RULES).order is Order.DRAIN
+    day = now(1, job_running=True, wall_seconds=1e9 + 86401)
+    assert decide(pending, CHECKS, first.state, day, RULES).order is Order.DRAIN
+    assert decide(pending, CHECKS, first.state, day, Rules(after_job_max_seconds=0)).order is Order.KEEP
+    both = decide([*pending, bad(service=Service.DRAIN_NOW, summary="now")], CHECKS, PolicyState(), now(job_running=True), RULES)
+    assert (both.order, both.reason_summary) == (Order.DRAIN, "now")
+
+
+def test_keep_service_never_drains() -> None:
+    assert run([bad(service=Service.KEEP)])[0].order is Order.KEEP
+
+
+def test_resume_only_after_the_recovery_window() -> None:
+    state = run([bad()])[0].state
+    orders = [d.order for d in run([], [], [], [], state=state, drained=True)]
+    assert orders == [Order.KEEP, Order.KEEP, Order.RESUME, Order.RESUME]
+    words = [d.state_word for d in run([], [], [], state=state, drained=True)]
+    assert words == [State.DRAIN, State.DRAIN, State.OK]
+
+
+@pytest.mark.parametrize("change", [{"hold": True}, {"disabled": True}, {"applying": True}, {"full_sweep": False}])
+def test_what_holds_a_resume(change: dict[str, object]) -> None:
+    state = run([bad()])[0].state
+    decisions = run([], [], [], [], [], state=state, drained=True, **change)
+    assert {d.order for d in decisions} == {Order.KEEP}
+
+
+def test_a_missing_reading_is_not_a_clean_one() -> None:
+    state = run([bad()])[0].state
+    unknown = [bad(level=Level.UNKNOWN)]
+    blind = [Finding(check="xid", level=Level.UNKNOWN, summary="saw nothing")]
+    for missing in (unknown, blind):
+        decisions = run([], [], missing, [], [], state=state, drained=True)
+        assert {d.order for d in decisions} == {Order.KEEP}
+    assert run([], [], unknown, [], [], [], [], [], state=state, drained=True)[-1].order is Order.RESUME
+
+
+def test_a_broken_node_is_not_resumed_because_its_check_only_observes_now() -> None:
+    state = run([bad()])[0].state
+    site = run(*([[bad()]] * 5), state=state, rules=Rules(mode=Mode.OBSERVE), drained=True)
+    assert {d.order for d in site} == {Order.KEEP}
+    softer = {**CHECKS, "xid": CheckPolicy(mode=Mode.OBSERVE)}
+    for place in range(5):
+        decision = decide([bad()], softer, state, now(place, drained=True), RULES)
+        state = decision.state
+        assert decision.order is Order.KEEP
+
+
+def test_an_observed_finding_that_did_not_drain_does_not_hold_a_resume() -> None:
+    state = run([bad()])[0].state
+    assert run(*([[bad("ecc")]] * 4), state=state, drained=True)[-1].order is Order.RESUME
+
+
+def test_a_check_that_was_switched_off_leaves_the_resume_to_a_person() -> None:
+    state = run([bad()])[0].state
+    fewer = {name: policy for name, policy in CHECKS.items() if name != "xid"}
+    for place in range(5):
+        decision = decide([], fewer, state, now(place, drained=True), RULES)
+        state = decision.state
+    assert decision.order is Order.KEEP
+    assert decision.text == "drained by fairlead, check xid does not run any more: resume by hand"
+
+
+def test_an_empty_state_on_a_drained_node_still_takes_the_window() -> None:
+    orders = [d.order for d in run([], [], [], drained=True)]
+    assert orders == [Order.KEEP, Order.KEEP, Order.RESUME]
+
+
+def test_a_reboot_keeps_what_drained_until_it_is_seen_clean() -> None:
+    state = run([bad()])[0].state
+    after = decide([], CHECKS, state, now(boot_id="b2", drained=True), RULES, ran={"xid"})
+    assert (after.order, after.state_word) == (Order.KEEP, State.DRAIN)
+
+
+def test_an_acknowledgement_covers_the_evidence_so_far_only() -> None:
+    first = run([bad()])[0]
+    known = acknowledge(first.state)
+    same = decide([bad()], CHECKS, known, now(1), RULES)
+    assert (same.order, same.state_word, same.why_held) == (Order.KEEP, State.WARN, ("acknowledged",))
+    new = decide([bad(), bad(evidence_id="b1:9")], CHECKS, same.state, now(2), RULES)
+    assert new.order is Order.DRAIN
+    assert decide([bad()], CHECKS, same.state, now(3), RULES).order is Order.KEEP
+
+
+def test_an_acknowledged_state_counts_again_once_it_had_gone() -> None:
+    count = bad(evidence_id="", summary="7 of 8 GPUs")
+    known = acknowledge(run([count])[0].state)
+    gone = run([count], [], [], [], [], state=known)
+    assert {d.order for d in gone} == {Order.KEEP}
+    assert decide([count], CHECKS, gone[-1].state, now(9), RULES).order is Order.DRAIN
+    assert decide([replace(count, summary="6 of 8 GPUs")], CHECKS, known, now(9), RULES).order is Order.DRAIN
+
+
+def test_three_strikes_of_one_board_need_a_person() -> None:
+    state = PolicyState()
+    for episode in range(3):
+        for place in range(8):
+            findings = [bad(evidence_id=f"b1:{episode}")] if place < 2 else []
+            decision = decide(findings, CHECKS, state, now(10 * episode + place, drained=place > 0), RULES)
+            state = decision.state
+    assert decision.order is Order.KEEP
+    assert decision.text == f"drained by fairlead, {GPU} was drained too often: resume by hand"
+    assert state.strikes.keys() == {"S1"} and len(state.strikes["S1"]) == 3
+
+
+def test_a_wake_of_one_check_leaves_the_others_as_they_were() -> None:
+    state = run([bad("ecc", Level.WARN)])[0].state
+    woken = decide([bad()], CHECKS, state, now(1, full_sweep=False), RULES, ran={"xid"})
+    assert woken.order is Order.DRAIN and [f.check for f in woken.warned] == ["ecc"]
+
+
+def test_a_check_that_is_no_longer_there_is_forgotten() -> None:
+    state = run([bad()])[0].state
+    fewer = {name: policy for name, policy in CHECKS.items() if name != "xid"}
+    assert decide([], fewer, state, now(1), RULES, ran=set(fewer)).state.tracks == {}
+
+
+def test_the_reason_names_the_cause_first_and_counts_the_rest() -> None:
+    checks = {n: CheckPolicy(mode=Mode.ENFORCE) for n in ("gpu_count", "nvml_responsive", "xid")}
+    found = [bad(n) for n in ("nvml_responsive", "gpu_count", "xid")]
+    decision = decide(found, checks, PolicyState(), now(), RULES)
+    assert (decision.reason_check, decision.reason_summary) == ("xid", "xid is bad (+2 more)")
+
+
+def test_the_state_survives_being_written_down() -> None:
+    state = run([bad(), bad("link")], [bad("ecc", Level.UNKNOWN)])[-1].state
+    assert msgspec.json.decode(msgspec.json.encode(state), type=PolicyState) == state
+
+
+# Properties -------------------------------------------------------------------------------------------------------------
+
+LEVELS = st.sampled_from([Level.OK, Level.WARN, Level.UNKNOWN, Level.DRAIN])
+SERVICES = st.sampled_from(list(Service))
+FINDINGS = st.lists(
+    st.builds(
+        Finding,
+        check=st.sampled_from(sorted(CHECKS)),
+        level=LEVELS,
+        device=st.sampled_from(["", GPU, "0000:43:00.0"]),
+        summary=st.sampled_from(["a", "b"]),
+        service=SERVICES,
+        evidence_id=st.sampled_from(["", "b1:1", "b1:2"]),
+    ),
+    max_size=5,
+)
+SWEEPS = st.lists(FINDINGS, min_size=1, max_size=12)
+WORDS = {State.OK: 0, State.WARN: 1, State.UNKNOWN: 2, State.DRAIN: 3}
+RANKS = {Level.OK: 0, Level.WARN: 1, Level.UNKNOWN: 2, Level.DRAIN: 3}
+
+
+@given(SWEEPS, FINDINGS, st.booleans(), st.booleans())
+def test_worse_findings_never_give_a_better_verdict(
+    history: list[list[Finding]], more: list[Finding], drained: bool, job: bool
+) -> None:
+    state = run(*history)[-1].state
+    less = history[-1]
+    moment = now(20, drained=drained, job_running=job)
+    mild, harsh = decide(less, CHECKS, state, moment, RULES), decide([*less, *more], CHECKS, state, moment, RULES)
+    assert WORDS[harsh.state_word] >= WORDS[mild.state_word]
+    assert RANKS[harsh.level] >= RANKS[mild.level]
+    assert not (harsh.order is Order.RESUME and mild.order is not Order.RESUME)
+    assert not (mild.order is Order.DRAIN and harsh.order is not Order.DRAIN)
+
+
+@given(SWEEPS, st.booleans())
+def test_nothing_but_bad_findings_drains_and_nothing_is_ordered_twice_over(history: list[list[Finding]], drained: bool) -> None:
+    for findings, decision in zip(history, run(*history, drained=drained), strict=True):
+        assert decision.order is not (Order.DRAIN if drained else Order.RESUME)
+        if decision.order is Order.DRAIN:
+            assert decision.counted and all(CHECKS[f.check].mode is Mode.ENFORCE for f in decision.counted)
+        if decision.state_word is State.DRAIN:
+            assert drained
+        if decision.state_word is State.OK:
+            assert all(f.level is Level.OK for f in findings)
+        assert "\n" not in decision.text
+
+
+@settings(max_examples=300)
+@given(st.lists(LEVELS, min_size=1, max_size=40))
+def test_the_verdict_gets_better_at_most_once_per_recovery_window(levels: list[Level]) -> None:
+    ranks = [RANKS[d.level] for d in run(*([bad(level=level)] if level else [] for level in levels))]
+    falls = [i for i in range(1, len(ranks)) if ranks[i] < ranks[i - 1]]
+    assert all(later - earlier >= CHECKS["xid"].recover for earlier, later in pairwise(falls))
+    for fall in falls:
+        assert max(RANKS[level] for level in levels[fall - 2 : fall + 1]) <= ranks[fall]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(["clean", "bad", "unknown", "wake"]), min_size=1, max_size=25))
+def test_resume_only_after_so_many_clean_sweeps(story: list[str]) -> None:
+    state = run([bad()])[0].state
+    clean = 0
+    for place, word in enumerate(story):
+        findings = {"bad": [bad()], "unknown": [bad(level=Level.UNKNOWN)]}.get(word, [])
+        decision = decide(findings, CHECKS, state, now(place, drained=True, full_sweep=word != "wake"), RULES)
+        state = decision.state
+        clean = clean + 1 if word == "clean" else (clean if word == "wake" else 0)
+        assert (decision.order is Order.RESUME) <= (clean >= 3)
+
+
+@given(SWEEPS)
+def test_acknowledging_everything_leaves_nothing_that_drains(history: list[list[Finding]]) -> None:
+    last = run(*history)[-1]
+    again = decide(history[-1], CHECKS, acknowledge(last.state), now(30), RULES)
+    assert again.order is Order.KEEP and again.counted == ()
