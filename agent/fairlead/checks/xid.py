@@ -49,7 +49,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield Finding(
             check="xid", level=Level.OK, summary="needs the kernel log of this boot", service=Service.KEEP, needs_history=True
         )
-    records = tuple(r for r in past.records if _this_boot(r, node))
+    records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
     drained: set[str] = set()
     for fault in _faults(records):
         finding = _finding(fault, node, params)
