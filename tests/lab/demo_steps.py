@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from tests.lab.faults import Faults
 from tests.lab.host import Host
 from tests.lab.rack import Rack
 from tests.lab.stage import Stage
+from tests.lab.wheelhouse import wheelhouse
 
 PROJECT = Path(__file__).resolve().parents[2]
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
@@ -45,6 +47,9 @@ budget_percent = 75                       # four nodes: let three of them fail
 nodes = "gpu[1-{nodes}]"
 profile = "hgx-h100"
 
+[classes.h100.settings.memlock]
+limit = "{memlock}"                       # {why}
+
 [ansible]
 user = "root"
 private_key = "{key}"
@@ -60,6 +65,18 @@ srun sh -c 'echo "task=$SLURM_PROCID node=$SLURMD_NODENAME local=$SLURM_LOCALID 
   "cpus=$(sed -n "s/^Cpus_allowed_list:[[:space:]]*//p" /proc/self/status) CUDA_DEVICE_ORDER=$CUDA_DEVICE_ORDER" \\
   "NCCL_DEBUG=$NCCL_DEBUG MASTER_ADDR=$MASTER_ADDR MASTER_PORT=$MASTER_PORT"'
 """
+
+
+CAP_SYS_RESOURCE = 24  # capabilities(7)
+
+
+def memlock() -> tuple[str, str]:
+    """What the site declares for memlock: infinity, unless this machine's root may not raise limits at all."""
+    held = int(re.search(r"^CapBnd:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)[1], 16)  # type: ignore[index]
+    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    if held >> CAP_SYS_RESOURCE & 1 or hard == resource.RLIM_INFINITY:
+        return "infinity", "as on a real node"
+    return str(hard), "this machine's root has no CAP_SYS_RESOURCE and cannot raise limits"
 
 
 class Demo:
@@ -112,10 +129,13 @@ class Demo:
         addresses = "\n".join(f'{host.name} = "{host.address}"' for host in self.rack.nodes)
         self.site = self.rack.folder / "site.toml"
         key = roots.ssh_key()
-        self.site.write_text(SITE.format(nodes=len(self.rack.nodes), key=key, ssh=self.rack.ssh_config, hosts=addresses))
+        limit, why = memlock()
+        self.stage.say(f"memlock wanted on the nodes: {limit} ({why})")
+        known = {"memlock": limit, "why": why}
+        self.site.write_text(SITE.format(**known, nodes=len(self.rack.nodes), key=key, ssh=self.rack.ssh_config, hosts=addresses))
 
     def provision(self) -> None:
-        wheels = str(roots.wheelhouse(self.rack.suite))
+        wheels = str(wheelhouse(self.rack.suite))
         common = ("provision", "--site", str(self.site), "--wheelhouse", wheels, "--json")
         start = time.monotonic()
         first = json.loads(self.fairlead(*common))
@@ -249,7 +269,7 @@ class Demo:
         self.stage.reaction("drift to a finding", time.monotonic() - start, "one sweep (1 s here)")
         for f in self.status(3)["status"]["findings"]:
             self.stage.say(f"{f['check']}: {f['summary']}")
-        wheels = str(roots.wheelhouse(self.rack.suite))
+        wheels = str(wheelhouse(self.rack.suite))
         told = self.fairlead("provision", "--site", str(self.site), "--wheelhouse", wheels, "-l", "gpu3", "--json")
         report = json.loads(told)
         self.stage.check("provision changes gpu3", bool(report["nodes"][0]["changed"]), "changes", report["nodes"])

@@ -19,11 +19,12 @@ from msgspec.structs import replace
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.errors import SlurmError
 from fairlead.policy import budget
-from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, strip_suffixes
-from fairlead.policy.rules import Rules
+from fairlead.policy.ownership import Owner, Token, build, classify, in_maintenance, keep_off, parse, strip_suffixes
+from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, Rules
 from fairlead.slurm.client import NodeState, SlurmClient
 
 MAINTENANCE = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
+MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
 
 
 class Outcome(StrEnum):
@@ -100,7 +101,7 @@ class Drain:
             yield "save"
             self.ledger.save(None)
             return _result(Outcome(owner.value), mine, _who(mine))
-        if why := keep_off(mine.states):
+        if why := keep_off(mine.states) or _in_the_way(check, mine):
             return _result(Outcome.HELD, mine, why)
         if partition := budget.room(self.node, self._partitions(mine, listed), self.rules):
             return _result(Outcome.OVER_BUDGET, mine, partition)
@@ -269,6 +270,12 @@ class Drain:
             )
             made.append(budget.Partition(name=name, total=len(members), unavailable=gone))
         return tuple(made)
+
+
+def _in_the_way(check: str, mine: NodeState) -> str:
+    """In a maintenance reservation the driver comes and goes, and settings are in the making."""
+    yields = check in DRIVER_CHECKS or check.startswith(SETTING_PREFIX)
+    return "a maintenance reservation is running" if yields and in_maintenance(mine.states) else ""
 
 
 def _who(mine: NodeState) -> str:

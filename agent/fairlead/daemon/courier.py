@@ -1,0 +1,232 @@
+"""Carries orders to slurmctld in a thread of its own, so that the loop never waits for an RPC.
+
+An order stands until it is done or replaced. slurmctld away: tried again with a growing, jittered wait, for ever. While
+a drain of ours stands it is looked at now and then (two RPCs every half minute: somebody may have resumed it, and then
+the prolog must not refuse); a node that is not drained costs slurmctld nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fairlead.daemon import log
+from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
+from fairlead.daemon.ledger import Phase
+from fairlead.errors import FairleadError
+
+LOOK_SECONDS = 30.0  # while our own drain stands, or somebody else's is in the way of an order
+BACKOFF_MAX_SECONDS = 60.0
+
+
+class Want(Struct, frozen=True, kw_only=True):
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason."""
+
+    kind: str = "keep"
+    check: str = ""
+    summary: str = ""
+    job: int | None = None
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """What is known of this node in Slurm. ``reason``: of our own drain. ``held``: why an order is not carried out.
+    ``over_budget``: the partition, for a while after it had no room. ``error``: slurmctld's last refusal or silence.
+    ``acknowledged`` counts drains of ours that a person resumed. ``manual``: a person drained through fairlead."""
+
+    drained: bool = False
+    reason: str = ""
+    held: str = ""
+    over_budget: str = ""
+    error: str = ""
+    acknowledged: int = 0
+    manual: bool = False
+
+
+class Courier:
+    """``fileno()`` becomes readable when ``standing`` has changed; ``take()`` gives it."""
+
+    def __init__(self, drain: Drain, *, splay_seconds: float = 0.0, look_seconds: float = LOOK_SECONDS) -> None:
+        self._drain = drain
+        self._splay_seconds = splay_seconds
+        self._look_seconds = look_seconds
+        self._condition = threading.Condition()
+        self._want = Want()
+        self._stop = False
+        self._refused = False
+        self._failures = 0
+        self._squeezed = 0
+        entry = drain.ledger.load()
+        stands = entry is not None and entry.phase is Phase.DRAINED
+        self._standing = Standing(
+            drained=stands,
+            reason=entry.token.text if entry and stands else "",
+            manual=bool(entry and entry.token.check == MANUAL),
+        )
+        self._due = time.monotonic() if entry is not None else float("inf")  # a look
+        self._not_before = 0.0  # of the next attempt at an order
+        self._budget_until = 0.0
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no further step; one under way is not waited for (the ledger knows how far it came)."""
+        with self._condition:
+            self._stop = True
+            self._condition.notify()
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def take(self) -> Standing:
+        """The standing now; empties the pipe."""
+        try:
+            while os.read(self._reader, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        with self._condition:
+            return self._standing
+
+    def want(self, want: Want) -> None:
+        """Give an order; the same one again is no news."""
+        with self._condition:
+            if want.kind != self._want.kind:
+                if not self._failures:
+                    self._not_before = 0.0
+                if self._standing.held:
+                    self._set(replace(self._standing, held=""))
+            changed = want != self._want
+            self._want = want
+            if changed:
+                self._condition.notify()
+
+    def change(self, drain: Drain, *, splay_seconds: float) -> None:
+        """Go on with another drain protocol (a reloaded document)."""
+        with self._condition:
+            self._drain = drain
+            self._splay_seconds = splay_seconds
+
+    def refused(self) -> None:
+        """Our prolog refused a job: Slurm has marked the node for it, if it was not drained."""
+        with self._condition:
+            self._refused = True
+            self._due = min(self._due, time.monotonic())
+            self._condition.notify()
+
+    def _next(self) -> float:
+        """When something is to be done next (CLOCK_MONOTONIC seconds)."""
+        standing = self._standing
+        times = [self._due]
+        if standing.over_budget:
+            times.append(self._budget_until)
+        elif (self._want.kind == "drain" and not standing.drained) or (
+            self._want.kind == "resume" and standing.drained and not standing.manual
+        ):
+            times.append(self._not_before)
+        return max(min(times), self._not_before if self._failures else 0.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._stop and (wait := self._next() - time.monotonic()) > 0:
+                    self._condition.wait(min(wait, 3600.0))
+                if self._stop:
+                    return
+                if self._standing.over_budget and time.monotonic() >= self._budget_until:
+                    self._set(replace(self._standing, over_budget=""))  # the policy orders again, if it still stands
+                    continue
+                want, standing, refused, drain = self._want, self._standing, self._refused, self._drain
+            try:
+                result = self._attempt(drain, want, standing, refused)
+            except FairleadError as e:
+                self._failed(str(e))
+            except Exception as e:  # a bug here must not silence the thread: say it and try again
+                self._failed(f"{type(e).__name__}: {e}")
+            else:
+                self._done(result, want)
+
+    def _attempt(self, drain: Drain, want: Want, standing: Standing, refused: bool) -> Result:
+        looks = time.monotonic() >= self._due
+        with drain.ledger.locked():
+            if want.kind == "resume" and standing.drained and not standing.manual:
+                return finish(drain.resume())
+            if want.kind == "drain" and not standing.drained:
+                time.sleep(random.uniform(0, self._splay_seconds))
+                return finish(drain.drain(want.check, want.summary, job=want.job, prolog_refused=refused))
+            if looks:
+                return finish(drain.look(prolog_refused=refused))
+        return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
+
+    def _failed(self, error: str) -> None:
+        with self._condition:
+            if self._standing.error != error:
+                log.line(log.WARNING, "slurm unavailable", error=error)
+            wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0)
+            self._failures = min(self._failures + 1, 10)
+            self._not_before = time.monotonic() + wait
+            self._set(replace(self._standing, error=error))
+
+    def _done(self, result: Result, want: Want) -> None:
+        now = time.monotonic()
+        outcome = result.outcome
+        with self._condition:
+            if self._failures:
+                log.line(log.NOTICE, "slurm answers again")
+            self._failures = 0
+            self._not_before = 0.0
+            self._due = float("inf")
+            before = self._standing
+            entry = self._drain.ledger.load()
+            drained = entry is not None and entry.phase is not Phase.DRAINING
+            acknowledged = outcome is Outcome.ACKNOWLEDGED or (before.drained and outcome is Outcome.FREE)
+            held = result.detail if outcome in (Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN) else ""
+            after = Standing(
+                drained=drained,
+                reason=entry.token.text if entry is not None and drained else "",
+                held=held if want.kind != "keep" else "",
+                over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
+                acknowledged=before.acknowledged + acknowledged,
+                manual=bool(entry and entry.token.check == MANUAL),
+            )
+            if held or outcome is Outcome.DRAINED or drained:
+                self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
+                self._not_before = now + self._look_seconds * random.uniform(0.5, 1.0) if held else 0.0
+            if held and not drained:
+                self._due = float("inf")  # the order itself is tried again
+            if outcome is Outcome.OVER_BUDGET:
+                self._squeezed = min(self._squeezed + 1, 6)
+                self._budget_until = now + min(BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+            else:
+                self._squeezed = 0
+            if not drained:
+                self._refused = False
+            if (before.drained, before.held, before.over_budget) != (
+                after.drained,
+                after.held,
+                after.over_budget,
+            ) or acknowledged:
+                log.line(
+                    log.WARNING if outcome is not Outcome.RESUMED else log.NOTICE,
+                    f"slurm {outcome.value}",
+                    check=want.check,
+                    detail=result.detail,
+                    window_ms=f"{result.window_seconds * 1000:.1f}" if result.window_seconds else "",
+                    trouble=self._drain.ledger.trouble,
+                )
+            self._set(after)
+
+    def _set(self, standing: Standing) -> None:
+        if standing != self._standing:
+            self._standing = standing
+            try:
+                os.write(self._writer, b"x")
+            except BlockingIOError:
+                pass  # it is full of news already

@@ -1,0 +1,270 @@
+"""What the agent tells Prometheus. Rendered from one immutable view, for the text file or a scrape.
+
+Names follow prometheus.io/docs/practices/naming: base units, ``_total`` on counters. No process name, comment or other
+text of a user is in any label.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+
+from fairlead.model.facts import Ecc, Gpu, Missing, Node, PcieLink, RowRemap
+from fairlead.model.finding import Finding, Level
+from fairlead.model.verdict import State
+
+_ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
+_LINK_ERRORS = ("crc_errors", "replay_errors", "recovery_errors")
+#: Facts of a GPU that are plain gauges: attribute, metric, help.
+_GAUGES = (
+    ("temperature_celsius", "temperature_celsius", "GPU core temperature."),
+    ("power_draw_watts", "power_draw_watts", "Power draw of the board."),
+    ("power_limit_watts", "power_limit_watts", "Enforced power limit."),
+    ("clock_sm_hertz", "sm_clock_hertz", "Clock of the streaming multiprocessors."),
+    ("memory_used_bytes", "memory_used_bytes", "Frame buffer in use."),
+    ("memory_total_bytes", "memory_size_bytes", "Frame buffer size."),
+    ("performance_state", "performance_state", "NVML performance state, 0 is the highest."),
+    ("throttle_reasons", "throttle_reasons_mask", "NVML clock event reasons as a bit mask."),
+    (
+        "recovery_action",
+        "recovery_action",
+        "What the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.",
+    ),
+    ("persistence", "persistence_mode", "Persistence mode, 1 is on."),
+    ("mig_current", "mig_mode", "MIG mode, 1 is on."),
+)
+_PCIE = (
+    ("gen_current", "pcie_link_generation"),
+    ("gen_max", "pcie_link_generation_max"),
+    ("width_current", "pcie_link_width_lanes"),
+    ("width_max", "pcie_link_width_max_lanes"),
+)
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """All that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds."""
+
+    version: str
+    generation: int = 0
+    profile: str = ""
+    state: State = State.UNKNOWN
+    sequence: int = 0
+    sweep_unix: float = 0.0
+    sweep_seconds: float = 0.0
+    expires_unix: float = 0.0
+    checks: tuple[tuple[str, str], ...] = ()
+    findings: tuple[Finding, ...] = ()
+    held: tuple[Finding, ...] = ()
+    drained: bool = False
+    over_budget: str = ""
+    slurm_up: bool = True
+    sweeps: int = 0
+    records: int = 0
+    overruns: int = 0
+    worker_crashes: int = 0
+    worker_stuck: bool = False
+    history_ok: bool = True
+    jobs: int = 0
+    node: Node | None = None
+
+
+class Metrics:
+    """A registry whose one collector reads the current view."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metric families of the current view (prometheus_client calls this)."""
+        view = self.view
+        yield from _agent(view)
+        yield from _checks(view)
+        if view.node is not None and not isinstance(view.node.gpus, Missing):
+            yield from _gpus(view.node.gpus)
+        if view.node is not None:
+            yield from _nics(view.node)
+
+    def render(self) -> bytes:
+        """Prometheus text format 0.0.4."""
+        return generate_latest(self._registry)
+
+    def listen(self, address: str) -> None:
+        """Serve /metrics at host:port in threads of their own. Raises OSError."""
+        from prometheus_client import start_http_server
+
+        host, _, port = address.rpartition(":")
+        start_http_server(int(port), addr=host.strip("[]"), registry=self._registry)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"fairlead_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"fairlead_{name}", text, value=value)
+
+
+def _agent(view: View) -> Iterator[Metric]:
+    info = GaugeMetricFamily("fairlead_build_info", "Version of the agent; always 1.", labels=["version"])
+    info.add_metric([view.version], 1)
+    yield info
+    document = GaugeMetricFamily("fairlead_document_generation", "Generation of the node's document.", labels=["profile"])
+    document.add_metric([view.profile], view.generation)
+    yield document
+    state = GaugeMetricFamily("fairlead_verdict_state", "The verdict: 1 for the state that it says.", labels=["state"])
+    for each in State:
+        state.add_metric([each.value], each is view.state)
+    yield state
+    yield _gauge("verdict_sequence", "Sequence number of the verdict.", view.sequence)
+    yield _gauge("verdict_expires_timestamp_seconds", "When the verdict expires unless it is renewed.", view.expires_unix)
+    yield _gauge("sweep_timestamp_seconds", "When the last full sweep ended.", view.sweep_unix)
+    yield _gauge("sweep_duration_seconds", "How long the last full sweep took.", view.sweep_seconds)
+    yield _gauge("drained", "1 while a drain of fairlead's own stands in slurmctld.", view.drained)
+    budget = GaugeMetricFamily("fairlead_over_budget", "1 while a drain waits for room in a partition.", labels=["partition"])
+    if view.over_budget:
+        budget.add_metric([view.over_budget], 1)
+    yield budget
+    yield _gauge("slurm_up", "1 when slurmctld answered the last time it was asked.", view.slurm_up)
+    yield _gauge("jobs", "Jobs on this node by the prolog's records.", view.jobs)
+    yield _gauge("nvml_worker_stuck", "1 while an NVML call has not come back.", view.worker_stuck)
+    yield _gauge("history_up", "1 while history is on disk.", view.history_ok)
+    yield _counter("sweeps", "Full sweeps.", view.sweeps)
+    yield _counter("kernel_records", "Kernel records that woke a check.", view.records)
+    yield _counter("kernel_records_lost", "Kernel records lost to a ring buffer overrun.", view.overruns)
+    yield _counter("nvml_worker_crashes", "NVML workers that died.", view.worker_crashes)
+
+
+def _checks(view: View) -> Iterator[Metric]:
+    worst: dict[str, Level] = {}
+    order = {Level.OK: 0, Level.WARN: 1, Level.UNKNOWN: 2, Level.DRAIN: 3}
+    for finding in view.findings:
+        worst[finding.check] = max(worst.get(finding.check, Level.OK), finding.level, key=order.__getitem__)
+    status = GaugeMetricFamily(
+        "fairlead_check_status", "Worst finding of a check: 0 ok, 1 warn, 2 drain, 3 unknown.", labels=["check", "mode"]
+    )
+    for name, mode in view.checks:
+        status.add_metric([name, mode], worst.get(name, Level.OK))
+    yield status
+    found = GaugeMetricFamily("fairlead_findings", "Findings now.", labels=["check", "level", "device"])
+    counts = Counter((f.check, f.level.word, f.device) for f in view.findings if f.level is not Level.OK)
+    for labels, count in sorted(counts.items()):
+        found.add_metric(list(labels), count)
+    yield found
+    yield _gauge("held_findings", "Findings that would drain but are held.", len(view.held))
+
+
+def _gpus(gpus: Iterable[Gpu]) -> Iterator[Metric]:
+    gpus = tuple(gpus)
+    by = ["pci"]
+    info = GaugeMetricFamily("fairlead_gpu_info", "A GPU; always 1.", labels=["pci", "uuid", "serial", "name", "index"])
+    lost = GaugeMetricFamily("fairlead_gpu_lost", "1 when the driver says that the GPU is lost.", labels=by)
+    busy = GaugeMetricFamily(
+        "fairlead_gpu_utilization_ratio", "Share of the last sample period in which a kernel ran.", labels=by
+    )
+    ran = GaugeMetricFamily("fairlead_gpu_processes", "Compute processes.", labels=by)
+    for gpu in gpus:
+        info.add_metric([gpu.pci, _known(gpu.uuid), _known(gpu.serial), _known(gpu.name), str(gpu.index)], 1)
+        lost.add_metric([gpu.pci], gpu.lost)
+        if not isinstance(gpu.utilization_percent, Missing):
+            busy.add_metric([gpu.pci], gpu.utilization_percent / 100)
+        if not isinstance(gpu.processes, Missing):
+            ran.add_metric([gpu.pci], len(gpu.processes))
+    yield from (info, lost, busy, ran)
+    for attribute, name, text in _GAUGES:
+        family = GaugeMetricFamily(f"fairlead_gpu_{name}", text, labels=by)
+        for gpu in gpus:
+            _add(family, [gpu.pci], getattr(gpu, attribute))
+        yield family
+    yield from _memory(gpus)
+    yield from _links(gpus)
+
+
+def _memory(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
+    errors = CounterMetricFamily("fairlead_gpu_ecc_errors", "ECC errors.", labels=["pci", "kind"])
+    mode = GaugeMetricFamily("fairlead_gpu_ecc_mode", "ECC mode, 1 is on.", labels=["pci"])
+    sram = GaugeMetricFamily(
+        "fairlead_gpu_sram_threshold_exceeded", "1 when SRAM errors are past NVIDIA's threshold.", labels=["pci"]
+    )
+    rows = GaugeMetricFamily("fairlead_gpu_remapped_rows", "Remapped rows of the board's life.", labels=["pci", "kind"])
+    state = GaugeMetricFamily("fairlead_gpu_row_remap_state", "1 when a remap is pending, or has failed.", labels=["pci", "kind"])
+    spare = GaugeMetricFamily("fairlead_gpu_row_remap_banks", "Memory banks by spare rows that are left.", labels=["pci", "left"])
+    for gpu in gpus:
+        if isinstance(gpu.ecc, Ecc):
+            _add(mode, [gpu.pci], gpu.ecc.mode_current)
+            _add(sram, [gpu.pci], gpu.ecc.sram_threshold_exceeded)
+            for kind in _ECC:
+                _add(errors, [gpu.pci, kind], getattr(gpu.ecc, kind))
+        if isinstance(gpu.remap, RowRemap):
+            rows.add_metric([gpu.pci, "corrected"], gpu.remap.corrected)
+            rows.add_metric([gpu.pci, "uncorrected"], gpu.remap.uncorrected)
+            state.add_metric([gpu.pci, "pending"], gpu.remap.pending)
+            state.add_metric([gpu.pci, "failed"], gpu.remap.failed)
+            if not isinstance(gpu.remap.histogram, Missing):
+                for left, banks in zip(("max", "high", "partial", "low", "none"), gpu.remap.histogram, strict=False):
+                    spare.add_metric([gpu.pci, left], banks)
+    yield from (errors, mode, sram, rows, state, spare)
+
+
+def _links(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
+    for attribute, name in _PCIE:
+        family = GaugeMetricFamily(f"fairlead_gpu_{name}", "PCIe link of the GPU.", labels=["pci"])
+        for gpu in gpus:
+            if isinstance(gpu.pcie, PcieLink):
+                _add(family, [gpu.pci], getattr(gpu.pcie, attribute))
+        yield family
+    replays = CounterMetricFamily("fairlead_gpu_pcie_replays", "PCIe replays.", labels=["pci"])
+    active = GaugeMetricFamily("fairlead_gpu_nvlink_active", "1 when the link is up.", labels=["pci", "link"])
+    errors = CounterMetricFamily("fairlead_gpu_nvlink_errors", "NVLink errors, all links.", labels=["pci", "kind"])
+    for gpu in gpus:
+        if isinstance(gpu.pcie, PcieLink):
+            _add(replays, [gpu.pci], gpu.pcie.replays)
+        if isinstance(gpu.nvlinks, Missing):
+            continue
+        for link in gpu.nvlinks:
+            _add(active, [gpu.pci, str(link.link)], link.active)
+        for kind in _LINK_ERRORS:
+            known = [v for link in gpu.nvlinks if not isinstance(v := getattr(link, kind), Missing)]
+            if known:
+                errors.add_metric([gpu.pci, kind.removesuffix("_errors")], sum(known))
+    yield from (replays, active, errors)
+
+
+def _nics(node: Node) -> Iterator[Metric]:
+    up = GaugeMetricFamily("fairlead_nic_up", "1 when the port is active.", labels=["device", "port", "pci"])
+    rate = GaugeMetricFamily("fairlead_nic_rate_bits_per_second", "Rate of the port.", labels=["device", "port", "pci"])
+    for nic in node.nics:
+        if not nic.rdma:
+            continue
+        labels = [nic.name, str(nic.port), nic.pci]
+        if not isinstance(nic.state, Missing):
+            up.add_metric(labels, nic.state == "ACTIVE")
+        if not isinstance(nic.rate_gbps, Missing):
+            rate.add_metric(labels, nic.rate_gbps * 1e9)
+    yield from (up, rate)
+
+
+def _known(value: object) -> str:
+    return "" if isinstance(value, Missing) else str(value)
+
+
+def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | bool | Missing) -> None:
+    """A value that is not there has no series: an alert on its absence is honest, a zero would not be."""
+    if not isinstance(value, Missing):
+        family.add_metric(labels, float(value))
+
+
+def write_textfile(path: str, metrics: Metrics) -> None:
+    """Replace node_exporter's text file. Raises OSError."""
+    from fairlead.daemon.publish import write_atomic
+
+    if not os.path.isdir(os.path.dirname(path)):
+        raise FileNotFoundError(2, "no such folder", os.path.dirname(path))
+    write_atomic(path, metrics.render())
