@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import clients, cpus, inotify, machines, net, node, roots, slurmconf
+from tests.lab import clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf
 from tests.lab.enter import enter_command
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
@@ -189,16 +189,16 @@ class Rack(clients.SlurmClients):
         self._write_specs(lower)
 
     def _write_machines(self) -> None:
-        nvml = self.nvml or simulated_nvml()
+        nvml = self.nvml or hardware.simulated_nvml()
         size = max(2, os.cpu_count() or 2)
         folder = Path("disk/up/usr/lib", f"{os.uname().machine}-linux-gnu")
         for number, host in enumerate(self.nodes, 1):
             assert host.tree is not None
             if self.trees:
                 shutil.copytree(self.trees[number - 1], host.tree, symlinks=True)
+                cpus.write_masks(host.tree)
             else:
-                machines.write_machine(host.tree, self.model, node=host.name, cpus=size, seed=number)
-            cpus.write_masks(host.tree)
+                host.tree.symlink_to(hardware.machine_tree(self.model, host.name, size, number))
             library.write_conf(host.tree, host.sim / "nvml.conf")
             (host.sim / "nvml.control").touch()
             (host.folder / folder).mkdir(parents=True)
@@ -306,7 +306,7 @@ class Rack(clients.SlurmClients):
                     lower=str(lower),
                     netns=net.namespace(self.name, host.name),
                     cgroup=str(self.cgroup / "hosts" / host.name),
-                    tree=str(host.tree or ""),
+                    tree=str(host.tree.resolve() if host.tree else ""),
                     binds=(*shared, *simulated),
                     majors=majors,
                 ).to_json()
@@ -383,16 +383,3 @@ class Rack(clients.SlurmClients):
             if path.is_file():
                 told.append(f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
         return "\n".join(told)
-
-
-def simulated_nvml() -> Path:
-    """Folder of the simulated NVML library, built once for its sources."""
-    sources = sorted(Path(library.__file__).parent.glob("*.[chp]*"))
-    built = lab_dir() / "build" / f"nvml-{cpus.digest(sources)}"
-    with roots.locked("nvml"):
-        if not built.is_dir():
-            fresh = built.with_name(f".{built.name}.{os.getpid()}")
-            fresh.mkdir(parents=True)
-            library.build(fresh)
-            fresh.rename(built)
-    return built
