@@ -218,6 +218,27 @@ def test_hung_worker_is_killed_once_and_replaced(hasty: Worker, faults: Faults) 
     until(hasty, lambda r: isinstance(r.raw, dict))
 
 
+def test_a_hang_keeps_its_name_and_its_age_over_killed_workers(hasty: Worker, faults: Faults) -> None:
+    faults.hang("nvmlDeviceGetPowerUsage", 5)
+    hasty.kill_after_seconds = 0.6
+    time.sleep(0.01)
+    pids, ages = set(), []
+    deadline = time.monotonic() + 30
+    while len(pids) < 3 and time.monotonic() < deadline:
+        result = hasty.sweep()
+        pids.add(hasty.pid)
+        assert isinstance(result.raw, Missing)
+        assert result.stuck is not None, result
+        assert (result.stuck.call, result.stuck.gpu) == ("nvmlDeviceGetPowerUsage", "0000:c3:00.0")
+        ages.append(result.stuck.seconds)
+        time.sleep(0.02)
+    assert len(pids) >= 3, "the worker was not replaced"
+    assert ages == sorted(ages)
+    hasty.kill_after_seconds = 60
+    faults.lift()
+    assert until(hasty, lambda r: isinstance(r.raw, dict)).stuck is None
+
+
 def test_slow_driver_is_not_hung(worker: Worker, faults: Faults) -> None:
     faults.delay("nvmlDeviceGetPowerUsage", 20)
     assert len(gpus(worker)) == 8
