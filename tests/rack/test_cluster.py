@@ -27,7 +27,9 @@ def test_job_drain_resume(suite: str) -> None:
     with Cluster(suite, nodes=2) as slurm:
         version = slurm.run(["sinfo", "--version"]).stdout
         assert version.startswith(f"slurm-wlm {SUITES[suite]}") or version.startswith(f"slurm {SUITES[suite]}"), version
-        job = slurm.submit("#!/bin/sh\nid -un\necho $CUDA_VISIBLE_DEVICES\nsrun sh -c 'echo $SLURMD_NODENAME' | sort\n", "-N2", "--gres=gpu:2")
+        job = slurm.submit(
+            "#!/bin/sh\nid -un\necho $CUDA_VISIBLE_DEVICES\nsrun sh -c 'echo $SLURMD_NODENAME' | sort\n", "-N2", "--gres=gpu:2"
+        )
         assert slurm.wait_job(job) == "COMPLETED"
         assert slurm.output(job).split() == ["alice", "0,1", "n1", "n2"]
         slurm.scontrol("update", "nodename=n1", "state=drain", "reason=a [strange] reason: x")
@@ -51,7 +53,7 @@ def test_simulated_cpus_take_masks(suite: str) -> None:
 
 def test_hooks_of_two_nodes_read_different_verdicts(tmp_path: Path) -> None:
     hook = tmp_path / "prolog"
-    hook.write_text("#!/bin/sh\nread x </run/fairlead/verdict && [ \"$x\" = bad ] && exit 1\nexit 0\n")
+    hook.write_text('#!/bin/sh\nread x </run/fairlead/verdict && [ "$x" = bad ] && exit 1\nexit 0\n')
     hook.chmod(0o755)
     with Cluster(nodes=2, prolog=hook, nohold=True) as slurm:
         (slurm.node_dirs("n1").run / "verdict").write_text("bad\n")
@@ -113,7 +115,10 @@ def test_a_killed_creator_takes_its_cluster_along(tmp_path: Path) -> None:
 
 
 def test_two_labs_of_one_name() -> None:
-    with Cluster(nodes=1, name="test-twice"), pytest.raises(LabError, match="test-twice is there already; end it: python -m tests.lab.clean"):
+    with (
+        Cluster(nodes=1, name="test-twice"),
+        pytest.raises(LabError, match="test-twice is there already; end it: python -m tests.lab.clean"),
+    ):
         Cluster(nodes=1, name="test-twice").start()
 
 
@@ -121,8 +126,14 @@ def test_two_labs_of_one_name() -> None:
     ("line", "state"),
     [
         ("NodeName=n1 State=IDLE ThreadsPerCore=1", NodeState(("IDLE",))),
-        ("NodeName=n1 State=DOWN*+DRAIN+REBOOT_ISSUED Reason=x : reboot issued [slurm@2026-11-21T15:00:00]", NodeState(("DOWN", "DRAIN", "REBOOT_ISSUED"), "x : reboot issued", "slurm")),
-        ("NodeName=n1 State=MIXED+DRAIN Reason=gpu[3] [a] b [root@2026-11-21T15:00:00] Comment=c", NodeState(("MIXED", "DRAIN"), "gpu[3] [a] b", "root")),
+        (
+            "NodeName=n1 State=DOWN*+DRAIN+REBOOT_ISSUED Reason=x : reboot issued [slurm@2026-11-21T15:00:00]",
+            NodeState(("DOWN", "DRAIN", "REBOOT_ISSUED"), "x : reboot issued", "slurm"),
+        ),
+        (
+            "NodeName=n1 State=MIXED+DRAIN Reason=gpu[3] [a] b [root@2026-11-21T15:00:00] Comment=c",
+            NodeState(("MIXED", "DRAIN"), "gpu[3] [a] b", "root"),
+        ),
     ],
 )
 def test_parse_node(line: str, state: NodeState) -> None:
