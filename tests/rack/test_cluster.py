@@ -26,7 +26,7 @@ STEP_MASKS = "srun -n8 -c14 --gpus-per-task=1 -m block:block sh -c 'echo $SLURM_
 def test_job_drain_resume(suite: str) -> None:
     with Cluster(suite, nodes=2) as slurm:
         version = slurm.run(["sinfo", "--version"]).stdout
-        assert version.startswith(f"slurm-wlm {SUITES[suite]}") or version.startswith(f"slurm {SUITES[suite]}"), version
+        assert version.split()[1].startswith(SUITES[suite]), version
         job = slurm.submit(
             "#!/bin/sh\nid -un\necho $CUDA_VISIBLE_DEVICES\nsrun sh -c 'echo $SLURMD_NODENAME' | sort\n", "-N2", "--gres=gpu:2"
         )
@@ -72,8 +72,7 @@ def test_slurmctld_away_and_back_keeps_a_drain() -> None:
     with Cluster(nodes=1) as slurm:
         slurm.scontrol("update", "nodename=n1", "state=drain", "reason=by hand")
         slurm.stop_slurmctld()
-        with pytest.raises(LabError, match="ended with 1"):
-            slurm.run(["scontrol", "show", "node", "n1"], env={"SLURM_CONF": "/etc/slurm/slurm.conf"}, timeout=60)
+        assert "is DOWN" in slurm.run(["scontrol", "ping"], check=False).stdout
         slurm.start_slurmctld()
         deadline = time.monotonic() + 30
         while "NOT_RESPONDING" in (state := slurm.node_state("n1")).states:
@@ -117,7 +116,7 @@ def test_a_killed_creator_takes_its_cluster_along(tmp_path: Path) -> None:
 def test_two_labs_of_one_name() -> None:
     with (
         Cluster(nodes=1, name="test-twice"),
-        pytest.raises(LabError, match="test-twice is there already; end it: python -m tests.lab.clean"),
+        pytest.raises(LabError, match=r"test-twice is there already; end it: python -m tests\.lab\.clean test-twice"),
     ):
         Cluster(nodes=1, name="test-twice").start()
 

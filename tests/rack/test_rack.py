@@ -71,7 +71,10 @@ def test_settings_of_a_node_are_its_own(rack: Rack) -> None:
 
 def test_simulated_nvml_answers_everywhere(rack: Rack) -> None:
     node = rack.nodes[3]
-    program = "import ctypes; n = ctypes.CDLL('libnvidia-ml.so.1'); n.nvmlInit_v2(); c = ctypes.c_uint(); r = n.nvmlDeviceGetCount_v2(ctypes.byref(c)); print(r, c.value)"
+    program = (
+        "import ctypes; n = ctypes.CDLL('libnvidia-ml.so.1'); n.nvmlInit_v2(); c = ctypes.c_uint();"
+        " r = n.nvmlDeviceGetCount_v2(ctypes.byref(c)); print(r, c.value)"
+    )
     assert node.ssh(f'python3 -c "{program}"').stdout.split() == ["0", "8"]
     Faults(node.sim / "nvml.control").error(None, "nvmlDeviceGetCount", 999)
     assert node.ssh(f'python3 -c "{program}"').stdout.split()[0] == "999"
@@ -120,7 +123,8 @@ def test_ansible_reaches_every_host_and_nothing_else_is_reachable(rack: Rack) ->
 
 def test_job_over_two_nodes_has_real_masks(rack: Rack) -> None:
     rack.wait_idle()
-    script = "#!/bin/sh\nsrun sh -c 'echo $(hostname) $(taskset -cp $$) $(grep Cpus_allowed_list /proc/self/status) $CUDA_VISIBLE_DEVICES' | sort\n"
+    script = "#!/bin/sh\nsrun sh -c 'echo $(hostname) $(taskset -cp $$) $(grep Cpus_allowed_list /proc/self/status)"
+        " $CUDA_VISIBLE_DEVICES' | sort\n"
     job = rack.submit(script, "-N2", "-n4", "--gres=gpu:8", "--exclusive")
     assert rack.wait_job(job) == "COMPLETED"
     first = rack.ctl(f"scontrol show job {job} | sed -n 's/.*BatchHost=//p'").strip()

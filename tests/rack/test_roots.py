@@ -64,7 +64,7 @@ def test_a_killed_build_leaves_nothing_half_done(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=280, check=True)
     built = Path(done.stdout.strip())
     assert (built / "usr/sbin/slurmd").exists()
-    assert [path for path in built.parent.iterdir()] == [built]
+    assert list(built.parent.iterdir()) == [built]
 
 
 def _names(pid: str, folder: Path) -> bool:
