@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import clients, cpus, inotify, machines, net, node, roots, slurmconf
+from tests.lab import clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf
 from tests.lab.enter import enter_command
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
@@ -79,6 +79,7 @@ class Rack(clients.SlurmClients):
     binds: tuple[tuple[str, str, bool], ...] = ()
 
     def __post_init__(self) -> None:
+        self._supervisor = 0
         self.ledger = Ledger(self.name)
         self.folder = self.ledger.folder
         self.disks = lab_dir() / "racks" / self.name
@@ -143,6 +144,9 @@ class Rack(clients.SlurmClients):
     def down(self) -> None:
         """End it all: processes, namespaces, cgroups, disks. Raises LabError naming what would not go."""
         stuck = self.ledger.end()
+        if self._supervisor:
+            os.waitpid(self._supervisor, os.WNOHANG)
+            self._supervisor = 0
         if stuck:
             raise LabError(f"rack {self.name}: {'; '.join(stuck)}")
 
@@ -189,16 +193,16 @@ class Rack(clients.SlurmClients):
         self._write_specs(lower)
 
     def _write_machines(self) -> None:
-        nvml = self.nvml or simulated_nvml()
+        nvml = self.nvml or hardware.simulated_nvml()
         size = max(2, os.cpu_count() or 2)
         folder = Path("disk/up/usr/lib", f"{os.uname().machine}-linux-gnu")
         for number, host in enumerate(self.nodes, 1):
             assert host.tree is not None
             if self.trees:
                 shutil.copytree(self.trees[number - 1], host.tree, symlinks=True)
+                cpus.write_masks(host.tree)
             else:
-                machines.write_machine(host.tree, self.model, node=host.name, cpus=size, seed=number)
-            cpus.write_masks(host.tree)
+                host.tree.symlink_to(hardware.machine_tree(self.model, host.name, size, number))
             library.write_conf(host.tree, host.sim / "nvml.conf")
             (host.sim / "nvml.control").touch()
             (host.folder / folder).mkdir(parents=True)
@@ -306,7 +310,7 @@ class Rack(clients.SlurmClients):
                     lower=str(lower),
                     netns=net.namespace(self.name, host.name),
                     cgroup=str(self.cgroup / "hosts" / host.name),
-                    tree=str(host.tree or ""),
+                    tree=str(host.tree.resolve() if host.tree else ""),
                     binds=(*shared, *simulated),
                     majors=majors,
                 ).to_json()
@@ -327,17 +331,19 @@ class Rack(clients.SlurmClients):
         cpus.make_cgroups(self.cgroup, ["supervisor", "tools", *(f"hosts/{host.name}" for host in self.hosts)])
         command = [sys.executable, "-m", "tests.lab.supervise", str(self.folder)]
         join = f"echo $$ > {self.cgroup}/supervisor/cgroup.procs && exec {shlex.join(command)}"
-        with open(self.folder / "supervisor.log", "w") as log:
-            child = subprocess.Popen(
-                ["/bin/sh", "-c", join],
-                cwd=PROJECT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            )
-        self.ledger.process("process", child.pid)
+        log = os.open(self.folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        # Not subprocess: the supervisor is to outlive this process where the rack is left up.
+        self._supervisor = os.posix_spawn(
+            "/bin/sh",
+            ["/bin/sh", "-c", join],
+            {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(PROJECT)},
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, to) for fd, to in ((null, 0), (log, 1), (log, 2))],
+            setsid=True,
+        )
+        os.close(log)
+        os.close(null)
+        self.ledger.process("process", self._supervisor)
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -383,16 +389,3 @@ class Rack(clients.SlurmClients):
             if path.is_file():
                 told.append(f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
         return "\n".join(told)
-
-
-def simulated_nvml() -> Path:
-    """Folder of the simulated NVML library, built once for its sources."""
-    sources = sorted(Path(library.__file__).parent.glob("*.[chp]*"))
-    built = lab_dir() / "build" / f"nvml-{cpus.digest(sources)}"
-    with roots.locked("nvml"):
-        if not built.is_dir():
-            fresh = built.with_name(f".{built.name}.{os.getpid()}")
-            fresh.mkdir(parents=True)
-            library.build(fresh)
-            fresh.rename(built)
-    return built

@@ -324,11 +324,6 @@ def uid(folder: Path, user: str) -> int:
     raise LabError(f"{folder}/etc/passwd: no user {user}")
 
 
-def python_version(suite: str) -> str:
-    """The root's own Python, such as '3.11'."""
-    return os.readlink(root(suite) / "usr/bin/python3").removeprefix("python")
-
-
 if __name__ == "__main__":
     for each in sys.argv[1:] or ["bookworm"]:
         print(root(each))
