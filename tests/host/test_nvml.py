@@ -85,15 +85,30 @@ def test_second_sweep_sees_changed_counters(worker: Worker, faults: Faults) -> N
     faults.set(2, "ecc.volatile_uncorrected", 3)
     faults.set(5, "remap.failed", 1)
     faults.set(1, "pcie.width_current", 8)
-    faults.set(4, "nvlink.7.crc_errors", 12)
+    faults.set(4, "nvlink.7.active", 0)
     time.sleep(0.01)
     after = gpus(worker)
     assert [g.uuid for g in after] == [g.uuid for g in before]
     assert after[2].ecc.volatile_uncorrected == 3  # type: ignore[union-attr]
     assert after[5].remap.failed is True  # type: ignore[union-attr]
     assert after[1].pcie.width_current == 8  # type: ignore[union-attr]
-    assert after[4].nvlinks[7].crc_errors == 12  # type: ignore[index]
+    assert after[4].nvlinks[7].active is False  # type: ignore[index]
     assert after[0] == before[0]
+
+
+def test_nvlink_errors_within_seconds(worker: Worker, faults: Faults) -> None:
+    gpus(worker)
+    faults.set(4, "nvlink.7.crc_errors", 12)
+    until(worker, lambda r: isinstance(r.raw, dict) and r.raw["gpus"][4]["nvlink"][7]["crc_errors"] == 12)
+
+
+def test_nvlink_errors_by_counters_where_there_are_no_fields(worker: Worker, faults: Faults) -> None:
+    faults.error(None, "nvmlDeviceGetFieldValues", 13)
+    faults.set(4, "nvlink.7.replay_errors", 5)
+    found = gpus(worker)
+    assert found[4].nvlinks[7].replay_errors == 5  # type: ignore[index]
+    assert found[4].nvlinks[6].replay_errors == 0  # type: ignore[index]
+    assert isinstance(found[4].recovery_action, Missing)
 
 
 def test_lost_gpu_keeps_its_name_and_the_others_their_values(worker: Worker, faults: Faults) -> None:
