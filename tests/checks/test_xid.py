@@ -129,6 +129,12 @@ def test_fallen_off_the_bus_without_an_xid() -> None:
     assert len(judged("NVRM: GPU 0000:43:00.0: GPU has fallen off the bus.", *three, "NVRM: Xid (PCI:0000:43:00): 79, x")) == 1
 
 
+def test_the_order_in_which_history_hands_records_over_does_not_matter() -> None:
+    change = f"{WHERE}: 154, GPU recovery action changed from 0x3 (x) to"
+    made = records(f"{change} 0x1 (x)", f"{WHERE}: 163, off", f"{WHERE}: 162, on", f"{change} 0x0 (None)")
+    assert list(check.judge(node(), Past(available=True, records=made[::-1]), Params())) == []
+
+
 def test_a_fatal_sxid_drains_and_names_the_switch() -> None:
     (finding,) = judged("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 62 LTSSM Fault Up")
     assert finding.summary == "SXid 20034 on NVSwitch 0000:05:00.0 (fatal NVSwitch error, link 62): check_fabric"

@@ -79,6 +79,7 @@ class Rack(clients.SlurmClients):
     binds: tuple[tuple[str, str, bool], ...] = ()
 
     def __post_init__(self) -> None:
+        self._supervisor = 0
         self.ledger = Ledger(self.name)
         self.folder = self.ledger.folder
         self.disks = lab_dir() / "racks" / self.name
@@ -143,6 +144,9 @@ class Rack(clients.SlurmClients):
     def down(self) -> None:
         """End it all: processes, namespaces, cgroups, disks. Raises LabError naming what would not go."""
         stuck = self.ledger.end()
+        if self._supervisor:
+            os.waitpid(self._supervisor, os.WNOHANG)
+            self._supervisor = 0
         if stuck:
             raise LabError(f"rack {self.name}: {'; '.join(stuck)}")
 
@@ -327,17 +331,19 @@ class Rack(clients.SlurmClients):
         cpus.make_cgroups(self.cgroup, ["supervisor", "tools", *(f"hosts/{host.name}" for host in self.hosts)])
         command = [sys.executable, "-m", "tests.lab.supervise", str(self.folder)]
         join = f"echo $$ > {self.cgroup}/supervisor/cgroup.procs && exec {shlex.join(command)}"
-        with open(self.folder / "supervisor.log", "w") as log:
-            child = subprocess.Popen(
-                ["/bin/sh", "-c", join],
-                cwd=PROJECT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            )
-        self.ledger.process("process", child.pid)
+        log = os.open(self.folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        # Not subprocess: the supervisor is to outlive this process where the rack is left up.
+        self._supervisor = os.posix_spawn(
+            "/bin/sh",
+            ["/bin/sh", "-c", join],
+            {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(PROJECT)},
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, to) for fd, to in ((null, 0), (log, 1), (log, 2))],
+            setsid=True,
+        )
+        os.close(log)
+        os.close(null)
+        self.ledger.process("process", self._supervisor)
 
     # -- asking -----------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def now(sweep: int = 0, **changes: object) -> Now:
 
 
 def bad(check: str = "xid", level: Level = Level.DRAIN, **changes: object) -> Finding:
-    made = Finding(check=check, level=level, device=GPU, summary=f"{check} is bad", evidence_id="b1:7")
+    made = Finding(check=check, level=level, device=GPU, summary=f"{check} is bad", evidence_id="e7")
     return replace(made, **changes)
 
 
@@ -170,6 +170,25 @@ def test_a_broken_node_is_not_resumed_because_its_check_only_observes_now() -> N
         assert decision.order is Order.KEEP
 
 
+def test_kernel_log_evidence_stands_until_a_reboot_or_a_person() -> None:
+    """A ring buffer that has moved on, or a history that was cut, is no repair."""
+    state = run([bad(evidence_id="b1:7")])[0].state
+    gone = run(*([[]] * 6), state=state, drained=True)
+    assert {(d.order, d.state_word) for d in gone} == {(Order.KEEP, State.DRAIN)}
+    known = run(*([[]] * 3), state=acknowledge(gone[-1].state), drained=True)
+    assert known[-1].order is Order.RESUME
+    rebooted = run(*([[]] * 3), state=gone[-1].state, drained=True, boot_id="b2")
+    assert [d.order for d in rebooted] == [Order.KEEP, Order.KEEP, Order.RESUME]
+
+
+def test_a_lost_history_does_not_resume_what_the_kernel_log_condemned() -> None:
+    lost = {"drained": True, "drain_check": "xid", "drain_boot_id": "b1"}
+    decisions = run(*([[]] * 5), **lost)
+    assert {d.order for d in decisions} == {Order.KEEP} and "resume by hand" in decisions[-1].text
+    assert run(*([[]] * 5), **{**lost, "drain_boot_id": "b0"})[-1].order is Order.RESUME
+    assert run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1].order is Order.RESUME
+
+
 def test_an_observed_finding_that_did_not_drain_does_not_hold_a_resume() -> None:
     state = run([bad()])[0].state
     assert run(*([[bad("ecc")]] * 4), state=state, drained=True)[-1].order is Order.RESUME
@@ -201,7 +220,7 @@ def test_an_acknowledgement_covers_the_evidence_so_far_only() -> None:
     known = acknowledge(first.state)
     same = decide([bad()], CHECKS, known, now(1), RULES)
     assert (same.order, same.state_word, same.why_held) == (Order.KEEP, State.WARN, ("acknowledged",))
-    new = decide([bad(), bad(evidence_id="b1:9")], CHECKS, same.state, now(2), RULES)
+    new = decide([bad(), bad(evidence_id="e9")], CHECKS, same.state, now(2), RULES)
     assert new.order is Order.DRAIN
     assert decide([bad()], CHECKS, same.state, now(3), RULES).order is Order.KEEP
 
@@ -219,7 +238,7 @@ def test_three_strikes_of_one_board_need_a_person() -> None:
     state = PolicyState()
     for episode in range(3):
         for place in range(8):
-            findings = [bad(evidence_id=f"b1:{episode}")] if place < 2 else []
+            findings = [bad(evidence_id=f"e{episode}")] if place < 2 else []
             decision = decide(findings, CHECKS, state, now(10 * episode + place, drained=place > 0), RULES)
             state = decision.state
     assert decision.order is Order.KEEP

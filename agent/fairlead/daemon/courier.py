@@ -34,13 +34,17 @@ class Want(Struct, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """What is known of this node in Slurm. ``reason``: of our own drain. ``held``: why an order is not carried out.
-    ``over_budget``: the partition, for a while after it had no room. ``error``: slurmctld's last refusal or silence.
-    ``acknowledged`` counts drains of ours that a person resumed. ``manual``: a person drained through fairlead."""
+    """What is known of this node in Slurm.
+
+    reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
+    over_budget: the partition, for a while after it had no room. error: slurmctld's last refusal or silence.
+    acknowledged: how many drains of ours a person has resumed. manual: a person drained it through fairlead.
+    """
 
     drained: bool = False
     reason: str = ""
     held: str = ""
+    foreign: bool = False
     over_budget: str = ""
     error: str = ""
     acknowledged: int = 0
@@ -102,7 +106,7 @@ class Courier:
                 if not self._failures:
                     self._not_before = 0.0
                 if self._standing.held:
-                    self._set(replace(self._standing, held=""))
+                    self._set(replace(self._standing, held="", foreign=False))
             changed = want != self._want
             self._want = want
             if changed:
@@ -192,6 +196,7 @@ class Courier:
                 drained=drained,
                 reason=entry.token.text if entry is not None and drained else "",
                 held=held if want.kind != "keep" else "",
+                foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and want.kind != "keep",
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
                 acknowledged=before.acknowledged + acknowledged,
                 manual=bool(entry and entry.token.check == MANUAL),

@@ -154,7 +154,12 @@ def _checks(view: View) -> Iterator[Metric]:
         status.add_metric([name, mode], worst.get(name, Level.OK))
     yield status
     found = GaugeMetricFamily("fairlead_findings", "Findings now.", labels=["check", "level", "device"])
-    counts = Counter((f.check, f.level.word, f.device) for f in view.findings if f.level is not Level.OK)
+    # drift names files and CPUs, which would be hundreds of series
+    counts = Counter(
+        (f.check, f.level.word, "" if f.check.startswith("setting.") else f.device)
+        for f in view.findings
+        if f.level is not Level.OK
+    )
     for labels, count in sorted(counts.items()):
         found.add_metric(list(labels), count)
     yield found

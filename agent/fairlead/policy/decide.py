@@ -135,13 +135,18 @@ def _advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now:
         return Track(level=level, window=window, bad=bad, found=found, since_seconds=since)
     if rank(raw) >= rank(track.level):
         return replace(track, level=raw, window=window, clean=0, floor=Level.OK, found=found, bad=())
-    if raw is Level.UNKNOWN:  # falling from DRAIN to "cannot be read": that is not getting better
+    if raw is Level.UNKNOWN or _stands(track, now):  # neither "cannot be read" nor a log cut short is getting better
         return replace(track, window=window, clean=0, floor=Level.OK, found=found)
     clean = track.clean + (1 if now.full_sweep else 0)
     floor = max(track.floor, raw, key=rank)
     if clean >= policy.recover:
         return Track(level=floor, window=(), found=found)
     return replace(track, window=window, clean=clean, floor=floor, found=found)
+
+
+def _stands(track: Track, now: Now) -> bool:
+    """Kernel log evidence of this boot does not go away by itself, even when the record does: reboot or acknowledge it."""
+    return any(f.evidence_id.startswith(f"{now.boot_id}:") for f in track.bad)
 
 
 def _enforced(name: str, policies: dict[str, CheckPolicy], rules: Rules) -> bool:
@@ -305,6 +310,8 @@ def _by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rul
     gone = sorted(k for k in state.drained_for if (n := k.partition("/")[0]) not in policies and not n.startswith(SETTING_PREFIX))
     if gone:
         return f"check {gone[0].partition('/')[0]} does not run any more"
+    if not state.drained_for and now.drain_check == "xid" and now.drain_boot_id == now.boot_id:
+        return "the kernel log evidence of this boot is not in the history any more"
     if not rules.strikes_max:
         return ""
     by_serial = {serial: pci for pci, serial in now.serials.items()}

@@ -1,0 +1,167 @@
+"""Everything the agent publishes under /run/fairlead: verdict, status, topology, plans, environment, metrics.
+
+A full or read-only disk is said once and tried again; it never ends the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from fairlead.config import Document, hooks_line
+from fairlead.daemon import log
+from fairlead.daemon.publish import write_atomic, write_if_changed
+from fairlead.errors import DataError
+from fairlead.host.clock import boottime
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, Node
+from fairlead.model.verdict import State, Verdict, parse_line
+
+if TYPE_CHECKING:
+    from fairlead.daemon.metrics import Metrics, View
+
+TEXTFILE_SECONDS = 10.0  # scrapes come every 15 s or so; rendering costs milliseconds
+
+
+class Board:
+    """The run directory of one agent."""
+
+    def __init__(self, document: Document, root: Root) -> None:
+        self.root = root
+        self.trouble: dict[str, str] = {}
+        self.sequence = 0
+        self.verdict: Verdict | None = None
+        self._facts: object = None
+        self._metrics: Metrics | None = None
+        self._textfile_at = 0.0
+        self._status_at = 0.0
+        self._listening = ""
+        self.change(document)
+        self.sequence = self._earlier_sequence()
+
+    def change(self, document: Document) -> None:
+        """Take up a document; makes the folders."""
+        self.document = document
+        self.run_dir = document.agent.run_dir
+        for folder, mode in ((self.run_dir, 0o755), (f"{self.run_dir}/plans", 0o755), (f"{self.run_dir}/jobs", 0o711)):
+            try:
+                os.makedirs(folder, mode=mode, exist_ok=True)
+                os.chmod(folder, mode)
+            except OSError as e:
+                self._note(folder, e)
+        self._facts = None
+
+    def _earlier_sequence(self) -> int:
+        try:
+            with open(f"{self.run_dir}/verdict", encoding="ascii", errors="replace") as f:
+                return parse_line(f.read(4096)).sequence
+        except (OSError, DataError):
+            return 0
+
+    def say(self, state: State, text: str) -> Verdict:
+        """Publish a verdict, good for the document's time to live from now on."""
+        options = self.document.agent
+        ttl = max(options.verdict_ttl_seconds, int(3 * options.interval_seconds))
+        self.sequence += 1
+        verdict = Verdict(state=state, expires=int(boottime()) + ttl, sequence=self.sequence, text=text)
+        self._write("verdict", verdict.to_line().encode("utf-8", "replace"))
+        self.verdict = verdict
+        return verdict
+
+    def facts(self, node: Node) -> None:
+        """Publish what the task prolog reads, when it has changed. Without GPUs that answer, the last one stays."""
+        if isinstance(node.gpus, Missing):
+            return
+        gpus = tuple((g.pci, g.uuid, g.minor) for g in node.gpus)
+        facts = (node.cpus, node.numa, gpus, tuple((n.name, n.pci, n.numa) for n in node.nics))
+        if facts == self._facts:
+            return
+        from fairlead.topology import publish as topology
+
+        files = {"topology": topology.render_topology(node)}
+        files |= {f"plans/{tasks}": text for tasks, text in topology.render_plans(node).items()}
+        written = [self._write_if_changed(f"{self.run_dir}/{name}", text.encode()) for name, text in files.items()]
+        ok = all(written)
+        for name in self._plans():
+            if f"plans/{name}" not in files:
+                try:
+                    os.unlink(f"{self.run_dir}/plans/{name}")
+                except OSError:
+                    ok = False
+        if self._environment() and ok:
+            self._facts = facts
+
+    def _plans(self) -> list[str]:
+        try:
+            return os.listdir(f"{self.run_dir}/plans")
+        except OSError:
+            return []
+
+    def _environment(self) -> bool:
+        from fairlead.jobenv.render import render
+
+        try:
+            text = render(skip=self.document.jobenv.skip)
+        except DataError as e:
+            self._note("env", e)
+            return False
+        ok = self._write_if_changed(f"{self.run_dir}/env", text.encode())
+        if self.root.is_live:  # the shell hooks' own line of the document; provisioning writes it too
+            self._write_if_changed("/etc/fairlead/hooks", hooks_line(self.document).encode())
+        return ok
+
+    def status(self, data: bytes) -> None:
+        """Publish status.json."""
+        self._write("status.json", data)
+
+    def due(self) -> bool:
+        """Whether the text file wants to be rendered again, though nothing happened."""
+        return time.monotonic() >= self._textfile_at
+
+    def metrics(self, view: View) -> None:
+        """Renew what a scrape sees, and the text file."""
+        if self._metrics is None:
+            from fairlead.daemon.metrics import Metrics
+
+            self._metrics = Metrics(view)
+        self._metrics.view = view
+        options = self.document.agent
+        if options.metrics_listen and self._listening != options.metrics_listen:
+            self._listening = options.metrics_listen
+            try:
+                self._metrics.listen(options.metrics_listen)
+            except (OSError, ValueError) as e:
+                self._note(f"metrics_listen {options.metrics_listen}", e)
+        self._textfile_at = time.monotonic() + TEXTFILE_SECONDS
+        if options.metrics_textfile:
+            try:
+                write_atomic(options.metrics_textfile, self._metrics.render())
+            except OSError as e:
+                self._note(options.metrics_textfile, e)
+            else:
+                self.trouble.pop(options.metrics_textfile, None)
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = f"{self.run_dir}/{name}"
+        try:
+            write_atomic(path, data)
+        except OSError as e:
+            self._note(path, e)
+        else:
+            self.trouble.pop(path, None)
+
+    def _write_if_changed(self, path: str, data: bytes) -> bool:
+        try:
+            write_if_changed(path, data)
+        except OSError as e:
+            self._note(path, e)
+            return False
+        self.trouble.pop(path, None)
+        return True
+
+    def _note(self, what: str, error: Exception) -> None:
+        text = f"{what}: {getattr(error, 'strerror', None) or error}"
+        if self.trouble.get(what) != text:
+            self.trouble[what] = text
+            log.line(log.ERROR, "cannot publish", error=text)

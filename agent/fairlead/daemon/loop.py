@@ -1,0 +1,390 @@
+"""The agent: gather, judge, decide, publish, and wait for the kernel log, the NVML worker, Slurm, a signal or the time.
+
+One thread, which never waits for a driver (the worker is a process) nor for slurmctld (the courier is a thread).
+A kernel record wakes only the checks that declared it, on the last look at the node; all else is for the full sweep.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import select
+import signal
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from fairlead import __version__, checks
+from fairlead.config import Document, load_document
+from fairlead.daemon import jobs as job_records
+from fairlead.daemon import log, status, transitions
+from fairlead.daemon.board import Board
+from fairlead.daemon.courier import Courier, Standing, Want
+from fairlead.daemon.drain import Drain
+from fairlead.daemon.history import History
+from fairlead.daemon.judge import judge
+from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.notify import Notify
+from fairlead.daemon.rules import applying, hold_of, policies_of, slurm_client
+from fairlead.daemon.senses import Senses, machine
+from fairlead.errors import FairleadError
+from fairlead.host.clock import boottime
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Finding
+from fairlead.model.verdict import State
+from fairlead.policy import Decision, Now, Order, acknowledge, decide
+from fairlead.slurm.leftovers import Leftovers
+
+if TYPE_CHECKING:
+    from fairlead.daemon.metrics import View
+
+TICK_SECONDS = 2.0  # job records and files of people are looked at this often
+STATUS_SECONDS = 10.0
+_EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
+
+
+def run(document_path: str, *, root: Root, once: bool = False) -> int:
+    """Run the agent until SIGTERM; its exit code. ``once``: one sweep, no word to Slurm, the verdict's exit code.
+
+    Raises ConfigError or InputMissing for a document that cannot be read at the start.
+    """
+    return Loop(document_path, load_document(document_path), root).run(once=once)
+
+
+class Loop:
+    """All that the agent is; every thread, file and process has its one owner below."""
+
+    def __init__(self, document_path: str, document: Document, root: Root) -> None:
+        self.document_path = document_path
+        self.document = document
+        self.root = root
+        state_dir = document.agent.state_dir
+        try:
+            os.makedirs(state_dir, mode=0o755, exist_ok=True)
+        except OSError as e:
+            log.line(log.ERROR, "no state directory", error=f"{state_dir}: {e.strerror}")
+        self.senses = Senses(document, root)
+        self.history = History(state_dir, self.senses.boot_id)
+        self.board = Board(document, root)
+        self.ledger = Ledger(state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root))
+        self.courier: Courier | None = None
+        self.standing = Standing()
+        if root.is_live or document.slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
+            self.courier = Courier(self._drain(), splay_seconds=document.slurm.splay_seconds)
+            self.standing = self.courier.take()
+        self.notify = Notify()
+        self.state = self.history.load_state()
+        self.node: Node | None = None
+        self.findings: tuple[Finding, ...] = ()
+        self.decision: Decision | None = None
+        self.jobs = job_records.Jobs()
+        self.sweeps = self.woken = 0
+        self._told: dict[str, str] = {}
+        self._asked_at = self._sweep_seconds = self._sweep_unix = 0.0
+        self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
+        self._signals: set[int] = set()
+        self._take_up(document)
+        self.senses.follow(document, self.history.cursor())
+
+    def _take_up(self, document: Document) -> None:
+        self.document = document
+        self.policies = policies_of(document)
+        loaded = checks.load()
+        self.wakes = {n: loaded[n].wakes_on for n in loaded if document.checks[n].enabled and loaded[n].wakes_on}
+        self.prefixes = tuple(prefix for prefixes in self.wakes.values() for prefix in prefixes)
+
+    def _drain(self) -> Drain:
+        d = self.document
+        hidden = Leftovers(d.slurm.conf, d.slurm_node)
+        return Drain(slurm_client(d.slurm), self.ledger, d.slurm_node, d.policy, hidden=hidden.since)
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def run(self, *, once: bool) -> int:
+        log.line(log.NOTICE, "agent starts", version=__version__, node=self.document.node, generation=self.document.generation)
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, lambda got, frame: self._signals.add(got))
+        if self.courier is not None and not once:
+            self.courier.start()
+        try:
+            self._kernel()
+            self._start_sweep()
+            while not self._signals & {signal.SIGTERM, signal.SIGINT}:
+                self._wait(reader)
+                self._heed_signals()
+                self._slurm_news()
+                self._kernel()
+                swept = self._swept()
+                self._tick()
+                if swept and once:
+                    break
+        finally:
+            self._end(reader, writer)
+        log.line(log.NOTICE, "agent ends", state=self.board.verdict.state.value if self.board.verdict else "")
+        return _EXIT[self.board.verdict.state] if once and self.board.verdict else 0
+
+    def _wait(self, reader: int) -> None:
+        due = [self._next_sweep, self._next_tick, self.senses.next_poll()]
+        if self.notify.watchdog_seconds:
+            due.append(self._next_watchdog)
+        timeout = max(0.0, min(due) - time.monotonic())
+        descriptors = [reader, *self.senses.descriptors()]
+        if self.courier is not None:
+            descriptors.append(self.courier.fileno())
+        try:
+            ready, _, _ = select.select(descriptors, [], [], timeout)
+        except OSError:
+            return  # a source went away between asking and waiting: the next turn has the new one
+        if reader in ready:
+            os.read(reader, 256)
+
+    def _end(self, reader: int, writer: int) -> None:
+        if self.courier is not None:
+            self.courier.stop()
+        self.notify.send("STOPPING=1")
+        if self.senses.follower is not None:
+            self.history.save_cursor(self.senses.follower.cursor)
+        self.history.close()
+        self.senses.close()
+        signal.set_wakeup_fd(-1)
+        os.close(reader)
+        os.close(writer)
+
+    def _heed_signals(self) -> None:
+        heard, self._signals = self._signals, self._signals & {signal.SIGTERM, signal.SIGINT}
+        if signal.SIGHUP in heard:
+            self._reload()
+        if signal.SIGUSR1 in heard:
+            self._next_sweep = 0.0
+
+    def _reload(self) -> None:
+        try:
+            document = load_document(self.document_path)
+        except FairleadError as e:
+            log.line(log.ERROR, "document refused, the old one stays", error=e, generation=self.document.generation)
+            self.history.event("document refused", str(e))
+            return
+        self._take_up(document)
+        self.senses.change(document)
+        self.senses.follow(document, None)
+        self.board.change(document)
+        if self.courier is not None:
+            self.courier.change(self._drain(), splay_seconds=document.slurm.splay_seconds)
+        log.line(log.NOTICE, "document taken up", generation=document.generation, hash=document.hash)
+        self.history.event("document taken up", f"generation {document.generation}")
+        self._next_sweep = 0.0
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self.notify.watchdog_seconds and now >= self._next_watchdog:
+            self._next_watchdog = now + self.notify.watchdog_seconds / 2
+            self.notify.send("WATCHDOG=1")
+        if now >= self._next_tick:
+            self._next_tick = now + min(TICK_SECONDS, self.document.agent.interval_seconds)
+            self._look_at_jobs()
+        if now >= self._next_sweep:
+            self._start_sweep()
+
+    # -- sources ---------------------------------------------------------------------------------
+
+    def _start_sweep(self) -> None:
+        now = time.monotonic()
+        self._asked_at = now
+        self._next_sweep = now + self.document.agent.interval_seconds * random.uniform(0.95, 1.05)
+        self.senses.start_sweep()
+
+    def _swept(self) -> bool:
+        """Take the result of a sweep, if it is there: the whole pipe."""
+        node = self.senses.poll()
+        if node is None:
+            return False
+        self.node = node
+        self.sweeps += 1
+        seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else boottime()
+        past = self.history.past()
+        findings = judge(self.document, node, past)
+        for name, check in checks.load().items():
+            if check.samples is not None and self.document.checks[name].enabled:
+                self.history.add_samples(seconds, check.samples(node))
+        if self.sweeps % 16 == 1:
+            from fairlead.model.device import readable_fields
+
+            self.history.add_readable(readable_fields(node))
+            self.history.save_samples()
+            if self.senses.follower is not None:
+                self.history.save_cursor(self.senses.follower.cursor)
+        self._sweep_seconds = time.monotonic() - self._asked_at
+        self._sweep_unix = time.time()
+        self._decide(findings, None)
+        self.board.facts(node)
+        if self.sweeps == 1:
+            self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
+            gc.collect()
+            gc.freeze()
+        return True
+
+    def _kernel(self) -> None:
+        """Kernel records: those that a check declared are remembered, and wake it at once."""
+        follower = self.senses.follower
+        if follower is None:
+            return
+        records = follower.read()
+        self.history.set_overrun(follower.overruns)
+        known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
+        if not known or not self.history.add_records(known):
+            return
+        self.woken += len(known)
+        if self.node is not None:
+            woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
+            self._decide(judge(self.document, self.node, self.history.past(), woken), woken)
+
+    def _look_at_jobs(self) -> None:
+        folder = f"{self.document.agent.run_dir}/jobs"
+        found = job_records.scan(folder)
+        if found.refused - self.jobs.refused and self.courier is not None:
+            log.line(log.NOTICE, "prolog refused", jobs=",".join(map(str, sorted(found.refused - self.jobs.refused))))
+            self.courier.refused()
+        if found.ended:
+            self._next_sweep = min(self._next_sweep, time.monotonic())  # as it is after a job, not during it
+        job_records.forget(folder, found.ended | (found.refused & self.jobs.refused))
+        self.jobs = found
+
+    def _slurm_news(self) -> None:
+        if self.courier is None:
+            return
+        standing = self.courier.take()
+        if standing == self.standing:
+            return
+        before, self.standing = self.standing, standing
+        if standing.acknowledged > before.acknowledged:
+            self.state = acknowledge(self.state)
+            self.history.event("acknowledged", "a person resumed our drain: what stands now is known")
+            log.line(log.NOTICE, "acknowledged", by="resume in Slurm")
+        if standing.drained != before.drained:
+            self.history.event("drained" if standing.drained else "not drained by us", standing.reason or before.reason)
+        self._decide((), frozenset())
+
+    # -- the decision ----------------------------------------------------------------------------
+
+    def _decide(self, findings: tuple[Finding, ...], ran: Collection[str] | None) -> None:
+        """Decide on new findings of the checks ``ran`` (None: all), save, order, publish."""
+        if ran is None:
+            self.findings = findings
+        else:
+            self.findings = (*(f for f in self.findings if f.check not in ran), *findings)
+        decision = decide(findings, self.policies, self.state, self._now(full_sweep=ran is None), self.document.policy, ran=ran)
+        self.state = decision.state
+        self.history.save_state(decision.state)
+        if self.courier is not None:
+            check, summary = decision.reason_check, decision.reason_summary
+            kind = decision.order.value
+            self.courier.want(
+                Want(kind=kind, check=check, summary=summary, job=decision.job)
+                if decision.order is Order.DRAIN
+                else Want(kind=kind)
+            )
+        before = self.board.verdict
+        verdict = self.board.say(decision.state_word, self._text(decision))
+        news = before is None or (before.state, before.text) != (verdict.state, verdict.text)
+        self.decision = decision
+        if news:
+            self._tell(decision)
+        if news or ran is None:
+            self._publish(decision, news=news)
+
+    def _now(self, *, full_sweep: bool) -> Now:
+        gpus = () if self.node is None or isinstance(self.node.gpus, Missing) else self.node.gpus
+        agent = self.document.agent
+        return Now(
+            boot_seconds=boottime(),
+            wall_seconds=time.time(),
+            boot_id=self.senses.boot_id,
+            job_running=bool(self.jobs.running),
+            applying=applying(agent.run_dir),
+            drained=self.standing.drained,
+            hold=hold_of(agent.state_dir) is not None,
+            disabled=self.root.exists("/etc/fairlead/disabled"),
+            over_budget=self.standing.over_budget,
+            full_sweep=full_sweep,
+            serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
+            job=next(iter(self.jobs.running)) if len(self.jobs.running) == 1 else None,
+        )
+
+    def _text(self, decision: Decision) -> str:
+        parts = [decision.text]
+        if decision.order is Order.DRAIN or decision.order is Order.RESUME:
+            if self.standing.error:
+                parts.append("slurmctld does not answer, tried again")
+            elif self.standing.foreign:
+                parts.append("somebody else holds the node in Slurm")
+            elif self.standing.held:
+                parts.append(f"waits: {self.standing.held}")
+        if self.standing.manual:
+            parts.append("drained by hand with `fairlead drain`")
+        return "; ".join(part for part in parts if part)
+
+    def _tell(self, decision: Decision) -> None:
+        """Log the change of the verdict with the findings that caused it, and keep it for `fairlead why`."""
+        verdict = self.board.verdict
+        if verdict is None:
+            return
+        loud = log.WARNING if verdict.state in (State.DRAIN, State.UNKNOWN) or decision.counted else log.NOTICE
+        log.line(loud, "verdict", state=verdict.state.value, order=decision.order.value, text=verdict.text)
+        self.history.event(f"verdict {verdict.state.value}", verdict.text)
+        self._told = transitions.findings(self._told, self.findings)
+
+    def _publish(self, decision: Decision, *, news: bool) -> None:
+        moment = time.monotonic()
+        if news or moment >= self._status_at:
+            self._status_at = moment + STATUS_SECONDS
+            modes = {name: policy.mode.value for name, policy in self.policies.items()}
+            sweep = {"boot_seconds": boottime(), "seconds": self._sweep_seconds, "count": self.sweeps}
+            self.board.status(
+                status.render(
+                    self.document,
+                    decision,
+                    self.findings,
+                    self.standing,
+                    modes=modes,
+                    sweep=sweep,
+                    stuck=self.node.stuck if self.node else None,
+                    hold=hold_of(self.document.agent.state_dir),
+                    history=self.history.events(),
+                    trouble=[t for t in (self.history.trouble, self.ledger.trouble, *self.board.trouble.values()) if t],
+                )
+            )
+        if news or self.board.due():
+            self.board.metrics(self._view(decision))
+
+    def _view(self, decision: Decision) -> View:
+        from fairlead.daemon.metrics import View
+
+        follower, worker, verdict = self.senses.follower, self.senses.worker, self.board.verdict
+        return View(
+            version=__version__,
+            generation=self.document.generation,
+            profile=self.document.profile,
+            state=verdict.state if verdict else State.UNKNOWN,
+            sequence=verdict.sequence if verdict else 0,
+            sweep_unix=self._sweep_unix,
+            sweep_seconds=self._sweep_seconds,
+            expires_unix=time.time() + (verdict.expires - boottime() if verdict else 0),
+            checks=tuple((name, policy.mode.value) for name, policy in sorted(self.policies.items())),
+            findings=self.findings,
+            held=decision.held,
+            drained=self.standing.drained,
+            over_budget=self.standing.over_budget,
+            slurm_up=not self.standing.error,
+            sweeps=self.sweeps,
+            records=self.woken,
+            overruns=follower.overruns if follower else 0,
+            worker_crashes=worker.crashes if worker else 0,
+            worker_stuck=bool(self.node and self.node.stuck),
+            history_ok=not self.history.trouble,
+            jobs=len(self.jobs.running),
+            node=self.node,
+        )

@@ -1,0 +1,53 @@
+"""What a document and the files of people say about deciding: policies, hold, a running apply, the way to slurmctld."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from fairlead import checks
+from fairlead.config import Document, SlurmOptions
+from fairlead.host.clock import boottime
+from fairlead.policy import CheckPolicy
+from fairlead.slurm.client import SlurmClient
+from fairlead.slurm.scontrol import Scontrol
+
+
+def policies_of(document: Document) -> dict[str, CheckPolicy]:
+    """The policy of every enabled check and managed setting (``setting.NAME``)."""
+    loaded = checks.load()
+    found = {n: CheckPolicy.of(loaded[n], params) for n, params in document.checks.items() if params.enabled}
+    found |= {f"setting.{n}": CheckPolicy(mode=want.mode) for n, want in document.settings.items() if want.managed}
+    return found
+
+
+def hold_of(state_dir: str) -> dict[str, str] | None:
+    """Who holds this node by `fairlead hold`; None: nobody. A hold that cannot be read is one."""
+    try:
+        with open(os.path.join(state_dir, "hold"), "rb") as f:
+            data = msgspec.json.decode(f.read(65536))
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError):
+        return {"reason": "unreadable"}
+    return {str(k): str(v) for k, v in data.items()} if isinstance(data, dict) else {"reason": "unreadable"}
+
+
+def applying(run_dir: str) -> bool:
+    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds."""
+    try:
+        with open(os.path.join(run_dir, "applying"), encoding="ascii", errors="replace") as f:
+            fields = f.read(256).strip().split("\t")
+    except OSError:
+        return False
+    return len(fields) == 3 and fields[2].isdigit() and int(fields[2]) >= boottime()
+
+
+def slurm_client(options: SlurmOptions) -> SlurmClient:
+    """The adapter that the document chooses."""
+    if options.adapter == "pyslurm":
+        from fairlead.slurm.pyslurm_adapter import Pyslurm
+
+        return Pyslurm(conf=options.conf, deadline_seconds=options.deadline_seconds)
+    return Scontrol(conf=options.conf, bin_dir=options.bin_dir, deadline_seconds=options.deadline_seconds)

@@ -1,0 +1,107 @@
+"""What the agent reads a node with: the NVML worker, the kernel log, and everything else by ``Gatherer``.
+
+A machine tree has its NVML answers in nvml.json and its kernel log in dev/kmsg; there is no worker then.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from fairlead.config import Document
+from fairlead.daemon.judge import reads
+from fairlead.host.clock import boot_id
+from fairlead.host.gather import Gatherer
+from fairlead.host.kmsg import Follower
+from fairlead.host.nvml import Worker
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, Node, StuckCall, unreadable
+
+
+class Senses:
+    """``start_sweep()`` asks, ``poll()`` gives the node once it has been read; neither waits."""
+
+    def __init__(self, document: Document, root: Root) -> None:
+        self.root = root
+        self.boot_id = boot_id(root)
+        self.worker = Worker(document.agent.nvml_deadline_seconds) if root.is_live else None
+        self.follower: Follower | None = None
+        self._asked = False
+        self.change(document)
+
+    def change(self, document: Document) -> None:
+        """Take up a document: which files to read, what the hardware cannot say, deadlines."""
+        self._gatherer = Gatherer(self.root, reads=reads(document), unsupported=document.unsupported)
+        if self.worker is not None:
+            self.worker.deadline_seconds = document.agent.nvml_deadline_seconds
+
+    def follow(self, document: Document, cursor: int | None) -> None:
+        """Open the kernel log, from ``cursor`` on where it is of this boot."""
+        configured = document.agent.kmsg_path
+        # a tree has its own log, unless the document names another (the lab's FIFO)
+        path = configured if self.root.is_live or configured != "/dev/kmsg" else os.path.join(self.root.path, "dev/kmsg")
+        if self.follower is not None:
+            if self.follower.path == path:
+                return
+            self.follower.close()
+        self.follower = Follower(path, self.boot_id, cursor)
+
+    def descriptors(self) -> list[int]:
+        """What to wait on."""
+        sources = [self.worker.fileno() if self.worker else -1, self.follower.fileno() if self.follower else -1]
+        return [fd for fd in sources if fd >= 0]
+
+    def next_poll(self) -> float:
+        """CLOCK_MONOTONIC seconds at which ``poll()`` has something at the latest."""
+        if self.worker is None:
+            return 0.0 if self._asked else float("inf")
+        return self.worker.next_poll()
+
+    def start_sweep(self) -> None:
+        self._asked = True
+        if self.worker is not None:
+            self.worker.start_sweep()
+
+    def poll(self) -> Node | None:
+        """The node, once per sweep asked for. A fresh gather of all else goes with NVML's answer, whatever that is."""
+        if self.worker is None:
+            if not self._asked:
+                return None
+            raw: dict[str, Any] | Missing = _recorded(self.root.path)
+            stuck: StuckCall | None = None
+        else:
+            result = self.worker.poll()
+            if result is None:
+                return None
+            raw, stuck = result.raw, result.stuck
+        self._asked = False
+        return self._gatherer.gather(raw, stuck=stuck)
+
+    def close(self) -> None:
+        if self.follower is not None:
+            self.follower.close()
+        if self.worker is not None:
+            self.worker.close()
+
+
+def _recorded(tree: str) -> dict[str, Any] | Missing:
+    path = os.path.join(tree, "nvml.json")
+    try:
+        with open(path, "rb") as f:
+            data = msgspec.json.decode(f.read(16 << 20))
+    except OSError as e:
+        return unreadable(f"{path}: {e.strerror}")
+    except msgspec.DecodeError as e:
+        return unreadable(f"{path}: not JSON: {e}")
+    return data if isinstance(data, dict) else unreadable(f"{path}: not a JSON object")
+
+
+def machine(root: Root) -> str:
+    """What this machine is, for the ledger: the board's or instance's UUID, else /etc/machine-id, else ""."""
+    for path in ("/sys/class/dmi/id/product_uuid", "/etc/machine-id"):
+        value = root.value(path)
+        if isinstance(value, str):
+            return value
+    return ""

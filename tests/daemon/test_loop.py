@@ -1,0 +1,178 @@
+"""The agent as a process: what it publishes, what wakes it, and what it survives."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairlead.model.verdict import State
+from tests.daemon.conftest import XID79, Agent
+
+Make = Callable[..., Agent]
+
+
+def xid79(n: int = 1) -> str:
+    return XID79.format(n=n, us=int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6))
+
+
+def test_healthy_machine(agents: Make) -> None:
+    agent = agents().start()
+    assert agent.verdict().state is State.OK
+    assert agent.verdict().expires > time.clock_gettime(time.CLOCK_BOOTTIME) + 60
+    first = agent.sequence()
+    agent.until(lambda: agent.sequence() > first + 1, "later verdict")
+    assert (agent.run_dir / "topology").read_text().startswith("1\tnode\t")
+    assert {p.name for p in (agent.run_dir / "plans").iterdir()} >= {"1", "8"}
+    assert (agent.run_dir / "jobs").stat().st_mode & 0o7777 == 0o711
+    assert (agent.run_dir / "env").read_text().endswith(".\n")
+    status = agent.status()
+    assert (status["node"], status["findings"], status["drain"]) == ("n1", [], None)
+    assert agent.end() == 0
+
+
+def test_metrics(agents: Make) -> None:
+    agent = agents("hgx-h100.row-remap-failed").start()
+    agent.until((agent.run_dir / "metrics.prom").exists, "metrics")
+    text = (agent.run_dir / "metrics.prom").read_text()
+    series = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert len(series) > 500
+    assert series['fairlead_check_status{check="row_remap",mode="enforce"}'] == "2.0"
+    assert [k for k, v in series.items() if k.startswith("fairlead_gpu_row_remap_state") and 'failed' in k and v == "1.0"]
+    assert not [k for k in series if "python3" in k]
+
+
+def test_an_xid_wakes_the_check_at_once(agents: Make) -> None:
+    agent = agents(agent={"interval_seconds": 600}).start()
+    agent.kernel("14,7,1,-;something else", "30,8,1,-;NVRM: Xid (PCI:0000:1b:00): 79, not from the kernel", xid79())
+    agent.until(lambda: "79" in agent.verdict().text, "word of the Xid")
+    verdict = agent.verdict()
+    assert verdict.state is State.WARN and "0000:1b:00.0" in verdict.text and "pending" in verdict.text
+    assert "python3" not in verdict.text
+    finding = next(f for f in agent.status()["findings"] if f["check"] == "xid")
+    assert (finding["level"], finding["mode"], finding["device"]) == ("drain", "enforce", "0000:1b:00.0")
+
+
+def test_records_of_another_facility_change_nothing(agents: Make) -> None:
+    agent = agents().start()
+    agent.kernel("14,7,1,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1, name=x, fake")
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 2, "later verdicts")
+    assert agent.verdict().state is State.OK
+
+
+def test_killed_and_started_again_it_still_knows(agents: Make) -> None:
+    agent = agents().start()
+    agent.kernel(xid79())
+    agent.until(lambda: "79" in agent.verdict().text, "word of the Xid")
+    sequence = agent.sequence()
+    agent.end(signal.SIGKILL)
+    assert agent.verdict().sequence >= sequence
+    agent.start()
+    assert "79" in agent.verdict().text and agent.sequence() > sequence
+
+
+def test_damaged_history_is_moved_aside(agents: Make) -> None:
+    agent = agents().start()
+    agent.end()
+    database = agent.state_dir / "history.sqlite"
+    database.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    agent.start()
+    assert agent.verdict().state is State.OK
+    assert list(agent.state_dir.glob("history.sqlite.bad*"))
+    agent.end()
+    with sqlite3.connect(database) as db:
+        assert db.execute("PRAGMA quick_check").fetchone() == ("ok",)
+    db.close()
+
+
+@pytest.mark.parametrize("what", ["state", "run"])
+def test_a_folder_that_cannot_be_made_does_not_end_it(agents: Make, tmp_path: Path, what: str) -> None:
+    (tmp_path / "file").write_text("")
+    agent = agents(agent={f"{what}_dir": str(tmp_path / "file" / "x")})
+    agent.start(wait=what == "state")
+    if what == "state":
+        assert agent.verdict().state is State.OK
+        assert any("history" in t for t in agent.status()["trouble"])
+    else:
+        agent.until(lambda: "cannot_publish" in agent.log.read_text(), "complaint")
+    assert agent.end() == 0
+
+
+def test_reload(agents: Make) -> None:
+    agent = agents().start()
+    good = agent.document.read_bytes()
+    agent.document.write_bytes(good.replace(b'"interval_seconds"', b'"interval_secs"'))
+    agent.signal(signal.SIGHUP)
+    agent.until(lambda: "document_refused" in agent.log.read_text(), "refusal")
+    assert "interval_secs" in agent.log.read_text()
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 1, "later verdict")
+    agent.write_document(checks={"xid": {"enabled": False}})
+    agent.signal(signal.SIGHUP)
+    agent.until(lambda: "document_taken_up" in agent.log.read_text(), "new document")
+    agent.kernel(xid79())
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 2, "later verdicts")
+    assert agent.verdict().state is State.OK
+
+
+def test_bad_document_at_the_start(agents: Make) -> None:
+    agent = agents()
+    agent.document.write_text('{"schema": 99}')
+    agent.start(wait=False)
+    assert agent.process is not None and agent.process.wait(timeout=20) == 78
+    assert "schema" in agent.log.read_text()
+
+
+def test_fresh_sweep_on_demand_and_after_a_job(agents: Make) -> None:
+    agent = agents(agent={"interval_seconds": 600}).start()
+    before = agent.sequence()
+    agent.signal(signal.SIGUSR1)
+    agent.until(lambda: agent.sequence() > before, "sweep for SIGUSR1")
+    job = agent.run_dir / "jobs" / "77"
+    job.write_text("1\tended\t2001\t0,1\t5\t9\t-\t.\n")
+    half = agent.run_dir / "jobs" / "78"
+    half.write_text("1\trunning\t2001\t0")
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before, "sweep for the ended job")
+    assert not job.exists() and half.exists()
+
+
+def test_a_fault_that_waits_for_the_job(agents: Make) -> None:
+    agent = agents().start()
+    (agent.run_dir / "jobs" / "5").write_text("1\trunning\t2001\t0\t5\t-\t-\t.\n")
+    agent.until(lambda: "jobs 1.0" in (agent.run_dir / "metrics.prom").read_text(), "metric of the job", seconds=30)
+
+
+def test_hold(agents: Make) -> None:
+    agent = agents().start()
+    (agent.state_dir / "hold").write_text('{"who": "ann", "when": "now", "reason": "riser"}')
+    agent.kernel(xid79())
+    agent.until(lambda: "held by an admin" in agent.verdict().text, "hold")
+    assert agent.status()["hold"]["who"] == "ann"
+
+
+def test_sigterm_ends_it_while_everything_is_quiet(agents: Make) -> None:
+    agent = agents(agent={"interval_seconds": 3600}).start()
+    assert agent.end() == 0
+    assert "agent_ends" in agent.log.read_text()
+
+
+def test_a_tree_drains_nothing_unless_a_cluster_is_named(agents: Make) -> None:
+    agent = agents(slurm={"bin_dir": "/nowhere"}).start()
+    agent.kernel(xid79())
+    agent.until(lambda: "79" in agent.verdict().text, "word of the Xid")
+    assert agent.status()["slurm"]["error"] == ""
+
+
+def test_slurm_that_is_not_there_is_said(agents: Make) -> None:
+    agent = agents(slurm={"bin_dir": "/nowhere", "conf": "/nowhere/slurm.conf"}).start()
+    agent.kernel(xid79())
+    agent.until(lambda: "slurmctld does not answer" in agent.verdict().text, "word of slurmctld")
+    assert "/nowhere/sinfo" in agent.status()["slurm"]["error"]
+    assert agent.verdict().state is State.WARN
