@@ -62,7 +62,7 @@ limit = "{limit}"
 {more}
 [ansible]
 private_key = "{key or roots.ssh_key()}"
-ssh_args = "-F {self.rack.ssh_config}"
+ssh_args = "-F {self.rack.ssh_config} -o ControlMaster=no -o ControlPath=none"
 [ansible.hosts]
 {hosts}
 """)
