@@ -62,7 +62,7 @@ limit = "{limit}"
 {more}
 [ansible]
 private_key = "{key or roots.ssh_key()}"
-ssh_args = "-F {self.rack.ssh_config}"
+ssh_args = "-F {self.rack.ssh_config} -o ControlMaster=no -o ControlPath=none"
 [ansible.hosts]
 {hosts}
 """)
@@ -83,8 +83,13 @@ ssh_args = "-F {self.rack.ssh_config}"
 
 @pytest.fixture(scope="module")
 def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    with Rack(nodes_wanted=3, name="converge") as rack:
+    up = "from tests.lab.rack import Rack; Rack(nodes_wanted=3, name='converge').up()"
+    subprocess.run([sys.executable, "-c", up], cwd=PROJECT, check=True, timeout=180)  # its own process: the rack outlives it
+    rack = Rack.find("converge")
+    try:
         yield Admin(rack, tmp_path_factory.mktemp("admin"))
+    finally:
+        rack.down()
     assert not list(Path("/dev/shm").glob("fairlead-provision.*")), "the private folder is wiped"
 
 
@@ -116,7 +121,7 @@ def test_2_the_first_run_changes_every_node_and_it_is_effective(admin: Admin) ->
         host = node(admin, name)
         assert host.path(NUMA).read_text() == "0\n" and host.path(GOVERNOR).read_text() == "performance\n"
         assert {i["effective"] for i in result["apply"]["items"]} == {"yes"}
-        assert host.run("fairlead version").stdout
+        assert host.run("/usr/local/bin/fairlead version").stdout
         assert host.run("systemctl is-enabled fairlead-apply").stdout == "enabled\n"
         assert host.run("stat -c %U:%a /etc/slurm/prolog.d/50-fairlead").stdout == "root:755\n"
         document = json.loads(host.run("cat /etc/fairlead/node.json").stdout)
@@ -179,7 +184,7 @@ def test_7_a_killed_run_leaves_nothing_half_and_the_next_completes(admin: Admin)
         run.wait()
         hook = host.run("cat /etc/slurm/fairlead/task-prolog", check=False).stdout
         assert hook in ("", (PROJECT / "slurm/task-prolog").read_text())
-        current = host.run("test -L /opt/fairlead/current && fairlead version", check=False)
+        current = host.run("test -L /opt/fairlead/current && /usr/local/bin/fairlead version", check=False)
         assert current.returncode != 0 or current.stdout, "a current release is a complete one"
         assert admin.provision("-l", "gpu2")["gpu2"]["state"] in ("changed", "same")
         assert admin.provision("-l", "gpu2")["gpu2"]["state"] == "same"

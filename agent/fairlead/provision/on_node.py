@@ -131,10 +131,10 @@ class Node:
         changed = False
         for entry in self.request["documents"]:
             content = entry["content"].encode("utf-8")
-            before = read(entry["path"])
-            if before != content:
-                changed = True
-                self.note(entry["path"], "missing" if before is None else "content", before, content)
+            why = differs({**entry, "sha256": hashlib.sha256(content).hexdigest()})
+            if why:
+                changed = changed or why != "mode or owner"
+                self.note(entry["path"], why, read(entry["path"]), content)
                 if not self.check:
                     write(entry["path"], content, entry["mode"])
         return changed
