@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.lab import cpus, hardware, linux, net, slurmconf
 from tests.lab.faults import Faults
 from tests.lab.ledger import INOTIFY, RUN, Ledger, cgroup_pids
@@ -123,8 +122,10 @@ def test_ansible_reaches_every_host_and_nothing_else_is_reachable(rack: Rack) ->
 
 def test_job_over_two_nodes_has_real_masks(rack: Rack) -> None:
     rack.wait_idle()
-    script = "#!/bin/sh\nsrun sh -c 'echo $(hostname) $(taskset -cp $$) $(grep Cpus_allowed_list /proc/self/status)"
+    script = (
+        "#!/bin/sh\nsrun sh -c 'echo $(hostname) $(taskset -cp $$) $(grep Cpus_allowed_list /proc/self/status)"
         " $CUDA_VISIBLE_DEVICES' | sort\n"
+    )
     job = rack.submit(script, "-N2", "-n4", "--gres=gpu:8", "--exclusive")
     assert rack.wait_job(job) == "COMPLETED"
     first = rack.ctl(f"scontrol show job {job} | sed -n 's/.*BatchHost=//p'").strip()
