@@ -34,6 +34,7 @@ OURS = (
     "/etc/slurm/epilog.d/50-fairlead",
     "/etc/slurm/fairlead",
     "/etc/systemd/system/fairlead-apply.service",
+    "/etc/systemd/system/fairlead-agent.service",
     "/etc/systemd/system/multi-user.target.wants/fairlead-apply.service",
 )
 
@@ -101,8 +102,8 @@ def states(results: dict[str, Any]) -> dict[str, str]:
     return {name: n["state"] for name, n in results.items()}
 
 
-def slurmd(host: Host) -> str:
-    return host.run("systemctl show -p MainPID --value slurmd").stdout.strip()
+def daemons(host: Host) -> str:
+    return host.run("systemctl show -p MainPID --value slurmd fairlead-agent").stdout
 
 
 def test_1_check_on_fresh_nodes_shows_all_of_it_and_leaves_no_trace(admin: Admin) -> None:
@@ -122,18 +123,19 @@ def test_2_the_first_run_changes_every_node_and_it_is_effective(admin: Admin) ->
         assert host.path(NUMA).read_text() == "0\n" and host.path(GOVERNOR).read_text() == "performance\n"
         assert {i["effective"] for i in result["apply"]["items"]} == {"yes"}
         assert host.run("/usr/local/bin/fairlead version").stdout
-        assert host.run("systemctl is-enabled fairlead-apply").stdout == "enabled\n"
+        assert host.run("systemctl is-enabled fairlead-apply fairlead-agent").stdout == "enabled\nenabled\n"
+        assert host.run("systemctl is-active fairlead-agent").stdout == "active\n"
         assert host.run("stat -c %U:%a /etc/slurm/prolog.d/50-fairlead").stdout == "root:755\n"
         document = json.loads(host.run("cat /etc/fairlead/node.json").stdout)
         assert (document["node"], document["generation"]) == (name, 3)
 
 
 def test_3_the_second_run_changes_nothing(admin: Admin) -> None:
-    before = {h.name: slurmd(h) for h in admin.rack.nodes}
+    before = {h.name: daemons(h) for h in admin.rack.nodes}
     results = admin.provision()
     assert states(results) == {"gpu1": "same", "gpu2": "same", "gpu3": "same"}
     assert [n["changed"] for n in results.values()] == [0, 0, 0]
-    assert {h.name: slurmd(h) for h in admin.rack.nodes} == before, "slurmd is not restarted without a reason"
+    assert {h.name: daemons(h) for h in admin.rack.nodes} == before, "neither slurmd nor the agent is restarted"
 
 
 def test_4_tampering_is_exactly_what_is_found_and_put_right(admin: Admin) -> None:
@@ -174,7 +176,7 @@ def test_6_the_boot_unit_brings_back_what_a_reboot_loses_before_slurmd(admin: Ad
 
 def test_7_a_killed_run_leaves_nothing_half_and_the_next_completes(admin: Admin) -> None:
     host = node(admin, "gpu2")
-    for delay in (0.9, 1.3, 1.7):
+    for delay in (0.9, 1.5):
         host.run("rm -rf /opt/fairlead/current /opt/fairlead/0*; rm -f /etc/slurm/fairlead/task-prolog")
         env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
         command = admin.command("provision", "--site", str(admin.site), "-q", "-l", "gpu2")
