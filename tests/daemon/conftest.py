@@ -25,7 +25,7 @@ XID79 = "6,{n},{us},-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GP
 class Agent:
     """``options``: changes to the document, as {"agent": {...}}."""
 
-    def __init__(self, folder: Path, tree: Path = MACHINES / "hgx-h100.tuned", **options: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, tree: Path = MACHINES / "hgx-h100", **options: dict[str, Any]) -> None:
         self.folder = folder
         self.tree = tree
         self.run_dir, self.state_dir, self.fifo = folder / "run", folder / "state", folder / "kmsg"
@@ -45,6 +45,7 @@ class Agent:
             "kmsg_path": str(self.fifo),
             "interval_seconds": 0.5,
         }
+        data["settings"] = {}  # drift has tests of its own
         for section, changes in options.items():
             data[section] |= changes
         del data["hash"]
@@ -79,7 +80,7 @@ class Agent:
         with open(self.fifo, "w") as out:
             out.write("".join(f"{line}\n" for line in lines))
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
 
@@ -108,7 +109,7 @@ def agents(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """Makes agents below tmp_path; ends them all."""
     made: list[Agent] = []
 
-    def make(tree: str = "hgx-h100.tuned", **options: dict[str, Any]) -> Agent:
+    def make(tree: str = "hgx-h100", **options: dict[str, Any]) -> Agent:
         agent = Agent(tmp_path, MACHINES / tree, **options)
         made.append(agent)
         return agent

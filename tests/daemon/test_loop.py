@@ -36,14 +36,21 @@ def test_healthy_machine(agents: Make) -> None:
 
 
 def test_metrics(agents: Make) -> None:
-    agent = agents("hgx-h100.row-remap-failed").start()
+    agent = agents().start()
     agent.until((agent.run_dir / "metrics.prom").exists, "metrics")
-    text = (agent.run_dir / "metrics.prom").read_text()
-    series = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert len(series) > 500
+    assert len(_series(agent)) > 500
+    agent.end()
+    agent = agents("hgx-h100.row-remap-failed").start()
+    agent.until(lambda: _series(agent)['fairlead_verdict_state{state="warn"}'] == "1.0", "warn in the metrics")
+    series = _series(agent)
     assert series['fairlead_check_status{check="row_remap",mode="enforce"}'] == "2.0"
     assert [k for k, v in series.items() if k.startswith("fairlead_gpu_row_remap_state") and 'failed' in k and v == "1.0"]
     assert not [k for k in series if "python3" in k]
+
+
+def _series(agent: Agent) -> dict[str, str]:
+    text = (agent.run_dir / "metrics.prom").read_text()
+    return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
 
 def test_an_xid_wakes_the_check_at_once(agents: Make) -> None:
@@ -107,13 +114,13 @@ def test_reload(agents: Make) -> None:
     agent = agents().start()
     good = agent.document.read_bytes()
     agent.document.write_bytes(good.replace(b'"interval_seconds"', b'"interval_secs"'))
-    agent.signal(signal.SIGHUP)
+    agent.send(signal.SIGHUP)
     agent.until(lambda: "document_refused" in agent.log.read_text(), "refusal")
     assert "interval_secs" in agent.log.read_text()
     before = agent.sequence()
     agent.until(lambda: agent.sequence() > before + 1, "later verdict")
     agent.write_document(checks={"xid": {"enabled": False}})
-    agent.signal(signal.SIGHUP)
+    agent.send(signal.SIGHUP)
     agent.until(lambda: "document_taken_up" in agent.log.read_text(), "new document")
     agent.kernel(xid79())
     before = agent.sequence()
@@ -132,7 +139,7 @@ def test_bad_document_at_the_start(agents: Make) -> None:
 def test_fresh_sweep_on_demand_and_after_a_job(agents: Make) -> None:
     agent = agents(agent={"interval_seconds": 600}).start()
     before = agent.sequence()
-    agent.signal(signal.SIGUSR1)
+    agent.send(signal.SIGUSR1)
     agent.until(lambda: agent.sequence() > before, "sweep for SIGUSR1")
     job = agent.run_dir / "jobs" / "77"
     job.write_text("1\tended\t2001\t0,1\t5\t9\t-\t.\n")
@@ -143,10 +150,11 @@ def test_fresh_sweep_on_demand_and_after_a_job(agents: Make) -> None:
     assert not job.exists() and half.exists()
 
 
-def test_a_fault_that_waits_for_the_job(agents: Make) -> None:
+def test_jobs_are_counted(agents: Make) -> None:
     agent = agents().start()
+    metrics = agent.run_dir / "metrics.prom"
     (agent.run_dir / "jobs" / "5").write_text("1\trunning\t2001\t0\t5\t-\t-\t.\n")
-    agent.until(lambda: "jobs 1.0" in (agent.run_dir / "metrics.prom").read_text(), "metric of the job", seconds=30)
+    agent.until(lambda: metrics.exists() and "jobs 1.0" in metrics.read_text(), "metric of the job", seconds=30)
 
 
 def test_hold(agents: Make) -> None:

@@ -35,6 +35,7 @@ CONTROLLER = "ctl"
 PROJECT = Path(__file__).resolve().parents[2]
 #: Where a host finds the simulated NVML library; the usual names in the library folder point there.
 SIM = "/opt/fairlead-sim"
+LIBRARIES = f"/usr/lib/{os.uname().machine}-linux-gnu"
 
 _SSH = """\
 Host *
@@ -195,7 +196,7 @@ class Rack(clients.SlurmClients):
     def _write_machines(self) -> None:
         nvml = self.nvml or hardware.simulated_nvml()
         size = max(2, os.cpu_count() or 2)
-        folder = Path("disk/up/usr/lib", f"{os.uname().machine}-linux-gnu")
+        folder = Path(f"disk/up{LIBRARIES}")
         for number, host in enumerate(self.nodes, 1):
             assert host.tree is not None
             if self.trees:
@@ -300,9 +301,11 @@ class Rack(clients.SlurmClients):
         majors = node.local_majors(trees)
         shared = [(str(self.slurm_etc / file), f"/etc/slurm/{file}", True) for file in ("slurm.conf", "gres.conf", "cgroup.conf")]
         shared.append((str(self.folder / "hosts"), "/etc/hosts", True))
+        found = hardware.nvml_plugin(self.suite)
+        plugin = [(str(found), f"{LIBRARIES}/slurm-wlm/gpu_nvml.so", True)] if found else []
         specs = []
         for host in self.hosts:
-            simulated = [(str(self._nvml), SIM, True), *self.binds] if host.tree else []
+            simulated = [(str(self._nvml), SIM, True), *plugin, *self.binds] if host.tree else []
             specs.append(
                 node.HostSpec(
                     name=host.name,

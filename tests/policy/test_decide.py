@@ -123,6 +123,7 @@ def test_drain_after_job_waits_for_the_job_but_not_for_ever() -> None:
     assert (first.order, first.waits, first.state_word, first.level) == (Order.KEEP, True, State.WARN, Level.DRAIN)
     assert "waits for the job to end" in first.text
     assert decide(pending, CHECKS, first.state, now(1), RULES).order is Order.DRAIN
+    assert not decide(pending, CHECKS, first.state, now(1, job_running=True, drained=True), RULES).waits
     day = now(1, job_running=True, wall_seconds=1e9 + 86401)
     assert decide(pending, CHECKS, first.state, day, RULES).order is Order.DRAIN
     assert decide(pending, CHECKS, first.state, day, Rules(after_job_max_seconds=0)).order is Order.KEEP
@@ -202,6 +203,27 @@ def test_a_check_that_was_switched_off_leaves_the_resume_to_a_person() -> None:
         state = decision.state
     assert decision.order is Order.KEEP
     assert decision.text == "drained by fairlead, check xid does not run any more: resume by hand"
+
+
+def test_a_finding_about_the_node_hides_no_device_s_recovery() -> None:
+    state = run([bad()])[0].state
+    about_the_node = [bad("xid", Level.WARN, device="")]
+    assert run(*([about_the_node] * 3), state=state, drained=True)[-1].order is Order.RESUME
+
+
+def test_the_driver_s_silence_is_told_before_what_it_hides() -> None:
+    checks = {n: CheckPolicy(mode=Mode.ENFORCE) for n in ("ecc", "nvml_responsive")}
+    blind = Finding(check="ecc", level=Level.UNKNOWN, summary="cannot judge: NVML lists no GPUs")
+    hangs = bad("nvml_responsive", Level.UNKNOWN, summary="nvmlDeviceGetTemperature has not come back yet")
+    decision = decide([blind, hangs], checks, PolicyState(), now(), RULES)
+    assert decision.text == "nvml_responsive: nvmlDeviceGetTemperature has not come back yet (+1 more)"
+
+
+def test_drift_is_over_as_soon_as_it_is_read_back() -> None:
+    checks = {"setting.numa_balancing": CheckPolicy.of_setting(Mode.OBSERVE)}
+    first = decide([bad("setting.numa_balancing", Level.WARN)], checks, PolicyState(), now(), RULES)
+    assert first.state_word is State.WARN
+    assert decide([], checks, first.state, now(1), RULES).state_word is State.OK
 
 
 def test_an_empty_state_on_a_drained_node_still_takes_the_window() -> None:

@@ -26,8 +26,10 @@ STEP_MASKS = "srun -n8 -c14 --gpus-per-task=1 -m block:block sh -c 'echo $SLURM_
 def test_job_drain_resume(suite: str) -> None:
     with Cluster(suite, nodes=2) as slurm:
         version = slurm.run(["sinfo", "--version"]).stdout
-        assert version.startswith(f"slurm-wlm {SUITES[suite]}") or version.startswith(f"slurm {SUITES[suite]}"), version
-        job = slurm.submit("#!/bin/sh\nid -un\necho $CUDA_VISIBLE_DEVICES\nsrun sh -c 'echo $SLURMD_NODENAME' | sort\n", "-N2", "--gres=gpu:2")
+        assert version.split()[1].startswith(SUITES[suite]), version
+        job = slurm.submit(
+            "#!/bin/sh\nid -un\necho $CUDA_VISIBLE_DEVICES\nsrun sh -c 'echo $SLURMD_NODENAME' | sort\n", "-N2", "--gres=gpu:2"
+        )
         assert slurm.wait_job(job) == "COMPLETED"
         assert slurm.output(job).split() == ["alice", "0,1", "n1", "n2"]
         slurm.scontrol("update", "nodename=n1", "state=drain", "reason=a [strange] reason: x")
@@ -51,7 +53,7 @@ def test_simulated_cpus_take_masks(suite: str) -> None:
 
 def test_hooks_of_two_nodes_read_different_verdicts(tmp_path: Path) -> None:
     hook = tmp_path / "prolog"
-    hook.write_text("#!/bin/sh\nread x </run/fairlead/verdict && [ \"$x\" = bad ] && exit 1\nexit 0\n")
+    hook.write_text('#!/bin/sh\nread x </run/fairlead/verdict && [ "$x" = bad ] && exit 1\nexit 0\n')
     hook.chmod(0o755)
     with Cluster(nodes=2, prolog=hook, nohold=True) as slurm:
         (slurm.node_dirs("n1").run / "verdict").write_text("bad\n")
@@ -70,8 +72,7 @@ def test_slurmctld_away_and_back_keeps_a_drain() -> None:
     with Cluster(nodes=1) as slurm:
         slurm.scontrol("update", "nodename=n1", "state=drain", "reason=by hand")
         slurm.stop_slurmctld()
-        with pytest.raises(LabError, match="ended with 1"):
-            slurm.run(["scontrol", "show", "node", "n1"], env={"SLURM_CONF": "/etc/slurm/slurm.conf"}, timeout=60)
+        assert "is DOWN" in slurm.run(["scontrol", "ping"], check=False).stdout
         slurm.start_slurmctld()
         deadline = time.monotonic() + 30
         while "NOT_RESPONDING" in (state := slurm.node_state("n1")).states:
@@ -113,7 +114,10 @@ def test_a_killed_creator_takes_its_cluster_along(tmp_path: Path) -> None:
 
 
 def test_two_labs_of_one_name() -> None:
-    with Cluster(nodes=1, name="test-twice"), pytest.raises(LabError, match="test-twice is there already; end it: python -m tests.lab.clean"):
+    with (
+        Cluster(nodes=1, name="test-twice"),
+        pytest.raises(LabError, match=r"test-twice is there already; end it: python -m tests\.lab\.clean test-twice"),
+    ):
         Cluster(nodes=1, name="test-twice").start()
 
 
@@ -121,8 +125,14 @@ def test_two_labs_of_one_name() -> None:
     ("line", "state"),
     [
         ("NodeName=n1 State=IDLE ThreadsPerCore=1", NodeState(("IDLE",))),
-        ("NodeName=n1 State=DOWN*+DRAIN+REBOOT_ISSUED Reason=x : reboot issued [slurm@2026-11-21T15:00:00]", NodeState(("DOWN", "DRAIN", "REBOOT_ISSUED"), "x : reboot issued", "slurm")),
-        ("NodeName=n1 State=MIXED+DRAIN Reason=gpu[3] [a] b [root@2026-11-21T15:00:00] Comment=c", NodeState(("MIXED", "DRAIN"), "gpu[3] [a] b", "root")),
+        (
+            "NodeName=n1 State=DOWN*+DRAIN+REBOOT_ISSUED Reason=x : reboot issued [slurm@2026-11-21T15:00:00]",
+            NodeState(("DOWN", "DRAIN", "REBOOT_ISSUED"), "x : reboot issued", "slurm"),
+        ),
+        (
+            "NodeName=n1 State=MIXED+DRAIN Reason=gpu[3] [a] b [root@2026-11-21T15:00:00] Comment=c",
+            NodeState(("MIXED", "DRAIN"), "gpu[3] [a] b", "root"),
+        ),
     ],
 )
 def test_parse_node(line: str, state: NodeState) -> None:

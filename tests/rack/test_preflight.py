@@ -14,7 +14,10 @@ from tests.lab import preflight, roots
     [
         ('ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n', []),
         ('ID=debian\nPRETTY_NAME="Debian GNU/Linux forky/sid"\n', []),
-        ('ID=debian\nVERSION_ID="11"\nPRETTY_NAME="Debian GNU/Linux 11 (bullseye)"\n', ["needs Debian 12 or later, this is Debian GNU/Linux 11 (bullseye)"]),
+        (
+            'ID=debian\nVERSION_ID="11"\nPRETTY_NAME="Debian GNU/Linux 11 (bullseye)"\n',
+            ["needs Debian 12 or later, this is Debian GNU/Linux 11 (bullseye)"],
+        ),
         ('ID=fedora\nVERSION_ID=42\nPRETTY_NAME="Fedora Linux 42"\n', ["needs Debian 12 or later, this is Fedora Linux 42"]),
         ("", ["needs Debian 12 or later, this is an unknown system"]),
     ],
@@ -49,7 +52,10 @@ def test_unknown_suite() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sources.list", "# deb http://wrong/ {0} main\ndeb [arch=amd64 signed-by=/x] http://mirror.test/debian {0} main contrib\n"),
+        (
+            "sources.list",
+            "# deb http://wrong/ {0} main\ndeb [arch=amd64 signed-by=/x] http://mirror.test/debian {0} main contrib\n",
+        ),
         ("sources.list.d/a.list", "deb http://other.test/x stable main\ndeb http://mirror.test/debian {0} main\n"),
         ("sources.list.d/a.sources", "Types: deb\nURIs: http://mirror.test/debian\nSuites: {0} {0}-updates\nComponents: main\n"),
     ],
@@ -57,7 +63,9 @@ def test_unknown_suite() -> None:
 def test_mirror_is_the_one_of_this_machine(tmp_path: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FAIRLEAD_LAB_MIRROR", raising=False)
     codename = next(
-        line.partition("=")[2].strip('"') for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("VERSION_CODENAME")
+        line.partition("=")[2].strip('"')
+        for line in Path("/etc/os-release").read_text().splitlines()
+        if line.startswith("VERSION_CODENAME")
     )
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)

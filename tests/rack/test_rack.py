@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import cpus, linux, net, slurmconf
+from tests.lab import cpus, hardware, linux, net, slurmconf
 from tests.lab.faults import Faults
 from tests.lab.ledger import INOTIFY, RUN, Ledger, cgroup_pids
 from tests.lab.rack import Rack
@@ -71,7 +71,10 @@ def test_settings_of_a_node_are_its_own(rack: Rack) -> None:
 
 def test_simulated_nvml_answers_everywhere(rack: Rack) -> None:
     node = rack.nodes[3]
-    program = "import ctypes; n = ctypes.CDLL('libnvidia-ml.so.1'); n.nvmlInit_v2(); c = ctypes.c_uint(); r = n.nvmlDeviceGetCount_v2(ctypes.byref(c)); print(r, c.value)"
+    program = (
+        "import ctypes; n = ctypes.CDLL('libnvidia-ml.so.1'); n.nvmlInit_v2(); c = ctypes.c_uint();"
+        " r = n.nvmlDeviceGetCount_v2(ctypes.byref(c)); print(r, c.value)"
+    )
     assert node.ssh(f'python3 -c "{program}"').stdout.split() == ["0", "8"]
     Faults(node.sim / "nvml.control").error(None, "nvmlDeviceGetCount", 999)
     assert node.ssh(f'python3 -c "{program}"').stdout.split()[0] == "999"
@@ -79,13 +82,55 @@ def test_simulated_nvml_answers_everywhere(rack: Rack) -> None:
     Faults(node.sim / "nvml.control").clear()
 
 
+AUTODETECT = (
+    "mkdir -p /tmp/detect && cp /etc/slurm/*.conf /tmp/detect && echo AutoDetect=nvml > /tmp/detect/gres.conf"
+    " && slurmd -G -f /tmp/detect/slurm.conf 2>&1 | sed -n 's/.*Gres Name=gpu //p'"
+)
+
+
+def test_slurm_finds_the_gpus_of_the_tree_by_itself(rack: Rack) -> None:
+    """slurmd -G with AutoDetect=nvml: Slurm's own NVML client against the simulated library (gres.conf(5))."""
+    node = rack.nodes[2]
+    if hardware.nvml_plugin(rack.suite) is None:
+        pytest.skip("Debian has no NVML plug-in for this Slurm")
+    found = [
+        dict(word.split("=", 1) for word in line.split() if "=" in word) for line in node.ssh(AUTODETECT).stdout.splitlines()
+    ]
+    assert [gpu["File"] for gpu in found] == [f"/dev/nvidia{minor}" for minor in range(8)]
+    assert {gpu["Type"] for gpu in found} == {"h100"}
+    assert [gpu["Cores"] for gpu in found] == ["0"] * 4 + ["1"] * 4
+
+
+def test_ansible_reaches_every_host_and_nothing_else_is_reachable(rack: Rack) -> None:
+    command = [
+        *rack.enter,
+        sys.executable,
+        "-m",
+        "ansible",
+        "adhoc",
+        "-i",
+        str(rack.inventory_path),
+        "all",
+        "-m",
+        "ping",
+        "--one-line",
+    ]
+    done = subprocess.run(command, cwd=rack.folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(line.split()[0] for line in done.stdout.splitlines() if "SUCCESS" in line) == ["ctl", *rack.node_names]
+    assert rack.nodes[0].ssh("ip route show default").stdout == ""
+
+
 def test_job_over_two_nodes_has_real_masks(rack: Rack) -> None:
     rack.wait_idle()
-    script = "#!/bin/sh\nsrun sh -c 'echo $(hostname) $(taskset -cp $$) $(grep Cpus_allowed_list /proc/self/status) $CUDA_VISIBLE_DEVICES' | sort\n"
+    script = "#!/bin/sh\nsrun sh -c 'echo $(hostname) $(taskset -cp $$) $(grep Cpus_allowed_list /proc/self/status)"
+        " $CUDA_VISIBLE_DEVICES' | sort\n"
     job = rack.submit(script, "-N2", "-n4", "--gres=gpu:8", "--exclusive")
     assert rack.wait_job(job) == "COMPLETED"
     first = rack.ctl(f"scontrol show job {job} | sed -n 's/.*BatchHost=//p'").strip()
-    words = [line.split() for line in next(n for n in rack.nodes if n.name == first).run(f"cat /tmp/job-{job}.out").stdout.splitlines()]
+    words = [
+        line.split() for line in next(n for n in rack.nodes if n.name == first).run(f"cat /tmp/job-{job}.out").stdout.splitlines()
+    ]
     assert len({line[0] for line in words}) == 2
     per_node = {name: sorted(line[6] for line in words if line[0] == name) for name in {line[0] for line in words}}
     assert all(len(set(masks)) == 2 for masks in per_node.values()), words
@@ -154,7 +199,7 @@ def test_pulling_the_plug_and_power_on(rack: Rack) -> None:
 
 def test_slurmctld_away_and_hooks_changed_while_up(rack: Rack) -> None:
     rack.stop_slurmctld()
-    assert rack.run(["scontrol", "ping"], check=False).stdout.strip().endswith("is DOWN")
+    assert rack.run(["scontrol", "ping"], check=False).stdout.startswith("Slurmctld(primary) at ctl is DOWN")
     rack.start_slurmctld()
     rack.wait_idle()
     rack.configure(hooks=slurmconf.Hooks(prolog="/etc/slurm/prolog.d/*", reboot="/usr/sbin/reboot"))
@@ -179,7 +224,9 @@ def test_down_leaves_nothing() -> None:
 def test_clean_after_sigkill_in_the_middle_of_up(seconds: float) -> None:
     """The creator is killed at a moment of its start; what it had made by then is found and ended."""
     name = "test-sigkill"
-    program = f"import sys\nfrom tests.lab.rack import Rack\nprint('go', flush=True)\nRack(2, name={name!r}).up()\nsys.stdin.read()\n"
+    program = (
+        f"import sys\nfrom tests.lab.rack import Rack\nprint('go', flush=True)\nRack(2, name={name!r}).up()\nsys.stdin.read()\n"
+    )
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as creator:
         assert creator.stdout is not None
@@ -188,7 +235,9 @@ def test_clean_after_sigkill_in_the_middle_of_up(seconds: float) -> None:
         creator.send_signal(signal.SIGKILL)
     assert linux.start_time(creator.pid) is None
     assert (RUN / name).exists()
-    done = subprocess.run([sys.executable, "-m", "tests.lab.clean", name], cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lab.clean", name], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert traces(name) == []
 

@@ -258,6 +258,7 @@ def _conclude(
     elif counted:
         order = Order.DRAIN
     held.sort(key=lambda h: _weight(h[0]))
+    unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # the driver's silence explains others'
     levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or held)
     level = next(iter(levels), Level.OK)
     word = _word(order, level, now, unknown=bool(unknown))

@@ -1,0 +1,133 @@
+"""The whole agent, as a process, against real slurmctld: kernel line to DRAIN and back, and everybody who comes between."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.model.verdict import State
+from tests.daemon.conftest import MACHINES, XID79, Agent
+from tests.lab.cluster import Cluster
+from tests.slurm.conftest import client_of
+
+pytestmark = pytest.mark.slurm
+
+Make = Callable[..., Agent]
+
+
+def xid79(n: int = 1) -> str:
+    return XID79.format(n=n, us=int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6))
+
+
+@pytest.fixture
+def agents(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
+    made: list[Agent] = []
+
+    def make(name: str = "n1", **options: dict[str, Any]) -> Agent:
+        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": name, "deadline_seconds": 2}
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        options = {"policy": {"budget_percent": 100}, **options}
+        agent = Agent(folder, MACHINES / "hgx-h100", slurm=slurm, **options)
+        made.append(agent)
+        return agent
+
+    yield make
+    for agent in made:
+        if agent.process is not None and agent.process.poll() is None:
+            agent.process.kill()
+            agent.process.wait()
+
+
+def drained(agent: Agent, cluster: Cluster, name: str = "n1") -> str:
+    """Wait for the verdict ``drain``; the reason in slurmctld."""
+    agent.until(lambda: agent.verdict().state is State.DRAIN, "verdict drain")
+    node = client_of(cluster).node(name)
+    assert "DRAIN" in node.states
+    return node.reason
+
+
+def test_xid_to_drain_and_a_persons_resume(agents: Make, cluster: Cluster) -> None:
+    agent = agents().start()
+    agent.kernel(xid79())
+    reason = drained(agent, cluster)
+    assert reason.startswith("fairlead:xid:") and "0000:1b:00.0" in reason and "79" in reason and "python3" not in reason
+    assert agent.status()["drain"]["reason"] == reason
+    cluster.scontrol("update", "nodename=n1", "state=resume")
+    agent.until(lambda: agent.verdict().state is State.WARN, "acknowledgement", seconds=60)
+    assert "acknowledged" in agent.verdict().text
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 4, "later verdicts")
+    assert not client_of(cluster).node("n1").drained
+    agent.kernel(xid79(2))
+    assert drained(agent, cluster) != reason
+
+
+def test_kernel_line_to_drain(agents: Make, cluster: Cluster) -> None:
+    """Not a timed assertion: prints what `make bench` measures."""
+    agent = agents(agent={"interval_seconds": 600}).start()
+    began = time.monotonic()
+    agent.kernel(xid79())
+    agent.until(lambda: "79" in agent.verdict().text, "decision")
+    decided = time.monotonic()
+    drained(agent, cluster)
+    print(f"\n{cluster.suite}: decided {1000 * (decided - began):.0f} ms, drained {1000 * (time.monotonic() - began):.0f} ms")
+
+
+def test_an_admins_drain_is_left_alone(agents: Make, cluster: Cluster) -> None:
+    cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by ann")
+    agent = agents().start()
+    agent.kernel(xid79())
+    agent.until(lambda: "somebody else holds" in agent.verdict().text, "word of the other drain")
+    assert agent.verdict().state is State.WARN and "ann" not in agent.verdict().text
+    assert "riser swap by ann" in agent.status()["slurm"]["held"]
+    assert client_of(cluster).node("n1").reason == "riser swap by ann"
+
+
+def test_a_drain_that_could_not_be_sent_is_sent(agents: Make, cluster: Cluster) -> None:
+    agent = agents().start()
+    cluster.stop_slurmctld()
+    try:
+        agent.kernel(xid79())
+        agent.until(lambda: "slurmctld does not answer" in agent.verdict().text, "word of slurmctld")
+        assert agent.verdict().state is State.WARN
+        agent.end(signal.SIGKILL)
+        agent.start()
+    finally:
+        cluster.start_slurmctld()
+    agent.until(lambda: agent.verdict().state is State.DRAIN, "verdict drain", seconds=90)
+    assert client_of(cluster).node("n1").reason.startswith("fairlead:xid:")
+
+
+def test_killed_and_started_again_the_drain_is_its_own(agents: Make, cluster: Cluster) -> None:
+    agent = agents().start()
+    agent.kernel(xid79())
+    reason = drained(agent, cluster)
+    agent.end(signal.SIGKILL)
+    agent.start()
+    assert agent.verdict().state is State.DRAIN
+    assert client_of(cluster).node("n1").reason == reason
+
+
+def test_disabled_stops_every_drain(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
+    agent = agents(policy={"mode": "observe"}).start()
+    agent.kernel(xid79())
+    agent.until(lambda: "observed only" in agent.verdict().text, "observed")
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 2, "later verdicts")
+    assert not client_of(cluster).node("n1").drained
+
+
+def test_no_rpc_while_nothing_is_wrong(agents: Make, cluster: Cluster) -> None:
+    from tests.slurm.test_drain import rpcs
+
+    agent = agents().start()
+    cluster.run(["/usr/bin/sdiag", "--reset"])
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 6, "later verdicts")
+    assert rpcs(cluster) == 0
