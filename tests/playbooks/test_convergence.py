@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,7 @@ def test_5_a_declaration_reaches_the_nodes_it_names(admin: Admin) -> None:
 def test_6_the_boot_unit_brings_back_what_a_reboot_loses_before_slurmd(admin: Admin) -> None:
     host = node(admin, "gpu1")
     host.reboot()
+    host.run("systemctl is-system-running --wait", check=False)
     shown = host.run("systemctl show -p Result,ActiveState,ExecMainExitTimestampMonotonic fairlead-apply").stdout
     assert "Result=success" in shown and "ActiveState=active" in shown, host.run("journalctl -u fairlead-apply").stdout
     assert host.path(GOVERNOR).read_text() == "performance\n"
@@ -172,6 +173,31 @@ def test_6_the_boot_unit_brings_back_what_a_reboot_loses_before_slurmd(admin: Ad
     assert 0 < ended <= began
     results = admin.provision("-l", "gpu1")
     assert [c for c in results["gpu1"]["changes"] if c.startswith(("cpu_governor", "pcie_acs", "persistence"))] == []
+
+
+def test_6_a_node_with_a_job_gets_only_what_the_job_cannot_notice(admin: Admin) -> None:
+    host = node(admin, "gpu2")
+    device = "/sys/bus/pci/devices/0000:15:01.0/config"
+    offset = host.run("setpci -s 15:01.0 ECAP_ACS+6.w=001d && setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip()
+    assert offset == "001d" and host.path(device)
+    host.run(f"echo 1 > {NUMA}")
+    admin.rack.wait_idle(60)
+    admin.rack.run(["sbatch", "-w", "gpu2", "--wrap", "sleep 120", "-o", "/dev/null"])
+    wait(lambda: "slurmstepd: [" in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
+    result = admin.provision("-l", "gpu2", code=75)["gpu2"]
+    assert result["changes"] == ["numa_balancing: kernel.numa_balancing is 1, wanted 0"]
+    assert result["waiting"] == ["pcie_acs: ACS of root port 0000:15:01.0 has ReqRedir+ CmpltRedir+, wanted clear"]
+    admin.rack.run(["scancel", "-w", "gpu2"], check=False)
+    wait(lambda: "slurmstepd: [" not in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
+    assert admin.provision("-l", "gpu2")["gpu2"]["changes"] == ["pcie_acs: " + result["waiting"][0].removeprefix("pcie_acs: ")]
+    assert host.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip() == "0011"
+
+
+def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
 
 
 def test_7_a_killed_run_leaves_nothing_half_and_the_next_completes(admin: Admin) -> None:
