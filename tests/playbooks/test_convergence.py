@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ OURS = (
     "/etc/slurm/epilog.d/50-fairlead",
     "/etc/slurm/fairlead",
     "/etc/systemd/system/fairlead-apply.service",
+    "/etc/systemd/system/fairlead-agent.service",
     "/etc/systemd/system/multi-user.target.wants/fairlead-apply.service",
 )
 
@@ -101,8 +102,8 @@ def states(results: dict[str, Any]) -> dict[str, str]:
     return {name: n["state"] for name, n in results.items()}
 
 
-def slurmd(host: Host) -> str:
-    return host.run("systemctl show -p MainPID --value slurmd").stdout.strip()
+def daemons(host: Host) -> str:
+    return host.run("systemctl show -p MainPID --value slurmd fairlead-agent").stdout
 
 
 def test_1_check_on_fresh_nodes_shows_all_of_it_and_leaves_no_trace(admin: Admin) -> None:
@@ -122,18 +123,19 @@ def test_2_the_first_run_changes_every_node_and_it_is_effective(admin: Admin) ->
         assert host.path(NUMA).read_text() == "0\n" and host.path(GOVERNOR).read_text() == "performance\n"
         assert {i["effective"] for i in result["apply"]["items"]} == {"yes"}
         assert host.run("/usr/local/bin/fairlead version").stdout
-        assert host.run("systemctl is-enabled fairlead-apply").stdout == "enabled\n"
+        assert host.run("systemctl is-enabled fairlead-apply fairlead-agent").stdout == "enabled\nenabled\n"
+        assert host.run("systemctl is-active fairlead-agent").stdout == "active\n"
         assert host.run("stat -c %U:%a /etc/slurm/prolog.d/50-fairlead").stdout == "root:755\n"
         document = json.loads(host.run("cat /etc/fairlead/node.json").stdout)
         assert (document["node"], document["generation"]) == (name, 3)
 
 
 def test_3_the_second_run_changes_nothing(admin: Admin) -> None:
-    before = {h.name: slurmd(h) for h in admin.rack.nodes}
+    before = {h.name: daemons(h) for h in admin.rack.nodes}
     results = admin.provision()
     assert states(results) == {"gpu1": "same", "gpu2": "same", "gpu3": "same"}
     assert [n["changed"] for n in results.values()] == [0, 0, 0]
-    assert {h.name: slurmd(h) for h in admin.rack.nodes} == before, "slurmd is not restarted without a reason"
+    assert {h.name: daemons(h) for h in admin.rack.nodes} == before, "neither slurmd nor the agent is restarted"
 
 
 def test_4_tampering_is_exactly_what_is_found_and_put_right(admin: Admin) -> None:
@@ -162,6 +164,7 @@ def test_5_a_declaration_reaches_the_nodes_it_names(admin: Admin) -> None:
 def test_6_the_boot_unit_brings_back_what_a_reboot_loses_before_slurmd(admin: Admin) -> None:
     host = node(admin, "gpu1")
     host.reboot()
+    host.run("systemctl is-system-running --wait", check=False)
     shown = host.run("systemctl show -p Result,ActiveState,ExecMainExitTimestampMonotonic fairlead-apply").stdout
     assert "Result=success" in shown and "ActiveState=active" in shown, host.run("journalctl -u fairlead-apply").stdout
     assert host.path(GOVERNOR).read_text() == "performance\n"
@@ -172,9 +175,34 @@ def test_6_the_boot_unit_brings_back_what_a_reboot_loses_before_slurmd(admin: Ad
     assert [c for c in results["gpu1"]["changes"] if c.startswith(("cpu_governor", "pcie_acs", "persistence"))] == []
 
 
+def test_6_a_node_with_a_job_gets_only_what_the_job_cannot_notice(admin: Admin) -> None:
+    host = node(admin, "gpu2")
+    device = "/sys/bus/pci/devices/0000:15:01.0/config"
+    offset = host.run("setpci -s 15:01.0 ECAP_ACS+6.w=001d && setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip()
+    assert offset == "001d" and host.path(device)
+    host.run(f"echo 1 > {NUMA}")
+    admin.rack.wait_idle(60)
+    admin.rack.run(["sbatch", "-w", "gpu2", "--wrap", "sleep 120", "-o", "/dev/null"])
+    wait(lambda: "slurmstepd: [" in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
+    result = admin.provision("-l", "gpu2", code=75)["gpu2"]
+    assert result["changes"] == ["numa_balancing: kernel.numa_balancing is 1, wanted 0"]
+    assert result["waiting"] == ["pcie_acs: ACS of root port 0000:15:01.0 has ReqRedir+ CmpltRedir+, wanted clear"]
+    admin.rack.run(["scancel", "-w", "gpu2"], check=False)
+    wait(lambda: "slurmstepd: [" not in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
+    assert admin.provision("-l", "gpu2")["gpu2"]["changes"] == ["pcie_acs: " + result["waiting"][0].removeprefix("pcie_acs: ")]
+    assert host.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip() == "0011"
+
+
+def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
 def test_7_a_killed_run_leaves_nothing_half_and_the_next_completes(admin: Admin) -> None:
     host = node(admin, "gpu2")
-    for delay in (0.9, 1.3, 1.7):
+    for delay in (0.9, 1.5):
         host.run("rm -rf /opt/fairlead/current /opt/fairlead/0*; rm -f /etc/slurm/fairlead/task-prolog")
         env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
         command = admin.command("provision", "--site", str(admin.site), "-q", "-l", "gpu2")
