@@ -266,6 +266,11 @@ class Rack(clients.SlurmClients):
         for host in self.hosts:
             units = host.folder / "disk/up/etc/systemd/system"
             (units / ("slurmd.service" if host.name == CONTROLLER else "slurmctld.service")).symlink_to("/dev/null")
+            # This option makes systemd mount a fresh /proc for the service, and with it hides the machine tree's files
+            # there (boot_id, kernel.numa_balancing): only in the lab is that another machine's /proc.
+            agent = units / "fairlead-agent.service.d"
+            agent.mkdir()
+            (agent / "50-lab.conf").write_text("[Service]\nProtectControlGroups=no\n")
         state = self.controller.folder / "disk/up/var/spool/slurm/state"
         state.mkdir(parents=True)
         os.chown(state, owner, owner)
