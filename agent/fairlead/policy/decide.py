@@ -19,6 +19,9 @@ from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Ru
 from fairlead.policy.state import Now, PolicyState, Track, identity, rank
 
 
+CLOCK_SLACK_SECONDS = 60.0  # the clock may be set after the boot began
+
+
 class Order(StrEnum):
     """What to tell Slurm. keep: nothing."""
 
@@ -311,7 +314,8 @@ def _by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rul
     gone = sorted(k for k in state.drained_for if (n := k.partition("/")[0]) not in policies and not n.startswith(SETTING_PREFIX))
     if gone:
         return f"check {gone[0].partition('/')[0]} does not run any more"
-    if not state.drained_for and now.drain_check == "xid" and now.drain_boot_id == now.boot_id:
+    this_boot = now.drain_since_seconds > now.wall_seconds - now.boot_seconds - CLOCK_SLACK_SECONDS
+    if not state.drained_for and now.drain_check == "xid" and this_boot:
         return "the kernel log evidence of this boot is not in the history any more"
     if not rules.strikes_max:
         return ""
