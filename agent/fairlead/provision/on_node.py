@@ -13,6 +13,7 @@ from __future__ import annotations
 import compileall
 import contextlib
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -171,8 +172,7 @@ class Node:
                 f.flush()
                 return self.run_apply([os.path.join(self.release, "bin/fairlead"), *arguments, "--document", f.name])
         if os.path.realpath(sys.prefix) == self.release:
-            from fairlead.cli import main
-
+            main = importlib.import_module("fairlead.cli").main  # the command itself, without another start of Python
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 code = main(arguments)
