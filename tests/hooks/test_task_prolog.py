@@ -112,6 +112,23 @@ def test_the_planner_does_the_same(stage: Stage, shell: str, task: int, local: i
     assert exports(ran)["OMP_NUM_THREADS"] == "1"
 
 
+def test_gpus_in_one_place_need_no_planner(stage: Stage, shell: str) -> None:
+    """Four GPUs of one socket, part of a node: whoever gets which CPUs, the distance is the same; no process is started."""
+    lay_out(stage)
+    (stage.run / "topology").write_text(publish.render_topology(hgx()))
+    planner = stage.run / "python"
+    planner.write_text("#!/bin/sh\n: >/run/fairlead/called\n")
+    planner.chmod(0o755)
+    stage.hooks_line(python="/run/fairlead/python")
+    stage.inside("chmod", "0777", "/run/fairlead")
+    for gpus, called in (("0,1,2,3", False), ("5,7", False), ("3,4", True), ("0,10", False)):
+        ran = run(stage, shell, step(4194000, 0, masks="0x1,0x2", gpus=gpus))
+        assert ran.rc == 0
+        assert (stage.run / "called").exists() is called, gpus
+        if called:
+            (stage.run / "called").unlink()
+
+
 @two_cpus
 def test_what_is_right_stays(stage: Stage, shell: str, task: int) -> None:
     lay_out(stage, numa=[0, 1])

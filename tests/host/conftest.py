@@ -15,9 +15,9 @@ MACHINES = Path(__file__).resolve().parents[1] / "machines"
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the simulated libnvidia-ml.so.1."""
-    return build(tmp_path_factory.mktemp("nvml")).parent
+def library(request: pytest.FixtureRequest) -> Path:
+    """The folder of the simulated libnvidia-ml.so.1, kept in pytest's cache between runs."""
+    return build(Path(request.config.cache.mkdir("simulated-nvml"))).parent
 
 
 @pytest.fixture

@@ -85,15 +85,30 @@ def test_second_sweep_sees_changed_counters(worker: Worker, faults: Faults) -> N
     faults.set(2, "ecc.volatile_uncorrected", 3)
     faults.set(5, "remap.failed", 1)
     faults.set(1, "pcie.width_current", 8)
-    faults.set(4, "nvlink.7.crc_errors", 12)
+    faults.set(4, "nvlink.7.active", 0)
     time.sleep(0.01)
     after = gpus(worker)
     assert [g.uuid for g in after] == [g.uuid for g in before]
     assert after[2].ecc.volatile_uncorrected == 3  # type: ignore[union-attr]
     assert after[5].remap.failed is True  # type: ignore[union-attr]
     assert after[1].pcie.width_current == 8  # type: ignore[union-attr]
-    assert after[4].nvlinks[7].crc_errors == 12  # type: ignore[index]
+    assert after[4].nvlinks[7].active is False  # type: ignore[index]
     assert after[0] == before[0]
+
+
+def test_nvlink_errors_within_seconds(worker: Worker, faults: Faults) -> None:
+    gpus(worker)
+    faults.set(4, "nvlink.7.crc_errors", 12)
+    until(worker, lambda r: isinstance(r.raw, dict) and r.raw["gpus"][4]["nvlink"][7]["crc_errors"] == 12)
+
+
+def test_nvlink_errors_by_counters_where_there_are_no_fields(worker: Worker, faults: Faults) -> None:
+    faults.error(None, "nvmlDeviceGetFieldValues", 13)
+    faults.set(4, "nvlink.7.replay_errors", 5)
+    found = gpus(worker)
+    assert found[4].nvlinks[7].replay_errors == 5  # type: ignore[index]
+    assert found[4].nvlinks[6].replay_errors == 0  # type: ignore[index]
+    assert isinstance(found[4].recovery_action, Missing)
 
 
 def test_lost_gpu_keeps_its_name_and_the_others_their_values(worker: Worker, faults: Faults) -> None:
@@ -216,6 +231,27 @@ def test_hung_worker_is_killed_once_and_replaced(hasty: Worker, faults: Faults) 
     hasty.kill_after_seconds = 60
     faults.lift()
     until(hasty, lambda r: isinstance(r.raw, dict))
+
+
+def test_a_hang_keeps_its_name_and_its_age_over_killed_workers(hasty: Worker, faults: Faults) -> None:
+    faults.hang("nvmlDeviceGetPowerUsage", 5)
+    hasty.kill_after_seconds = 0.6
+    time.sleep(0.01)
+    pids, ages = set(), []
+    deadline = time.monotonic() + 30
+    while len(pids) < 3 and time.monotonic() < deadline:
+        result = hasty.sweep()
+        pids.add(hasty.pid)
+        assert isinstance(result.raw, Missing)
+        assert result.stuck is not None, result
+        assert (result.stuck.call, result.stuck.gpu) == ("nvmlDeviceGetPowerUsage", "0000:c3:00.0")
+        ages.append(result.stuck.seconds)
+        time.sleep(0.02)
+    assert len(pids) >= 3, "the worker was not replaced"
+    assert ages == sorted(ages)
+    hasty.kill_after_seconds = 60
+    faults.lift()
+    assert until(hasty, lambda r: isinstance(r.raw, dict)).stuck is None
 
 
 def test_slow_driver_is_not_hung(worker: Worker, faults: Faults) -> None:

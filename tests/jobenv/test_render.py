@@ -69,3 +69,13 @@ def test_sums_differ() -> None:
     assert value_sum("a") != value_sum("b")
     assert value_sum("ab") != value_sum("ba")
     assert value_sum("x" * 201) == value_sum("a\nb") == -1
+
+
+def test_the_sites_own_variables() -> None:
+    text = render(extra={"GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "VERSION"})
+    assert "GLOO_SOCKET_IFNAME\talways\tib0\tfull\n" in text
+    assert text.count("NCCL_DEBUG") == 1
+    assert "NCCL_DEBUG\talways\tVERSION\tfull\n" in text
+    for bad in ({"PATH": "/x"}, {"A": "@port"}, {"A": "a\nb"}):
+        with pytest.raises(DataError):
+            render(extra=bad)

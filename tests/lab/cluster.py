@@ -125,7 +125,7 @@ class Cluster(SlurmClients):
         """End every process, drop every mount and folder. Harmless when it is not up."""
         if self._hold is not None:
             self._hold.kill()
-            self._hold.wait()
+            self._hold.communicate()
             self._hold = None
         self.pid = 0
         stuck = self.ledger.end()

@@ -90,13 +90,13 @@ def make(groups: dict[str, Path]) -> None:
 
 
 def make_cgroups(top: Path, below: Sequence[str]) -> None:
-    """Make ``top`` and groups below it, with every v2 controller that the machine gives, where it gives any.
+    """Make ``top`` and groups below it, and pass down the v2 controllers that ``top`` is given.
 
-    On a hybrid machine the v2 hierarchy has no controllers, and there is nothing to enable.
+    The machine's own groups are left as they are. On a hybrid machine v2 has no controllers, and nothing is passed.
     """
     for group in (top, *(top / name for name in below)):
         group.mkdir(parents=True, exist_ok=True)
-    for group in (top.parent, top, *sorted({(top / name).parent for name in below})):
+    for group in (top, *sorted({(top / name).parent for name in below})):
         try:
             for name in (group / "cgroup.controllers").read_text().split():
                 (group / "cgroup.subtree_control").write_text(f"+{name}")
@@ -105,30 +105,38 @@ def make_cgroups(top: Path, below: Sequence[str]) -> None:
 
 
 def write_masks(tree: Path) -> None:
-    """Add to a tree's CPUs the mask files beside the lists: hwloc and lscpu read only those (kernel cputopology.rst)."""
-    system = tree / "sys/devices/system/cpu"
+    """Add to a tree the mask files beside the lists: hwloc and lscpu read only those (kernel cputopology.rst)."""
+    system = tree / "sys/devices/system"
+    cpu_folders = sorted((system / "cpu").glob("cpu[0-9]*"))
     packages: dict[str, int] = {}
-    cpu_folders = sorted(system.glob("cpu[0-9]*"))
     for folder in cpu_folders:
         package = (folder / "topology/physical_package_id").read_text().strip()
         packages[package] = packages.get(package, 0) | 1 << int(folder.name[3:])
+    masks: dict[Path, int] = {}
     for folder in cpu_folders:
         topology = folder / "topology"
-        siblings = 0
-        for part in (topology / "thread_siblings_list").read_text().strip().split(","):
-            first, _, last = part.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                siblings |= 1 << number
-        package = packages[(topology / "physical_package_id").read_text().strip()]
-        masks = {"core_cpus": siblings, "thread_siblings": siblings, "package_cpus": package, "core_siblings": package}
-        for name, mask in masks.items():
-            if not (topology / name).exists():
-                (topology / name).write_text(_mask(mask, len(cpu_folders)) + "\n")
-    if not (system / "kernel_max").exists():
-        (system / "kernel_max").write_text("8191\n")
+        together = packages[(topology / "physical_package_id").read_text().strip()]
+        core = _cpus((topology / "thread_siblings_list").read_text())
+        masks.update(dict.fromkeys((topology / "core_cpus", topology / "thread_siblings"), core))
+        masks.update(dict.fromkeys((topology / "package_cpus", topology / "core_siblings"), together))
+        for cache in folder.glob("cache/index*"):
+            masks[cache / "shared_cpu_map"] = _cpus((cache / "shared_cpu_list").read_text())
+    for numa in (system / "node").glob("node[0-9]*"):
+        masks[numa / "cpumap"] = _cpus((numa / "cpulist").read_text())
+    words = max(1, (len(cpu_folders) + 31) // 32)
+    for path, mask in masks.items():
+        if not path.exists():
+            # 32-bit words in hexadecimal, the most significant one first.
+            path.write_text(",".join(f"{mask >> (32 * word) & 0xFFFFFFFF:08x}" for word in reversed(range(words))) + "\n")
+    if not (system / "cpu/kernel_max").exists():
+        (system / "cpu/kernel_max").write_text("8191\n")
 
 
-def _mask(value: int, cpus: int) -> str:
-    """The kernel's mask format: 32-bit words in hexadecimal, most significant first, separated by commas."""
-    words = max(1, (cpus + 31) // 32)
-    return ",".join(f"{value >> (32 * word) & 0xFFFFFFFF:08x}" for word in reversed(range(words)))
+def _cpus(text: str) -> int:
+    """A list such as 0-3,8 as a mask."""
+    mask = 0
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1) if first else ():
+            mask |= 1 << number
+    return mask

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,8 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import clients, cpus, inotify, machines, net, node, roots, slurmconf
-from tests.lab.enter import enter_command
+from tests.lab import access, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
 from tests.lab.nvml import library
@@ -35,24 +35,7 @@ CONTROLLER = "ctl"
 PROJECT = Path(__file__).resolve().parents[2]
 #: Where a host finds the simulated NVML library; the usual names in the library folder point there.
 SIM = "/opt/fairlead-sim"
-
-_SSH = """\
-Host *
-  User root
-  IdentityFile {key}
-  IdentitiesOnly yes
-  BatchMode yes
-  StrictHostKeyChecking no
-  UserKnownHostsFile /dev/null
-  GlobalKnownHostsFile /dev/null
-  LogLevel ERROR
-  ConnectTimeout 3
-  PreferredAuthentications publickey
-  GSSAPIAuthentication no
-  ControlMaster auto
-  ControlPath {folder}/ssh/%C
-  ControlPersist 60
-"""
+LIBRARIES = f"/usr/lib/{os.uname().machine}-linux-gnu"
 
 
 @dataclass
@@ -79,6 +62,7 @@ class Rack(clients.SlurmClients):
     binds: tuple[tuple[str, str, bool], ...] = ()
 
     def __post_init__(self) -> None:
+        self._supervisor = 0
         self.ledger = Ledger(self.name)
         self.folder = self.ledger.folder
         self.disks = lab_dir() / "racks" / self.name
@@ -143,6 +127,9 @@ class Rack(clients.SlurmClients):
     def down(self) -> None:
         """End it all: processes, namespaces, cgroups, disks. Raises LabError naming what would not go."""
         stuck = self.ledger.end()
+        if self._supervisor:
+            os.waitpid(self._supervisor, os.WNOHANG)
+            self._supervisor = 0
         if stuck:
             raise LabError(f"rack {self.name}: {'; '.join(stuck)}")
 
@@ -185,20 +172,20 @@ class Rack(clients.SlurmClients):
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{net.CONTROL_ADDRESS} admin\n{names}")
         self.write_slurm()
         self._mask(roots.uid(lower, "slurm"))
-        self._write_access()
+        access.write(self)
         self._write_specs(lower)
 
     def _write_machines(self) -> None:
-        nvml = self.nvml or simulated_nvml()
+        nvml = self.nvml or hardware.simulated_nvml()
         size = max(2, os.cpu_count() or 2)
-        folder = Path("disk/up/usr/lib", f"{os.uname().machine}-linux-gnu")
+        folder = Path(f"disk/up{LIBRARIES}")
         for number, host in enumerate(self.nodes, 1):
             assert host.tree is not None
             if self.trees:
                 shutil.copytree(self.trees[number - 1], host.tree, symlinks=True)
+                cpus.write_masks(host.tree)
             else:
-                machines.write_machine(host.tree, self.model, node=host.name, cpus=size, seed=number)
-            cpus.write_masks(host.tree)
+                host.tree.symlink_to(hardware.machine_tree(self.model, host.name, size, number))
             library.write_conf(host.tree, host.sim / "nvml.conf")
             (host.sim / "nvml.control").touch()
             (host.folder / folder).mkdir(parents=True)
@@ -261,30 +248,14 @@ class Rack(clients.SlurmClients):
         for host in self.hosts:
             units = host.folder / "disk/up/etc/systemd/system"
             (units / ("slurmd.service" if host.name == CONTROLLER else "slurmctld.service")).symlink_to("/dev/null")
+            # This option makes systemd mount a fresh /proc for the service, and with it hides the machine tree's files
+            # there (boot_id, kernel.numa_balancing): only in the lab is that another machine's /proc.
+            agent = units / "fairlead-agent.service.d"
+            agent.mkdir()
+            (agent / "50-lab.conf").write_text("[Service]\nProtectControlGroups=no\n")
         state = self.controller.folder / "disk/up/var/spool/slurm/state"
         state.mkdir(parents=True)
         os.chown(state, owner, owner)
-
-    def _write_access(self) -> None:
-        ssh = _SSH.format(key=roots.ssh_key(), folder=self.folder)
-        ssh += "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts)
-        self.ssh_config.write_text(ssh)
-        lines = ["[nodes]", *(f"{host.name} ansible_host={host.address}" for host in self.nodes)]
-        lines += ["", "[controllers]", f"{CONTROLLER} ansible_host={net.CONTROLLER_ADDRESS}", "", "[all:vars]"]
-        lines += ["ansible_user=root", "ansible_python_interpreter=/usr/bin/python3"]
-        lines += [f"ansible_ssh_private_key_file={roots.ssh_key()}"]
-        lines += [f"ansible_ssh_common_args='-F {self.ssh_config}'", ""]
-        self.inventory_path.write_text("\n".join(lines))
-        enter = self.folder / "enter"
-        control = f"ip netns exec {self.control_netns}"
-        enter.write_text(f'#!/bin/sh\necho $$ > {self.cgroup}/tools/cgroup.procs && exec {control} "$@"\n')
-        enter.chmod(0o755)
-        for client in clients.CLIENTS:
-            script = self.bin / client
-            words = shlex.join(enter_command("PID")).replace("PID", '"$pid"')
-            pid = f"read -r pid rest < {self.controller.folder}/init || exit 1"
-            script.write_text(f'#!/bin/sh\n{pid}\nexec {words} /usr/bin/{client} "$@"\n')
-            script.chmod(0o755)
 
     @property
     def cgroup(self) -> Path:
@@ -296,9 +267,11 @@ class Rack(clients.SlurmClients):
         majors = node.local_majors(trees)
         shared = [(str(self.slurm_etc / file), f"/etc/slurm/{file}", True) for file in ("slurm.conf", "gres.conf", "cgroup.conf")]
         shared.append((str(self.folder / "hosts"), "/etc/hosts", True))
+        found = hardware.nvml_plugin(self.suite)
+        plugin = [(str(found), f"{LIBRARIES}/slurm-wlm/gpu_nvml.so", True)] if found else []
         specs = []
         for host in self.hosts:
-            simulated = [(str(self._nvml), SIM, True), *self.binds] if host.tree else []
+            simulated = [(str(self._nvml), SIM, True), *plugin, *self.binds] if host.tree else []
             specs.append(
                 node.HostSpec(
                     name=host.name,
@@ -306,7 +279,7 @@ class Rack(clients.SlurmClients):
                     lower=str(lower),
                     netns=net.namespace(self.name, host.name),
                     cgroup=str(self.cgroup / "hosts" / host.name),
-                    tree=str(host.tree or ""),
+                    tree=str(host.tree.resolve() if host.tree else ""),
                     binds=(*shared, *simulated),
                     majors=majors,
                 ).to_json()
@@ -327,17 +300,19 @@ class Rack(clients.SlurmClients):
         cpus.make_cgroups(self.cgroup, ["supervisor", "tools", *(f"hosts/{host.name}" for host in self.hosts)])
         command = [sys.executable, "-m", "tests.lab.supervise", str(self.folder)]
         join = f"echo $$ > {self.cgroup}/supervisor/cgroup.procs && exec {shlex.join(command)}"
-        with open(self.folder / "supervisor.log", "w") as log:
-            child = subprocess.Popen(
-                ["/bin/sh", "-c", join],
-                cwd=PROJECT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            )
-        self.ledger.process("process", child.pid)
+        log = os.open(self.folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        # Not subprocess: the supervisor is to outlive this process where the rack is left up.
+        self._supervisor = os.posix_spawn(
+            "/bin/sh",
+            ["/bin/sh", "-c", join],
+            {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(PROJECT)},
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, to) for fd, to in ((null, 0), (log, 1), (log, 2))],
+            setsid=True,
+        )
+        os.close(log)
+        os.close(null)
+        self.ledger.process("process", self._supervisor)
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -357,6 +332,14 @@ class Rack(clients.SlurmClients):
     def ctl(self, command: str, *, check: bool = True, timeout: float = 60) -> str:
         """Output of a shell command on the controller, such as ``scontrol show node gpu1``."""
         return self.controller.run(command, check=check, timeout=timeout).stdout
+
+    def output(self, job: int) -> str:
+        """What the job's script printed, from the node that ran it."""
+        batch_host = re.search(r"\bBatchHost=(\S+)", self.scontrol("-o", "show", "job", str(job)))
+        for host in self.nodes:
+            if batch_host and host.name == batch_host[1]:
+                return host.run(["/bin/cat", f"/tmp/job-{job}.out"]).stdout
+        raise LabError(f"rack {self.name}: job {job} has run on no node")
 
     def wait_ssh(self, seconds: float = 60) -> None:
         """Wait until root can log in on every host."""
@@ -383,16 +366,3 @@ class Rack(clients.SlurmClients):
             if path.is_file():
                 told.append(f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
         return "\n".join(told)
-
-
-def simulated_nvml() -> Path:
-    """Folder of the simulated NVML library, built once for its sources."""
-    sources = sorted(Path(library.__file__).parent.glob("*.[chp]*"))
-    built = lab_dir() / "build" / f"nvml-{cpus.digest(sources)}"
-    with roots.locked("nvml"):
-        if not built.is_dir():
-            fresh = built.with_name(f".{built.name}.{os.getpid()}")
-            fresh.mkdir(parents=True)
-            library.build(fresh)
-            fresh.rename(built)
-    return built

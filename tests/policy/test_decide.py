@@ -30,7 +30,7 @@ def now(sweep: int = 0, **changes: object) -> Now:
 
 
 def bad(check: str = "xid", level: Level = Level.DRAIN, **changes: object) -> Finding:
-    made = Finding(check=check, level=level, device=GPU, summary=f"{check} is bad", evidence_id="b1:7")
+    made = Finding(check=check, level=level, device=GPU, summary=f"{check} is bad", evidence_id="e7")
     return replace(made, **changes)
 
 
@@ -123,6 +123,7 @@ def test_drain_after_job_waits_for_the_job_but_not_for_ever() -> None:
     assert (first.order, first.waits, first.state_word, first.level) == (Order.KEEP, True, State.WARN, Level.DRAIN)
     assert "waits for the job to end" in first.text
     assert decide(pending, CHECKS, first.state, now(1), RULES).order is Order.DRAIN
+    assert not decide(pending, CHECKS, first.state, now(1, job_running=True, drained=True), RULES).waits
     day = now(1, job_running=True, wall_seconds=1e9 + 86401)
     assert decide(pending, CHECKS, first.state, day, RULES).order is Order.DRAIN
     assert decide(pending, CHECKS, first.state, day, Rules(after_job_max_seconds=0)).order is Order.KEEP
@@ -170,6 +171,25 @@ def test_a_broken_node_is_not_resumed_because_its_check_only_observes_now() -> N
         assert decision.order is Order.KEEP
 
 
+def test_kernel_log_evidence_stands_until_a_reboot_or_a_person() -> None:
+    """A ring buffer that has moved on, or a history that was cut, is no repair."""
+    state = run([bad(evidence_id="b1:7")])[0].state
+    gone = run(*([[]] * 6), state=state, drained=True)
+    assert {(d.order, d.state_word) for d in gone} == {(Order.KEEP, State.DRAIN)}
+    known = run(*([[]] * 3), state=acknowledge(gone[-1].state), drained=True)
+    assert known[-1].order is Order.RESUME
+    rebooted = run(*([[]] * 3), state=gone[-1].state, drained=True, boot_id="b2")
+    assert [d.order for d in rebooted] == [Order.KEEP, Order.KEEP, Order.RESUME]
+
+
+def test_a_lost_history_does_not_resume_what_the_kernel_log_condemned() -> None:
+    lost = {"drained": True, "drain_check": "xid", "drain_since_seconds": 1e9 - 900}
+    decisions = run(*([[]] * 5), **lost)
+    assert {d.order for d in decisions} == {Order.KEEP} and "resume by hand" in decisions[-1].text
+    assert run(*([[]] * 5), **{**lost, "drain_since_seconds": 1e9 - 1100})[-1].order is Order.RESUME
+    assert run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1].order is Order.RESUME
+
+
 def test_an_observed_finding_that_did_not_drain_does_not_hold_a_resume() -> None:
     state = run([bad()])[0].state
     assert run(*([[bad("ecc")]] * 4), state=state, drained=True)[-1].order is Order.RESUME
@@ -183,6 +203,27 @@ def test_a_check_that_was_switched_off_leaves_the_resume_to_a_person() -> None:
         state = decision.state
     assert decision.order is Order.KEEP
     assert decision.text == "drained by fairlead, check xid does not run any more: resume by hand"
+
+
+def test_a_finding_about_the_node_hides_no_device_s_recovery() -> None:
+    state = run([bad()])[0].state
+    about_the_node = [bad("xid", Level.WARN, device="")]
+    assert run(*([about_the_node] * 3), state=state, drained=True)[-1].order is Order.RESUME
+
+
+def test_the_driver_s_silence_is_told_before_what_it_hides() -> None:
+    checks = {n: CheckPolicy(mode=Mode.ENFORCE) for n in ("ecc", "nvml_responsive")}
+    blind = Finding(check="ecc", level=Level.UNKNOWN, summary="cannot judge: NVML lists no GPUs")
+    hangs = bad("nvml_responsive", Level.UNKNOWN, summary="nvmlDeviceGetTemperature has not come back yet")
+    decision = decide([blind, hangs], checks, PolicyState(), now(), RULES)
+    assert decision.text == "nvml_responsive: nvmlDeviceGetTemperature has not come back yet (+1 more)"
+
+
+def test_drift_is_over_as_soon_as_it_is_read_back() -> None:
+    checks = {"setting.numa_balancing": CheckPolicy.of_setting(Mode.OBSERVE)}
+    first = decide([bad("setting.numa_balancing", Level.WARN)], checks, PolicyState(), now(), RULES)
+    assert first.state_word is State.WARN
+    assert decide([], checks, first.state, now(1), RULES).state_word is State.OK
 
 
 def test_an_empty_state_on_a_drained_node_still_takes_the_window() -> None:
@@ -201,7 +242,7 @@ def test_an_acknowledgement_covers_the_evidence_so_far_only() -> None:
     known = acknowledge(first.state)
     same = decide([bad()], CHECKS, known, now(1), RULES)
     assert (same.order, same.state_word, same.why_held) == (Order.KEEP, State.WARN, ("acknowledged",))
-    new = decide([bad(), bad(evidence_id="b1:9")], CHECKS, same.state, now(2), RULES)
+    new = decide([bad(), bad(evidence_id="e9")], CHECKS, same.state, now(2), RULES)
     assert new.order is Order.DRAIN
     assert decide([bad()], CHECKS, same.state, now(3), RULES).order is Order.KEEP
 
@@ -219,7 +260,7 @@ def test_three_strikes_of_one_board_need_a_person() -> None:
     state = PolicyState()
     for episode in range(3):
         for place in range(8):
-            findings = [bad(evidence_id=f"b1:{episode}")] if place < 2 else []
+            findings = [bad(evidence_id=f"e{episode}")] if place < 2 else []
             decision = decide(findings, CHECKS, state, now(10 * episode + place, drained=place > 0), RULES)
             state = decision.state
     assert decision.order is Order.KEEP

@@ -210,6 +210,35 @@ def test_half_a_line_waits_for_its_end_and_nonsense_is_ignored(gpus, machine):
     assert n.nvmlDeviceGetName(gpus[0]) == machine.gpus[0]["name"]
 
 
+def test_no_content_of_its_files_brings_a_client_down(machine):
+    """Hostile values and lines, many times over, in a process of its own."""
+    body = (
+        "import os, random, time\n"
+        "chance = random.Random(7)\n"
+        "conf, control = os.environ['FAIRLEAD_SIM_NVML'], os.environ['FAIRLEAD_SIM_CONTROL']\n"
+        "good = open(conf).read()\n"
+        "verbs = ['set', 'step', 'lost', 'handle-lost', 'error', 'lift', 'dstate', 'xid', 'clear', 'nonsense']\n"
+        "words = ['0', '-1', '9' * 30, '*', 'nvmlX', 'gpu.0.name', 'gpu.1.ecc', 'a' * 300, '=', 'error', '%s%n', '\\0']\n"
+        "for turn in range(30):\n"
+        "    text = good if turn % 3 else ''.join(chance.choice(good + '=.\\0') for _ in range(3000))\n"
+        "    open(conf, 'w').write(text)\n"
+        "    open(control, 'w').write('')\n"
+        "    for _ in range(10):\n"
+        "        with open(control, 'a') as file:\n"
+        "            for _ in range(chance.randrange(5)):\n"
+        "                line = [chance.choice(verbs)] + [chance.choice(words) for _ in range(chance.randrange(5))]\n"
+        "                file.write(' '.join(line) + chance.choice(['\\n', '\\n\\n', '']))\n"
+        "        time.sleep(0.0015)\n"
+        "        for call in (n.nvmlDeviceGetName, n.nvmlDeviceGetMemoryInfo, n.nvmlDeviceGetRemappedRows):\n"
+        "            try: call(h[chance.randrange(8)])\n"
+        "            except (n.NVMLError, UnicodeDecodeError): pass\n"
+        "say('done')\n"
+    )
+    with client(machine, body) as process:
+        output, errors = process.communicate(timeout=60)
+        assert output == "done\n", errors
+
+
 def test_a_setter_is_seen_by_every_process_and_read_back(gpus, machine):
     if os.geteuid() != 0:
         pytest.skip("the driver lets only root change persistence mode, and so does the simulation")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from fairlead.model.finding import Action, Service
+from fairlead.xid import parse
 from fairlead.xid.catalogue import ENTRIES, RECOVERY, look_up, recovery
+from fairlead.xid.meaning import meaning
 
 FACTS = Path(__file__).resolve().parents[2].parent / "shared" / "reference" / "xid.csv"
 WORDS = {
@@ -52,6 +54,23 @@ def test_an_application_is_never_a_reason_to_drain() -> None:
     for entry in ENTRIES.values():
         if entry.blames == "application" or entry.action is Action.RESTART_APP:
             assert entry.service is not Service.DRAIN_NOW
+
+
+def test_the_line_itself_wins_over_its_code() -> None:
+    where = "NVRM: Xid (PCI:0000:3b:00): "
+    for text, service in (
+        ("149, NETIR Fatal XC0 i0 Link -1 (0x0)", Service.DRAIN_NOW),
+        ("149, NETIR Nonfatal XC0 i0 Link 1 (0x0)", Service.KEEP),
+        ("149, Placeholder message", Service.KEEP),
+        ("154, GPU recovery action changed from 0x0 (None) to 0x1 (PF FLR)", Service.DRAIN_NOW),
+        ("154, GPU recovery action changed from 0x1 (PF FLR) to 0x0 (None)", Service.KEEP),
+        ("154, words of a driver to come", Service.KEEP),
+        ("63, Row Remapper", Service.DRAIN_AFTER_JOB),
+    ):
+        line = parse(where + text)
+        assert line is not None and meaning(line).service is service
+    remap = parse(where + "63, Row Remapper")
+    assert remap is not None and meaning(remap).action is Action.NONE  # NVIDIA's word; the check asks for the reset
 
 
 def test_new_codes_and_numbers_are_not_taken_for_harmless() -> None:

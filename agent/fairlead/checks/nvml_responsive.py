@@ -65,12 +65,13 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 def _stuck(stuck: StuckCall, params: Params) -> Finding:
     where = f" on GPU {stuck.gpu}" if stuck.gpu else ""
+    call = stuck.call or "an NVML call"
     name = f"{stuck.call}/{stuck.gpu}"
     evidence = f"waited {stuck.seconds:.0f} s, worker in state {stuck.process_state}"
     if stuck.process_state == "X":
         return _finding(
             Level.UNKNOWN,
-            f"the NVML worker died in {stuck.call}{where}",
+            f"the NVML worker died in {call}{where}",
             Action.NONE,
             evidence,
             device=stuck.gpu,
@@ -79,12 +80,12 @@ def _stuck(stuck: StuckCall, params: Params) -> Finding:
     sleeps = stuck.process_state == "D"
     if stuck.seconds < (params.stuck_seconds if sleeps else params.slow_seconds):
         return _finding(
-            Level.UNKNOWN, f"{stuck.call}{where} has not come back yet", Action.NONE, evidence, device=stuck.gpu, evidence_id=name
+            Level.UNKNOWN, f"{call}{where} has not come back yet", Action.NONE, evidence, device=stuck.gpu, evidence_id=name
         )
     how = " (driver hangs)" if sleeps else ""
     return _finding(
         Level.DRAIN,
-        f"{stuck.call}{where} does not come back{how}",
+        f"{call}{where} does not come back{how}",
         Action.REBOOT_NODE,
         evidence,
         device=stuck.gpu,

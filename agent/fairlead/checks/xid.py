@@ -20,9 +20,8 @@ from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.xid import Kind, XidLine, read
-from fairlead.xid.catalogue import look_up, recovery
-
-NVLINK5 = range(144, 151)
+from fairlead.xid.catalogue import recovery
+from fairlead.xid.meaning import Meaning, meaning
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -50,7 +49,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield Finding(
             check="xid", level=Level.OK, summary="needs the kernel log of this boot", service=Service.KEEP, needs_history=True
         )
-    records = tuple(r for r in past.records if _this_boot(r, node))
+    records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
     drained: set[str] = set()
     for fault in _faults(records):
         finding = _finding(fault, node, params)
@@ -104,9 +103,10 @@ def _note(faults: dict[tuple[str, str, int, int | None], _Fault], line: XidLine,
 
 
 def _finding(fault: _Fault, node: Node, params: Params) -> Finding | None:
-    words, action, service, blames = _meaning(fault, params)
-    if not words:
+    means = _counts_as(fault, params)
+    if means is None:
         return None
+    action, service = means.action, means.service
     if service is Service.KEEP:
         age = node.uptime_seconds - fault.last.seconds if not isinstance(node.uptime_seconds, Missing) else 0.0
         if age > params.remember_seconds:
@@ -116,13 +116,13 @@ def _finding(fault: _Fault, node: Node, params: Params) -> Finding | None:
     where = f"{'NVSwitch' if line.kind is Kind.SXID else 'GPU'} {line.pci}" if line.pci else "an unnamed GPU"
     link = f", link {line.link}" if line.link is not None else ""
     follow_up = "" if action is Action.NONE else f": {action.value}"
-    blame = ", the job's own fault" if blames == "application" else ""
+    blame = ", the job's own fault" if means.blames == "application" else ""
     boot = fault.last.boot_id or (node.boot_id if isinstance(node.boot_id, str) else "")
     return Finding(
         check="xid",
         level=Level.WARN if service is Service.KEEP else Level.DRAIN,
         device=line.pci,
-        summary=f"{name} {line.code} on {where} ({words}{link}){follow_up}{blame}",
+        summary=f"{name} {line.code} on {where} ({means.words}{link}){follow_up}{blame}",
         evidence=_evidence(fault),
         action=action,
         service=service,
@@ -130,27 +130,15 @@ def _finding(fault: _Fault, node: Node, params: Params) -> Finding | None:
     )
 
 
-def _meaning(fault: _Fault, params: Params) -> tuple[str, Action, Service, str]:
-    """Words for the reason ("" for nothing to tell), action, service and blame of a fault."""
-    line = fault.line
-    if line.kind is Kind.SXID:
-        if line.fatal:
-            return "fatal NVSwitch error", Action.CHECK_FABRIC, Service.DRAIN_NOW, "fabric"
-        return "NVSwitch error, not fatal", Action.NONE, Service.KEEP, "fabric"
-    entry = look_up(line.code)
-    words, action, service = entry.description, entry.action, entry.service
-    if line.code == 154 and line.recovery is not None:
-        words, action, service = recovery(line.recovery)
-        if action is Action.NONE:
-            return "", action, service, entry.blames
-    if line.code in NVLINK5 and not line.fatal:
-        words, service = f"{words}, {'not fatal' if line.fatal is False else 'severity not said'}", Service.KEEP
-    service = params.services.get(str(line.code), service)
-    if service is Service.KEEP and entry.harmless:
-        return "", action, service, entry.blames
-    if service is Service.DRAIN_AFTER_JOB and action in (Action.NONE, Action.RESTART_APP):
-        action = Action.RESET_GPU  # what the node needs before its next job
-    return words, action, service, entry.blames
+def _counts_as(fault: _Fault, params: Params) -> Meaning | None:
+    """The meaning of a fault with the site's choice of service; None for nothing to tell."""
+    means = meaning(fault.line)
+    own = params.services.get(str(fault.line.code)) if fault.line.kind is not Kind.SXID else None
+    service = means.service if own is None else own
+    if service is Service.KEEP and means.harmless:
+        return None
+    needs_reset = service is Service.DRAIN_AFTER_JOB and means.action in (Action.NONE, Action.RESTART_APP)
+    return replace(means, service=service, action=Action.RESET_GPU if needs_reset else means.action)
 
 
 def _evidence(fault: _Fault) -> tuple[str, ...]:

@@ -241,6 +241,7 @@ class Loop:
         if not known or not self.history.add_records(known):
             return
         self.woken += len(known)
+        self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
         if self.node is not None:
             woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
             self._decide(judge(self.document, self.node, self.history.past(), woken), woken)

@@ -17,6 +17,17 @@ _NODE = "/sys/devices/system/node"
 _MEMTOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
 
 
+def signature(root: Root) -> tuple[object, ...]:
+    """What changes whenever the CPUs or the memory of the machine do."""
+    return (
+        root.read_line(f"{_CPU}/online"),
+        root.read_line(f"{_NODE}/online"),
+        root.read_line(f"{_NODE}/has_cpu"),
+        root.list(_CPU),
+        root.list(_NODE),
+    )
+
+
 def numa_nodes(root: Root) -> tuple[NumaNode, ...]:
     """Every NUMA node that has a folder, by number. Memory in bytes."""
     return tuple(_numa_node(root, number) for number in _numbered(root, _NODE, "node"))

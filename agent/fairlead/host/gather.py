@@ -14,6 +14,7 @@ from fairlead.model.facts import Cpu, Gpu, Missing, Nic, Node, NumaNode, PciDevi
 
 T = TypeVar("T")
 SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
+CPU_SECONDS = 600.0
 _NVIDIA = 0x10DE
 _GLOB_MAX = 32  # more files than that (one per CPU) are read on thorough looks only
 
@@ -31,6 +32,8 @@ class Gatherer:
         self._slow_seconds = slow_seconds
         self._tour = pci.Tour(root)
         self._next_thorough = 0.0
+        self._next_cpus = 0.0
+        self._cpu_signature: tuple[object, ...] = ()
         self._numa: tuple[NumaNode, ...] = ()
         self._cpus: tuple[Cpu, ...] = ()
         self._nics: tuple[Nic, ...] = ()
@@ -48,8 +51,7 @@ class Gatherer:
         devices = self._tour.devices(thorough=thorough)
         if thorough:
             self._next_thorough = now + self._slow_seconds
-            self._numa = cpus.numa_nodes(root)
-            self._cpus = cpus.cpus(root, self._numa)
+            self._look_at_cpus(now)
             if self._virtual is None or isinstance(self._virtual, Missing):
                 self._virtual = kernel.virtual(root)
         if thorough or not self._nics:
@@ -71,6 +73,15 @@ class Gatherer:
             stuck=stuck,
             texts=dict(self._texts),
         )
+
+    def _look_at_cpus(self, now: float) -> None:
+        """Some thousand files that change only when CPUs or memory go on- or offline: read again then, or once in a while."""
+        signature = cpus.signature(self._root)
+        if signature != self._cpu_signature or now >= self._next_cpus:
+            self._cpu_signature = signature
+            self._next_cpus = now + CPU_SECONDS if self._slow_seconds else 0.0
+            self._numa = cpus.numa_nodes(self._root)
+            self._cpus = cpus.cpus(self._root, self._numa)
 
     def _read_texts(self, thorough: bool) -> None:
         if thorough:

@@ -192,9 +192,14 @@ def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missin
 
 def is_lost(raw: Mapping[str, Any]) -> bool:
     """Whether any of the answers about this GPU was GPU_IS_LOST."""
-    if raw.get("error") == GPU_IS_LOST:
-        return True
-    return any(type(v) is dict and is_lost(v) for v in raw.values())
+    for part in (raw, *raw.values()):
+        if type(part) is dict:
+            if part.get("error") == GPU_IS_LOST:
+                return True
+            for value in part.values():
+                if type(value) is dict and value.get("error") == GPU_IS_LOST:
+                    return True
+    return False
 
 
 def _address(text: str | Missing) -> str:

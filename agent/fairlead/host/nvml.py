@@ -64,6 +64,8 @@ class Worker:
         self._not_before = 0.0
         self._why_down = unreadable("the NVML worker has not started")
         self._last_crash: StuckCall | None = None
+        self._hung: StuckCall | None = None  # the call that the last worker was killed in, until a sweep is answered
+        self._hung_since = 0.0
         self._codes: list[int] = []
         self._result: NvmlResult | None = None
 
@@ -154,6 +156,7 @@ class Worker:
         self._receive()
         self._reap(now)
         if self._process is not None and self._sent_at is not None and not self._killed and self._is_overdue(now):
+            self._note_hang(now)
             self._killed = True
             self._process.kill()
             self._reap(now)
@@ -165,8 +168,7 @@ class Worker:
         if self._process is None and now >= self._not_before:
             self._start(now)
         if self._process is None:
-            self._answer(self._why_down, self._last_crash)
-            self._last_crash = None
+            self._answer(self._why_down, self._why_stuck(now))
         elif self._sent_at is None and self._send("sweep\n"):
             self._sent_at = now
         elif self._stale or now - self._asked_at >= self.deadline_seconds:
@@ -187,8 +189,25 @@ class Worker:
         return self._sent_at is not None and now - self._sent_at >= patience
 
     def _stuck(self, now: float) -> StuckCall:
-        beat = self._beat() or ("", "", self._sent_at or now)
-        return StuckCall(call=beat[0], gpu=beat[1], seconds=max(0.0, now - beat[2]), process_state=self._state())
+        """The call that keeps us waiting: the one that an earlier worker was killed in, for as long as nothing is answered."""
+        if self._hung is not None:
+            age = max(0.0, now - self._hung_since)
+            return msgspec.structs.replace(self._hung, seconds=age, process_state=self._state())
+        call, gpu, since = self._beat() or ("", "", self._sent_at or now)
+        return StuckCall(call=call, gpu=gpu, seconds=max(0.0, now - since), process_state=self._state())
+
+    def _note_hang(self, now: float) -> None:
+        call, gpu, since = self._beat() or ("", "", self._sent_at or now)
+        if self._hung is None:
+            self._hung_since = since
+        self._hung = StuckCall(call=call, gpu=gpu, seconds=max(0.0, now - self._hung_since), process_state=self._state())
+
+    def _why_stuck(self, now: float) -> StuckCall | None:
+        """The call to blame while there is no worker: it died in it, or was killed in it."""
+        crash, self._last_crash = self._last_crash, None
+        if crash is None and self._hung is not None:
+            return msgspec.structs.replace(self._hung, seconds=max(0.0, now - self._hung_since))
+        return crash
 
     def _beat(self) -> tuple[str, str, float] | None:
         """(call, GPU, since) that the worker is in; None between calls."""
@@ -284,6 +303,7 @@ class Worker:
         elif kind == ord("S") and isinstance(value, dict):
             self._failures = 0
             self._stale = False
+            self._hung = None
             if self._asked_at is not None and not self._killed:
                 self._answer(value)
             self._sent_at = None
@@ -319,8 +339,7 @@ class Worker:
             )
         self._down(now, unreadable(f"the NVML worker {how}"))
         if self._asked_at is not None and not self._released:
-            self._answer(self._why_down, self._last_crash)
-            self._last_crash = None
+            self._answer(self._why_down, self._why_stuck(now))
 
     def _forget(self) -> None:
         process, self._process = self._process, None

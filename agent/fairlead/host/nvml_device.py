@@ -20,6 +20,7 @@ FUNCTION_NOT_FOUND = 13
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 PROBE_AGAIN_SECONDS = 600.0
 SLOW_SECONDS = 60.0
+LINK_SECONDS = 4.0  # NVLink error counters are most of the values of a sweep, and are judged as rates over minutes
 _VALUE_NOT_AVAILABLE = 2**64 - 1
 
 # nvml.h, NVML_FI_*: id -> place in nvml.json
@@ -114,7 +115,8 @@ class Device:
         self._slow = self._slow_calls()
         self._links = Links(lib, structs, self.pci, beat)
         self._batch_due = 0.0
-        self._batch: Batch | None = None
+        self._links_due = 0.0
+        self._batches: list[Batch | None] = [None, None]
         self.failed = False
         self._processes = (structs.c_nvmlProcessInfo_v2_t * 64)()
 
@@ -127,7 +129,7 @@ class Device:
         code = self._run(self._fast, now) or (self._run(self._slow, now) if slow else 0)
         if not code and slow:
             code = self._find_links()
-        code = code or self._read_fields(now) or self._links.read(self.handle, self.values) or self._read_processes()
+        code = code or self._read_all_fields(now) or self._links.read(self.handle, self.values) or self._read_processes()
         if code:
             self.fail(code)
         elif slow:
@@ -137,7 +139,7 @@ class Device:
     def fail(self, code: int) -> None:
         """Every value but the identity becomes this error; all is read again when the GPU comes back."""
         self.failed = True
-        self._slow_due = self._batch_due = 0.0
+        self._slow_due = self._batch_due = self._links_due = 0.0
         self._links.forget()
         for call in (*self._fast, *self._slow):
             call.not_before = 0.0
@@ -171,14 +173,22 @@ class Device:
                 _put(values, call.part, call.key, answer)
         return 0
 
-    def _read_fields(self, now: float) -> int:
+    def _read_all_fields(self, now: float) -> int:
         if now >= self._batch_due:
             self._batch_due = now + PROBE_AGAIN_SECONDS
+            self._links_due = 0.0
             links = [(f, i) for i in range(len(self._links.found)) for f in LINK_FIELDS]
-            self._batch = Batch(self._lib, self.handle, [(f, 0) for f in FIELDS] + links)
+            self._batches = [Batch(self._lib, self.handle, [(f, 0) for f in FIELDS]), Batch(self._lib, self.handle, links)]
             self._links.errors_by_call = False
-        batch = self._batch
-        if batch is None:
+        code = self._read_fields(0)
+        if not code and now >= self._links_due:
+            self._links_due = now + LINK_SECONDS
+            code = self._read_fields(1) or self._links.read_errors(self.handle)
+        return code
+
+    def _read_fields(self, which: int) -> int:
+        batch = self._batches[which]
+        if batch is None or not batch.wanted:
             return 0
         self._beat(b"nvmlDeviceGetFieldValues", self.pci)
         answers = batch.read()
@@ -193,7 +203,7 @@ class Device:
                     return int(answer["error"])
                 if answer["error"] in _FORGET:
                     refused.add((field, scope))
-            if field in LINK_FIELDS:
+            if which == 1:
                 if scope < len(self._links.found):
                     self._links.found[scope][LINK_FIELDS[field]] = answer
                 continue
@@ -203,10 +213,9 @@ class Device:
             else:
                 _put(self.values, part, key, answer)
         if refused:
-            if all((f, 0) in refused for f in LINK_FIELDS):
+            if which == 1 and len(refused) == len(batch.wanted):
                 self._links.errors_by_call = True
-            kept = [w for w in batch.wanted if w not in refused]
-            self._batch = Batch(self._lib, self.handle, kept) if kept else None
+            self._batches[which] = Batch(self._lib, self.handle, [w for w in batch.wanted if w not in refused])
         return 0
 
     def _find_links(self) -> int:

@@ -66,7 +66,7 @@ class Links:
         return 0
 
     def read(self, handle: Any, values: Json) -> int:
-        """States into ``values["nvlink"]``, and error counters where the fields do not give them."""
+        """States into ``values["nvlink"]``."""
         values["nvlink"] = self.found
         fn, state = self._lib.nvmlDeviceGetNvLinkState, self._state
         where = ctypes.byref(state)
@@ -77,12 +77,18 @@ class Links:
             if code in FATAL:
                 return int(code)
             link["active"] = {"error": code} if code else state.value
-        if self.errors_by_call:
+        return 0
+
+    def read_errors(self, handle: Any) -> int:
+        """Error counters where the fields do not give them."""
+        if self.errors_by_call and self.found:
             value = ctypes.c_ulonglong()
             self._beat(b"nvmlDeviceGetNvLinkErrorCounter", self.pci)
             for i, link in enumerate(self.found):
                 for counter, key in LINK_COUNTERS.items():
                     code = self._lib.nvmlDeviceGetNvLinkErrorCounter(handle, i, counter, ctypes.byref(value))
+                    if code in FATAL:
+                        return int(code)
                     link[key] = {"error": code} if code else value.value
         return 0
 

@@ -46,6 +46,7 @@ class Tour:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._known: dict[str, PciDevice] = {}
+        self._inodes: dict[str, int] = {}  # a device that went and came back has another: nothing known of it holds
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
         """Every function by address. ``thorough`` False: of devices seen before, only what a fault or a person
@@ -61,9 +62,11 @@ class Tour:
         folder = f"{DEVICES}/{old.address}"
         new = old
         if thorough:
-            if self._hex(f"{folder}/vendor") != old.vendor or self._hex(f"{folder}/device") != old.device:
+            if self._root.inode(folder) != self._inodes.get(old.address):
                 return self._first(old.address)
-            new = replace(new, driver=self._driver(folder), numa=_numa(self._root, folder))
+            driver = self._driver(folder)
+            if driver != old.driver:
+                new = replace(new, driver=driver)
         if thorough or old.class_code >> 16 == 0x03:
             new = self._with_link(new, folder)
         if old.acs_offset is not None:
@@ -74,6 +77,7 @@ class Tour:
 
     def _first(self, address: str) -> PciDevice:
         folder = f"{DEVICES}/{address}"
+        self._inodes[address] = self._root.inode(folder)
         device = PciDevice(
             address=address,
             vendor=self._hex(f"{folder}/vendor"),
@@ -99,17 +103,16 @@ class Tour:
     def _with_link(self, device: PciDevice, folder: str) -> PciDevice:
         speed = self._root.value(f"{folder}/current_link_speed")
         width = self._root.value(f"{folder}/current_link_width")
-        best_speed = self._root.value(f"{folder}/max_link_speed")
+        old = device.link
+        if isinstance(old, Missing):
+            best = generation(self._root.value(f"{folder}/max_link_speed")), lanes(self._root.value(f"{folder}/max_link_width"))
+        else:
+            best = old.gen_max, old.width_max  # what the hardware can do
         link: PcieLink | Missing
-        if isinstance(speed, Missing) and isinstance(width, Missing) and isinstance(best_speed, Missing):
+        if isinstance(speed, Missing) and isinstance(width, Missing) and all(isinstance(b, Missing) for b in best):
             link = speed
         else:
-            link = PcieLink(
-                gen_current=generation(speed),
-                gen_max=generation(best_speed),
-                width_current=lanes(width),
-                width_max=lanes(self._root.value(f"{folder}/max_link_width")),
-            )
+            link = PcieLink(gen_current=generation(speed), gen_max=best[0], width_current=lanes(width), width_max=best[1])
         text = "" if isinstance(speed, Missing) else speed
         return device if device.link == link and device.link_speed == text else replace(device, link=link, link_speed=text)
 

@@ -20,8 +20,8 @@ class Redactor:
 
     def __init__(self, nvml: Any = None) -> None:
         self._new: dict[str, str] = {}
-        found = {g.get("serial") for g in _gpus(nvml)}
-        self._serials = sorted(s for s in found if isinstance(s, str) and len(s) >= 6)
+        serials = [g.get("serial") for g in _gpus(nvml)]
+        self._serials = sorted({s for s in serials if isinstance(s, str) and len(s) >= 6})
 
     def text(self, text: str) -> str:
         """Any text of the tree."""

@@ -148,6 +148,13 @@ class Root:
         """Whether there is something at ``path`` that can be looked at."""
         return os.path.lexists(self.join(path))
 
+    def inode(self, path: str) -> int:
+        """The inode number of what ``path`` leads to; 0 when it leads nowhere. sysfs gives each device its own."""
+        try:
+            return os.stat(self.join(path)).st_ino
+        except OSError:
+            return 0
+
     def list(self, path: str) -> tuple[str, ...] | Missing | None:
         """The sorted names in a folder; None when there is no such folder."""
         try:

@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fairlead.errors import DataError
-from fairlead.jobenv.table import NEVER, ROWS, Level, Row
+from fairlead.jobenv.table import NEVER, ROWS, Level, Row, When
 
 END = "."
 
 
-def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = ()) -> str:
+def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
     """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL``, then a line with a dot (the file is complete).
 
-    ``skip``: names that the site does not want set. Raises DataError for a row that the shell could not take.
+    ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
+    a row of the same name. Raises DataError for a name that is never set, or a row that the shell could not take.
     """
-    unwanted = set(skip)
+    unwanted = {*skip, *(extra or {})}
     lines = []
-    for row in rows:
-        if row.name in unwanted:
-            continue
+    own = [
+        Row(name=name, when=When.ALWAYS, value=value, level=Level.FULL, what="the site's", why="the site's", source="site")
+        for name, value in (extra or {}).items()
+    ]
+    for row in (*(r for r in rows if r.name not in unwanted), *own):
         if row.name in NEVER:
             raise DataError(f"job environment: {row.name} is never set: {NEVER[row.name]}")
         if not (row.name.isascii() and row.name.replace("_", "A").isalnum() and row.name.isupper() and row.name[0].isalpha()):
             raise DataError(f"job environment: {row.name!r} is no name of a variable")
         if not row.value or not row.value.isascii() or not row.value.isprintable() or row.value != row.value.strip():
             raise DataError(f"job environment: {row.name}: a value is one printable line")
+        if row in own and row.value.startswith("@"):
+            raise DataError(f"job environment: {row.name}: a value of the site's does not begin with @")
         lines.append("\t".join((row.name, row.when.value, row.value, row.level.value)) + "\n")
     return "".join(lines) + END + "\n"
 

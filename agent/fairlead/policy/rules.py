@@ -60,6 +60,11 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
             boot_grace_seconds=check.boot_grace_seconds,
         )
 
+    @staticmethod
+    def of_setting(mode: Mode) -> CheckPolicy:
+        """Drift of a setting: a value read back is certain, so once is enough both ways. ``mode``: the declaration's."""
+        return CheckPolicy(mode=mode, recover=1)
+
 
 def policy_for(name: str, checks: dict[str, CheckPolicy]) -> CheckPolicy:
     """The policy of a check by name. Drift of a setting already carries its mode in its level."""

@@ -23,14 +23,19 @@ from fairlead.provision.inventory import Target
 from fairlead.provision.wheels import Wheel
 
 OPT = "/opt/fairlead"
-# Slurm's glob for prolog.d/* would run anything there: only these two go in, the others beside.
+# Slurm runs everything in prolog.d and epilog.d: only these two go there, the others beside.
 HOOKS = {
     "prolog": "/etc/slurm/prolog.d/50-fairlead",
     "epilog": "/etc/slurm/epilog.d/50-fairlead",
     "task-prolog": "/etc/slurm/fairlead/task-prolog",
+    "bind-plan": "/etc/slurm/fairlead/bind-plan",
     "health-check": "/etc/slurm/fairlead/health-check",
 }
 UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})
+
+
+def _mode(source: Path) -> int:
+    return 0o755 if source.stat().st_mode & 0o100 else 0o644
 
 
 def node_files() -> list[tuple[str, bytes, int]]:
@@ -41,11 +46,11 @@ def node_files() -> list[tuple[str, bytes, int]]:
         source = hooks / name
         if not source.is_file():
             raise InputMissing(f"{source}: missing from this installation", hint="reinstall fairlead")
-        found.append((path, source.read_bytes(), 0o755))
+        found.append((path, source.read_bytes(), _mode(source)))
     templates = assets.directory("templates")
     for source in sorted(templates.rglob("*")):
         if source.is_file():
-            found.append((f"/{source.relative_to(templates).as_posix()}", source.read_bytes(), 0o644))
+            found.append((f"/{source.relative_to(templates).as_posix()}", source.read_bytes(), _mode(source)))
     return found
 
 

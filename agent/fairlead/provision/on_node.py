@@ -13,6 +13,7 @@ from __future__ import annotations
 import compileall
 import contextlib
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -131,10 +132,10 @@ class Node:
         changed = False
         for entry in self.request["documents"]:
             content = entry["content"].encode("utf-8")
-            before = read(entry["path"])
-            if before != content:
-                changed = True
-                self.note(entry["path"], "missing" if before is None else "content", before, content)
+            why = differs({**entry, "sha256": hashlib.sha256(content).hexdigest()})
+            if why:
+                changed = changed or why != "mode or owner"
+                self.note(entry["path"], why, read(entry["path"]), content)
                 if not self.check:
                     write(entry["path"], content, entry["mode"])
         return changed
@@ -171,8 +172,7 @@ class Node:
                 f.flush()
                 return self.run_apply([os.path.join(self.release, "bin/fairlead"), *arguments, "--document", f.name])
         if os.path.realpath(sys.prefix) == self.release:
-            from fairlead.cli import main
-
+            main = importlib.import_module("fairlead.cli").main  # the command itself, without another start of Python
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 code = main(arguments)

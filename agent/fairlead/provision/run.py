@@ -27,7 +27,7 @@ from fairlead.provision.inventory import Target, targets
 from fairlead.provision.progress import Silent, display
 from fairlead.provision.report import NodeResult, Report, node_result
 
-SSH_ARGS = "-o ControlMaster=no -o ControlPath=none -o BatchMode=yes -o ConnectTimeout=10"
+SSH_ARGS = "-o BatchMode=yes -o ConnectTimeout=10"  # shared connections are the business of the admin's own ssh_config
 _PREFIX = "fairlead-provision."
 
 
@@ -119,7 +119,7 @@ def _play(
             force=options.force,
         )
         inventory = folder / "inventory.ini"
-        (folder / "ansible.cfg").write_text("[defaults]\n")  # nobody else's
+        (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
         inventory.write_text(inventory_text(site, chosen, str(bundle)))
         for target in chosen:
             results[target.node] = NodeResult(node=target.node, state="unfinished", message="the run ended before this node")

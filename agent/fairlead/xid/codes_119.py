@@ -126,7 +126,7 @@ ROWS: tuple[tuple[int, str, str, Action, Service, str, str, str], ...] = (
         "GPU_RECOVERY_ACTION_CHANGED",
         "recovery action changed",
         Action.FOLLOW_CAUSE,
-        NOW,
+        KEEP,
         "gpu",
         "The driver's own advice, as a number in the line: that number is what counts (xid.recovery).",
         CATALOGUE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -25,7 +26,7 @@ def implemented() -> set[str]:
     """Entry points that the C sources define."""
     names: set[str] = set()
     for source in SOURCES:
-        # A definition names the function first in parentheses' position: nvmlX( after NVML_API, or MACRO(nvmlX, ...
+        # Written out (NVML_API type nvmlX(...) or by a macro at the line's start (UINT(nvmlX, "key")).
         text = (HERE / source).read_text()
         names |= set(re.findall(r"^NVML_API [\w ]+\*?(nvml\w+)\(", text, re.MULTILINE))
         names |= set(re.findall(r"^[A-Z_0-9]+\((nvml\w+)[,)]", text, re.MULTILINE))
@@ -56,9 +57,8 @@ def build(outdir: Path, compiler: Sequence[str] = ("gcc",)) -> Path:
         command = [*compiler, *FLAGS, f"-Wl,-soname,{NAME}", "-o", NAME, *SOURCES, "stubs.c"]
         subprocess.run(command, cwd=work, check=True, timeout=120)
         os.replace(work / NAME, library)
-    bare = outdir / "libnvidia-ml.so"
-    if not bare.is_symlink():
-        bare.symlink_to(NAME)
+    with contextlib.suppress(FileExistsError):
+        (outdir / "libnvidia-ml.so").symlink_to(NAME)
     stamp.write_text(digest.hexdigest())
     return library
 

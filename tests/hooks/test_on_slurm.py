@@ -1,0 +1,180 @@
+"""The task prolog under real Slurm of every release: what the steps' affinity is afterwards, read back in the tasks."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.jobenv.render import render
+from fairlead.topology import publish
+from tests.hooks.stage import HOOKS
+from tests.lab.cluster import Cluster
+from tests.lab.cpus import v1_controllers
+from tests.lab.roots import SUITES
+from tests.slurm.conftest import running
+from tests.topology.build import hgx
+
+pytestmark = [pytest.mark.root, pytest.mark.slurm]
+TASK = 'echo "$SLURM_LOCALID $(taskset -cp $$ | sed "s/.*: //") ${OMP_NUM_THREADS:--} ${FAIRLEAD_SET:+set}"'
+CYCLIC = ["0-13", "56-69", "14-27", "70-83", "28-41", "84-97", "42-55", "98-111"]
+NEAR = ["0-13", "14-27", "28-41", "42-55", "56-69", "70-83", "84-97", "98-111"]
+TOPOLOGY = HOOKS.parent / "agent" / "fairlead" / "topology"
+
+
+def lay_out(cluster: Cluster, name: str, node: object, python: str = "-") -> None:
+    dirs = cluster.node_dirs(name)
+    from fairlead.model.facts import Node
+
+    assert isinstance(node, Node)
+    (dirs.run / "jobs").mkdir(exist_ok=True)
+    (dirs.run / "plans").mkdir(exist_ok=True)
+    (dirs.run / "topology").write_text(publish.render_topology(node))
+    for tasks, text in publish.render_plans(node).items():
+        (dirs.run / "plans" / str(tasks)).write_text(text)
+    (dirs.run / "env").write_text(render())
+    (dirs.etc / "hooks").write_text(f"1\tallow\tfull\t-\t{python}\n")
+
+
+def tasks(cluster: Cluster, node: str, *options: str, script: str = TASK, **env: str) -> dict[int, list[str]]:
+    """srun's tasks: local id -> [CPUs, OMP_NUM_THREADS, "set"]."""
+    argv = ["/usr/bin/env", *(f"{k}={v}" for k, v in env.items()), "/usr/bin/srun", "-w", node, *options]
+    said = cluster.run([*argv, "/bin/sh", "-c", script], timeout=90).stdout
+    return {int(m[1]): m[2].split() for m in re.finditer(r"^(\d+) (.*)$", said, re.MULTILINE)}
+
+
+def cpus(found: dict[int, list[str]]) -> list[str]:
+    return [found[rank][0] for rank in sorted(found)]
+
+
+@pytest.fixture(scope="module", params=list(SUITES))
+def simulated(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two sockets of 56 simulated cores, 8 GPUs."""
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    cluster = Cluster(request.param, nodes=1, simulated=True, prolog=HOOKS / "prolog", task_prolog=HOOKS / "task-prolog")
+    with running(cluster) as up:
+        lay_out(up, "n1", hgx())
+        yield up
+
+
+def test_the_cyclic_default_is_put_right(simulated: Cluster) -> None:
+    found = tasks(simulated, "n1", "-n8", "-c14", "--gres=gpu:8")
+    assert cpus(found) == NEAR
+    assert {tuple(row[1:]) for row in found.values()} == {("14", "set")}
+
+
+def typed(order: list[str]) -> str:
+    return ",".join(f"0x{(((1 << 14) - 1) << int(c.split('-')[0])):028X}" for c in order)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--cpu-bind=none",), ["0-111"] * 8),
+        (("--cpu-bind=map_cpu:0,56,1,57,2,58,3,59",), ["0", "56", "1", "57", "2", "58", "3", "59"]),
+        # Masks exactly as Slurm writes its own, in its own order: typed by the user, so they stay.
+        ((f"--cpu-bind=mask_cpu:{typed(CYCLIC)}",), CYCLIC),
+        ((f"--cpu-bind=mask_cpu:{typed(NEAR[::-1])}",), NEAR[::-1]),
+        (("--gpus-per-task=1",), CYCLIC),
+    ],
+)
+def test_the_users_binding_stays(simulated: Cluster, options: tuple[str, ...], expected: list[str]) -> None:
+    gres = () if "--gpus-per-task=1" in options else ("--gres=gpu:8",)
+    found = tasks(simulated, "n1", "-n8", "-c14", *gres, *options)
+    assert cpus(found) == expected
+    assert {row[1] for row in found.values()} == {"-"}
+
+
+def test_off(simulated: Cluster) -> None:
+    """By the environment, and by the comment, which only the prolog sees."""
+    options = ("-n8", "-c14", "--gres=gpu:8")
+    for found in (
+        tasks(simulated, "n1", *options, FAIRLEAD_PROFILE="off"),
+        tasks(simulated, "n1", *options, "--comment=my run, fairlead:off"),
+    ):
+        assert cpus(found) == CYCLIC
+        assert {tuple(row[1:]) for row in found.values()} == {("-",)}
+
+
+def test_cpu_steps_and_single_tasks_stay(simulated: Cluster) -> None:
+    assert cpus(tasks(simulated, "n1", "-n8", "-c14")) == CYCLIC
+    assert cpus(tasks(simulated, "n1", "-n1", "-c112", "--gres=gpu:8")) == ["0-111"]
+
+
+def test_batch_job_with_a_step(simulated: Cluster) -> None:
+    """The batch step gets defaults and keeps its CPUs; a plain srun in it is bound."""
+    script = (
+        f"#!/bin/sh\ntaskset -cp $$ | sed 's/.*: /batch /'\necho \"order $CUDA_DEVICE_ORDER\"\nsrun -n8 -c14 sh -c '{TASK}'\n"
+    )
+    job = simulated.submit(script, "-n8", "-c14", "--gres=gpu:8", "-o", "/tmp/out-%j")
+    simulated.wait_job(job, "COMPLETED")
+    said = simulated.run(["/bin/cat", f"/tmp/out-{job}"], timeout=20).stdout
+    assert "batch 0-111\n" in said
+    assert "order PCI_BUS_ID\n" in said
+    found = {int(m[1]): m[2].split() for m in re.finditer(r"^(\d+) (.*)$", said, re.MULTILINE)}
+    assert cpus(found) == NEAR
+
+
+def test_a_prolog_that_refuses_sends_the_job_away(simulated: Cluster) -> None:
+    dirs = simulated.node_dirs("n1")
+    verdict = dirs.run / "verdict"
+    verdict.write_text("1\tdrain\t99999999999\t7\tGPU 0000:1b:00.0 fell off the bus\n")
+    try:
+        job = simulated.submit("#!/bin/sh\necho ran\n", "-n1", "-o", "/tmp/out-%j")
+        deadline = time.monotonic() + 20
+        while "refused" not in (dirs.run / "prolog.log").read_text() if (dirs.run / "prolog.log").exists() else True:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert (dirs.run / "jobs" / str(job)).read_text().split("\t")[1] == "refused"
+        while "DRAIN" not in simulated.scontrol("-o", "show", "node", "n1"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        verdict.unlink()
+        simulated.run(["/usr/bin/scancel", str(job)], check=False)
+        simulated.scontrol("update", "nodename=n1", "state=resume", check=False)
+
+
+@pytest.fixture(scope="module", params=list(SUITES))
+def real(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """This machine's own two CPUs as two sockets, steps in real cpusets; GPU 0 is on socket 1, GPU 1 on socket 0."""
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    if not {"cpuset"} <= set(v1_controllers()) or sorted(os.sched_getaffinity(0))[:2] != [0, 1]:
+        pytest.skip("needs CPUs 0 and 1 and a v1 cpuset controller")
+    inside = f"/run/lab-hooks{TOPOLOGY}"
+    cluster = Cluster(request.param, nodes=0, real=True, cgroup=True, task_prolog=HOOKS / "task-prolog", binds={TOPOLOGY: inside})
+    with running(cluster) as up:
+        lay_out(up, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
+        yield up
+
+
+def test_real_cpus_by_the_ready_plan(real: Cluster) -> None:
+    found = tasks(real, "r1", "-n2", "-c1", "--gres=gpu:2")
+    assert cpus(found) == ["1", "0"]
+    assert {row[1] for row in found.values()} == {"1"}
+
+
+def test_real_cpus_by_the_planner(real: Cluster) -> None:
+    dirs = real.node_dirs("r1")
+    plans = {p.name: p.read_text() for p in (dirs.run / "plans").iterdir()}
+    for name in plans:
+        (dirs.run / "plans" / name).unlink()
+    try:
+        found = tasks(real, "r1", "-n2", "-c1", "--gres=gpu:2")
+        assert cpus(found) == ["1", "0"]
+        assert {row[1] for row in found.values()} == {"1"}
+    finally:
+        for name, text in plans.items():
+            (dirs.run / "plans" / name).write_text(text)
+
+
+def test_real_status_agrees(real: Cluster) -> None:
+    """What the kernel says of the task itself, and of a child of it."""
+    script = 'echo "$SLURM_LOCALID $(grep Cpus_allowed_list /proc/$$/status | cut -f2) $(sh -c "nproc")"'
+    found = tasks(real, "r1", "-n2", "-c1", "--gres=gpu:2", script=script)
+    assert found == {0: ["1", "1"], 1: ["0", "1"]}

@@ -1,0 +1,102 @@
+"""A snapshot read back is the machine it was taken of."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from msgspec.structs import asdict
+
+from fairlead.errors import HostError
+from fairlead.host.gather import gather
+from fairlead.host.kmsg import Follower
+from fairlead.host.root import Root
+from fairlead.host.snapshot import snapshot
+from fairlead.model.facts import Node, unreadable
+from tests.host.conftest import MACHINES
+from tests.host.test_gather import TREES, nvml
+
+READS = ("/proc/cmdline", "/sys/kernel/iommu_groups/*/type", "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
+
+
+def look(tree: Path) -> Node:
+    return gather(Root(os.fspath(tree)), json.loads((tree / "nvml.json").read_text()), reads=READS)
+
+
+@pytest.mark.parametrize("machine", TREES)
+def test_round_trip(machine: str, tmp_path: Path) -> None:
+    source, target = MACHINES / machine, tmp_path / "copy"
+    snapshot(Root(os.fspath(source)), nvml(machine), target, redact=False)
+    assert look(target) == look(source)
+    assert (target / "dev/kmsg").read_text() == (source / "dev/kmsg").read_text()
+    assert (target / "dev/nodes").read_text() == (source / "dev/nodes").read_text()
+    for link in target.rglob("*"):
+        if link.is_symlink():
+            assert os.path.realpath(link).startswith(os.path.realpath(target) + "/")
+
+
+def test_second_generation_is_the_first(tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "same", tmp_path / "b" / "same"
+    snapshot(Root(os.fspath(MACHINES / "hgx-a100")), nvml("hgx-a100"), first, redact=False)
+    snapshot(Root(os.fspath(first)), nvml("hgx-a100"), second, redact=False)
+
+    def content(tree: Path) -> dict[str, str | bytes]:
+        found: dict[str, str | bytes] = {}
+        for path in tree.rglob("*"):
+            name = os.fspath(path.relative_to(tree))
+            if path.is_symlink():
+                found[name] = os.readlink(path)
+            elif path.is_file():
+                found[name] = path.read_bytes()
+        return found
+
+    assert content(first) == content(second)
+
+
+def test_redacted_names_nobody_and_differs_in_nothing_else(tmp_path: Path) -> None:
+    source = MACHINES / "hgx-h100.xid79"
+    snapshot(Root(os.fspath(source)), nvml(source.name), tmp_path / "copy", redact=True)
+    before, after = look(source), look(tmp_path / "copy")
+    assert isinstance(before.gpus, tuple)
+    assert isinstance(after.gpus, tuple)
+    known = [v for g in before.gpus for v in (g.uuid, g.serial) if isinstance(v, str)]
+    known += [p.read_text().strip() for p in source.glob("sys/class/net/[ei]*/address")]
+    known += [p.read_text().strip() for p in source.glob("sys/class/infiniband/*/node_guid")]
+    assert len(known) > 30
+    everything = "\n".join(
+        p.read_text(errors="replace") for p in (tmp_path / "copy").rglob("*") if p.is_file() and p.name != "config"
+    )
+    assert [k for k in known if k in everything] == []
+    assert len({g.uuid for g in after.gpus}) == 8
+    same = ("cpus", "numa", "pci", "nics", "driver", "virtual")
+    assert {k: asdict(after)[k] for k in same} == {k: asdict(before)[k] for k in same}
+    changed = {"uuid", "serial"}
+    for old, new in zip(before.gpus, after.gpus, strict=True):
+        assert {k for k, v in asdict(new).items() if v != asdict(old)[k]} <= changed
+    uuid = after.gpus[0].uuid
+    assert isinstance(uuid, str)
+    assert uuid in next((tmp_path / "copy/proc/driver/nvidia/gpus").glob("0000:1b:00.0/information")).read_text()
+    xids = [r.text for r in Follower(os.fspath(tmp_path / "copy/dev/kmsg")).read() if "Xid" in r.text]
+    assert xids == [r.text for r in Follower(os.fspath(source / "dev/kmsg")).read() if "Xid" in r.text]
+    assert xids
+
+
+def test_live_machine(tmp_path: Path) -> None:
+    root = Root()
+    snapshot(root, unreadable("no driver here"), tmp_path / "copy", redact=True)
+    before, after = gather(root, None), gather(Root(os.fspath(tmp_path / "copy")), None)
+    assert (after.cpus, after.numa, after.virtual) == (before.cpus, before.numa, before.virtual)
+    assert [d.address for d in after.pci] == [d.address for d in before.pci]
+    assert isinstance(after.uptime_seconds, float)
+    raw = json.loads((tmp_path / "copy/nvml.json").read_text())
+    assert (raw["error"], raw["call"]) == (999, "no driver here")
+    assert re.search("addresses replaced", (tmp_path / "copy/README.md").read_text())
+
+
+def test_target_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="file"):
+        snapshot(Root(os.fspath(MACHINES / "hgx-h100")), {"schema": 1}, tmp_path / "file" / "below", redact=False)

@@ -1,0 +1,259 @@
+"""The playbook over real ssh on a rack of simulated nodes: check, converge, converge again, tamper, reboot, faults, uninstall.
+
+The tests share one rack and run in their order, as an operator's day does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import roots
+from tests.lab.host import Host
+from tests.lab.rack import Rack
+
+pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
+PROJECT = Path(__file__).resolve().parents[2]
+NUMA = "/proc/sys/kernel/numa_balancing"
+GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+OURS = (
+    "/opt/fairlead",
+    "/etc/fairlead",
+    "/usr/local/bin/fairlead",
+    "/etc/slurm/prolog.d/50-fairlead",
+    "/etc/slurm/epilog.d/50-fairlead",
+    "/etc/slurm/fairlead",
+    "/etc/systemd/system/fairlead-apply.service",
+    "/etc/systemd/system/fairlead-agent.service",
+    "/etc/systemd/system/multi-user.target.wants/fairlead-apply.service",
+)
+
+
+class Admin:
+    """The admin host of the rack: a site file and the command."""
+
+    def __init__(self, rack: Rack, folder: Path) -> None:
+        self.rack = rack
+        self.site = folder / "site.toml"
+        self.write_site()
+
+    def write_site(self, key: str = "", more: str = "") -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        capable = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16) >> 24 & 1
+        limit = "infinity" if capable or hard == resource.RLIM_INFINITY else str(hard)
+        hosts = "\n".join(f'{h.name} = "{h.address}"' for h in self.rack.nodes)
+        self.site.write_text(f"""\
+schema = 1
+generation = 3
+[classes.h100]
+nodes = "gpu[1-{len(self.rack.nodes)}]"
+profile = "hgx-h100"
+[classes.h100.settings.memlock]
+limit = "{limit}"
+{more}
+[ansible]
+private_key = "{key or roots.ssh_key()}"
+ssh_args = "-F {self.rack.ssh_config} -o ControlMaster=no -o ControlPath=none"
+[ansible.hosts]
+{hosts}
+""")
+
+    def command(self, *words: str) -> list[str]:
+        return [*self.rack.enter, sys.executable, "-m", "fairlead", *words]
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=240, check=False, env=env)
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def provision(self, *words: str, code: int = 0) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads(self.run("provision", "--site", str(self.site), "--json", *words, code=code).stdout)
+        return {n["node"]: n for n in report["nodes"]}
+
+
+@pytest.fixture(scope="module")
+def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    up = "from tests.lab.rack import Rack; Rack(nodes_wanted=3, name='converge').up()"
+    subprocess.run([sys.executable, "-c", up], cwd=PROJECT, check=True, timeout=180)  # its own process: the rack outlives it
+    rack = Rack.find("converge")
+    try:
+        yield Admin(rack, tmp_path_factory.mktemp("admin"))
+    finally:
+        rack.down()
+    assert not list(Path("/dev/shm").glob("fairlead-provision.*")), "the private folder is wiped"
+
+
+def node(admin: Admin, name: str) -> Host:
+    return next(h for h in admin.rack.nodes if h.name == name)
+
+
+def states(results: dict[str, Any]) -> dict[str, str]:
+    return {name: n["state"] for name, n in results.items()}
+
+
+def daemons(host: Host) -> str:
+    return host.run("systemctl show -p MainPID --value slurmd fairlead-agent").stdout
+
+
+def test_1_check_on_fresh_nodes_shows_all_of_it_and_leaves_no_trace(admin: Admin) -> None:
+    done = admin.run("provision", "--site", str(admin.site), "--check", "--diff")
+    assert "gpu[1-3] (3 nodes): would change" in done.stdout
+    assert "numa_balancing: " in done.stdout and "+LimitMEMLOCK=" in done.stdout and "+#!/bin/sh" in done.stdout
+    for host in admin.rack.nodes:
+        assert host.run(["ls", "-d", *OURS, "/var/lib/fairlead", "/run/fairlead"], check=False).stdout == ""
+        assert host.path(NUMA).read_text() == "1\n"
+
+
+def test_2_the_first_run_changes_every_node_and_it_is_effective(admin: Admin) -> None:
+    results = admin.provision()
+    assert states(results) == {"gpu1": "changed", "gpu2": "changed", "gpu3": "changed"}
+    for name, result in results.items():
+        host = node(admin, name)
+        assert host.path(NUMA).read_text() == "0\n" and host.path(GOVERNOR).read_text() == "performance\n"
+        assert {i["effective"] for i in result["apply"]["items"]} == {"yes"}
+        assert host.run("/usr/local/bin/fairlead version").stdout
+        assert host.run("systemctl is-enabled fairlead-apply fairlead-agent").stdout == "enabled\nenabled\n"
+        assert host.run("systemctl is-active fairlead-agent").stdout == "active\n"
+        assert host.run("stat -c %U:%a /etc/slurm/prolog.d/50-fairlead").stdout == "root:755\n"
+        document = json.loads(host.run("cat /etc/fairlead/node.json").stdout)
+        assert (document["node"], document["generation"]) == (name, 3)
+
+
+def test_3_the_second_run_changes_nothing(admin: Admin) -> None:
+    before = {h.name: daemons(h) for h in admin.rack.nodes}
+    results = admin.provision()
+    assert states(results) == {"gpu1": "same", "gpu2": "same", "gpu3": "same"}
+    assert [n["changed"] for n in results.values()] == [0, 0, 0]
+    assert {h.name: daemons(h) for h in admin.rack.nodes} == before, "neither slurmd nor the agent is restarted"
+
+
+def test_4_tampering_is_exactly_what_is_found_and_put_right(admin: Admin) -> None:
+    node(admin, "gpu1").run(f"echo 1 > {NUMA}")
+    node(admin, "gpu2").run("echo >> /etc/slurm/epilog.d/50-fairlead; chmod 600 /etc/fairlead/hooks")
+    checked = admin.provision("--check")
+    assert states(checked) == {"gpu1": "changed", "gpu2": "changed", "gpu3": "same"}
+    results = admin.provision()
+    assert results["gpu1"]["changes"] == ["numa_balancing: kernel.numa_balancing is 1, wanted 0"]
+    assert results["gpu2"]["changes"] == ["/etc/slurm/epilog.d/50-fairlead: content", "/etc/fairlead/hooks: mode or owner"]
+    assert results["gpu3"]["changed"] == 0
+    assert node(admin, "gpu2").run("stat -c %a /etc/fairlead/hooks").stdout == "644\n"
+    assert set(states(admin.provision()).values()) == {"same"}
+
+
+def test_5_a_declaration_reaches_the_nodes_it_names(admin: Admin) -> None:
+    admin.write_site(more="[nodes.gpu3.hooks]\non_stale = 'refuse'\n")
+    results = admin.provision()
+    assert results["gpu3"]["changes"][:2] == ["/etc/fairlead/node.json: content", "/etc/fairlead/hooks: content"]
+    assert results["gpu1"]["changed"] == 0
+    assert node(admin, "gpu3").run("cat /etc/fairlead/hooks").stdout.split("\t")[1] == "refuse"
+    admin.write_site()
+    admin.provision()
+
+
+def test_6_the_boot_unit_brings_back_what_a_reboot_loses_before_slurmd(admin: Admin) -> None:
+    host = node(admin, "gpu1")
+    host.reboot()
+    host.run("systemctl is-system-running --wait", check=False)
+    shown = host.run("systemctl show -p Result,ActiveState,ExecMainExitTimestampMonotonic fairlead-apply").stdout
+    assert "Result=success" in shown and "ActiveState=active" in shown, host.run("journalctl -u fairlead-apply").stdout
+    assert host.path(GOVERNOR).read_text() == "performance\n"
+    ended = int(shown.split("ExecMainExitTimestampMonotonic=")[1].split()[0])
+    began = int(host.run("systemctl show -p ExecMainStartTimestampMonotonic --value slurmd").stdout)
+    assert 0 < ended <= began
+    results = admin.provision("-l", "gpu1")
+    assert [c for c in results["gpu1"]["changes"] if c.startswith(("cpu_governor", "pcie_acs", "persistence"))] == []
+
+
+def test_6_a_node_with_a_job_gets_only_what_the_job_cannot_notice(admin: Admin) -> None:
+    host = node(admin, "gpu2")
+    device = "/sys/bus/pci/devices/0000:15:01.0/config"
+    offset = host.run("setpci -s 15:01.0 ECAP_ACS+6.w=001d && setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip()
+    assert offset == "001d" and host.path(device)
+    host.run(f"echo 1 > {NUMA}")
+    admin.rack.wait_idle(60)
+    admin.rack.run(["sbatch", "-w", "gpu2", "--wrap", "sleep 120", "-o", "/dev/null"])
+    wait(lambda: "slurmstepd: [" in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
+    result = admin.provision("-l", "gpu2", code=75)["gpu2"]
+    assert result["changes"] == ["numa_balancing: kernel.numa_balancing is 1, wanted 0"]
+    assert result["waiting"] == ["pcie_acs: ACS of root port 0000:15:01.0 has ReqRedir+ CmpltRedir+, wanted clear"]
+    admin.rack.run(["scancel", "-w", "gpu2"], check=False)
+    wait(lambda: "slurmstepd: [" not in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
+    assert admin.provision("-l", "gpu2")["gpu2"]["changes"] == ["pcie_acs: " + result["waiting"][0].removeprefix("pcie_acs: ")]
+    assert host.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip() == "0011"
+
+
+def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+def test_7_a_killed_run_leaves_nothing_half_and_the_next_completes(admin: Admin) -> None:
+    host = node(admin, "gpu2")
+    for delay in (0.9, 1.5):
+        host.run("rm -rf /opt/fairlead/current /opt/fairlead/0*; rm -f /etc/slurm/fairlead/task-prolog")
+        env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
+        command = admin.command("provision", "--site", str(admin.site), "-q", "-l", "gpu2")
+        run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(delay)
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        hook = host.run("cat /etc/slurm/fairlead/task-prolog", check=False).stdout
+        assert hook in ("", (PROJECT / "slurm/task-prolog").read_text())
+        current = host.run("test -L /opt/fairlead/current && /usr/local/bin/fairlead version", check=False)
+        assert current.returncode != 0 or current.stdout, "a current release is a complete one"
+        assert admin.provision("-l", "gpu2")["gpu2"]["state"] in ("changed", "same")
+        assert admin.provision("-l", "gpu2")["gpu2"]["state"] == "same"
+
+
+def test_8_errors_name_node_and_next_step_and_others_are_done(admin: Admin, tmp_path: Path) -> None:
+    done = admin.run("provision", "--site", str(admin.site), "-l", "gpu[1,9]", code=64)
+    assert "gpu9: not declared in" in done.stderr
+    admin.write_site(key=str(tmp_path / "none"))
+    assert "none: cannot be read" in admin.run("provision", "--site", str(admin.site), code=66).stderr
+    admin.write_site()
+    node(admin, "gpu3").run("mv /usr/bin/python3 /usr/bin/python3.away; rm -rf /opt/fairlead/current")
+    node(admin, "gpu2").run(
+        "chattr -i / 2>/dev/null; mv /etc/slurm/fairlead /etc/slurm/fairlead.away; echo x > /etc/slurm/fairlead"
+    )
+    results = admin.provision(code=69)
+    assert states(results) == {"gpu1": "same", "gpu2": "failed", "gpu3": "failed"}
+    assert "python" in results["gpu3"]["hint"] and results["gpu2"]["message"].startswith("/etc/slurm/fairlead")
+    node(admin, "gpu3").run("mv /usr/bin/python3.away /usr/bin/python3")
+    node(admin, "gpu2").run("rm /etc/slurm/fairlead; mv /etc/slurm/fairlead.away /etc/slurm/fairlead")
+    node(admin, "gpu3").run("systemctl stop ssh.socket ssh.service", check=False)
+    results = admin.provision(code=69)
+    assert states(results) == {"gpu1": "same", "gpu2": "same", "gpu3": "unreachable"}
+    assert results["gpu3"]["hint"]
+    node(admin, "gpu3").run("systemctl start ssh")
+    assert admin.provision()["gpu3"]["state"] == "changed"
+
+
+def test_9_uninstall_with_undo_leaves_the_node_as_it_was(admin: Admin) -> None:
+    admin.run("provision", "--site", str(admin.site), "--undo", code=64)
+    host = node(admin, "gpu3")
+    host.run("echo 'TaskProlog=/etc/slurm/fairlead/task-prolog' > /run/slurm.conf && mkdir -p /run/slurm/conf")
+    host.run("mv /run/slurm.conf /run/slurm/conf/slurm.conf")
+    results = admin.provision("--uninstall", "--undo", code=69)
+    assert states(results) == {"gpu1": "changed", "gpu2": "changed", "gpu3": "failed"}
+    assert "slurm.conf still says TaskProlog=" in results["gpu3"]["message"]
+    host.run("rm -r /run/slurm/conf")
+    admin.provision("--uninstall", "--undo")
+    for each in admin.rack.nodes:
+        assert each.run(["ls", "-d", *OURS, "/var/lib/fairlead", "/run/fairlead"], check=False).stdout == ""
+        assert each.run("ls -d /etc/nccl.conf /etc/sysctl.d/90-fairlead*", check=False).stdout == ""
+        assert each.path(NUMA).read_text() == "1\n"
+        assert each.run("systemctl is-active slurmd").stdout == "active\n"
+    assert set(states(admin.provision("--uninstall", "--undo")).values()) == {"same"}

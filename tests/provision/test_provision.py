@@ -1,0 +1,161 @@
+"""Inventory, report and the private folder: what needs no node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fairlead import config
+from fairlead.cli import main
+from fairlead.config.site import AnsibleOptions, NodeClass, Site
+from fairlead.errors import ConfigError, ExitCode, UsageError
+from fairlead.provision import bundle, inventory, report, run, wheels
+
+SITE = Site(
+    file="site.toml",
+    generation=4,
+    layer={},
+    classes=(
+        NodeClass(name="a", nodes="gpu[1-3]", profile="hgx-h100", layer={"agent": {"interval_seconds": 5}}),
+        NodeClass(name="b", nodes="cpu[01-02]", profile="", layer={}),
+    ),
+    nodes={"gpu2": {"hooks": {"on_stale": "refuse"}}, "odd": {}},
+    ansible=AnsibleOptions(hosts={"gpu1": "10.0.0.1"}, private_key="key"),
+)
+
+
+def test_nodes_and_classes() -> None:
+    assert inventory.all_nodes(SITE) == ("gpu1", "gpu2", "gpu3", "cpu01", "cpu02", "odd")
+    assert inventory.classes_of(SITE, "gpu2") == ("a",) and inventory.classes_of(SITE, "odd") == ()
+
+
+def test_targets_have_their_own_document_and_address() -> None:
+    chosen = {t.node: t for t in inventory.targets(SITE, "gpu[1-2],cpu02")}
+    assert sorted(chosen) == ["cpu02", "gpu1", "gpu2"]
+    assert (chosen["gpu1"].address, chosen["gpu2"].address) == ("10.0.0.1", "gpu2")
+    assert chosen["gpu2"].document.hooks.on_stale == "refuse" and chosen["gpu1"].document.hooks.on_stale == "allow"
+    assert chosen["gpu1"].document.agent.interval_seconds == 5 and chosen["gpu1"].document.generation == 4
+
+
+@pytest.mark.parametrize(("nodelist", "words"), [("gpu[1-9]", r"gpu\[4-9\]: not declared"), ("gpu[1-", "-l gpu")])
+def test_a_wrong_nodelist_is_a_usage_error(nodelist: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        inventory.targets(SITE, nodelist)
+
+
+def test_a_wrong_class_names_file_and_key() -> None:
+    broken = Site(
+        **{
+            **{f: getattr(SITE, f) for f in SITE.__struct_fields__},
+            "classes": (NodeClass(name="a", nodes="gpu[1-", profile="", layer={}),),
+        }
+    )
+    with pytest.raises(ConfigError, match=r"site\.toml: classes.a.nodes: "):
+        inventory.all_nodes(broken)
+
+
+def test_the_inventory_has_addresses_and_absolute_keys() -> None:
+    text = run.inventory_text(SITE, inventory.targets(SITE, "gpu[1-2]"), "/bundle")
+    assert text.splitlines()[:2] == ["gpu1 ansible_host=10.0.0.1", "gpu2"]
+    assert f"ansible_ssh_private_key_file={os.path.abspath('key')}" in text and "ansible_become=false" in text
+
+
+def event(**res: object) -> dict[str, object]:
+    return res
+
+
+APPLY = {
+    "changed": 1,
+    "items": [
+        {
+            "setting": "numa_balancing",
+            "state": "changed",
+            "message": "is 1, wanted 0",
+            "hint": "",
+            "steps": [{"diff": "-1\n+0\n"}],
+        },
+        {"setting": "pcie_acs", "state": "deferred", "message": "has ReqRedir+", "hint": "later", "steps": []},
+        {"setting": "nccl", "state": "same", "message": "", "hint": "", "steps": []},
+    ],
+}
+
+
+def make(*nodes: report.NodeResult, check: bool = False) -> report.Report:
+    return report.Report(site="s", generation=1, check=check, seconds=1.0, nodes=nodes)
+
+
+def test_equal_outcomes_are_grouped_and_differences_named() -> None:
+    same = [report.node_result(f"gpu{i}", "runner_on_ok", "t", event(changes=[], apply={"items": []})) for i in (1, 2, 4)]
+    other = report.node_result("gpu3", "runner_on_ok", "t", event(changes=[{"what": "/x", "why": "content"}], apply=APPLY))
+    told = report.text(make(*same, other))
+    assert told.splitlines()[0] == "gpu[1-2,4] (3 nodes): same"
+    assert (
+        "gpu3 (1 node): changed\n  /x: content\n  numa_balancing: is 1, wanted 0\n  waits for an idle node: pcie_acs: has" in told
+    )
+    assert told.splitlines()[-1] == "4 nodes: 3 the same, 1 changed; 2 changes in 1.0 s"
+    assert make(*same, other).exit_code is ExitCode.TRY_AGAIN and make(*same).exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("kind", "res", "state", "hint"),
+    [
+        ("runner_on_unreachable", {"msg": "root@x: Permission denied (publickey)."}, "unreachable", "private_key"),
+        ("runner_on_unreachable", {"msg": "Host key verification failed."}, "unreachable", "known_hosts"),
+        ("runner_on_unreachable", {"msg": "No route to host"}, "unreachable", "is the node up"),
+        ("runner_on_failed", {"msg": "/x: No space left on device", "hint": "make room there"}, "failed", "make room"),
+        (
+            "runner_on_ok",
+            {"apply": {"items": [{"setting": "s", "state": "refused", "message": "m", "hint": "h"}]}},
+            "failed",
+            "h",
+        ),
+        ("runner_on_failed", {}, "failed", ""),
+    ],
+)
+def test_failures_say_what_to_do_next(kind: str, res: dict[str, object], state: str, hint: str) -> None:
+    result = report.node_result("gpu1", kind, "the task", res)
+    assert result.state == state and hint in result.hint and result.message and result.task == "the task"
+    assert make(result).exit_code is ExitCode.UNAVAILABLE
+    assert "next: " in report.text(make(result)) or not hint
+
+
+def test_the_private_folder_is_private_and_gone_also_after_an_error_and_a_kill() -> None:
+    with pytest.raises(ValueError, match="x"), run.private_folder() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        raise ValueError("x")
+    assert not folder.exists()
+    left = folder.parent / "fairlead-provision.999999999.abc"
+    left.mkdir()
+    with run.private_folder():
+        assert not left.exists()
+
+
+def test_the_bundle_carries_every_hook_and_unit(tmp_path: Path) -> None:
+    files = {path: mode for path, _, mode in bundle.node_files()}
+    assert {path: files[path] for path in bundle.HOOKS.values()} == {
+        path: 0o644 if name == "bind-plan" else 0o755 for name, path in bundle.HOOKS.items()
+    }
+    assert {f"/etc/systemd/system/{u['name']}" for u in bundle.UNITS} <= set(files)
+    own = wheels.own_wheel()
+    bundle.write_bundle(tmp_path, inventory.targets(SITE, "gpu1"), own, (), state="present", undo=False, force=False)
+    assert (tmp_path / "documents/gpu1").is_file() and (tmp_path / "wheels" / own.name).is_file()
+
+
+def test_document_bytes_are_the_same_every_time() -> None:
+    (target,) = inventory.targets(SITE, "gpu1")
+    first, second = bundle.documents(target), bundle.documents(inventory.targets(SITE, "gpu1")[0])
+    assert first == second
+    assert config.decode_document(first[0]["content"].encode(), "x").node == "gpu1"
+
+
+def test_the_command_refuses_before_any_node_is_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["provision", "--site", str(tmp_path / "none.toml")]) == 66
+    site = tmp_path / "site.toml"
+    site.write_text('schema = 1\n[classes.a]\nnodes = "gpu1"\nprofile = "none"\n')
+    assert main(["provision", "--site", str(site)]) == 66
+    site.write_text('schema = 1\n[classes.a]\nnodes = "gpu1"\n[classes.a.settings.numa_balancing]\nvalue = 7\n')
+    assert main(["provision", "--site", str(site)]) == 78
+    assert "settings.numa_balancing.value" in capsys.readouterr().err
+    assert main(["provision", "--undo"]) == 64

@@ -1,0 +1,84 @@
+"""Wheels for nodes without a network: packed here, chosen by what the node is."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fairlead.errors import InputMissing
+from fairlead.provision import wheels
+
+GLIBC = ("glibc", "2.36")
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "fits"),
+    [
+        ("x-1-py3-none-any.whl", "3.13", True),
+        ("x-1-py2.py3-none-any.whl", "3.11", True),
+        ("x-1-py2-none-any.whl", "3.11", False),
+        ("x-1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", "3.11", True),
+        ("x-1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", "3.13", False),
+        ("x-1-cp311-cp311-manylinux_2_39_x86_64.whl", "3.11", False),
+        ("x-1-cp311-cp311-manylinux2014_aarch64.whl", "3.11", False),
+        ("x-1-cp311-cp311-musllinux_1_2_x86_64.whl", "3.11", False),
+        ("x-1-cp38-abi3-manylinux_2_28_x86_64.whl", "3.11", True),
+        ("x-1-cp312-abi3-manylinux_2_28_x86_64.whl", "3.11", False),
+        ("x-1-1build-cp311-cp311-linux_x86_64.whl", "3.11", True),
+        ("x.whl", "3.11", False),
+    ],
+)
+def test_fits(name: str, python: str, fits: bool) -> None:
+    assert wheels.fits(name, python, "x86_64", GLIBC) is fits
+
+
+def test_fits_musl() -> None:
+    assert wheels.fits("x-1-cp311-cp311-musllinux_1_2_x86_64.whl", "3.11", "x86_64", ("", ""))
+
+
+def test_choose_says_what_is_missing() -> None:
+    names = ["msgspec-1-cp311-cp311-manylinux2014_x86_64.whl", "prometheus_client-1-py3-none-any.whl"]
+    assert wheels.choose(names, "3.11", "x86_64", GLIBC) == (names, ["nvidia-ml-py"]) or wheels.choose(
+        names, "3.11", "x86_64", GLIBC
+    ) == ([names[0], names[1]], ["nvidia-ml-py"])
+    assert wheels.choose(names, "3.13", "x86_64", GLIBC)[1] == ["msgspec", "nvidia-ml-py"]
+
+
+def test_own_wheel_is_the_same_every_time_and_runs_from_where_it_is_unpacked(tmp_path: Path) -> None:
+    wheel = wheels.own_wheel()
+    assert wheel.sha256 == wheels.own_wheel().sha256
+    with zipfile.ZipFile(io.BytesIO(wheel.content)) as archive:
+        archive.extractall(tmp_path)
+        modes = {i.filename: i.external_attr >> 16 & 0o777 for i in archive.infolist()}
+    assert modes["fairlead/_data/slurm/prolog"] == 0o755 and modes["fairlead/__init__.py"] == 0o644
+    assert not [n for n in modes if n.endswith(".pyc")]
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import fairlead, fairlead.assets as a; print(a.directory('slurm'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == str(tmp_path / "fairlead/_data/slurm")
+
+
+@pytest.mark.parametrize("name", wheels.DEPENDENCIES)
+def test_what_is_installed_here_can_be_packed_again(name: str, tmp_path: Path) -> None:
+    wheel = wheels.repack(name)
+    assert wheel is not None and wheel.distribution == name
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert wheels.fits(wheel.name, version, "x86_64", ("glibc", "2.99"))
+    with zipfile.ZipFile(io.BytesIO(wheel.content)) as archive:
+        assert archive.testzip() is None
+        archive.extractall(tmp_path)
+    module = {"msgspec": "msgspec", "nvidia-ml-py": "pynvml", "prometheus-client": "prometheus_client"}[name]
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {module}; print({module}.__file__)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(tmp_path))
+
+
+def test_a_wheelhouse_that_is_not_there_is_said() -> None:
+    with pytest.raises(InputMissing, match="no such wheelhouse"):
+        wheels.wheelhouse("/nonexistent")

@@ -1,0 +1,167 @@
+"""Path classes on trees whose answer NCCL's and nvidia-smi's rules give, and the layout audit."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fairlead.model.facts import Missing, Node, NvLink, PciDevice, Why
+from fairlead.topology import paths
+from fairlead.topology.audit import audit
+from fairlead.topology.report import matrix, report
+from tests.topology.build import gpu, hgx, link
+
+replace = msgspec.structs.replace
+
+
+def tree(*devices: tuple[str, int, str]) -> Node:
+    """Devices as (address, numa, path of the bridges above it separated by blanks, host bridge first)."""
+    pci = [
+        PciDevice(address=a, vendor=1, device=1, class_code=0x030200, path=(*above.split(), a), numa=numa, link=link())
+        for a, numa, above in devices
+    ]
+    return replace(hgx(gpus=0), pci=tuple(pci))
+
+
+RP, UP = "0000:10:01.0", "0000:11:00.0"
+D1, D2, UP2, D3 = "0000:12:00.0", "0000:12:01.0", "0000:13:00.0", "0000:14:00.0"
+A, B = "0000:20:00.0", "0000:30:00.0"
+SWITCH = f"pci0000:10 {RP} {UP}"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "nccl", "smi"),
+    [
+        # Two ports of one switch.
+        ((A, 0, f"{SWITCH} {D1}"), (B, 0, f"{SWITCH} {D2}"), "PIX", "PIX"),
+        # One of them behind a second switch.
+        ((A, 0, f"{SWITCH} {D1}"), (B, 0, f"{SWITCH} {D2} {UP2} {D3}"), "PXB", "PXB"),
+        # Two root ports of one host bridge.
+        ((A, 0, f"pci0000:10 {RP}"), (B, 0, "pci0000:10 0000:10:02.0"), "PHB", "PHB"),
+        # Two host bridges of one NUMA node: NCCL has no host bridges.
+        ((A, 0, f"pci0000:10 {RP}"), (B, 0, "pci0000:40 0000:40:01.0"), "PHB", "NODE"),
+        ((A, 0, f"pci0000:10 {RP}"), (B, 1, "pci0000:80 0000:80:01.0"), "SYS", "SYS"),
+        # Nobody knows where they are: one CPU node to NCCL, SYS to nvidia-smi.
+        ((A, -1, f"pci0000:10 {RP}"), (B, -1, "pci0000:80 0000:80:01.0"), "PHB", "SYS"),
+        # Domains wider than 16 bits, functions of one card.
+        (("10000:01:00.0", 0, "pci10000:00 10000:00:02.0"), ("10000:01:00.1", 0, "pci10000:00 10000:00:02.0"), "PHB", "PIX"),
+    ],
+)
+def test_classes(a: tuple[str, int, str], b: tuple[str, int, str], nccl: str, smi: str) -> None:
+    node = tree(a, b)
+    assert paths.nccl(node, a[0], b[0]) == paths.nccl(node, b[0], a[0]) == nccl
+    assert paths.smi(node, a[0], b[0]) == paths.smi(node, b[0], a[0]) == smi
+    assert (paths.nccl(node, a[0], a[0]), paths.smi(node, a[0], a[0])) == ("LOC", "X")
+
+
+def test_the_numa_node_is_that_of_the_switch_above() -> None:
+    """NCCL asks the last PCI node on the way up: a switch whose node differs from its GPU's decides."""
+    node = tree((A, 0, f"{SWITCH} {D1}"), (B, 0, "pci0000:80 0000:80:01.0"), (UP, 1, f"pci0000:10 {RP}"))
+    assert paths.nccl(node, A, B) == "SYS"
+
+
+def test_a_device_that_nobody_described() -> None:
+    assert paths.nccl(tree(), A, B) == "DIS"
+    assert paths.smi(tree(), A, B) == "SYS"
+
+
+def test_nvlink() -> None:
+    node = hgx(gpus=4)
+    assert not isinstance(node.gpus, Missing)
+    a, b, c, _ = node.gpus
+    assert (paths.nccl_gpus(node, a, b, node.gpus), paths.smi_gpus(node, a, b)) == ("NVL", "NV18")
+    fallen = replace(b, nvlinks=tuple(NvLink(link=i, active=False, remote="switch") for i in range(18)))
+    assert (paths.nccl_gpus(node, a, fallen, node.gpus), paths.smi_gpus(node, a, fallen)) == ("PHB", "NODE")
+    unread = replace(b, nvlinks=Missing(Why.UNREADABLE, "no answer"))
+    assert paths.smi_gpus(node, a, unread) == "NODE"
+
+    def wired(card: object, *peers: str) -> tuple[NvLink, ...]:
+        return tuple(NvLink(link=i, active=True, remote=p) for i, p in enumerate(peers))
+
+    a2, b2, c2 = (
+        replace(a, nvlinks=wired(a, b.pci, b.pci)),
+        replace(b, nvlinks=wired(b, a.pci, a.pci, c.pci)),
+        replace(c, nvlinks=wired(c, b.pci)),
+    )
+    assert paths.smi_gpus(node, a2, b2) == "NV2"
+    assert paths.nccl_gpus(node, a2, c2, (a2, b2, c2)) == "NVB"
+
+
+def test_report_has_the_published_shape() -> None:
+    shown = report(hgx())
+    assert {"numa", "gpus", "nics", "paths", "audit"} <= shown.keys()
+    assert shown["numa"][1] == {"id": 1, "cpus": "56-111", "memory_bytes": 1 << 40}
+    assert shown["gpus"][4] == {"index": 4, "pci": "0000:33:00.0", "numa": 1, "cpus": "56-111", "nics": ["mlx5_4"]}
+    assert shown["nics"][0] == {
+        "name": "mlx5_0",
+        "pci": "0000:14:00.0",
+        "numa": 0,
+        "link_layer": "InfiniBand",
+        "rate_gbps": 400.0,
+        "state": "ACTIVE",
+    }
+    assert {"a": "0000:13:00.0", "b": "0000:14:00.0", "nccl": "PIX", "smi": "PIX"} in shown["paths"]
+    assert len(shown["paths"]) == 16 * 15 // 2
+    assert shown["audit"] == []
+    assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
+
+
+def test_matrix_reads_like_nvidia_smis() -> None:
+    lines = matrix(hgx(gpus=2)).splitlines()
+    assert lines[0].split() == ["GPU0", "GPU1", "mlx5_0", "mlx5_1", "CPU", "Affinity", "NUMA", "Affinity"]
+    assert lines[1].split() == ["GPU0", "X", "NV18", "PIX", "SYS", "0-55", "0"]
+
+
+def change(node: Node, address: str, **new: object) -> Node:
+    return replace(node, pci=tuple(replace(d, **new) if d.address == address else d for d in node.pci))
+
+
+def test_audit_of_a_narrow_link() -> None:
+    found = audit(change(hgx(), "0000:13:00.0", link=link(width=8)))
+    assert [(f.check, f.device) for f in found] == [("topology.link_width", "0000:13:00.0")]
+    assert found[0].summary == "GPU 0000:13:00.0: PCIe link is x8 instead of x16, 31.5 of 63.0 GB/s lost"
+
+
+def test_a_slot_of_eight_lanes_is_no_fault() -> None:
+    node = change(hgx(), "0000:13:00.0", link=link(width=8))
+    assert audit(change(node, "0000:12:00.0", link=link(width=8, width_max=8))) == ()
+
+
+def test_a_link_that_cannot_be_read_is_not_judged_here() -> None:
+    assert audit(change(hgx(), "0000:14:00.0", link=Missing(Why.UNREADABLE, "no file"))) == ()
+
+
+@pytest.mark.parametrize(("bits", "names"), [(0x1D, "ReqRedir+CmpltRedir"), (0x20, "EgressCtrl"), (0x01, ""), (0x11, "")])
+def test_audit_of_acs_on_the_path(bits: int, names: str) -> None:
+    found = audit(change(hgx(), "0000:12:00.0", acs_control=bits))
+    assert [f.device for f in found] == (["0000:12:00.0"] if names else [])
+    assert all(f"ACS {names} " in f.summary for f in found)
+    # The root port is on no path between two endpoints of one switch.
+    assert audit(change(hgx(), "0000:10:01.0", acs_control=bits)) == ()
+
+
+def test_audit_of_a_gpu_without_a_nic_on_its_side() -> None:
+    node = hgx()
+    found = audit(replace(node, nics=node.nics[:4]))
+    assert [f.device for f in found] == [f"0000:{0x13 + 8 * i:02x}:00.0" for i in range(4, 8)]
+    assert {f.check for f in found} == {"topology.nic_distance"}
+    assert audit(replace(node, nics=())) == ()
+
+
+def test_unknown_locality_is_split_evenly_and_said() -> None:
+    node = hgx(gpus=4, numa=[-1, -1, -1, -1])
+    shown = report(node)
+    assert [(g["numa"], g["cpus"]) for g in shown["gpus"]] == [(-1, "0-27"), (-1, "28-55"), (-1, "56-83"), (-1, "84-111")]
+    assert [f["check"] for f in shown["audit"]].count("topology.locality") == 4
+
+
+def test_one_numa_node_leaves_no_doubt() -> None:
+    shown = report(hgx(sockets=1, cores=8, gpus=2, numa=[-1, -1]))
+    assert [(g["numa"], g["cpus"]) for g in shown["gpus"]] == [(0, "0-7"), (0, "0-7")]
+    assert shown["audit"] == []
+
+
+def test_a_gpu_outside_the_tree_keeps_its_row() -> None:
+    node = replace(hgx(gpus=1), gpus=(gpu(0, "0000:ff:00.0"),), nics=())
+    assert report(node)["gpus"][0]["numa"] == -1
+    assert "GPU0" in matrix(node)

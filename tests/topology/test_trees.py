@@ -1,0 +1,79 @@
+"""Recorded and derived machine trees: no crash, no lost GPU, sound plans, least distance."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.model.facts import Node
+from fairlead.topology import plan, publish
+from fairlead.topology.report import matrix, report
+from tests.topology.build import gpu
+
+TREES = Path(__file__).resolve().parents[3] / "shared/data/sysroots"
+NAMES = sorted(p.name.removesuffix(".tar.gz") for p in TREES.glob("*.tar.gz")) or ["no recorded trees"]
+# hwloc's own recordings have no GPUs (but one) and many files: they take a while to unpack.
+MARKED = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("hwloc_") else name for name in NAMES]
+
+
+def load(name: str, folder: Path) -> Node:
+    if not (TREES / f"{name}.tar.gz").exists():
+        pytest.skip(f"{TREES}: no recorded trees here")
+    with tarfile.open(TREES / f"{name}.tar.gz") as archive:
+        archive.extractall(folder, filter="tar")
+    node = gather(Root(str(folder / name)), None)
+    # NVML was not recorded: what the PCI classes say are display and 3D controllers of NVIDIA and AMD are the GPUs.
+    cards = [d.address for d in node.pci if d.class_code >> 16 == 0x03 and d.vendor in (0x10DE, 0x1002)]
+    return msgspec.structs.replace(node, gpus=tuple(gpu(i, address, nvlinks=0) for i, address in enumerate(cards)))
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_machine_of_the_world(name: str, tmp_path: Path) -> None:
+    node = load(name, tmp_path)
+    assert not isinstance(node.gpus, type(None))
+    shown = report(node)
+    assert len(shown["gpus"]) == len(node.gpus)  # type: ignore[arg-type]
+    assert all(g["cpus"] != "-" for g in shown["gpus"])
+    assert matrix(node)
+    machine = publish.machine(node)
+    text = publish.render_topology(node)
+    read = plan.parse_topology(text) if machine.online else machine
+    assert len(read.gpus) == len(shown["gpus"])
+    for tasks, lines in publish.render_plans(node).items():
+        masks = [int(line.split("\t")[2], 16) for line in lines.splitlines()]
+        assert len(masks) == tasks
+        assert all(masks)
+        assert sum(m.bit_count() for m in masks) == sum(masks).bit_count()
+        assert not sum(masks) & ~machine.online
+        # Every way round: dealt against the GPUs, they come back to the least distance.
+        hands = plan.deal_gpus(machine.gpus, tasks)
+        best = sum(plan.distance(machine, m, h) for m, h in zip(masks, hands, strict=True))
+        back = plan.permute(machine, masks[::-1], machine.gpus, machine.online)
+        assert sum(plan.distance(machine, m, h) for m, h in zip(back, hands, strict=True)) == best
+
+
+EXPECTED = {
+    # GPUs of the four NUMA nodes with CPUs; 32 of GPU memory take no part.
+    "s_gh200_quad_36numa": {4: ["0-71", "72-143", "144-215", "216-287"]},
+    "d_nccl_azure_ncv4-topo": {4: ["0-23", "24-47", "48-71", "72-95"]},
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_known_mappings(name: str, tmp_path: Path) -> None:
+    plans = publish.render_plans(load(name, tmp_path))
+    for tasks, cpus in EXPECTED[name].items():
+        assert [line.split("\t")[1] for line in plans[tasks].splitlines()] == cpus
+
+
+def test_minus_one_everywhere_makes_no_plan_and_says_so(tmp_path: Path) -> None:
+    node = load("s_synthetic_neg1_numa", tmp_path)
+    assert publish.render_plans(node) == {}
+    shown = report(node)
+    assert [f["check"] for f in shown["audit"]].count("topology.locality") == len(shown["gpus"]) == 4
+    assert len({g["cpus"] for g in shown["gpus"]}) == 4
