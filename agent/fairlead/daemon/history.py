@@ -7,6 +7,7 @@ goes on in memory and ``trouble`` says so. Drains are in the ledger, not here.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
@@ -24,9 +25,9 @@ SAMPLE_SECONDS = 60.0  # one value per counter and minute at most, ...
 KEEP_SECONDS = 7200.0  # ... for two hours: twice the longest window of a check
 RETRY_SECONDS = 60.0
 EVENTS_KEPT = 1000
-#: Lines that begin alike ("NVRM: Xid (PCI:0000:1b:00): 13") are one kind; of each so many first and last are kept, so
-#: that a job that floods the log with its own faults cannot push another fault out.
-KIND_CHARACTERS = 40
+#: Lines of one code and device ("NVRM: Xid (PCI:0000:1b:00): 13") are one kind; of each so many first and last are kept,
+#: so that a job that floods the log with its own faults cannot push another fault out.
+_KIND = re.compile(r"[^()]{1,40}\([^()]{1,60}\): \d{1,4}|.{1,40}")
 FIRST_KEPT, LAST_KEPT = 5, 20
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -77,7 +78,7 @@ class History:
             key = (record.sequence, record.seconds, record.text)
             if key in self._records:
                 continue
-            kind = self._kinds.setdefault(record.text[:KIND_CHARACTERS], [])
+            kind = self._kinds.setdefault(_kind(record.text), [])
             if len(kind) >= FIRST_KEPT + LAST_KEPT:
                 gone = kind.pop(FIRST_KEPT)
                 del self._records[gone]
@@ -225,7 +226,7 @@ class History:
             record = KernelRecord(sequence=sequence, seconds=seconds, priority=priority, text=text, boot_id=self.boot_id)
             key = (sequence, seconds, text)
             self._records[key] = record
-            self._kinds.setdefault(text[:KIND_CHARACTERS], []).append(key)
+            self._kinds.setdefault(_kind(text), []).append(key)
         for device, name, seconds, value in self._read(
             "SELECT device, name, seconds, value FROM sample WHERE boot_id = ? ORDER BY seconds", (self.boot_id,)
         ):
@@ -287,3 +288,8 @@ class History:
         rows = self._read("SELECT value FROM kept WHERE key = ?", (key,))
         value = rows[0][0] if rows else None
         return value if isinstance(value, bytes) else None
+
+
+def _kind(text: str) -> str:
+    match = _KIND.match(text)
+    return match[0] if match else ""
