@@ -73,23 +73,26 @@ class History:
 
     def add_records(self, records: Iterable[KernelRecord]) -> int:
         """Remember kernel records; how many of them were new."""
-        new = []
+        new: list[tuple[int, float, str]] = []
+        dropped: list[tuple[int, float, str]] = []
         for record in records:
             key = (record.sequence, record.seconds, record.text)
             if key in self._records:
                 continue
             kind = self._kinds.setdefault(_kind(record.text), [])
             if len(kind) >= FIRST_KEPT + LAST_KEPT:
-                gone = kind.pop(FIRST_KEPT)
-                del self._records[gone]
-                self._write("DELETE FROM record WHERE boot_id = ? AND sequence = ? AND seconds = ? AND text = ?",
-                            [(self.boot_id, *gone)])  # fmt: skip
+                dropped.append(kind.pop(FIRST_KEPT))
+                del self._records[dropped[-1]]
             kind.append(key)
             self._records[key] = record
-            new.append((self.boot_id, record.sequence, record.seconds, record.priority, record.text))
+            new.append(key)
         if new:
             self._past = None
-            self._write("INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?)", new)
+            kept = [self._records[key] for key in new if key in self._records]
+            rows = [(self.boot_id, r.sequence, r.seconds, r.priority, r.text) for r in kept]
+            self._write("INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?)", rows)
+            where = "boot_id = ? AND sequence = ? AND seconds = ? AND text = ?"
+            self._write(f"DELETE FROM record WHERE {where}", [(self.boot_id, *key) for key in dropped])  # noqa: S608
             self.commit()
         return len(new)
 
