@@ -1,1 +1,55 @@
 """A binding plan, cold: 288 CPUs, 36 NUMA nodes, in a fresh interpreter each time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from fairlead.model.facts import NumaNode
+from fairlead.topology import plan, publish
+from tests.bench.rows import Row, median
+from tests.topology.build import hgx
+
+RUNS = 20
+TASKS = 16
+CHILD = """
+import sys, time
+start = time.perf_counter()
+sys.path[:0] = [sys.argv[1]]
+import plan
+text = open(sys.argv[2]).read()
+said = plan.answer(text, sys.argv[3], "0,1,2,3", 4, allowed=(1 << 288) - 1, cpus_on_node="")
+print((time.perf_counter() - start) * 1000, said)
+"""
+
+
+def rows() -> list[Row]:
+    """Four sockets of 72 cores, 4 GPUs, 32 NUMA nodes of GPU memory; 16 tasks that Slurm dealt over the sockets in turn."""
+    node = hgx(sockets=4, cores=72, gpus=4)
+    memory = tuple(NumaNode(id=4 + i, cpus=(), memory_bytes=0) for i in range(32))
+    masks = [((1 << 18) - 1) << ((task % 4) * 72 + (task // 4) * 18) for task in range(TASKS)]
+    bind_list = ",".join(f"0x{mask:072X}" for mask in masks)
+    inside, outside = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder, "topology")
+        text.write_text(publish.render_topology(replace(node, numa=node.numa + memory)))
+        room = str(Path(plan.__file__).parent)
+        for _ in range(RUNS):
+            start = time.perf_counter()
+            argv = [sys.executable, "-I", "-S", "-E", "-c", CHILD, room, str(text), bind_list]
+            done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
+            outside.append((time.perf_counter() - start) * 1000)
+            took, *said = done.stdout.split()
+            assert said == ["72-89", "18"], said
+            inside.append(float(took))
+    beside = f"with interpreter start {median(outside):.1f} ms"
+    return [Row("binding plan, 288 CPUs and 36 NUMA nodes, cold", median(inside), 50, "ms", beside, f"{RUNS} runs")]
+
+
+if __name__ == "__main__":
+    print(rows())

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from fairlead.checks.xid import Params, check
 from fairlead.model.check import KernelRecord, Past
+from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
 from tests.checks.nodes import BOOT, gpu, log, node, records
 
@@ -133,6 +134,45 @@ def test_the_order_in_which_history_hands_records_over_does_not_matter() -> None
     change = f"{WHERE}: 154, GPU recovery action changed from 0x3 (x) to"
     made = records(f"{change} 0x1 (x)", f"{WHERE}: 163, off", f"{WHERE}: 162, on", f"{change} 0x0 (None)")
     assert list(check.judge(node(), Past(available=True, records=made[::-1]), Params())) == []
+
+
+def test_the_cause_is_told_before_what_follows_from_it() -> None:
+    change = f"{WHERE}: 154, GPU recovery action changed from 0x0 (None) to 0x2 (x)"
+    found = judged(change, f"{WHERE}: 95, Uncontained", f"{WHERE}: 79, GPU has fallen off the bus.")
+    assert [f.summary[:7].strip() for f in found][:2] == ["Xid 79", "Xid 95"] and "reboot" in found[2].summary
+    assert len(found) == 3
+
+
+def test_evidence_says_when_how_often_and_on_which_instance() -> None:
+    (one,) = judged("NVRM: Xid (PCI:0000:1b:00 GPU-I:05 GPU-CI:01): 94, Contained: SM (0x1)")
+    assert one.evidence == ("kernel log at 9990.0 s, record 100 GPU-I:5 GPU-CI:1: Contained: SM (0x1)",)
+    (three,) = judged(*[f"{WHERE}: 119, pid=1, name=secret, Timeout after 45s"] * 3)
+    assert three.evidence == ("kernel log at 9990.0 s, record 102, 3 lines",)
+
+
+def test_a_link_that_turns_fatal_is_fatal() -> None:
+    soft, hard = (f"{WHERE}: 149, NETIR {word} XC0 i0 Link 3 (0x1)" for word in ("Nonfatal", "Fatal"))
+    for texts in ((soft, hard), (hard, soft)):
+        assert [f.level for f in judged(*texts)] == [Level.DRAIN]
+    assert len(judged(soft, f"{WHERE}: 149, NETIR Fatal XC0 i0 Link 4 (0x1)")) == 2
+
+
+def test_the_cause_s_own_line_replaces_the_hint_of_an_xid_45() -> None:
+    hint = f"{WHERE}: 45, pid=9, name=python3, Ch 00000002 caused by previous Xid 149"
+    assert [f.level for f in judged(hint)] == [Level.WARN]
+    found = judged(hint, f"{WHERE}: 79, caused", f"{WHERE}: 45, pid=9, name=p, Ch 1 caused by previous Xid 79")
+    assert {f.evidence_id for f in found if f.level is Level.DRAIN} == {f"{BOOT}:101"}
+    (dbe,) = judged(f"{WHERE}: 45, pid=9, name=p, Ch 1 caused by previous Xid 48", f"{WHERE}: 48, An uncorrectable DBE")
+    assert dbe.evidence_id == f"{BOOT}:101" and "named by" not in dbe.evidence[0]
+
+
+def test_records_and_nodes_without_a_boot_id_still_count() -> None:
+    text = f"{WHERE}: 79, x"
+    assert len(list(check.judge(node(), Past(available=True, records=records(text, boot="")), Params()))) == 1
+    blind = replace(node(), boot_id=unreadable("no /proc"))
+    for boot, expected in ((BOOT, f"{BOOT}:100"), ("", ":100")):
+        (finding,) = check.judge(blind, Past(available=True, records=records(text, boot=boot)), Params())
+        assert finding.evidence_id == expected
 
 
 def test_a_fatal_sxid_drains_and_names_the_switch() -> None:

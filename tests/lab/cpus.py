@@ -90,13 +90,13 @@ def make(groups: dict[str, Path]) -> None:
 
 
 def make_cgroups(top: Path, below: Sequence[str]) -> None:
-    """Make ``top`` and groups below it, with every v2 controller that the machine gives, where it gives any.
+    """Make ``top`` and groups below it, and pass down the v2 controllers that ``top`` is given.
 
-    On a hybrid machine the v2 hierarchy has no controllers, and there is nothing to enable.
+    The machine's own groups are left as they are. On a hybrid machine v2 has no controllers, and nothing is passed.
     """
     for group in (top, *(top / name for name in below)):
         group.mkdir(parents=True, exist_ok=True)
-    for group in (top.parent, top, *sorted({(top / name).parent for name in below})):
+    for group in (top, *sorted({(top / name).parent for name in below})):
         try:
             for name in (group / "cgroup.controllers").read_text().split():
                 (group / "cgroup.subtree_control").write_text(f"+{name}")

@@ -107,7 +107,8 @@ def die_with_parent() -> None:
 def start_time(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot (field 22 of /proc/PID/stat, proc(5)).
 
-    None when it does not exist or is a zombie, which has ended. A pid with its start time names one process for good: pids are reused.
+    None when it does not exist or is a zombie, which has ended. A pid with its start time names one process for
+    good: pids are reused.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")

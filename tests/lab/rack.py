@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,8 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf
-from tests.lab.enter import enter_command
+from tests.lab import access, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
 from tests.lab.nvml import library
@@ -36,24 +36,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 #: Where a host finds the simulated NVML library; the usual names in the library folder point there.
 SIM = "/opt/fairlead-sim"
 LIBRARIES = f"/usr/lib/{os.uname().machine}-linux-gnu"
-
-_SSH = """\
-Host *
-  User root
-  IdentityFile {key}
-  IdentitiesOnly yes
-  BatchMode yes
-  StrictHostKeyChecking no
-  UserKnownHostsFile /dev/null
-  GlobalKnownHostsFile /dev/null
-  LogLevel ERROR
-  ConnectTimeout 3
-  PreferredAuthentications publickey
-  GSSAPIAuthentication no
-  ControlMaster auto
-  ControlPath {folder}/ssh/%C
-  ControlPersist 60
-"""
 
 
 @dataclass
@@ -190,7 +172,7 @@ class Rack(clients.SlurmClients):
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{net.CONTROL_ADDRESS} admin\n{names}")
         self.write_slurm()
         self._mask(roots.uid(lower, "slurm"))
-        self._write_access()
+        access.write(self)
         self._write_specs(lower)
 
     def _write_machines(self) -> None:
@@ -266,30 +248,14 @@ class Rack(clients.SlurmClients):
         for host in self.hosts:
             units = host.folder / "disk/up/etc/systemd/system"
             (units / ("slurmd.service" if host.name == CONTROLLER else "slurmctld.service")).symlink_to("/dev/null")
+            # This option makes systemd mount a fresh /proc for the service, and with it hides the machine tree's files
+            # there (boot_id, kernel.numa_balancing): only in the lab is that another machine's /proc.
+            agent = units / "fairlead-agent.service.d"
+            agent.mkdir()
+            (agent / "50-lab.conf").write_text("[Service]\nProtectControlGroups=no\n")
         state = self.controller.folder / "disk/up/var/spool/slurm/state"
         state.mkdir(parents=True)
         os.chown(state, owner, owner)
-
-    def _write_access(self) -> None:
-        ssh = _SSH.format(key=roots.ssh_key(), folder=self.folder)
-        ssh += "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts)
-        self.ssh_config.write_text(ssh)
-        lines = ["[nodes]", *(f"{host.name} ansible_host={host.address}" for host in self.nodes)]
-        lines += ["", "[controllers]", f"{CONTROLLER} ansible_host={net.CONTROLLER_ADDRESS}", "", "[all:vars]"]
-        lines += ["ansible_user=root", "ansible_python_interpreter=/usr/bin/python3"]
-        lines += [f"ansible_ssh_private_key_file={roots.ssh_key()}"]
-        lines += [f"ansible_ssh_common_args='-F {self.ssh_config}'", ""]
-        self.inventory_path.write_text("\n".join(lines))
-        enter = self.folder / "enter"
-        control = f"ip netns exec {self.control_netns}"
-        enter.write_text(f'#!/bin/sh\necho $$ > {self.cgroup}/tools/cgroup.procs && exec {control} "$@"\n')
-        enter.chmod(0o755)
-        for client in clients.CLIENTS:
-            script = self.bin / client
-            words = shlex.join(enter_command("PID")).replace("PID", '"$pid"')
-            pid = f"read -r pid rest < {self.controller.folder}/init || exit 1"
-            script.write_text(f'#!/bin/sh\n{pid}\nexec {words} /usr/bin/{client} "$@"\n')
-            script.chmod(0o755)
 
     @property
     def cgroup(self) -> Path:
@@ -366,6 +332,14 @@ class Rack(clients.SlurmClients):
     def ctl(self, command: str, *, check: bool = True, timeout: float = 60) -> str:
         """Output of a shell command on the controller, such as ``scontrol show node gpu1``."""
         return self.controller.run(command, check=check, timeout=timeout).stdout
+
+    def output(self, job: int) -> str:
+        """What the job's script printed, from the node that ran it."""
+        batch_host = re.search(r"\bBatchHost=(\S+)", self.scontrol("-o", "show", "job", str(job)))
+        for host in self.nodes:
+            if batch_host and host.name == batch_host[1]:
+                return host.run(["/bin/cat", f"/tmp/job-{job}.out"]).stdout
+        raise LabError(f"rack {self.name}: job {job} has run on no node")
 
     def wait_ssh(self, seconds: float = 60) -> None:
         """Wait until root can log in on every host."""

@@ -85,8 +85,11 @@ class LabError(Exception):
 
 
 def lab_dir() -> Path:
-    """The folder that everything cached lies in."""
-    return Path(os.environ.get("FAIRLEAD_LAB_DIR") or "/var/cache/fairlead-lab")
+    """The folder that everything cached lies in. Raises LabError for a path that overlayfs options cannot carry."""
+    folder = Path(os.environ.get("FAIRLEAD_LAB_DIR") or "/var/cache/fairlead-lab").absolute()
+    if any(character in ",:\\" or character.isspace() for character in str(folder)):
+        raise LabError(f"FAIRLEAD_LAB_DIR={folder}: no comma, colon, backslash or space may be in that path; choose another")
+    return folder
 
 
 def say(text: str) -> None:

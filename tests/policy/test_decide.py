@@ -183,10 +183,10 @@ def test_kernel_log_evidence_stands_until_a_reboot_or_a_person() -> None:
 
 
 def test_a_lost_history_does_not_resume_what_the_kernel_log_condemned() -> None:
-    lost = {"drained": True, "drain_check": "xid", "drain_boot_id": "b1"}
+    lost = {"drained": True, "drain_check": "xid", "drain_since_seconds": 1e9 - 900}
     decisions = run(*([[]] * 5), **lost)
     assert {d.order for d in decisions} == {Order.KEEP} and "resume by hand" in decisions[-1].text
-    assert run(*([[]] * 5), **{**lost, "drain_boot_id": "b0"})[-1].order is Order.RESUME
+    assert run(*([[]] * 5), **{**lost, "drain_since_seconds": 1e9 - 1100})[-1].order is Order.RESUME
     assert run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1].order is Order.RESUME
 
 

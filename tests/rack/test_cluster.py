@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.lab import linux
-from tests.lab.cluster import Cluster
 from tests.lab.clients import NodeState, parse_node
+from tests.lab.cluster import Cluster
 from tests.lab.cpus import v1_controllers
 from tests.lab.ledger import RUN
 from tests.lab.roots import SUITES, LabError

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.lab import preflight, roots
 
 
@@ -77,3 +76,10 @@ def test_no_mirror_where_apt_has_none(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("FAIRLEAD_LAB_MIRROR", raising=False)
     (tmp_path / "sources.list").write_text("deb http://vendor.test/tool stable main\n")
     assert roots.mirror(tmp_path) == ""
+
+
+@pytest.mark.parametrize("path", ["/tmp/a,b", "/tmp/a:b", "/tmp/a b", "/tmp/a\nb"])
+def test_a_lab_dir_that_overlayfs_cannot_take(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("FAIRLEAD_LAB_DIR", path)
+    with pytest.raises(roots.LabError, match=r"(?s)FAIRLEAD_LAB_DIR=.*: no comma, colon, backslash or space"):
+        roots.lab_dir()

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.lab import cpus, hardware, linux, net, slurmconf
 from tests.lab.faults import Faults
 from tests.lab.ledger import INOTIFY, RUN, Ledger, cgroup_pids
@@ -123,14 +122,13 @@ def test_ansible_reaches_every_host_and_nothing_else_is_reachable(rack: Rack) ->
 
 def test_job_over_two_nodes_has_real_masks(rack: Rack) -> None:
     rack.wait_idle()
-    script = "#!/bin/sh\nsrun sh -c 'echo $(hostname) $(taskset -cp $$) $(grep Cpus_allowed_list /proc/self/status)"
+    script = (
+        "#!/bin/sh\nsrun sh -c 'echo $(hostname) $(taskset -cp $$) $(grep Cpus_allowed_list /proc/self/status)"
         " $CUDA_VISIBLE_DEVICES' | sort\n"
+    )
     job = rack.submit(script, "-N2", "-n4", "--gres=gpu:8", "--exclusive")
     assert rack.wait_job(job) == "COMPLETED"
-    first = rack.ctl(f"scontrol show job {job} | sed -n 's/.*BatchHost=//p'").strip()
-    words = [
-        line.split() for line in next(n for n in rack.nodes if n.name == first).run(f"cat /tmp/job-{job}.out").stdout.splitlines()
-    ]
+    words = [line.split() for line in rack.output(job).splitlines()]
     assert len({line[0] for line in words}) == 2
     per_node = {name: sorted(line[6] for line in words if line[0] == name) for name in {line[0] for line in words}}
     assert all(len(set(masks)) == 2 for masks in per_node.values()), words
@@ -268,5 +266,5 @@ def test_sixteen_nodes() -> None:
         assert int(INOTIFY.read_text()) >= limit
         job = made.submit("#!/bin/sh\nsrun hostname | sort -V | tr '\\n' ' '\n", "-N16")
         assert made.wait_job(job) == "COMPLETED"
-        assert made.nodes[0].run(f"cat /tmp/job-{job}.out").stdout.split() == [f"gpu{i}" for i in range(1, 17)]
+        assert made.output(job).split() == [f"gpu{i}" for i in range(1, 17)]
     assert traces("test-sixteen") == []

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.lab import roots, wheels
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm]
@@ -44,6 +43,7 @@ def test_wheels_import_in_the_root(suite: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_killed_build_leaves_nothing_half_done(tmp_path: Path) -> None:
     """SIGKILL in the middle of debootstrap: no root, no process; the next build starts over and ends well."""
     environment = {**os.environ, "FAIRLEAD_LAB_DIR": str(tmp_path)}
@@ -63,7 +63,7 @@ def test_a_killed_build_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "roots").iterdir() if not path.name.startswith(".building-")] == []
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=280, check=True)
     built = Path(done.stdout.strip())
-    assert (built / "usr/sbin/slurmd").exists()
+    assert (built / "usr/sbin/slurmd-wlm").exists()
     assert list(built.parent.iterdir()) == [built]
 
 

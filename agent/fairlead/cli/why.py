@@ -9,6 +9,7 @@ import argparse
 import os
 import shlex
 import subprocess
+import time
 from typing import Any
 
 import msgspec
@@ -131,10 +132,9 @@ def story(agent: dict[str, Any], slurm: dict[str, Any] | None) -> list[str]:
         )
     if error := status.get("slurm", {}).get("error"):
         lines.append(f"waiting:  slurmctld: {error}; tried again by itself")
-    lines += [
-        f"history:  {h.get('when', h.get('unix_seconds'))} {h.get('event', '')} {h.get('text', '')}".rstrip()
-        for h in status.get("history", [])[-8:]
-    ]
+    for event in status.get("history", [])[-8:]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.get("unix_seconds", 0)))
+        lines.append(f"history:  {when} {event.get('event', '')} {event.get('text', '')}".rstrip())
     return lines
 
 

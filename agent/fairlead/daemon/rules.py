@@ -18,7 +18,7 @@ def policies_of(document: Document) -> dict[str, CheckPolicy]:
     """The policy of every enabled check and managed setting (``setting.NAME``)."""
     loaded = checks.load()
     found = {n: CheckPolicy.of(loaded[n], params) for n, params in document.checks.items() if params.enabled}
-    found |= {f"setting.{n}": CheckPolicy(mode=want.mode) for n, want in document.settings.items() if want.managed}
+    found |= {f"setting.{n}": CheckPolicy.of_setting(want.mode) for n, want in document.settings.items() if want.managed}
     return found
 
 

@@ -1,8 +1,9 @@
 """Policy: findings and state and this moment in, a decision and the next state out. Pure; Slurm is told by others."""
 
-from fairlead.policy.decide import Decision, Order, decide
+from fairlead.policy.decide import Decision, decide
 from fairlead.policy.rules import CheckPolicy, Rules
 from fairlead.policy.state import Now, PolicyState, Track, acknowledge, identity
+from fairlead.policy.words import Order
 
 __all__ = [
     "CheckPolicy",

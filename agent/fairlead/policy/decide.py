@@ -8,7 +8,6 @@ is for a node that slurmctld has really drained for us (a prolog that exits 1 is
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,14 +16,9 @@ from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, policy_for
 from fairlead.policy.state import Now, PolicyState, Track, identity, rank
+from fairlead.policy.words import Order, line, summary, weight
 
-
-class Order(StrEnum):
-    """What to tell Slurm. keep: nothing."""
-
-    KEEP = "keep"
-    DRAIN = "drain"
-    RESUME = "resume"
+CLOCK_SLACK_SECONDS = 60.0  # the clock may be set after the boot began
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -249,7 +243,7 @@ def _conclude(
         held += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
         if track.level is Level.WARN and not track.found:
             warned.append(Finding(check=name, level=Level.WARN, device=key.partition("/")[2], summary="just well again"))
-    drains = tuple(sorted((*counted, *waiting), key=_weight))
+    drains = tuple(sorted((*counted, *waiting), key=weight))
     tied = _by_hand(state, policies, now, rules)
     order = Order.KEEP
     if now.drained:
@@ -257,20 +251,29 @@ def _conclude(
             order = Order.RESUME
     elif counted:
         order = Order.DRAIN
-    held.sort(key=lambda h: _weight(h[0]))
+    held.sort(key=lambda h: weight(h[0]))
     unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # the driver's silence explains others'
     levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or held)
     level = next(iter(levels), Level.OK)
     word = _word(order, level, now, unknown=bool(unknown))
-    top = tuple(sorted(counted, key=_weight)) or drains
+    top = tuple(sorted(counted, key=weight)) or drains
     return Decision(
         order=order,
         level=level,
         state_word=word,
-        text=_text(order=order, drains=drains, due=bool(counted), held=held, unknown=unknown, warned=warned, now=now, tied=tied),
+        text=line(
+            order=order,
+            drains=drains,
+            due=bool(counted),
+            held=held,
+            unknown=unknown,
+            warned=warned,
+            drained=now.drained,
+            tied=tied,
+        ),
         state=replace(state, drained_for=_drained_for(state, drains, order, now)),
         reason_check=top[0].check if top else "",
-        reason_summary=_summary(top),
+        reason_summary=summary(top),
         job=now.job,
         counted=drains,
         held=tuple(f for f, _ in held),
@@ -311,7 +314,8 @@ def _by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rul
     gone = sorted(k for k in state.drained_for if (n := k.partition("/")[0]) not in policies and not n.startswith(SETTING_PREFIX))
     if gone:
         return f"check {gone[0].partition('/')[0]} does not run any more"
-    if not state.drained_for and now.drain_check == "xid" and now.drain_boot_id == now.boot_id:
+    this_boot = now.drain_since_seconds > now.wall_seconds - now.boot_seconds - CLOCK_SLACK_SECONDS
+    if not state.drained_for and now.drain_check == "xid" and this_boot:
         return "the kernel log evidence of this boot is not in the history any more"
     if not rules.strikes_max:
         return ""
@@ -326,52 +330,3 @@ def _word(order: Order, level: Level, now: Now, *, unknown: bool) -> State:
     if unknown:
         return State.UNKNOWN
     return State.OK if level is Level.OK else State.WARN
-
-
-_FIRST = ("xid", "gpu_count", "row_remap", "ecc", "nvml_responsive")
-
-
-def _weight(finding: Finding) -> tuple[bool, int, str, str]:
-    """Order of telling: what must go now, then what names the cause best, then by name; within one as the check has it."""
-    place = _FIRST.index(finding.check) if finding.check in _FIRST else len(_FIRST)
-    return (finding.service is not Service.DRAIN_NOW, place, finding.check, finding.device)
-
-
-def _summary(findings: tuple[Finding, ...]) -> str:
-    if not findings:
-        return ""
-    return findings[0].summary + (f" (+{len(findings) - 1} more)" if len(findings) > 1 else "")
-
-
-def _text(
-    *,
-    order: Order,
-    drains: tuple[Finding, ...],
-    due: bool,
-    held: list[tuple[Finding, str]],
-    unknown: list[Finding],
-    warned: list[Finding],
-    now: Now,
-    tied: str,
-) -> str:
-    """The verdict's line: the worst thing first, at most one of each kind."""
-    parts: list[str] = []
-    if order is Order.RESUME:
-        parts.append("well again, resuming")
-    elif drains:
-        first = f"{drains[0].check}: {_summary(drains)}"
-        if now.drained:
-            parts.append(first)
-        else:
-            parts.append(f"drain pending{'' if due else ', waits for the job to end'}: {first}")
-    elif now.drained:
-        stop = f"{tied}: resume by hand" if tied else "recovering"
-        parts.append(f"drained by fairlead, {stop}")
-    if held:
-        parts.append(f"{held[0][0].check}: {held[0][0].summary} ({held[0][1]})")
-    if unknown:
-        more = f" (+{len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        parts.append(f"{unknown[0].check}: {unknown[0].summary}{more}")
-    if warned and not held:
-        parts.append(f"{warned[0].check}: {warned[0].summary}")
-    return "; ".join(parts)

@@ -26,8 +26,8 @@ class Now(Struct, frozen=True, kw_only=True):
     drained: slurmctld has accepted a drain of ours and it stands. hold: ``fairlead hold``. disabled:
     /etc/fairlead/disabled exists. over_budget: names the partition whose drain budget is used up, "" when there is room.
     full_sweep: every reading is fresh (a kernel record wakes single checks on the last one: not a clean sweep).
-    serials: GPU serial by PCI address. job: the job to blame, if one is. drain_check, drain_boot_id: which check the
-    standing drain is for and in which boot it was made, from the ledger: they still say it when the history was lost.
+    serials: GPU serial by PCI address. job: the job to blame, if one is. drain_check, drain_since_seconds: what the
+    standing drain is for and when it was made (time of day), from the ledger: it still says so when the history was lost.
     """
 
     boot_seconds: float
@@ -43,7 +43,7 @@ class Now(Struct, frozen=True, kw_only=True):
     serials: Mapping[str, str] = field(default_factory=dict)
     job: int | None = None
     drain_check: str = ""
-    drain_boot_id: str = ""
+    drain_since_seconds: float = 0.0
 
 
 class Track(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -127,6 +128,7 @@ def _tail(rest: str) -> tuple[int | None, str | None, str]:
     return pid, None if name in {"<unknown>", "'<unknown>'", ""} else name, text
 
 
+@lru_cache(maxsize=1024)  # the records of this boot are judged again in every sweep
 def parse(text: str) -> XidLine | None:
     """One kernel record (without stamp or priority) as an XidLine; None when it is not one of ours."""
     if text.startswith("NVRM: Xid "):

@@ -1,0 +1,76 @@
+"""Drain this node with a reason that fairlead owns: `fairlead resume` lifts it again, and nothing else of fairlead's does.
+
+Somebody else's drain is left alone. The agent never lifts a drain made by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+
+from fairlead import config
+from fairlead.cli.show import print_json
+from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
+from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.rules import slurm_client
+from fairlead.daemon.senses import machine
+from fairlead.errors import ExitCode, NeedsRoot
+from fairlead.host.root import Root
+from fairlead.slurm.leftovers import Leftovers
+
+DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--reason", required=True, help="why, for `sinfo -R` and for whoever asks `fairlead why`")
+    options(parser)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What drain and resume share."""
+    parser.add_argument("--document", default="/etc/fairlead/node.json", help="the node's document")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--json", action="store_true")
+
+
+def protocol(path: str) -> Drain:
+    """The drain protocol of this node. Raises NeedsRoot, ConfigError, InputMissing."""
+    document = config.load_document(path)
+    if os.geteuid() != 0:
+        raise NeedsRoot("the ledger of this node is root's; run it as root on the node")
+    name = document.slurm_node
+    ledger = Ledger(document.agent.state_dir, document.agent.run_dir, node=name, machine=machine(Root("/")))
+    hidden = Leftovers(document.slurm.conf, name)
+    return Drain(slurm_client(document.slurm), ledger, name, document.policy, hidden=hidden.since)
+
+
+def wake_agent() -> None:
+    """Have the agent look at Slurm now; without one there is nobody to tell."""
+    command = ["/usr/bin/systemctl", "kill", "--kill-who=main", "--signal=USR1", "fairlead-agent.service"]
+    try:
+        subprocess.run(command, capture_output=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+
+
+def tell(node: str, result: Result, *, as_json: bool) -> ExitCode:
+    """Print what came of it."""
+    if as_json:
+        states = sorted(result.states)
+        print_json({"node": node, "outcome": result.outcome.value, "detail": result.detail, "states": states})
+    else:
+        print(f"{node}: {result.outcome.value}" + (f": {result.detail}" if result.detail else ""))
+    return ExitCode.OK if result.outcome in DONE else ExitCode.TRY_AGAIN
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    drain = protocol(args.document)
+    if args.dry_run:
+        state = drain.client.node(drain.node)
+        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; would drain with: {args.reason}")
+        return ExitCode.OK
+    with drain.ledger.locked():
+        result = finish(drain.drain(MANUAL, args.reason))
+    wake_agent()
+    return tell(drain.node, result, as_json=args.json)

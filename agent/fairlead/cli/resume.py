@@ -1,0 +1,36 @@
+"""Resume this node, if the drain that stands is fairlead's own: by the agent, or by hand with `fairlead drain`.
+
+A drain by anybody else is left alone. --adopt takes over a drain of fairlead's form that this node's ledger does not
+know (a new disk, another machine under the name); look at the node first. Findings that stand count as acknowledged.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fairlead.cli.drain import options, protocol, tell, wake_agent
+from fairlead.daemon.drain import Outcome, finish
+from fairlead.errors import ExitCode
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--adopt", action="store_true", help="take over a fairlead drain that the ledger does not know")
+    options(parser)
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    drain = protocol(args.document)
+    if args.dry_run:
+        entry = drain.ledger.load()
+        state = drain.client.node(drain.node)
+        ours = f"ours is {entry.token.text!r}" if entry else "the ledger knows no drain of ours"
+        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; {ours}")
+        return ExitCode.OK
+    with drain.ledger.locked():
+        if args.adopt:
+            adopted = finish(drain.adopt())
+            if adopted.outcome is not Outcome.DRAINED:
+                return tell(drain.node, adopted, as_json=args.json)
+        result = finish(drain.resume())
+    wake_agent()
+    return tell(drain.node, result, as_json=args.json)
