@@ -44,7 +44,7 @@ def test_metrics(agents: Make) -> None:
     agent.until(lambda: _series(agent)['fairlead_verdict_state{state="warn"}'] == "1.0", "warn in the metrics")
     series = _series(agent)
     assert series['fairlead_check_status{check="row_remap",mode="enforce"}'] == "2.0"
-    assert [k for k, v in series.items() if k.startswith("fairlead_gpu_row_remap_state") and 'failed' in k and v == "1.0"]
+    assert [k for k, v in series.items() if k.startswith("fairlead_gpu_row_remap_state") and "failed" in k and v == "1.0"]
     assert not [k for k in series if "python3" in k]
 
 

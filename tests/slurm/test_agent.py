@@ -13,7 +13,7 @@ import pytest
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, XID79, Agent
 from tests.lab.cluster import Cluster
-from tests.slurm.conftest import client_of
+from tests.slurm.conftest import client_of, running
 
 pytestmark = pytest.mark.slurm
 
@@ -29,7 +29,13 @@ def agents(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
     made: list[Agent] = []
 
     def make(name: str = "n1", **options: dict[str, Any]) -> Agent:
-        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": name, "deadline_seconds": 2}
+        slurm = {
+            "conf": "/etc/slurm/slurm.conf",
+            "bin_dir": str(cluster.bin),
+            "node_name": name,
+            "deadline_seconds": 2,
+            "look_seconds": 1,
+        }
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         options = {"policy": {"budget_percent": 100}, **options}
@@ -85,7 +91,7 @@ def test_an_admins_drain_is_left_alone(agents: Make, cluster: Cluster) -> None:
     agent.kernel(xid79())
     agent.until(lambda: "somebody else holds" in agent.verdict().text, "word of the other drain")
     assert agent.verdict().state is State.WARN and "ann" not in agent.verdict().text
-    assert "riser swap by ann" in agent.status()["slurm"]["held"]
+    agent.until(lambda: "riser swap by ann" in agent.status()["slurm"]["held"], "the whole story in the status")
     assert client_of(cluster).node("n1").reason == "riser swap by ann"
 
 
@@ -131,3 +137,30 @@ def test_no_rpc_while_nothing_is_wrong(agents: Make, cluster: Cluster) -> None:
     before = agent.sequence()
     agent.until(lambda: agent.sequence() > before + 6, "later verdicts")
     assert rpcs(cluster) == 0
+
+
+def test_resumed_by_an_admin_then_refused_by_our_prolog(cluster: Cluster, tmp_path: Path) -> None:
+    """A job comes between the admin's resume and our noticing: Slurm marks the node for our prolog; that is lifted too."""
+    prolog = Path(__file__).resolve().parents[2] / "slurm/prolog"
+    conf = {"conf": "/etc/slurm/slurm.conf", "node_name": "n1", "look_seconds": 600}
+    with running(Cluster(cluster.suite, nodes=1, cores=4, prolog=prolog)) as own:
+        run = own.node_dirs("n1").run
+        agent = Agent(tmp_path, MACHINES / "hgx-h100", slurm={**conf, "bin_dir": str(own.bin)}, agent={"run_dir": str(run)})
+        agent.run_dir = run
+        agent.write_document(slurm={**conf, "bin_dir": str(own.bin)}, policy={"budget_percent": 100})
+        try:
+            agent.start()
+            agent.kernel(xid79())
+            drained(agent, own)
+            own.scontrol("update", "nodename=n1", "state=resume")
+            own.wait_idle()
+            job = own.submit("#!/bin/sh\ntrue\n")
+            agent.until(lambda: "acknowledged" in agent.verdict().text, "acknowledgement", seconds=60)
+            agent.until(lambda: not client_of(own).node("n1").drained, "a node in service")
+            assert own.job_state(job) == "PENDING"  # requeued and held, not lost
+            own.wait_idle()
+            own.scontrol("release", str(job))
+            own.scontrol("update", f"jobid={job}", "starttime=now")
+            own.wait_job(job, "COMPLETED")
+        finally:
+            agent.end()

@@ -44,6 +44,10 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     bin_dir: Annotated[str, Meta(description="Where scontrol, sinfo and squeue are.")] = "/usr/bin"
     deadline_seconds: Annotated[float, Meta(ge=1, le=120)] = 10.0
     adapter: Literal["scontrol", "pyslurm"] = "scontrol"
+    look_seconds: Annotated[
+        float,
+        Meta(ge=1, le=3600, description="While a drain of ours stands: how often slurmctld is asked whether it still does."),
+    ] = 30.0
     splay_seconds: Annotated[float, Meta(ge=0, le=5, description="Random wait before a drain, so that the budget is seen.")] = (
         0.05
     )

@@ -119,6 +119,10 @@ class Board:
         """Whether the text file wants to be rendered again, though nothing happened."""
         return time.monotonic() >= self._textfile_at
 
+    def hurry(self) -> None:
+        """Render the text file with the next sweep."""
+        self._textfile_at = 0.0
+
     def metrics(self, view: View) -> None:
         """Renew what a scrape sees, and the text file."""
         if self._metrics is None:

@@ -1,8 +1,8 @@
 """Carries orders to slurmctld in a thread of its own, so that the loop never waits for an RPC.
 
 An order stands until it is done or replaced. slurmctld away: tried again with a growing, jittered wait, for ever. While
-a drain of ours stands it is looked at now and then (two RPCs every half minute: somebody may have resumed it, and then
-the prolog must not refuse); a node that is not drained costs slurmctld nothing.
+a drain of ours stands it is looked at every ``look_seconds`` (two RPCs: somebody may have resumed it, and then the prolog
+must not refuse); a node that is not drained costs slurmctld nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
 from fairlead.daemon.ledger import Phase
 from fairlead.errors import FairleadError
 
-LOOK_SECONDS = 30.0  # while our own drain stands, or somebody else's is in the way of an order
 BACKOFF_MAX_SECONDS = 60.0
 
 
@@ -54,7 +53,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 class Courier:
     """``fileno()`` becomes readable when ``standing`` has changed; ``take()`` gives it."""
 
-    def __init__(self, drain: Drain, *, splay_seconds: float = 0.0, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, drain: Drain, *, splay_seconds: float = 0.0, look_seconds: float = 30.0) -> None:
         self._drain = drain
         self._splay_seconds = splay_seconds
         self._look_seconds = look_seconds
@@ -112,10 +111,11 @@ class Courier:
             if changed:
                 self._condition.notify()
 
-    def change(self, drain: Drain, *, splay_seconds: float) -> None:
+    def change(self, drain: Drain, *, splay_seconds: float, look_seconds: float) -> None:
         """Go on with another drain protocol (a reloaded document)."""
         with self._condition:
             self._drain = drain
+            self._look_seconds = look_seconds
             self._splay_seconds = splay_seconds
 
     def refused(self) -> None:

@@ -7,6 +7,7 @@ goes on in memory and ``trouble`` says so. Drains are in the ledger, not here.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
@@ -24,9 +25,9 @@ SAMPLE_SECONDS = 60.0  # one value per counter and minute at most, ...
 KEEP_SECONDS = 7200.0  # ... for two hours: twice the longest window of a check
 RETRY_SECONDS = 60.0
 EVENTS_KEPT = 1000
-#: Lines that begin alike ("NVRM: Xid (PCI:0000:1b:00): 13") are one kind; of each so many first and last are kept, so
-#: that a job that floods the log with its own faults cannot push another fault out.
-KIND_CHARACTERS = 40
+#: Lines of one code and device ("NVRM: Xid (PCI:0000:1b:00): 13") are one kind; of each so many first and last are kept,
+#: so that a job that floods the log with its own faults cannot push another fault out.
+_KIND = re.compile(r"[^()]{1,40}\([^()]{1,60}\): \d{1,4}|.{1,40}")
 FIRST_KEPT, LAST_KEPT = 5, 20
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -72,23 +73,26 @@ class History:
 
     def add_records(self, records: Iterable[KernelRecord]) -> int:
         """Remember kernel records; how many of them were new."""
-        new = []
+        new: list[tuple[int, float, str]] = []
+        dropped: list[tuple[int, float, str]] = []
         for record in records:
             key = (record.sequence, record.seconds, record.text)
             if key in self._records:
                 continue
-            kind = self._kinds.setdefault(record.text[:KIND_CHARACTERS], [])
+            kind = self._kinds.setdefault(_kind(record.text), [])
             if len(kind) >= FIRST_KEPT + LAST_KEPT:
-                gone = kind.pop(FIRST_KEPT)
-                del self._records[gone]
-                self._write("DELETE FROM record WHERE boot_id = ? AND sequence = ? AND seconds = ? AND text = ?",
-                            [(self.boot_id, *gone)])  # fmt: skip
+                dropped.append(kind.pop(FIRST_KEPT))
+                del self._records[dropped[-1]]
             kind.append(key)
             self._records[key] = record
-            new.append((self.boot_id, record.sequence, record.seconds, record.priority, record.text))
+            new.append(key)
         if new:
             self._past = None
-            self._write("INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?)", new)
+            kept = [self._records[key] for key in new if key in self._records]
+            rows = [(self.boot_id, r.sequence, r.seconds, r.priority, r.text) for r in kept]
+            self._write("INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?)", rows)
+            where = "boot_id = ? AND sequence = ? AND seconds = ? AND text = ?"
+            self._write(f"DELETE FROM record WHERE {where}", [(self.boot_id, *key) for key in dropped])  # noqa: S608
             self.commit()
         return len(new)
 
@@ -225,7 +229,7 @@ class History:
             record = KernelRecord(sequence=sequence, seconds=seconds, priority=priority, text=text, boot_id=self.boot_id)
             key = (sequence, seconds, text)
             self._records[key] = record
-            self._kinds.setdefault(text[:KIND_CHARACTERS], []).append(key)
+            self._kinds.setdefault(_kind(text), []).append(key)
         for device, name, seconds, value in self._read(
             "SELECT device, name, seconds, value FROM sample WHERE boot_id = ? ORDER BY seconds", (self.boot_id,)
         ):
@@ -287,3 +291,8 @@ class History:
         rows = self._read("SELECT value FROM kept WHERE key = ?", (key,))
         value = rows[0][0] if rows else None
         return value if isinstance(value, bytes) else None
+
+
+def _kind(text: str) -> str:
+    match = _KIND.match(text)
+    return match[0] if match else ""

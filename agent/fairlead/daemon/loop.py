@@ -72,7 +72,9 @@ class Loop:
         self.courier: Courier | None = None
         self.standing = Standing()
         if root.is_live or document.slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
-            self.courier = Courier(self._drain(), splay_seconds=document.slurm.splay_seconds)
+            self.courier = Courier(
+                self._drain(), splay_seconds=document.slurm.splay_seconds, look_seconds=document.slurm.look_seconds
+            )
             self.standing = self.courier.take()
         self.notify = Notify()
         self.state = self.history.load_state()
@@ -173,7 +175,8 @@ class Loop:
         self.senses.follow(document, None)
         self.board.change(document)
         if self.courier is not None:
-            self.courier.change(self._drain(), splay_seconds=document.slurm.splay_seconds)
+            options = document.slurm
+            self.courier.change(self._drain(), splay_seconds=options.splay_seconds, look_seconds=options.look_seconds)
         log.line(log.NOTICE, "document taken up", generation=document.generation, hash=document.hash)
         self.history.event("document taken up", f"generation {document.generation}")
         self._next_sweep = 0.0
@@ -252,6 +255,8 @@ class Loop:
         if found.ended:
             self._next_sweep = min(self._next_sweep, time.monotonic())  # as it is after a job, not during it
         job_records.forget(folder, found.ended | (found.refused & self.jobs.refused))
+        if found.running != self.jobs.running:
+            self.board.hurry()
         self.jobs = found
 
     def _slurm_news(self) -> None:

@@ -30,7 +30,6 @@ _GAUGES = (
     ("memory_used_bytes", "memory_used_bytes", "Frame buffer in use."),
     ("memory_total_bytes", "memory_size_bytes", "Frame buffer size."),
     ("performance_state", "performance_state", "NVML performance state, 0 is the highest."),
-    ("throttle_reasons", "throttle_reasons_mask", "NVML clock event reasons as a bit mask."),
     (
         "recovery_action",
         "recovery_action",
@@ -38,6 +37,18 @@ _GAUGES = (
     ),
     ("persistence", "persistence_mode", "Persistence mode, 1 is on."),
     ("mig_current", "mig_mode", "MIG mode, 1 is on."),
+)
+#: nvml.h, nvmlClocksEventReason*.
+_THROTTLE = (
+    (0x001, "gpu_idle"),
+    (0x002, "applications_clocks_setting"),
+    (0x004, "sw_power_cap"),
+    (0x008, "hw_slowdown"),
+    (0x010, "sync_boost"),
+    (0x020, "sw_thermal_slowdown"),
+    (0x040, "hw_thermal_slowdown"),
+    (0x080, "hw_power_brake_slowdown"),
+    (0x100, "display_clock_setting"),
 )
 _PCIE = (
     ("gen_current", "pcie_link_generation"),
@@ -188,6 +199,12 @@ def _gpus(gpus: Iterable[Gpu]) -> Iterator[Metric]:
         for gpu in gpus:
             _add(family, [gpu.pci], getattr(gpu, attribute))
         yield family
+    slow = GaugeMetricFamily("fairlead_gpu_clock_event", "1 while this is why clocks are not higher.", labels=["pci", "reason"])
+    for gpu in gpus:
+        if not isinstance(gpu.throttle_reasons, Missing):
+            for bit, reason in _THROTTLE:
+                slow.add_metric([gpu.pci, reason], bool(gpu.throttle_reasons & bit))
+    yield slow
     yield from _memory(gpus)
     yield from _links(gpus)
 

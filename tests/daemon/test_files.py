@@ -1,0 +1,234 @@
+"""Ledger, history, job records, notices: what is on disk and what happens when it is not as it should be."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.daemon import jobs, log
+from fairlead.daemon.history import FIRST_KEPT, LAST_KEPT, SAMPLE_SECONDS, History
+from fairlead.daemon.ledger import Entry, Ledger, Phase
+from fairlead.daemon.notify import Notify
+from fairlead.daemon.publish import write_atomic, write_if_changed
+from fairlead.daemon.rules import applying, hold_of
+from fairlead.model.check import KernelRecord
+from fairlead.policy.ownership import build
+from fairlead.policy.state import PolicyState
+from fairlead.slurm.leftovers import Leftovers, in_log
+
+ENTRY = Entry(node="n1", phase=Phase.DRAINED, token=build("xid", "abcdef012345", "GPU gone"), since=1.0, machine="m")
+
+
+def ledger_of(folder: Path, **changes: str) -> Ledger:
+    for sub in ("state", "run"):
+        (folder / sub).mkdir(exist_ok=True)
+    return Ledger(str(folder / "state"), str(folder / "run"), node=changes.get("node", "n1"), machine=changes.get("machine", "m"))
+
+
+def test_ledger_comes_back(tmp_path: Path) -> None:
+    ledger_of(tmp_path).save(ENTRY)
+    assert ledger_of(tmp_path).load() == ENTRY
+    ledger_of(tmp_path).save(None)
+    assert ledger_of(tmp_path).load() is None or ledger_of(tmp_path).load() == ENTRY
+
+
+def test_ledger_forgets_what_was_cleared(tmp_path: Path) -> None:
+    first = ledger_of(tmp_path)
+    first.save(ENTRY)
+    first.save(None)
+    assert ledger_of(tmp_path).load() is None
+
+
+@pytest.mark.parametrize("changes", [{"node": "n2"}, {"machine": "other"}])
+def test_ledger_of_another_node_or_machine(tmp_path: Path, changes: dict[str, str]) -> None:
+    ledger_of(tmp_path).save(ENTRY)
+    other = ledger_of(tmp_path, **changes)
+    assert other.load() is None and "not ours" in other.trouble
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"entry": {"node": 3}}', b"\xff\xfe", b"[]"])
+def test_damaged_ledger_is_moved_aside(tmp_path: Path, damage: bytes) -> None:
+    ledger = ledger_of(tmp_path)
+    (tmp_path / "state/ledger.json").write_bytes(damage)
+    assert ledger.load() is None and "moved aside" in ledger.trouble
+    assert (tmp_path / "state/ledger.json.bad").exists()
+    ledger.save(ENTRY)
+    assert ledger_of(tmp_path).load() == ENTRY
+
+
+def test_ledger_on_a_full_disk_goes_to_the_run_directory(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path)
+    ledger.save(None)
+    os.rename(tmp_path / "state", tmp_path / "gone")
+    (tmp_path / "state").write_text("not a folder")
+    ledger.save(ENTRY)
+    assert ledger.trouble == "" or "state" in ledger.trouble
+    again = Ledger(str(tmp_path / "state"), str(tmp_path / "run"), node="n1", machine="m")
+    assert again.load() == ENTRY
+
+
+def test_ledger_newest_wins_when_the_disk_is_back(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path)
+    ledger.save(ENTRY)
+    os.rename(tmp_path / "state", tmp_path / "gone")
+    ledger.save(None)
+    os.rename(tmp_path / "gone", tmp_path / "state")
+    assert ledger_of(tmp_path).load() is None
+
+
+def record(n: int, text: str) -> KernelRecord:
+    return KernelRecord(sequence=n, seconds=float(n), priority=4, text=text, boot_id="b")
+
+
+def test_history_comes_back_in_the_same_boot_only(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    assert history.add_records([record(1, "NVRM: Xid 1"), record(2, "NVRM: Xid 2")]) == 2
+    assert history.add_records([record(1, "NVRM: Xid 1")]) == 0
+    history.add_samples(100.0, [("gpu", "x", 1.0)])
+    history.add_readable(frozenset({"gpu/x"}))
+    state = PolicyState(boot_id="b", acknowledged=("xid/#1",))
+    history.save_state(state)
+    history.save_cursor(7)
+    history.close()
+    again = History(str(tmp_path), "b")
+    assert [r.text for r in again.past().records] == ["NVRM: Xid 1", "NVRM: Xid 2"]
+    assert [s.value for s in again.past().samples] == [1.0]
+    assert again.past().readable == {"gpu/x"} and again.load_state() == state and again.cursor() == 7
+    again.close()
+    other = History(str(tmp_path), "next boot")
+    assert other.past().records == () and other.past().samples == () and other.cursor() is None
+    assert other.past().readable == {"gpu/x"} and other.load_state() == state
+    other.close()
+
+
+def test_a_flood_of_one_kind_does_not_push_out_another(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    fatal = record(0, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")
+    history.add_records([fatal])
+    flood = [record(n, f"NVRM: Xid (PCI:0000:43:00): 13, pid={n}, Graphics Exception") for n in range(1, 3000)]
+    history.add_records(flood)
+    kept = history.past().records
+    assert fatal in kept and len(kept) == 1 + FIRST_KEPT + LAST_KEPT and flood[-1] in kept
+    history.close()
+    again = History(str(tmp_path), "b")
+    assert set(again.past().records) == set(kept)
+    again.close()
+
+
+def test_samples_are_thinned(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    for second in range(300):
+        history.add_samples(float(second), [("gpu", "x", float(second))])
+    assert [s.seconds for s in history.past().samples] == [SAMPLE_SECONDS * n for n in range(5)]
+    history.close()
+
+
+@pytest.mark.parametrize("damage", [b"junk" * 2000, b"SQLite format 3\0" + b"\0" * 4080])
+def test_damaged_history_begins_anew(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "history.sqlite").write_bytes(damage)
+    history = History(str(tmp_path), "b")
+    assert history.add_records([record(1, "NVRM: x")]) == 1 and history.trouble == ""
+    history.close()
+    assert History(str(tmp_path), "b").past().records
+
+
+def test_history_without_a_disk(tmp_path: Path) -> None:
+    history = History(str(tmp_path / "nowhere"), "b")
+    assert "memory" in history.trouble
+    assert history.add_records([record(1, "NVRM: x")]) == 1
+    history.save_state(PolicyState(boot_id="b"))
+    assert len(history.past().records) == 1 and history.load_state() == PolicyState()
+    history.close()
+
+
+def test_job_records(tmp_path: Path) -> None:
+    lines = {
+        "1": "1\trunning\t5\t0,1\t7\t-\t-\t.\n",
+        "2": "1\tended\t5\t-\t7\t9\toff\t.\n",
+        "3": "1\trefused\t5\t-\t7\t-\t-\t.\n",
+        "4": "1\trunning\t5\t0",
+        "5": "",
+        "x": "1\trunning\t5\t0,1\t7\t-\t-\t.\n",
+        "6": "2\trunning\t5\t0,1\t7\t-\t-\t.\n",
+    }
+    for name, text in lines.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "7").symlink_to(tmp_path / "1")
+    os.mkfifo(tmp_path / "8")
+    found = jobs.scan(str(tmp_path))
+    assert (found.running, found.ended, found.refused) == ({1}, {2}, {3})
+    jobs.forget(str(tmp_path), found.ended | {99})
+    assert not (tmp_path / "2").exists()
+    assert jobs.scan(str(tmp_path / "nowhere")) == jobs.Jobs()
+
+
+@given(st.binary(max_size=300))
+def test_any_job_record(data: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "9").write_bytes(data)
+        assert jobs.scan(folder).ended <= {9}
+
+
+def test_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "verdict"
+    write_atomic(str(path), b"one\n", mode=0o600, sync=True)
+    assert path.read_bytes() == b"one\n" and path.stat().st_mode & 0o777 == 0o600
+    assert not write_if_changed(str(path), b"one\n") and write_if_changed(str(path), b"two\n")
+    with pytest.raises(OSError):
+        write_atomic(str(tmp_path / "no" / "x"), b"")
+    assert [p.name for p in tmp_path.iterdir()] == ["verdict"]
+
+
+def test_notices_reach_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "10000000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        notify = Notify()
+        notify.send("READY=1")
+        assert server.recv(100) == b"READY=1" and notify.watchdog_seconds == 5.0
+    notify.send("READY=1")  # nobody listens any more
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert Notify().watchdog_seconds == 0.0
+
+
+def test_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    log.line(4, "drain requested", node="n1", text='two "words"\nand=more', empty="", none=None, zero=0)
+    assert capsys.readouterr().err == '<4>drain_requested node=n1 text="two \\"words\\" and=more" zero=0\n'
+
+
+def test_hold_and_apply(tmp_path: Path) -> None:
+    assert hold_of(str(tmp_path)) is None and not applying(str(tmp_path))
+    (tmp_path / "hold").write_text("damaged")
+    assert hold_of(str(tmp_path)) == {"reason": "unreadable"}
+    soon = int(time.clock_gettime(time.CLOCK_BOOTTIME)) + 60
+    (tmp_path / "applying").write_text(f"1\t7\t{soon}\n")
+    assert applying(str(tmp_path))
+    (tmp_path / "applying").write_text("1\t7\t0\n")
+    assert not applying(str(tmp_path))
+
+
+def test_what_slurmds_log_hides(tmp_path: Path) -> None:
+    path = tmp_path / "slurmd.n1.log"
+    path.write_text(
+        "[2020-01-01T00:00:00.000] error: [job 4] epilog failed status=1:0\n"
+        "[2031-01-01T00:00:00.000] epilog for job 5 ran for 0 seconds\n"
+        "[2031-01-02T00:00:00.000] error: [job 6] epilog failed status=1:0\n"
+    )
+    assert in_log(str(path), 1.8e9) == "slurmd's log says: epilog failed at 2031-01-02T00:00:00"
+    assert in_log(str(path), 2.0e9) == "" and in_log(str(tmp_path / "none"), 0.0) == ""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(f"ClusterName=x\nSlurmdLogFile={tmp_path}/slurmd.%n.log\n")
+    assert Leftovers(str(conf), "n1").log_path() == str(path)
+    assert "epilog failed" in Leftovers(str(conf), "n1").since(1.8e9)
+    assert Leftovers(str(tmp_path / "none"), "n1").since(0.0) == ""
