@@ -107,6 +107,7 @@ def test_a_folder_that_cannot_be_made_does_not_end_it(agents: Make, tmp_path: Pa
         assert any("history" in t for t in agent.status()["trouble"])
     else:
         agent.until(lambda: "cannot_publish" in agent.log.read_text(), "complaint")
+        agent.until(lambda: "verdict state=" in agent.log.read_text(), "a verdict, if only in the log")
     assert agent.end() == 0
 
 

@@ -67,7 +67,7 @@ class Loop:
             log.line(log.ERROR, "no state directory", error=f"{state_dir}: {e.strerror}")
         self.senses = Senses(document, root)
         self.history = History(state_dir, self.senses.boot_id)
-        self.board = Board(document, root)
+        self.board = Board(document)
         self.ledger = Ledger(state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root))
         self.courier: Courier | None = None
         self.standing = Standing()
