@@ -218,26 +218,50 @@ def test_down_leaves_nothing() -> None:
     assert INOTIFY.read_text() == limit
 
 
-@pytest.mark.parametrize("seconds", [0.3, 0.8, 1.5, 2.5])
-def test_clean_after_sigkill_in_the_middle_of_up(seconds: float) -> None:
-    """The creator is killed at a moment of its start; what it had made by then is found and ended."""
-    name = "test-sigkill"
+def _creator(name: str, seconds: float, ending: signal.Signals) -> subprocess.Popen[str]:
+    """A process that brings a rack up and gets ``ending`` after ``seconds``; it has ended on return."""
     program = (
         f"import sys\nfrom tests.lab.rack import Rack\nprint('go', flush=True)\nRack(2, name={name!r}).up()\nsys.stdin.read()\n"
     )
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as creator:
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=PROJECT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as creator:
         assert creator.stdout is not None
         assert creator.stdout.readline() == "go\n"
         time.sleep(seconds)
-        creator.send_signal(signal.SIGKILL)
+        creator.send_signal(ending)
+        creator.wait(30)
+    return creator
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.8, 1.2, 1.8, 2.5])
+def test_clean_after_sigkill_in_the_middle_of_up(seconds: float) -> None:
+    """The creator is killed at a moment of its start; what it had made by then is found and ended."""
+    name = "test-sigkill"
+    creator = _creator(name, seconds, signal.SIGKILL)
     assert linux.start_time(creator.pid) is None
-    assert (RUN / name).exists()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.lab.clean", name], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    if (RUN / name).exists():  # 0.1 s may be before anything was made
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.lab.clean", name], cwd=PROJECT, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
     assert traces(name) == []
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0])
+def test_interrupted_up_cleans_after_itself(seconds: float) -> None:
+    """Ctrl-C in the middle of up(): the creator takes everything down before it ends."""
+    creator = _creator("test-sigint", seconds, signal.SIGINT)
+    assert creator.returncode != 0
+    if (RUN / "test-sigint").exists():
+        # It was up already and waiting for its end: nobody called down(), so the record names all that is left.
+        subprocess.run([sys.executable, "-m", "tests.lab.clean", "test-sigint"], cwd=PROJECT, check=True)
+    assert traces("test-sigint") == []
 
 
 def test_clean_of_an_unknown_name() -> None:

@@ -13,6 +13,7 @@ import time
 import msgspec
 
 from fairlead.cli.show import print_json
+from fairlead.daemon.rules import hold_of
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
 
 STATE_DIR = "/var/lib/fairlead"
@@ -27,22 +28,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
 
-def read_hold(state_dir: str) -> dict[str, str] | None:
-    """Who holds this node, when and why; None: nobody. An unreadable hold is a hold."""
-    try:
-        with open(os.path.join(state_dir, "hold"), "rb") as f:
-            data = msgspec.json.decode(f.read(65536))
-            return {k: str(v) for k, v in data.items()} if isinstance(data, dict) else {"reason": "unreadable"}
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError):
-        return {"reason": "unreadable"}
-
-
 def run(args: argparse.Namespace) -> ExitCode:
     path = os.path.join(args.state_dir, "hold")
     if args.show:
-        held = read_hold(args.state_dir)
+        held = hold_of(args.state_dir)
         if args.json:
             print_json({"held": held is not None, **(held or {})})
         else:
