@@ -35,6 +35,7 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order, acknowledge, decide
+from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class Loop:
     def _drain(self) -> Drain:
         d = self.document
         hidden = Leftovers(d.slurm.conf, d.slurm_node)
-        return Drain(slurm_client(d.slurm), self.ledger, d.slurm_node, d.policy, hidden=hidden.since)
+        client = slurm_client(d.slurm)
+        return Drain(client, self.ledger, d.slurm_node, d.policy, hidden=hidden.since, stranger=disagreement)
 
     # -- the loop --------------------------------------------------------------------------------
 
