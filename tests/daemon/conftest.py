@@ -33,6 +33,7 @@ class Agent:
         self.log = folder / "log"
         if not self.fifo.exists():
             os.mkfifo(self.fifo)
+        self.environment: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.write_document(**options)
 
@@ -56,11 +57,16 @@ class Agent:
         command = [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
-                command, cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT / "agent")}, stderr=out, stdout=out
+                command,
+                cwd=PROJECT,
+                env={**os.environ, "PYTHONPATH": str(PROJECT / "agent"), **self.environment},
+                stderr=out,
+                stdout=out,
             )
         if wait:
             before = self.sequence()
             self.until(lambda: self.sequence() > before, "a first verdict")
+            self.until((self.run_dir / "metrics.prom").exists, "first metrics")
         return self
 
     def sequence(self) -> int:

@@ -20,6 +20,8 @@ from fairlead.daemon.rules import applying, hold_of
 from fairlead.model.check import KernelRecord
 from fairlead.policy.ownership import build
 from fairlead.policy.state import PolicyState
+from fairlead.slurm.client import NodeState
+from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers, in_log
 
 ENTRY = Entry(node="n1", phase=Phase.DRAINED, token=build("xid", "abcdef012345", "GPU gone"), since=1.0, machine="m")
@@ -232,3 +234,23 @@ def test_what_slurmds_log_hides(tmp_path: Path) -> None:
     assert Leftovers(str(conf), "n1").log_path() == str(path)
     assert "epilog failed" in Leftovers(str(conf), "n1").since(1.8e9)
     assert Leftovers(str(tmp_path / "none"), "n1").since(0.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("cmdlines", "name", "host", "refused"),
+    [
+        ([], "n1", "other", ""),
+        (["/usr/sbin/slurmd -N n1 -D"], "n1", "other", ""),
+        (["/usr/sbin/slurmd -Nn2"], "n1", "here", "slurmd here is node n2, the document says n1"),
+        (["/usr/sbin/slurmd -D"], "n1", "here", ""),
+        (["/usr/sbin/slurmd -D"], "n1", "other", "slurmctld has n1 on host other, this is here"),
+        (["/usr/sbin/slurmd -N n2", "/usr/sbin/slurmd -N n3"], "n1", "other", ""),
+    ],
+)
+def test_another_machines_node(tmp_path: Path, cmdlines: list[str], name: str, host: str, refused: str) -> None:
+    for pid, line in enumerate(cmdlines, 100):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text("slurmd\n")
+        (tmp_path / str(pid) / "cmdline").write_text(line.replace(" ", "\0") + "\0")
+    mine = NodeState(name=name, states=frozenset({"IDLE"}), hostname=host)
+    assert disagreement(mine, str(tmp_path), "here.example.org") == refused

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import socket
 import sqlite3
+import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.model.verdict import State
 from tests.daemon.conftest import XID79, Agent
@@ -107,6 +113,7 @@ def test_a_folder_that_cannot_be_made_does_not_end_it(agents: Make, tmp_path: Pa
         assert any("history" in t for t in agent.status()["trouble"])
     else:
         agent.until(lambda: "cannot_publish" in agent.log.read_text(), "complaint")
+        agent.until(lambda: "verdict state=" in agent.log.read_text(), "a verdict, if only in the log")
     assert agent.end() == 0
 
 
@@ -184,3 +191,28 @@ def test_slurm_that_is_not_there_is_said(agents: Make) -> None:
     agent.until(lambda: "slurmctld does not answer" in agent.verdict().text, "word of slurmctld")
     assert "/nowhere/sinfo" in agent.status()["slurm"]["error"]
     assert agent.verdict().state is State.WARN
+
+
+def test_scrape(agents: Make) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    agent = agents(agent={"metrics_listen": f"127.0.0.1:{port}"}).start()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert [s.value for s in families["fairlead_verdict_state"].samples if s.labels["state"] == "ok"] == [1.0]
+    assert all(family.documentation for family in families.values())
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/etc/passwd", timeout=10)
+    assert agent.end() == 0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing(agents: Make) -> None:
+    agent = agents("hgx-h100.row-remap-failed").start()
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=(agent.run_dir / "metrics.prom").read_bytes(), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")

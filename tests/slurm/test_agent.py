@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -118,6 +119,33 @@ def test_killed_and_started_again_the_drain_is_its_own(agents: Make, cluster: Cl
     agent.start()
     assert agent.verdict().state is State.DRAIN
     assert client_of(cluster).node("n1").reason == reason
+
+
+def test_repaired_and_booted_again_it_resumes_its_own(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
+    agent = agents().start()
+    agent.kernel(xid79())
+    drained(agent, cluster)
+    agent.end()
+    agent.tree = shutil.copytree(agent.tree, tmp_path / "next boot", symlinks=True)
+    (agent.tree / "proc/sys/kernel/random/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
+    agent.start()
+    agent.until(lambda: agent.verdict().state is State.OK, "verdict ok")  # before the resume: the next job is not refused
+    agent.until(lambda: agent.status()["drain"] is None, "resume")
+    assert not client_of(cluster).node("n1").drained
+
+
+def test_repaired_but_an_admin_took_over(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
+    agent = agents().start()
+    agent.kernel(xid79())
+    drained(agent, cluster)
+    agent.end()
+    cluster.scontrol("update", "nodename=n1", "state=drain", "reason=ann keeps it")
+    agent.tree = shutil.copytree(agent.tree, tmp_path / "next boot", symlinks=True)
+    (agent.tree / "proc/sys/kernel/random/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
+    agent.start()
+    agent.until(lambda: agent.verdict().state is State.OK, "verdict ok")
+    node = client_of(cluster).node("n1")
+    assert node.drained and node.reason == "ann keeps it"
 
 
 def test_disabled_stops_every_drain(agents: Make, cluster: Cluster, tmp_path: Path) -> None:

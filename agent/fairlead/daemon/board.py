@@ -9,12 +9,11 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from fairlead.config import Document, hooks_line
+from fairlead.config import Document
 from fairlead.daemon import log
 from fairlead.daemon.publish import write_atomic, write_if_changed
 from fairlead.errors import DataError
 from fairlead.host.clock import boottime
-from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node
 from fairlead.model.verdict import State, Verdict, parse_line
 
@@ -27,8 +26,7 @@ TEXTFILE_SECONDS = 10.0  # scrapes come every 15 s or so; rendering costs millis
 class Board:
     """The run directory of one agent."""
 
-    def __init__(self, document: Document, root: Root) -> None:
-        self.root = root
+    def __init__(self, document: Document) -> None:
         self.trouble: dict[str, str] = {}
         self.sequence = 0
         self.verdict: Verdict | None = None
@@ -106,10 +104,7 @@ class Board:
         except DataError as e:
             self._note("env", e)
             return False
-        ok = self._write_if_changed(f"{self.run_dir}/env", text.encode())
-        if self.root.is_live:  # the shell hooks' own line of the document; provisioning writes it too
-            self._write_if_changed("/etc/fairlead/hooks", hooks_line(self.document).encode())
-        return ok
+        return self._write_if_changed(f"{self.run_dir}/env", text.encode())
 
     def status(self, data: bytes) -> None:
         """Publish status.json."""

@@ -66,7 +66,11 @@ def finish(steps: Steps) -> Result:
 
 
 class Drain:
-    """The protocols of one node. ``hidden``: looks for what Slurm hid under our reason since a Unix time, "" for nothing."""
+    """The protocols of one node.
+
+    hidden: looks for what Slurm hid under our reason since a Unix time; stranger: why this machine is not that node. Both
+    give one line, "" for nothing.
+    """
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class Drain:
         rules: Rules,
         *,
         hidden: Callable[[float], str] = lambda since: "",
+        stranger: Callable[[NodeState], str] = lambda mine: "",
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.client = client
@@ -83,6 +88,7 @@ class Drain:
         self.node = node
         self.rules = rules
         self.hidden = hidden
+        self.stranger = stranger
         self.wall = wall
 
     def drain(self, check: str, summary: str, *, job: int | None = None, prolog_refused: bool = False) -> Steps:
@@ -101,7 +107,7 @@ class Drain:
             yield "save"
             self.ledger.save(None)
             return _result(Outcome(owner.value), mine, _who(mine))
-        if why := keep_off(mine.states) or _in_the_way(check, mine):
+        if why := keep_off(mine.states) or _in_the_way(check, mine) or self.stranger(mine):
             return _result(Outcome.HELD, mine, why)
         if partition := budget.room(self.node, self._partitions(mine, listed), self.rules):
             return _result(Outcome.OVER_BUDGET, mine, partition)

@@ -35,6 +35,7 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order, acknowledge, decide
+from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Loop:
             log.line(log.ERROR, "no state directory", error=f"{state_dir}: {e.strerror}")
         self.senses = Senses(document, root)
         self.history = History(state_dir, self.senses.boot_id)
-        self.board = Board(document, root)
+        self.board = Board(document)
         self.ledger = Ledger(state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root))
         self.courier: Courier | None = None
         self.standing = Standing()
@@ -100,7 +101,8 @@ class Loop:
     def _drain(self) -> Drain:
         d = self.document
         hidden = Leftovers(d.slurm.conf, d.slurm_node)
-        return Drain(slurm_client(d.slurm), self.ledger, d.slurm_node, d.policy, hidden=hidden.since)
+        client = slurm_client(d.slurm)
+        return Drain(client, self.ledger, d.slurm_node, d.policy, hidden=hidden.since, stranger=disagreement)
 
     # -- the loop --------------------------------------------------------------------------------
 

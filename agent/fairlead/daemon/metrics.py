@@ -6,14 +6,13 @@ text of a user is in any label.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
@@ -90,6 +89,7 @@ class Metrics:
 
     def __init__(self, view: View) -> None:
         self.view = view
+        self._rendered: tuple[View, bytes] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -104,15 +104,42 @@ class Metrics:
             yield from _nics(view.node)
 
     def render(self) -> bytes:
-        """Prometheus text format 0.0.4."""
-        return generate_latest(self._registry)
+        """Prometheus text format 0.0.4; one rendering serves every reader of the same view."""
+        view, rendered = self.view, self._rendered
+        if rendered is None or rendered[0] is not view:
+            rendered = self._rendered = (view, generate_latest(self._registry))
+        return rendered[1]
 
     def listen(self, address: str) -> None:
-        """Serve /metrics at host:port in threads of their own. Raises OSError."""
-        from prometheus_client import start_http_server
+        """Serve /metrics at host:port in threads of their own. Raises OSError, ValueError."""
+        import http.server
+        import socket
+        import threading
 
         host, _, port = address.rpartition(":")
-        start_http_server(int(port), addr=host.strip("[]"), registry=self._registry)
+        metrics = self
+
+        class Scrape(http.server.BaseHTTPRequestHandler):
+            timeout = 10
+
+            def do_GET(self) -> None:
+                known = self.path.split("?")[0] in ("/", "/metrics")
+                body = metrics.render() if known else b"only /metrics\n"
+                self.send_response(200 if known else 404)
+                self.send_header("Content-Type", CONTENT_TYPE_LATEST if known else "text/plain")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
+        server = Server((host.strip("[]"), int(port)), Scrape)
+        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
@@ -261,7 +288,7 @@ def _links(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
 
 def _nics(node: Node) -> Iterator[Metric]:
     up = GaugeMetricFamily("fairlead_nic_up", "1 when the port is active.", labels=["device", "port", "pci"])
-    rate = GaugeMetricFamily("fairlead_nic_rate_bits_per_second", "Rate of the port.", labels=["device", "port", "pci"])
+    rate = GaugeMetricFamily("fairlead_nic_rate_bytes_per_second", "Rate of the port.", labels=["device", "port", "pci"])
     for nic in node.nics:
         if not nic.rdma:
             continue
@@ -269,7 +296,7 @@ def _nics(node: Node) -> Iterator[Metric]:
         if not isinstance(nic.state, Missing):
             up.add_metric(labels, nic.state == "ACTIVE")
         if not isinstance(nic.rate_gbps, Missing):
-            rate.add_metric(labels, nic.rate_gbps * 1e9)
+            rate.add_metric(labels, nic.rate_gbps * 1e9 / 8)
     yield from (up, rate)
 
 
@@ -281,12 +308,3 @@ def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], val
     """A value that is not there has no series: an alert on its absence is honest, a zero would not be."""
     if not isinstance(value, Missing):
         family.add_metric(labels, float(value))
-
-
-def write_textfile(path: str, metrics: Metrics) -> None:
-    """Replace node_exporter's text file. Raises OSError."""
-    from fairlead.daemon.publish import write_atomic
-
-    if not os.path.isdir(os.path.dirname(path)):
-        raise FileNotFoundError(2, "no such folder", os.path.dirname(path))
-    write_atomic(path, metrics.render())
