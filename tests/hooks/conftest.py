@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.hooks.stage import SHELLS, Stage, needs_root
+from tests.hooks.stage import NOBODY, SHELLS, Stage, needs_root
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +28,15 @@ def stage(_namespace: Stage) -> Stage:
 @pytest.fixture(params=list(SHELLS))
 def shell(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def task() -> Iterator[int]:
+    """A process of nobody on all CPUs, as a task that Slurm has not bound."""
+    process = subprocess.Popen(["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "sleep", "60"])
+    deadline = time.monotonic() + 10
+    while "sleep" not in Path(f"/proc/{process.pid}/comm").read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    yield process.pid
+    process.kill()
+    process.wait()

@@ -2,6 +2,7 @@
 # Says what stands in the way of the lab, before anything is touched. 77: needs root. 69: this machine cannot.
 say() { echo "lab: $1" >&2; exit "$2"; }
 [ "$(id -u)" = 0 ] || say "needs root (namespaces, mounts, cgroups); run it as root on a machine you can spare" 77
+# shellcheck source=/dev/null
 [ -r /etc/os-release ] && . /etc/os-release
 [ "${ID:-}" = debian ] && [ "${VERSION_ID:-0}" -ge 12 ] 2>/dev/null || say "needs Debian 12 or newer, this is ${PRETTY_NAME:-unknown}" 69
 dir=${FAIRLEAD_LAB_DIR:-/var/cache/fairlead-lab}

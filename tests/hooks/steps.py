@@ -1,0 +1,70 @@
+"""Steps as Slurm describes them to a task prolog, and a node whose GPUs lie crosswise to its sockets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fairlead.jobenv.render import render
+from fairlead.topology import publish
+from tests.hooks.stage import NOBODY, Ran, Stage
+from tests.topology.build import hgx
+
+JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "n1"}
+STEP = {**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_LOCALID": "0"}
+CPUS = sorted(os.sched_getaffinity(0))
+CPU_TOTAL = os.cpu_count() or 1
+two_cpus = pytest.mark.skipif(CPUS[:2] != [0, 1], reason="needs CPUs 0 and 1")
+
+
+def python_for_all() -> str:
+    """A Python that every user may run (the one of this environment may lie below /root)."""
+    for path in (sys.executable, "/usr/bin/python3"):
+        argv = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", path, "-I", "-S", "-c", ""]
+        if subprocess.run(argv, capture_output=True, timeout=20, check=False).returncode == 0:
+            return path
+    pytest.fail("no Python that an ordinary user may run: install the distribution's python3")
+
+
+PYTHON = python_for_all() if os.geteuid() == 0 else sys.executable
+
+
+def lay_out(stage: Stage, *, python: str = "-", numa: list[int] | None = None, online: int = 2, site: str = "-") -> None:
+    """A node of two one-core sockets with GPU 0 on socket 1 and GPU 1 on socket 0, so that Slurm's order is wrong."""
+    node = hgx(sockets=online, cores=1, gpus=2, numa=[1, 0] if numa is None else numa)
+    (stage.run / "topology").write_text(publish.render_topology(node))
+    (stage.run / "plans").mkdir()
+    for tasks, text in publish.render_plans(node).items():
+        (stage.run / "plans" / str(tasks)).write_text(text)
+    (stage.run / "env").write_text(render())
+    stage.hooks_line(python=python, site=site)
+
+
+def step(pid: int, local: int, masks: str = "0x1,0x2", gpus: str = "0,1", **more: str) -> dict[str, str]:
+    tasks = masks.count(",") + 1
+    return {
+        **STEP,
+        "SLURM_LOCALID": str(local),
+        "SLURM_TASK_PID": str(pid),
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_GTIDS": ",".join(map(str, range(tasks))),
+        "SLURM_CPU_BIND": f"quiet,mask_cpu:{masks}",
+        "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+        "SLURM_CPU_BIND_LIST": masks,
+        "SLURM_STEP_GPUS": gpus,
+        "SLURM_GPUS_ON_NODE": str(gpus.count(",") + 1),
+        "CUDA_VISIBLE_DEVICES": gpus,
+        **more,
+    }
+
+
+def run(stage: Stage, shell: str, env: dict[str, str]) -> Ran:
+    return stage.start(shell, "task-prolog", env, as_nobody=True)
+
+
+def exports(ran: Ran) -> dict[str, str]:
+    lines = [line for line in ran.out.splitlines() if line.startswith("export ")]
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines)

@@ -1,0 +1,215 @@
+"""The environment that the task prolog prints, whatever the user, the site and srun have put there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairlead.jobenv.render import value_sum
+from tests.hooks.stage import HOOKS, SHELLS, Ran, Stage
+from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step
+
+pytestmark = pytest.mark.root
+
+
+def test_environment_of_a_batch_step(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    ran = run(stage, shell, {**JOB, "SLURM_JOB_GPUS": "0,1"})
+    assert exports(ran).keys() == {
+        "CUDA_DEVICE_ORDER",
+        "NCCL_DEBUG",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "FAIRLEAD_SET",
+    }
+    assert ran.out.count("\n") == 5
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("gpu[001-004,7]", "gpu001"),
+        ("n1,n2", "n1"),
+        ("r[2-3]n[07,09-11]x,z", "r2n07x"),
+        ("a-b.c-1", "a-b.c-1"),
+        ("n[1-", None),
+        ("$(id)[1-2]", None),
+        ("", None),
+    ],
+)
+def test_rendezvous(stage: Stage, shell: str, nodelist: str, host: str | None) -> None:
+    lay_out(stage)
+    env = {
+        **STEP,
+        "SLURM_STEP_NODELIST": nodelist,
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_ID": "3",
+    }
+    said = exports(run(stage, shell, env))
+    assert said.get("MASTER_ADDR") == host
+    assert said["MASTER_PORT"] == str(20000 + (4711 + 131 * 3) % 10000)
+    het = exports(run(stage, shell, {**env, "SLURM_HET_SIZE": "2"}))
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & het.keys()
+
+
+def test_the_user_wins(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    assert run(stage, shell, {**JOB, "NCCL_DEBUG": "INFO", "CUDA_DEVICE_ORDER": ""}).out == ""
+
+
+def test_what_srun_carried_over_is_worked_out_anew(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    two = {"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    batch = exports(run(stage, shell, {**JOB, **two}))
+    assert batch["MASTER_ADDR"] == "n1"
+    other = {**STEP, **batch, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[2-3]"}
+    said = exports(run(stage, shell, other))
+    assert said["MASTER_ADDR"] == "n2"
+    assert "NCCL_DEBUG" not in said  # ours, and still right
+    # One task: no rendezvous, and ours from the batch step goes.
+    alone = run(stage, shell, {**STEP, **batch, "SLURM_STEP_NUM_TASKS": "1"})
+    assert "unset MASTER_ADDR\n" in alone.out
+    # Changed by the user, or taken away: the user's, also one step further down.
+    changed = {**other, "MASTER_ADDR": "mine"}
+    del changed["NCCL_DEBUG"]
+    said = exports(run(stage, shell, changed))
+    assert not {"MASTER_ADDR", "NCCL_DEBUG"} & said.keys()
+    assert "FAIRLEAD_SET" not in said or "NCCL_DEBUG:" in said["FAIRLEAD_SET"]
+
+
+@pytest.mark.parametrize("value", ["", "x", "NCCL_DEBUG", "NCCL_DEBUG:0", "$(id)", ",,::,", "NCCL_DEBUG:" + "9" * 500])
+def test_hostile_fairlead_set(stage: Stage, shell: str, value: str) -> None:
+    lay_out(stage)
+    ran = run(stage, shell, {**JOB, "FAIRLEAD_SET": value, "NCCL_DEBUG": "mine"})
+    assert ran.rc == 0
+    assert "NCCL_DEBUG" not in exports(ran)
+
+
+def test_skip_and_minimal(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    assert "NCCL_DEBUG" not in exports(run(stage, shell, {**JOB, "FAIRLEAD_SKIP": "PATH,NCCL_DEBUG"}))
+    assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "minimal"})).keys() == {"CUDA_DEVICE_ORDER", "FAIRLEAD_SET"}
+
+
+@pytest.mark.parametrize("wish", [{"FAIRLEAD_PROFILE": "fast"}, {"FAIRLEAD_SKIP": "A;B"}, {"FAIRLEAD_SKIP": "$(id)"}])
+def test_malformed_wishes_mean_off_and_one_warning(stage: Stage, shell: str, wish: dict[str, str]) -> None:
+    lay_out(stage)
+    ran = run(stage, shell, {**JOB, **wish})
+    assert ran.rc == 0
+    assert ran.out.startswith("print fairlead: FAIRLEAD_")
+    assert ran.out.count("\n") == 1
+    assert run(stage, shell, {**STEP, **wish}).out == ""
+
+
+def test_off_by_comment_and_by_the_site(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    record = stage.run / "jobs/4711"
+    record.write_text("1\trunning\t65534\t0,1\t100\t-\toff\t.\n")
+    assert run(stage, shell, JOB).out == ""
+    record.write_text("1\trunning\t65534\t0,1\t100\t-\toff")  # incomplete: ignored
+    assert exports(run(stage, shell, JOB))
+    record.unlink()
+    stage.hooks_line(profile="off")
+    assert run(stage, shell, JOB).out == ""
+    assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "full"}))
+    (stage.etc / "disabled").touch()
+    assert run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "full"}).out == ""
+
+
+@pytest.mark.parametrize("end", ["", "CUDA_DEVICE_ORDER\talways\tPCI_BUS_ID\tmin"])
+def test_all_lines_or_none(stage: Stage, shell: str, end: str) -> None:
+    lay_out(stage)
+    (stage.run / "env").write_text("NCCL_DEBUG\talways\tWARN\tfull\n" + end)
+    assert run(stage, shell, JOB).out == ""
+    (stage.run / "env").write_text("NCCL_DEBUG\talways\tWARN\tfull\nBAD NAME\talways\tx\tfull\n.\n")
+    assert run(stage, shell, JOB).out == ""
+    (stage.run / "env").unlink()
+    assert (run(stage, shell, JOB).rc, run(stage, shell, JOB).out) == (0, "")
+
+
+def test_nothing_installed(stage: Stage, shell: str) -> None:
+    stage.inside("rm", "-rf", "/run/fairlead", "/etc/fairlead")
+    assert run(stage, shell, {**STEP, "SLURM_STEP_GPUS": "0,1"}) == Ran(0, "", "")
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_the_sites_own_task_prolog(stage: Stage, shell: str, disabled: bool) -> None:
+    site = stage.run / "site"
+    site.write_text('#!/bin/sh\nprintf "export NCCL_DEBUG=TRACE\\nprint hello x3\\nexport A=$USERS"\nexit ${SITE_STATUS:-0}\n')
+    site.chmod(0o755)
+    lay_out(stage, site="/run/fairlead/site")
+    if disabled:
+        (stage.etc / "disabled").touch()
+    ran = run(stage, shell, {**JOB, "USERS": "value"})
+    assert ran.rc == 0
+    assert ran.out.startswith("export NCCL_DEBUG=TRACE\nprint hello x3\nexport A=value")
+    assert ran.out.count("NCCL_DEBUG=") == 1
+    assert ("export CUDA_DEVICE_ORDER=PCI_BUS_ID\n" in ran.out) is not disabled
+    failed = run(stage, shell, {**JOB, "SITE_STATUS": "7"})
+    assert failed.rc == 7
+    assert failed.out.startswith("export NCCL_DEBUG=TRACE\nprint hello x3\n")
+    assert "CUDA_DEVICE_ORDER" not in failed.out
+    site.unlink()
+    assert run(stage, shell, JOB).rc == 0
+
+
+def test_no_fork_where_nothing_is_bound(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    env = {**JOB, "SLURM_JOB_GPUS": "0,1", "SLURM_NTASKS": "4"}
+    expected = stage.start(shell, "task-prolog", env)
+    assert exports(expected)
+    assert stage.start(shell, "task-prolog", env, no_fork=True) == expected
+
+
+def test_the_shells_sum_is_pythons(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    odd = "".join(map(chr, range(0x21, 0x7F)))
+    (stage.run / "env").write_text(f"NCCL_DEBUG\talways\t{odd}\tfull\n.\n")
+    said = exports(run(stage, shell, JOB))
+    assert said == {"NCCL_DEBUG": odd, "FAIRLEAD_SET": f"NCCL_DEBUG:{value_sum(odd)}"}
+
+
+NASTY = st.text(st.characters(min_codepoint=1, max_codepoint=0x2FF, exclude_categories=["Cs"]), max_size=24)
+NAMES = [
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_LOCALID",
+    "SLURM_CPU_BIND_LIST",
+    "SLURM_CPU_BIND_TYPE",
+    "SLURM_STEP_GPUS",
+    "SLURM_GTIDS",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NUM_NODES",
+    "CUDA_VISIBLE_DEVICES",
+    "FAIRLEAD_SET",
+    "FAIRLEAD_SKIP",
+    "FAIRLEAD_PROFILE",
+    "NCCL_DEBUG",
+    "IFS",
+    "PATH",
+    "ENV",
+    "fl_site",
+    "fl_lines",
+]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(env=st.dictionaries(st.sampled_from(NAMES), NASTY, max_size=6), shell=st.sampled_from(list(SHELLS)))
+def test_hostile_environments(stage: Stage, env: dict[str, str], shell: str) -> None:
+    """Whatever the user's environment holds: status 0, and nothing printed but our own lines. The pid is never a real one."""
+    if not (stage.run / "env").exists():
+        lay_out(stage, python="/nonexistent")
+    ran = run(stage, shell, {**step(4194001, 0), **env})
+    assert ran.rc == 0
+    for line in ran.out.splitlines():
+        assert line.startswith(("export ", "unset ", "print fairlead: ")), line
+        assert "uid=" not in line
+
+
+def test_hook_files_are_executable() -> None:
+    for name in ("prolog", "epilog", "health-check", "task-prolog"):
+        assert (HOOKS / name).stat().st_mode & 0o777 == 0o755
+        assert (HOOKS / name).read_text().startswith("#!/bin/sh\n")
