@@ -59,9 +59,9 @@ def plain_playbook(tasks: int) -> str:
 
 def rows(rounds: int = 5) -> list[Row]:
     """Brings up its own rack and takes it down again."""
-    up = f"from tests.lab.rack import Rack; Rack(nodes_wanted={NODES}, name='bench').up()"
+    up = f"from tests.lab.rack import Rack; Rack(nodes_wanted={NODES}, name='bench-provision').up()"
     subprocess.run([sys.executable, "-c", up], cwd=PROJECT, check=True, timeout=240)
-    rack = Rack.find("bench")
+    rack = Rack.find("bench-provision")
     try:
         with tempfile.TemporaryDirectory() as folder:
             return _measure(rack, Path(folder), rounds)

@@ -47,7 +47,7 @@ def test_man_page_formats_without_a_warning() -> None:
     groff = shutil.which("groff")
     assert groff, "groff is missing: tests/lab/apt.sh installs it"
     page = ROOT / "docs/man/fairlead.1"
-    done = subprocess.run([groff, "-man", "-Tutf8", "-ww", page], capture_output=True, text=True, check=True)
+    done = subprocess.run([groff, "-man", "-Tutf8", "-P-cbou", "-ww", page], capture_output=True, text=True, check=True)
     assert "EXIT STATUS" in done.stdout
     assert not done.stderr
     for name in COMMANDS:

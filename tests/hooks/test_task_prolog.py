@@ -414,3 +414,25 @@ def test_hook_files_are_executable() -> None:
     for name in ("prolog", "epilog", "health-check", "task-prolog"):
         assert (HOOKS / name).stat().st_mode & 0o777 == 0o755
         assert (HOOKS / name).read_text().startswith("#!/bin/sh\n")
+
+
+@two_cpus
+def test_the_planner_of_an_installed_release(stage: Stage, task: int) -> None:
+    """As provisioning lays it out: hooks in a folder of their own, plan.py in the release's environment only."""
+    base = os.path.realpath(PYTHON)
+    version = subprocess.run([base, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True)
+    site = stage.run / f"release/lib/python{version.stdout.strip()}/site-packages/fairlead/topology"
+    site.mkdir(parents=True)
+    (stage.run / "release/bin").mkdir()
+    (stage.run / "release/bin/python").symlink_to(base)
+    (stage.run / "release/pyvenv.cfg").write_text(f"home = {os.path.dirname(base)}\n")
+    shutil.copy(HOOKS.parent / "agent/fairlead/topology/plan.py", site)
+    (stage.run / "hooks").mkdir()
+    for name in ("task-prolog", "bind-plan"):
+        shutil.copy(HOOKS / name, stage.run / "hooks")
+    lay_out(stage, python="/run/fairlead/release/bin/python")
+    shutil.rmtree(stage.run / "plans")
+    os.sched_setaffinity(task, {0})
+    ran = stage.start("dash", "/run/fairlead/hooks/task-prolog", step(task, 0), as_nobody=True)
+    assert ran.rc == 0
+    assert os.sched_getaffinity(task) == {1}

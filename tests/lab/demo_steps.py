@@ -16,7 +16,7 @@ from tests.lab.faults import Faults
 from tests.lab.host import Host
 from tests.lab.rack import Rack
 from tests.lab.stage import Stage
-from tests.lab.wheelhouse import wheelhouse
+from tests.lab.wheels import wheelhouse
 
 PROJECT = Path(__file__).resolve().parents[2]
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
@@ -141,7 +141,12 @@ class Demo:
         first = json.loads(self.fairlead(*common))
         self.stage.reaction("provisioning 4 fresh nodes", time.monotonic() - start)
         changed = {n["node"]: n["changed"] for n in first["nodes"]}
-        self.stage.check("the first run changes every node", all(changed.values()) and len(changed) == len(self.rack.nodes), "changes on all", changed)
+        self.stage.check(
+            "the first run changes every node",
+            all(changed.values()) and len(changed) == len(self.rack.nodes),
+            "changes on all",
+            changed,
+        )
         start = time.monotonic()
         second = json.loads(self.fairlead(*common))
         self.stage.reaction("provisioning again, nothing to do", time.monotonic() - start, "3 s for 10 nodes")

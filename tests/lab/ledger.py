@@ -42,7 +42,7 @@ class Ledger:
         self.process("creator", os.getpid())
 
     def add(self, kind: str, value: str | Path) -> None:
-        """Write down a thing of ``kind`` (cgroup, netns, disk, sysctl) before it is made."""
+        """Write down a thing of ``kind`` (cgroup, netns, disk, frozen, inotify) before it is made."""
         with open(self.file, "a") as out:
             out.write(f"{kind} {value}\n")
 
@@ -65,6 +65,8 @@ class Ledger:
     def end(self) -> list[str]:
         """End everything written down here and forget it; returns one line per thing that would not go."""
         stuck: list[str] = []
+        for entry in self.entries("frozen"):  # first: nothing that waits for a frozen disk can be killed
+            subprocess.run(["fsfreeze", "--unfreeze", entry], capture_output=True, check=False)
         for entry in self.entries("process"):
             if _alive(entry):
                 os.kill(int(entry.split()[0]), signal.SIGKILL)
@@ -81,6 +83,12 @@ class Ledger:
                 time.sleep(0.01)
             if _alive(entry):
                 stuck.append(f"process {entry.split()[0]} does not end")
+        for entry in self.entries("frozen"):
+            gone = subprocess.run(["umount", entry], capture_output=True, text=True, check=False)
+            if Path(entry).is_mount():
+                stuck.append(f"mount {entry}: {gone.stderr.strip()}")
+        if stuck:
+            return stuck
         for entry in self.entries("disk"):
             shutil.rmtree(entry, ignore_errors=True)
             if Path(entry).exists():

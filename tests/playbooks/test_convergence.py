@@ -218,6 +218,30 @@ def test_7_a_killed_run_leaves_nothing_half_and_the_next_completes(admin: Admin)
         assert admin.provision("-l", "gpu2")["gpu2"]["state"] == "same"
 
 
+def test_7_ctrl_c_ends_everything_and_says_so(admin: Admin) -> None:
+    node(admin, "gpu2").run("rm -rf /opt/fairlead/current /opt/fairlead/0*")
+    env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
+    command = admin.command("provision", "--site", str(admin.site), "-l", "gpu2")
+    run = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait(lambda: any(Path("/dev/shm").glob(f"fairlead-provision.{run.pid}.*/bundle/wheels.json")))
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    _, told = run.communicate(timeout=30)
+    assert run.returncode in (130, 0), told
+    assert run.returncode == 0 or told.splitlines()[-1] == "fairlead provision: interrupted"
+    assert not list(Path("/dev/shm").glob(f"fairlead-provision.{run.pid}.*"))
+    users = Path("/proc").glob("[0-9]*/environ")
+    assert not [p for p in users if f"fairlead-provision.{run.pid}." in _environ(p)], "no process of the run is left"
+    assert admin.provision("-l", "gpu2")["gpu2"]["state"] in ("changed", "same")
+
+
+def _environ(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def test_8_errors_name_node_and_next_step_and_others_are_done(admin: Admin, tmp_path: Path) -> None:
     done = admin.run("provision", "--site", str(admin.site), "-l", "gpu[1,9]", code=64)
     assert "gpu9: not declared in" in done.stderr

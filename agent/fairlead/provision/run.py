@@ -23,6 +23,7 @@ from fairlead.config import Site
 from fairlead.errors import InputMissing, ProvisionError
 from fairlead.provision import wheels
 from fairlead.provision.bundle import write_bundle
+from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, targets
 from fairlead.provision.progress import Silent, display
 from fairlead.provision.report import NodeResult, Report, node_result
@@ -122,23 +123,30 @@ def _play(
         (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
         inventory.write_text(inventory_text(site, chosen, str(bundle)))
         for target in chosen:
-            results[target.node] = NodeResult(node=target.node, state="unfinished", message="the run ended before this node")
+            results[target.node] = NodeResult(
+                node=target.node, state="unfinished", message="the run ended before this node was done", hint="run it again"
+            )
 
         def on_event(event: Mapping[str, Any]) -> bool:
             _take(event, results, shown)
             return False
 
-        runner = ansible_runner.run(
-            private_data_dir=str(folder),
-            project_dir=str(assets.directory("playbooks")),
-            playbook="site.yml",
-            inventory=str(inventory),
-            envvars=environment(site, folder),
-            cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
-            event_handler=on_event,
-            settings={"suppress_env_files": True, "idle_timeout": 900},
-            quiet=True,
-        )
+        with interruptible() as interrupted:
+            runner = ansible_runner.run(
+                private_data_dir=str(folder),
+                project_dir=str(assets.directory("playbooks")),
+                playbook="site.yml",
+                inventory=str(inventory),
+                envvars=environment(site, folder),
+                cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
+                event_handler=on_event,
+                settings={"suppress_env_files": True, "idle_timeout": 900, "pexpect_timeout": 1},
+                quiet=True,
+                cancel_callback=interrupted,
+            )
+            stopped = interrupted()
+        if stopped and all(r.state == "unfinished" for r in results.values()):
+            raise KeyboardInterrupt
         if all(r.state == "unfinished" for r in results.values()):
             raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
 
