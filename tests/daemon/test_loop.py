@@ -66,6 +66,7 @@ def test_an_xid_wakes_the_check_at_once(agents: Make) -> None:
     verdict = agent.verdict()
     assert verdict.state is State.WARN and "0000:1b:00.0" in verdict.text and "pending" in verdict.text
     assert "python3" not in verdict.text
+    agent.until(lambda: any(f["check"] == "xid" for f in agent.status()["findings"]), "the Xid in the status")
     finding = next(f for f in agent.status()["findings"] if f["check"] == "xid")
     assert (finding["level"], finding["mode"], finding["device"]) == ("drain", "enforce", "0000:1b:00.0")
 
@@ -169,7 +170,7 @@ def test_hold(agents: Make) -> None:
     (agent.state_dir / "hold").write_text('{"who": "ann", "when": "now", "reason": "riser"}')
     agent.kernel(xid79())
     agent.until(lambda: "held by an admin" in agent.verdict().text, "hold")
-    assert agent.status()["hold"]["who"] == "ann"
+    agent.until(lambda: (agent.status()["hold"] or {}).get("who") == "ann", "the hold in the status")
 
 
 def test_sigterm_ends_it_while_everything_is_quiet(agents: Make) -> None:
@@ -189,7 +190,7 @@ def test_slurm_that_is_not_there_is_said(agents: Make) -> None:
     agent = agents(slurm={"bin_dir": "/nowhere", "conf": "/nowhere/slurm.conf"}).start()
     agent.kernel(xid79())
     agent.until(lambda: "slurmctld does not answer" in agent.verdict().text, "word of slurmctld")
-    assert "/nowhere/sinfo" in agent.status()["slurm"]["error"]
+    agent.until(lambda: "/nowhere/sinfo" in agent.status()["slurm"]["error"], "the error in the status")
     assert agent.verdict().state is State.WARN
 
 

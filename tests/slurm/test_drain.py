@@ -173,6 +173,14 @@ def test_slurmctld_away_during_a_drain(cluster: Cluster, tmp_path: Path) -> None
     assert drain.client.node("n1").reason == intended.token.text
 
 
+def test_an_intent_whose_write_arrived_unseen_is_still_ours(client: Scontrol, drain: Drain) -> None:
+    """The write got through, its answer did not, and by the next attempt another check speaks first."""
+    up_to(drain.drain("xid", WHY), "read back").close()
+    assert finish(drain.drain("gpu_count", "7 of 8 GPUs")).outcome is Outcome.DRAINED
+    assert client.node("n1").reason.startswith("fairlead:xid:")
+    assert finish(drain.resume()).outcome is Outcome.RESUMED
+
+
 def test_not_responding_is_still_ours(cluster: Cluster, tmp_path: Path) -> None:
     """slurmctld sets a silent node DOWN and appends to the reason; the drain stays ours, and is not lifted meanwhile."""
     client = client_of(cluster)

@@ -176,6 +176,7 @@ class Courier:
             wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0)
             self._failures = min(self._failures + 1, 10)
             self._not_before = time.monotonic() + wait
+            self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
             self._set(replace(self._standing, error=error))
 
     def _done(self, result: Result, want: Want) -> None:

@@ -93,29 +93,33 @@ class Drain:
 
     def drain(self, check: str, summary: str, *, job: int | None = None, prolog_refused: bool = False) -> Steps:
         """Drain with a reason of ours, where nobody else holds the node and the budget has room."""
+        entry = self.ledger.load()
+        if entry is None:
+            entry = self._entry(build(check, secrets.token_hex(6), summary, job=job), Phase.DRAINING)
+            # Saved before the reading, not after it: nothing slow then stands between reading and writing.
+            yield "save"
+            self.ledger.save(entry)
+        # An intent that stands is written with the same text again: an earlier write that arrives late is still ours.
         yield "read"
         listed = self.client.nodes()
         read_at = time.monotonic()
         mine = self._own(listed)
-        entry = self.ledger.load()
         owner = self._owner(mine, entry, prolog_refused=prolog_refused)
-        if entry is not None and owner is Owner.OURS:
+        if owner is Owner.OURS:
             return (yield from self._stand(entry, listed))
-        if entry is not None and entry.phase is not Phase.DRAINING:
+        if entry.phase is not Phase.DRAINING:
             return self._forget(entry, owner, mine)
+        refusal: Result | None = None
         if owner in (Owner.FOREIGN, Owner.ORPHAN):
+            refusal = _result(Outcome(owner.value), mine, _who(mine))
+        elif why := keep_off(mine.states) or _in_the_way(check, mine) or self.stranger(mine):
+            refusal = _result(Outcome.HELD, mine, why)
+        elif partition := budget.room(self.node, self._partitions(mine, listed), self.rules):
+            refusal = _result(Outcome.OVER_BUDGET, mine, partition)
+        if refusal is not None:
             yield "save"
             self.ledger.save(None)
-            return _result(Outcome(owner.value), mine, _who(mine))
-        if why := keep_off(mine.states) or _in_the_way(check, mine) or self.stranger(mine):
-            return _result(Outcome.HELD, mine, why)
-        if partition := budget.room(self.node, self._partitions(mine, listed), self.rules):
-            return _result(Outcome.OVER_BUDGET, mine, partition)
-        if entry is None or entry.token.check != check:
-            entry = self._entry(build(check, secrets.token_hex(6), summary, job=job), Phase.DRAINING)
-        # else: the same text again, so that an earlier write that arrives late is still ours
-        yield "save"
-        self.ledger.save(entry)
+            return refusal
         yield "write"
         self.client.drain(self.node, entry.token.text)
         window = time.monotonic() - read_at
