@@ -13,11 +13,10 @@ from fairlead import config
 from fairlead.cli.show import print_json
 from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
 from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.rules import slurm_client
+from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.root import Root
-from fairlead.slurm.leftovers import Leftovers
 
 DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 
@@ -41,8 +40,7 @@ def protocol(path: str) -> Drain:
         raise NeedsRoot("the ledger of this node is root's; run it as root on the node")
     name = document.slurm_node
     ledger = Ledger(document.agent.state_dir, document.agent.run_dir, node=name, machine=machine(Root("/")))
-    hidden = Leftovers(document.slurm.conf, name)
-    return Drain(slurm_client(document.slurm), ledger, name, document.policy, hidden=hidden.since)
+    return drain_protocol(document, ledger)
 
 
 def wake_agent() -> None:

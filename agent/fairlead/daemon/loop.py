@@ -21,12 +21,11 @@ from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, status, transitions
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.drain import Drain
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import judge
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.notify import Notify
-from fairlead.daemon.rules import applying, hold_of, policies_of, slurm_client
+from fairlead.daemon.rules import applying, drain_protocol, hold_of, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
 from fairlead.host.clock import boottime
@@ -35,8 +34,6 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order, acknowledge, decide
-from fairlead.slurm.identity import disagreement
-from fairlead.slurm.leftovers import Leftovers
 
 if TYPE_CHECKING:
     from fairlead.daemon.metrics import View
@@ -74,7 +71,9 @@ class Loop:
         self.standing = Standing()
         if root.is_live or document.slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
             self.courier = Courier(
-                self._drain(), splay_seconds=document.slurm.splay_seconds, look_seconds=document.slurm.look_seconds
+                drain_protocol(self.document, self.ledger),
+                splay_seconds=document.slurm.splay_seconds,
+                look_seconds=document.slurm.look_seconds,
             )
             self.standing = self.courier.take()
         self.notify = Notify()
@@ -97,12 +96,6 @@ class Loop:
         loaded = checks.load()
         self.wakes = {n: loaded[n].wakes_on for n in loaded if document.checks[n].enabled and loaded[n].wakes_on}
         self.prefixes = tuple(prefix for prefixes in self.wakes.values() for prefix in prefixes)
-
-    def _drain(self) -> Drain:
-        d = self.document
-        hidden = Leftovers(d.slurm.conf, d.slurm_node)
-        client = slurm_client(d.slurm)
-        return Drain(client, self.ledger, d.slurm_node, d.policy, hidden=hidden.since, stranger=disagreement)
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -178,7 +171,9 @@ class Loop:
         self.board.change(document)
         if self.courier is not None:
             options = document.slurm
-            self.courier.change(self._drain(), splay_seconds=options.splay_seconds, look_seconds=options.look_seconds)
+            self.courier.change(
+                drain_protocol(self.document, self.ledger), splay_seconds=options.splay_seconds, look_seconds=options.look_seconds
+            )
         log.line(log.NOTICE, "document taken up", generation=document.generation, hash=document.hash)
         self.history.event("document taken up", f"generation {document.generation}")
         self._next_sweep = 0.0

@@ -8,9 +8,13 @@ import msgspec
 
 from fairlead import checks
 from fairlead.config import Document, SlurmOptions
+from fairlead.daemon.drain import Drain
+from fairlead.daemon.ledger import Ledger
 from fairlead.host.clock import boottime
 from fairlead.policy import CheckPolicy
 from fairlead.slurm.client import SlurmClient
+from fairlead.slurm.identity import disagreement
+from fairlead.slurm.leftovers import Leftovers
 from fairlead.slurm.scontrol import Scontrol
 
 
@@ -42,6 +46,13 @@ def applying(run_dir: str) -> bool:
     except OSError:
         return False
     return len(fields) == 3 and fields[2].isdigit() and int(fields[2]) >= boottime()
+
+
+def drain_protocol(document: Document, ledger: Ledger) -> Drain:
+    """The drain protocol of the document's node, over the adapter that the document chooses."""
+    options, name = document.slurm, document.slurm_node
+    hidden = Leftovers(options.conf, name)
+    return Drain(slurm_client(options), ledger, name, document.policy, hidden=hidden.since, stranger=disagreement)
 
 
 def slurm_client(options: SlurmOptions) -> SlurmClient:
