@@ -1,13 +1,12 @@
-"""What takes a whole rack: reaction times, the agent's cost, a scrape, provisioning with nothing to do, RPCs.
+"""What takes a whole rack: reaction times, the agent's cost, a scrape, RPCs.
 
-Ten nodes of 8 simulated GPUs each with the agent as a unit, one controller; all on this machine.
+Eight nodes of 8 simulated GPUs each with the agent as a unit, one controller; all on this machine.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from tests.lab.host import Host
 from tests.lab.rack import Rack
 from tests.lab.wheels import wheelhouse
 
-NODES = 10
+NODES = 8
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
 TRIALS = 30
 BURSTS = 6
@@ -60,35 +59,16 @@ class Bench:
             nodes=len(self.rack.nodes), key=roots.ssh_key(), ssh=self.rack.ssh_config, hosts=addresses, memlock=limit, why=why
         )
         text = text.replace("budget_percent = 75", "budget_percent = 100")
-        self.site.write_text(text.replace("[agent]", f'[agent]\nmetrics_listen = "127.0.0.1:{METRICS_PORT}"'))
+        self.site.write_text(
+            text.replace("[agent]", f'[slurm]\nlook_seconds = 2\n\n[agent]\nmetrics_listen = "127.0.0.1:{METRICS_PORT}"')
+        )
 
-    def provision(self, nodes: str) -> tuple[float, float]:
-        """One run over ``nodes``: wall seconds, and CPU seconds of all its processes on the admin host."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        start = time.monotonic()
+    def provision(self) -> None:
         wheels = str(wheelhouse(self.rack.suite))
-        command = [FAIRLEAD, "provision", "--site", str(self.site), "--wheelhouse", wheels, "-l", nodes, "-q", "--json"]
+        command = [FAIRLEAD, "provision", "--site", str(self.site), "--wheelhouse", wheels, "-q", "--json"]
         done = subprocess.run([*self.rack.enter, *command], capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             raise RuntimeError(f"provision ended with {done.returncode}: {done.stderr[-2000:]}")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return time.monotonic() - start, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    def provisioning(self) -> list[Row]:
-        all_nodes, few = f"gpu[1-{NODES}]", "gpu[1-2]"
-        self.provision(all_nodes)
-        walls, many, two = [], [], []
-        for _ in range(3):
-            wall, cpu = self.provision(all_nodes)
-            walls.append(wall)
-            many.append(cpu)
-            two.append(self.provision(few)[1])
-        slope = (median(many) - median(two)) / (NODES - 2) * 1000
-        beside = "a playbook of 46 to 60 tasks: 38 to 128 s (reference, not run here)"
-        return [
-            Row(f"provisioning with nothing to do, {NODES} nodes", median(walls), 3, "s", beside),
-            Row("provisioning, controller CPU per further node", slope, 65, "ms", f"CPU for {NODES}: {median(many):.2f} s"),
-        ]
 
     # -- reactions ------------------------------------------------------------------------------
 
@@ -197,7 +177,7 @@ class Bench:
             ),
             Row("agent with its worker, PSS", pss, 48, "MiB", "24 MiB (reference)"),
             Row("scrape, median", median(scraped["took"]), 5, "ms", "2.5 to 6.7 ms (reference)", f"{scraped['series']} series"),
-            Row("slurmctld RPCs in steady state, 10 agents", float(steady), 0, "", "", f"in {AGENT_SECONDS} s"),
+            Row("slurmctld RPCs in steady state, 8 agents", float(steady), 0, "", "", f"in {AGENT_SECONDS} s"),
         ]
 
 
@@ -220,17 +200,17 @@ def _pss(pid: int) -> int:
     return int(found[1]) if found else 0
 
 
-def rows(say: Callable[[str], None]) -> list[Row]:
+def rows(say: Callable[[str], None] = lambda text: print(f"bench:   {text}", file=sys.stderr, flush=True)) -> list[Row]:
     """Bring a rack up, measure, take it down."""
     with Rack(nodes_wanted=NODES, name="bench", extra_conf=demo_steps.EXTRA) as rack:
         bench = Bench(rack)
         bench.write_site()
         say(f"provisioning {NODES} nodes")
-        out = bench.provisioning()
+        bench.provision()
         rack.configure(hooks=demo_steps.HOOKS)
         for host in rack.nodes:
             bench.until(lambda h=host: "\tok\t" in bench.verdict(h), 60)  # type: ignore[misc]
         say(f"the agent's cost over {AGENT_SECONDS} s")
-        out += bench.cost()
+        out = bench.cost()
         say(f"{TRIALS} reactions, {BURSTS} bursts of {AT_ONCE}")
         return bench.reactions() + out

@@ -17,7 +17,7 @@ ALL = [("checks", n) for n in checks.load()] + [("settings", n) for n in setting
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_has_a_test_file_and_a_cited_source(kind: str, name: str) -> None:
-    tests = (ROOT / "tests" / kind).glob("test_*.py")
+    tests = [*(ROOT / "tests" / kind).glob("test_*.py"), *(ROOT / "tests" / name).glob("test_*.py")]
     assert any(re.search(rf"\b{name}\b", path.name.removesuffix(".py") + path.read_text()) for path in tests), "no test names it"
     doc = importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or ""
     assert CITED.search(doc), f"fairlead/{kind}/{name}.py cites nothing in its docstring that could be looked up"
