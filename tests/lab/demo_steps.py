@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -19,7 +20,7 @@ from tests.lab.stage import Stage
 from tests.lab.wheels import wheelhouse
 
 PROJECT = Path(__file__).resolve().parents[2]
-FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
+FAIRLEAD = [sys.executable, "-m", "fairlead"]
 HOOKS = slurmconf.Hooks(
     prolog="/etc/slurm/prolog.d/*",
     epilog="/etc/slurm/epilog.d/*",
@@ -93,7 +94,9 @@ class Demo:
 
     def fairlead(self, *words: str, codes: tuple[int, ...] = (0,)) -> str:
         """A fairlead command of the admin host, in the rack's control network."""
-        done = subprocess.run([*self.rack.enter, FAIRLEAD, *words], capture_output=True, text=True, timeout=300, check=False)
+        command = [*self.rack.enter, *FAIRLEAD, *words]
+        env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
         told = (done.stderr or done.stdout).strip()[-2000:]
         self.stage.check(
             f"fairlead {words[0]} ends with {done.returncode}", done.returncode in codes, codes, f"{done.returncode}: {told}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fairlead.config import Document
 from fairlead.daemon import log
 from fairlead.daemon.publish import write_atomic, write_if_changed
-from fairlead.errors import DataError
+from fairlead.errors import DataError, HostError
 from fairlead.host.clock import boottime
 from fairlead.model.facts import Missing, Node
 from fairlead.model.verdict import State, Verdict, parse_line
@@ -35,6 +35,7 @@ class Board:
         self._textfile_at = 0.0
         self._status_at = 0.0
         self._listening = ""
+        self._place: tuple[int, int] | None = None
         self.change(document)
         self.sequence = self._earlier_sequence()
 
@@ -48,7 +49,27 @@ class Board:
                 os.chmod(folder, mode)
             except OSError as e:
                 self._note(folder, e)
+        self._place = self._where()
         self._facts = None
+
+    def _where(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.run_dir)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _keep_folder(self) -> None:
+        """Make the folder again where somebody has removed it.
+
+        In the unit's sandbox that cannot be done: systemd mounts the folder there and the rest of /run is read-only.
+        Raises HostError then, with which the agent ends, and systemd makes the folder as it starts it again.
+        """
+        if self._where() == self._place is not None:
+            return
+        self.change(self.document)
+        if not os.access(self.run_dir, os.W_OK) and "NOTIFY_SOCKET" in os.environ:
+            raise HostError(f"{self.run_dir}: removed, and cannot be made from inside the unit; systemd makes it at the next start")
 
     def _earlier_sequence(self) -> int:
         try:
@@ -59,6 +80,7 @@ class Board:
 
     def say(self, state: State, text: str) -> Verdict:
         """Publish a verdict, good for the document's time to live from now on."""
+        self._keep_folder()
         options = self.document.agent
         ttl = max(options.verdict_ttl_seconds, int(3 * options.interval_seconds))
         self.sequence += 1
