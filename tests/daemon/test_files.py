@@ -339,3 +339,12 @@ def test_events_are_bounded(tmp_path: Path) -> None:
     assert len(history.events(10 * EVENTS_KEPT)) <= EVENTS_KEPT + EVENTS_SPARE
     assert history.events(1)[0]["text"] == str(EVENTS_KEPT + 299)
     history.close()
+
+
+def test_the_cursor_is_saved_with_the_records(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    history.add_records([record(4, "NVRM: Xid (PCI:0000:1b:00): 13, x")], 9)
+    killed = History(str(tmp_path), "b")  # as after SIGKILL: the first was not closed
+    assert killed.cursor() == 9 and len(killed.past().records) == 1
+    killed.close()
+    history.close()

@@ -81,8 +81,9 @@ class History:
             )
         return self._past
 
-    def add_records(self, records: Iterable[KernelRecord]) -> int:
-        """Remember kernel records; how many of them were new."""
+    def add_records(self, records: Iterable[KernelRecord], cursor: int | None = None) -> int:
+        """Remember kernel records; how many of them were new. ``cursor``: how far the log is read with them, saved as one
+        with them: records that made room are not read again after a crash, as news with an older number."""
         new: list[Key] = []
         dropped: list[Key] = []
         for record in records:
@@ -92,6 +93,7 @@ class History:
                 new.append(key)
         if new:
             self._past = None
+            self.save_cursor(cursor)
             self._write(_INSERT, [self._row(self._records[key]) for key in new if key in self._records])
             self._write(_DELETE, [(self.boot_id, *key) for key in dropped])
             self.commit()

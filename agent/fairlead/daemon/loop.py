@@ -235,7 +235,7 @@ class Loop:
         records = follower.read()
         self.history.set_overrun(follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
-        if not known or not self.history.add_records(known):
+        if not known or not self.history.add_records(known, follower.cursor):
             return
         self.woken += len(known)
         self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
