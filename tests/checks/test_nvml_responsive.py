@@ -30,7 +30,8 @@ def test_healthy() -> None:
         ("S", 10.0, Level.UNKNOWN),
         ("R", 29.0, Level.UNKNOWN),
         ("S", 30.0, Level.DRAIN),
-        ("X", 300.0, Level.UNKNOWN),
+        ("X", 29.0, Level.UNKNOWN),
+        ("X", 30.0, Level.DRAIN),
     ],
 )
 def test_a_call_that_does_not_come_back(state: str, seconds: float, level: Level) -> None:
@@ -38,6 +39,13 @@ def test_a_call_that_does_not_come_back(state: str, seconds: float, level: Level
     (finding,) = judged(machine)
     assert (finding.level, finding.device) == (level, ADDRESSES[3])
     assert "nvmlDeviceGetTemperature" in finding.summary and ADDRESSES[3] in finding.summary
+
+
+def test_a_worker_that_cannot_run_at_all_is_no_fault_of_the_driver() -> None:
+    dead = replace(CALL, call="", gpu="", process_state="X", seconds=9000.0)
+    (finding,) = judged(node(stuck=dead, gpus=unreadable("the NVML worker ended with status 1")))
+    assert (finding.level, finding.summary) == (Level.UNKNOWN, "the NVML worker died")
+    assert "the NVML worker ended with status 1" in finding.evidence
 
 
 def test_waiting_longer_is_the_same_evidence() -> None:

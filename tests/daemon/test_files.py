@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.daemon import jobs, log
-from fairlead.daemon.history import FIRST_KEPT, LAST_KEPT, SAMPLE_SECONDS, History
+from fairlead.daemon.history import EVENTS_KEPT, EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, SAMPLE_SECONDS, History
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.publish import write_atomic, write_if_changed
@@ -254,3 +254,97 @@ def test_another_machines_node(tmp_path: Path, cmdlines: list[str], name: str, h
         (tmp_path / str(pid) / "cmdline").write_text(line.replace(" ", "\0") + "\0")
     mine = NodeState(name=name, states=frozenset({"IDLE"}), hostname=host)
     assert disagreement(mine, str(tmp_path), "here.example.org") == refused
+
+
+def test_history_survives_a_disk_that_was_away(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    flood = [record(n, f"NVRM: Xid (PCI:0000:43:00): 13, pid={n}, Graphics Exception") for n in range(1, 11)]
+    history.add_records(flood)
+    history._fail(OSError("disk away"))
+    while_away = record(11, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")
+    history.add_records([while_away])
+    history.add_samples(100.0, [("gpu", "x", 1.0)])
+    history._retry_at = 0.0
+    history.event("disk", "back")
+    assert history.trouble == ""
+    assert set(history.past().records) == {*flood, while_away}
+    history.add_records(record(n, f"NVRM: Xid (PCI:0000:43:00): 13, pid={n}, Graphics Exception") for n in range(12, 60))
+    assert len(history.past().records) == 1 + FIRST_KEPT + LAST_KEPT
+    history.close()
+    again = History(str(tmp_path), "b")
+    assert set(again.past().records) == set(history.past().records)
+    assert len(again.past().samples) == 1
+    again.close()
+
+
+def test_a_file_damaged_meanwhile_costs_no_evidence_in_memory(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    fault = record(1, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")
+    history.add_records([fault])
+    history.add_readable(frozenset({"gpu/x"}))
+    history._fail(OSError("disk away"))
+    for suffix in ("-wal", "-shm"):
+        (tmp_path / f"history.sqlite{suffix}").unlink(missing_ok=True)
+    (tmp_path / "history.sqlite").write_bytes(b"junk" * 2000)
+    history._retry_at = 0.0
+    history.event("disk", "back")
+    assert history.past().records == (fault,) and history.past().readable == {"gpu/x"}
+    history.close()
+    again = History(str(tmp_path), "b")
+    assert again.past().records == (fault,) and again.past().readable == {"gpu/x"}
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("rare", "flood"),
+    [
+        (
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 28 LTSSM Fault Up",
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Non-fatal, Link 28 LTSSM Fault Up {n}",
+        ),
+        (
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 28 LTSSM Fault Up",
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20038, Non-fatal, Link 28 other {n}",
+        ),
+        (
+            "NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=a, Ch 00000008, caused by previous Xid 79",
+            "NVRM: Xid (PCI:0000:1b:00): 45, pid={n}, name=a, Ch 00000008",
+        ),
+    ],
+)
+def test_a_flood_leaves_what_counts_more(tmp_path: Path, rare: str, flood: str) -> None:
+    history = History(str(tmp_path), "b")
+    history.add_records([record(n, flood.format(n=n)) for n in range(1, 100)])
+    history.add_records([record(100, rare)])
+    history.add_records([record(n, flood.format(n=n)) for n in range(101, 200)])
+    assert rare in [r.text for r in history.past().records]
+    history.close()
+
+
+def test_records_of_many_forms_are_bounded(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    fault = record(1, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")
+    history.add_records([fault])
+    history.add_records([record(n, f"NVRM: GPU {n:08x} something odd") for n in range(2, 3000)])
+    history.add_records([record(n, f"NVRM: Xid (PCI:{n % 256:04x}:1b:00): {n % 90}, x") for n in range(3000, 20000)])
+    kept = history.past().records
+    assert fault in kept and len(kept) < 10_000
+    history.close()
+
+
+def test_events_are_bounded(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    for n in range(EVENTS_KEPT + 300):
+        history.event("verdict warn", str(n))
+    assert len(history.events(10 * EVENTS_KEPT)) <= EVENTS_KEPT + EVENTS_SPARE
+    assert history.events(1)[0]["text"] == str(EVENTS_KEPT + 299)
+    history.close()
+
+
+def test_the_cursor_is_saved_with_the_records(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    history.add_records([record(4, "NVRM: Xid (PCI:0000:1b:00): 13, x")], 9)
+    killed = History(str(tmp_path), "b")  # as after SIGKILL: the first was not closed
+    assert killed.cursor() == 9 and len(killed.past().records) == 1
+    killed.close()
+    history.close()

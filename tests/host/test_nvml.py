@@ -274,6 +274,30 @@ def test_crash_is_reported_and_the_worker_started_anew(worker: Worker, faults: F
     assert gpu.gpus(until(worker, lambda r: isinstance(r.raw, dict)).raw)
 
 
+def test_a_worker_that_dies_again_and_again_is_said_from_the_first_time_on(worker: Worker, faults: Faults) -> None:
+    gpus(worker)
+    faults.crash("nvmlDeviceGetUtilizationRates", 2)
+    time.sleep(0.01)
+    seconds = []
+    end = time.monotonic() + 3
+    while time.monotonic() < end:  # several deaths, and sweeps while it waits to be started again
+        result = worker.sweep()
+        assert isinstance(result.raw, Missing) and result.stuck is not None
+        assert (result.stuck.call, result.stuck.process_state) == ("nvmlDeviceGetUtilizationRates", "X")
+        seconds.append(result.stuck.seconds)
+        time.sleep(0.1)
+    assert worker.crashes >= 2 and seconds == sorted(seconds) and seconds[-1] > 2
+    faults.clear()
+    assert until(worker, lambda r: isinstance(r.raw, dict)).stuck is None
+
+
+def test_a_worker_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    result = Worker().sweep()
+    assert isinstance(result.raw, Missing) and "cannot be started" in result.raw.detail
+    assert result.stuck is not None and (result.stuck.call, result.stuck.process_state) == ("", "X")
+
+
 def test_worker_killed_from_outside(worker: Worker) -> None:
     gpus(worker)
     assert worker.pid is not None

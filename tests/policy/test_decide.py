@@ -186,6 +186,8 @@ def test_a_lost_history_does_not_resume_what_the_kernel_log_condemned() -> None:
     lost = {"drained": True, "drain_check": "xid", "drain_since_seconds": 1e9 - 900}
     decisions = run(*([[]] * 5), **lost)
     assert {d.order for d in decisions} == {Order.KEEP} and "resume by hand" in decisions[-1].text
+    remap = run([bad("late")], *([[]] * 5), **lost)  # something else that drains comes and goes meanwhile
+    assert remap[0].state.drained_for and {d.order for d in remap} == {Order.KEEP}
     assert run(*([[]] * 5), **{**lost, "drain_since_seconds": 1e9 - 1100})[-1].order is Order.RESUME
     assert run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1].order is Order.RESUME
 

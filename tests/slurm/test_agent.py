@@ -75,6 +75,23 @@ def test_xid_to_drain_and_a_persons_resume(agents: Make, cluster: Cluster) -> No
     assert drained(agent, cluster) != reason
 
 
+def test_a_persons_resume_is_seen_at_once_on_sigusr1(agents: Make, cluster: Cluster) -> None:
+    """As `fairlead resume` and `fairlead hold` send it: until then our prolog would refuse jobs on a node in service."""
+    agent = agents(agent={"interval_seconds": 600})
+    agent.write_document(
+        slurm={"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "look_seconds": 600},
+        agent={"interval_seconds": 600},
+        policy={"budget_percent": 100},
+    )
+    agent.start()
+    agent.kernel(xid79())
+    drained(agent, cluster)
+    cluster.scontrol("update", "nodename=n1", "state=resume")
+    agent.send(signal.SIGUSR1)
+    agent.until(lambda: "acknowledged" in agent.verdict().text, "acknowledgement")
+    assert not client_of(cluster).node("n1").drained
+
+
 def test_kernel_line_to_drain(agents: Make, cluster: Cluster) -> None:
     """Not a timed assertion: prints what `make bench` measures."""
     agent = agents(agent={"interval_seconds": 600}).start()

@@ -2,8 +2,10 @@
 
 A call is made in a process of its own; one that does not come back in time is named here with its GPU. A worker in
 uninterruptible sleep (state D in /proc/PID/stat, proc(5)) hangs in the driver and drains soon; one that is merely slow
-(R, S) gets longer. A driver module and library of different versions (NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18) come from
-an upgrade without a reboot. While a driver is being installed (`apply`, maintenance) these findings are held.
+(R, S) gets longer, and so does one that dies in a call again and again. One that dies outside all calls, or cannot be
+started, is trouble of the agent's own (a broken installation must not drain a cluster): unknown. A driver module and
+library of different versions (NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18) come from an upgrade without a reboot. While a
+driver is being installed (`apply`, maintenance) these findings are held.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def _finding(level: Level, summary: str, action: Action, *evidence: str, device:
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if node.stuck is not None:
-        yield _stuck(node.stuck, params)
+        yield _stuck(node.stuck, params, node.gpus.detail if isinstance(node.gpus, Missing) else "")
     module, library = node.driver.module_version, node.driver.library_version
     if isinstance(module, Missing) and isinstance(node.gpus, Missing) and node.stuck is None:
         yield _finding(Level.DRAIN, "the NVIDIA driver is not loaded", Action.PROVISION, module.detail, node.gpus.detail)
@@ -63,17 +65,19 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             yield _finding(Level.DRAIN, f"GPU {gpu.pci} answers no NVML call", Action.REBOOT_NODE, _detail(gpu), device=gpu.pci)
 
 
-def _stuck(stuck: StuckCall, params: Params) -> Finding:
+def _stuck(stuck: StuckCall, params: Params, detail: str) -> Finding:
     where = f" on GPU {stuck.gpu}" if stuck.gpu else ""
     call = stuck.call or "an NVML call"
     name = f"{stuck.call}/{stuck.gpu}"
     evidence = f"waited {stuck.seconds:.0f} s, worker in state {stuck.process_state}"
     if stuck.process_state == "X":
+        drains = bool(stuck.call) and stuck.seconds >= params.slow_seconds
         return _finding(
-            Level.UNKNOWN,
-            f"the NVML worker died in {call}{where}",
-            Action.NONE,
+            Level.DRAIN if drains else Level.UNKNOWN,
+            "the NVML worker died" + (f" in {call}{where}" if stuck.call else "") + (", again and again" if drains else ""),
+            Action.REBOOT_NODE if drains else Action.NONE,
             evidence,
+            detail,
             device=stuck.gpu,
             evidence_id=name,
         )

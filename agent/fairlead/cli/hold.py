@@ -1,6 +1,7 @@
 """Keep the agent from changing this node's Slurm state: it neither drains nor resumes while the hold is there.
 
-This closes the window between the agent's read and its write: put a node on hold before you work on it.
+This closes the window between the agent's read and its write: put a node on hold before you work on it. It returns when
+nothing that the agent had begun can be written any more.
   fairlead hold --reason "replacing riser 2"     fairlead hold --show     fairlead hold --release
 """
 
@@ -12,11 +13,14 @@ import time
 
 import msgspec
 
+from fairlead.cli.drain import wake_agent
 from fairlead.cli.show import print_json
+from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.rules import hold_of
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
 
 STATE_DIR = "/var/lib/fairlead"
+RUN_DIR = "/run/fairlead"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +28,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--release", action="store_true", help="end the hold")
     parser.add_argument("--show", action="store_true", help="say whether there is one")
     parser.add_argument("--state-dir", default=STATE_DIR)
+    parser.add_argument("--run-dir", default=RUN_DIR, help=argparse.SUPPRESS)
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
     parser.add_argument("--json", action="store_true")
 
@@ -50,6 +55,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         if args.release:
             if os.path.exists(path):
                 os.unlink(path)
+            wake_agent()
             print("hold released; the agent acts again at its next sweep")
             return ExitCode.OK
         os.makedirs(args.state_dir, mode=0o755, exist_ok=True)
@@ -61,6 +67,9 @@ def run(args: argparse.Namespace) -> ExitCode:
             f.flush()
             os.fsync(f.fileno())
         os.rename(temporary, path)
+        with Ledger(args.state_dir, args.run_dir, node="").locked():
+            pass  # what the agent had begun is over; what it begins from now on sees the hold
+        wake_agent()
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}") from None
     print("held: the agent reports, but neither drains nor resumes this node until `fairlead hold --release`")

@@ -31,6 +31,6 @@ def run(args: argparse.Namespace) -> ExitCode:
             adopted = finish(drain.adopt())
             if adopted.outcome is not Outcome.DRAINED:
                 return tell(drain.node, adopted, as_json=args.json)
-        result = finish(drain.resume())
+        result = finish(drain.resume(by_hand=True))
     wake_agent()
     return tell(drain.node, result, as_json=args.json)

@@ -38,6 +38,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
     over_budget: the partition, for a while after it had no room. error: slurmctld's last refusal or silence.
     acknowledged: how many drains of ours a person has resumed. manual: a person drained it through fairlead.
+    check, since: of our own drain, what it is for and when it was begun (Unix time in seconds).
     """
 
     drained: bool = False
@@ -48,6 +49,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     error: str = ""
     acknowledged: int = 0
     manual: bool = False
+    check: str = ""
+    since: float = 0.0
 
 
 class Courier:
@@ -69,6 +72,8 @@ class Courier:
             drained=stands,
             reason=entry.token.text if entry and stands else "",
             manual=bool(entry and entry.token.check == MANUAL),
+            check=entry.token.check if entry and stands else "",
+            since=entry.since if entry and stands else 0.0,
         )
         self._due = time.monotonic() if entry is not None else float("inf")  # a look
         self._not_before = 0.0  # of the next attempt at an order
@@ -118,6 +123,12 @@ class Courier:
             self._look_seconds = look_seconds
             self._splay_seconds = splay_seconds
 
+    def look(self) -> None:
+        """Look at the node in Slurm now: a person says that something has changed there."""
+        with self._condition:
+            self._due = min(self._due, time.monotonic())
+            self._condition.notify()
+
     def refused(self) -> None:
         """Our prolog refused a job: Slurm has marked the node for it, if it was not drained."""
         with self._condition:
@@ -159,11 +170,12 @@ class Courier:
 
     def _attempt(self, drain: Drain, want: Want, standing: Standing, refused: bool) -> Result:
         looks = time.monotonic() >= self._due
+        if want.kind == "drain" and not standing.drained:
+            time.sleep(random.uniform(0, self._splay_seconds))  # not with the lock: people's commands wait for that
         with drain.ledger.locked():
             if want.kind == "resume" and standing.drained and not standing.manual:
                 return finish(drain.resume())
             if want.kind == "drain" and not standing.drained:
-                time.sleep(random.uniform(0, self._splay_seconds))
                 return finish(drain.drain(want.check, want.summary, job=want.job, prolog_refused=refused))
             if looks:
                 return finish(drain.look(prolog_refused=refused))
@@ -201,6 +213,8 @@ class Courier:
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
                 acknowledged=before.acknowledged + acknowledged,
                 manual=bool(entry and entry.token.check == MANUAL),
+                check=entry.token.check if entry is not None and drained else "",
+                since=entry.since if entry is not None and drained else 0.0,
             )
             if held or outcome is Outcome.DRAINED or drained:
                 self._due = now + self._look_seconds * random.uniform(0.8, 1.2)

@@ -68,8 +68,8 @@ def finish(steps: Steps) -> Result:
 class Drain:
     """The protocols of one node.
 
-    hidden: looks for what Slurm hid under our reason since a Unix time; stranger: why this machine is not that node. Both
-    give one line, "" for nothing.
+    hidden: looks for what Slurm hid under our reason since a Unix time; stranger: why this machine is not that node;
+    barred: why nothing may be written now (a hold), asked with the ledger's lock. Each gives one line, "" for nothing.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Drain:
         *,
         hidden: Callable[[float], str] = lambda since: "",
         stranger: Callable[[NodeState], str] = lambda mine: "",
+        barred: Callable[[], str] = lambda: "",
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.client = client
@@ -89,10 +90,13 @@ class Drain:
         self.rules = rules
         self.hidden = hidden
         self.stranger = stranger
+        self.barred = barred
         self.wall = wall
 
     def drain(self, check: str, summary: str, *, job: int | None = None, prolog_refused: bool = False) -> Steps:
         """Drain with a reason of ours, where nobody else holds the node and the budget has room."""
+        if why := self.barred():
+            return Result(outcome=Outcome.HELD, detail=why)
         entry = self.ledger.load()
         if entry is None:
             entry = self._entry(build(check, secrets.token_hex(6), summary, job=job), Phase.DRAINING)
@@ -106,9 +110,14 @@ class Drain:
         mine = self._own(listed)
         owner = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.OURS:
+            if check == MANUAL != entry.token.check:
+                return (yield from self._take_over(summary))
             return (yield from self._stand(entry, listed))
         if entry.phase is not Phase.DRAINING:
-            return self._forget(entry, owner, mine)
+            gone = self._forget(entry, owner, mine)
+            if check == MANUAL and gone.outcome is not Outcome.FOREIGN:
+                return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
+            return gone
         refusal: Result | None = None
         if owner in (Owner.FOREIGN, Owner.ORPHAN):
             refusal = _result(Outcome(owner.value), mine, _who(mine))
@@ -131,8 +140,24 @@ class Drain:
             return replace((yield from self._stand(entry, listed)), window_seconds=window)
         return replace(self._forget(replace(entry, phase=Phase.DRAINED), owner, mine), window_seconds=window)
 
-    def resume(self) -> Steps:
-        """Lift our own drain, and only that."""
+    def _take_over(self, summary: str) -> Steps:
+        """A person's words in place of the agent's own: the node is drained already, and from now on until that person
+        says otherwise."""
+        entry = self._entry(build(MANUAL, secrets.token_hex(6), summary), Phase.DRAINED)
+        yield "save"
+        self.ledger.save(entry)
+        yield "write"
+        self.client.drain(self.node, entry.token.text)
+        yield "read back"
+        mine = self.client.node(self.node)
+        owner = self._owner(mine, entry)
+        return (yield from self._stand(entry, ())) if owner is Owner.OURS else self._forget(entry, owner, mine)
+
+    def resume(self, *, by_hand: bool = False) -> Steps:
+        """Lift our own drain, and only that. ``by_hand``: a person does; the ledger goes on naming the drain, so that the
+        agent finds it lifted, running now or later, and takes that for an acknowledgement."""
+        if why := self.barred():
+            return Result(outcome=Outcome.HELD, detail=why)
         yield "read"
         mine = self.client.node(self.node)
         read_at = time.monotonic()
@@ -146,8 +171,9 @@ class Drain:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED))
             return _result(Outcome.HELD, mine, why)
+        lifted = replace(entry, phase=Phase.DRAINED) if by_hand else None
         yield "save"
-        self.ledger.save(replace(entry, phase=Phase.RESUMING))
+        self.ledger.save(lifted or replace(entry, phase=Phase.RESUMING))
         yield "write"
         self.client.resume(self.node)
         window = time.monotonic() - read_at
@@ -166,7 +192,7 @@ class Drain:
             self.ledger.save(None)
             return replace(_result(Outcome.FOREIGN, mine, f"put back: {erased}"), window_seconds=window)
         yield "save"
-        self.ledger.save(None)
+        self.ledger.save(lifted)
         return replace(_result(Outcome.RESUMED, mine), window_seconds=window)
 
     def look(self, *, prolog_refused: bool = False) -> Steps:
@@ -184,7 +210,7 @@ class Drain:
         owner = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.OURS and mine.drained:
             return (yield from self._stand(entry, listed))
-        if owner is Owner.PROLOG_ERROR:
+        if owner is Owner.PROLOG_ERROR and not self.barred():
             # Slurm writes this only on a node that is not drained: a person had resumed ours, then our prolog refused a job.
             yield "save"
             self.ledger.save(None)

@@ -7,7 +7,6 @@ goes on in memory and ``trouble`` says so. Drains are in the ledger, not here.
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from msgspec.structs import replace
 
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.policy.state import PolicyState
+from fairlead.xid import parse
 
 FILE = "history.sqlite"
 SCHEMA = 1
@@ -25,10 +25,12 @@ SAMPLE_SECONDS = 60.0  # one value per counter and minute at most, ...
 KEEP_SECONDS = 7200.0  # ... for two hours: twice the longest window of a check
 RETRY_SECONDS = 60.0
 EVENTS_KEPT = 1000
-#: Lines of one code and device ("NVRM: Xid (PCI:0000:1b:00): 13") are one kind; of each so many first and last are kept,
-#: so that a job that floods the log with its own faults cannot push another fault out.
-_KIND = re.compile(r"[^()]{1,40}\([^()]{1,60}\): \d{1,4}|.{1,40}")
+EVENTS_SPARE = 100  # so many more before they are pruned
+#: Lines that say the same of the same device are one kind; of each so many first and last are kept, so that a job that
+#: floods the log with its own faults cannot push another fault out. Kinds past the limit share one.
 FIRST_KEPT, LAST_KEPT = 5, 20
+KINDS_MAX, OTHERS_MAX = 200, 50  # of lines that the Xid parser knows, and of others
+_OTHER_CHARACTERS = 40
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS record (boot_id TEXT, sequence INTEGER, seconds REAL, priority INTEGER, text TEXT,
@@ -36,6 +38,12 @@ CREATE TABLE IF NOT EXISTS record (boot_id TEXT, sequence INTEGER, seconds REAL,
 CREATE TABLE IF NOT EXISTS sample (boot_id TEXT, device TEXT, name TEXT, seconds REAL, value REAL);
 CREATE TABLE IF NOT EXISTS event (unix_seconds REAL, event TEXT, text TEXT);
 """
+_INSERT = "INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?)"
+_DELETE = "DELETE FROM record WHERE boot_id = ? AND sequence = ? AND seconds = ? AND text = ?"
+_PRUNE = f"DELETE FROM event WHERE rowid <= (SELECT max(rowid) FROM event) - {EVENTS_KEPT}"  # noqa: S608
+
+Key = tuple[int, float, str]
+Kind = tuple[object, ...]
 
 
 class History:
@@ -49,8 +57,10 @@ class History:
         self._db: sqlite3.Connection | None = None
         self._retry_at = 0.0
         self._saved_state = b""
-        self._records: dict[tuple[int, float, str], KernelRecord] = {}
-        self._kinds: dict[str, list[tuple[int, float, str]]] = {}
+        self._records: dict[Key, KernelRecord] = {}
+        self._kinds: dict[Kind, list[Key]] = {}
+        self._others = 0
+        self._events = 0
         self._samples: dict[tuple[str, str], list[Sample]] = {}
         self._unsaved: list[Sample] = []
         self._readable: set[str] = set()
@@ -71,30 +81,45 @@ class History:
             )
         return self._past
 
-    def add_records(self, records: Iterable[KernelRecord]) -> int:
-        """Remember kernel records; how many of them were new."""
-        new: list[tuple[int, float, str]] = []
-        dropped: list[tuple[int, float, str]] = []
+    def add_records(self, records: Iterable[KernelRecord], cursor: int | None = None) -> int:
+        """Remember kernel records; how many of them were new. ``cursor``: how far the log is read with them, saved as one
+        with them: records that made room are not read again after a crash, as news with an older number."""
+        new: list[Key] = []
+        dropped: list[Key] = []
         for record in records:
             key = (record.sequence, record.seconds, record.text)
-            if key in self._records:
-                continue
-            kind = self._kinds.setdefault(_kind(record.text), [])
-            if len(kind) >= FIRST_KEPT + LAST_KEPT:
-                dropped.append(kind.pop(FIRST_KEPT))
-                del self._records[dropped[-1]]
-            kind.append(key)
-            self._records[key] = record
-            new.append(key)
+            if key not in self._records:
+                dropped += self._remember(key, record)
+                new.append(key)
         if new:
             self._past = None
-            kept = [self._records[key] for key in new if key in self._records]
-            rows = [(self.boot_id, r.sequence, r.seconds, r.priority, r.text) for r in kept]
-            self._write("INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?)", rows)
-            where = "boot_id = ? AND sequence = ? AND seconds = ? AND text = ?"
-            self._write(f"DELETE FROM record WHERE {where}", [(self.boot_id, *key) for key in dropped])  # noqa: S608
+            self.save_cursor(cursor)
+            self._write(_INSERT, [self._row(self._records[key]) for key in new if key in self._records])
+            self._write(_DELETE, [(self.boot_id, *key) for key in dropped])
             self.commit()
         return len(new)
+
+    def _remember(self, key: Key, record: KernelRecord) -> list[Key]:
+        """Take in a record; those of its kind that make room."""
+        line = parse(record.text)
+        kind: Kind = (record.text[:_OTHER_CHARACTERS],)
+        if line is not None:
+            kind = (line.kind, line.code, line.pci, line.fatal, line.link, line.caused_by, line.recovery)
+        if kind not in self._kinds and self._others >= OTHERS_MAX and line is None:
+            kind = ("other lines",)
+        elif kind not in self._kinds and len(self._kinds) - self._others >= KINDS_MAX and line is not None:
+            kind = ("other faults",)
+        self._others += kind not in self._kinds and line is None
+        keys = self._kinds.setdefault(kind, [])
+        gone = [keys.pop(FIRST_KEPT)] if len(keys) >= FIRST_KEPT + LAST_KEPT else []
+        for old in gone:
+            del self._records[old]
+        keys.append(key)
+        self._records[key] = record
+        return gone
+
+    def _row(self, record: KernelRecord) -> tuple[object, ...]:
+        return (self.boot_id, record.sequence, record.seconds, record.priority, record.text)
 
     def add_samples(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> None:
         """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; at most one a minute of each."""
@@ -156,6 +181,9 @@ class History:
     def event(self, event: str, text: str) -> None:
         """Note what happened, for `fairlead why`."""
         self._write("INSERT INTO event VALUES (?, ?, ?)", [(time.time(), event, text)])
+        self._events += 1
+        if self._events % EVENTS_SPARE == 0:
+            self._write(_PRUNE, [()])
         self.commit()
 
     def events(self, count: int = 20) -> list[dict[str, object]]:
@@ -190,7 +218,7 @@ class History:
         for _ in range(2):
             try:
                 self._db = self._connect()
-                self._load()
+                self._load(self._db)
                 self.trouble = ""
                 return
             except sqlite3.OperationalError as e:
@@ -218,35 +246,49 @@ class History:
             raise
         return db
 
-    def _load(self) -> None:
-        self._write("DELETE FROM record WHERE boot_id != ?", [(self.boot_id,)])
-        self._write("DELETE FROM kept WHERE key LIKE 'cursor %' AND key != ?", [(f"cursor {self.boot_id}",)])
-        newest = "(SELECT max(rowid) FROM event)"
-        self._write(f"DELETE FROM event WHERE rowid <= {newest} - ?", [(EVENTS_KEPT,)])  # noqa: S608
-        for sequence, seconds, priority, text in self._read(
-            "SELECT sequence, seconds, priority, text FROM record WHERE boot_id = ? ORDER BY seconds, sequence", (self.boot_id,)
-        ):
-            record = KernelRecord(sequence=sequence, seconds=seconds, priority=priority, text=text, boot_id=self.boot_id)
-            key = (sequence, seconds, text)
-            self._records[key] = record
-            self._kinds.setdefault(_kind(text), []).append(key)
-        for device, name, seconds, value in self._read(
-            "SELECT device, name, seconds, value FROM sample WHERE boot_id = ? ORDER BY seconds", (self.boot_id,)
-        ):
-            self._samples.setdefault((device, name), []).append(
-                Sample(device=device, name=name, seconds=seconds, value=value)
-            )  # fmt: skip
-        readable = self._get("readable")
-        if readable is not None:
-            self._readable |= set(msgspec.json.decode(readable, type=list[str]))
+    def _load(self, db: sqlite3.Connection) -> None:
+        """Take up what is stored, and store what has come in while there was no file."""
+        db.execute("DELETE FROM record WHERE boot_id != ?", (self.boot_id,))
+        db.execute("DELETE FROM kept WHERE key LIKE 'cursor %' AND key != ?", (f"cursor {self.boot_id}",))
+        db.execute(_PRUNE)
+        stored = {
+            (sequence, seconds, text): KernelRecord(
+                sequence=sequence, seconds=seconds, priority=priority, text=text, boot_id=self.boot_id
+            )
+            for sequence, seconds, priority, text in db.execute(
+                "SELECT sequence, seconds, priority, text FROM record WHERE boot_id = ?", (self.boot_id,)
+            )
+        }
+        samples = [
+            Sample(device=device, name=name, seconds=seconds, value=value)
+            for device, name, seconds, value in db.execute(
+                "SELECT device, name, seconds, value FROM sample WHERE boot_id = ?", (self.boot_id,)
+            )
+        ]
+        kept = db.execute("SELECT value FROM kept WHERE key = 'readable'").fetchone()
+        readable = set(msgspec.json.decode(kept[0], type=list[str])) if kept else set()
+        # from here on nothing fails: what is in memory stays
+        self._merge(stored, samples)
+        db.executemany(_INSERT, [self._row(r) for key, r in self._records.items() if key not in stored])
+        db.executemany(_DELETE, [(self.boot_id, *key) for key in stored if key not in self._records])
+        if not self._readable <= readable:
+            names = msgspec.json.encode(sorted(self._readable | readable))
+            db.execute("INSERT OR REPLACE INTO kept VALUES ('readable', ?)", (names,))
+        self._readable |= readable
+        db.commit()
         self._past = None
-        self.commit()
+
+    def _merge(self, stored: dict[Key, KernelRecord], samples: list[Sample]) -> None:
+        together = stored | self._records
+        self._records, self._kinds, self._others = {}, {}, 0
+        for key, record in sorted(together.items(), key=lambda item: (item[0][1], item[0][0])):
+            self._remember(key, record)
+        series: dict[tuple[str, str], dict[float, Sample]] = {}
+        for sample in (*samples, *(s for known in self._samples.values() for s in known)):
+            series.setdefault((sample.device, sample.name), {})[sample.seconds] = sample
+        self._samples = {name: [s for _, s in sorted(found.items())] for name, found in series.items()}
 
     def _move_aside(self) -> None:
-        self._records.clear()
-        self._kinds.clear()
-        self._samples.clear()
-        self._readable.clear()
         for suffix in ("", "-wal", "-shm"):
             try:
                 os.replace(self.path + suffix, self.path + ".bad" + suffix)
@@ -291,8 +333,3 @@ class History:
         rows = self._read("SELECT value FROM kept WHERE key = ?", (key,))
         value = rows[0][0] if rows else None
         return value if isinstance(value, bytes) else None
-
-
-def _kind(text: str) -> str:
-    match = _KIND.match(text)
-    return match[0] if match else ""

@@ -13,6 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fairlead import __version__, checks
@@ -21,11 +22,12 @@ from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, status, transitions
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import judge
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.notify import Notify
-from fairlead.daemon.rules import applying, drain_protocol, hold_of, policies_of
+from fairlead.daemon.rules import applying, barred, drain_protocol, hold_of, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
 from fairlead.host.clock import boottime
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
+DISABLED = "/etc/fairlead/disabled"
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 
 
@@ -69,12 +72,10 @@ class Loop:
         self.ledger = Ledger(state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root))
         self.courier: Courier | None = None
         self.standing = Standing()
-        if root.is_live or document.slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
-            self.courier = Courier(
-                drain_protocol(self.document, self.ledger),
-                splay_seconds=document.slurm.splay_seconds,
-                look_seconds=document.slurm.look_seconds,
-            )
+        slurm = document.slurm
+        if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
+            pace = {"splay_seconds": slurm.splay_seconds, "look_seconds": slurm.look_seconds}
+            self.courier = Courier(self._protocol(document), **pace)
             self.standing = self.courier.take()
         self.notify = Notify()
         self.state = self.history.load_state()
@@ -89,6 +90,9 @@ class Loop:
         self._signals: set[int] = set()
         self._take_up(document)
         self.senses.follow(document, self.history.cursor())
+
+    def _protocol(self, document: Document) -> Drain:
+        return drain_protocol(document, self.ledger, barred=partial(barred, document.agent.state_dir, self.root.join(DISABLED)))
 
     def _take_up(self, document: Document) -> None:
         self.document = document
@@ -157,6 +161,8 @@ class Loop:
             self._reload()
         if signal.SIGUSR1 in heard:
             self._next_sweep = 0.0
+            if self.courier is not None:
+                self.courier.look()  # `fairlead drain` and `fairlead resume` send it
 
     def _reload(self) -> None:
         try:
@@ -171,9 +177,7 @@ class Loop:
         self.board.change(document)
         if self.courier is not None:
             options = document.slurm
-            self.courier.change(
-                drain_protocol(self.document, self.ledger), splay_seconds=options.splay_seconds, look_seconds=options.look_seconds
-            )
+            self.courier.change(self._protocol(document), splay_seconds=options.splay_seconds, look_seconds=options.look_seconds)
         log.line(log.NOTICE, "document taken up", generation=document.generation, hash=document.hash)
         self.history.event("document taken up", f"generation {document.generation}")
         self._next_sweep = 0.0
@@ -235,7 +239,7 @@ class Loop:
         records = follower.read()
         self.history.set_overrun(follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
-        if not known or not self.history.add_records(known):
+        if not known or not self.history.add_records(known, follower.cursor):
             return
         self.woken += len(known)
         self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
@@ -310,11 +314,13 @@ class Loop:
             applying=applying(agent.run_dir),
             drained=self.standing.drained,
             hold=hold_of(agent.state_dir) is not None,
-            disabled=self.root.exists("/etc/fairlead/disabled"),
+            disabled=self.root.exists(DISABLED),
             over_budget=self.standing.over_budget,
             full_sweep=full_sweep,
             serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
             job=next(iter(self.jobs.running)) if len(self.jobs.running) == 1 else None,
+            drain_check=self.standing.check,
+            drain_since_seconds=self.standing.since,
         )
 
     def _text(self, decision: Decision) -> str:

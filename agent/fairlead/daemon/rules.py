@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import msgspec
 
@@ -38,6 +39,13 @@ def hold_of(state_dir: str) -> dict[str, str] | None:
     return {str(k): str(v) for k, v in data.items()} if isinstance(data, dict) else {"reason": "unreadable"}
 
 
+def barred(state_dir: str, disabled: str) -> str:
+    """Why the agent may write nothing to Slurm: a person's hold, or the file ``disabled``; "" when it may."""
+    if os.path.lexists(disabled):
+        return "fairlead is disabled on this node"
+    return "held by an admin" if hold_of(state_dir) is not None else ""
+
+
 def applying(run_dir: str) -> bool:
     """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds."""
     try:
@@ -48,11 +56,12 @@ def applying(run_dir: str) -> bool:
     return len(fields) == 3 and fields[2].isdigit() and int(fields[2]) >= boottime()
 
 
-def drain_protocol(document: Document, ledger: Ledger) -> Drain:
-    """The drain protocol of the document's node, over the adapter that the document chooses."""
+def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "") -> Drain:
+    """The drain protocol of the document's node, over the adapter that the document chooses. ``barred``: see Drain."""
     options, name = document.slurm, document.slurm_node
     hidden = Leftovers(options.conf, name)
-    return Drain(slurm_client(options), ledger, name, document.policy, hidden=hidden.since, stranger=disagreement)
+    client = slurm_client(options)
+    return Drain(client, ledger, name, document.policy, hidden=hidden.since, stranger=disagreement, barred=barred)
 
 
 def slurm_client(options: SlurmOptions) -> SlurmClient:

@@ -63,7 +63,8 @@ class Worker:
         self._failures = 0
         self._not_before = 0.0
         self._why_down = unreadable("the NVML worker has not started")
-        self._last_crash: StuckCall | None = None
+        self._last_crash: StuckCall | None = None  # the call that the last worker died in, until a sweep is answered
+        self._crashing_since: float | None = None
         self._hung: StuckCall | None = None  # the call that the last worker was killed in, until a sweep is answered
         self._hung_since = 0.0
         self._codes: list[int] = []
@@ -204,10 +205,17 @@ class Worker:
 
     def _why_stuck(self, now: float) -> StuckCall | None:
         """The call to blame while there is no worker: it died in it, or was killed in it."""
-        crash, self._last_crash = self._last_crash, None
-        if crash is None and self._hung is not None:
+        if self._last_crash is None and self._hung is not None:
             return msgspec.structs.replace(self._hung, seconds=max(0.0, now - self._hung_since))
-        return crash
+        if self._last_crash is None or self._crashing_since is None:
+            return None
+        return msgspec.structs.replace(self._last_crash, seconds=max(0.0, now - self._crashing_since))
+
+    def _note_crash(self, now: float, call: str = "", gpu: str = "") -> None:
+        """The worker died in ``call``, "" for in none: it does not run at all, which is no word about the driver."""
+        if self._last_crash is None or self._crashing_since is None or bool(self._last_crash.call) != bool(call):
+            self._crashing_since = now
+        self._last_crash = StuckCall(call=call, gpu=gpu, seconds=0.0, process_state="X")
 
     def _beat(self) -> tuple[str, str, float] | None:
         """(call, GPU, since) that the worker is in; None between calls."""
@@ -244,6 +252,7 @@ class Worker:
             )
         except OSError as e:
             self._page = None
+            self._note_crash(now)
             self._down(now, unreadable(f"the NVML worker cannot be started: {e.strerror or e}"))
             return
         finally:
@@ -303,7 +312,7 @@ class Worker:
         elif kind == ord("S") and isinstance(value, dict):
             self._failures = 0
             self._stale = False
-            self._hung = None
+            self._hung = self._last_crash = None
             if self._asked_at is not None and not self._killed:
                 self._answer(value)
             self._sent_at = None
@@ -331,12 +340,7 @@ class Worker:
             return
         if not self._killed:
             self.crashes += 1
-            self._last_crash = StuckCall(
-                call=beat[0] if beat else "",
-                gpu=beat[1] if beat else "",
-                seconds=now - beat[2] if beat else 0.0,
-                process_state="X",
-            )
+            self._note_crash(now, *(beat[:2] if beat else ()))
         self._down(now, unreadable(f"the NVML worker {how}"))
         if self._asked_at is not None and not self._released:
             self._answer(self._why_down, self._why_stuck(now))
