@@ -51,12 +51,16 @@ class Node:
         self.opt: str = request["opt"]
         self.release = os.path.join(self.opt, request["release"])
         self.python = "{}.{}".format(*sys.version_info[:2])
+        # There from the first change to the last restart: a run that ended in between is made good by the next one.
+        self.unfinished = os.path.join(self.opt, ".unfinished")
 
     def note(self, what: str, why: str, before: bytes | None = None, after: bytes | None = None) -> None:
         change = {"what": what, "why": why}
         if self.request["diff"] and after is not None:
             change["before"] = "" if before is None else before.decode("utf-8", "replace")
             change["after"] = after.decode("utf-8", "replace")
+        if not self.check and not self.changes and self.request["state"] != "absent":
+            write(self.unfinished, b"", 0o644)
         self.changes.append(change)
 
     def installed(self) -> bool:
@@ -222,6 +226,7 @@ class Node:
 
     def present(self) -> dict[str, Any] | None:
         fresh = not self.installed()
+        unfinished = os.path.lexists(self.unfinished)
         previous = link_target(os.path.join(self.opt, "current"))
         if fresh:
             self.note(self.release, f"install for Python {self.python}")
@@ -230,13 +235,15 @@ class Node:
         units = self.place_files()
         document = self.place_document()
         self.place_links()
-        late = self.settle_units(units, restart=fresh or units or document)
+        late = self.settle_units(units, restart=fresh or units or document or unfinished)
         applied = self.apply()
         if not self.check:
             for verb, name in late:
                 systemctl_or_stop(verb, name)
             if fresh:
                 self.prune({self.release, os.path.join(self.opt, os.path.basename(previous or self.release))})
+            if os.path.lexists(self.unfinished):
+                os.unlink(self.unfinished)
         return applied
 
     def absent(self) -> dict[str, Any] | None:
