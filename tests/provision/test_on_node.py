@@ -99,3 +99,51 @@ def test_the_agent_is_restarted_though_the_run_that_changed_things_ended_early(m
     assert f"restart {UNIT}" in machine.told() and again["changed"]
     third = machine.visit(machine.request())
     assert machine.told() == [] and not third["changed"]
+
+
+UNDO_FAILS = 'print(\'{"schema": 1, "outcomes": [{"target": "/x", "done": false, "message": "/x: Read-only file system"}]}\')'
+
+
+def test_an_undo_that_fails_keeps_what_it_needs_to_be_tried_again(machine: Machine) -> None:
+    with pytest.raises(Stop):
+        machine.visit(machine.request(), payload=True)
+    note = machine.state / "undo/x.json"
+    note.parent.mkdir(parents=True)
+    note.write_text("{}")
+    machine.program(UNDO_FAILS)
+    with pytest.raises(Stop, match=r"/x: Read-only file system"):
+        machine.visit(machine.request(state="absent", undo=True))
+    assert note.exists() and (machine.opt / "current").exists()
+
+
+def test_the_agent_ends_before_settings_are_brought_back(machine: Machine) -> None:
+    """Else it finds drift, and a setting that the site enforces drains the node."""
+    with pytest.raises(Stop):
+        machine.visit(machine.request(), payload=True)
+    machine.log.unlink()
+    machine.program(f"open({str(machine.log)!r}, 'a').write('undo\\n'); print('{{\"schema\": 1, \"outcomes\": []}}')")
+    machine.visit(machine.request(state="absent", undo=True))
+    assert machine.told() == [f"disable --now {UNIT}", "undo", "daemon-reload"]
+    assert not machine.opt.exists() and not machine.hook.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("slurm.conf", "TaskProlog={hook}"),
+        ("slurm.conf", "  taskprolog = {hook} # ours"),
+        ("hooks.conf", "TaskProlog={hook}"),  # a file that slurm.conf includes
+    ],
+)
+def test_a_hook_that_slurm_conf_names_is_not_removed(machine: Machine, name: str, line: str) -> None:
+    with pytest.raises(Stop):
+        machine.visit(machine.request(), payload=True)
+    conf = machine.folder / "etc/slurm" / name
+    conf.write_text(line.format(hook=machine.hook) + "\n")
+    request = machine.request(state="absent", slurm_conf=[str(machine.folder / "etc/slurm/*.conf")])
+    with pytest.raises(Stop, match=f"{name} still says"):
+        machine.visit(request)
+    assert machine.hook.exists()
+    conf.write_text("#" + conf.read_text())
+    machine.visit(request)
+    assert not machine.hook.exists()

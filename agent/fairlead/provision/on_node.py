@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import glob
 import hashlib
 import importlib
 import io
@@ -248,27 +249,31 @@ class Node:
 
     def absent(self) -> dict[str, Any] | None:
         """Everything of ours away. Settings stay as they are unless the request says undo."""
-        named = [line for path in SLURM_CONF for line in (read(path) or b"").decode("utf-8", "replace").splitlines()]
-        hooks = {e["path"] for e in self.request["files"] if "/slurm/" in e["path"]}
-        for line in named:
-            value = line.strip().partition("=")[2].strip().strip('"')
-            if value in hooks and not line.lstrip().startswith("#") and not self.request["force"]:
-                raise Stop(
-                    f"slurm.conf still says {line.strip()}; a job would fail without that file",
-                    "take the line out and run `scontrol reconfigure` first, or give --force",
-                )
-        undone = None
-        program = os.path.join(self.opt, "current", "bin", "fairlead")
-        if self.request["undo"] and os.path.exists(program):
-            undone = self.run_apply([program, "apply", "--undo", "--json"] + (["--dry-run"] if self.check else []))
-            for outcome in undone["outcomes"]:
-                self.note(outcome["target"], "as it was before fairlead")
+        hooks = [e["path"] for e in self.request["files"] if "/slurm/" in e["path"]]
+        for path in sorted({p for pattern in self.request.get("slurm_conf", SLURM_CONF) for p in glob.glob(pattern)}):
+            for line in (read(path) or b"").decode("utf-8", "replace").splitlines():
+                said = line.partition("#")[0].strip()
+                if any(hook in said for hook in hooks) and not self.request["force"]:
+                    raise Stop(
+                        f"{path} still says {said}; a job would fail without that file",
+                        "take the line out and run `scontrol reconfigure` first, or give --force",
+                    )
         names = [u["name"] for u in self.request["units"]]
         for name, (enabled, active, _) in sorted(unit_states(names).items()):
             if enabled or active:
                 self.note(name, "stop and disable")
                 if not self.check:
                     systemctl_or_stop("disable", "--now", name)
+        undone = None
+        program = os.path.join(self.opt, "current", "bin", "fairlead")
+        if self.request["undo"] and os.path.exists(program):
+            undone = self.run_apply([program, "apply", "--undo", "--json"] + (["--dry-run"] if self.check else []))
+            left = [outcome["message"] for outcome in undone["outcomes"] if not outcome["done"]]
+            if left:
+                more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+                raise Stop(f"not brought back: {left[0]}{more}", "nothing is removed yet; run it again, or without --undo")
+            for outcome in undone["outcomes"]:
+                self.note(outcome["target"], "as it was before fairlead")
         paths = [e["path"] for e in self.request["files"] + self.request["documents"]] + self.request["leftovers"]
         paths += [path for path, target in self.request["links"] if link_target(path) == target]
         if self.request["undo"]:
