@@ -1,4 +1,4 @@
-"""The program that runs on a node, on a folder of this machine: real files, systemctl a script that writes down what it is told."""
+"""The program that runs on a node, on a folder of this machine: real files; systemctl is a script that notes what it is told."""
 
 from __future__ import annotations
 

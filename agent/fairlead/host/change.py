@@ -329,9 +329,7 @@ def _from_record(r: dict[str, Any]) -> AnyChange:
             raise ValueError(f"unknown kind {kind!r}")
 
 
-def undo_all(
-    root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False
-) -> tuple[Outcome, ...]:
+def undo_all(root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False) -> tuple[Outcome, ...]:
     """Bring back the state before fairlead, last change first; the record of what came back is removed.
 
     busy: a job runs here, so what a job would notice stays, with its record, and its outcome is ``skipped``.
