@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from fairlead.apply import ApplyReport, TreeNvml, apply
 from fairlead.cli import main
 from fairlead.config import Document
 from fairlead.config.document import resolve_layers
-from fairlead.errors import ExitCode
+from fairlead.errors import ExitCode, HostError
 from fairlead.host.root import Root
 
 MACHINES = Path(__file__).parents[1] / "machines"
@@ -172,3 +173,14 @@ def test_undo_on_a_busy_node_leaves_what_a_job_would_notice(tree: Path, tmp_path
     left = sorted(p.name.split(".")[0] for p in (tree / "var/lib/fairlead/undo").iterdir())
     assert set(left) == {"pcie_acs"}
     assert main([*apply_it, "--undo"]) == 0 and not list((tree / "var/lib/fairlead/undo").iterdir())
+
+
+def test_two_runs_at_once_do_not_write_the_same_files(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The boot unit and a `fairlead provision` right after the reboot."""
+    (tree / "run/fairlead").mkdir(parents=True)
+    with open(tree / "run/fairlead/apply.lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr("fairlead.apply.LOCK_SECONDS", 0.1)
+        with pytest.raises(HostError, match="another fairlead apply"):
+            run(tree)
+    assert run(tree).changed > 100
