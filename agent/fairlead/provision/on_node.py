@@ -10,7 +10,6 @@ Order: the release (unpacked beside, then renamed), files, the document, the lin
 
 from __future__ import annotations
 
-import compileall
 import contextlib
 import glob
 import hashlib
@@ -18,12 +17,9 @@ import importlib
 import io
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-import tempfile
-import zipfile
 from typing import Any, BinaryIO
 
 if "Stop" not in globals():  # on a node both parts share one namespace
@@ -77,6 +73,8 @@ class Node:
 
     def unpack(self, folder: str) -> str:
         """A virtual environment with the wheels, by hand: nodes have neither pip nor the network."""
+        import zipfile  # not at the top: a visit to a node that lacks nothing needs none of these
+
         site = os.path.join(folder, "lib", "python" + self.python, "site-packages")
         os.makedirs(site, mode=0o755)
         os.mkdir(os.path.join(folder, "bin"), 0o755)
@@ -101,6 +99,8 @@ class Node:
         return site
 
     def install_release(self) -> None:
+        import compileall
+
         building = os.path.join(self.opt, "." + os.path.basename(self.release) + ".new")
         shutil.rmtree(building, ignore_errors=True)
         os.makedirs(building, mode=0o755)
@@ -163,6 +163,8 @@ class Node:
             if not self.payload:
                 return None
             # A check on a fresh node: look with the code that would be installed, then forget it.
+            import tempfile
+
             with tempfile.TemporaryDirectory(prefix="fairlead-check.") as folder:
                 venv = os.path.join(folder, "venv")
                 os.mkdir(venv)
@@ -172,6 +174,8 @@ class Node:
                     f.write(self.request["documents"][0]["content"])
                 return self.run_apply([venv + "/bin/python", "-I", "-m", "fairlead", *arguments, "--document", document])
         if self.check and any(c["what"] == self.request["documents"][0]["path"] for c in self.changes):
+            import tempfile
+
             with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
                 f.write(self.request["documents"][0]["content"])
                 f.flush()
@@ -324,6 +328,8 @@ def visit(stream: BinaryIO) -> dict[str, Any]:
         return {"changed": bool(node.changes), "changes": node.changes, "undone": applied}
     wanted = node.needs()
     if wanted and payload is None:
+        import platform
+
         return {"need": wanted, "python": node.python, "machine": platform.machine(), "libc": platform.libc_ver()}
     applied = node.present()
     changed = bool(node.changes) or bool(applied and applied["changed"])
