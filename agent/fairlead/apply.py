@@ -6,7 +6,9 @@ kernel or hardware, read back), pending (what must happen before it is effective
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
@@ -28,6 +30,8 @@ from fairlead.model.setting import Setting, Want
 Phase = Literal["all", "boot"]
 APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
 APPLYING_SECONDS = 600
+LOCK = "apply.lock"  # beside it
+LOCK_SECONDS = 90.0
 
 
 class Answer(Protocol):
@@ -275,8 +279,9 @@ def _item(
 def applying(root: Root, run_dir: str) -> Iterator[None]:
     """While this runs, RUN_DIR/applying says so: ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), for a run that is killed."""
     path = root.join(f"{run_dir}/{APPLYING}")
-    expires = int(boottime()) + APPLYING_SECONDS
     try:
+        lock = _alone(root.join(f"{run_dir}/{LOCK}"))
+        expires = int(boottime()) + APPLYING_SECONDS
         changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}", hint="is this run by root?") from None
@@ -287,3 +292,22 @@ def applying(root: Root, run_dir: str) -> Iterator[None]:
             os.unlink(path)
         except OSError:
             pass
+        os.close(lock)
+
+
+def _alone(path: str) -> int:
+    """One run at a time: the boot unit's and that of `fairlead provision` write the same files. Gives the locked file, which
+    the kernel unlocks with the end of the process. Raises HostError when another run does not end, OSError."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    end = time.monotonic() + LOCK_SECONDS
+    lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > end:
+                os.close(lock)
+                words = f"another fairlead apply runs here for more than {LOCK_SECONDS:.0f} s"
+                raise HostError(words, hint="look at it, then try again") from None
+            time.sleep(0.05)

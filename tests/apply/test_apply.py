@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from fairlead.apply import ApplyReport, TreeNvml, apply
 from fairlead.cli import main
 from fairlead.config import Document
 from fairlead.config.document import resolve_layers
-from fairlead.errors import ExitCode
+from fairlead.errors import ExitCode, HostError
 from fairlead.host.root import Root
 
 MACHINES = Path(__file__).parents[1] / "machines"
@@ -144,3 +145,42 @@ def test_the_command_speaks_json_and_exit_codes(tree: Path, tmp_path: Path, caps
     assert "generation" in capsys.readouterr().err
     assert main(["apply", "--root", str(tree), "--undo"]) == 0
     assert (tree / "proc/sys/kernel/numa_balancing").read_text() == "1\n"
+
+
+def test_a_tree_is_made_what_its_own_document_says(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Never what the document of the machine says where the command runs."""
+    assert main(["apply", "--root", str(tree)]) == 66
+    assert str(tree / "etc/fairlead/node.json") in capsys.readouterr().err
+    (tree / "etc/fairlead").mkdir(parents=True)
+    (tree / "etc/fairlead/node.json").write_bytes(config.encode_document(document()))
+    assert main(["apply", "--root", str(tree)]) == 0
+
+
+def test_a_tree_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "node.json"
+    path.write_bytes(config.encode_document(document(nccl={"extra": {"NCCL_DEBUG": "WARN"}})))
+    assert main(["apply", "--root", str(tmp_path / "typo"), "--document", str(path)]) == 66
+    assert "no such tree" in capsys.readouterr().err and not (tmp_path / "typo").exists()
+
+
+def test_undo_on_a_busy_node_leaves_what_a_job_would_notice(tree: Path, tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    path.write_bytes(config.encode_document(document()))
+    apply_it = ["apply", "--root", str(tree), "--document", str(path)]
+    assert main(apply_it) == 0
+    assert main([*apply_it, "--undo", "--busy"]) == 75
+    assert (tree / "proc/sys/kernel/numa_balancing").read_text() == "1\n"
+    left = sorted(p.name.split(".")[0] for p in (tree / "var/lib/fairlead/undo").iterdir())
+    assert set(left) == {"pcie_acs"}
+    assert main([*apply_it, "--undo"]) == 0 and not list((tree / "var/lib/fairlead/undo").iterdir())
+
+
+def test_two_runs_at_once_do_not_write_the_same_files(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The boot unit and a `fairlead provision` right after the reboot."""
+    (tree / "run/fairlead").mkdir(parents=True)
+    with open(tree / "run/fairlead/apply.lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr("fairlead.apply.LOCK_SECONDS", 0.1)
+        with pytest.raises(HostError, match="another fairlead apply"):
+            run(tree)
+    assert run(tree).changed > 100

@@ -41,6 +41,13 @@ def test_healthy_machine(agents: Make) -> None:
     assert agent.end() == 0
 
 
+def test_the_sites_own_variables_reach_the_task_prolog(agents: Make) -> None:
+    agent = agents(jobenv={"extra": {"SITE_SCRATCH": "/scratch"}, "skip": ["NCCL_DEBUG"]}).start()
+    agent.until((agent.run_dir / "env").exists, "job environment")
+    lines = (agent.run_dir / "env").read_text().splitlines()
+    assert "SITE_SCRATCH\talways\t/scratch\tfull" in lines and not any(line.startswith("NCCL_DEBUG\t") for line in lines)
+
+
 def test_metrics(agents: Make) -> None:
     agent = agents().start()
     agent.until((agent.run_dir / "metrics.prom").exists, "metrics")

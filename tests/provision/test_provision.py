@@ -159,3 +159,77 @@ def test_the_command_refuses_before_any_node_is_touched(tmp_path: Path, capsys: 
     assert main(["provision", "--site", str(site)]) == 78
     assert "settings.numa_balancing.value" in capsys.readouterr().err
     assert main(["provision", "--undo"]) == 64
+
+
+def site_with(tmp_path: Path, ansible: str, nodes: str = "gpu[1-2]") -> str:
+    path = tmp_path / "site.toml"
+    path.write_text(f'schema = 1\n[classes.a]\nnodes = "{nodes}"\n[ansible]\n{ansible}\n')
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("ansible", "key"),
+    [
+        ('hosts = { gpu1 = "10.0.0.1 ansible_connection=local" }', "ansible.hosts"),  # would make the admin host a node
+        ('user = "root\\nansible_connection=local"', "ansible.user"),
+        ('python = "/usr/bin/python3 -c"', "ansible.python"),
+        ("forks = 0", "ansible.forks"),
+        ('private_key = "/k\\n[x]"', "ansible.private_key"),
+        ('ssh_args = "-o A=b\\nansible_connection=local"', "ansible.ssh_args"),
+        ("port = 1", "ansible.port"),
+    ],
+)
+def test_an_option_that_says_more_than_itself_is_an_error(tmp_path: Path, ansible: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"site\.toml: {key}"):
+        config.load_site(site_with(tmp_path, ansible))
+
+
+def test_two_nodes_at_one_address_are_an_error(tmp_path: Path) -> None:
+    """Else one machine gets the documents of two, and the last one wins."""
+    site = config.load_site(site_with(tmp_path, 'hosts = { gpu1 = "10.0.0.1", gpu2 = "10.0.0.1" }'))
+    with pytest.raises(ConfigError, match=r"site\.toml: ansible\.hosts: gpu\[1-2\] have one address, 10\.0\.0\.1"):
+        inventory.targets(site, "gpu1")
+
+
+def test_an_address_of_a_node_that_is_not_declared_is_an_error(tmp_path: Path) -> None:
+    site = config.load_site(site_with(tmp_path, 'hosts = { gpu01 = "10.0.0.1" }'))
+    with pytest.raises(ConfigError, match=r"site\.toml: ansible\.hosts\.gpu01: no such node"):
+        inventory.targets(site)
+
+
+@pytest.mark.parametrize("name", ["all", "ungrouped", "..", "-x", "a b", "gpu1;x"])
+def test_a_name_that_is_none_never_reaches_ansible_or_a_path(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(f'schema = 1\n[nodes."{name}"]\n')
+    with pytest.raises(ConfigError, match=r"site\.toml: nodes\."):
+        inventory.targets(config.load_site(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "key"),
+    [
+        ({"jobenv": {"extra": {"PATH": "/evil"}}}, "jobenv.extra"),
+        ({"jobenv": {"extra": {"A": "x\ny"}}}, "jobenv.extra"),
+        ({"settings": {"nccl": {"extra": {"NCCL_ALGO": "Ring"}}}}, r"settings\.nccl\.extra\.NCCL_ALGO"),
+        ({"hooks": {"site_task_prolog": "/a\n"}}, r"hooks\.site_task_prolog"),
+    ],
+)
+def test_what_no_node_would_take_ends_the_run_before_any_node(layer: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        config.resolve_layers("gpu1", [("site.toml", layer)])
+
+
+def test_a_report_that_cannot_be_written_is_said_before_any_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = site_with(tmp_path, "")
+    assert main(["provision", "--site", site, "-q", "--report", str(tmp_path / "none/report.json")]) == 66
+    assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["C", "xx_XX.UTF-8"])
+def test_ansible_runs_whatever_the_locale_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv("LC_ALL", name)
+    site = site_with(tmp_path, 'hosts = { gpu1 = "127.0.0.1" }\nssh_args = "-o Port=9"', nodes="gpu1")
+    assert main(["provision", "--site", site, "--check", "-q", "--json"]) == 69
+    assert '"unreachable"' in capsys.readouterr().out

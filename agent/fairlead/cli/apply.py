@@ -13,13 +13,17 @@ import os
 from fairlead import config
 from fairlead.apply import ApplyReport, Nvml, TreeNvml, apply
 from fairlead.cli.show import print_json
-from fairlead.errors import ExitCode, NeedsRoot
+from fairlead.errors import ExitCode, InputMissing, NeedsRoot
 from fairlead.host import change, process
 from fairlead.host.root import Root
 
+DOCUMENT = "/etc/fairlead/node.json"
+
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--document", default="/etc/fairlead/node.json", help="what this node should be")
+    parser.add_argument(
+        "--document", default="", help=f"what this node should be (default: {DOCUMENT} below the root)", metavar="FILE"
+    )
     parser.add_argument("--root", default="/", help="a tree or an image instead of this machine: no unit is started there")
     parser.add_argument("--phase", choices=["all", "boot"], default="all", help="boot: only what a reboot loses")
     parser.add_argument("-n", "--dry-run", "--check", action="store_true", dest="dry_run", help="show, change nothing")
@@ -30,13 +34,15 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    if not os.path.isdir(args.root):
+        raise InputMissing(f"{args.root}: no such tree")
     root = Root(args.root)
     if root.is_live and not args.dry_run and os.geteuid() != 0:
         raise NeedsRoot("changing this node needs root", hint="or look with --dry-run")
-    if args.undo:
-        return _undo(root, args)
-    document = config.load_document(args.document)
     busy = args.busy or (root.is_live and process.jobs_running(root))
+    if args.undo:
+        return _undo(root, args, busy=busy)
+    document = config.load_document(args.document or os.path.join(args.root, DOCUMENT.lstrip("/")))
     nvml = _nvml(root, document)
     try:
         report = apply(document, root, dry_run=args.dry_run, phase=args.phase, busy=busy, nvml=nvml)
@@ -62,14 +68,14 @@ def _close(nvml: Nvml) -> None:
         nvml.close()  # type: ignore[attr-defined]
 
 
-def _undo(root: Root, args: argparse.Namespace) -> ExitCode:
+def _undo(root: Root, args: argparse.Namespace, *, busy: bool) -> ExitCode:
     document = config.profile_document("localhost")
     nvml = _nvml(root, document)
     try:
         if args.dry_run:
             outcomes = tuple(change.Outcome(change=c, done=True, message=change.diff(c)) for _, c in change.undo_changes(root))
         else:
-            outcomes = change.undo_all(root, nvml_set=nvml.set)
+            outcomes = change.undo_all(root, nvml_set=nvml.set, busy=busy)
     finally:
         _close(nvml)
     if args.json:
@@ -81,8 +87,10 @@ def _undo(root: Root, args: argparse.Namespace) -> ExitCode:
         )
     else:
         for outcome in outcomes:
-            print(("" if outcome.done else "FAILED ") + outcome.message)
-    return ExitCode.OK if all(o.done for o in outcomes) else ExitCode.UNAVAILABLE
+            print(("" if outcome.done or outcome.skipped else "FAILED ") + outcome.message)
+    if any(not o.done and not o.skipped for o in outcomes):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.OK if all(o.done for o in outcomes) else ExitCode.TRY_AGAIN
 
 
 def text(report: ApplyReport, *, diff: bool = False) -> str:

@@ -8,13 +8,14 @@ node, 64/66/78 nothing was touched.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
 
 import msgspec
 
 from fairlead import config
 from fairlead.cli.show import print_json
-from fairlead.errors import ExitCode, UsageError
+from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
+from fairlead.host.change import write_file
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.provision.run import Options
     from fairlead.provision.run import run as provision
 
+    folder = os.path.dirname(args.report) or "."
+    if args.report and not os.path.isdir(folder):
+        raise InputMissing(f"--report {args.report}: no folder {folder}", hint="make it first; no node was touched")
     site = config.load_site(args.site)
     options = Options(
         nodelist=args.nodelist,
@@ -52,10 +56,13 @@ def run(args: argparse.Namespace) -> ExitCode:
         force=args.force,
     )
     report = provision(site, options)
-    if args.report:
-        Path(args.report).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     if args.json:
         print_json(report)
     else:
         print(text(report, diff=args.diff))
+    if args.report:
+        try:
+            write_file(args.report, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        except OSError as e:
+            raise HostError(f"--report {args.report}: {e.strerror}", hint="the run itself is done, as said above") from None
     return report.exit_code

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
 
 from fairlead import checks as check_list
 from fairlead import settings as setting_list
-from fairlead.errors import ConfigError, InputMissing
+from fairlead.errors import ConfigError, DataError, InputMissing
 from fairlead.model.check import CheckParams
 from fairlead.model.setting import Want
 from fairlead.policy import Rules
@@ -58,8 +58,10 @@ class HookOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     env_profile: Annotated[Literal["full", "minimal", "off"], Meta(description="Job environment set by the task prolog.")] = (
         "full"
     )
-    site_task_prolog: Annotated[str, Meta(pattern=r"^(/[^\t\n]*)?$", description="The site's own task prolog, run first.")] = ""
-    planner_python: Annotated[str, Meta(pattern=r"^/[^\t\n]*$")] = "/opt/fairlead/current/bin/python"
+    site_task_prolog: Annotated[
+        str, Meta(pattern=r"^(/[^\t\n]*)?(?!\n)$", description="The site's own task prolog, run first.")
+    ] = ""
+    planner_python: Annotated[str, Meta(pattern=r"^/[^\t\n]*(?!\n)$")] = "/opt/fairlead/current/bin/python"
 
 
 class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -110,7 +112,7 @@ _Wire = defstruct(
     [
         ("schema", int),
         ("generation", int),
-        ("node", Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+$")]),
+        ("node", Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+(?!\n)$")]),
         ("hash", str, ""),
         ("profile", str, ""),
         ("unsupported", tuple[str, ...], ()),
@@ -125,9 +127,11 @@ _AT = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTAL
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`$")
 
 
-def _config_error(where: str, error: msgspec.ValidationError) -> ConfigError:
+def config_error(where: str, error: msgspec.ValidationError, table: str = "") -> ConfigError:
+    """What msgspec found, with file and dotted key; ``table``: the key of what was converted."""
     match = _AT.match(str(error))
     reason, path = (match["reason"], match["path"] or "") if match else (str(error), "")
+    path = f"{table}.{path}".strip(".")
     unknown = _UNKNOWN.match(reason)
     if unknown:
         key = f"{path}.{unknown['name']}".strip(".")
@@ -145,7 +149,7 @@ def _document(data: object, where: str) -> Document:
     try:
         wire = cast(Any, msgspec.convert(data, _Wire))
     except msgspec.ValidationError as e:
-        raise _config_error(where, e) from None
+        raise config_error(where, e) from None
     return Document(
         schema=wire.schema,
         generation=wire.generation,
@@ -253,7 +257,23 @@ def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
         msgspec.convert({**layer, **head}, _Wire)
     except msgspec.ValidationError as e:
         if not str(e).startswith("Object missing required field"):
-            raise _config_error(origin, e) from None
+            raise config_error(origin, e) from None
+    _check_extras(origin, layer)
+
+
+def _check_extras(origin: str, layer: Mapping[str, Any]) -> None:
+    """What only the nodes would refuse otherwise: variables of the site's own that must not be set."""
+    from fairlead.jobenv.render import render
+    from fairlead.nccl.conf import fault
+
+    try:
+        render((), extra=layer.get("jobenv", {}).get("extra"))
+    except DataError as e:
+        raise ConfigError(origin, "jobenv.extra", str(e)) from None
+    for name, value in layer.get("settings", {}).get("nccl", {}).get("extra", {}).items():
+        reason = fault(name, value)
+        if reason:
+            raise ConfigError(origin, f"settings.nccl.extra.{name}", reason)
 
 
 def json_schema() -> dict[str, Any]:

@@ -19,13 +19,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from fairlead import assets
-from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, resolve_layers
+from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, config_error, resolve_layers
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
 
@@ -33,12 +33,14 @@ from fairlead.model.profile import Profile
 class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the admin host reaches the nodes. Empty values are left to Ansible and ssh."""
 
-    user: str = "root"
-    private_key: str = ""
-    ssh_args: str = ""
-    python: str = "/usr/bin/python3"
-    forks: int = 50
-    hosts: dict[str, str] = msgspec.field(default_factory=dict)  # NodeName -> address, where DNS does not say it
+    # Each value stands in a line of Ansible's inventory: nothing that would say more there than itself.
+    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*\Z")] = "root"
+    private_key: Annotated[str, Meta(pattern=r"^[^\n{}]*\Z")] = ""
+    ssh_args: Annotated[str, Meta(pattern=r"^[^\n]*\Z")] = ""
+    python: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9_./+-]*\Z")] = "/usr/bin/python3"
+    forks: Annotated[int, Meta(ge=1, le=1000)] = 50
+    # NodeName -> address, where DNS does not say it
+    hosts: dict[str, Annotated[str, Meta(pattern=r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*\Z")]] = msgspec.field(default_factory=dict)
 
 
 class NodeClass(Struct, frozen=True, kw_only=True):
@@ -138,7 +140,7 @@ def load_site(path: str) -> Site:
     try:
         ansible = msgspec.convert(data.get("ansible", {}), AnsibleOptions)
     except msgspec.ValidationError as e:
-        raise ConfigError(path, "ansible", str(e)) from None
+        raise config_error(path, e, "ansible") from None
     return Site(file=path, generation=generation, layer=layer, classes=tuple(classes), nodes=nodes, ansible=ansible)
 
 

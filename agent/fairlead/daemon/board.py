@@ -122,7 +122,7 @@ class Board:
         from fairlead.jobenv.render import render
 
         try:
-            text = render(skip=self.document.jobenv.skip)
+            text = render(skip=self.document.jobenv.skip, extra=self.document.jobenv.extra)
         except DataError as e:
             self._note("env", e)
             return False

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from fairlead.errors import FairleadError, HostError
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, File, KernelValue, Nvml, PciBits, Unit
+from fairlead.model.change import AnyChange, Disruption, File, KernelValue, Nvml, PciBits, Unit
 
 UNDO = "/var/lib/fairlead/undo"
 SYSTEMCTL_SECONDS = 60.0
@@ -264,6 +264,7 @@ def _record(change: AnyChange, root: Root) -> dict[str, Any]:
                 "mask": change.mask,
                 "value": change.before & change.mask,
                 "what": change.what,
+                "disruption": change.disruption.value,
             }
         case Nvml():
             return {"kind": "nvml", "setting": change.setting, "pci": change.pci, "what": change.what, "value": change.before}
@@ -320,6 +321,7 @@ def _from_record(r: dict[str, Any]) -> AnyChange:
                 value=r["value"],
                 before=0,
                 what=r["what"],
+                disruption=Disruption(r.get("disruption", "idle")),
             )
         case "nvml":
             return Nvml(setting=r["setting"], why=why, pci=r["pci"], what=r["what"], value=r["value"], before=-1)
@@ -327,10 +329,17 @@ def _from_record(r: dict[str, Any]) -> AnyChange:
             raise ValueError(f"unknown kind {kind!r}")
 
 
-def undo_all(root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO) -> tuple[Outcome, ...]:
-    """Bring back the state before fairlead, last change first; the record of what came back is removed."""
+def undo_all(root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False) -> tuple[Outcome, ...]:
+    """Bring back the state before fairlead, last change first; the record of what came back is removed.
+
+    busy: a job runs here, so what a job would notice stays, with its record, and its outcome is ``skipped``.
+    """
     outcomes: list[Outcome] = []
     for path, change in reversed(undo_changes(root, undo)):
+        if busy and change.disruption is not Disruption.NONE:
+            words = f"{target(change)}: waits for an idle node"
+            outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
+            continue
         try:
             outcome = _make(change, root, nvml_set)
         except (OSError, FairleadError) as e:

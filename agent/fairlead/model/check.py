@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -56,8 +55,7 @@ class Past(Struct, frozen=True, kw_only=True):
     overrun: int = 0  # kernel records lost to a ring buffer overrun
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True, kw_only=True):
     """What a check declares.
 
     summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings.

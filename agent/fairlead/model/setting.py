@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -21,8 +20,7 @@ class Want(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     mode: Annotated[Mode, Meta(description="enforce: drift of this setting may drain. observe: it is reported.")] = Mode.OBSERVE
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """What a setting declares.
 
     summary: one line for the docs table. want: its Want class. reads: files (globs allowed) whose text it needs.

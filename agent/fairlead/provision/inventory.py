@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from msgspec import Struct
 
 from fairlead import config
 from fairlead.config import Document, Site
 from fairlead.errors import ConfigError, UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -52,6 +56,24 @@ def all_nodes(site: Site) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*named, *site.nodes]))
 
 
+def _addresses(site: Site, nodes: tuple[str, ...]) -> dict[str, str]:
+    """Where ssh finds each node. Raises ConfigError for what would lead to another machine than the one that is meant."""
+    for node in nodes:
+        if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
+            raise ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
+    for node in site.ansible.hosts.keys() - set(nodes):
+        raise ConfigError(site.file, f"ansible.hosts.{node}", "no such node is declared", hint="mend the name, or take it out")
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        found.setdefault(site.ansible.hosts.get(node, node), []).append(node)
+    for address, same in found.items():
+        if len(same) > 1:
+            raise ConfigError(
+                site.file, "ansible.hosts", f"{fold(same)} have one address, {address}", hint="each node has its own"
+            )
+    return {node: address for address, (node,) in found.items()}
+
+
 def targets(site: Site, nodelist: str = "") -> tuple[Target, ...]:
     """The nodes of a run with their documents. Raises UsageError for a node that the site does not declare."""
     members = _members(site)
@@ -60,6 +82,7 @@ def targets(site: Site, nodelist: str = "") -> tuple[Target, ...]:
         for node in nodes:
             classes.setdefault(node, []).append(name)
     known = all_nodes(site)
+    addresses = _addresses(site, known)
     try:
         wanted = expand(nodelist) if nodelist else known
     except ValueError as e:
@@ -72,7 +95,7 @@ def targets(site: Site, nodelist: str = "") -> tuple[Target, ...]:
     return tuple(
         Target(
             node=node,
-            address=site.ansible.hosts.get(node, node),
+            address=addresses[node],
             document=config.resolve(site, node, classes.get(node, []))[0],
         )
         for node in wanted

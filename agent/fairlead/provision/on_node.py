@@ -10,19 +10,16 @@ Order: the release (unpacked beside, then renamed), files, the document, the lin
 
 from __future__ import annotations
 
-import compileall
 import contextlib
+import glob
 import hashlib
 import importlib
 import io
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-import tempfile
-import zipfile
 from typing import Any, BinaryIO
 
 if "Stop" not in globals():  # on a node both parts share one namespace
@@ -51,12 +48,16 @@ class Node:
         self.opt: str = request["opt"]
         self.release = os.path.join(self.opt, request["release"])
         self.python = "{}.{}".format(*sys.version_info[:2])
+        # There from the first change to the last restart: a run that ended in between is made good by the next one.
+        self.unfinished = os.path.join(self.opt, ".unfinished")
 
     def note(self, what: str, why: str, before: bytes | None = None, after: bytes | None = None) -> None:
         change = {"what": what, "why": why}
         if self.request["diff"] and after is not None:
             change["before"] = "" if before is None else before.decode("utf-8", "replace")
             change["after"] = after.decode("utf-8", "replace")
+        if not self.check and not self.changes and self.request["state"] != "absent":
+            write(self.unfinished, b"", 0o644)
         self.changes.append(change)
 
     def installed(self) -> bool:
@@ -72,6 +73,8 @@ class Node:
 
     def unpack(self, folder: str) -> str:
         """A virtual environment with the wheels, by hand: nodes have neither pip nor the network."""
+        import zipfile  # not at the top: a visit to a node that lacks nothing needs none of these
+
         site = os.path.join(folder, "lib", "python" + self.python, "site-packages")
         os.makedirs(site, mode=0o755)
         os.mkdir(os.path.join(folder, "bin"), 0o755)
@@ -96,6 +99,8 @@ class Node:
         return site
 
     def install_release(self) -> None:
+        import compileall
+
         building = os.path.join(self.opt, "." + os.path.basename(self.release) + ".new")
         shutil.rmtree(building, ignore_errors=True)
         os.makedirs(building, mode=0o755)
@@ -158,6 +163,8 @@ class Node:
             if not self.payload:
                 return None
             # A check on a fresh node: look with the code that would be installed, then forget it.
+            import tempfile
+
             with tempfile.TemporaryDirectory(prefix="fairlead-check.") as folder:
                 venv = os.path.join(folder, "venv")
                 os.mkdir(venv)
@@ -167,6 +174,8 @@ class Node:
                     f.write(self.request["documents"][0]["content"])
                 return self.run_apply([venv + "/bin/python", "-I", "-m", "fairlead", *arguments, "--document", document])
         if self.check and any(c["what"] == self.request["documents"][0]["path"] for c in self.changes):
+            import tempfile
+
             with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
                 f.write(self.request["documents"][0]["content"])
                 f.flush()
@@ -222,6 +231,7 @@ class Node:
 
     def present(self) -> dict[str, Any] | None:
         fresh = not self.installed()
+        unfinished = os.path.lexists(self.unfinished)
         previous = link_target(os.path.join(self.opt, "current"))
         if fresh:
             self.note(self.release, f"install for Python {self.python}")
@@ -230,38 +240,44 @@ class Node:
         units = self.place_files()
         document = self.place_document()
         self.place_links()
-        late = self.settle_units(units, restart=fresh or units or document)
+        late = self.settle_units(units, restart=fresh or units or document or unfinished)
         applied = self.apply()
         if not self.check:
             for verb, name in late:
                 systemctl_or_stop(verb, name)
             if fresh:
                 self.prune({self.release, os.path.join(self.opt, os.path.basename(previous or self.release))})
+            if os.path.lexists(self.unfinished):
+                os.unlink(self.unfinished)
         return applied
 
     def absent(self) -> dict[str, Any] | None:
         """Everything of ours away. Settings stay as they are unless the request says undo."""
-        named = [line for path in SLURM_CONF for line in (read(path) or b"").decode("utf-8", "replace").splitlines()]
-        hooks = {e["path"] for e in self.request["files"] if "/slurm/" in e["path"]}
-        for line in named:
-            value = line.strip().partition("=")[2].strip().strip('"')
-            if value in hooks and not line.lstrip().startswith("#") and not self.request["force"]:
-                raise Stop(
-                    f"slurm.conf still says {line.strip()}; a job would fail without that file",
-                    "take the line out and run `scontrol reconfigure` first, or give --force",
-                )
-        undone = None
-        program = os.path.join(self.opt, "current", "bin", "fairlead")
-        if self.request["undo"] and os.path.exists(program):
-            undone = self.run_apply([program, "apply", "--undo", "--json"] + (["--dry-run"] if self.check else []))
-            for outcome in undone["outcomes"]:
-                self.note(outcome["target"], "as it was before fairlead")
+        hooks = [e["path"] for e in self.request["files"] if "/slurm/" in e["path"]]
+        for path in sorted({p for pattern in self.request.get("slurm_conf", SLURM_CONF) for p in glob.glob(pattern)}):
+            for line in (read(path) or b"").decode("utf-8", "replace").splitlines():
+                said = line.partition("#")[0].strip()
+                if any(hook in said for hook in hooks) and not self.request["force"]:
+                    raise Stop(
+                        f"{path} still says {said}; a job would fail without that file",
+                        "take the line out and run `scontrol reconfigure` first, or give --force",
+                    )
         names = [u["name"] for u in self.request["units"]]
         for name, (enabled, active, _) in sorted(unit_states(names).items()):
             if enabled or active:
                 self.note(name, "stop and disable")
                 if not self.check:
                     systemctl_or_stop("disable", "--now", name)
+        undone = None
+        program = os.path.join(self.opt, "current", "bin", "fairlead")
+        if self.request["undo"] and os.path.exists(program):
+            undone = self.run_apply([program, "apply", "--undo", "--json"] + (["--dry-run"] if self.check else []))
+            left = [outcome["message"] for outcome in undone["outcomes"] if not outcome["done"]]
+            if left:
+                more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+                raise Stop(f"not brought back: {left[0]}{more}", "nothing is removed yet; run it again, or without --undo")
+            for outcome in undone["outcomes"]:
+                self.note(outcome["target"], "as it was before fairlead")
         paths = [e["path"] for e in self.request["files"] + self.request["documents"]] + self.request["leftovers"]
         paths += [path for path, target in self.request["links"] if link_target(path) == target]
         if self.request["undo"]:
@@ -312,6 +328,8 @@ def visit(stream: BinaryIO) -> dict[str, Any]:
         return {"changed": bool(node.changes), "changes": node.changes, "undone": applied}
     wanted = node.needs()
     if wanted and payload is None:
+        import platform
+
         return {"need": wanted, "python": node.python, "machine": platform.machine(), "libc": platform.libc_ver()}
     applied = node.present()
     changed = bool(node.changes) or bool(applied and applied["changed"])

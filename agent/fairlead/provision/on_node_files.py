@@ -11,7 +11,7 @@ from typing import Any
 
 MARK = "FAIRLEAD-REPLY "
 SYSTEMCTL_SECONDS = 60
-SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+SLURM_CONF = ("/etc/slurm/*.conf", "/run/slurm/conf/*.conf")  # with the files that slurm.conf includes
 
 
 class Stop(Exception):

@@ -191,6 +191,7 @@ def environment(site: Site, folder: Path) -> dict[str, str]:
     return {
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(assets.__file__))),
+        "LC_ALL": "C.UTF-8",  # Ansible ends at any other encoding, and at a locale that is not installed here
         "ANSIBLE_HOME": str(folder / "ansible"),
         "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
         "ANSIBLE_FORKS": str(site.ansible.forks),

@@ -1,0 +1,149 @@
+"""The program that runs on a node, on a folder of this machine: real files; systemctl is a script that notes what it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.provision import on_node
+from fairlead.provision.on_node_files import Stop
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+RELEASE = "0.0.0-test"
+UNIT = "fairlead-agent.service"
+SYSTEMCTL = """#!/bin/sh
+echo "$2 $3 $4" >> {log}
+[ "$2" = show ] && printf 'Id={unit}\\nUnitFileState=enabled\\nActiveState=active\\nNeedDaemonReload=no\\n'
+exit 0
+"""
+
+
+class Machine:
+    """A node's folders below tmp_path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.opt = folder / "opt"
+        self.log = folder / "systemctl.log"
+        self.hook = folder / "etc/slurm/fairlead/task-prolog"
+        self.state = folder / "var/lib/fairlead"
+        (folder / "bin").mkdir()
+        program = folder / "bin/systemctl"
+        program.write_text(SYSTEMCTL.format(log=self.log, unit=UNIT))
+        program.chmod(0o755)
+
+    def request(self, document: str = "one", **more: Any) -> dict[str, Any]:
+        content = b"#!/bin/sh\n"
+        entry = {"path": str(self.hook), "mode": 0o755, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        return {
+            "state": "present",
+            "check": False,
+            "diff": False,
+            "undo": False,
+            "force": False,
+            "opt": str(self.opt),
+            "release": RELEASE,
+            "files": [entry],
+            "documents": [{"path": str(self.folder / "etc/fairlead/node.json"), "content": document, "mode": 0o644}],
+            "links": [[f"{self.opt}/current", RELEASE]],
+            "units": [{"name": UNIT, "start": True}],
+            "leftovers": [],
+            "state_paths": [str(self.state)],
+            "folders": [],
+            **more,
+        }
+
+    def visit(self, request: dict[str, Any], *, payload: bool = False) -> dict[str, Any]:
+        body = json.dumps(request).encode()
+        data = b"%d\n%s" % (len(body), body)
+        if payload:
+            index = json.dumps({"files": request["files"], "wheels": []}).encode()
+            data += b"%d\n%s#!/bin/sh\n" % (len(index), index)
+        return on_node.visit(io.BytesIO(data))
+
+    def program(self, text: str) -> None:
+        """What stands for `fairlead` in the installed release."""
+        path = self.opt / RELEASE / "bin/fairlead"
+        path.write_text(f"#!{sys.executable}\n{text}\n")
+        path.chmod(0o755)
+
+    def told(self) -> list[str]:
+        said = [line.strip() for line in self.log.read_text().splitlines() if not line.startswith("show")]
+        self.log.unlink()
+        return said
+
+
+APPLIED = 'print(\'{"changed": 0, "items": []}\')'
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return found
+
+
+def test_the_agent_is_restarted_though_the_run_that_changed_things_ended_early(machine: Machine) -> None:
+    with pytest.raises(Stop):  # the release has no package in it: apply fails, and the agent was not restarted
+        machine.visit(machine.request(), payload=True)
+    assert f"restart {UNIT}" not in machine.told()
+    machine.program(APPLIED)
+    again = machine.visit(machine.request())
+    assert f"restart {UNIT}" in machine.told() and again["changed"]
+    third = machine.visit(machine.request())
+    assert machine.told() == [] and not third["changed"]
+
+
+UNDO_FAILS = 'print(\'{"schema": 1, "outcomes": [{"target": "/x", "done": false, "message": "/x: Read-only file system"}]}\')'
+
+
+def test_an_undo_that_fails_keeps_what_it_needs_to_be_tried_again(machine: Machine) -> None:
+    with pytest.raises(Stop):
+        machine.visit(machine.request(), payload=True)
+    note = machine.state / "undo/x.json"
+    note.parent.mkdir(parents=True)
+    note.write_text("{}")
+    machine.program(UNDO_FAILS)
+    with pytest.raises(Stop, match=r"/x: Read-only file system"):
+        machine.visit(machine.request(state="absent", undo=True))
+    assert note.exists() and (machine.opt / "current").exists()
+
+
+def test_the_agent_ends_before_settings_are_brought_back(machine: Machine) -> None:
+    """Else it finds drift, and a setting that the site enforces drains the node."""
+    with pytest.raises(Stop):
+        machine.visit(machine.request(), payload=True)
+    machine.log.unlink()
+    machine.program(f"open({str(machine.log)!r}, 'a').write('undo\\n'); print('{{\"schema\": 1, \"outcomes\": []}}')")
+    machine.visit(machine.request(state="absent", undo=True))
+    assert machine.told() == [f"disable --now {UNIT}", "undo", "daemon-reload"]
+    assert not machine.opt.exists() and not machine.hook.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("slurm.conf", "TaskProlog={hook}"),
+        ("slurm.conf", "  taskprolog = {hook} # ours"),
+        ("hooks.conf", "TaskProlog={hook}"),  # a file that slurm.conf includes
+    ],
+)
+def test_a_hook_that_slurm_conf_names_is_not_removed(machine: Machine, name: str, line: str) -> None:
+    with pytest.raises(Stop):
+        machine.visit(machine.request(), payload=True)
+    conf = machine.folder / "etc/slurm" / name
+    conf.write_text(line.format(hook=machine.hook) + "\n")
+    request = machine.request(state="absent", slurm_conf=[str(machine.folder / "etc/slurm/*.conf")])
+    with pytest.raises(Stop, match=f"{name} still says"):
+        machine.visit(request)
+    assert machine.hook.exists()
+    conf.write_text("#" + conf.read_text())
+    machine.visit(request)
+    assert not machine.hook.exists()
