@@ -112,14 +112,15 @@ class Ward:
         return re.findall(rf"update_node: node gpu{number} reason set to: (.*)", log)
 
     def heal(self, number: int) -> None:
-        """A person looks at the node and resumes it: what was found so far is known and drains no more."""
-        self.run(number, f"rm -f /etc/fairlead/disabled /var/lib/fairlead/hold; systemctl start {AGENT}")
-        drained = "DRAIN" in self.slurm(number).states
-        if drained:
+        """In service, with nothing known of earlier tests: no drain, ledger, history or evidence."""
+        self.run(number, "rm -f /etc/fairlead/disabled /var/lib/fairlead/hold")
+        if self.slurm(number).states == ("IDLE",) and self.verdict(number)[1] == "ok" and self.unit(number)["SubState"] == "running":
+            return
+        self.run(number, f"systemctl stop {AGENT}; rm -rf /var/lib/fairlead/* /run/fairlead/*")
+        if "DRAIN" in self.slurm(number).states:
             self.rack.scontrol("update", f"nodename=gpu{number}", "state=resume")
-        self.wait(f"gpu{number}: in service", lambda: self.verdict(number), lambda v: v[1] in ("ok", "warn"))
-        if drained:
-            self.sweeps(number)
+        self.run(number, f"systemctl reset-failed {AGENT}; systemctl start {AGENT}")
+        self.wait(f"gpu{number}: verdict ok", lambda: self.verdict(number), lambda v: v[1] == "ok")
         self.rack.wait_idle(30, [f"gpu{number}"])
 
 

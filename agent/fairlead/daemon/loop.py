@@ -157,6 +157,8 @@ class Loop:
             self._reload()
         if signal.SIGUSR1 in heard:
             self._next_sweep = 0.0
+            if self.courier is not None:
+                self.courier.look()
 
     def _reload(self) -> None:
         try:
