@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -79,6 +79,14 @@ def test_run_fairlead_removed_with_a_drain_of_ours(ward: Ward) -> None:
     assert ward.status(2)["drain"]["reason"] == reason
 
 
+def restart_after_a_kill(ward: Ward, number: int, pci: str) -> None:
+    """SIGKILL and a new start. A kernel keeps its records, which an agent without its history reads again from the first;
+    the lab's FIFO does not: the record is put there again."""
+    ward.run(number, f"systemctl kill --kill-who=main --signal=KILL {AGENT}; systemctl stop {AGENT}")
+    ward.xid(number, pci)
+    ward.run(number, f"systemctl start {AGENT}")
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -94,10 +102,10 @@ def test_var_lib(ward: Ward, spoil: str) -> None:
         ward.run(2, f"systemctl stop {AGENT}; {spoil}; systemctl start {AGENT}", check=False)
         untouched(ward, 2)
         assert ward.job(2) == "ran\n"
-        ward.xid(2)
+        pci = ward.xid(2)
         reason = ward.drained(2).reason
         assert ward.prolog(2).returncode == 1
-        ward.run(2, f"systemctl kill --kill-who=main --signal=KILL {AGENT}; systemctl start {AGENT}")
+        restart_after_a_kill(ward, 2, pci)
         ward.drained(2)
         ward.sweeps(2)
         assert ward.slurm(2).reason == reason
@@ -110,9 +118,9 @@ def test_var_lib_removed_below_a_running_agent(ward: Ward) -> None:
     ward.run(2, "rm -rf /var/lib/fairlead")
     ward.sweeps(2)
     assert ward.job(2) == "ran\n"
-    ward.xid(2)
+    pci = ward.xid(2)
     reason = ward.drained(2).reason
-    ward.run(2, f"systemctl restart {AGENT}")
+    restart_after_a_kill(ward, 2, pci)
     ward.drained(2)
     ward.sweeps(2)
     assert ward.slurm(2).reason == reason
@@ -153,20 +161,24 @@ def test_malformed_verdicts(ward: Ward) -> None:
     untouched(ward, 1)
 
 
-@pytest.mark.parametrize("path", ["verdict", "jobs", "topology", "plans", "env"])
-def test_something_else_in_the_place_of_a_file(ward: Ward, path: str) -> None:
-    """A folder where a file should be, or a file where a folder should be: jobs run, and the agent says what is wrong."""
-    where = f"/run/fairlead/{path}"
-    change = f"rm -rf {where}; touch {where}" if path in ("jobs", "plans") else f"rm -f {where}; mkdir {where}"
+def test_something_else_in_the_place_of_every_file(ward: Ward) -> None:
+    """Folders where files should be, and files where folders should be: jobs run, and the agent says what is wrong."""
+    files, folders = ("verdict", "topology", "env", "status.json", "metrics.prom", "prolog.log", "health"), ("jobs", "plans")
+    here = "cd /run/fairlead && "
     try:
-        ward.run(1, change)
+        ward.run(1, f"{here} rm -rf {' '.join(files + folders)}; mkdir {' '.join(files)}; touch {' '.join(folders)}")
         assert ward.prolog(1).returncode == 0
         assert ward.job(1) == "ran\n"
         ward.run(1, f"systemctl restart {AGENT}")
         assert ward.job(1) == "ran\n"
-        ward.wait("the agent says so", lambda: ward.journal(1), lambda log: f'"{where}' in log)
+        for name in ("verdict", "topology", "jobs", "plans", "env"):
+            ward.wait("the agent says so", ward_journal(ward), lambda log, n=name: f'"/run/fairlead/{n}' in log)  # type: ignore[misc]
         assert ward.unit(1)["SubState"] == "running"
         assert ward.slurm(1).reason == ""
     finally:
-        ward.run(1, f"rm -rf {where}; systemctl restart {AGENT}")
+        ward.run(1, f"{here} rm -rf {' '.join(files + folders)}; systemctl restart {AGENT}")
     untouched(ward, 1)
+
+
+def ward_journal(ward: Ward) -> Callable[[], str]:
+    return lambda: ward.journal(1)
