@@ -4,7 +4,7 @@ say() { echo "lab: $1" >&2; exit "$2"; }
 [ "$(id -u)" = 0 ] || say "needs root (namespaces, mounts, cgroups); run it as root on a machine you can spare" 77
 # shellcheck source=/dev/null
 [ -r /etc/os-release ] && . /etc/os-release
-[ "${ID:-}" = debian ] && [ "${VERSION_ID:-0}" -ge 12 ] 2>/dev/null || say "needs Debian 12 or newer, this is ${PRETTY_NAME:-unknown}" 69
+[ "${ID:-}" = debian ] && [ "${VERSION_ID:-99}" -ge 12 ] 2>/dev/null || say "needs Debian 12 or newer, this is ${PRETTY_NAME:-unknown}" 69
 dir=${FAIRLEAD_LAB_DIR:-/var/cache/fairlead-lab}
 while [ ! -d "$dir" ]; do dir=$(dirname "$dir"); done
 free=$(df -Pm "$dir" | awk 'NR==2 {print $4}')

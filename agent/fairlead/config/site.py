@@ -162,7 +162,12 @@ def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, di
     name = profiles.pop() if profiles else ""
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if name:
-        layers.append((f"profile {name}", profile_layer(load_profile(name))))
+        try:
+            profile = load_profile(name)
+        except InputMissing as e:
+            key = next(f"classes.{c.name}.profile" for c in chosen if c.profile)
+            raise InputMissing(f"{site.file}: {key}: {e.message}", hint=e.hint) from None
+        layers.append((f"profile {name}", profile_layer(profile)))
     layers.append((site.file, site.layer))
     layers += [(f"{site.file} classes.{c.name}", c.layer) for c in chosen]
     if node in site.nodes:

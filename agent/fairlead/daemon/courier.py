@@ -136,6 +136,12 @@ class Courier:
             self._due = min(self._due, time.monotonic())
             self._condition.notify()
 
+    def look(self) -> None:
+        """Somebody has changed the ledger (`fairlead drain` or `resume`): read what stands now."""
+        with self._condition:
+            self._due = min(self._due, time.monotonic())
+            self._condition.notify()
+
     def _next(self) -> float:
         """When something is to be done next (CLOCK_MONOTONIC seconds)."""
         standing = self._standing

@@ -44,7 +44,8 @@ def parse_line(line: str) -> Verdict:
     if not line.endswith("\n") or len(fields) != 5 or fields[0] != WIRE_VERSION:
         raise DataError("verdict: not one line of five TAB separated fields")
     _, state, expires, sequence, text = fields
-    if not (expires.isascii() and expires.isdigit() and sequence.isascii() and sequence.isdigit()):
+    # 15 digits, as the hooks read them: more is no time and no shell's number
+    if not all(number.isascii() and number.isdigit() and len(number) <= 15 for number in (expires, sequence)):
         raise DataError("verdict: expires and sequence must be whole numbers")
     try:
         return Verdict(state=State(state), expires=int(expires), sequence=int(sequence), text="" if text == "-" else text)
