@@ -218,3 +218,23 @@ def test_a_hold_waits_for_what_is_under_way(ctld: Ctld, protocol: Callable[..., 
     holding.join(10)
     writing.join(10)
     assert done == [0] and ctld.node("n1").drained
+
+
+def test_fairlead_resume_takes_back_a_verdict_that_no_agent_would(
+    ctld: Ctld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the agent down its last word was drain, and the prolog would refuse every job on the resumed node."""
+    from fairlead.cli import main
+    from fairlead.daemon import rules
+    from tests.daemon.conftest import Agent
+
+    agent = Agent(tmp_path)  # never started: the document and the folders
+    for folder in (agent.run_dir, agent.state_dir):
+        folder.mkdir()
+    (agent.run_dir / "verdict").write_text("1\tdrain\t99999999\t7\txid: gone\n")
+    seen: list[bool] = []
+    ctld.before_write = lambda: seen.append((agent.run_dir / "verdict").exists())
+    monkeypatch.setattr(rules, "slurm_client", lambda options: ctld)
+    assert main(["drain", "--document", str(agent.document), "--reason", "riser 2"]) == 0
+    assert main(["resume", "--document", str(agent.document)]) == 0
+    assert not ctld.node("n1").drained and seen == [True, False]
