@@ -229,3 +229,9 @@ def test_advice_of_the_driver_that_went_dark_is_no_repair() -> None:
     assert list(check.judge(node(replace(gpu(2), recovery_action=NA, lost=True)), past, Params())) == []  # gpu_count says so
     excused = node(replace(gpu(2), recovery_action=UNSUPPORTED))
     assert list(check.judge(excused, past, Params())) == []
+
+
+def test_a_kernel_log_that_cannot_be_read_is_no_health() -> None:
+    past = Past(available=True, log=unreadable("/dev/kmsg: Operation not permitted"))
+    (finding,) = check.judge(node(), past, Params())
+    assert (finding.level, finding.device) == (Level.UNKNOWN, "") and "Operation not permitted" in finding.evidence[0]

@@ -50,6 +50,14 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield Finding(
             check="xid", level=Level.OK, summary="needs the kernel log of this boot", service=Service.KEEP, needs_history=True
         )
+    if past.log is not None:
+        yield Finding(
+            check="xid",
+            level=Level.UNKNOWN,
+            summary="the kernel log cannot be read",
+            evidence=(past.log.detail,),
+            service=Service.KEEP,
+        )
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
     drained: set[str] = set()
     for fault in _faults(records):

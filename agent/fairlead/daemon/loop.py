@@ -237,7 +237,7 @@ class Loop:
         if follower is None:
             return
         records = follower.read()
-        self.history.set_overrun(follower.overruns)
+        self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
         if not known or not self.history.add_records(known, follower.cursor):
             return
