@@ -38,7 +38,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
     over_budget: the partition, for a while after it had no room. error: slurmctld's last refusal or silence.
     acknowledged: how many drains of ours a person has resumed. manual: a person drained it through fairlead.
-    check, since: of our own drain, what it is for and when it was begun (Unix time in seconds).
+    looks: how often our drain was seen standing. check, since: of our own drain, what it is for and when it was begun
+    (Unix time in seconds).
     """
 
     drained: bool = False
@@ -49,6 +50,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     error: str = ""
     acknowledged: int = 0
     manual: bool = False
+    looks: int = 0
     check: str = ""
     since: float = 0.0
 
@@ -64,6 +66,7 @@ class Courier:
         self._want = Want()
         self._stop = False
         self._refused = False
+        self._asked = False  # the last attempt spoke to slurmctld
         self._failures = 0
         self._squeezed = 0
         entry = drain.ledger.load()
@@ -170,6 +173,7 @@ class Courier:
 
     def _attempt(self, drain: Drain, want: Want, standing: Standing, refused: bool) -> Result:
         looks = time.monotonic() >= self._due
+        self._asked = True
         if want.kind == "drain" and not standing.drained:
             time.sleep(random.uniform(0, self._splay_seconds))  # not with the lock: people's commands wait for that
         with drain.ledger.locked():
@@ -179,6 +183,7 @@ class Courier:
                 return finish(drain.drain(want.check, want.summary, job=want.job, prolog_refused=refused))
             if looks:
                 return finish(drain.look(prolog_refused=refused))
+        self._asked = False
         return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
 
     def _failed(self, error: str) -> None:
@@ -212,6 +217,7 @@ class Courier:
                 foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and want.kind != "keep",
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
                 acknowledged=before.acknowledged + acknowledged,
+                looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
                 manual=bool(entry and entry.token.check == MANUAL),
                 check=entry.token.check if entry is not None and drained else "",
                 since=entry.since if entry is not None and drained else 0.0,
