@@ -11,7 +11,7 @@ from fairlead.checks.xid import Params, check
 from fairlead.model.check import KernelRecord, Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
-from tests.checks.nodes import BOOT, gpu, log, node, records
+from tests.checks.nodes import ADDRESSES, BOOT, NA, UNSUPPORTED, gpu, log, node, records
 
 WHERE = "NVRM: Xid (PCI:0000:1b:00)"
 
@@ -218,3 +218,20 @@ def test_any_log_is_judged_without_an_error(texts: list[str]) -> None:
     made = tuple(KernelRecord(sequence=i, seconds=1.0, priority=3, text=t) for i, t in enumerate(texts))
     past = Past(available=True, records=made)
     assert list(check.judge(node(), past, Params())) == list(check.judge(replace(node()), past, Params()))
+
+
+def test_advice_of_the_driver_that_went_dark_is_no_repair() -> None:
+    machine = node(replace(gpu(2), recovery_action=NA))
+    assert [f for f in check.judge(machine, Past(available=True), Params()) if f.level is not Level.OK] == []
+    past = Past(available=True, readable=frozenset({f"{ADDRESSES[2]}/recovery_action"}))
+    (finding,) = check.judge(machine, past, Params())
+    assert (finding.level, finding.device, finding.service) == (Level.UNKNOWN, ADDRESSES[2], Service.KEEP)
+    assert list(check.judge(node(replace(gpu(2), recovery_action=NA, lost=True)), past, Params())) == []  # gpu_count says so
+    excused = node(replace(gpu(2), recovery_action=UNSUPPORTED))
+    assert list(check.judge(excused, past, Params())) == []
+
+
+def test_a_kernel_log_that_cannot_be_read_is_no_health() -> None:
+    past = Past(available=True, log=unreadable("/dev/kmsg: Operation not permitted"))
+    (finding,) = check.judge(node(), past, Params())
+    assert (finding.level, finding.device) == (Level.UNKNOWN, "") and "Operation not permitted" in finding.evidence[0]

@@ -115,6 +115,34 @@ def test_a_persons_resume_is_seen_at_once_when_the_agent_is_told(ctld: Ctld, cou
     assert until(courier, lambda s: not s.drained).acknowledged == 1
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_drain_that_a_person_took_over_is_acknowledged_when_they_lift_it(
+    ctld: Ctld, couriers: Callable[..., Courier], ordered: bool
+) -> None:
+    courier = couriers()
+    courier.want(XID)
+    until(courier, lambda s: s.drained)
+    courier.want(Want())
+    ctld.drain("n1", "ticket 12", user="ann")
+    courier.look()
+    until(courier, lambda s: not s.drained)
+    if ordered:  # the evidence still stands
+        courier.want(XID)
+        assert "ticket 12" in until(courier, lambda s: s.foreign).held
+    ctld.resume("n1")
+    courier.look()
+    while not courier._standing.acknowledged:
+        time.sleep(0.01)
+    if ordered:
+        courier.want(XID)  # by a loop that has not heard of it yet
+        time.sleep(0.1)
+    assert until(courier, lambda s: s.acknowledged == 1).held == ""
+    time.sleep(0.1)
+    assert ctld.calls.count("drain") == 2 and not ctld.node("n1").drained
+    courier.want(XID)  # new evidence
+    until(courier, lambda s: s.drained)
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_fairlead_resume_is_an_acknowledgement(
     ctld: Ctld, couriers: Callable[..., Courier], protocol: Callable[..., Drain], alive: bool
@@ -218,3 +246,23 @@ def test_a_hold_waits_for_what_is_under_way(ctld: Ctld, protocol: Callable[..., 
     holding.join(10)
     writing.join(10)
     assert done == [0] and ctld.node("n1").drained
+
+
+def test_fairlead_resume_takes_back_a_verdict_that_no_agent_would(
+    ctld: Ctld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the agent down its last word was drain, and the prolog would refuse every job on the resumed node."""
+    from fairlead.cli import main
+    from fairlead.daemon import rules
+    from tests.daemon.conftest import Agent
+
+    agent = Agent(tmp_path)  # never started: the document and the folders
+    for folder in (agent.run_dir, agent.state_dir):
+        folder.mkdir()
+    (agent.run_dir / "verdict").write_text("1\tdrain\t99999999\t7\txid: gone\n")
+    seen: list[bool] = []
+    ctld.before_write = lambda: seen.append((agent.run_dir / "verdict").exists())
+    monkeypatch.setattr(rules, "slurm_client", lambda options: ctld)
+    assert main(["drain", "--document", str(agent.document), "--reason", "riser 2"]) == 0
+    assert main(["resume", "--document", str(agent.document)]) == 0
+    assert not ctld.node("n1").drained and seen == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -76,6 +77,18 @@ def test_an_xid_wakes_the_check_at_once(agents: Make) -> None:
     agent.until(lambda: any(f["check"] == "xid" for f in agent.status()["findings"]), "the Xid in the status")
     finding = next(f for f in agent.status()["findings"] if f["check"] == "xid")
     assert (finding["level"], finding["mode"], finding["device"]) == ("drain", "enforce", "0000:1b:00.0")
+
+
+def test_a_kernel_log_that_cannot_be_read_is_no_health(agents: Make) -> None:
+    agent = agents()
+    agent.fifo.unlink()
+    agent.start()
+    assert agent.verdict().state is State.UNKNOWN and "the kernel log cannot be read" in agent.verdict().text
+    agent.until(lambda: "kmsg: No such file" in str(agent.status()["findings"]), "the reason in the status")
+    os.mkfifo(agent.fifo)
+    agent.until(lambda: agent.verdict().state is State.OK, "a log that can be read")
+    agent.kernel(xid79())
+    agent.until(lambda: "Xid 79" in agent.verdict().text, "the fault")
 
 
 def test_records_of_another_facility_change_nothing(agents: Make) -> None:

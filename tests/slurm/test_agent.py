@@ -92,6 +92,21 @@ def test_a_persons_resume_is_seen_at_once_on_sigusr1(agents: Make, cluster: Clus
     assert not client_of(cluster).node("n1").drained
 
 
+def test_what_comes_after_a_persons_resume_drains_again(agents: Make, cluster: Cluster) -> None:
+    """The resume is not noticed yet: the new record must not be taken for part of what was acknowledged."""
+    agent = agents(agent={"interval_seconds": 0.5}, policy={"budget_percent": 100})
+    slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "look_seconds": 600}
+    agent.write_document(slurm=slurm, policy={"budget_percent": 100})
+    agent.start()
+    agent.kernel(xid79())
+    reason = drained(agent, cluster)
+    cluster.scontrol("update", "nodename=n1", "state=resume")
+    agent.kernel(xid79(2).replace("1b:00", "43:00"))
+    client = client_of(cluster)
+    agent.until(lambda: client.node("n1").drained, "another drain")
+    assert client.node("n1").reason != reason and "0000:43:00.0" in client.node("n1").reason
+
+
 def test_kernel_line_to_drain(agents: Make, cluster: Cluster) -> None:
     """Not a timed assertion: prints what `make bench` measures."""
     agent = agents(agent={"interval_seconds": 600}).start()

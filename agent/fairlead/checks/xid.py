@@ -17,7 +17,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
-from fairlead.model.facts import Missing, Node
+from fairlead.model.device import names_of
+from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.xid import Kind, XidLine, read
 from fairlead.xid.catalogue import recovery
@@ -49,6 +50,14 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield Finding(
             check="xid", level=Level.OK, summary="needs the kernel log of this boot", service=Service.KEEP, needs_history=True
         )
+    if past.log is not None:
+        yield Finding(
+            check="xid",
+            level=Level.UNKNOWN,
+            summary="the kernel log cannot be read",
+            evidence=(past.log.detail,),
+            service=Service.KEEP,
+        )
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
     drained: set[str] = set()
     for fault in _faults(records):
@@ -57,7 +66,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             if finding.level is Level.DRAIN:
                 drained.add(fault.line.pci)
             yield finding
-    yield from _by_nvml(node, drained)
+    yield from _by_nvml(node, past, drained)
     if past.overrun:
         yield Finding(
             check="xid",
@@ -151,11 +160,23 @@ def _evidence(fault: _Fault) -> tuple[str, ...]:
     return (f"kernel log at {fault.last.seconds:.1f} s, record {fault.last.sequence}{mig}{hint}{times}{said}",)
 
 
-def _by_nvml(node: Node, drained: set[str]) -> Iterator[Finding]:
-    """The driver's advice without a log line. Not there (older drivers): the log says it."""
+def _by_nvml(node: Node, past: Past, drained: set[str]) -> Iterator[Finding]:
+    """The driver's advice without a log line. Never there (older drivers): the log says it. Not there any more: unknown."""
     for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
         number = gpu.recovery_action
-        if isinstance(number, Missing) or number == 0 or gpu.pci in drained:
+        if isinstance(number, Missing):
+            known = any(f"{name}/recovery_action" in past.readable for name in names_of(gpu))
+            if known and number.why is Why.UNREADABLE and not gpu.lost:
+                yield Finding(
+                    check="xid",
+                    level=Level.UNKNOWN,
+                    device=gpu.pci,
+                    summary=f"the driver's advice on GPU {gpu.pci} cannot be read any more",
+                    evidence=(number.detail,) if number.detail else (),
+                    service=Service.KEEP,
+                )
+            continue
+        if number == 0 or gpu.pci in drained:
             continue
         words, action, service = recovery(number)
         yield Finding(

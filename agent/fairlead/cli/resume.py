@@ -7,10 +7,14 @@ know (a new disk, another machine under the name); look at the node first. Findi
 from __future__ import annotations
 
 import argparse
+import os
+from contextlib import suppress
 
 from fairlead.cli.drain import options, protocol, tell, wake_agent
+from fairlead.cli.status import read_verdict
 from fairlead.daemon.drain import Outcome, finish
 from fairlead.errors import ExitCode
+from fairlead.model.verdict import State, Verdict
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +35,15 @@ def run(args: argparse.Namespace) -> ExitCode:
             adopted = finish(drain.adopt())
             if adopted.outcome is not Outcome.DRAINED:
                 return tell(drain.node, adopted, as_json=args.json)
+        _take_back(drain.ledger.folders[1])  # before the resume: a job may start at once
         result = finish(drain.resume(by_hand=True))
     wake_agent()
     return tell(drain.node, result, as_json=args.json)
+
+
+def _take_back(run_dir: str) -> None:
+    """Remove a verdict that says drain: an agent that is down would never take it back, and the prolog goes by it."""
+    verdict = read_verdict(run_dir)
+    if isinstance(verdict, Verdict) and verdict.state is State.DRAIN:
+        with suppress(OSError):
+            os.unlink(os.path.join(run_dir, "verdict"))

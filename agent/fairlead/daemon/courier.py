@@ -38,7 +38,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
     over_budget: the partition, for a while after it had no room. error: slurmctld's last refusal or silence.
     acknowledged: how many drains of ours a person has resumed. manual: a person drained it through fairlead.
-    check, since: of our own drain, what it is for and when it was begun (Unix time in seconds).
+    looks: how often our drain was seen standing. check, since: of our own drain, what it is for and when it was begun
+    (Unix time in seconds).
     """
 
     drained: bool = False
@@ -49,6 +50,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     error: str = ""
     acknowledged: int = 0
     manual: bool = False
+    looks: int = 0
     check: str = ""
     since: float = 0.0
 
@@ -64,6 +66,9 @@ class Courier:
         self._want = Want()
         self._stop = False
         self._refused = False
+        self._asked = False  # the last attempt spoke to slurmctld
+        self._taken = False  # a person has put a drain of their own in place of ours
+        self._untold = False  # that it was lifted is not known yet to whoever gives the orders
         self._failures = 0
         self._squeezed = 0
         entry = drain.ledger.load()
@@ -101,6 +106,8 @@ class Courier:
         except BlockingIOError:
             pass
         with self._condition:
+            if self._untold:
+                self._untold, self._want = False, Want()  # orders from before it are void
             return self._standing
 
     def want(self, want: Want) -> None:
@@ -148,7 +155,7 @@ class Courier:
         times = [self._due]
         if standing.over_budget:
             times.append(self._budget_until)
-        elif (self._want.kind == "drain" and not standing.drained) or (
+        elif (self._want.kind == "drain" and not standing.drained and not self._untold) or (
             self._want.kind == "resume" and standing.drained and not standing.manual
         ):
             times.append(self._not_before)
@@ -176,15 +183,19 @@ class Courier:
 
     def _attempt(self, drain: Drain, want: Want, standing: Standing, refused: bool) -> Result:
         looks = time.monotonic() >= self._due
+        self._asked = True
         if want.kind == "drain" and not standing.drained:
             time.sleep(random.uniform(0, self._splay_seconds))  # not with the lock: people's commands wait for that
         with drain.ledger.locked():
             if want.kind == "resume" and standing.drained and not standing.manual:
                 return finish(drain.resume())
-            if want.kind == "drain" and not standing.drained:
+            if want.kind == "drain" and not standing.drained and self._taken:
+                return finish(drain.look(prolog_refused=refused))  # lifted, it is acknowledged like ours, not drained again
+            if want.kind == "drain" and not standing.drained and not self._untold:
                 return finish(drain.drain(want.check, want.summary, job=want.job, prolog_refused=refused))
             if looks:
                 return finish(drain.look(prolog_refused=refused))
+        self._asked = False
         return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
 
     def _failed(self, error: str) -> None:
@@ -209,7 +220,11 @@ class Courier:
             before = self._standing
             entry = self._drain.ledger.load()
             drained = entry is not None and entry.phase is not Phase.DRAINING
-            acknowledged = outcome is Outcome.ACKNOWLEDGED or (before.drained and outcome is Outcome.FREE)
+            stood = (before.drained or self._taken) and self._asked
+            acknowledged = outcome is Outcome.ACKNOWLEDGED or (stood and outcome is Outcome.FREE)
+            self._untold = self._untold or (self._taken and acknowledged)
+            if self._asked:
+                self._taken = stood and outcome in (Outcome.FOREIGN, Outcome.ORPHAN)
             held = result.detail if outcome in (Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN) else ""
             after = Standing(
                 drained=drained,
@@ -218,6 +233,7 @@ class Courier:
                 foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and want.kind != "keep",
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
                 acknowledged=before.acknowledged + acknowledged,
+                looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
                 manual=bool(entry and entry.token.check == MANUAL),
                 check=entry.token.check if entry is not None and drained else "",
                 since=entry.since if entry is not None and drained else 0.0,
@@ -227,6 +243,8 @@ class Courier:
                 self._not_before = now + self._look_seconds * random.uniform(0.5, 1.0) if held else 0.0
             if held and not drained:
                 self._due = float("inf")  # the order itself is tried again
+            if self._taken:
+                self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
             if outcome is Outcome.OVER_BUDGET:
                 self._squeezed = min(self._squeezed + 1, 6)
                 self._budget_until = now + min(BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)

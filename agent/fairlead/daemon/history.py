@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlead.model.check import KernelRecord, Past, Sample
+from fairlead.model.facts import Missing
 from fairlead.policy.state import PolicyState
 from fairlead.xid import parse
 
@@ -54,6 +55,7 @@ class History:
         self.boot_id = boot_id
         self.trouble = ""
         self.overrun = 0
+        self.log: Missing | None = None
         self._db: sqlite3.Connection | None = None
         self._retry_at = 0.0
         self._saved_state = b""
@@ -78,6 +80,7 @@ class History:
                 samples=tuple(s for series in self._samples.values() for s in series),
                 readable=frozenset(self._readable),
                 overrun=self.overrun,
+                log=self.log,
             )
         return self._past
 
@@ -141,9 +144,10 @@ class History:
             self._past = None
             self._put("readable", msgspec.json.encode(sorted(self._readable)))
 
-    def set_overrun(self, lost: int) -> None:
-        if lost != self.overrun:
-            self.overrun = lost
+    def set_log(self, log: Missing | None, lost: int) -> None:
+        """How it is with the kernel log: why it cannot be read, and how many records were lost."""
+        if (log, lost) != (self.log, self.overrun):
+            self.log, self.overrun = log, lost
             self._past = None
 
     # -- on disk ---------------------------------------------------------------------------------

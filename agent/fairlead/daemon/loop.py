@@ -23,6 +23,7 @@ from fairlead.daemon import log, status, transitions
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
 from fairlead.daemon.drain import Drain
+from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import judge
 from fairlead.daemon.ledger import Ledger
@@ -35,7 +36,7 @@ from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
-from fairlead.policy import Decision, Now, Order, acknowledge, decide
+from fairlead.policy import Decision, Now, Order, decide
 
 if TYPE_CHECKING:
     from fairlead.daemon.metrics import View
@@ -74,14 +75,14 @@ class Loop:
         self.standing = Standing()
         slurm = document.slurm
         if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
-            pace = {"splay_seconds": slurm.splay_seconds, "look_seconds": slurm.look_seconds}
-            self.courier = Courier(self._protocol(document), **pace)
+            self.courier = Courier(self._protocol(document), splay_seconds=slurm.splay_seconds, look_seconds=slurm.look_seconds)
             self.standing = self.courier.take()
         self.notify = Notify()
         self.state = self.history.load_state()
         self.node: Node | None = None
         self.findings: tuple[Finding, ...] = ()
         self.decision: Decision | None = None
+        self.evidence = Evidence()
         self.jobs = job_records.Jobs()
         self.sweeps = self.woken = 0
         self._told: dict[str, str] = {}
@@ -133,9 +134,8 @@ class Loop:
         if self.notify.watchdog_seconds:
             due.append(self._next_watchdog)
         timeout = max(0.0, min(due) - time.monotonic())
-        descriptors = [reader, *self.senses.descriptors()]
-        if self.courier is not None:
-            descriptors.append(self.courier.fileno())
+        news = [self.courier.fileno()] if self.courier is not None else []
+        descriptors = [reader, *self.senses.descriptors(), *news]
         try:
             ready, _, _ = select.select(descriptors, [], [], timeout)
         except OSError:
@@ -237,7 +237,7 @@ class Loop:
         if follower is None:
             return
         records = follower.read()
-        self.history.set_overrun(follower.overruns)
+        self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
         if not known or not self.history.add_records(known, follower.cursor):
             return
@@ -267,8 +267,10 @@ class Loop:
         if standing == self.standing:
             return
         before, self.standing = self.standing, standing
+        if standing.drained and standing.looks > before.looks:
+            self.evidence.stands(self.state)
         if standing.acknowledged > before.acknowledged:
-            self.state = acknowledge(self.state)
+            self.state = self.evidence.acknowledge(self.state)
             self.history.event("acknowledged", "a person resumed our drain: what stands now is known")
             log.line(log.NOTICE, "acknowledged", by="resume in Slurm")
         if standing.drained != before.drained:
@@ -287,13 +289,11 @@ class Loop:
         self.state = decision.state
         self.history.save_state(decision.state)
         if self.courier is not None:
-            check, summary = decision.reason_check, decision.reason_summary
             kind = decision.order.value
-            self.courier.want(
-                Want(kind=kind, check=check, summary=summary, job=decision.job)
-                if decision.order is Order.DRAIN
-                else Want(kind=kind)
-            )
+            drain = Want(kind=kind, check=decision.reason_check, summary=decision.reason_summary, job=decision.job)
+            self.courier.want(drain if decision.order is Order.DRAIN else Want(kind=kind))
+            if self.standing.drained and self.evidence.is_new(self.state):
+                self.courier.look()
         before = self.board.verdict
         verdict = self.board.say(decision.state_word, self._text(decision))
         news = before is None or (before.state, before.text) != (verdict.state, verdict.text)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from fairlead.model.facts import Node
+from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Mode
 
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
@@ -45,7 +45,8 @@ class Past(Struct, frozen=True, kw_only=True):
     """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
 
     ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
-    ``readable``: ``device/field`` names that could be read earlier in this machine's life.
+    ``readable``: ``device/field`` names that could be read earlier in this machine's life. ``log``: why the kernel log
+    cannot be read now, None when it can.
     """
 
     available: bool = False
@@ -53,6 +54,7 @@ class Past(Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
     readable: frozenset[str] = frozenset()
     overrun: int = 0  # kernel records lost to a ring buffer overrun
+    log: Missing | None = None
 
 
 class Check(Struct, frozen=True, kw_only=True):
