@@ -69,7 +69,9 @@ class Board:
             return
         self.change(self.document)
         if not os.access(self.run_dir, os.W_OK) and "NOTIFY_SOCKET" in os.environ:
-            raise HostError(f"{self.run_dir}: removed, and cannot be made from inside the unit; systemd makes it at the next start")
+            raise HostError(
+                f"{self.run_dir}: removed, and cannot be made from inside the unit; systemd makes it at the next start"
+            )
 
     def _earlier_sequence(self) -> int:
         try:
