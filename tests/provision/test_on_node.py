@@ -147,3 +147,15 @@ def test_a_hook_that_slurm_conf_names_is_not_removed(machine: Machine, name: str
     conf.write_text("#" + conf.read_text())
     machine.visit(request)
     assert not machine.hook.exists()
+
+
+def test_the_agent_is_restarted_when_an_earlier_release_comes_back(machine: Machine) -> None:
+    for release in ("1", "2"):
+        (machine.opt / release / "bin").mkdir(parents=True)
+        (machine.opt / release / ".installed").write_text("{}.{}".format(*sys.version_info[:2]))
+        (machine.opt / release / "bin/fairlead").write_text(f"#!{sys.executable}\n{APPLIED}\n")
+        (machine.opt / release / "bin/fairlead").chmod(0o755)
+    machine.visit(machine.request(release="2", links=[[f"{machine.opt}/current", "2"]]), payload=True)
+    machine.log.unlink()
+    back = machine.visit(machine.request(release="1", links=[[f"{machine.opt}/current", "1"]]))
+    assert f"restart {UNIT}" in machine.told() and back["changed"]

@@ -48,7 +48,7 @@ class Node:
         self.opt: str = request["opt"]
         self.release = os.path.join(self.opt, request["release"])
         self.python = "{}.{}".format(*sys.version_info[:2])
-        # There from the first change to the last restart: a run that ended in between is made good by the next one.
+        # From the first change that asks for it to the restart: a run that ended in between is made good by the next one.
         self.unfinished = os.path.join(self.opt, ".unfinished")
 
     def note(self, what: str, why: str, before: bytes | None = None, after: bytes | None = None) -> None:
@@ -56,9 +56,12 @@ class Node:
         if self.request["diff"] and after is not None:
             change["before"] = "" if before is None else before.decode("utf-8", "replace")
             change["after"] = after.decode("utf-8", "replace")
-        if not self.check and not self.changes and self.request["state"] != "absent":
-            write(self.unfinished, b"", 0o644)
         self.changes.append(change)
+
+    def begin(self) -> None:
+        """Before a change that the agent sees only after its restart."""
+        if not os.path.lexists(self.unfinished):
+            write(self.unfinished, b"", 0o644)
 
     def installed(self) -> bool:
         return read(os.path.join(self.release, ".installed")) == self.python.encode()
@@ -128,8 +131,11 @@ class Node:
                 continue
             content: bytes = contents[entry["path"]]
             self.note(entry["path"], why, read(entry["path"]), content)
-            units = units or "/systemd/" in entry["path"]
+            unit = "/systemd/" in entry["path"]
+            units = units or unit
             if not self.check:
+                if unit:
+                    self.begin()
                 write(entry["path"], content, entry["mode"])
         return units
 
@@ -142,19 +148,24 @@ class Node:
                 changed = changed or why != "mode or owner"
                 self.note(entry["path"], why, read(entry["path"]), content)
                 if not self.check:
+                    self.begin()
                     write(entry["path"], content, entry["mode"])
         return changed
 
-    def place_links(self) -> None:
+    def place_links(self) -> bool:
+        changed = False
         for path, target in self.request["links"]:
             before = link_target(path)
             if before == target:
                 continue
             if before is None and os.path.lexists(path):
                 raise Stop(f"{path}: exists and is not our link", "move it away")
+            changed = True
             self.note(path, f"link to {target}", (before or "").encode(), target.encode())
             if not self.check:
+                self.begin()
                 link(path, target)
+        return changed
 
     def apply(self) -> dict[str, Any] | None:
         """`fairlead apply`, in this very process where it already runs the wanted release."""
@@ -236,11 +247,12 @@ class Node:
         if fresh:
             self.note(self.release, f"install for Python {self.python}")
             if not self.check:
+                self.begin()
                 self.install_release()
         units = self.place_files()
         document = self.place_document()
-        self.place_links()
-        late = self.settle_units(units, restart=fresh or units or document or unfinished)
+        links = self.place_links()
+        late = self.settle_units(units, restart=fresh or units or document or links or unfinished)
         applied = self.apply()
         if not self.check:
             for verb, name in late:
