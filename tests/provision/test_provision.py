@@ -264,3 +264,9 @@ def test_connections_are_shared_where_the_admin_has_not_said_how(tmp_path: Path,
     assert said["controlpath"].startswith("/tmp/fairlead-")
     said = ssh_says(site, monkeypatch, tmp_path, "ControlMaster auto\nControlPath /own/%C\nControlPersist 5\n")
     assert (said["controlpersist"], said["controlpath"].rpartition("/")[0]) == ("5", "/own")
+
+
+def test_config_check_finds_what_a_run_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = site_with(tmp_path, 'hosts = { gpu1 = "10.0.0.1", gpu2 = "10.0.0.1" }')
+    assert main(["config", "check", site]) == 78
+    assert "one address" in capsys.readouterr().err

@@ -39,12 +39,10 @@ def _check(args: argparse.Namespace) -> ExitCode:
     if not args.file:
         raise UsageError("config check needs a FILE")
     if args.file.endswith(".toml"):
-        from fairlead.provision.inventory import all_nodes
+        from fairlead.provision.inventory import targets
 
         site = config.load_site(args.file)
-        nodes = all_nodes(site)
-        for node in nodes:
-            _resolve(site, node)
+        nodes = targets(site)
         result = {"file": args.file, "ok": True, "nodes": len(nodes), "generation": site.generation}
     else:
         document = config.load_document(args.file)
