@@ -270,3 +270,11 @@ def test_config_check_finds_what_a_run_would_refuse(tmp_path: Path, capsys: pyte
     site = site_with(tmp_path, 'hosts = { gpu1 = "10.0.0.1", gpu2 = "10.0.0.1" }')
     assert main(["config", "check", site]) == 78
     assert "one address" in capsys.readouterr().err
+
+
+def test_config_show_knows_only_declared_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = site_with(tmp_path, "")
+    assert main(["config", "show", "--site", site, "--node", "gpu2"]) == 0
+    assert main(["config", "show", "--site", site, "--node", "gpu9"]) == 64
+    assert "gpu9: not declared in" in capsys.readouterr().err
+    assert main(["config", "show", "--node", "gpu2"]) == 64
