@@ -11,6 +11,7 @@ Order: the release (unpacked beside, then renamed), files, the document, the lin
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import hashlib
 import importlib
@@ -20,6 +21,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 if "Stop" not in globals():  # on a node both parts share one namespace
@@ -35,6 +38,9 @@ if "Stop" not in globals():  # on a node both parts share one namespace
         unit_states,
         write,
     )
+
+
+LOCK_SECONDS = 30.0  # a run whose connection broke may still be at work
 
 
 class Node:
@@ -334,6 +340,34 @@ def visit(stream: BinaryIO) -> dict[str, Any]:
         raise Stop("not root on this node", "let [ansible] user be root or a user who may sudo without a password")
     os.umask(0o022)
     node = Node(request, payload)
+    with alone(request):
+        return settle(node, request, payload)
+
+
+@contextlib.contextmanager
+def alone(request: dict[str, Any]) -> Iterator[None]:
+    """One run changes this node at a time; the kernel ends the lock with the process."""
+    if request["check"] or (request["state"] == "absent" and not os.path.isdir(request["opt"])):
+        yield
+        return
+    os.makedirs(request["opt"], mode=0o755, exist_ok=True)
+    end = time.monotonic() + LOCK_SECONDS
+    lock = os.open(os.path.join(request["opt"], ".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise Stop("another fairlead provision is at work here", "run it again when that one has ended") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(lock)
+
+
+def settle(node: Node, request: dict[str, Any], payload: dict[str, Any] | None) -> dict[str, Any]:
     if request["state"] == "absent":
         node.check = request["check"]
         applied = node.absent()
