@@ -23,7 +23,7 @@ from fairlead.host import change as changing
 from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, Disruption, Layer
+from fairlead.model.change import AnyChange, Disruption, File, Layer
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
 
@@ -266,7 +266,9 @@ def _item(
     return Item(
         setting=name,
         state=state,
-        persisted="boot" if setting.volatile else ("no" if Layer.PERSISTED in left else "yes"),
+        persisted="boot"
+        if setting.volatile
+        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File) for c in rest) else "yes"),
         effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
         pending=max(pending, key=[d.value for d in Disruption].index, default=""),
         message=message,

@@ -184,3 +184,11 @@ def test_two_runs_at_once_do_not_write_the_same_files(tree: Path, monkeypatch: p
         with pytest.raises(HostError, match="another fairlead apply"):
             run(tree)
     assert run(tree).changed > 100
+
+
+def test_a_missing_nccl_conf_is_neither_persisted_nor_effective(tree: Path) -> None:
+    """NCCL reads the file when a job starts: as long as it is not there, it has no effect."""
+    (item,) = run(tree, document(nccl={}), dry_run=True).items
+    assert (item.state, item.persisted, item.effective) == ("would_change", "no", "no")
+    (item,) = run(tree, document(nccl={})).items
+    assert (item.state, item.persisted, item.effective) == ("changed", "yes", "yes")

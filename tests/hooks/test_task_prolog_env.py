@@ -11,6 +11,7 @@ from tests.hooks.stage import HOOKS, SHELLS, Ran, Stage
 from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step
 
 pytestmark = pytest.mark.root
+BATCH = {**JOB, "SLURM_JOB_GPUS": "0,1"}
 
 
 def test_environment_of_a_batch_step(stage: Stage, shell: str) -> None:
@@ -213,3 +214,15 @@ def test_hook_files_are_executable() -> None:
     for name in ("prolog", "epilog", "health-check", "task-prolog"):
         assert (HOOKS / name).stat().st_mode & 0o777 == 0o755
         assert (HOOKS / name).read_text().startswith("#!/bin/sh\n")
+
+
+@pytest.mark.parametrize("options", ["errexit", "nounset", "errexit:nounset:pipefail", "noglob", "noclobber"])
+def test_shell_options_of_the_users_do_not_fail_the_task(stage: Stage, shell: str, options: str) -> None:
+    """`set -eu; export SHELLOPTS` in a job script: bash, which is sh on many systems, takes them up in every script."""
+    lay_out(stage)
+    want = run(stage, shell, BATCH)
+    for env in (BATCH, step(4194000, 0), {}):
+        ran = run(stage, shell, {**env, "SHELLOPTS": options})
+        assert ran.rc == 0, (env, ran.err)
+        if env is BATCH:
+            assert ran.out == want.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -147,3 +148,27 @@ def test_a_hook_that_slurm_conf_names_is_not_removed(machine: Machine, name: str
     conf.write_text("#" + conf.read_text())
     machine.visit(request)
     assert not machine.hook.exists()
+
+
+def test_the_agent_is_restarted_when_an_earlier_release_comes_back(machine: Machine) -> None:
+    for release in ("1", "2"):
+        (machine.opt / release / "bin").mkdir(parents=True)
+        (machine.opt / release / ".installed").write_text("{}.{}".format(*sys.version_info[:2]))
+        (machine.opt / release / "bin/fairlead").write_text(f"#!{sys.executable}\n{APPLIED}\n")
+        (machine.opt / release / "bin/fairlead").chmod(0o755)
+    machine.visit(machine.request(release="2", links=[[f"{machine.opt}/current", "2"]]), payload=True)
+    machine.log.unlink()
+    back = machine.visit(machine.request(release="1", links=[[f"{machine.opt}/current", "1"]]))
+    assert f"restart {UNIT}" in machine.told() and back["changed"]
+
+
+def test_two_admins_at_once_do_not_build_the_same_release(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.opt.mkdir()
+    monkeypatch.setattr(on_node, "LOCK_SECONDS", 0.1, raising=False)
+    with open(machine.opt / ".lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Stop, match="another fairlead provision is at work"):
+            machine.visit(machine.request(), payload=True)
+        assert not (machine.opt / RELEASE).exists()
+    with pytest.raises(Stop, match="fairlead apply"):  # past the lock; this release has no package in it
+        machine.visit(machine.request(), payload=True)

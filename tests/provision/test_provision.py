@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairlead import config
@@ -233,3 +236,45 @@ def test_ansible_runs_whatever_the_locale_of_the_caller(
     site = site_with(tmp_path, 'hosts = { gpu1 = "127.0.0.1" }\nssh_args = "-o Port=9"', nodes="gpu1")
     assert main(["provision", "--site", site, "--check", "-q", "--json"]) == 69
     assert '"unreachable"' in capsys.readouterr().out
+
+
+def ssh_says(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config_text: str = "") -> dict[str, str]:
+    """What ssh itself makes of the options of a run."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
+    own = tmp_path / "ssh_config"
+    own.write_text(config_text)
+    ansible = msgspec.structs.replace(site.ansible, ssh_args=f"-F {own} {site.ansible.ssh_args}")
+    site = msgspec.structs.replace(site, ansible=ansible)
+    words = shlex.split(run.environment(site, tmp_path, "gpu1")["ANSIBLE_SSH_ARGS"])
+    said = subprocess.run(["ssh", *words, "-G", "gpu1"], capture_output=True, text=True, check=True).stdout
+    return dict(line.partition(" ")[::2] for line in said.splitlines())
+
+
+def test_the_sites_ssh_options_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = config.load_site(site_with(tmp_path, 'ssh_args = "-o ConnectTimeout=33 -o ControlMaster=no"'))
+    said = ssh_says(site, monkeypatch, tmp_path)
+    assert said["connecttimeout"] == "33" and said["controlmaster"] == "false"
+    assert said["batchmode"] == "yes" and int(said["serveraliveinterval"]) > 0  # a node that dies does not stop the run
+
+
+def test_connections_are_shared_where_the_admin_has_not_said_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = config.load_site(site_with(tmp_path, ""))
+    said = ssh_says(site, monkeypatch, tmp_path)
+    assert said["controlmaster"] == "auto" and said["controlpersist"] == "60"
+    assert said["controlpath"].startswith("/tmp/fairlead-")
+    said = ssh_says(site, monkeypatch, tmp_path, "ControlMaster auto\nControlPath /own/%C\nControlPersist 5\n")
+    assert (said["controlpersist"], said["controlpath"].rpartition("/")[0]) == ("5", "/own")
+
+
+def test_config_check_finds_what_a_run_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = site_with(tmp_path, 'hosts = { gpu1 = "10.0.0.1", gpu2 = "10.0.0.1" }')
+    assert main(["config", "check", site]) == 78
+    assert "one address" in capsys.readouterr().err
+
+
+def test_config_show_knows_only_declared_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = site_with(tmp_path, "")
+    assert main(["config", "show", "--site", site, "--node", "gpu2"]) == 0
+    assert main(["config", "show", "--site", site, "--node", "gpu9"]) == 64
+    assert "gpu9: not declared in" in capsys.readouterr().err
+    assert main(["config", "show", "--node", "gpu2"]) == 64

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.cli import main
 from fairlead.errors import InputMissing
 from fairlead.provision import wheels
+from fairlead.provision.bundle import release_name
 
 GLIBC = ("glibc", "2.36")
 
@@ -82,3 +84,28 @@ def test_what_is_installed_here_can_be_packed_again(name: str, tmp_path: Path) -
 def test_a_wheelhouse_that_is_not_there_is_said() -> None:
     with pytest.raises(InputMissing, match="no such wheelhouse"):
         wheels.wheelhouse("/nonexistent")
+
+
+def test_a_release_is_named_by_what_is_in_it_not_by_how_it_was_compressed() -> None:
+    """Two admin hosts whose zlib differs would install over each other otherwise."""
+    own = wheels.own_wheel()
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(own.content)) as packed, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as stored:
+        for member in packed.infolist():
+            stored.writestr(member.filename, packed.read(member))
+    other = wheels.Wheel(own.name, out.getvalue())
+    assert other.content != own.content and release_name(other, []) == release_name(own, [])
+
+
+@pytest.mark.parametrize(("name", "content"), [("fairlead-1-py3-none-any.whl", b"<html>"), ("other-1-py3-none-any.whl", None)])
+def test_what_is_no_wheel_of_ours_reaches_no_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(
+        'schema = 1\n[classes.a]\nnodes = "gpu1"\n[ansible]\nssh_args = "-o Port=9"\n[ansible.hosts]\ngpu1 = "127.0.0.1"\n'
+    )
+    wheel = tmp_path / name
+    wheel.write_bytes(wheels.own_wheel().content if content is None else content)
+    assert main(["provision", "--site", str(site), "-q", "--wheel", str(wheel)]) == 65
+    assert f"{name}: not a wheel of fairlead" in capsys.readouterr().err

@@ -30,8 +30,10 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _resolve(site: config.Site, node: str) -> tuple[config.Document, dict[str, str]]:
-    from fairlead.provision.inventory import classes_of
+    from fairlead.provision.inventory import all_nodes, classes_of
 
+    if node not in all_nodes(site):
+        raise UsageError(f"{node}: not declared in {site.file}", hint="add it to a class there")
     return config.resolve(site, node, classes_of(site, node))
 
 
@@ -39,12 +41,10 @@ def _check(args: argparse.Namespace) -> ExitCode:
     if not args.file:
         raise UsageError("config check needs a FILE")
     if args.file.endswith(".toml"):
-        from fairlead.provision.inventory import all_nodes
+        from fairlead.provision.inventory import targets
 
         site = config.load_site(args.file)
-        nodes = all_nodes(site)
-        for node in nodes:
-            _resolve(site, node)
+        nodes = targets(site)
         result = {"file": args.file, "ok": True, "nodes": len(nodes), "generation": site.generation}
     else:
         document = config.load_document(args.file)
@@ -68,6 +68,8 @@ def _show(args: argparse.Namespace) -> ExitCode:
         if not args.node:
             raise UsageError("config show --site needs --node NAME")
         document, origins = _resolve(config.load_site(args.site), args.node)
+    elif args.node:
+        raise UsageError("config show --node needs --site FILE")
     else:
         document = config.load_document(args.file or "/etc/fairlead/node.json")
     data = config.to_data(document)

@@ -57,7 +57,7 @@ def node_files() -> list[tuple[str, bytes, int]]:
 def release_name(own: Wheel, wheels: Sequence[Wheel]) -> str:
     """VERSION-DIGEST: other contents of ours, or other versions of what it needs, are another release."""
     versions = sorted({"-".join(w.name.split("-")[:2]) for w in wheels})
-    digest = hashlib.sha256("\n".join([own.sha256, *versions]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([own.record, *versions]).encode()).hexdigest()
     return f"{fairlead.__version__}-{digest[:10]}"
 
 

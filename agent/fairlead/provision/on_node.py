@@ -11,6 +11,7 @@ Order: the release (unpacked beside, then renamed), files, the document, the lin
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import hashlib
 import importlib
@@ -20,6 +21,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 if "Stop" not in globals():  # on a node both parts share one namespace
@@ -37,6 +40,9 @@ if "Stop" not in globals():  # on a node both parts share one namespace
     )
 
 
+LOCK_SECONDS = 30.0  # a run whose connection broke may still be at work
+
+
 class Node:
     """One visit: what the request wants, what was found, what was changed."""
 
@@ -48,7 +54,7 @@ class Node:
         self.opt: str = request["opt"]
         self.release = os.path.join(self.opt, request["release"])
         self.python = "{}.{}".format(*sys.version_info[:2])
-        # There from the first change to the last restart: a run that ended in between is made good by the next one.
+        # From the first change that asks for it to the restart: a run that ended in between is made good by the next one.
         self.unfinished = os.path.join(self.opt, ".unfinished")
 
     def note(self, what: str, why: str, before: bytes | None = None, after: bytes | None = None) -> None:
@@ -56,9 +62,12 @@ class Node:
         if self.request["diff"] and after is not None:
             change["before"] = "" if before is None else before.decode("utf-8", "replace")
             change["after"] = after.decode("utf-8", "replace")
-        if not self.check and not self.changes and self.request["state"] != "absent":
-            write(self.unfinished, b"", 0o644)
         self.changes.append(change)
+
+    def begin(self) -> None:
+        """Before a change that the agent sees only after its restart."""
+        if not os.path.lexists(self.unfinished):
+            write(self.unfinished, b"", 0o644)
 
     def installed(self) -> bool:
         return read(os.path.join(self.release, ".installed")) == self.python.encode()
@@ -128,8 +137,11 @@ class Node:
                 continue
             content: bytes = contents[entry["path"]]
             self.note(entry["path"], why, read(entry["path"]), content)
-            units = units or "/systemd/" in entry["path"]
+            unit = "/systemd/" in entry["path"]
+            units = units or unit
             if not self.check:
+                if unit:
+                    self.begin()
                 write(entry["path"], content, entry["mode"])
         return units
 
@@ -142,19 +154,24 @@ class Node:
                 changed = changed or why != "mode or owner"
                 self.note(entry["path"], why, read(entry["path"]), content)
                 if not self.check:
+                    self.begin()
                     write(entry["path"], content, entry["mode"])
         return changed
 
-    def place_links(self) -> None:
+    def place_links(self) -> bool:
+        changed = False
         for path, target in self.request["links"]:
             before = link_target(path)
             if before == target:
                 continue
             if before is None and os.path.lexists(path):
                 raise Stop(f"{path}: exists and is not our link", "move it away")
+            changed = True
             self.note(path, f"link to {target}", (before or "").encode(), target.encode())
             if not self.check:
+                self.begin()
                 link(path, target)
+        return changed
 
     def apply(self) -> dict[str, Any] | None:
         """`fairlead apply`, in this very process where it already runs the wanted release."""
@@ -236,11 +253,12 @@ class Node:
         if fresh:
             self.note(self.release, f"install for Python {self.python}")
             if not self.check:
+                self.begin()
                 self.install_release()
         units = self.place_files()
         document = self.place_document()
-        self.place_links()
-        late = self.settle_units(units, restart=fresh or units or document or unfinished)
+        links = self.place_links()
+        late = self.settle_units(units, restart=fresh or units or document or links or unfinished)
         applied = self.apply()
         if not self.check:
             for verb, name in late:
@@ -322,6 +340,34 @@ def visit(stream: BinaryIO) -> dict[str, Any]:
         raise Stop("not root on this node", "let [ansible] user be root or a user who may sudo without a password")
     os.umask(0o022)
     node = Node(request, payload)
+    with alone(request):
+        return settle(node, request, payload)
+
+
+@contextlib.contextmanager
+def alone(request: dict[str, Any]) -> Iterator[None]:
+    """One run changes this node at a time; the kernel ends the lock with the process."""
+    if request["check"] or (request["state"] == "absent" and not os.path.isdir(request["opt"])):
+        yield
+        return
+    os.makedirs(request["opt"], mode=0o755, exist_ok=True)
+    end = time.monotonic() + LOCK_SECONDS
+    lock = os.open(os.path.join(request["opt"], ".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise Stop("another fairlead provision is at work here", "run it again when that one has ended") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(lock)
+
+
+def settle(node: Node, request: dict[str, Any], payload: dict[str, Any] | None) -> dict[str, Any]:
     if request["state"] == "absent":
         node.check = request["check"]
         applied = node.absent()

@@ -7,7 +7,9 @@ that returns False keeps ansible-runner from it), and the documents never appear
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +22,7 @@ from msgspec import Struct
 
 from fairlead import assets
 from fairlead.config import Site
-from fairlead.errors import InputMissing, ProvisionError
+from fairlead.errors import DataError, InputMissing, ProvisionError
 from fairlead.provision import wheels
 from fairlead.provision.bundle import write_bundle
 from fairlead.provision.interrupt import interruptible
@@ -28,7 +30,9 @@ from fairlead.provision.inventory import Target, targets
 from fairlead.provision.progress import Silent, display
 from fairlead.provision.report import NodeResult, Report, node_result
 
-SSH_ARGS = "-o BatchMode=yes -o ConnectTimeout=10"  # shared connections are the business of the admin's own ssh_config
+# ssh takes the first value that it is given, so these come after the site's own. A node that dies ends its own task in a minute.
+SSH_ARGS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+_SHARED = "-o ControlMaster=auto -o ControlPersist=60"
 _PREFIX = "fairlead-provision."
 
 
@@ -53,6 +57,8 @@ def run(site: Site, options: Options) -> Report:
     if site.ansible.private_key and not os.access(site.ansible.private_key, os.R_OK):
         raise InputMissing(f"{site.ansible.private_key}: cannot be read", hint="it is [ansible] private_key of the site")
     own = wheels.read_wheel(options.wheel) if options.wheel else wheels.own_wheel()
+    if own.distribution != "fairlead":
+        raise DataError(f"{own.name}: not a wheel of fairlead", hint="--wheel takes fairlead's own; dependencies: --wheelhouse")
     results: dict[str, NodeResult] = {}
     with display(len(chosen), quiet=options.quiet) as shown:
         rest: Sequence[Target] = chosen
@@ -137,7 +143,7 @@ def _play(
                 project_dir=str(assets.directory("playbooks")),
                 playbook="site.yml",
                 inventory=str(inventory),
-                envvars=environment(site, folder),
+                envvars=environment(site, folder, chosen[0].address),
                 cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
                 event_handler=on_event,
                 settings={"suppress_env_files": True, "idle_timeout": 900, "pexpect_timeout": 1},
@@ -186,8 +192,26 @@ def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
     return "\n".join([*lines, "", "[all:vars]", *(f"{k}={v}" for k, v in common.items()), ""])
 
 
-def environment(site: Site, folder: Path) -> dict[str, str]:
-    """Ansible's settings for a run: nothing is read from or left in the caller's home."""
+def shared_connections(ssh_args: str, address: str) -> str:
+    """ssh's options that keep a connection for the next minute's run, where the admin's own configuration says nothing of it."""
+    if "control" in ssh_args.lower():
+        return ""
+    try:
+        words = ["ssh", *shlex.split(ssh_args), "-G", address]
+        said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""  # the run itself will say what is wrong
+    settings = dict(line.partition(" ")[::2] for line in said.splitlines())
+    if settings.get("controlmaster") != "false" or settings.get("controlpath", "none") != "none":
+        return ""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    home = runtime if os.path.isdir(runtime) else os.path.expanduser("~/.ssh")
+    return f"{_SHARED} -o ControlPath={home}/fairlead-%C" if os.path.isdir(home) and " " not in home and len(home) < 40 else ""
+
+
+def environment(site: Site, folder: Path, address: str) -> dict[str, str]:
+    """Ansible's settings for a run. ``address``: of any of its nodes."""
+    own = site.ansible.ssh_args
     return {
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(assets.__file__))),
@@ -196,7 +220,7 @@ def environment(site: Site, folder: Path) -> dict[str, str]:
         "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
         "ANSIBLE_FORKS": str(site.ansible.forks),
         "ANSIBLE_PIPELINING": "1",
-        "ANSIBLE_SSH_ARGS": f"{SSH_ARGS} {site.ansible.ssh_args}".strip(),
+        "ANSIBLE_SSH_ARGS": " ".join(filter(None, (own, SSH_ARGS, shared_connections(own, address)))),
         "ANSIBLE_GATHERING": "explicit",
         "ANSIBLE_INVENTORY_ENABLED": "ini",
         "ANSIBLE_RETRY_FILES_ENABLED": "0",

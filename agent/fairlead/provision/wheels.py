@@ -22,7 +22,7 @@ from msgspec import Struct
 
 import fairlead
 from fairlead import assets
-from fairlead.errors import InputMissing, ProvisionError
+from fairlead.errors import DataError, InputMissing, ProvisionError
 
 DEPENDENCIES = ("msgspec", "nvidia-ml-py", "prometheus-client")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -39,6 +39,16 @@ class Wheel(Struct, frozen=True):
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def record(self) -> str:
+        """What is in it: its RECORD, sorted, however it was compressed. Raises DataError for what is no wheel of its name."""
+        try:
+            with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
+                text = archive.read("-".join(self.name.split("-")[:2]) + ".dist-info/RECORD").decode()
+        except (zipfile.BadZipFile, KeyError, ValueError):
+            raise DataError(f"{self.name}: not a wheel of {self.distribution}", hint="build it again") from None
+        return "\n".join(sorted(text.splitlines()))
 
     @property
     def distribution(self) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from fairlead.errors import ConfigError
-from fairlead.model.change import File, Layer
+from fairlead.model.change import File
 from fairlead.model.facts import Missing, Nic, Node, PciDevice
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl.conf import Line, fault, is_ours, render
@@ -171,7 +171,8 @@ def plan(want: NcclWant, observed: Observed) -> tuple[File, ...]:
         why = f"{FILE} is missing"
     else:
         why = f"{FILE} has nothing to say on this node" if text is None else f"{FILE} differs from the node's facts"
-    return (File(setting="nccl", why=why, layer=Layer.PERSISTED, path=FILE, content=text, before=observed.file),)
+    # NCCL reads the file when a job starts: what it says is effective, not only for the next boot.
+    return (File(setting="nccl", why=why, path=FILE, content=text, before=observed.file),)
 
 
 setting = Setting(
