@@ -130,12 +130,6 @@ class Courier:
             self._look_seconds = look_seconds
             self._splay_seconds = splay_seconds
 
-    def look(self) -> None:
-        """Look at the node in Slurm now: a person says that something has changed there."""
-        with self._condition:
-            self._due = min(self._due, time.monotonic())
-            self._condition.notify()
-
     def refused(self) -> None:
         """Our prolog refused a job: Slurm has marked the node for it, if it was not drained."""
         with self._condition:
