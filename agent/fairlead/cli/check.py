@@ -12,7 +12,7 @@ from fairlead import checks, settings
 from fairlead.cli import look
 from fairlead.cli.show import print_json, state_word
 from fairlead.errors import ExitCode, UsageError
-from fairlead.model.finding import Finding, Level, worst
+from fairlead.model.finding import Level, as_data, worst
 
 SHOWN_PER_CHECK = 3
 
@@ -21,19 +21,6 @@ def register(parser: argparse.ArgumentParser) -> None:
     look.register(parser)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a check, or setting.NAME; may be repeated")
     parser.add_argument("--json", action="store_true")
-
-
-def finding_data(f: Finding) -> dict[str, object]:
-    """A finding as `check --json` and status.json show it."""
-    return {
-        "check": f.check,
-        "level": f.level.word,
-        "device": f.device,
-        "summary": f.summary,
-        "evidence": list(f.evidence),
-        "action": f.action.value,
-        "needs_history": f.needs_history,
-    }
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -48,7 +35,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     findings = sorted(judge(document, node, past, args.only), key=lambda f: (-_rank(f.level), f.check, f.device))
     level = worst(tuple(f for f in findings if not f.needs_history))
     if args.json:
-        print_json({"node": node.name, "state": level.word, "findings": [finding_data(f) for f in findings]})
+        print_json({"node": node.name, "state": level.word, "findings": [as_data(f) for f in findings]})
         return ExitCode(level)
     print(f"{node.name}: {state_word(level.word)}" + (f" (profile {document.profile})" if document.profile else ""))
     shown: dict[tuple[str, Level], int] = {}

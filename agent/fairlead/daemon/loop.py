@@ -295,7 +295,7 @@ class Loop:
             if self.standing.drained and self.evidence.is_new(self.state):
                 self.courier.look()
         before = self.board.verdict
-        verdict = self.board.say(decision.state_word, self._text(decision))
+        verdict = self.board.say(decision.state_word, status.verdict_text(decision, self.standing))
         news = before is None or (before.state, before.text) != (verdict.state, verdict.text)
         self.decision = decision
         if news:
@@ -322,19 +322,6 @@ class Loop:
             drain_check=self.standing.check,
             drain_since_seconds=self.standing.since,
         )
-
-    def _text(self, decision: Decision) -> str:
-        parts = [decision.text]
-        if decision.order is Order.DRAIN or decision.order is Order.RESUME:
-            if self.standing.error:
-                parts.append("slurmctld does not answer, tried again")
-            elif self.standing.foreign:
-                parts.append("somebody else holds the node in Slurm")
-            elif self.standing.held:
-                parts.append(f"waits: {self.standing.held}")
-        if self.standing.manual:
-            parts.append("drained by hand with `fairlead drain`")
-        return "; ".join(part for part in parts if part)
 
     def _tell(self, decision: Decision) -> None:
         """Log the change of the verdict with the findings that caused it, and keep it for `fairlead why`."""

@@ -10,22 +10,23 @@ from fairlead import __version__
 from fairlead.config import Document
 from fairlead.daemon.courier import Standing
 from fairlead.model.facts import StuckCall
-from fairlead.model.finding import Finding, Level
-from fairlead.policy import Decision
+from fairlead.model.finding import Finding, Level, as_data
+from fairlead.policy import Decision, Order
 
 
-def finding_data(finding: Finding, mode: str) -> dict[str, object]:
-    """A finding as plain data; ``mode`` of its check."""
-    return {
-        "check": finding.check,
-        "level": finding.level.word,
-        "device": finding.device,
-        "summary": finding.summary,
-        "evidence": list(finding.evidence),
-        "action": finding.action.value,
-        "needs_history": finding.needs_history,
-        "mode": mode,
-    }
+def verdict_text(decision: Decision, standing: Standing) -> str:
+    """The verdict's line: the decision's, and why Slurm does not follow it yet."""
+    parts = [decision.text]
+    if decision.order is not Order.KEEP:
+        if standing.error:
+            parts.append("slurmctld does not answer, tried again")
+        elif standing.foreign:
+            parts.append("somebody else holds the node in Slurm")
+        elif standing.held:
+            parts.append(f"waits: {standing.held}")
+    if standing.manual:
+        parts.append("drained by hand with `fairlead drain`")
+    return "; ".join(part for part in parts if part)
 
 
 def render(
@@ -49,7 +50,7 @@ def render(
         "slurm_node": document.slurm_node,
         "document": {"generation": document.generation, "profile": document.profile, "hash": document.hash},
         "sweep": sweep,
-        "findings": [finding_data(f, modes.get(f.check, "observe")) for f in findings if f.level is not Level.OK],
+        "findings": [{**as_data(f), "mode": modes.get(f.check, "observe")} for f in findings if f.level is not Level.OK],
         "held": [
             {"check": f.check, "summary": f.summary, "why": why} for f, why in zip(decision.held, decision.why_held, strict=True)
         ],

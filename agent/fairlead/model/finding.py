@@ -73,6 +73,19 @@ class Finding(Struct, frozen=True, kw_only=True):
         return f"{self.check}/{self.device}"
 
 
+def as_data(finding: Finding) -> dict[str, object]:
+    """A finding as `check --json` and status.json show it."""
+    return {
+        "check": finding.check,
+        "level": finding.level.word,
+        "device": finding.device,
+        "summary": finding.summary,
+        "evidence": list(finding.evidence),
+        "action": finding.action.value,
+        "needs_history": finding.needs_history,
+    }
+
+
 def worst(findings: tuple[Finding, ...]) -> Level:
     """The level of a node by its findings: DRAIN before UNKNOWN before WARN before OK."""
     levels = {f.level for f in findings}
