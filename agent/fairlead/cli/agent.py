@@ -1,6 +1,7 @@
 """Run the node agent in the foreground, as fairlead-agent.service does.
 
-SIGHUP reads the document again (a bad one is refused and the old one kept); SIGUSR1 asks for a fresh sweep and a look at Slurm; SIGTERM ends it.
+SIGHUP reads the document again (a bad one is refused and the old one kept); SIGUSR1 asks for a fresh sweep and a look at
+Slurm; SIGTERM ends it.
 """
 
 from __future__ import annotations
