@@ -64,7 +64,10 @@ DOCUMENTS: dict[str, tuple[Change, str]] = {
     "wrong type": (lambda d: d["agent"].update(interval_seconds="soon"), "node.json: agent.interval_seconds: Expected"),
     "list for a table": (lambda d: d.update(agent=[]), "node.json: agent: Expected"),
     "schema": (lambda d: d.update(schema=99), "node.json: schema: 99"),
-    "number of a check": (lambda d: d["checks"]["gpu_count"].update(confirm="two"), "node.json: checks.gpu_count.confirm: Expected"),
+    "number of a check": (
+        lambda d: d["checks"]["gpu_count"].update(confirm="two"),
+        "node.json: checks.gpu_count.confirm: Expected",
+    ),
     "choice": (lambda d: d["hooks"].update(on_stale="maybe"), "node.json: hooks.on_stale: "),
 }
 
@@ -79,7 +82,9 @@ def test_documents(here: Path, capsys: pytest.CaptureFixture[str], words: tuple[
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=[" ".join(w[:2]) if w[0] == "config" else w[0] for w in COMMANDS])
-@pytest.mark.parametrize("text", [b"", b'{"schema": 1,', b"[]", b"\xff\xfe\x00", b"7", b'{"schema": 1}', b"{" * 5000], ids=lambda t: repr(t[:8]))
+@pytest.mark.parametrize(
+    "text", [b"", b'{"schema": 1,', b"[]", b"\xff\xfe\x00", b"7", b'{"schema": 1}', b"{" * 5000], ids=lambda t: repr(t[:8])
+)
 def test_no_document_at_all(here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], text: bytes) -> None:
     (here / "node.json").write_bytes(text)
     code, line = told(capsys, *words)

@@ -123,7 +123,11 @@ class Ward:
     def heal(self, number: int) -> None:
         """In service, with nothing known of earlier tests: no drain, ledger, history or evidence."""
         self.run(number, "rm -f /etc/fairlead/disabled /var/lib/fairlead/hold")
-        if self.slurm(number).states == ("IDLE",) and self.verdict(number)[1] == "ok" and self.unit(number)["SubState"] == "running":
+        if (
+            self.slurm(number).states == ("IDLE",)
+            and self.verdict(number)[1] == "ok"
+            and self.unit(number)["SubState"] == "running"
+        ):
             return
         self.run(number, f"systemctl stop {AGENT}; rm -rf /var/lib/fairlead/* /run/fairlead/*")
         if "DRAIN" in self.slurm(number).states:

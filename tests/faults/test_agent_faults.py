@@ -39,7 +39,7 @@ def test_killed_at_any_moment_while_xids_arrive(ward: Ward, kills: int) -> None:
         done = ward.prolog(2)
         assert done.returncode == 0 or "Xid 79" in done.stderr, done
         if turn % 5 == 4:  # systemd brings it back by itself
-            ward.wait("restarted", lambda: int(ward.unit(2)["NRestarts"]), lambda n: n > restarts)
+            ward.wait("restarted", lambda: int(ward.unit(2)["NRestarts"]), lambda n, r=restarts: n > r)  # type: ignore[misc]
             restarts = int(ward.unit(2)["NRestarts"])
         else:
             ward.run(2, f"systemctl start --no-block {AGENT}")

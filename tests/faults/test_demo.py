@@ -40,7 +40,10 @@ def left(name: str) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes() + (process / "cgroup").read_bytes()
+            ended = (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"  # init has yet to reap it
         except OSError:
+            continue
+        if ended:
             continue
         if name.encode() in words and int(process.name) != os.getpid() and b"pytest" not in words:
             found.append(f"process {process.name}: {words!r}")

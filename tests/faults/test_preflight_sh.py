@@ -87,9 +87,10 @@ def test_a_kernel_without(tmp_path: Path, file: str, text: str, word: str) -> No
     room = f"mkdir {tmp_path}/room && mount -t tmpfs -o size=5g none {tmp_path}/room"
     # /proc/mounts is a link into the process's own folder, where nothing can be mounted: another /proc has it as a file
     if file == "/proc/mounts":
-        cover = f"mkdir -p {tmp_path}/proc/self/ns && cp /proc/filesystems {tmp_path}/proc/ && cp {tmp_path}/instead {tmp_path}/proc/mounts"
-        cover += f" && touch {tmp_path}/proc/self/ns/net {tmp_path}/proc/self/ns/cgroup && cp /proc/self/mountinfo {tmp_path}/proc/self/"
-        cover += f" && mount --bind {tmp_path}/proc /proc"
+        proc = tmp_path / "proc"
+        cover = f"mkdir -p {proc}/self/ns && cp /proc/filesystems {proc}/ && cp {tmp_path}/instead {proc}/mounts"
+        cover += f" && touch {proc}/self/ns/net {proc}/self/ns/cgroup && cp /proc/self/mountinfo {proc}/self/"
+        cover += f" && mount --bind {proc} /proc"
     else:
         cover = f"mount --bind {tmp_path}/instead {file}"
     code, told = preflight(tmp_path, f"{room} && {cover}", FAIRLEAD_LAB_DIR=f"{tmp_path}/room")
