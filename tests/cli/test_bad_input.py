@@ -22,8 +22,9 @@ Change = Callable[[dict[str, Any]], object]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one good document, good.json."""
+    """A folder with one good document, good.json, and an empty tree."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "tree").mkdir()
     (tmp_path / "good.json").write_bytes(config.encode_document(config.profile_document("n1", "hgx-h100")))
     return tmp_path
 
@@ -107,6 +108,7 @@ def test_missing_and_unreadable_documents(here: Path, capsys: pytest.CaptureFixt
         (("config", "profiles", "hgx-h1000"), 66, "profile 'hgx-h1000': no such profile"),
         (("topology", "--root", TREE, "--profile", "x/../y"), 66, "profile 'x/../y': no such profile"),
         (("check", "--root", "none"), 66, "none: no machine tree"),
+        (("apply", "--root", "none", "--document", "good.json"), 66, "none: no such tree"),
         (("topology", "--root", "none"), 66, "none: no machine tree"),
         (("snapshot", "--root", "none", "out"), 66, "none: no machine tree"),
         (("snapshot", "--root", TREE, "."), 64, ".: is there already"),
