@@ -18,6 +18,7 @@ COMMANDS = {
     "status": "the agent's verdict on this node, and its age",
     "why": "the story behind a node's state: finding, evidence, rule, what to do next",
     "explain": "what a check, a setting or an Xid means",
+    "xid": "decode the Xid and SXid lines of a kernel log",
     "topology": "GPUs, NICs, NUMA nodes and the paths between them",
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",

@@ -1,30 +1,53 @@
-"""Kernel messages out of log files: the stamp and prefix of each common form taken off, the message left."""
+"""Kernel messages out of log files: the stamp and prefix of each common form taken off, the message left.
+
+A record of /dev/kmsg or dmesg that names a facility other than the kernel was written by a program: it is none of the
+kernel's messages. In a syslog file the word ``kernel:`` is all there is to go by, and any user can write it (logger -t).
+"""
 
 from __future__ import annotations
 
 import re
 
+_ISO = r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z)"
+_STAMP = r"\[ *\d+\.\d+(?: < *\d+\.\d+>)?\](?:\[ *[TC]\d+\])? "
+_CTIME = r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}\] "
 _FORMS = tuple(
     re.compile(form)
     for form in (
-        r"\d{1,6},\d{1,20},\d{1,20},[^;]{0,40};",  # /dev/kmsg
-        r"<\d{1,4}>\[ *\d+\.\d+\](?:\[ *[TC]\d+\])? ",  # pstore, serial console
-        r"\[ *\d+\.\d+\](?:\[ *[TC]\d+\])? ",  # dmesg
-        r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}\] ",  # dmesg -T
-        r"[a-z0-9]+ *:[a-z]+ *: \d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z) ",  # dmesg -x --time-format iso
-        r"[a-z0-9]+ *:[a-z]+ *: \[[^\]]{1,40}\] ",  # dmesg -x
-        r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z) \S{1,255} kernel: (?:\[ *\d+\.\d+\] )?",  # journalctl -o short-iso
-        r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z) ",  # dmesg --time-format iso
-        r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \S{1,255} kernel: (?:\[ *\d+\.\d+\] )?",  # syslog
+        r"(?P<priority>\d{1,6}),\d{1,20},\d{1,20}(?P<escaped>(?:,[^;]{0,80})?;)",  # /dev/kmsg
+        rf"<(?P<priority>\d{{1,6}})>(?:{_STAMP})?",  # dmesg -r, pstore, serial console
+        rf"{_STAMP}(?:[\w.-]{{1,255}} kernel: )?",  # dmesg, dmesg -d; journalctl -o short-monotonic
+        _CTIME,  # dmesg -T
+        r"\[(?:[A-Z][a-z]{2} ?\d+ \d\d:\d\d| *[+<] *\d+\.\d+>?)\] ",  # dmesg -e, -H, -d without time
+        rf"(?P<facility>[a-z0-9]+) *:[a-z]+ *: (?:{_ISO} |\[[^\]]{{1,40}}\] )",  # dmesg -x
+        rf"{_ISO} \S{{1,255}} kernel: (?:{_STAMP})?",  # journalctl -o short-iso, RFC 5424 stamps
+        rf"{_ISO} ",  # dmesg --time-format iso
+        rf"[A-Z][a-z]{{2}} +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S{{1,255}} kernel: (?:{_STAMP})?",  # syslog, journalctl
+        rf"[A-Z][a-z]{{2}} \d{{4}}-\d\d-\d\d [0-9:.]+ \S{{1,10}} \S{{1,255}} kernel: (?:{_STAMP})?",  # -o short-full
+        rf"\d+\.\d+ \S{{1,255}} kernel: (?:{_STAMP})?",  # journalctl -o short-unix
     )
 )
+_ESCAPES = re.compile(r"(?:\\x[0-9a-fA-F]{2})+")
+
+
+def _unescaped(text: str) -> str:
+    """/dev/kmsg writes what is not printable, and the backslash, as \\xNN (Documentation/ABI/testing/dev-kmsg)."""
+    return _ESCAPES.sub(lambda m: bytes.fromhex(m[0].replace("\\x", "")).decode("utf-8", "replace"), text)
 
 
 def message(line: str) -> str:
-    """The kernel's message in one line of a log, or the line itself when it has no known prefix."""
+    """The kernel's message in one line of a log, or the line itself when it has no known prefix.
+
+    "" for a record that says of itself that a program, not the kernel, wrote it (priority = facility * 8 + level).
+    """
     line = line.rstrip("\r\n")
     for form in _FORMS:
         match = form.match(line)
         if match:
-            return line[match.end() :]
+            said = match.groupdict()
+            foreign = int(said.get("priority") or 0) >> 3 or (said.get("facility") or "kern") != "kern"
+            if foreign:
+                return ""
+            text = line[match.end() :]
+            return _unescaped(text) if said.get("escaped") else text
     return line

@@ -1,0 +1,122 @@
+"""Decode the Xid, SXid and "fallen off the bus" lines of a kernel log: what each means and what to do.
+
+fairlead xid decode FILE     a saved dmesg, journal, syslog or /dev/kmsg; - reads standard input as it comes:
+                             journalctl -k -f | fairlead xid decode - --json
+
+Process names are shown as the log has them: this is the reader's own log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from fairlead.errors import ExitCode, HostError, InputMissing
+from fairlead.xid.decode import Decoded, decode
+from fairlead.xid.log import message
+
+LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
+# What a line must hold to be of interest, looked for before anything dearer is done with it.
+_WORTH = re.compile(rb"NVRM|nvidia-nvswitch|fallen off the bus|Linux version |-- (?:Boot|Reboot) ")
+_HEAD = ("line", "kind", "code", "pci", "mig", "pid", "process", "action", "service", "caused_by", "blames", "text")
+_WIDTHS = (6, 8, 5, 12, 4, 7, 15, 15, 15, 9, 11, 0)  # fixed, so that a line is printed when it is read
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["decode"], help="decode: one row (or object) per recognised line")
+    parser.add_argument("file", metavar="FILE", help="a kernel log; - for standard input")
+    parser.add_argument("--json", action="store_true", help="one JSON object per recognised line")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    if args.file == "-":
+        if sys.stdin is None:
+            raise InputMissing("standard input is closed")
+        _print_all(sys.stdin.buffer, "standard input", as_json=args.json)
+        return ExitCode.OK
+    with _open(args.file) as file:
+        _print_all(file, args.file, as_json=args.json)
+    return ExitCode.OK
+
+
+def _open(path: str) -> BinaryIO:
+    """The file, for reading. Raises InputMissing when it is not there, is a folder or may not be read."""
+    try:
+        return open(path, "rb", buffering=1 << 16)
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        hint = "read it as root, or pipe it in: fairlead xid decode -" if isinstance(e, PermissionError) else ""
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}", hint=hint) from None
+
+
+def _print_all(source: BinaryIO, name: str, *, as_json: bool) -> None:
+    live = not _is_regular(source)
+    found = 0
+    for record in decode(_texts(source, name)):
+        if not found and not as_json:
+            _print_line(_row(_HEAD))
+        found += 1
+        _print_line(json.dumps(msgspec.to_builtins(record)) if as_json else _row(_cells(record)), flush=live)
+    if not found and not as_json:
+        print(f"{name}: no Xid, SXid or bus loss in it", file=sys.stderr)
+
+
+def _is_regular(source: BinaryIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(source.fileno()).st_mode)
+    except OSError:  # no descriptor: a program gave us its own stream
+        return False
+
+
+def _texts(source: BinaryIO, name: str) -> Iterator[str]:
+    """The kernel's message of each line; "" for a line that cannot be of interest."""
+    while line := _read_line(source, name):
+        yield message(line.decode("utf-8", "replace")) if _WORTH.search(line) else ""
+
+
+def _read_line(source: BinaryIO, name: str) -> bytes:
+    """One line, of a longer one its first LINE_MAX bytes; b"" at the end."""
+    first = rest = _read_part(source, name)
+    while len(rest) == LINE_MAX and not rest.endswith(b"\n"):
+        rest = _read_part(source, name)
+    return first
+
+
+def _read_part(source: BinaryIO, name: str) -> bytes:
+    while True:
+        try:
+            return source.readline(LINE_MAX)
+        except OSError as e:
+            if e.errno != errno.EPIPE:  # from /dev/kmsg: the ring buffer has overrun the reader, who goes on with what is left
+                raise HostError(f"{name}: {e.strerror or e}") from None
+            print(f"{name}: records were lost to a ring buffer overrun", file=sys.stderr)
+
+
+def _cells(record: Decoded) -> tuple[str, ...]:
+    mig = "-" if record.mig is None else str(record.mig.gi) if record.mig.ci is None else f"{record.mig.gi}/{record.mig.ci}"
+    values = {**msgspec.to_builtins(record), "mig": mig}
+    return tuple("-" if values[key] in (None, "") else str(values[key]) for key in _HEAD)
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return "  ".join(_plain(cell).ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def _plain(text: str) -> str:
+    """The text without what steers a terminal: a process name can hold any byte."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _print_line(text: str, *, flush: bool = False) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=flush)

@@ -1,0 +1,126 @@
+"""A whole log decoded: one object per recognised record, and for each Xid 45 the fault that it follows.
+
+The cause of a 45 is what the driver prints ("caused by previous Xid N"), else the latest Xid of the same GPU and, under
+MIG, of the same instance. A fault of an application's own ends that application's channels only: where both lines name a
+process, it must be the same one. Xids that only record what was done about a fault (63, 64, 154) are named where nothing
+else is. A boot starts afresh. Order counts, not time: many logs have no stamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from fairlead.model.finding import Action, Service
+from fairlead.xid.catalogue import look_up
+from fairlead.xid.line import Kind, XidLine, read
+from fairlead.xid.meaning import meaning
+
+CONSEQUENCE = 45
+RECORDS = frozenset({63, 64, 154})
+NO_CAUSE = frozenset({CONSEQUENCE, 162})  # 162 is good news
+REMEMBER = 256  # faults per log, the latest of each GPU, instance and process
+BOOT = ("Linux version ", "-- Boot ", "-- Reboot --")  # the kernel's first record; journalctl's mark between boots
+
+
+class Instance(Struct, frozen=True):
+    """A MIG instance. ci is None where the driver names the GPU instance alone."""
+
+    gi: int
+    ci: int | None
+
+
+class Decoded(Struct, frozen=True, kw_only=True):
+    """One record. line counts from 1; pci is "" where the line does not say it; process and text are as printed.
+
+    action and service are the catalogue's, or what the line itself says where that wins. blames: of a 45, its cause's.
+    """
+
+    line: int
+    kind: Kind
+    code: int
+    pci: str
+    mig: Instance | None
+    pid: int | None
+    process: str | None
+    action: Action
+    service: Service
+    caused_by: int | None
+    blames: str
+    text: str
+
+
+class _Faults:
+    """The latest faults of this boot, per GPU, instance and process."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[str, int | None, int | None, int | None, bool], XidLine] = {}
+
+    def forget(self) -> None:
+        self._latest.clear()
+
+    def note(self, line: XidLine) -> None:
+        if not line.pci or line.kind is Kind.SXID or line.code in NO_CAUSE:
+            return
+        key = (line.pci, line.gi, line.ci, line.pid, line.code in RECORDS)
+        self._latest.pop(key, None)
+        self._latest[key] = line
+        if len(self._latest) > REMEMBER:
+            del self._latest[next(iter(self._latest))]
+
+    def cause(self, line: XidLine) -> XidLine | None:
+        """The latest fault that can have led to this line; records of a fault only where there is no fault."""
+        record = None
+        for fault in reversed(self._latest.values()):
+            if _can_cause(fault, line):
+                if fault.code not in RECORDS:
+                    return fault
+                record = record or fault
+        return record
+
+
+def _can_cause(fault: XidLine, line: XidLine) -> bool:
+    if fault.pci != line.pci:
+        return False
+    if None not in (fault.gi, line.gi) and fault.gi != line.gi:
+        return False
+    if None not in (fault.ci, line.ci) and fault.ci != line.ci:
+        return False
+    own = None not in (fault.pid, line.pid) and meaning(fault).blames == "application"
+    return not own or fault.pid == line.pid
+
+
+def decode(texts: Iterable[str]) -> Iterator[Decoded]:
+    """All recognised records of a log, in order and as they come. ``texts`` are messages without stamps (xid.log)."""
+    faults = _Faults()
+
+    def watched() -> Iterator[str]:
+        for text in texts:
+            if text.startswith(BOOT):
+                faults.forget()
+            yield text
+
+    for place, line in read(watched()):
+        means = meaning(line)
+        caused_by, blames = line.caused_by, means.blames
+        if line.kind is Kind.XID and line.code == CONSEQUENCE:
+            if caused_by is not None:
+                blames = look_up(caused_by).blames
+            elif (cause := faults.cause(line)) is not None:
+                caused_by, blames = cause.code, meaning(cause).blames
+        faults.note(line)
+        yield Decoded(
+            line=place + 1,
+            kind=line.kind,
+            code=line.code,
+            pci=line.pci,
+            mig=None if line.gi is None else Instance(line.gi, line.ci),
+            pid=line.pid,
+            process=line.process,
+            action=means.action,
+            service=means.service,
+            caused_by=caused_by,
+            blames=blames,
+            text=line.text,
+        )
