@@ -73,6 +73,8 @@ def completion() -> str:
         extra = {
             "explain": ["xid", "setting", *checks.load(), *settings.load()],
             "config": ["check", "show", "schema", "profiles"],
+            "xid": ["decode"],
+            "env": ["explain", "list"],
         }
         out.append(f'      {name}) words="{" ".join([*options, *extra.get(name, [])])}" ;;')
     out += [
