@@ -229,6 +229,7 @@ class Loop:
             self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
             gc.collect()
             gc.freeze()
+            gc.set_threshold(20000, 20, 50)  # what a sweep makes goes by its reference counts
         return True
 
     def _kernel(self) -> None:

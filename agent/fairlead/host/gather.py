@@ -16,7 +16,7 @@ T = TypeVar("T")
 SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
 CPU_SECONDS = 600.0
 _NVIDIA = 0x10DE
-_GLOB_MAX = 32  # more files than that (one per CPU) are read on thorough looks only
+_GLOB_MAX = 8  # more files than that (one per CPU, per IOMMU group) are read on thorough looks only
 
 
 class Gatherer:
@@ -42,6 +42,8 @@ class Gatherer:
         self._module: str | Missing = ""
         self._texts: dict[str, str | Missing | None] = {}
         self._globs: dict[str, tuple[str, ...]] = {}
+        self._stamps: dict[str, tuple[int, ...] | None] = {}
+        self._processes = process.Found(root)
 
     def gather(self, nvml: Mapping[str, Any] | Missing | None, *, stuck: StuckCall | None = None) -> Node:
         """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked."""
@@ -91,7 +93,16 @@ class Gatherer:
             paths = self._globs.get(pattern, (pattern,))
             if thorough or len(paths) <= _GLOB_MAX:
                 for path in paths:
-                    self._texts[path] = process.read_text(self._root, path)
+                    self._read(path, thorough)
+
+    def _read(self, path: str, thorough: bool) -> None:
+        """A file on a disk is read again when it was written, and on thorough looks; /proc and /sys always."""
+        if not path.startswith(("/proc/", "/sys/")):
+            stamp = self._root.stamp(path)
+            if not thorough and stamp is not None and path in self._texts and self._stamps.get(path) == stamp:
+                return
+            self._stamps[path] = stamp
+        self._texts[path] = process.read_text(self._root, path, self._processes, search=thorough)
 
 
 def gather(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
 
 
+@lru_cache(maxsize=1024)  # the same few addresses at every sweep
 def normal_address(text: str) -> str:
     """A PCI address as fairlead writes it, "0000:1b:00.0", from NVML's "00000000:1B:00.0" and the like.
 

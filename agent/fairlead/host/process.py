@@ -14,15 +14,33 @@ def find(root: Root, name: str) -> int | None:
     return None
 
 
-def read_text(root: Root, path: str) -> str | Missing | None:
+class Found:
+    """Processes by name, remembered: a walk through /proc costs what the node has in processes, a look at one does not."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._pids: dict[str, int | None] = {}
+
+    def pid(self, name: str, *, search: bool) -> int | None:
+        """The process called ``name``: the one known, while it is there; else one that is searched, where ``search``
+        allows it or a known one has just gone."""
+        known = self._pids.get(name)
+        if known is not None and self._root.read_text(f"/proc/{known}/comm") == f"{name}\n":
+            return known
+        if search or known is not None or name not in self._pids:
+            self._pids[name] = find(self._root, name)
+        return self._pids[name]
+
+
+def read_text(root: Root, path: str, found: Found | None = None, *, search: bool = True) -> str | Missing | None:
     """The text of a file. ``/proc/@NAME/FILE`` is that file of the process called NAME, None when none runs.
 
-    A machine tree has it under that very name; a live machine is searched.
+    A machine tree has it under that very name; a live machine is searched (see ``Found`` for looking again and again).
     """
     if not root.is_live or not path.startswith("/proc/@"):
         return root.read_text(path)
     name, _, file = path.removeprefix("/proc/@").partition("/")
-    pid = find(root, name)
+    pid = find(root, name) if found is None else found.pid(name, search=search)
     return None if pid is None else root.read_text(f"/proc/{pid}/{file}")
 
 

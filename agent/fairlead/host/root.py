@@ -144,6 +144,17 @@ class Root:
         except OSError as e:
             return None if e.errno in (*_ABSENT, errno.EINVAL) else _failed(path, e)
 
+    def stamp(self, path: str) -> tuple[int, ...] | None:
+        """What changes when a file on a disk is written: inode, size and times; (0,) for no file, None for "cannot say".
+
+        Worth nothing for /proc and /sys, whose values change under the same stamp.
+        """
+        try:
+            info = os.stat(self.join(path))
+        except OSError as e:
+            return (0,) if e.errno in _ABSENT else None
+        return (info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
     def exists(self, path: str) -> bool:
         """Whether there is something at ``path`` that can be looked at."""
         return os.path.lexists(self.join(path))
