@@ -18,6 +18,7 @@ from fairlead.cli.show import print_json
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.rules import hold_of
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
+from fairlead.host.change import write_file
 
 STATE_DIR = "/var/lib/fairlead"
 RUN_DIR = "/run/fairlead"
@@ -58,15 +59,9 @@ def run(args: argparse.Namespace) -> ExitCode:
             wake_agent()
             print("hold released; the agent acts again at its next sweep")
             return ExitCode.OK
-        os.makedirs(args.state_dir, mode=0o755, exist_ok=True)
         who = os.environ.get("SUDO_USER") or "root"
         record = {"who": who, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "reason": args.reason}
-        temporary = f"{path}.{os.getpid()}"
-        with open(temporary, "wb") as f:
-            f.write(msgspec.json.encode(record))
-            f.flush()
-            os.fsync(f.fileno())
-        os.rename(temporary, path)
+        write_file(path, msgspec.json.encode(record))
         with Ledger(args.state_dir, args.run_dir, node="").locked():
             pass  # what the agent had begun is over; what it begins from now on sees the hold
         wake_agent()
