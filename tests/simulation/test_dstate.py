@@ -58,12 +58,19 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    """Wait for a condition for at most 20 s."""
+def until(condition: Callable[[], bool], stays_seconds: float = 0.0) -> bool:
+    """Wait for a condition, that holds for ``stays_seconds``, for at most 20 s."""
     end = time.monotonic() + 20
-    while not condition() and time.monotonic() < end:
+    since = None
+    while time.monotonic() < end:
+        if not condition():
+            since = None
+        else:
+            since = since or time.monotonic()
+            if time.monotonic() - since >= stays_seconds:
+                return True
         time.sleep(0.01)
-    return condition()
+    return False
 
 
 def test_a_call_sleeps_uninterruptibly_until_the_thaw(machine, tmp_path):
@@ -73,7 +80,8 @@ def test_a_call_sleeps_uninterruptibly_until_the_thaw(machine, tmp_path):
         enter = ["nsenter", "--mount", f"--target={keeper}", sys.executable, "-c"]
         with subprocess.Popen([*enter, code], env=machine.environment) as client:
             try:
-                assert until(lambda: client.poll() is not None or state(client.pid) == "D"), state(client.pid)
+                # D for a moment is a page of the interpreter that comes from the disk
+                assert until(lambda: client.poll() is not None or state(client.pid) == "D", 0.3), state(client.pid)
                 assert client.poll() is None
                 client.send_signal(signal.SIGKILL)
                 time.sleep(0.3)
