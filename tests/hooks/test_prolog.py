@@ -4,6 +4,8 @@ unless the site says so."""
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -221,7 +223,13 @@ def test_the_fork_limit_bites(stage: Stage, shell: str) -> None:
 
 def test_shellcheck() -> None:
     hooks = [str(HOOKS / name) for name in ("prolog", "epilog", "health-check", "task-prolog") if (HOOKS / name).exists()]
-    done = subprocess.run(["shellcheck", "-s", "sh", *hooks], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("shellcheck")), "-s", "sh", *hooks],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
