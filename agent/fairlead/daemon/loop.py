@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fairlead import __version__, checks
 from fairlead.config import Document, load_document
@@ -37,9 +36,6 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order, decide
-
-if TYPE_CHECKING:
-    from fairlead.daemon.metrics import View
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
@@ -86,7 +82,7 @@ class Loop:
         self.jobs = job_records.Jobs()
         self.sweeps = self.woken = 0
         self._told: dict[str, str] = {}
-        self._asked_at = self._sweep_seconds = self._sweep_unix = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_unix = 0.0
         self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
@@ -221,8 +217,8 @@ class Loop:
             self.history.save_samples()
             if self.senses.follower is not None:
                 self.history.save_cursor(self.senses.follower.cursor)
-        self._sweep_seconds = time.monotonic() - self._asked_at
-        self._sweep_unix = time.time()
+        self.sweep_seconds = time.monotonic() - self._asked_at
+        self.sweep_unix = time.time()
         self._decide(findings, None)
         self.board.facts(node)
         if self.sweeps == 1:
@@ -339,7 +335,7 @@ class Loop:
         if news or moment >= self._status_at:
             self._status_at = moment + STATUS_SECONDS
             modes = {name: policy.mode.value for name, policy in self.policies.items()}
-            sweep = {"boot_seconds": boottime(), "seconds": self._sweep_seconds, "count": self.sweeps}
+            sweep = {"boot_seconds": boottime(), "seconds": self.sweep_seconds, "count": self.sweeps}
             self.board.status(
                 status.render(
                     self.document,
@@ -355,33 +351,6 @@ class Loop:
                 )
             )
         if news or self.board.due():
-            self.board.metrics(self._view(decision))
+            from fairlead.daemon.view import view_of
 
-    def _view(self, decision: Decision) -> View:
-        from fairlead.daemon.metrics import View
-
-        follower, worker, verdict = self.senses.follower, self.senses.worker, self.board.verdict
-        return View(
-            version=__version__,
-            generation=self.document.generation,
-            profile=self.document.profile,
-            state=verdict.state if verdict else State.UNKNOWN,
-            sequence=verdict.sequence if verdict else 0,
-            sweep_unix=self._sweep_unix,
-            sweep_seconds=self._sweep_seconds,
-            expires_unix=time.time() + (verdict.expires - boottime() if verdict else 0),
-            checks=tuple((name, policy.mode.value) for name, policy in sorted(self.policies.items())),
-            findings=self.findings,
-            held=decision.held,
-            drained=self.standing.drained,
-            over_budget=self.standing.over_budget,
-            slurm_up=not self.standing.error,
-            sweeps=self.sweeps,
-            records=self.woken,
-            overruns=follower.overruns if follower else 0,
-            worker_crashes=worker.crashes if worker else 0,
-            worker_stuck=bool(self.node and self.node.stuck),
-            history_ok=not self.history.trouble,
-            jobs=len(self.jobs.running),
-            node=self.node,
-        )
+            self.board.metrics(view_of(self, decision))
