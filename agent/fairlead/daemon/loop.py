@@ -320,6 +320,7 @@ class Loop:
             over_budget=self.standing.over_budget,
             full_sweep=full_sweep,
             serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
+            gpus=frozenset(g.pci for g in gpus),
             job=next(iter(self.jobs.running)) if len(self.jobs.running) == 1 else None,
             drain_check=self.standing.check,
             drain_since_seconds=self.standing.since,
