@@ -63,18 +63,15 @@ _RECORD = re.compile(r"#[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}:(\d+)")  # a
 def line(entry: Entry) -> str:
     """One entry as one line: when, who and from where, what, why, and the outcome where there is more to it than done."""
     place = " from ".join(filter(None, (entry.tty.removeprefix("/dev/"), entry.client)))
-    who = entry.who + (f" ({place})" if place else "")
-    args = " ".join(f"{key}={value}" for key, value in entry.args.items() if key not in ("for", "request"))
-    for_whom = f" for {entry.args['for']}" if entry.args.get("for") else ""
     outcome = "" if entry.outcome == "done" else entry.outcome
     if entry.outcome == ASKED:
         outcome = "no outcome: the command was ended before it was done"
     result = ": ".join(filter(None, (outcome, entry.detail)))
-    why = f' "{entry.why}"' if entry.why else ""
-    return (
-        f"{local(entry.unix)}  {who}: {entry.what}{for_whom}"
-        + (f" {args}" if args else "")
-        + why
-        + (f" -> {result}" * bool(result))
-    )
-    return _RECORD.sub(r" (kernel record \1)", text)
+    words = [
+        f"{local(entry.unix)}  {entry.who}{f' ({place})' if place else ''}: {entry.what}",
+        f"for {entry.args['for']}" if entry.args.get("for") else "",
+        *(f"{key}={value}" for key, value in entry.args.items() if key not in ("for", "request")),
+        f'"{entry.why}"' if entry.why else "",
+        f"-> {result}" if result else "",
+    ]
+    return _RECORD.sub(r" (kernel record \1)", " ".join(filter(None, words)))

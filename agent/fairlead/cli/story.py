@@ -15,14 +15,15 @@ from fairlead.cli.times import local
 from fairlead.policy.ownership import normalise, parse, strip_suffixes
 
 Table = Mapping[str, Any]
-SHOWN = 8
+SHOWN = 12
+_IN_THE_TRAIL = ("drained", "not drained by us", "acknowledged", "acknowledgement undone", "closed as repaired")
 OURS, MANUAL, ORPHAN, UNASKED, FOREIGN, DOWN, FREE = "ours", "manual", "orphan", "unasked", "foreign", "down", "free"
 #: What NVIDIA's actions (model.finding.Action) mean at the keyboard. `nvidia-smi --gpu-reset`: nvidia-smi(1), needs an idle
 #: GPU; `scontrol reboot`: scontrol(1).
 _DO = {
     "restart_app": "the job has to be started again; the node is fine",
     "reset_gpu": "when no job is on the GPU: `nvidia-smi --gpu-reset -i {device}`, or reboot the node",
-    "reboot_node": "reboot the node: `scontrol reboot ASAP {node}`; the drain stays over the reboot",
+    "reboot_node": "reboot the node, by itself or with `scontrol reboot {node}` where RebootProgram is set",
     "check_fabric": "look at the NVLink fabric: `nvidia-smi nvlink --status`, fabricmanager's log, the switches",
     "check_hardware": "look at the hardware: seating, power, cables; `fairlead topology` shows where {device} sits",
     "update_software": "update the driver or firmware (`fairlead provision`)",
@@ -61,7 +62,7 @@ def story(node: str, agent: Table, slurm: Table | None, audit: Sequence[object] 
         *_agent(agent, status),
         *(f"next:     {step}" for step in steps(node, agent, slurm, whose)),
         *_holds(status),
-        *_findings(node, status),
+        *_findings(status),
         *_known(status),
         *_troubles(status),
         *_past(status, audit, shown),
@@ -170,7 +171,7 @@ def _acknowledged(status: Table) -> set[str]:
     return set(status.get("acknowledged", []))
 
 
-def _findings(node: str, status: Table) -> Iterator[str]:
+def _findings(status: Table) -> Iterator[str]:
     known = _acknowledged(status)
     for f in status.get("findings", []):
         yield f"finding:  {f['check']}: {f['summary']}"
@@ -181,7 +182,7 @@ def _findings(node: str, status: Table) -> Iterator[str]:
         if f.get("id") in known:
             yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
         elif f.get("action", "none") != "none":
-            yield f"  do:       {f['action']}: {_do(node, f)}"
+            yield f"  do:       {f['action']} (NVIDIA's word; `fairlead explain {f['check']}`)"
         yield from _device(f, status)
 
 
@@ -236,7 +237,11 @@ def _troubles(status: Table) -> Iterator[str]:
 
 
 def _past(status: Table, audit: Sequence[object], shown: int) -> Iterator[str]:
+    """What people and the agent did, and how the verdict changed, in one order of time."""
     entries = [e for e in map(from_data, audit) if e is not None]
-    yield from (f"audit:    {line(e)}" for e in entries[len(entries) - min(shown, len(entries)) :])
-    for event in status.get("history", [])[-SHOWN:]:
-        yield f"history:  {local(event.get('unix_seconds', 0))}  {event.get('event', '')} {event.get('text', '')}".rstrip()
+    told = [(e.unix, line(e)) for e in entries]
+    for event in status.get("history", []):
+        name, unix = event.get("event", ""), event.get("unix_seconds", 0)
+        if not entries or name not in _IN_THE_TRAIL:
+            told.append((unix, f"{local(unix)}  {name} {event.get('text', '')}".rstrip()))
+    yield from (f"past:     {text}" for _, text in sorted(told)[len(told) - min(shown, len(told)) :])

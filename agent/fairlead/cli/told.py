@@ -74,7 +74,13 @@ def ask(state_dir: str, run_dir: str, request: Request) -> str:
         return "the agent does not run: it takes this up when it starts"
     deadline = time.monotonic() + WAIT_SECONDS
     while os.path.exists(path):
+        if request.id in read_status(run_dir).get("requests", []):
+            return (
+                "taken up"
+                if not os.path.exists(path)
+                else "taken up; kept in the spool too, until the agent's history is on disk"
+            )
         if time.monotonic() > deadline:
             return "the agent has not taken it up yet: it does with its next sweep"
         time.sleep(0.02)
-    return "taken up" if not os.path.exists(path + ".bad") else "the agent refused it: its log says why"
+    return "the agent refused it: its log says why" if os.path.exists(path + ".bad") else "taken up"

@@ -90,5 +90,5 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json({"node": name, "slurm": slurm, "agent": agent, "audit": audit})
     else:
         print(name)
-        print("\n".join(f"  {line}" for line in story(name, agent, slurm, audit, shown=len(audit) if args.history else SHOWN)))
+        print("\n".join(f"  {line}" for line in story(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)))
     return ExitCode.OK

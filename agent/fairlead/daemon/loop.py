@@ -205,7 +205,7 @@ class Loop:
     def _start_sweep(self) -> None:
         asked = self.requests.take(self.state, self.history, self.senses.boot_id)
         if asked is not self.state:
-            self.state = asked
+            self.state, self._status_at = asked, 0.0
             if self.decision is not None:
                 self._decide((), frozenset())
         now = time.monotonic()

@@ -78,6 +78,7 @@ def remembered(state: PolicyState) -> dict[str, object]:
     return {
         "standing": [{"id": identity(f), "check": f.check, "device": f.device, "summary": f.summary} for f in bad],
         "acknowledged": list(state.acknowledged),
+        "requests": list(state.requests[-50:]),
         "strikes": {device: list(times) for device, times in state.strikes.items()},
     }
 
