@@ -118,6 +118,7 @@ class Loop:
             signal.signal(number, lambda got, frame: self._signals.add(got))
         if self.courier is not None and not once:
             transitions.catch_up(self.trail, self.standing)
+            self._look_at_jobs()  # a refusal that an earlier agent left: known before the first look at slurmctld
             self.courier.start()
         try:
             self._kernel()
@@ -270,7 +271,8 @@ class Loop:
             self.courier.refused()
         if found.ended:
             self._next_sweep = min(self._next_sweep, time.monotonic())  # as it is after a job, not during it
-        job_records.forget(folder, found.ended | (found.refused & self.jobs.refused))
+        told = found.refused & self.jobs.refused
+        job_records.forget(folder, found.ended | (told if self.courier is None or not self.courier.refusal_pending else set()))
         if found.running != self.jobs.running:
             self.board.hurry()
         self.jobs = found
@@ -301,13 +303,16 @@ class Loop:
             self.findings = findings
         else:
             self.findings = (*(f for f in self.findings if f.check not in ran), *findings)
-        decision = decide(findings, self.policies, self.state, self._now(full_sweep=ran is None), self.document.policy, ran=ran)
+        now = self._now(full_sweep=ran is None)
+        decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
         self.state = decision.state
         self.history.save_state(decision.state)
         if self.courier is not None:
             kind = decision.order.value
+            fit = decision.state_word in (State.OK, State.WARN) and not decision.counted and not now.over_budget
             drain = Want(kind=kind, check=decision.reason_check, summary=decision.reason_summary, job=decision.job)
-            self.courier.want(drain if decision.order is Order.DRAIN else Want(kind=kind))
+            other = Want(kind=kind, fit=fit and decision.order is Order.KEEP and not now.applying)
+            self.courier.want(drain if decision.order is Order.DRAIN else other)
             if self.standing.drained and self.evidence.is_new(self.state):
                 self.courier.look()
         before = self.board.verdict
