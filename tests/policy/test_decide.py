@@ -323,7 +323,11 @@ def test_worse_findings_never_give_a_better_verdict(
     less = history[-1]
     moment = now(20, drained=drained, job_running=job)
     mild, harsh = decide(less, CHECKS, state, moment, RULES), decide([*less, *more], CHECKS, state, moment, RULES)
-    assert WORDS[harsh.state_word] >= WORDS[mild.state_word]
+    # what was "just readable again" and is found bad now is known: a warning until slurmctld has drained, or held as one
+    known = any(
+        mild.state.tracks[f.key].level is Level.UNKNOWN for f in (*harsh.counted, *harsh.held) if f.key in mild.state.tracks
+    )
+    assert WORDS[harsh.state_word] >= WORDS[mild.state_word] or known
     assert RANKS[harsh.level] >= RANKS[mild.level]
     assert not (harsh.order is Order.RESUME and mild.order is not Order.RESUME)
     assert not (mild.order is Order.DRAIN and harsh.order is not Order.DRAIN)

@@ -72,3 +72,7 @@ def policy_for(name: str, checks: dict[str, CheckPolicy]) -> CheckPolicy:
     if known is not None:
         return known
     return CheckPolicy(mode=Mode.ENFORCE if name.startswith(SETTING_PREFIX) else Mode.OBSERVE)
+
+
+def enforced(name: str, policies: dict[str, CheckPolicy], rules: Rules) -> bool:
+    return rules.mode is Mode.ENFORCE and policy_for(name, policies).mode is Mode.ENFORCE
