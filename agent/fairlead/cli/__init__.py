@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": "what a check, a setting or an Xid means",
     "xid": "decode the Xid and SXid lines of a kernel log",
     "topology": "GPUs, NICs, NUMA nodes and the paths between them",
+    "bind": "which CPUs, memory and NICs each task should have",
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",
     "apply": "make this node what its document says",
