@@ -22,6 +22,7 @@ COMMANDS = {
     "lint": "harmful settings in job scripts and nccl.conf",
     "nccl": "read outputs of nccl-tests",
     "topology": "GPUs, NICs, NUMA nodes and the paths between them",
+    "bind": "which CPUs, memory and NICs each task should have",
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",
     "apply": "make this node what its document says",
