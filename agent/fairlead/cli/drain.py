@@ -11,12 +11,13 @@ import subprocess
 
 from fairlead import config
 from fairlead.cli.show import print_json
-from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
+from fairlead.daemon.drain import Drain, Outcome, Result, finish
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.root import Root
+from fairlead.policy.ownership import MANUAL
 
 DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 

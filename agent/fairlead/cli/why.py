@@ -19,6 +19,12 @@ from fairlead.cli.show import age_text, print_json, state_word
 from fairlead.errors import ExitCode, FairleadError, InputMissing
 
 SSH_SECONDS = 15
+#: What a person does about a rule across nodes that holds a drain (docs/explanation/many-nodes-at-once.md).
+LIMITS = {
+    "budget": "repair and resume nodes that are out, or raise the budget (policy.budget_*)",
+    "common_cause": "one cause: mend it and resume the drained nodes; many broken nodes: drain this one with `fairlead drain`",
+    "suspect_job": "look at the job, which goes on; if this node is broken whatever runs there, drain it with `fairlead drain`",
+}
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +130,8 @@ def story(agent: dict[str, Any], slurm: dict[str, Any] | None) -> list[str]:
         if f.get("action", "none") != "none":
             lines.append(f"  do:     {f['action']} (`fairlead explain {f['check']}`)")
     lines += [f"held:     {f['check']}: {f['summary']} ({f.get('why', '')})" for f in status.get("held", [])]
+    if limit := status.get("slurm", {}).get("limit"):
+        lines.append(f"limit:    {limit['kind']} {limit['name']}: {LIMITS.get(limit['kind'], LIMITS['budget'])}")
     if hold := status.get("hold"):
         lines.append(f"hold:     {hold.get('who')} since {hold.get('when')}: {hold.get('reason')}")
     if stuck := status.get("worker", {}).get("stuck"):

@@ -16,27 +16,32 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.daemon import log
-from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
+from fairlead.daemon.drain import CONTEST_SECONDS, Drain, Outcome, Result, Steps, finish
 from fairlead.daemon.ledger import Phase
 from fairlead.errors import FairleadError
+from fairlead.policy.fleet import Hold
+from fairlead.policy.ownership import MANUAL
 
 BACKOFF_MAX_SECONDS = 60.0
+BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason."""
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``."""
 
     kind: str = "keep"
     check: str = ""
     summary: str = ""
     job: int | None = None
+    certain: bool = False
 
 
 class Standing(Struct, frozen=True, kw_only=True):
     """What is known of this node in Slurm.
 
     reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
-    over_budget: the partition, for a while after it had no room. error: slurmctld's last refusal or silence.
+    over_budget: the rule across nodes that left no room, in one line, for a while after it was asked; limit: the same as
+    data. error: slurmctld's last refusal or silence.
     acknowledged: how many drains of ours a person has resumed. manual: a person drained it through fairlead.
     looks: how often our drain was seen standing. check, since: of our own drain, what it is for and when it was begun
     (Unix time in seconds).
@@ -47,12 +52,18 @@ class Standing(Struct, frozen=True, kw_only=True):
     held: str = ""
     foreign: bool = False
     over_budget: str = ""
+    limit: Hold | None = None
     error: str = ""
     acknowledged: int = 0
     manual: bool = False
     looks: int = 0
     check: str = ""
     since: float = 0.0
+
+    @property
+    def suspicion(self) -> str:
+        """``over_budget`` where common cause or a suspect job is what holds."""
+        return self.over_budget if self.limit is not None and self.limit.kind.suspicion else ""
 
 
 class Courier:
@@ -98,6 +109,11 @@ class Courier:
     def fileno(self) -> int:
         return self._reader
 
+    @property
+    def topology(self) -> str:
+        """What is known of slurmctld's topology, in one line."""
+        return self._drain.fleet.topology
+
     def take(self) -> Standing:
         """The standing now; empties the pipe."""
         try:
@@ -118,6 +134,8 @@ class Courier:
                     self._not_before = 0.0
                 if self._standing.held:
                     self._set(replace(self._standing, held="", foreign=False))
+            if want.certain and (limit := self._standing.limit) is not None and limit.kind.suspicion:
+                self._set(replace(self._standing, over_budget="", limit=None))  # it does not hold what is certain
             changed = want != self._want
             self._want = want
             if changed:
@@ -126,6 +144,7 @@ class Courier:
     def change(self, drain: Drain, *, splay_seconds: float, look_seconds: float) -> None:
         """Go on with another drain protocol (a reloaded document)."""
         with self._condition:
+            drain.fleet.follow(self._drain.fleet)
             self._drain = drain
             self._look_seconds = look_seconds
             self._splay_seconds = splay_seconds
@@ -146,7 +165,7 @@ class Courier:
     def _next(self) -> float:
         """When something is to be done next (CLOCK_MONOTONIC seconds)."""
         standing = self._standing
-        times = [self._due]
+        times = [self._due, self._drain.fleet.due]
         if standing.over_budget:
             times.append(self._budget_until)
         elif (self._want.kind == "drain" and not standing.drained and not self._untold) or (
@@ -163,9 +182,12 @@ class Courier:
                 if self._stop:
                     return
                 if self._standing.over_budget and time.monotonic() >= self._budget_until:
-                    self._set(replace(self._standing, over_budget=""))  # the policy orders again, if it still stands
+                    self._set(replace(self._standing, over_budget="", limit=None))  # the policy orders again, if it still stands
                     continue
                 want, standing, refused, drain = self._want, self._standing, self._refused, self._drain
+            if drain.fleet.due <= time.monotonic():
+                drain.fleet.refresh()
+                continue
             try:
                 result = self._attempt(drain, want, standing, refused)
             except FairleadError as e:
@@ -186,11 +208,14 @@ class Courier:
             if want.kind == "drain" and not standing.drained and self._taken:
                 return finish(drain.look(prolog_refused=refused))  # lifted, it is acknowledged like ours, not drained again
             if want.kind == "drain" and not standing.drained and not self._untold:
-                return finish(drain.drain(want.check, want.summary, job=want.job, prolog_refused=refused))
+                return finish(self._order(drain, want, refused))
             if looks:
                 return finish(drain.look(prolog_refused=refused))
         self._asked = False
         return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
+
+    def _order(self, drain: Drain, want: Want, refused: bool) -> Steps:
+        return drain.drain(want.check, want.summary, job=want.job, certain=want.certain, prolog_refused=refused)
 
     def _failed(self, error: str) -> None:
         with self._condition:
@@ -226,6 +251,7 @@ class Courier:
                 held=held if want.kind != "keep" else "",
                 foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and want.kind != "keep",
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
+                limit=result.limit if outcome is Outcome.OVER_BUDGET else None,
                 acknowledged=before.acknowledged + acknowledged,
                 looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
                 manual=bool(entry and entry.token.check == MANUAL),
@@ -240,8 +266,10 @@ class Courier:
             if self._taken:
                 self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
             if outcome is Outcome.OVER_BUDGET:
-                self._squeezed = min(self._squeezed + 1, 6)
-                self._budget_until = now + min(BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                self._squeezed = min(self._squeezed + 1, 8)
+                self._budget_until = now + min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+            elif outcome is Outcome.CONTESTED:  # settled by a look, whatever is wanted then
+                self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
             else:
                 self._squeezed = 0
             if not drained:

@@ -291,7 +291,8 @@ class Loop:
         self.history.save_state(decision.state)
         if self.courier is not None:
             kind = decision.order.value
-            drain = Want(kind=kind, check=decision.reason_check, summary=decision.reason_summary, job=decision.job)
+            said = {"check": decision.reason_check, "summary": decision.reason_summary}
+            drain = Want(kind=kind, job=decision.job, certain=decision.certain, **said)
             self.courier.want(drain if decision.order is Order.DRAIN else Want(kind=kind))
             if self.standing.drained and self.evidence.is_new(self.state):
                 self.courier.look()
@@ -316,7 +317,8 @@ class Loop:
             drained=self.standing.drained,
             hold=hold_of(agent.state_dir) is not None,
             disabled=self.root.exists(DISABLED),
-            over_budget=self.standing.over_budget,
+            over_budget="" if self.standing.suspicion else self.standing.over_budget,
+            suspicion=self.standing.suspicion,
             full_sweep=full_sweep,
             serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
             job=next(iter(self.jobs.running)) if len(self.jobs.running) == 1 else None,
@@ -351,6 +353,7 @@ class Loop:
                     stuck=self.node.stuck if self.node else None,
                     hold=hold_of(self.document.agent.state_dir),
                     history=self.history.events(),
+                    topology=self.courier.topology if self.courier is not None else "",
                     trouble=[t for t in (self.history.trouble, self.ledger.trouble, *self.board.trouble.values()) if t],
                 )
             )
@@ -374,7 +377,7 @@ class Loop:
             findings=self.findings,
             held=decision.held,
             drained=self.standing.drained,
-            over_budget=self.standing.over_budget,
+            limit=self.standing.limit,
             slurm_up=not self.standing.error,
             sweeps=self.sweeps,
             records=self.woken,

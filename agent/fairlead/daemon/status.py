@@ -40,6 +40,7 @@ def render(
     stuck: StuckCall | None,
     hold: Mapping[str, str] | None,
     history: Sequence[Mapping[str, object]],
+    topology: str,
     trouble: Sequence[str],
 ) -> bytes:
     """The whole file as JSON."""
@@ -56,7 +57,13 @@ def render(
         ],
         "drain": {"reason": standing.reason} if standing.drained else None,
         "hold": hold,
-        "slurm": {"error": standing.error, "held": standing.held, "over_budget": standing.over_budget},
+        "slurm": {
+            "error": standing.error,
+            "held": standing.held,
+            "over_budget": standing.over_budget,
+            "limit": {"kind": limit.kind.value, "name": limit.name} if (limit := standing.limit) is not None else None,
+            "topology": topology,
+        },
         "worker": {"stuck": msgspec.to_builtins(stuck) if stuck is not None else None},
         "history": list(history),
         "trouble": list(trouble),

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
+from fairlead.policy.fleet import certain
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, policy_for
 from fairlead.policy.state import Now, PolicyState, Track, identity, rank
 from fairlead.policy.words import Order, line, summary, weight
@@ -25,8 +26,9 @@ class Decision(Struct, frozen=True, kw_only=True):
     """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
 
     reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame.
-    counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits: the drain is
-    decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told to Slurm.
+    certain: the device is gone for any job (``policy.fleet``). counted: findings that drain. held: findings at DRAIN that
+    do not; why_held: one line for each. waits: the drain is decided but waits for the job's end. text: the verdict's
+    line. state: to be saved before anything is told to Slurm.
     """
 
     order: Order
@@ -37,6 +39,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     reason_check: str = ""
     reason_summary: str = ""
     job: int | None = None
+    certain: bool = False
     counted: tuple[Finding, ...] = ()
     held: tuple[Finding, ...] = ()
     why_held: tuple[str, ...] = ()
@@ -126,7 +129,8 @@ def _advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now:
         confirmed = (is_bad and sum(window) >= policy.confirm) or track.level is Level.DRAIN
         level = Level.DRAIN if confirmed else max(track.level, Level.WARN, key=rank)
         since = now.wall_seconds if confirmed and track.level is not Level.DRAIN else track.since_seconds
-        return Track(level=level, window=window, bad=bad, found=found, since_seconds=since)
+        job = now.job if {identity(f) for f in bad} - {identity(f) for f in track.bad} else track.job
+        return Track(level=level, window=window, bad=bad, found=found, since_seconds=since, job=job)
     if rank(raw) >= rank(track.level):
         return replace(track, level=raw, window=window, clean=0, floor=Level.OK, found=found, bad=())
     if raw is Level.UNKNOWN or _stands(track, now):  # neither "cannot be read" nor a log cut short is getting better
@@ -206,9 +210,7 @@ def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules
         return "held by an admin"
     if now.applying and (name.startswith(SETTING_PREFIX) or name in DRIVER_CHECKS):
         return "apply or maintenance is running"
-    if now.over_budget:
-        return f"drain budget of partition {now.over_budget} is used up"
-    return ""
+    return now.over_budget
 
 
 def _conclude(
@@ -229,8 +231,8 @@ def _conclude(
         why = _why_not(name, policies, now, rules)
         if track.level is Level.DRAIN:
             for finding in track.bad:
-                if why:
-                    held.append((finding, why))
+                if held_by := why or ("" if certain(finding) else now.suspicion):
+                    held.append((finding, held_by))
                 elif _waits(finding, track, now, rules):
                     waiting.append(finding)
                 else:
@@ -274,7 +276,8 @@ def _conclude(
         state=replace(state, drained_for=_drained_for(state, drains, order, now)),
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
-        job=now.job,
+        job=state.tracks[top[0].key].job if top else None,
+        certain=any(certain(f) for f in counted),
         counted=drains,
         held=tuple(f for f, _ in held),
         why_held=tuple(why for _, why in held),
