@@ -19,6 +19,7 @@ COMMANDS = {
     "why": "the story behind a node's state: finding, evidence, rule, what to do next",
     "explain": "what a check, a setting or an Xid means",
     "xid": "decode the Xid and SXid lines of a kernel log",
+    "nccl": "read outputs of nccl-tests",
     "topology": "GPUs, NICs, NUMA nodes and the paths between them",
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",

@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 from fairlead.daemon import log
 from fairlead.daemon.drain import CONTEST_SECONDS, Drain, Outcome, Result, Steps, finish
 from fairlead.daemon.ledger import Phase
+from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
 from fairlead.policy.fleet import Hold
 from fairlead.policy.ownership import MANUAL
@@ -27,13 +29,15 @@ BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``."""
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``fit``: jobs
+    may run here, so Slurm's mark for a job that our prolog refused is to go."""
 
     kind: str = "keep"
     check: str = ""
     summary: str = ""
     job: int | None = None
     certain: bool = False
+    fit: bool = False
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -76,7 +80,7 @@ class Courier:
         self._condition = threading.Condition()
         self._want = Want()
         self._stop = False
-        self._refused = False
+        self._refusal = Refusal()
         self._asked = False  # the last attempt spoke to slurmctld
         self._taken = False  # a person has put a drain of their own in place of ours
         self._untold = False  # that it was lifted is not known yet to whoever gives the orders
@@ -137,6 +141,8 @@ class Courier:
             if want.certain and (limit := self._standing.limit) is not None and limit.kind.suspicion:
                 self._set(replace(self._standing, over_budget="", limit=None))  # it does not hold what is certain
             changed = want != self._want
+            if changed and want.fit:
+                self._refusal.hurry(time.monotonic())
             self._want = want
             if changed:
                 self._condition.notify()
@@ -150,11 +156,16 @@ class Courier:
             self._splay_seconds = splay_seconds
 
     def refused(self) -> None:
-        """Our prolog refused a job: Slurm has marked the node for it, if it was not drained."""
+        """Our prolog refused a job: Slurm marks the node for it, if it is not drained."""
         with self._condition:
-            self._refused = True
-            self._due = min(self._due, time.monotonic())
+            self._refusal.begin(time.monotonic(), time.time())
             self._condition.notify()
+
+    @property
+    def refusal_pending(self) -> bool:
+        """Whether Slurm's mark for a refused job may still come or stand; the job's record is kept until then."""
+        with self._condition:
+            return self._refusal.pending
 
     def look(self) -> None:
         """Somebody has changed the ledger (`fairlead drain` or `resume`): read what stands now."""
@@ -165,7 +176,7 @@ class Courier:
     def _next(self) -> float:
         """When something is to be done next (CLOCK_MONOTONIC seconds)."""
         standing = self._standing
-        times = [self._due, self._drain.fleet.due]
+        times = [self._due, self._refusal.due, self._drain.fleet.due]
         if standing.over_budget:
             times.append(self._budget_until)
         elif (self._want.kind == "drain" and not standing.drained and not self._untold) or (
@@ -184,33 +195,38 @@ class Courier:
                 if self._standing.over_budget and time.monotonic() >= self._budget_until:
                     self._set(replace(self._standing, over_budget="", limit=None))  # the policy orders again, if it still stands
                     continue
-                want, standing, refused, drain = self._want, self._standing, self._refused, self._drain
-            if drain.fleet.due <= time.monotonic():
+                want, standing, drain = self._want, self._standing, self._drain
+                refused_since = self._refusal.since if self._refusal.pending else None
+                began = time.monotonic()
+                marks = began >= self._refusal.due
+            if drain.fleet.due <= began:
                 drain.fleet.refresh()
                 continue
             try:
-                result = self._attempt(drain, want, standing, refused)
+                result = self._attempt(drain, want, standing, refused_since, marks=marks)
             except FairleadError as e:
                 self._failed(str(e))
             except Exception as e:  # a bug here must not silence the thread: say it and try again
                 self._failed(f"{type(e).__name__}: {e}")
             else:
-                self._done(result, want)
+                self._done(result, want, began)
 
-    def _attempt(self, drain: Drain, want: Want, standing: Standing, refused: bool) -> Result:
-        looks = time.monotonic() >= self._due
+    def _attempt(self, drain: Drain, want: Want, standing: Standing, refused_since: float | None, *, marks: bool) -> Result:
+        refused = refused_since is not None
+        look = partial(drain.look, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
+        looks = marks or time.monotonic() >= self._due
         self._asked = True
         if want.kind == "drain" and not standing.drained:
             time.sleep(random.uniform(0, self._splay_seconds))  # not with the lock: people's commands wait for that
         with drain.ledger.locked():
-            if want.kind == "resume" and standing.drained and not standing.manual:
+            if want.kind == "resume" and standing.drained and not standing.manual and not marks:
                 return finish(drain.resume())
             if want.kind == "drain" and not standing.drained and self._taken:
-                return finish(drain.look(prolog_refused=refused))  # lifted, it is acknowledged like ours, not drained again
+                return finish(look())  # lifted, it is acknowledged like ours, not drained again
             if want.kind == "drain" and not standing.drained and not self._untold:
                 return finish(self._order(drain, want, refused))
             if looks:
-                return finish(drain.look(prolog_refused=refused))
+                return finish(look())
         self._asked = False
         return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
 
@@ -227,7 +243,7 @@ class Courier:
             self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
             self._set(replace(self._standing, error=error))
 
-    def _done(self, result: Result, want: Want) -> None:
+    def _done(self, result: Result, want: Want, began: float) -> None:
         now = time.monotonic()
         outcome = result.outcome
         with self._condition:
@@ -240,8 +256,9 @@ class Courier:
             entry = self._drain.ledger.load()
             drained = entry is not None and entry.phase is not Phase.DRAINING
             stood = (before.drained or self._taken) and self._asked
-            acknowledged = outcome is Outcome.ACKNOWLEDGED or (stood and outcome is Outcome.FREE)
-            self._untold = self._untold or (self._taken and acknowledged)
+            # Slurm's mark comes only on a node that is not drained: somebody had lifted what stood before.
+            acknowledged = outcome is Outcome.ACKNOWLEDGED or (stood and (outcome is Outcome.FREE or result.marked))
+            self._untold = self._untold or acknowledged
             if self._asked:
                 self._taken = stood and outcome in (Outcome.FOREIGN, Outcome.ORPHAN)
             held = result.detail if outcome in (Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN) else ""
@@ -272,13 +289,15 @@ class Courier:
                 self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
             else:
                 self._squeezed = 0
-            if not drained:
-                self._refused = False
+            if self._asked and self._refusal.pending and self._refusal.began <= began:
+                settled = outcome in (Outcome.DRAINED, Outcome.RESUMED)
+                again = self._look_seconds * random.uniform(0.8, 1.2) if want.fit else float("inf")
+                self._refusal.looked(now, marked=result.marked, settled=settled, again_seconds=again)
             if (before.drained, before.held, before.over_budget) != (
                 after.drained,
                 after.held,
                 after.over_budget,
-            ) or acknowledged:
+            ) or (acknowledged or outcome is Outcome.RESUMED):
                 log.line(
                     log.WARNING if outcome is not Outcome.RESUMED else log.NOTICE,
                     f"slurm {outcome.value}",

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fairlead import __version__, checks
 from fairlead.config import Document, load_document
@@ -37,9 +36,6 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order, decide
-
-if TYPE_CHECKING:
-    from fairlead.daemon.metrics import View
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
@@ -86,7 +82,7 @@ class Loop:
         self.jobs = job_records.Jobs()
         self.sweeps = self.woken = 0
         self._told: dict[str, str] = {}
-        self._asked_at = self._sweep_seconds = self._sweep_unix = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_unix = 0.0
         self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
@@ -111,6 +107,7 @@ class Loop:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda got, frame: self._signals.add(got))
         if self.courier is not None and not once:
+            self._look_at_jobs()  # a refusal that an earlier agent left: known before the first look at slurmctld
             self.courier.start()
         try:
             self._kernel()
@@ -221,8 +218,8 @@ class Loop:
             self.history.save_samples()
             if self.senses.follower is not None:
                 self.history.save_cursor(self.senses.follower.cursor)
-        self._sweep_seconds = time.monotonic() - self._asked_at
-        self._sweep_unix = time.time()
+        self.sweep_seconds = time.monotonic() - self._asked_at
+        self.sweep_unix = time.time()
         self._decide(findings, None)
         self.board.facts(node)
         if self.sweeps == 1:
@@ -256,7 +253,8 @@ class Loop:
             self.courier.refused()
         if found.ended:
             self._next_sweep = min(self._next_sweep, time.monotonic())  # as it is after a job, not during it
-        job_records.forget(folder, found.ended | (found.refused & self.jobs.refused))
+        told = found.refused & self.jobs.refused
+        job_records.forget(folder, found.ended | (told if self.courier is None or not self.courier.refusal_pending else set()))
         if found.running != self.jobs.running:
             self.board.hurry()
         self.jobs = found
@@ -286,14 +284,18 @@ class Loop:
             self.findings = findings
         else:
             self.findings = (*(f for f in self.findings if f.check not in ran), *findings)
-        decision = decide(findings, self.policies, self.state, self._now(full_sweep=ran is None), self.document.policy, ran=ran)
+        now = self._now(full_sweep=ran is None)
+        decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
         self.state = decision.state
         self.history.save_state(decision.state)
         if self.courier is not None:
             kind = decision.order.value
-            said = {"check": decision.reason_check, "summary": decision.reason_summary}
-            drain = Want(kind=kind, job=decision.job, certain=decision.certain, **said)
-            self.courier.want(drain if decision.order is Order.DRAIN else Want(kind=kind))
+            room = not (now.over_budget or now.suspicion)
+            fit = decision.state_word in (State.OK, State.WARN) and not decision.counted and room
+            words, certain = decision.reason_summary, decision.certain
+            drain = Want(kind=kind, check=decision.reason_check, summary=words, job=decision.job, certain=certain)
+            other = Want(kind=kind, fit=fit and decision.order is Order.KEEP and not now.applying)
+            self.courier.want(drain if decision.order is Order.DRAIN else other)
             if self.standing.drained and self.evidence.is_new(self.state):
                 self.courier.look()
         before = self.board.verdict
@@ -341,7 +343,7 @@ class Loop:
         if news or moment >= self._status_at:
             self._status_at = moment + STATUS_SECONDS
             modes = {name: policy.mode.value for name, policy in self.policies.items()}
-            sweep = {"boot_seconds": boottime(), "seconds": self._sweep_seconds, "count": self.sweeps}
+            sweep = {"boot_seconds": boottime(), "seconds": self.sweep_seconds, "count": self.sweeps}
             self.board.status(
                 status.render(
                     self.document,
@@ -358,33 +360,6 @@ class Loop:
                 )
             )
         if news or self.board.due():
-            self.board.metrics(self._view(decision))
+            from fairlead.daemon.view import view_of
 
-    def _view(self, decision: Decision) -> View:
-        from fairlead.daemon.metrics import View
-
-        follower, worker, verdict = self.senses.follower, self.senses.worker, self.board.verdict
-        return View(
-            version=__version__,
-            generation=self.document.generation,
-            profile=self.document.profile,
-            state=verdict.state if verdict else State.UNKNOWN,
-            sequence=verdict.sequence if verdict else 0,
-            sweep_unix=self._sweep_unix,
-            sweep_seconds=self._sweep_seconds,
-            expires_unix=time.time() + (verdict.expires - boottime() if verdict else 0),
-            checks=tuple((name, policy.mode.value) for name, policy in sorted(self.policies.items())),
-            findings=self.findings,
-            held=decision.held,
-            drained=self.standing.drained,
-            limit=self.standing.limit,
-            slurm_up=not self.standing.error,
-            sweeps=self.sweeps,
-            records=self.woken,
-            overruns=follower.overruns if follower else 0,
-            worker_crashes=worker.crashes if worker else 0,
-            worker_stuck=bool(self.node and self.node.stuck),
-            history_ok=not self.history.trouble,
-            jobs=len(self.jobs.running),
-            node=self.node,
-        )
+            self.board.metrics(view_of(self, decision))

@@ -67,13 +67,28 @@ class Track(Struct, frozen=True, kw_only=True):
     job: int | None = None
 
 
+class Repair(Struct, frozen=True, kw_only=True):
+    """A person said that these are repaired: what was read of them before does not count again.
+
+    devices: names of one device (PCI address, GPU serial). everything: the whole node. boot_id, sequence, boot_seconds:
+    the boot it was said in, the last kernel record then, and CLOCK_BOOTTIME (samples up to then are of the past).
+    """
+
+    boot_id: str
+    sequence: int
+    boot_seconds: float
+    devices: tuple[str, ...] = ()
+    everything: bool = False
+
+
 class PolicyState(Struct, frozen=True, kw_only=True):
     """Everything remembered. Encodes with msgspec; an empty one is a safe start.
 
     acknowledged: identities of evidence that a person has dealt with. ran: checks that have run in this boot.
     clean_sweeps: sweeps in a row without anything that would drain. strikes: times of day of drains by GPU serial.
     drained_for: (check/device) keys of the drain that stands or is ordered; they must be well before a resume, whatever
-    their check's mode has become meanwhile.
+    their check's mode has become meanwhile. repairs: said in this boot. requests: the last ones of people that are
+    contained in this state: one that is read again after a crash changes nothing.
     """
 
     boot_id: str = ""
@@ -83,6 +98,8 @@ class PolicyState(Struct, frozen=True, kw_only=True):
     clean_sweeps: int = 0
     strikes: dict[str, tuple[float, ...]] = field(default_factory=dict)
     drained_for: frozenset[str] = frozenset()
+    repairs: tuple[Repair, ...] = ()
+    requests: tuple[str, ...] = ()
 
 
 def identity(finding: Finding) -> str:
@@ -90,14 +107,24 @@ def identity(finding: Finding) -> str:
     return f"{finding.key}#{finding.evidence_id or finding.summary}"
 
 
+def standing(state: PolicyState) -> tuple[Finding, ...]:
+    """Every finding that is remembered as standing, at any level, each once."""
+    return tuple({identity(f): f for track in state.tracks.values() for f in (*track.bad, *track.found)}.values())
+
+
 def acknowledge(state: PolicyState, findings: Iterable[Finding] | None = None) -> PolicyState:
     """The state after a person said "I know": these findings (None: all that stand) do not drain any more.
 
     Only new evidence counts again: another kernel record, another counter value, or the same thing after it had gone.
     """
-    covered = tuple(findings) if findings is not None else tuple(f for t in state.tracks.values() for f in (*t.bad, *t.found))
+    covered = tuple(findings) if findings is not None else standing(state)
+    return acknowledge_evidence(state, (identity(f) for f in covered))
+
+
+def acknowledge_evidence(state: PolicyState, identities: Iterable[str]) -> PolicyState:
+    """``acknowledge`` for evidence by its name (see ``identity``)."""
     known = dict.fromkeys(state.acknowledged)
-    known.update(dict.fromkeys(identity(f) for f in covered))
+    known.update(dict.fromkeys(identities))
     names = frozenset(known)
     tracks = {}
     for key, track in state.tracks.items():
