@@ -41,7 +41,8 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
         confirmed = (is_bad and sum(window) >= policy.confirm) or track.level is Level.DRAIN
         level = Level.DRAIN if confirmed else max(track.level, Level.WARN, key=rank)
         since = now.wall_seconds if confirmed and track.level is not Level.DRAIN else track.since_seconds
-        return Track(level=level, window=window, bad=bad, found=found, since_seconds=since)
+        job = now.job if {identity(f) for f in bad} - {identity(f) for f in track.bad} else track.job
+        return Track(level=level, window=window, bad=bad, found=found, since_seconds=since, job=job)
     if rank(raw) >= rank(track.level):
         return replace(track, level=raw, window=window, clean=0, floor=Level.OK, found=found, bad=())
     if raw is Level.UNKNOWN or _stands(track, now):  # neither "cannot be read" nor a log cut short is getting better
