@@ -74,7 +74,8 @@ def test_a_certain_finding_drains_at_once_and_the_word_waits_for_slurmctld() -> 
     [
         ({"hold": True}, "held by an admin"),
         ({"disabled": True}, "fairlead is disabled on this node"),
-        ({"over_budget": "gpu"}, "drain budget of partition gpu is used up"),
+        ({"over_budget": "drain budget of partition gpu is used up"}, "drain budget of partition gpu is used up"),
+        ({"suspicion": "job 7 is the suspect"}, "job 7 is the suspect"),
     ],
 )
 def test_what_holds_a_drain_makes_it_a_warning(change: dict[str, object], why: str) -> None:

@@ -19,6 +19,7 @@ from fairlead import __version__, checks
 from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, status, transitions
+from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
 from fairlead.daemon.drain import Drain
@@ -27,15 +28,18 @@ from fairlead.daemon.history import History
 from fairlead.daemon.judge import judge
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.notify import Notify
+from fairlead.daemon.requests import Requests
 from fairlead.daemon.rules import applying, barred, drain_protocol, hold_of, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
 from fairlead.host.clock import boottime
 from fairlead.host.root import Root
+from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order, decide
+from fairlead.policy.request import since_repair
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
@@ -64,6 +68,8 @@ class Loop:
         except OSError as e:
             log.line(log.ERROR, "no state directory", error=f"{state_dir}: {e.strerror}")
         self.senses = Senses(document, root)
+        self.trail = Trail(state_dir, document.agent.run_dir)
+        self.requests = Requests(state_dir, document.agent.run_dir, self.trail)
         self.history = History(state_dir, self.senses.boot_id)
         self.board = Board(document)
         self.ledger = Ledger(state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root))
@@ -89,7 +95,11 @@ class Loop:
         self.senses.follow(document, self.history.cursor())
 
     def _protocol(self, document: Document) -> Drain:
-        return drain_protocol(document, self.ledger, barred=partial(barred, document.agent.state_dir, self.root.join(DISABLED)))
+        return drain_protocol(
+            document,
+            self.ledger,
+            barred=partial(barred, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED)),
+        )
 
     def _take_up(self, document: Document) -> None:
         self.document = document
@@ -107,6 +117,7 @@ class Loop:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda got, frame: self._signals.add(got))
         if self.courier is not None and not once:
+            transitions.catch_up(self.trail, self.standing)
             self._look_at_jobs()  # a refusal that an earlier agent left: known before the first look at slurmctld
             self.courier.start()
         try:
@@ -193,6 +204,11 @@ class Loop:
     # -- sources ---------------------------------------------------------------------------------
 
     def _start_sweep(self) -> None:
+        asked = self.requests.take(self.state, self.history, self.senses.boot_id)
+        if asked is not self.state:
+            self.state, self._status_at = asked, 0.0
+            if self.decision is not None:
+                self._decide((), frozenset())
         now = time.monotonic()
         self._asked_at = now
         self._next_sweep = now + self.document.agent.interval_seconds * random.uniform(0.95, 1.05)
@@ -206,8 +222,7 @@ class Loop:
         self.node = node
         self.sweeps += 1
         seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else boottime()
-        past = self.history.past()
-        findings = judge(self.document, node, past)
+        findings = judge(self.document, node, self._past())
         for name, check in checks.load().items():
             if check.samples is not None and self.document.checks[name].enabled:
                 self.history.add_samples(seconds, check.samples(node))
@@ -243,7 +258,10 @@ class Loop:
         self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
         if self.node is not None:
             woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
-            self._decide(judge(self.document, self.node, self.history.past(), woken), woken)
+            self._decide(judge(self.document, self.node, self._past(), woken), woken)
+
+    def _past(self) -> Past:
+        return since_repair(self.history.past(), self.state.repairs, self.senses.boot_id)
 
     def _look_at_jobs(self) -> None:
         folder = f"{self.document.agent.run_dir}/jobs"
@@ -275,6 +293,7 @@ class Loop:
         if standing.drained != before.drained:
             self.history.event("drained" if standing.drained else "not drained by us", standing.reason or before.reason)
         self._decide((), frozenset())
+        transitions.slurm(self.trail, before, standing)
 
     # -- the decision ----------------------------------------------------------------------------
 
@@ -290,8 +309,10 @@ class Loop:
         self.history.save_state(decision.state)
         if self.courier is not None:
             kind = decision.order.value
-            fit = decision.state_word in (State.OK, State.WARN) and not decision.counted and not now.over_budget
-            drain = Want(kind=kind, check=decision.reason_check, summary=decision.reason_summary, job=decision.job)
+            room = not (now.over_budget or now.suspicion)
+            fit = decision.state_word in (State.OK, State.WARN) and not decision.counted and room
+            words, certain = decision.reason_summary, decision.certain
+            drain = Want(kind=kind, check=decision.reason_check, summary=words, job=decision.job, certain=certain)
             other = Want(kind=kind, fit=fit and decision.order is Order.KEEP and not now.applying)
             self.courier.want(drain if decision.order is Order.DRAIN else other)
             if self.standing.drained and self.evidence.is_new(self.state):
@@ -315,9 +336,10 @@ class Loop:
             job_running=bool(self.jobs.running),
             applying=applying(agent.run_dir),
             drained=self.standing.drained,
-            hold=hold_of(agent.state_dir) is not None,
+            hold=hold_of(agent.state_dir, agent.run_dir) is not None,
             disabled=self.root.exists(DISABLED),
-            over_budget=self.standing.over_budget,
+            over_budget="" if self.standing.suspicion else self.standing.over_budget,
+            suspicion=self.standing.suspicion,
             full_sweep=full_sweep,
             serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
             gpus=frozenset(g.pci for g in gpus),
@@ -350,10 +372,15 @@ class Loop:
                     self.standing,
                     modes=modes,
                     sweep=sweep,
-                    stuck=self.node.stuck if self.node else None,
-                    hold=hold_of(self.document.agent.state_dir),
+                    node=self.node,
+                    hold=hold_of(self.document.agent.state_dir, self.document.agent.run_dir),
                     history=self.history.events(),
-                    trouble=[t for t in (self.history.trouble, self.ledger.trouble, *self.board.trouble.values()) if t],
+                    topology=self.courier.topology if self.courier is not None else "",
+                    trouble=[
+                        t
+                        for t in (self.history.trouble, self.ledger.trouble, self.trail.trouble, *self.board.trouble.values())
+                        if t
+                    ],
                 )
             )
         if news or self.board.due():

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.model.verdict import State
 from fairlead.policy import ladder
+from fairlead.policy.fleet import certain
 from fairlead.policy.resume import by_hand, is_clean, may_resume
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
 from fairlead.policy.state import Now, PolicyState, Rung, Track, identity
@@ -26,9 +27,10 @@ class Decision(Struct, frozen=True, kw_only=True):
     """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
 
     reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame.
-    counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits: the drain is
-    decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told to Slurm.
-    rungs: of findings that want more than their check asks for (``ladder.told`` says so of one).
+    certain: the device is gone for any job (``policy.fleet``). counted: findings that drain. held: findings at DRAIN that
+    do not; why_held: one line for each. waits: the drain is decided but waits for the job's end. text: the verdict's
+    line. state: to be saved before anything is told to Slurm. rungs: of findings that want more than their check asks for
+    (``ladder.told`` says so of one).
     """
 
     order: Order
@@ -39,6 +41,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     reason_check: str = ""
     reason_summary: str = ""
     job: int | None = None
+    certain: bool = False
     counted: tuple[Finding, ...] = ()
     held: tuple[Finding, ...] = ()
     why_held: tuple[str, ...] = ()
@@ -111,9 +114,7 @@ def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules
         return "held by an admin"
     if now.applying and (name.startswith(SETTING_PREFIX) or name in DRIVER_CHECKS):
         return "apply or maintenance is running"
-    if now.over_budget:
-        return f"drain budget of partition {now.over_budget} is used up"
-    return ""
+    return now.over_budget
 
 
 def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) -> str:
@@ -145,7 +146,7 @@ def _conclude(
         stop = _why_not(name, policies, now, rules)
         if track.level is Level.DRAIN:
             for finding in track.bad:
-                if why := stop or _unconfirmed(finding, track, policy, now):
+                if why := stop or _unconfirmed(finding, track, policy, now) or ("" if certain(finding) else now.suspicion):
                     held.append((finding, why))
                 elif _waits(finding, track, now, rules):
                     waiting.append(finding)
@@ -191,7 +192,8 @@ def _conclude(
         state=replace(state, drained=now.drained, drained_for=drained_for),
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
-        job=now.job,
+        job=state.tracks[top[0].key].job if top else None,
+        certain=any(certain(f) for f in counted),
         counted=drains,
         held=tuple(f for f, _ in held),
         why_held=tuple(why for _, why in held),

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.policy.ladder import left, tie
+from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
 from fairlead.policy.state import Now, PolicyState, Track
 
-MANUAL = "manual"  # the check name of a person's drain: never resumed without that person
 CLOCK_SLACK_SECONDS = 60.0  # the clock may be set after the boot began
 
 

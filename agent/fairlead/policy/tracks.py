@@ -55,7 +55,8 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
         stood = track.level is Level.DRAIN
         level = Level.DRAIN if stood or any(severity_of(f) <= confirmed for f in bad) else max(track.level, Level.WARN, key=rank)
         since = now.wall_seconds if level is Level.DRAIN and not stood else track.since_seconds
-        return Track(level=level, window=window, confirmed=confirmed, bad=bad, found=found, since_seconds=since)
+        job = now.job if {identity(f) for f in bad} - {identity(f) for f in track.bad} else track.job
+        return Track(level=level, window=window, confirmed=confirmed, bad=bad, found=found, since_seconds=since, job=job)
     if raw is Level.WARN and track.level is Level.OK and seen(window, Severity.WARN) < policy.needed(Severity.WARN):
         return replace(track, window=window, clean=0, floor=Level.OK, found=found, bad=())
     if rank(raw) >= rank(track.level):
