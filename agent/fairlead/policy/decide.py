@@ -16,11 +16,12 @@ from fairlead.model.finding import Finding, Level, Service
 from fairlead.model.verdict import State
 from fairlead.policy import ladder
 from fairlead.policy.fleet import certain
+from fairlead.policy.ownership import MANUAL
 from fairlead.policy.resume import by_hand, is_clean, may_resume
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
-from fairlead.policy.state import Now, PolicyState, Rung, Track, identity
+from fairlead.policy.state import Now, PolicyState, Proof, Rung, Track, identity
 from fairlead.policy.tracks import advance, seen, severity_of, start_of_boot, still_meant
-from fairlead.policy.words import Order, line, summary, weight
+from fairlead.policy.words import Order, line, proof_words, summary, weight
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -30,7 +31,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     certain: the device is gone for any job (``policy.fleet``). counted: findings that drain. held: findings at DRAIN that
     do not; why_held: one line for each. waits: the drain is decided but waits for the job's end. text: the verdict's
     line. state: to be saved before anything is told to Slurm. rungs: of findings that want more than their check asks for
-    (``ladder.told`` says so of one).
+    (``ladder.told`` says so of one). prove: resumed but for the return-to-service command, which may run now.
     """
 
     order: Order
@@ -49,6 +50,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     warned: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
     rungs: dict[str, Rung] = {}
+    prove: bool = False
 
 
 def decide(
@@ -162,10 +164,11 @@ def _conclude(
     rungs = ladder.raised(state, now)
     tied = by_hand(state, policies, now, rules)
     order = Order.KEEP
-    if now.drained:
-        if not drains and may_resume(state, policies, now, rules) and not tied:
-            order = Order.RESUME
-    elif counted:
+    ready = now.drained and not drains and not tied and may_resume(state, policies, now, rules)
+    prove = ready and bool(rules.return_command) and now.drain_check != MANUAL
+    if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
+        order = Order.RESUME
+    elif counted and not now.drained:
         order = Order.DRAIN
     held = sorted(((ladder.told(f, rungs), why) for f, why in held), key=lambda h: weight(h[0]))
     unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # the driver's silence explains others'
@@ -187,7 +190,7 @@ def _conclude(
             unknown=unknown,
             warned=warned,
             drained=now.drained,
-            tied=tied,
+            back=f"{tied}: resume by hand" if tied else proof_words(now) if prove else "",
         ),
         state=replace(state, drained=now.drained, drained_for=drained_for),
         reason_check=top[0].check if top else "",
@@ -201,6 +204,7 @@ def _conclude(
         warned=tuple(warned),
         unknown=tuple(unknown),
         rungs=rungs,
+        prove=prove and not now.job_running,
     )
 
 

@@ -20,6 +20,19 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     mode: Annotated[Mode, Meta(description="observe: nothing drains, whatever the checks' own modes say.")] = Mode.ENFORCE
     resume: Annotated[bool, Meta(description="Resume what fairlead drained once it is well again.")] = True
+    return_command: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(
+            description="Run on a drained node that is well again, before the resume (program and arguments, no shell): "
+            "exit 0 lets it go back into service; empty: none."
+        ),
+    ] = ()
+    return_deadline_seconds: Annotated[
+        float, Meta(ge=1, le=86400, description="`return_command` is ended after so long, and has failed.")
+    ] = 600.0
+    return_retry_seconds: Annotated[
+        int, Meta(ge=1, description="After so long a `return_command` that has failed is tried again.")
+    ] = 3600
     after_job_max_seconds: Annotated[
         int, Meta(ge=0, description="A drain that waits for the job's end waits at most this long; 0: for ever.")
     ] = 86400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -19,6 +20,15 @@ def rank(level: Level) -> int:
     return _RANK[level]
 
 
+class Proof(StrEnum):
+    """What there is of the return-to-service command's run, for the drain that stands and the node as it is."""
+
+    NONE = "none"
+    RUNNING = "running"
+    PASSED = "passed"
+    FAILED = "failed"
+
+
 class Now(Struct, frozen=True, kw_only=True):
     """This moment. ``boot_seconds`` is CLOCK_BOOTTIME, ``wall_seconds`` the time of day (strikes and waiting only).
 
@@ -29,7 +39,7 @@ class Now(Struct, frozen=True, kw_only=True):
     last one: not a clean sweep). serials: GPU serial by PCI address. gpus: addresses of the GPUs that the driver lists.
     job: the job that runs here alone, if one does.
     drain_check, drain_since_seconds: what the standing drain is for and when it was made (time of day), from the ledger:
-    it still says so when the history was lost.
+    it still says so when the history was lost. proof: of the return-to-service command.
     """
 
     boot_seconds: float
@@ -48,6 +58,7 @@ class Now(Struct, frozen=True, kw_only=True):
     job: int | None = None
     drain_check: str = ""
     drain_since_seconds: float = 0.0
+    proof: Proof = Proof.NONE
 
 
 class Track(Struct, frozen=True, kw_only=True):
