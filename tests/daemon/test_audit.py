@@ -22,7 +22,7 @@ from fairlead.daemon.audit import ASKED, Entry, Trail, new_id
 from fairlead.daemon.history import History
 from fairlead.daemon.requests import Requests, put
 from fairlead.daemon.status import remembered
-from fairlead.errors import HostError
+from fairlead.errors import HostError, InputMissing
 from fairlead.model.check import KernelRecord
 from fairlead.model.finding import Finding, Level
 from fairlead.policy.request import Ack, Clear
@@ -324,3 +324,45 @@ def test_the_command_line_reads_the_trail(folders: tuple[str, str], trail: Trail
     assert [e["why"] for e in data["entries"]] == ["new PSU", "riser 2"]
     assert main(["audit", "--since", "yesterday", *places]) == 64
     assert "--since 'yesterday': not a time" in capsys.readouterr().err
+
+
+def test_the_account_of_an_agent_that_ended_well_is_on_disk(folders: tuple[str, str]) -> None:
+    from fairlead.cli.told import account
+
+    assert account(*folders) == {}
+    ready(folders).close()
+    assert [r["id"] for r in account(*folders)["standing"]] == [identity(FOUND)]
+    (Path(folders[1]) / "status.json").write_bytes(msgspec.json.encode({**remembered(PolicyState()), "pid": 7}))
+    assert account(*folders)["standing"] == []  # the agent's own word is the newer one
+    Path(folders[0], "history.sqlite").write_bytes(b"damaged" * 1000)
+    (Path(folders[1]) / "status.json").unlink()
+    assert account(*folders) == {}
+
+
+def test_where_the_log_stands_is_asked_only_of_a_device(tmp_path: Path) -> None:
+    from fairlead.cli.clear import last_record
+
+    os.mkfifo(tmp_path / "kmsg")
+    assert last_record(str(tmp_path / "kmsg")) == last_record(str(tmp_path / "none")) == last_record("/dev/null") == -1
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as e:
+        pytest.skip(f"/dev/kmsg: {e.strerror}")
+    try:
+        first = int(os.read(log, 8192).split(b",")[1])
+    except BlockingIOError:
+        pytest.skip("the kernel log is empty")
+    finally:
+        os.close(log)
+    assert last_record("/dev/kmsg") >= first
+
+
+@pytest.mark.parametrize("word", [PCI, "00000000:1B:00.0", "1651", "GPU-AB-1"])
+def test_a_gpu_goes_by_any_of_its_names(word: str) -> None:
+    from fairlead.cli.clear import names_of
+
+    known = {"gpus": [{"pci": PCI, "serial": "1651", "uuid": "GPU-ab-1"}], "strikes": {"1649": [1.0]}}
+    assert names_of(word, known) == (PCI, "1651")
+    assert names_of("1649", known) == ("1649",)  # a board that is not in the node any more
+    with pytest.raises(InputMissing, match="knows no such device"):
+        names_of("165", known)
