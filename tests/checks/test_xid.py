@@ -36,6 +36,7 @@ def judged(*texts: str, **more: object) -> list[Finding]:
         ("13, Graphics Exception", Level.WARN, Action.RESTART_APP, Service.KEEP),
         ("31, pid=1, name=exe, Ch 0000000a", Level.WARN, Action.RESTART_APP, Service.KEEP),
         ("43, pid=1, name=exe, Ch 00000008", Level.WARN, Action.NONE, Service.KEEP),
+        ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x0)", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_NOW),
         ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x1)", Level.DRAIN, Action.CHECK_FABRIC, Service.DRAIN_NOW),
         ("145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x1)", Level.WARN, Action.CHECK_FABRIC, Service.KEEP),
         ("149, Placeholder message", Level.WARN, Action.CHECK_FABRIC, Service.KEEP),
@@ -177,7 +178,7 @@ def test_records_and_nodes_without_a_boot_id_still_count() -> None:
 
 def test_a_fatal_sxid_drains_and_names_the_switch() -> None:
     (finding,) = judged("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 62 LTSSM Fault Up")
-    assert finding.summary == "SXid 20034 on NVSwitch 0000:05:00.0 (fatal NVSwitch error, link 62): check_fabric"
+    assert finding.summary == "SXid 20034 on NVSwitch 0000:05:00.0 (link training fault, fatal, link 62): check_fabric"
     assert judged("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 11004, Non-fatal, Link 40 ingress")[0].level is Level.WARN
 
 

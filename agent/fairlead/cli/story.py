@@ -31,6 +31,12 @@ _DO = {
     "follow_cause": "follow the cause: the other finding of {device}",
     "provision": "run `fairlead provision` for this node: a setting is not what its document says",
 }
+#: What a person does about a rule across nodes that holds a drain (docs/explanation/many-nodes-at-once.md).
+LIMITS = {
+    "budget": "repair and resume nodes that are out, or raise the budget (policy.budget_*)",
+    "common_cause": "one cause: mend it and resume the drained nodes; many broken nodes: drain this one with `fairlead drain`",
+    "suspect_job": "look at the job, which goes on; if this node is broken whatever runs there, drain it with `fairlead drain`",
+}
 
 
 def owner(slurm: Table | None, status: Table | None) -> str:
@@ -171,8 +177,8 @@ def _way_back(agent: Table, status: Table, bad: Sequence[Table]) -> Iterator[str
 
 def _why_not_drained(status: Table) -> Iterator[str]:
     slurm = status.get("slurm", {})
-    if slurm.get("over_budget"):
-        yield f"not drained: the budget of partition {slurm['over_budget']} is used up; bring others back, or drain it yourself"
+    if limit := slurm.get("limit"):
+        yield f"not drained: {slurm.get('over_budget') or limit['name']}; {LIMITS.get(limit['kind'], LIMITS['budget'])}"
     elif slurm.get("held"):
         yield f"not drained yet: {slurm['held']}"
 

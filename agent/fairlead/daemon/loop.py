@@ -309,8 +309,10 @@ class Loop:
         self.history.save_state(decision.state)
         if self.courier is not None:
             kind = decision.order.value
-            fit = decision.state_word in (State.OK, State.WARN) and not decision.counted and not now.over_budget
-            drain = Want(kind=kind, check=decision.reason_check, summary=decision.reason_summary, job=decision.job)
+            room = not (now.over_budget or now.suspicion)
+            fit = decision.state_word in (State.OK, State.WARN) and not decision.counted and room
+            words, certain = decision.reason_summary, decision.certain
+            drain = Want(kind=kind, check=decision.reason_check, summary=words, job=decision.job, certain=certain)
             other = Want(kind=kind, fit=fit and decision.order is Order.KEEP and not now.applying)
             self.courier.want(drain if decision.order is Order.DRAIN else other)
             if self.standing.drained and self.evidence.is_new(self.state):
@@ -336,7 +338,8 @@ class Loop:
             drained=self.standing.drained,
             hold=hold_of(agent.state_dir, agent.run_dir) is not None,
             disabled=self.root.exists(DISABLED),
-            over_budget=self.standing.over_budget,
+            over_budget="" if self.standing.suspicion else self.standing.over_budget,
+            suspicion=self.standing.suspicion,
             full_sweep=full_sweep,
             serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
             job=next(iter(self.jobs.running)) if len(self.jobs.running) == 1 else None,
@@ -371,6 +374,7 @@ class Loop:
                     node=self.node,
                     hold=hold_of(self.document.agent.state_dir, self.document.agent.run_dir),
                     history=self.history.events(),
+                    topology=self.courier.topology if self.courier is not None else "",
                     trouble=[
                         t
                         for t in (self.history.trouble, self.ledger.trouble, self.trail.trouble, *self.board.trouble.values())

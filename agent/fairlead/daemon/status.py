@@ -42,6 +42,7 @@ def render(
     node: Node | None,
     hold: Mapping[str, str] | None,
     history: Sequence[Mapping[str, object]],
+    topology: str,
     trouble: Sequence[str],
 ) -> bytes:
     """The whole file as JSON."""
@@ -64,7 +65,13 @@ def render(
         ],
         "drain": {"reason": standing.reason, "since_unix": standing.since} if standing.drained else None,
         "hold": hold,
-        "slurm": {"error": standing.error, "held": standing.held, "over_budget": standing.over_budget},
+        "slurm": {
+            "error": standing.error,
+            "held": standing.held,
+            "over_budget": standing.over_budget,
+            "limit": {"kind": limit.kind.value, "name": limit.name} if (limit := standing.limit) is not None else None,
+            "topology": topology,
+        },
         "worker": {"stuck": msgspec.to_builtins(node.stuck) if node is not None and node.stuck is not None else None},
         "history": list(history),
         "trouble": list(trouble),

@@ -31,7 +31,7 @@ def view_of(loop: Loop, decision: Decision) -> View:
         findings=loop.findings,
         held=decision.held,
         drained=loop.standing.drained,
-        over_budget=loop.standing.over_budget,
+        limit=loop.standing.limit,
         slurm_up=not loop.standing.error,
         sweeps=loop.sweeps,
         records=loop.woken,

@@ -24,10 +24,11 @@ class Now(Struct, frozen=True, kw_only=True):
 
     job_running: a job is on the node (drain_after_job waits for it). applying: apply or a maintenance reservation runs.
     drained: slurmctld has accepted a drain of ours and it stands. hold: ``fairlead hold``. disabled:
-    /etc/fairlead/disabled exists. over_budget: names the partition whose drain budget is used up, "" when there is room.
-    full_sweep: every reading is fresh (a kernel record wakes single checks on the last one: not a clean sweep).
-    serials: GPU serial by PCI address. job: the job to blame, if one is. drain_check, drain_since_seconds: what the
-    standing drain is for and when it was made (time of day), from the ledger: it still says so when the history was lost.
+    /etc/fairlead/disabled exists. over_budget: what leaves no room for a drain (``policy.fleet``), one line; suspicion: the
+    same from common cause or a suspect job. full_sweep: every reading is fresh (a kernel record wakes single checks on the
+    last one: not a clean sweep). serials: GPU serial by PCI address. job: the job that runs here alone, if one does.
+    drain_check, drain_since_seconds: what the standing drain is for and when it was made (time of day), from the ledger:
+    it still says so when the history was lost.
     """
 
     boot_seconds: float
@@ -39,6 +40,7 @@ class Now(Struct, frozen=True, kw_only=True):
     hold: bool = False
     disabled: bool = False
     over_budget: str = ""
+    suspicion: str = ""
     full_sweep: bool = True
     serials: Mapping[str, str] = field(default_factory=dict)
     job: int | None = None
@@ -51,7 +53,8 @@ class Track(Struct, frozen=True, kw_only=True):
 
     level: what it counts as, after confirmation and recovery. window: bad or not, of the last sweeps. clean: sweeps in
     a row that were better than ``level``; floor: the worst of those. bad: the findings last seen at DRAIN; found: what
-    the last sweep said. since_seconds: time of day when it became DRAIN.
+    the last sweep said. since_seconds: time of day when it became DRAIN. job: the job that ran alone here when the newest
+    of ``bad`` came; None when none did, or several.
     """
 
     level: Level = Level.OK
@@ -61,6 +64,7 @@ class Track(Struct, frozen=True, kw_only=True):
     bad: tuple[Finding, ...] = ()
     found: tuple[Finding, ...] = ()
     since_seconds: float = 0.0
+    job: int | None = None
 
 
 class Repair(Struct, frozen=True, kw_only=True):
