@@ -84,9 +84,19 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] =
     "held": (agent("warn", hold={"who": "ann"}), slurm("IDLE"), ["the agent is on hold (ann)"]),
     "acknowledged": (agent("warn", **BAD, acknowledged=[XID["id"]]), slurm("IDLE"), ["nothing now: nothing here drains"]),
     "over budget": (
-        agent("warn", **BAD, slurm={"over_budget": "gpu"}),
+        agent("warn", **BAD, slurm={"over_budget": "2 of 2 nodes", "limit": {"kind": "budget", "name": "partition gpu"}}),
         slurm("IDLE"),
-        ["reboot the node", "not drained: the budget of partition gpu is used up"],
+        ["reboot the node", "not drained: 2 of 2 nodes; repair and resume nodes that are out"],
+    ),
+    "common cause": (
+        agent("warn", **BAD, slurm={"limit": {"kind": "common_cause", "name": "check xid"}}),
+        slurm("IDLE"),
+        ["reboot the node", "not drained: check xid; one cause: mend it"],
+    ),
+    "waits for slurmctld": (
+        agent("warn", **BAD, slurm={"held": "powering up"}),
+        slurm("IDLE"),
+        ["reboot the node", "not drained yet: powering up"],
     ),
     "agent down": ({**agent(), "running": False}, slurm("IDLE"), ["the agent is down", "until it is back"]),
     "agent's verdict expired": ({**agent("unknown"), "expired": True}, slurm("IDLE"), ["the agent is down", "until it is back"]),
