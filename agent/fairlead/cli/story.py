@@ -168,9 +168,9 @@ def _way_back(agent: Table, status: Table, bad: Sequence[Table]) -> Iterator[str
     if bad:
         yield f"repaired: `fairlead clear {device} --reason TEXT` on the node; it may stay so: `fairlead ack --all --reason TEXT`"
     if match := re.search(r"fairlead, ([^;]*): resume by hand", agent.get("text") or ""):
-        device = match[1].partition(" ")[0] if "drained too often" in match[1] else device
+        what = match[1].partition(" ")[0] if "drained too often" in match[1] else "--all"
         yield f"the agent does not by itself: {match[1]}"
-        yield f"after a repair `fairlead clear {device} --reason TEXT` on the node; else `fairlead resume`"
+        yield f"after a repair `fairlead clear {what} --reason TEXT` on the node; else `fairlead resume`"
     elif not status.get("hold"):
         yield "the agent resumes the node after its clean sweeps; `fairlead resume` does it now and acknowledges what stands"
 
