@@ -136,6 +136,7 @@ def _finding(fault: _Fault, node: Node, params: Params) -> Finding | None:
         action=action,
         service=service,
         evidence_id=f"{boot}:{fault.last.sequence}",
+        fault=f"{name.lower()}{line.code}",
     )
 
 
