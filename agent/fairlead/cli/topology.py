@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     document = look.document_for(args)
     root = look.machine(args.root)
     raw = look.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else look.recorded_nvml(args.root)
-    node = gather(root, raw, unsupported=document.unsupported)
+    node = gather(root, raw, reads=("/proc/cpuinfo",), unsupported=document.unsupported)
     if args.json:
         print_json(report(node))
     else:
