@@ -144,12 +144,13 @@ def _behind_chipset(scene: Scene, address: str) -> str:
     """The chipset's port above a device; "" for none. Intel's are the root ports 00:1a to 00:1d."""
     device = scene.devices.get(address)
     for port in (scene.devices.get(a) for a in (tree.bridges(device) if device is not None else ())):
-        if port is not None and _of_chipset(port):
+        if port is not None and of_chipset(port):
             return port.address
     return ""
 
 
-def _of_chipset(port: PciDevice) -> bool:
+def of_chipset(port: PciDevice) -> bool:
+    """Is this port the chipset's?"""
     if port.class_code >> 8 != 0x0604:
         return False
     bus, _, slot = port.address.partition(":")[2].partition(":")

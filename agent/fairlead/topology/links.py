@@ -47,11 +47,12 @@ def trained(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: Pcie
     width, gen = _known(link.width_max), _known(link.gen_max) or _known(link.gen_current)
     widths = [w for w in (width, _known(port.width_max) if port else 0) if w]
     gens = [g for g in (gen, _known(port.gen_max) if port else 0) if g]
+    width_now, gen_now = _known(link.width_current), _known(link.gen_current)
     return Trained(
-        width=_known(link.width_current),
-        width_able=min(widths, default=0),
-        gen=_known(link.gen_current),
-        gen_able=min(gens, default=0),
+        width=width_now,
+        width_able=max(min(widths, default=0), width_now),  # a link is never wider than its ends: then a file is wrong
+        gen=gen_now,
+        gen_able=max(min(gens, default=0), gen_now),
         device_width=width,
         device_gen=gen,
     )

@@ -23,6 +23,10 @@ class Scene:
         self.ends = {gpu.pci: f"GPU {gpu.pci}" for gpu in self.gpus}
         for nic in self.nics:
             self.ends.setdefault(nic.pci, f"NIC {nic.name} {nic.pci}")
+        self.ports_below: dict[str, int] = {}  # of each bridge, how many bridges are right below it
+        for device in node.pci:
+            if device.class_code >> 8 == 0x0604 and len(device.path) > 2:
+                self.ports_below[device.path[-2]] = self.ports_below.get(device.path[-2], 0) + 1
         self._links = {gpu.pci: gpu.pcie for gpu in self.gpus}
         self._packages: dict[int, set[int]] = {}
         for cpu in node.cpus:
