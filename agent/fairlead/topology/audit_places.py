@@ -110,7 +110,7 @@ def far_nics(scene: Scene) -> Iterable[Finding]:
 
 def _one_socket(scene: Scene, away: list[str], socket: int) -> Finding:
     rate = sum(max((_rate(scene, pci, n) for n in scene.nics), default=0.0) for pci in away)
-    total = sum(n.rate_gbps / 8 for n in scene.nics if not isinstance(n.rate_gbps, Missing))
+    total = sum(_own_rate(scene, n) for n in scene.nics)
     wanted = min(rate, total) if total else rate
     single = len(scene.nics) == 1
     names = ", ".join(n.name for n in scene.nics)
@@ -129,9 +129,11 @@ def _one_socket(scene: Scene, away: list[str], socket: int) -> Finding:
 
 def _rate(scene: Scene, gpu: str, nic: Nic) -> float:
     """GB/s that a GPU and a NIC could exchange: the narrower of their links, and the port's rate."""
-    limits = [scene.to_host(gpu), scene.to_host(nic.pci)]
-    if not isinstance(nic.rate_gbps, Missing):
-        limits.append(nic.rate_gbps / 8)
+    return min((x for x in (scene.to_host(gpu), _own_rate(scene, nic)) if x), default=0.0)
+
+
+def _own_rate(scene: Scene, nic: Nic) -> float:
+    limits = [scene.to_host(nic.pci), 0.0 if isinstance(nic.rate_gbps, Missing) else nic.rate_gbps / 8]
     return min((x for x in limits if x), default=0.0)
 
 

@@ -142,8 +142,8 @@ def _box(spot: Spot, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
         out.append(_text(spot.x, first + 13 * i, line, size=size, weight=bold, middle=True))
     for i, (number, colour) in enumerate(dict.fromkeys(own)):
         at = left + 2 + 18 * i
-        out.append(f'<circle cx="{at:.1f}" cy="{top + 1:.1f}" r="8" fill="{colour}"/>')
-        out.append(_text(at, top + 4.5, str(number), size=10, weight="bold", fill="#ffffff", middle=True))
+        out.append(f'<circle cx="{at:.1f}" cy="{top + high - 1:.1f}" r="8" fill="{colour}"/>')
+        out.append(_text(at, top + high + 2.5, str(number), size=10, weight="bold", fill="#ffffff", middle=True))
     return out
 
 
