@@ -181,10 +181,11 @@ def _note(
         faults[key] = replace(known, last=record, count=count, jobs=jobs)
 
 
-def _weight(line: XidLine, driver: str) -> tuple[bool, bool, bool]:
+def _weight(line: XidLine, driver: str) -> tuple[bool, bool, int]:
     """How much a line says, to compare lines of one code on one device."""
     means = meaning(line, driver)
-    return (bool(line.fatal), not means.harmless, means.action is not Action.NONE)
+    light = (Action.NONE, Action.RESTART_APP)
+    return (bool(line.fatal), not means.harmless, light.index(means.action) if means.action in light else len(light))
 
 
 def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding | None:
