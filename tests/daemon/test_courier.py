@@ -12,8 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.drain import MANUAL, Drain, Outcome, finish
+from fairlead.daemon.drain import Drain, Outcome, finish
 from fairlead.daemon.ledger import Ledger, Phase
+from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState
 
@@ -113,6 +114,30 @@ def test_a_persons_resume_is_seen_at_once_when_the_agent_is_told(ctld: Ctld, cou
     ctld.resume("n1")
     courier.look()
     assert until(courier, lambda s: not s.drained).acknowledged == 1
+
+
+def test_resumed_before_it_was_read_back_it_is_not_drained_again(ctld: Ctld, couriers: Callable[..., Courier]) -> None:
+    """The order that was carried out still stands then, until whoever gave it has heard of the acknowledgement."""
+    read, resumed = ctld.nodes, threading.Event()
+
+    def nodes(names: Sequence[str] = ()) -> tuple[NodeState, ...]:
+        if ctld.all["n1"].reason and not resumed.is_set():
+            resumed.set()
+            ctld.resume("n1")
+        return read(names)
+
+    ctld.nodes = nodes  # type: ignore[method-assign]
+    courier = couriers()
+    courier.want(XID)
+    assert resumed.wait(10)
+    while not courier._standing.acknowledged:
+        time.sleep(0.01)
+    courier.want(XID)  # by a loop that has not heard of it yet
+    time.sleep(0.1)
+    assert ctld.calls.count("drain") == 1 and not ctld.node("n1").drained
+    courier.take()
+    courier.want(XID)  # new evidence
+    until(courier, lambda s: s.drained)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

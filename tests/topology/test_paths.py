@@ -163,5 +163,6 @@ def test_one_numa_node_leaves_no_doubt() -> None:
 
 def test_a_gpu_outside_the_tree_keeps_its_row() -> None:
     node = replace(hgx(gpus=1), gpus=(gpu(0, "0000:ff:00.0"),), nics=())
-    assert report(node)["gpus"][0]["numa"] == -1
+    # And the GPU that the bus shows and the driver does not know has one too.
+    assert [(g["index"], g["pci"], g["numa"]) for g in report(node)["gpus"]] == [(1, "0000:13:00.0", 0), (0, "0000:ff:00.0", -1)]
     assert "GPU0" in matrix(node)

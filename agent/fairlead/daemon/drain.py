@@ -16,21 +16,33 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.errors import SlurmError
-from fairlead.policy import budget
-from fairlead.policy.ownership import Owner, Token, build, classify, in_maintenance, keep_off, parse, strip_suffixes
+from fairlead.policy.fleet import Hold
+from fairlead.policy.ownership import (
+    MANUAL,
+    PROLOG_ERROR,
+    Owner,
+    Token,
+    build,
+    classify,
+    in_maintenance,
+    keep_off,
+    parse,
+    strip_suffixes,
+)
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, Rules
 from fairlead.slurm.client import NodeState, SlurmClient
 
-MAINTENANCE = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
-MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
+CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
 
 
 class Outcome(StrEnum):
     """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain.
     foreign: somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not
-    drained, or undone at once. held: not now; ``detail`` says why."""
+    drained, or undone at once, by a rule that looks across nodes (``Result.limit``). contested: drained, and others past
+    the same limit have to go first; look again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""
 
     DRAINED = "drained"
     RESUMED = "resumed"
@@ -39,17 +51,21 @@ class Outcome(StrEnum):
     FOREIGN = "foreign"
     ORPHAN = "orphan"
     OVER_BUDGET = "over_budget"
+    CONTESTED = "contested"
     HELD = "held"
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """``detail``: one line, a reason or the name of the partition whose budget is used up. ``states``: as last read.
-    ``window_seconds``: from the reading to the end of the write; in it another's change would be overwritten."""
+    """``detail``: one line, a reason or what holds the drain. ``states``: as last read. ``window_seconds``: from the
+    reading to the end of the write; in it another's change would be overwritten. ``marked``: Slurm's own "Prolog error" for
+    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes."""
 
     outcome: Outcome
     detail: str = ""
     states: frozenset[str] = frozenset()
     window_seconds: float = 0.0
+    limit: Hold | None = None
+    marked: bool = False
 
 
 Steps = Generator[str, None, Result]
@@ -82,6 +98,7 @@ class Drain:
         hidden: Callable[[float], str] = lambda since: "",
         stranger: Callable[[NodeState], str] = lambda mine: "",
         barred: Callable[[], str] = lambda: "",
+        fleet: Fleet | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.client = client
@@ -91,10 +108,13 @@ class Drain:
         self.hidden = hidden
         self.stranger = stranger
         self.barred = barred
+        self.fleet = fleet or Fleet(rules)
         self.wall = wall
 
-    def drain(self, check: str, summary: str, *, job: int | None = None, prolog_refused: bool = False) -> Steps:
-        """Drain with a reason of ours, where nobody else holds the node and the budget has room."""
+    def drain(
+        self, check: str, summary: str, *, job: int | None = None, certain: bool = False, prolog_refused: bool = False
+    ) -> Steps:
+        """Drain with a reason of ours, where nobody else holds the node and the rules across nodes leave room."""
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
         entry = self.ledger.load()
@@ -123,12 +143,12 @@ class Drain:
             refusal = _result(Outcome(owner.value), mine, _who(mine))
         elif why := keep_off(mine.states) or _in_the_way(check, mine) or self.stranger(mine):
             refusal = _result(Outcome.HELD, mine, why)
-        elif partition := budget.room(self.node, self._partitions(mine, listed), self.rules):
-            refusal = _result(Outcome.OVER_BUDGET, mine, partition)
+        elif hold := self.fleet.before(self.node, entry.token, listed, certain=certain):
+            refusal = replace(_result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
         if refusal is not None:
             yield "save"
             self.ledger.save(None)
-            return refusal
+            return replace(refusal, marked=owner is Owner.PROLOG_ERROR)
         yield "write"
         self.client.drain(self.node, entry.token.text)
         window = time.monotonic() - read_at
@@ -167,7 +187,7 @@ class Drain:
         owner = self._owner(mine, entry)
         if owner is not Owner.OURS or not mine.drained:
             return self._forget(entry, owner, mine)
-        if why := self._not_yet(mine, entry):
+        if why := self._not_yet(mine, entry.since):
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED))
             return _result(Outcome.HELD, mine, why)
@@ -185,7 +205,7 @@ class Drain:
             self.ledger.save(replace(entry, phase=Phase.DRAINED) if owner is Owner.OURS else None)
             how = Outcome.HELD if owner is Owner.OURS else Outcome.FOREIGN
             return replace(_result(how, mine, _who(mine)), window_seconds=window)
-        if erased := self._erased(mine, entry):
+        if erased := _erased(mine, entry.token.text):
             # 24.11 leaves the text behind: somebody had put their own words over ours before we lifted the drain.
             yield "put back"
             self.client.drain(self.node, erased)
@@ -195,30 +215,51 @@ class Drain:
         self.ledger.save(lifted)
         return replace(_result(Outcome.RESUMED, mine), window_seconds=window)
 
-    def look(self, *, prolog_refused: bool = False) -> Steps:
-        """What stands in Slurm of what the ledger says; finishes or undoes what a killed agent began."""
+    def look(self, *, prolog_refused: bool = False, lift: bool = False, since: float = 0.0) -> Steps:
+        """What stands in Slurm of what the ledger says; finishes or undoes what a killed agent began.
+
+        prolog_refused: our prolog refused a job at Unix time ``since``: "Prolog error" is Slurm's mark for that.
+        lift: jobs may run here, so the mark goes (RPCs: 5).
+        """
         entry = self.ledger.load()
         yield "read"
-        if entry is None:
-            return self._unknown(self.client.node(self.node))
-        if entry.phase in (Phase.DRAINING, Phase.UNDOING):
+        if entry is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             listed = self.client.nodes()
             mine = self._own(listed)
         else:
             listed = ()
             mine = self.client.node(self.node)
+        read_at = time.monotonic()
         owner = self._owner(mine, entry, prolog_refused=prolog_refused)
+        if entry is None:
+            if owner is not Owner.PROLOG_ERROR:
+                return self._unknown(mine)
+            why = self._not_yet(mine, since) or self.barred() or self.stranger(mine) if lift else "no job may run here yet"
+            if why:
+                return replace(_result(Outcome.HELD, mine, f"{PROLOG_ERROR} stays: {why}"), marked=True)
+            return (yield from self._unmark(read_at))
         if owner is Owner.OURS and mine.drained:
             return (yield from self._stand(entry, listed))
-        if owner is Owner.PROLOG_ERROR and not self.barred():
-            # Slurm writes this only on a node that is not drained: a person had resumed ours, then our prolog refused a job.
-            yield "save"
-            self.ledger.save(None)
-            yield "write"
-            self.client.resume(self.node)
-            return _result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm; the prolog's own refusal was lifted")
         yield "save"
+        if owner is Owner.PROLOG_ERROR:
+            # Slurm marks only a node that is not drained: somebody had lifted ours, then our prolog refused a job.
+            return replace(self._forget(entry, Owner.FREE, mine), marked=True)
         return self._forget(entry, owner, mine)
+
+    def _unmark(self, read_at: float) -> Steps:
+        """Lift Slurm's mark for our prolog's refusal."""
+        yield "write"
+        self.client.resume(self.node)
+        window = time.monotonic() - read_at
+        yield "read back"
+        mine = self.client.node(self.node)
+        if mine.drained:
+            return replace(_result(Outcome.FOREIGN, mine, _who(mine)), window_seconds=window)
+        if erased := _erased(mine, PROLOG_ERROR):
+            yield "put back"
+            self.client.drain(self.node, erased)
+            return replace(_result(Outcome.FOREIGN, mine, f"put back: {erased}"), window_seconds=window)
+        return replace(_result(Outcome.RESUMED, mine, "the mark of our prolog's refusal was lifted"), window_seconds=window)
 
     def adopt(self) -> Steps:
         """Take over a drain of fairlead's form whose ledger was lost; the caller has asked a person."""
@@ -232,21 +273,21 @@ class Drain:
         return _result(Outcome.DRAINED, mine, mine.reason)
 
     def _stand(self, entry: Entry, listed: tuple[NodeState, ...]) -> Steps:
-        """Our drain is there: keep it, or undo it where it is past the budget."""
-        over = ""
+        """Our drain is there: keep it, or undo it where it is past a limit that looks across nodes."""
+        over: Hold | None = None
         mine = self._own(listed) if listed else None
         if mine is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
-            # Reason times are whole seconds and a later writer of the same second may rank before one that has already
-            # looked. So all others of that second count as earlier: the last to write sees all, and the budget holds.
-            over = budget.overshoot(self.node, mine.reason_time + 0.5, self._partitions(mine, listed), self.rules)
-        if mine is not None and over:
+            over = self.fleet.after(self.node, entry.token, listed)
+        if mine is not None and over is not None and over.wait:
+            return replace(_result(Outcome.CONTESTED, mine, over.text), limit=over)
+        if mine is not None and over is not None:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.UNDOING))
             yield "undo"
             self.client.resume(self.node)
             yield "save"
             self.ledger.save(None)
-            return _result(Outcome.OVER_BUDGET, mine, over)
+            return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
         if entry.phase is not Phase.DRAINED:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED))
@@ -266,20 +307,15 @@ class Drain:
         owner = self._owner(mine, None)
         return _result(Outcome.FREE if owner is Owner.FREE else Outcome(owner.value), mine, _who(mine))
 
-    def _not_yet(self, mine: NodeState, entry: Entry) -> str:
-        """Why our drain may not be lifted now."""
+    def _not_yet(self, mine: NodeState, since: float) -> str:
+        """Why a drain of Unix time ``since`` may not be lifted now."""
         if why := keep_off(mine.states):
             return why
         if "DOWN" in mine.states:
             return "down in slurmctld: slurmd does not answer, or somebody set it"
         if "COMPLETING" in mine.states:
             return "a job is still completing: a step that cannot be killed, or an epilog that runs"
-        return self.hidden(entry.since)
-
-    def _erased(self, mine: NodeState, entry: Entry) -> str:
-        """Words that came over ours between our reading and our write, where slurmctld still shows them."""
-        text = strip_suffixes(mine.reason)
-        return mine.reason if text and text != entry.token.text and "DOWN" not in mine.states else ""
+        return self.hidden(since)
 
     def _own(self, listed: tuple[NodeState, ...]) -> NodeState:
         for node in listed:
@@ -294,24 +330,17 @@ class Drain:
     def _entry(self, token: Token, phase: Phase) -> Entry:
         return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)
 
-    def _partitions(self, mine: NodeState, listed: tuple[NodeState, ...]) -> tuple[budget.Partition, ...]:
-        """The partitions of this node with every node of theirs that is out of service."""
-        made = []
-        for name in mine.partitions:
-            members = [n for n in listed if name in n.partitions]
-            gone = tuple(
-                budget.Unavailable(float(n.reason_time), n.name, n.drained and n.reason.startswith("fairlead:"))
-                for n in members
-                if not n.available and not (n.drained and n.reason.startswith(MAINTENANCE))
-            )
-            made.append(budget.Partition(name=name, total=len(members), unavailable=gone))
-        return tuple(made)
-
 
 def _in_the_way(check: str, mine: NodeState) -> str:
     """In a maintenance reservation the driver comes and goes, and settings are in the making."""
     yields = check in DRIVER_CHECKS or check.startswith(SETTING_PREFIX)
     return "a maintenance reservation is running" if yields and in_maintenance(mine.states) else ""
+
+
+def _erased(mine: NodeState, ours: str) -> str:
+    """Words that came over ours between our reading and our write, where slurmctld still shows them."""
+    text = strip_suffixes(mine.reason)
+    return mine.reason if text and text != ours and "DOWN" not in mine.states else ""
 
 
 def _who(mine: NodeState) -> str:

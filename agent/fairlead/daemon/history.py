@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -147,6 +147,14 @@ class History:
             self._past = None
             self._put("readable", msgspec.json.encode(sorted(self._readable)))
 
+    def forget_readable(self, devices: Collection[str], *, everything: bool = False) -> None:
+        """What could be read of these devices says nothing about what comes after a repair."""
+        left = {n for n in self._readable if not (everything or n.partition("/")[0] in devices)}
+        if left != self._readable:
+            self._readable = left
+            self._past = None
+            self._put("readable", msgspec.json.encode(sorted(left)))
+
     def set_log(self, log: Missing | None, lost: int) -> None:
         """How it is with the kernel log: why it cannot be read, and how many records were lost."""
         if (log, lost) != (self.log, self.overrun):
@@ -209,6 +217,11 @@ class History:
             self._write("DELETE FROM sample WHERE boot_id != ? OR seconds < ?", [(self.boot_id, oldest)])
             self._unsaved.clear()
             self.commit()
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether what was committed last is in the file."""
+        return self._db is not None
 
     def commit(self) -> None:
         self._guard(lambda db: db.commit())

@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
 from fairlead.model.verdict import State
+from fairlead.policy.fleet import Hold
 
 _ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
 _LINK_ERRORS = ("crc_errors", "replay_errors", "recovery_errors")
@@ -72,7 +73,7 @@ class View(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     held: tuple[Finding, ...] = ()
     drained: bool = False
-    over_budget: str = ""
+    limit: Hold | None = None
     slurm_up: bool = True
     sweeps: int = 0
     records: int = 0
@@ -166,10 +167,14 @@ def _agent(view: View) -> Iterator[Metric]:
     yield _gauge("sweep_timestamp_seconds", "When the last full sweep ended.", view.sweep_unix)
     yield _gauge("sweep_duration_seconds", "How long the last full sweep took.", view.sweep_seconds)
     yield _gauge("drained", "1 while a drain of fairlead's own stands in slurmctld.", view.drained)
-    budget = GaugeMetricFamily("fairlead_over_budget", "1 while a drain waits for room in a partition.", labels=["partition"])
-    if view.over_budget:
-        budget.add_metric([view.over_budget], 1)
-    yield budget
+    limit = GaugeMetricFamily(
+        "fairlead_drain_limited",
+        "1 while a rule across nodes holds a drain: partition, switch, block, common_cause, suspect_job.",
+        labels=["limit", "name"],
+    )
+    if view.limit is not None:
+        limit.add_metric([view.limit.kind.value, view.limit.name], 1)
+    yield limit
     yield _gauge("slurm_up", "1 when slurmctld answered the last time it was asked.", view.slurm_up)
     yield _gauge("jobs", "Jobs on this node by the prolog's records.", view.jobs)
     yield _gauge("nvml_worker_stuck", "1 while an NVML call has not come back.", view.worker_stuck)

@@ -18,6 +18,8 @@ from fairlead.policy.rules import Rules
 
 REASON_MAX = 240
 PROLOG_ERROR = "Prolog error"
+MAINTAIN = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
+MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
 SUFFIXES = (" : Not responding", " : reboot issued")
 
 _TOKEN = re.compile(r"fairlead:([a-z0-9_.]{1,64}):([0-9a-z]{6,32}) ([ -~]*)")

@@ -30,6 +30,25 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         int, Meta(ge=0, le=100, description="Nodes of a partition that may be unavailable before fairlead stops draining.")
     ] = 20
     budget_nodes: Annotated[int, Meta(ge=0, description="The same as a number of nodes; 0: no such limit.")] = 0
+    budget_group_percent: Annotated[
+        int,
+        Meta(ge=0, le=100, description="The same for the nodes under one leaf switch or in one block of Slurm's topology."),
+    ] = 50
+    common_cause_nodes: Annotated[
+        int,
+        Meta(ge=0, description="So many nodes drained for one check in the window: the next is held; 0: no such rule."),
+    ] = 3
+    common_cause_window_seconds: Annotated[int, Meta(ge=1, description="Window of `common_cause_nodes`.")] = 600
+    common_cause_hold_seconds: Annotated[
+        int, Meta(ge=0, description="After so long the held node is drained within the budgets all the same; 0: never.")
+    ] = 3600
+    suspect_job_nodes: Annotated[
+        int,
+        Meta(ge=0, description="So many drained nodes blame one job: the next is held; 0: no such rule."),
+    ] = 2
+    suspect_job_hold_seconds: Annotated[
+        int, Meta(ge=0, description="After so long the held node is drained within the budgets all the same; 0: never.")
+    ] = 86400
     own_users: Annotated[
         tuple[str, ...], Meta(description="Users whose name on our exact reason still means ours (root and SlurmUser).")
     ] = ("root", "slurm")
@@ -72,3 +91,7 @@ def policy_for(name: str, checks: dict[str, CheckPolicy]) -> CheckPolicy:
     if known is not None:
         return known
     return CheckPolicy(mode=Mode.ENFORCE if name.startswith(SETTING_PREFIX) else Mode.OBSERVE)
+
+
+def enforced(name: str, policies: dict[str, CheckPolicy], rules: Rules) -> bool:
+    return rules.mode is Mode.ENFORCE and policy_for(name, policies).mode is Mode.ENFORCE

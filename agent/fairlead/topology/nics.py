@@ -15,6 +15,14 @@ def candidates(node: Node) -> tuple[Nic, ...]:
     return tuple(sorted(seen.values(), key=lambda n: natural(n.name)))
 
 
+def functions(node: Node) -> tuple[Nic, ...]:
+    """The candidates, one a PCI function: those take part in paths."""
+    seen: dict[str, Nic] = {}
+    for nic in candidates(node):
+        seen.setdefault(nic.pci, nic)
+    return tuple(seen.values())
+
+
 def natural(name: str) -> tuple[str, int, str]:
     """mlx5_2 before mlx5_10."""
     digits = name[len(name.rstrip("0123456789")) :]
