@@ -89,6 +89,7 @@ class Loop:
         self.decision: Decision | None = None
         self.evidence = Evidence()
         self.jobs = job_records.Jobs()
+        self.blame = job_records.Blame()
         self.sweeps = self.woken = 0
         self._told: dict[str, str] = {}
         self._asked_at = self.sweep_seconds = self.sweep_unix = 0.0
@@ -261,10 +262,13 @@ class Loop:
         records = follower.read()
         self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
-        if not known or not self.history.add_records(known, follower.cursor):
+        if not known:
+            return
+        self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
+        known = self.blame.attribute(known, self.document.agent.run_dir, self.node)
+        if not self.history.add_records(known, follower.cursor):
             return
         self.woken += len(known)
-        self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
         if self.node is not None:
             woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
             self._decide(judge(self.document, self.node, self._past(), woken), woken)
@@ -275,6 +279,7 @@ class Loop:
     def _look_at_jobs(self) -> None:
         folder = f"{self.document.agent.run_dir}/jobs"
         found = job_records.scan(folder)
+        self.blame.heed(found)
         if found.refused - self.jobs.refused and self.courier is not None:
             log.line(log.NOTICE, "prolog refused", jobs=",".join(map(str, sorted(found.refused - self.jobs.refused))))
             self.courier.refused()

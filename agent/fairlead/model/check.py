@@ -31,13 +31,18 @@ class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class KernelRecord(Struct, frozen=True, kw_only=True):
-    """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot."""
+    """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot.
+
+    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known.
+    """
 
     sequence: int
     seconds: float
     priority: int
     text: str
     boot_id: str = ""
+    jobs: tuple[int, ...] = ()
+    uids: tuple[int, ...] = ()
 
 
 class Sample(Struct, frozen=True, kw_only=True):

@@ -61,7 +61,8 @@ def by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rule
     if gone:
         return f"check {gone[0]} does not run any more"
     this_boot = now.drain_since_seconds > now.wall_seconds - now.boot_seconds - CLOCK_SLACK_SECONDS
-    if now.drain_check == "xid" and this_boot and not any(k.startswith("xid/") for k in state.drained_for):
+    repaired = any(r.everything and r.boot_id == now.boot_id for r in state.repairs)  # a person knows what it was for
+    if now.drain_check == "xid" and this_boot and not repaired and not any(k.startswith("xid/") for k in state.drained_for):
         return "the kernel log evidence of this boot is not in the history any more"
     if tied := tie(state):
         return tied
