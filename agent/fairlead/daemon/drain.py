@@ -111,7 +111,7 @@ class Drain:
         read_at = time.monotonic()
         mine = self._own(listed)
         owner = self._owner(mine, entry, prolog_refused=prolog_refused)
-        if owner is Owner.OURS:
+        if owner is Owner.OURS and mine.drained:
             if check == MANUAL != entry.token.check:
                 return (yield from self._take_over(summary))
             return (yield from self._stand(entry, listed))
@@ -280,6 +280,9 @@ class Drain:
         self.ledger.save(None)
         if owner in (Owner.FOREIGN, Owner.ORPHAN, Owner.PROLOG_ERROR):
             return _result(Outcome.FOREIGN, mine, _who(mine))
+        if entry.phase is Phase.DRAINED and (why := keep_off(mine.states)):
+            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
+            return _result(Outcome.HELD, mine, f"{why}: slurmctld has lifted our drain, nobody has resumed the node")
         if entry.phase is Phase.DRAINED:
             return _result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
         return _result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
@@ -295,6 +298,8 @@ class Drain:
             return why
         if "DOWN" in mine.states:
             return "down in slurmctld: slurmd does not answer, or somebody set it"
+        if "INVALID_REG" in mine.states:
+            return "slurmctld refuses what slurmd registers: less hardware than slurm.conf has"
         if "COMPLETING" in mine.states:
             return "a job is still completing: a step that cannot be killed, or an epilog that runs"
         return self.hidden(since)

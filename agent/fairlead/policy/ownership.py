@@ -1,7 +1,8 @@
 """Whose drain is it? Exact match only: a prefix would lift other people's drains (mej/nhc issue 134).
 
-Ours is our exact text plus only what slurmctld itself appends (``set_node_down`` and the reboot path of
-slurmctld/node_mgr.c append " : Not responding" and " : reboot issued"), under a user that is ours or SlurmUser.
+Ours is our exact text plus only what slurmctld itself appends to the reason of a node that it finds silent, reboots or
+powers up (``set_node_reason`` and its callers in slurmctld's node_mgr.c, ping_nodes.c and power_save.c), under a user that
+is ours or SlurmUser. What it writes in place of a reason (an invalid registration, from 24.11 on) is nobody's of ours.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from fairlead.policy.rules import Rules
 
 REASON_MAX = 240
 PROLOG_ERROR = "Prolog error"
-SUFFIXES = (" : Not responding", " : reboot issued")
+SUFFIXES = (
+    *(" : Not responding", " : reboot issued", " : reboot complete", " : reboot timed out"),
+    " : ResumeTimeout reached",
+)
 
 _TOKEN = re.compile(r"fairlead:([a-z0-9_.]{1,64}):([0-9a-z]{6,32}) ([ -~]*)")
 _SUFFIX_RUN = "(?:" + "|".join(re.escape(s) for s in SUFFIXES) + ")*"
