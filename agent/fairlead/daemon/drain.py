@@ -16,21 +16,33 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.errors import SlurmError
-from fairlead.policy import budget
-from fairlead.policy.ownership import PROLOG_ERROR, Owner, Token, build, classify, in_maintenance, keep_off, parse, strip_suffixes
+from fairlead.policy.fleet import Hold
+from fairlead.policy.ownership import (
+    MANUAL,
+    PROLOG_ERROR,
+    Owner,
+    Token,
+    build,
+    classify,
+    in_maintenance,
+    keep_off,
+    parse,
+    strip_suffixes,
+)
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, Rules
 from fairlead.slurm.client import NodeState, SlurmClient
 
-MAINTENANCE = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
-MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
+CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
 
 
 class Outcome(StrEnum):
     """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain.
     foreign: somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not
-    drained, or undone at once. held: not now; ``detail`` says why."""
+    drained, or undone at once, by a rule that looks across nodes (``Result.limit``). contested: drained, and others past
+    the same limit have to go first; look again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""
 
     DRAINED = "drained"
     RESUMED = "resumed"
@@ -39,18 +51,20 @@ class Outcome(StrEnum):
     FOREIGN = "foreign"
     ORPHAN = "orphan"
     OVER_BUDGET = "over_budget"
+    CONTESTED = "contested"
     HELD = "held"
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """``detail``: one line, a reason or the name of the partition whose budget is used up. ``states``: as last read.
-    ``window_seconds``: from the reading to the end of the write; in it another's change would be overwritten.
-    ``marked``: Slurm's own "Prolog error" for our prolog's refusal stands."""
+    """``detail``: one line, a reason or what holds the drain. ``states``: as last read. ``window_seconds``: from the
+    reading to the end of the write; in it another's change would be overwritten. ``marked``: Slurm's own "Prolog error" for
+    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes."""
 
     outcome: Outcome
     detail: str = ""
     states: frozenset[str] = frozenset()
     window_seconds: float = 0.0
+    limit: Hold | None = None
     marked: bool = False
 
 
@@ -84,6 +98,7 @@ class Drain:
         hidden: Callable[[float], str] = lambda since: "",
         stranger: Callable[[NodeState], str] = lambda mine: "",
         barred: Callable[[], str] = lambda: "",
+        fleet: Fleet | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.client = client
@@ -93,10 +108,13 @@ class Drain:
         self.hidden = hidden
         self.stranger = stranger
         self.barred = barred
+        self.fleet = fleet or Fleet(rules)
         self.wall = wall
 
-    def drain(self, check: str, summary: str, *, job: int | None = None, prolog_refused: bool = False) -> Steps:
-        """Drain with a reason of ours, where nobody else holds the node and the budget has room."""
+    def drain(
+        self, check: str, summary: str, *, job: int | None = None, certain: bool = False, prolog_refused: bool = False
+    ) -> Steps:
+        """Drain with a reason of ours, where nobody else holds the node and the rules across nodes leave room."""
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
         entry = self.ledger.load()
@@ -125,8 +143,8 @@ class Drain:
             refusal = _result(Outcome(owner.value), mine, _who(mine))
         elif why := keep_off(mine.states) or _in_the_way(check, mine) or self.stranger(mine):
             refusal = _result(Outcome.HELD, mine, why)
-        elif partition := budget.room(self.node, self._partitions(mine, listed), self.rules):
-            refusal = _result(Outcome.OVER_BUDGET, mine, partition)
+        elif hold := self.fleet.before(self.node, entry.token, listed, certain=certain):
+            refusal = replace(_result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
         if refusal is not None:
             yield "save"
             self.ledger.save(None)
@@ -255,21 +273,21 @@ class Drain:
         return _result(Outcome.DRAINED, mine, mine.reason)
 
     def _stand(self, entry: Entry, listed: tuple[NodeState, ...]) -> Steps:
-        """Our drain is there: keep it, or undo it where it is past the budget."""
-        over = ""
+        """Our drain is there: keep it, or undo it where it is past a limit that looks across nodes."""
+        over: Hold | None = None
         mine = self._own(listed) if listed else None
         if mine is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
-            # Reason times are whole seconds and a later writer of the same second may rank before one that has already
-            # looked. So all others of that second count as earlier: the last to write sees all, and the budget holds.
-            over = budget.overshoot(self.node, mine.reason_time + 0.5, self._partitions(mine, listed), self.rules)
-        if mine is not None and over:
+            over = self.fleet.after(self.node, entry.token, listed)
+        if mine is not None and over is not None and over.wait:
+            return replace(_result(Outcome.CONTESTED, mine, over.text), limit=over)
+        if mine is not None and over is not None:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.UNDOING))
             yield "undo"
             self.client.resume(self.node)
             yield "save"
             self.ledger.save(None)
-            return _result(Outcome.OVER_BUDGET, mine, over)
+            return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
         if entry.phase is not Phase.DRAINED:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED))
@@ -316,19 +334,6 @@ class Drain:
 
     def _entry(self, token: Token, phase: Phase) -> Entry:
         return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)
-
-    def _partitions(self, mine: NodeState, listed: tuple[NodeState, ...]) -> tuple[budget.Partition, ...]:
-        """The partitions of this node with every node of theirs that is out of service."""
-        made = []
-        for name in mine.partitions:
-            members = [n for n in listed if name in n.partitions]
-            gone = tuple(
-                budget.Unavailable(float(n.reason_time), n.name, n.drained and n.reason.startswith("fairlead:"))
-                for n in members
-                if not n.available and not (n.drained and n.reason.startswith(MAINTENANCE))
-            )
-            made.append(budget.Partition(name=name, total=len(members), unavailable=gone))
-        return tuple(made)
 
 
 def _in_the_way(check: str, mine: NodeState) -> str:

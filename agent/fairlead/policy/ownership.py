@@ -19,6 +19,8 @@ from fairlead.policy.rules import Rules
 
 REASON_MAX = 240
 PROLOG_ERROR = "Prolog error"
+MAINTAIN = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
+MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
 SUFFIXES = (
     *(" : Not responding", " : reboot issued", " : reboot complete", " : reboot timed out"),
     " : ResumeTimeout reached",
