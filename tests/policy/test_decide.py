@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from fairlead import checks
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
-from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
+from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Proof, Rules, acknowledge, decide
 from fairlead.policy.rules import Severity
 
 CHECKS = {
@@ -292,6 +292,30 @@ def test_an_acknowledged_state_counts_again_once_it_had_gone() -> None:
     assert {d.order for d in gone} == {Order.KEEP}
     assert decide([count], CHECKS, gone[-1].state, now(9), RULES).order is Order.DRAIN
     assert decide([replace(count, summary="6 of 8 GPUs")], CHECKS, known, now(9), RULES).order is Order.DRAIN
+
+
+PROVED = Rules(return_command=("/opt/site/gpu-test",))
+
+
+def test_a_resume_waits_for_the_return_command_and_never_runs_it_beside_a_job() -> None:
+    state = run([bad()])[0].state
+    early = run([], [], state=state, rules=PROVED, drained=True)
+    assert [d.prove for d in early] == [False, False], "only on a node that is well"
+    well = early[-1].state
+    for changes, prove, order, said in (
+        ({}, True, Order.KEEP, "well again, the return command is due"),
+        ({"proof": Proof.RUNNING}, True, Order.KEEP, "well again, the return command runs"),
+        ({"proof": Proof.FAILED}, True, Order.KEEP, "well again, the return command has failed and is tried again"),
+        ({"proof": Proof.PASSED}, True, Order.RESUME, ""),
+        ({"job_running": True}, False, Order.KEEP, "the return command waits for the job to end"),
+        ({"job_running": True, "proof": Proof.PASSED}, False, Order.KEEP, "waits for the job to end"),
+        ({"hold": True, "proof": Proof.PASSED}, False, Order.KEEP, "recovering"),
+        ({"drain_check": "manual", "proof": Proof.NONE}, False, Order.RESUME, ""),  # a person's: the courier leaves it
+    ):
+        decision = decide([], CHECKS, well, now(5, drained=True, **changes), PROVED)
+        assert (decision.prove, decision.order, said in decision.text) == (prove, order, True), (changes, decision.text)
+    sick = decide([bad()], CHECKS, well, now(5, drained=True, proof=Proof.PASSED), PROVED)
+    assert (sick.prove, sick.order) == (False, Order.KEEP), "a proof does not outlive the next fault"
 
 
 def test_three_strikes_of_one_board_need_a_person() -> None:
