@@ -12,6 +12,7 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.facts import Node
 from fairlead.topology import plan, publish
+from fairlead.topology.devices import on_the_bus
 from fairlead.topology.report import matrix, report
 from tests.topology.build import gpu
 
@@ -27,8 +28,8 @@ def load(name: str, folder: Path) -> Node:
     with tarfile.open(TREES / f"{name}.tar.gz") as archive:
         archive.extractall(folder, filter="tar")
     node = gather(Root(str(folder / name)), None)
-    # NVML was not recorded: what the PCI classes say are display and 3D controllers of NVIDIA and AMD are the GPUs.
-    cards = [d.address for d in node.pci if d.class_code >> 16 == 0x03 and d.vendor in (0x10DE, 0x1002)]
+    # NVML was not recorded: the GPUs are those that the bus shows.
+    cards = [d.address for d in on_the_bus(node)]
     return msgspec.structs.replace(node, gpus=tuple(gpu(i, address, nvlinks=0) for i, address in enumerate(cards)))
 
 

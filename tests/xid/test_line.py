@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fairlead.xid import Kind, XidLine, parse, read
 from fairlead.xid.line import address
 from fairlead.xid.log import message
+from fairlead.xid.nvlink5 import Registers
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -83,6 +84,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
                 fatal=True,
                 unit="NETIR_LINK_EVT",
                 link=14,
+                registers=Registers(0x0215C5C6, 0),
             ),
         ),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from fairlead.model.facts import Gpu, Missing, Nic, Node, NumaNode
+from fairlead.model.facts import Missing, Nic, Node, NumaNode
 from fairlead.topology.plan import format_cpulist
 
 
@@ -82,23 +82,6 @@ def of_nic(node: Node, nic: Nic) -> Locality:
     if any(d.address == nic.pci for d in node.pci):
         return of_pci(node, nic.pci)
     return of_numa(node, -1 if isinstance(nic.numa, Missing) else nic.numa)
-
-
-def gpus(node: Node) -> tuple[Gpu, ...]:
-    """The GPUs in PCI order, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID; () when the driver named none."""
-    if isinstance(node.gpus, Missing):
-        return ()
-    return tuple(sorted(node.gpus, key=lambda g: pci_key(g.pci)))
-
-
-def pci_key(address: str) -> tuple[int, int, int, int]:
-    """Sort key of a PCI address; domains may be wider than 16 bits. An address of another form sorts last."""
-    head, _, function = address.partition(".")
-    parts = head.split(":")
-    try:
-        return (int(parts[0], 16), int(parts[1], 16), int(parts[2], 16), int(function, 16))
-    except (IndexError, ValueError):
-        return (1 << 32, 0, 0, 0)
 
 
 def even_split(node: Node, position: int, count: int) -> tuple[int, ...]:

@@ -1,20 +1,26 @@
 """How far two devices are apart, in the words of NCCL and of `nvidia-smi topo -m`.
 
 NCCL: src/graph/{xml,topo,paths}.cc at 5067397. It knows no host bridges: its PHB is nvidia-smi's PHB and NODE.
+A class here is that of the wires. A communicator may then replace the way from a GPU to a far NIC by PXN, over NVLink and
+a GPU beside that NIC (``relay``); that depends on its ranks and on NCCL_PXN_DISABLE.
 nvidia-smi: the rule that reproduces published matrices; between host bridges of one NUMA node it was seen to say
 both NODE and SYS (nccl#1264, nccl#1453), for binding the two are one class.
 """
 
 from __future__ import annotations
 
-from fairlead.model.facts import Gpu, Missing, Node, PciDevice
-from fairlead.topology import tree
+from collections.abc import Iterable, Sequence
 
-NCCL_ORDER = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "PHB", "SYS", "DIS")
+from fairlead.model.facts import Missing, Node, PciDevice
+from fairlead.topology import tree
+from fairlead.topology.devices import Accelerator, Linked, accelerators
+
+# src/include/graph.h PATH_*, by name: the numbers changed when P2C was put in.
+NCCL_ORDER = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
 SMI_ORDER = ("X", "PIX", "PXB", "PHB", "NODE", "SYS")
 
 
-def links_between(a: Gpu, b: Gpu) -> int:
+def links_between(a: Linked, b: Linked) -> int:
     """Active NVLinks between two GPUs: direct ones, or through NVSwitch the number that both have."""
     if isinstance(a.nvlinks, Missing) or isinstance(b.nvlinks, Missing):
         return 0
@@ -42,7 +48,7 @@ def nccl_pci(node: Node, a: PciDevice, b: PciDevice) -> str:
     return "PHB" if _numa(node, chain_a[-1], a) == _numa(node, chain_b[-1], b) else "SYS"
 
 
-def nccl_gpus(node: Node, a: Gpu, b: Gpu, peers: tuple[Gpu, ...]) -> str:
+def nccl_gpus(node: Node, a: Linked, b: Linked, peers: Sequence[Linked]) -> str:
     """NCCL's class between two GPUs: NVLink first, then over one GPU between (NVB), then PCI; DIS when unknown."""
     if a.pci == b.pci:
         return "LOC"
@@ -50,7 +56,9 @@ def nccl_gpus(node: Node, a: Gpu, b: Gpu, peers: tuple[Gpu, ...]) -> str:
         return "NVL"
     if any(p.pci not in (a.pci, b.pci) and links_between(a, p) and links_between(p, b) for p in peers):
         return "NVB"
-    return nccl(node, a.pci, b.pci)
+    wires = nccl(node, a.pci, b.pci)
+    # Both ways lead over C2C to the same CPU.
+    return "C2C" if wires == "PHB" and all(isinstance(g, Accelerator) and g.c2c for g in (a, b)) else wires
 
 
 def nccl(node: Node, a: str, b: str) -> str:
@@ -79,7 +87,45 @@ def smi(node: Node, a: str, b: str) -> str:
     return "NODE" if numa >= 0 and numa == two.numa else "SYS"
 
 
-def smi_gpus(node: Node, a: Gpu, b: Gpu) -> str:
+def smi_gpus(node: Node, a: Linked, b: Linked) -> str:
     """As the matrix shows it: NV18 for 18 NVLinks, else the PCI class."""
     count = links_between(a, b) if a.pci != b.pci else 0
     return f"NV{count}" if count else smi(node, a.pci, b.pci)
+
+
+class Classes:
+    """Path classes between the GPUs and NICs of one node, NVLink and C2C included."""
+
+    def __init__(self, node: Node, nics: Iterable[str] = ()) -> None:
+        """``nics``: PCI addresses of the RDMA devices, of which P2C asks for the nearest ones."""
+        self._node = node
+        self._gpus = accelerators(node)
+        self._by_pci = {g.pci: g for g in self._gpus}
+        self._nics = tuple(nics)
+
+    def nccl(self, a: str, b: str) -> str:
+        one, two = self._by_pci.get(a), self._by_pci.get(b)
+        if one is not None and two is not None:
+            return nccl_gpus(self._node, one, two, self._gpus)
+        wires = nccl(self._node, a, b)
+        gpu, other = (one, b) if one is not None else (two, a)
+        if wires == "PHB" and gpu is not None and gpu.c2c and other in self._nics:
+            # ncclTopoComputePaths: C2C to the CPU and PCI to the NIC, where that NIC is among the nearest of the GPU.
+            nearest = min(NCCL_ORDER.index(nccl(self._node, gpu.pci, nic)) for nic in self._nics)
+            return "P2C" if NCCL_ORDER[nearest] == "PHB" else wires
+        return wires
+
+    def smi(self, a: str, b: str) -> str:
+        one, two = self._by_pci.get(a), self._by_pci.get(b)
+        return smi_gpus(self._node, one, two) if one is not None and two is not None else smi(self._node, a, b)
+
+    def relay(self, gpu: str, nic: str) -> str:
+        """The GPU over which PXN would reach ``nic``: joined to ``gpu`` by NVLink and beside the NIC; "" for none."""
+        own = self._by_pci.get(gpu)
+        if own is None or NCCL_ORDER.index(self.nccl(gpu, nic)) <= NCCL_ORDER.index("PXN"):
+            return ""
+        near = NCCL_ORDER.index("P2C")
+        for peer in self._gpus:
+            if peer.pci != gpu and links_between(own, peer) and NCCL_ORDER.index(self.nccl(peer.pci, nic)) <= near:
+                return peer.pci
+        return ""

@@ -136,11 +136,11 @@ def _number(field: str) -> int:
 
 
 def deal_gpus(gpus: list[Place], tasks: int) -> list[list[Place]]:
-    """Rank i keeps GPU i. Fewer tasks than GPUs: consecutive groups; more: consecutive tasks share one."""
+    """Rank i keeps GPU i. Fewer tasks than GPUs: consecutive groups; more: rank modulo GPUs, as programs choose."""
     count = len(gpus)
     if tasks <= count:
         return [gpus[i * count // tasks : (i + 1) * count // tasks] for i in range(tasks)]
-    return [[gpus[i * count // tasks]] for i in range(tasks)]
+    return [[gpus[i % count]] for i in range(tasks)]
 
 
 def distance(machine: Machine, cpus: int, gpus: list[Place]) -> int:
@@ -216,7 +216,7 @@ def transport(supply: list[int], demand: list[int], cost: list[tuple[int, ...]])
 
 
 def share_out(items: list[Item], groups: list[list[int]], wanted: list[int]) -> dict[int, int]:
-    """Deal items to tasks: ``wanted[task]`` each, at least cost. Tasks of one group are alike. Returns masks by task."""
+    """Deal ``wanted[task]`` items to each at least cost; alike tasks share near and far ones evenly. Returns masks by task."""
     kinds: dict[tuple[int, ...], list[Item]] = {}
     for item in items:
         kinds.setdefault(item.costs, []).append(item)
@@ -225,16 +225,23 @@ def share_out(items: list[Item], groups: list[list[int]], wanted: list[int]) -> 
     masks: dict[int, int] = {}
     taken = [0] * len(costs)
     for d, group in enumerate(groups):
-        hand: list[Item] = []
+        open_ = [wanted[task] for task in group]
         for s, c in enumerate(costs):
-            hand += kinds[c][taken[s] : taken[s] + flow[s][d]]
-            taken[s] += flow[s][d]
-        at = 0
-        for task in group:
-            for item in hand[at : at + wanted[task]]:
-                masks[task] = masks.get(task, 0) | item.mask
-            at += wanted[task]
+            for task, count in zip(group, parts(flow[s][d], open_), strict=True):
+                for item in kinds[c][taken[s] : taken[s] + count]:
+                    masks[task] = masks.get(task, 0) | item.mask
+                taken[s] += count
     return masks
+
+
+def parts(amount: int, open_: list[int]) -> list[int]:
+    """``amount`` in proportion to what each still wants, taken off ``open_``."""
+    found, upto, whole = [], 0, sum(open_)
+    for i, n in enumerate(open_):
+        found.append(amount * (upto + n) // whole - amount * upto // whole if whole else 0)
+        upto += n
+        open_[i] -= found[i]
+    return found
 
 
 def alike(hands: list[list[Place]]) -> list[list[int]]:
@@ -380,10 +387,8 @@ def answer(topology: str, bind_list: str, step_gpus: str, local: int, *, allowed
     gpus = [gpu for gpu in machine.gpus if gpu.index in wanted]  # by PCI address, as CUDA counts them
     if not 0 <= local < len(masks) or len(gpus) != len(wanted):
         raise Doubt("the step is not one of this node")
-    union = 0
-    for mask in masks:
-        union |= mask
-    if not masks[0] & union & -union:
+    first = min(mask & -mask for mask in masks)
+    if not masks[0] & first:
         raise Doubt("the masks are the user's: Slurm's own begin with the lowest CPU in the first task")
     shares = permute(machine, masks, gpus, allowed)
     whole = cpus_on_node == str(machine.online.bit_count()) and allowed == machine.online

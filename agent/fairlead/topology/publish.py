@@ -15,8 +15,9 @@ plans/N, one line for each of N local tasks that have the whole node:
 
 from __future__ import annotations
 
-from fairlead.model.facts import Gpu, Missing, Node
-from fairlead.topology import locality, nics, plan
+from fairlead.model.facts import Missing, Node
+from fairlead.topology import devices, locality, nics, plan
+from fairlead.topology.devices import Accelerator
 
 VERSION = "1"
 
@@ -26,7 +27,7 @@ def gres_order(node: Node) -> dict[str, int]:
 
     A GPU without a minor makes the order unknown: then it is PCI order for all, as with AutoDetect.
     """
-    gpus = locality.gpus(node)
+    gpus = devices.for_jobs(node)
     minors = [g.minor for g in gpus if not isinstance(g.minor, Missing)]
     if len(minors) == len(gpus) == len(set(minors)):
         gpus = tuple(sorted(gpus, key=lambda g: 0 if isinstance(g.minor, Missing) else g.minor))
@@ -43,7 +44,7 @@ def machine(node: Node, order: dict[str, int] | None = None) -> plan.Machine:
         if cpu.online and mask:
             cores[mask] = plan.Core(cpu.package, cpu.numa, cpu.l3, mask)
     places = []
-    for gpu in locality.gpus(node):
+    for gpu in devices.for_jobs(node):
         where = locality.of_pci(node, gpu.pci)
         names = ",".join(n.name for n in nics.nearest(node, gpu.pci)[0]) or "-"
         places.append(plan.Place(order[gpu.pci], gpu.pci, where.numa, locality.cpu_set(where.cpus), names))
@@ -53,7 +54,7 @@ def machine(node: Node, order: dict[str, int] | None = None) -> plan.Machine:
 def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
     """The text of /run/fairlead/topology. ``order``: GRES index by PCI address where the site's differs."""
     made = machine(node, order)
-    gpus = {g.pci: g for g in locality.gpus(node)}
+    gpus = {g.pci: g for g in devices.for_jobs(node)}
     count = made.online.bit_count()
     lines: list[tuple[str, ...]] = [
         (VERSION, "node", node.name, str(len(made.gpus)), plan.format_cpulist(made.online), str(count))
@@ -101,9 +102,9 @@ def _known(number: int) -> str:
     return str(number) if number >= 0 else "-"
 
 
-def _minor(gpu: Gpu) -> str:
+def _minor(gpu: Accelerator) -> str:
     return "-" if isinstance(gpu.minor, Missing) else str(gpu.minor)
 
 
-def _uuid(gpu: Gpu) -> str:
+def _uuid(gpu: Accelerator) -> str:
     return "-" if isinstance(gpu.uuid, Missing) or not gpu.uuid else gpu.uuid

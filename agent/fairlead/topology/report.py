@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
-from fairlead.model.facts import Gpu, Missing, Nic, Node
-from fairlead.topology import locality, nics, paths
+from fairlead.model.facts import Missing, Nic, Node
+from fairlead.model.finding import Finding, Level
+from fairlead.topology import locality, nics
 from fairlead.topology.audit import audit
+from fairlead.topology.devices import Accelerator, accelerators
+from fairlead.topology.paths import Classes
 
 LEGEND = """\
   X     itself
@@ -25,13 +28,13 @@ LEGEND = """\
 def report(node: Node) -> dict[str, Any]:
     """The machine's topology. A GPU of which nobody knows the place gets numa -1 and an even share of the CPUs, and a finding.
 
-    Sizes are bytes, rates Gbit/s; values that could not be read are None.
+    Sizes are bytes, rates Gbit/s; values that could not be read are None. A NUMA node without CPUs has "" as its cpus.
     """
-    gpus = locality.gpus(node)
+    gpus = accelerators(node)
+    classes = Classes(node, [nic.pci for nic in nics.functions(node)])
     return {
-        "node": node.name,
         "numa": [
-            {"id": n.id, "cpus": locality.cpulist(n.cpus), "memory_bytes": _value(n.memory_bytes)}
+            {"id": n.id, "cpus": locality.cpulist(n.cpus) if n.cpus else "", "memory_bytes": _value(n.memory_bytes)}
             for n in sorted(node.numa, key=lambda n: n.id)
         ],
         "gpus": [_gpu(node, gpu, i, len(gpus)) for i, gpu in enumerate(gpus)],
@@ -47,7 +50,7 @@ def report(node: Node) -> dict[str, Any]:
             for nic in _nics(node)
         ],
         "paths": [
-            {"a": a, "b": b, "nccl": _nccl(node, a, b), "smi": _smi(node, a, b)} for a, b in combinations(_addresses(node), 2)
+            {"a": a, "b": b, "nccl": classes.nccl(a, b), "smi": classes.smi(a, b)} for a, b in combinations(_addresses(node), 2)
         ],
         "audit": [msgspec.to_builtins(finding, enc_hook=str) | {"level": finding.level.word} for finding in audit(node)],
     }
@@ -55,27 +58,48 @@ def report(node: Node) -> dict[str, Any]:
 
 def matrix(node: Node) -> str:
     """The path matrix by nvidia-smi's classes, CPU and NUMA affinity, a legend and the audit, as text."""
-    gpus, devices = locality.gpus(node), _devices(node)
-    names = {gpu.pci: f"GPU{i}" for i, gpu in enumerate(gpus)}
-    names.update({nic.pci: nic.name for nic in devices if nic.pci not in names})
+    gpus = accelerators(node)
+    names = {gpu.pci: f"GPU{gpu.index}" for gpu in gpus}
+    what = {gpu.pci: gpu.name for gpu in gpus}
+    classes = Classes(node)
+    for nic in nics.functions(node):
+        names.setdefault(nic.pci, nic.name)
+        rate = "" if isinstance(nic.rate_gbps, Missing) else f" {nic.rate_gbps:g} Gb/s"
+        state = "" if isinstance(nic.state, Missing) else f" {nic.state}"
+        what.setdefault(nic.pci, f"{nic.link_layer or 'RDMA device'}{rate}{state}")
     head = ["", *names.values(), "CPU Affinity", "NUMA Affinity"]
     rows = [head]
-    where = {gpu["pci"]: gpu for gpu in report(node)["gpus"]}
+    where = {gpu.pci: _gpu(node, gpu, i, len(gpus)) for i, gpu in enumerate(gpus)}
     for a, name in names.items():
         tail = [where[a]["cpus"], str(where[a]["numa"]) if where[a]["numa"] >= 0 else "N/A"] if a in where else ["", ""]
-        rows.append([name, *(_smi(node, a, b) for b in names), *tail])
+        rows.append([name, *(classes.smi(a, b) for b in names), *tail])
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     table = "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-    identity = "".join(f"  {name:<8}{address}\n" for address, name in names.items())
-    found = "".join(f"  {f.summary}\n" for f in audit(node)) or "  nothing to say\n"
-    return f"{table}\n\n{identity}\nLegend:\n{LEGEND}\nAudit:\n{found}"
+    wide = max((len(name) for name in names.values()), default=0)
+    identity = "".join(f"  {name:<{wide}}  {address}  {what[address]}\n" for address, name in names.items())
+    found = "".join(f"  {line}\n" for line in audit_lines(audit(node))) or "  nothing to say\n"
+    return f"{table if names else 'No GPU and no RDMA device.'}\n\n{identity}\nLegend:\n{LEGEND}\nAudit:\n{found}"
+
+
+def audit_lines(found: tuple[Finding, ...]) -> list[str]:
+    """Findings as lines; those that say the same of several devices in one."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for f in found:
+        groups.setdefault((f.check, f.summary.replace(f.device, "*") if f.device else f.summary), []).append(f)
+    lines = []
+    for alike in groups.values():
+        first = alike[0]
+        mark = "note: " if first.level == Level.OK else ""
+        more = f" (and {len(alike) - 1} more: {', '.join(f.device for f in alike[1:])})" if len(alike) > 1 else ""
+        lines.append(f"{mark}{first.summary}{more}")
+    return lines
 
 
 def _value(value: Any) -> Any:
     return None if isinstance(value, Missing) else value
 
 
-def _gpu(node: Node, gpu: Gpu, position: int, count: int) -> dict[str, Any]:
+def _gpu(node: Node, gpu: Accelerator, position: int, count: int) -> dict[str, Any]:
     where = locality.of_pci(node, gpu.pci)
     cpus = where.cpus or locality.even_split(node, position, count)
     return {
@@ -91,28 +115,5 @@ def _nics(node: Node) -> list[Nic]:
     return sorted(node.nics, key=lambda n: (not n.rdma, nics.natural(n.name), n.port))
 
 
-def _devices(node: Node) -> list[Nic]:
-    """NICs that take part in paths: RDMA devices, one entry a PCI function."""
-    seen: dict[str, Nic] = {}
-    for nic in nics.candidates(node):
-        seen.setdefault(nic.pci, nic)
-    return list(seen.values())
-
-
 def _addresses(node: Node) -> list[str]:
-    return list(dict.fromkeys([*(g.pci for g in locality.gpus(node)), *(n.pci for n in _devices(node))]))
-
-
-def _pair(node: Node, a: str, b: str) -> tuple[Gpu, Gpu] | None:
-    by_pci = {g.pci: g for g in locality.gpus(node)}
-    return (by_pci[a], by_pci[b]) if a in by_pci and b in by_pci else None
-
-
-def _nccl(node: Node, a: str, b: str) -> str:
-    pair = _pair(node, a, b)
-    return paths.nccl_gpus(node, *pair, locality.gpus(node)) if pair else paths.nccl(node, a, b)
-
-
-def _smi(node: Node, a: str, b: str) -> str:
-    pair = _pair(node, a, b)
-    return paths.smi_gpus(node, *pair) if pair else paths.smi(node, a, b)
+    return list(dict.fromkeys([*(g.pci for g in accelerators(node)), *(n.pci for n in nics.functions(node))]))

@@ -27,6 +27,8 @@ _FORMS = tuple(
         rf"\d+\.\d+ \S{{1,255}} kernel: (?:{_STAMP})?",  # journalctl -o short-unix
     )
 )
+# syslog daemons that reduce repeated messages (rsyslog $RepeatedMsgReduction) wrap the message itself
+_REPEATED = re.compile(r"message repeated \d{1,9} times: \[ ?(.*)\]\Z", re.DOTALL)
 _ESCAPES = re.compile(r"(?:\\x[0-9a-fA-F]{2})+")
 
 
@@ -49,5 +51,10 @@ def message(line: str) -> str:
             if foreign:
                 return ""
             text = line[match.end() :]
-            return _unescaped(text) if said.get("escaped") else text
+            return _unescaped(text) if said.get("escaped") else _once(text)
     return line
+
+
+def _once(text: str) -> str:
+    repeated = _REPEATED.match(text)
+    return repeated[1] if repeated else text

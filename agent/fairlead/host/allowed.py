@@ -1,0 +1,21 @@
+"""Which CPUs this process may use: /proc/self/status, Cpus_allowed_list (proc(5)). In a tree: those of its recorder."""
+
+from __future__ import annotations
+
+from fairlead.host.cpulist import parse_cpulist
+from fairlead.host.root import Root
+
+
+def allowed_cpus(root: Root) -> tuple[int, ...] | None:
+    """The allowed CPUs; None where that is not recorded or cannot be read."""
+    text = root.read_text("/proc/self/status", 65536)
+    if not isinstance(text, str):
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name == "Cpus_allowed_list":
+            try:
+                return parse_cpulist(value) or None
+            except ValueError:
+                return None
+    return None
