@@ -210,6 +210,7 @@ def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding 
         action=action,
         service=service,
         evidence_id=f"{_boot(fault.last, node)}:{fault.last.sequence}",
+        fault=f"{name.lower()}{line.code}",
     )
 
 

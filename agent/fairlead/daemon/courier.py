@@ -17,8 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.daemon import log
-from fairlead.daemon.drain import CONTEST_SECONDS, Drain, Outcome, Result, Steps, finish
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
+from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
 from fairlead.policy.fleet import Hold
@@ -82,7 +83,6 @@ class Courier:
         self._stop = False
         self._refusal = Refusal()
         self._asked = False  # the last attempt spoke to slurmctld
-        self._taken = False  # a person has put a drain of their own in place of ours
         self._untold = False  # that it was lifted is not known yet to whoever gives the orders
         self._failures = 0
         self._squeezed = 0
@@ -221,8 +221,6 @@ class Courier:
         with drain.ledger.locked():
             if want.kind == "resume" and standing.drained and not standing.manual and not marks:
                 return finish(drain.resume())
-            if want.kind == "drain" and not standing.drained and self._taken:
-                return finish(look())  # lifted, it is acknowledged like ours, not drained again
             if want.kind == "drain" and not standing.drained and not self._untold:
                 return finish(self._order(drain, want, refused))
             if looks:
@@ -254,13 +252,9 @@ class Courier:
             self._due = float("inf")
             before = self._standing
             entry = self._drain.ledger.load()
-            drained = entry is not None and entry.phase is not Phase.DRAINING
-            stood = (before.drained or self._taken) and self._asked
-            # Slurm's mark comes only on a node that is not drained: somebody had lifted what stood before.
-            acknowledged = outcome is Outcome.ACKNOWLEDGED or (stood and (outcome is Outcome.FREE or result.marked))
+            drained = entry is not None and entry.ours
+            acknowledged = outcome is Outcome.ACKNOWLEDGED
             self._untold = self._untold or acknowledged
-            if self._asked:
-                self._taken = stood and outcome in (Outcome.FOREIGN, Outcome.ORPHAN)
             held = result.detail if outcome in (Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN) else ""
             after = Standing(
                 drained=drained,
@@ -271,7 +265,7 @@ class Courier:
                 limit=result.limit if outcome is Outcome.OVER_BUDGET else None,
                 acknowledged=before.acknowledged + acknowledged,
                 looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
-                manual=bool(entry and entry.token.check == MANUAL),
+                manual=bool(entry and drained and entry.token.check == MANUAL),
                 check=entry.token.check if entry is not None and drained else "",
                 since=entry.since if entry is not None and drained else 0.0,
             )
@@ -280,7 +274,7 @@ class Courier:
                 self._not_before = now + self._look_seconds * random.uniform(0.5, 1.0) if held else 0.0
             if held and not drained:
                 self._due = float("inf")  # the order itself is tried again
-            if self._taken:
+            if entry is not None and not drained:  # taken by a person, or something sent may still arrive
                 self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
             if outcome is Outcome.OVER_BUDGET:
                 self._squeezed = min(self._squeezed + 1, 8)
