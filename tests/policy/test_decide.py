@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from fairlead import checks
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
+from fairlead.policy.rules import Severity
 
 CHECKS = {
     "xid": CheckPolicy(mode=Mode.ENFORCE),
@@ -72,7 +74,8 @@ def test_a_certain_finding_drains_at_once_and_the_word_waits_for_slurmctld() -> 
     [
         ({"hold": True}, "held by an admin"),
         ({"disabled": True}, "fairlead is disabled on this node"),
-        ({"over_budget": "gpu"}, "drain budget of partition gpu is used up"),
+        ({"over_budget": "drain budget of partition gpu is used up"}, "drain budget of partition gpu is used up"),
+        ({"suspicion": "job 7 is the suspect"}, "job 7 is the suspect"),
     ],
 )
 def test_what_holds_a_drain_makes_it_a_warning(change: dict[str, object], why: str) -> None:
@@ -108,6 +111,41 @@ def test_two_of_three_confirm() -> None:
     assert orders == [Order.KEEP, Order.KEEP, Order.KEEP, Order.KEEP, Order.KEEP, Order.DRAIN]
     first = run(wide)[0]
     assert first.why_held == ("not confirmed: 1 of 2",) and first.state_word is State.WARN
+
+
+def test_confirmation_by_severity() -> None:
+    """What must go at once counts at once; what may wait for the job's end, and a warning, after more sweeps."""
+    checks = {"ecc": CheckPolicy(mode=Mode.ENFORCE, confirm=1, confirm_after_job=2, confirm_warn=3, confirm_of=4)}
+    mild, soft, hard = bad("ecc", Level.WARN), bad("ecc", service=Service.DRAIN_AFTER_JOB), bad("ecc", summary="hard")
+
+    def story(*sweeps: list[Finding], **changes: object) -> list[Decision]:
+        state, out = PolicyState(), []
+        for place, findings in enumerate(sweeps):
+            out.append(decide(findings, checks, state, now(place, **changes), RULES))
+            state = out[-1].state
+        return out
+
+    assert story([hard])[0].order is Order.DRAIN
+    assert [d.order for d in story([soft], [], [soft])] == [Order.KEEP, Order.KEEP, Order.DRAIN]
+    assert story([soft])[0].why_held == ("not confirmed: 1 of 2",)
+    assert [d.state_word for d in story([mild], [mild], [], [mild])] == [State.OK, State.OK, State.OK, State.WARN]
+    assert [d.state_word for d in story([mild], [], [], [], [mild])] == [State.OK] * 5
+    waits = story([soft], [soft], job_running=True)
+    assert [d.waits for d in waits] == [False, True]
+    stricter = {"ecc": replace(checks["ecc"], confirm=2)}
+    both = decide([soft, hard], stricter, waits[-1].state, now(3, job_running=True), RULES)
+    assert (both.order, both.why_held) == (Order.KEEP, ("not confirmed: 1 of 2",)), "the wait is no confirmation of worse"
+    assert decide([hard], stricter, both.state, now(4, job_running=True), RULES).order is Order.DRAIN
+
+
+def test_a_site_sets_confirmation_recovery_and_grace_of_a_check() -> None:
+    check = checks.load()["pcie_link"]
+    own = CheckPolicy.of(check, check.params())
+    assert (own.confirm, own.confirm_of, own.recover, own.boot_grace_seconds) == (2, 3, 3, 120)
+    given = check.params(confirm=1, confirm_after_job=4, confirm_warn=5, recover=7, boot_grace_seconds=0)
+    site = CheckPolicy.of(check, given)
+    assert [site.needed(s) for s in (Severity.NOW, Severity.AFTER_JOB, Severity.WARN)] == [1, 4, 5]
+    assert (site.confirm_of, site.recover, site.boot_grace_seconds) == (5, 7, 0)
 
 
 def test_boot_grace_holds_and_does_not_confirm() -> None:
@@ -189,7 +227,9 @@ def test_a_lost_history_does_not_resume_what_the_kernel_log_condemned() -> None:
     remap = run([bad("late")], *([[]] * 5), **lost)  # something else that drains comes and goes meanwhile
     assert remap[0].state.drained_for and {d.order for d in remap} == {Order.KEEP}
     assert run(*([[]] * 5), **{**lost, "drain_since_seconds": 1e9 - 1100})[-1].order is Order.RESUME
-    assert run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1].order is Order.RESUME
+    assert run(*([[]] * 5), **{**lost, "drain_check": "link"})[-1].order is Order.RESUME
+    other = run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1]
+    assert (other.order, other.text) == (Order.KEEP, "drained by fairlead, check row_remap does not run any more: resume by hand")
 
 
 def test_an_observed_finding_that_did_not_drain_does_not_hold_a_resume() -> None:

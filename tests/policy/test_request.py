@@ -236,3 +236,20 @@ def test_replayed_from_any_crash_the_end_is_the_same(requests: list[Ack | Undo |
 def test_what_is_no_request(data: bytes, words: str) -> None:
     with pytest.raises(DataError, match=words):
         decode(data)
+
+
+def test_a_repaired_node_whose_history_was_lost_is_resumed() -> None:
+    """The drain is for a kernel record that nobody remembers; the repair of the whole node says what became of it."""
+
+    def after(state: PolicyState) -> set[Order]:
+        moment = {"boot_seconds": 1000.0, "wall_seconds": 5000.0, "boot_id": BOOT, "drained": True}
+        orders = set()
+        for _ in range(4):
+            decision = decide((), POLICIES, state, Now(**moment, drain_check="xid", drain_since_seconds=4900.0), Rules())  # type: ignore[arg-type]
+            state = decision.state
+            orders.add(decision.order)
+        return orders
+
+    assert after(PolicyState()) == {Order.KEEP}
+    assert Order.RESUME not in after(apply(PolicyState(), clear(PCI)))
+    assert Order.RESUME in after(apply(PolicyState(), clear(everything=True)))

@@ -127,7 +127,11 @@ def test_reboots_and_registrations(strict: Cluster) -> None:
     for name, asap, after, reason in (("n1", True, "RESUME", ""), ("n2", True, "", ""), ("n3", True, "RESUME", "ann's"),
                                       ("n4", False, "DOWN", ""), ("n5", True, "RESUME", ""), ("n6", True, "", "")):  # fmt: skip
         ctld.reboot(name, asap=asap, next_state=after, reason=reason)
-        words = [*(["asap"] if asap else []), *([f"nextstate={after}"] if after else []), *([f"reason={reason}"] if reason else [])]
+        words = [
+            *(["asap"] if asap else []),
+            *([f"nextstate={after}"] if after else []),
+            *([f"reason={reason}"] if reason else []),
+        ]
         strict.scontrol("reboot", *words, name)
     ctld.issue_reboots()
     agree(client, ctld, "reboots issued")
@@ -143,7 +147,9 @@ def test_reboots_and_registrations(strict: Cluster) -> None:
     update("n7", "DRAIN", "ours")
     gres = strict.folder / "etc/gres.conf"
     whole = gres.read_text()
-    fewer = [line for line in whole.splitlines() if not (("NodeName=n7 " in line or "NodeName=n8 " in line) and "nvidia7" in line)]
+    fewer = [
+        line for line in whole.splitlines() if not (("NodeName=n7 " in line or "NodeName=n8 " in line) and "nvidia7" in line)
+    ]
     for text, valid in (("\n".join(fewer) + "\n", False), (whole, True)):
         gres.write_text(text)
         for name in ("n7", "n8"):

@@ -116,7 +116,7 @@ def _list(known: dict[str, Any], trail: Trail, *, as_json: bool) -> ExitCode:
         by = [
             e
             for e in entries
-            if e.what in ("ack", "resume", "acknowledged") and (row["id"] in e.args.get("evidence", "") or e.what != "ack")
+            if e.what in ("ack", "resume", "resumed by a person") and (row["id"] in e.args.get("evidence", "") or e.what != "ack")
         ]
         exact = [e for e in by if e.what == "ack"] or by
         if exact:

@@ -65,7 +65,7 @@ def line(entry: Entry) -> str:
     place = " from ".join(filter(None, (entry.tty.removeprefix("/dev/"), entry.client)))
     outcome = "" if entry.outcome == "done" else entry.outcome
     if entry.outcome == ASKED:
-        outcome = "no outcome: the command was ended before it was done"
+        outcome = "no outcome: the command still runs, or was ended before it was done"
     result = ": ".join(filter(None, (outcome, entry.detail)))
     words = [
         f"{local(entry.unix)}  {entry.who}{f' ({place})' if place else ''}: {entry.what}",

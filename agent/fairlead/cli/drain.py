@@ -12,12 +12,14 @@ from fairlead import config
 from fairlead.cli.noted import Note, noted
 from fairlead.cli.show import print_json
 from fairlead.cli.told import wake_agent
-from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.outcome import Outcome, Result, finish
 from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.root import Root
+from fairlead.policy.ownership import MANUAL
 
 DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 

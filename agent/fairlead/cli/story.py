@@ -31,13 +31,20 @@ _DO = {
     "follow_cause": "follow the cause: the other finding of {device}",
     "provision": "run `fairlead provision` for this node: a setting is not what its document says",
 }
+#: What a person does about a rule across nodes that holds a drain (docs/explanation/many-nodes-at-once.md).
+LIMITS = {
+    "budget": "repair and resume nodes that are out, or raise the budget (policy.budget_*)",
+    "common_cause": "one cause: mend it and resume the drained nodes; many broken nodes: drain this one with `fairlead drain`",
+    "suspect_job": "look at the job, which goes on; if this node is broken whatever runs there, drain it with `fairlead drain`",
+}
 
 
 def owner(slurm: Table | None, status: Table | None) -> str:
     """Whose the node is in Slurm: OURS, MANUAL (`fairlead drain`), ORPHAN (of our form, the agent does not know it), UNASKED
-    (of our form, the agent said nothing), FOREIGN, DOWN (not drained), FREE; "" when Slurm did not say."""
+    (of our form, the agent said nothing), FOREIGN, DOWN (not drained), FREE; "" when neither Slurm nor the agent says."""
     if not slurm or "error" in slurm:
-        return ""
+        last = parse(((status or {}).get("drain") or {}).get("reason", ""))
+        return "" if last is None else MANUAL if last.check == "manual" else OURS
     words = normalise(slurm["states"])
     reason = slurm["reason"]
     token = parse(reason)
@@ -74,6 +81,8 @@ def _slurm(slurm: Table | None, whose: str) -> Iterator[str]:
         return
     if "error" in slurm:
         yield f"Slurm:    {slurm['error']}"
+        if whose:
+            yield "owner:    drained by fairlead when the agent last saw it"
         return
     states, reason = "+".join(slurm["states"]), slurm["reason"]
     if reason and whose == FREE:
@@ -99,7 +108,8 @@ def _agent(agent: Table, status: Table) -> Iterator[str]:
         return
     age = agent.get("age_seconds")
     aged = f", looked {age_text(age)} ago" if age is not None else ""
-    stale = "; the agent has stopped looking" if agent.get("expired") and "sequence" in agent else ""
+    stopped = (agent.get("expired") and "sequence" in agent) or agent.get("running") is False
+    stale = "; the agent has stopped looking" if stopped else ""
     yield f"verdict:  {state_word(agent['state'])}{aged}{stale}" + (f": {agent['text']}" if agent.get("text") else "")
 
 
@@ -107,32 +117,23 @@ def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]
     """What to do next, most urgent first; never empty."""
     status: Table = agent.get("status") or {}
     bad = [f for f in status.get("findings", []) if f.get("level") == "drain" and f.get("id") not in _acknowledged(status)]
-    found: list[str] = []
-    if "error" in agent:
-        found.append("reach the node: nothing is known of its GPUs from here (console, `ipmitool`, the site's monitoring)")
-    elif agent.get("expired"):
-        found.append(
-            "the agent is down: `systemctl status fairlead-agent`, `journalctl -u fairlead-agent -n 50`; "
-            "until it is back nothing is watched here and a node that is well is not resumed"
-        )
-    if slurm and "error" in slurm and "error" not in agent:
-        found.append("find out why slurmctld does not answer; drains and resumes wait for it by themselves")
-    if whose == FOREIGN and slurm is not None:
-        found.append(
-            f"ask {slurm.get('reason_user') or 'whoever drained it'}; then `scontrol update nodename={node} state=resume`"
-        )
-        if bad:
-            found.append("not before the findings below are dealt with: the agent would drain the node again")
+    found = [*_unheard(agent, slurm)]
+    who = (slurm or {}).get("reason_user") or "somebody"
+    if whose == FOREIGN:
+        found.append(f"ask whoever drained it ({who}); fairlead changes nothing here until they resume it")
     if whose == ORPHAN:
         found.append("look at the node; when it is well: `fairlead resume --adopt` on it")
     if whose == DOWN:
-        found.append(f"see why: `scontrol show node {node}`, `systemctl status slurmd` on it; a resume in Slurm is yours to give")
+        found.append(
+            f"see why: `scontrol show node {node}`, `systemctl status slurmd` on it; the resume in Slurm is yours to give"
+        )
     if hold := status.get("hold"):
         found.append(f"the agent is on hold ({hold.get('who', '?')}); when that work is done: `fairlead hold --release`")
     if whose == MANUAL:
         found.append("when the work is done: `fairlead resume` on the node")
-    for text in dict.fromkeys(_do(node, f) for f in bad):
-        found.append(text)
+    found += dict.fromkeys(_do(node, f) for f in bad)
+    if whose == FOREIGN and bad:
+        found.append("a resume before that does not last: the agent drains the node for what it has found")
     if whose == OURS:
         found += _way_back(agent, status, bad)
     elif bad and whose in (FREE, ""):
@@ -144,6 +145,19 @@ def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]
     ]
 
 
+def _unheard(agent: Table, slurm: Table | None) -> Iterator[str]:
+    """What to do about those who do not answer."""
+    if "error" in agent:
+        yield "reach the node: nothing is known of its GPUs from here (console, `ipmitool`, the site's monitoring)"
+    elif agent.get("expired") or agent.get("running") is False:
+        yield "the agent is down: `systemctl status fairlead-agent`, `journalctl -u fairlead-agent -n 50`"
+        yield "until it is back nothing is watched here, and no drain of fairlead's is lifted"
+    if slurm and slurm.get("away"):
+        yield "find out why slurmctld does not answer; drains and resumes wait for it by themselves"
+    elif slurm and "error" in slurm and slurm.get("hint"):
+        yield slurm["hint"]
+
+
 def _do(node: str, finding: Table) -> str:
     words = _DO.get(finding.get("action", ""), "see `fairlead explain {check}`")
     return words.format(device=finding.get("device") or "the node", node=node, check=finding.get("check", ""))
@@ -153,16 +167,18 @@ def _way_back(agent: Table, status: Table, bad: Sequence[Table]) -> Iterator[str
     device = next((f["device"] for f in bad if f.get("device")), "DEVICE")
     if bad:
         yield f"repaired: `fairlead clear {device} --reason TEXT` on the node; it may stay so: `fairlead ack --all --reason TEXT`"
-    if match := re.search(r"by hand[^;]*", agent.get("text") or ""):
-        yield f"{match[0]}: `fairlead resume`, or `fairlead clear` after a repair"
+    if match := re.search(r"fairlead, ([^;]*): resume by hand", agent.get("text") or ""):
+        what = match[1].partition(" ")[0] if "drained too often" in match[1] else "--all"
+        yield f"the agent does not by itself: {match[1]}"
+        yield f"after a repair `fairlead clear {what} --reason TEXT` on the node; else `fairlead resume`"
     elif not status.get("hold"):
         yield "the agent resumes the node after its clean sweeps; `fairlead resume` does it now and acknowledges what stands"
 
 
 def _why_not_drained(status: Table) -> Iterator[str]:
     slurm = status.get("slurm", {})
-    if slurm.get("over_budget"):
-        yield f"not drained: the budget of partition {slurm['over_budget']} is used up; bring others back, or drain it yourself"
+    if limit := slurm.get("limit"):
+        yield f"not drained: {slurm.get('over_budget') or limit['name']}; {LIMITS.get(limit['kind'], LIMITS['budget'])}"
     elif slurm.get("held"):
         yield f"not drained yet: {slurm['held']}"
 
@@ -173,17 +189,29 @@ def _acknowledged(status: Table) -> set[str]:
 
 def _findings(status: Table) -> Iterator[str]:
     known = _acknowledged(status)
+    held = {(f["check"], f["summary"]): f.get("why", "") for f in status.get("held", [])}
     for f in status.get("findings", []):
         yield f"finding:  {f['check']}: {f['summary']}"
         yield from (f"  evidence: {e}" for e in f.get("evidence", []))
         yield from _meaning(f)
         mode = {"enforce": "may drain", "observe": "reported only, does not drain"}.get(f.get("mode", ""), "")
         yield f"  rule:     level {f.get('level', '?')}, mode {f.get('mode', '?')}" + (f": {mode}" if mode else "")
+        why = held.get((f["check"], f["summary"]), "")
+        if why and why != "acknowledged":
+            yield f"  held:     {why}"
         if f.get("id") in known:
             yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
         elif f.get("action", "none") != "none":
-            yield f"  do:       {f['action']} (NVIDIA's word; `fairlead explain {f['check']}`)"
+            raised = f.get("raised")
+            whose = f"{raised['why']}; the check alone says {raised['from']}" if raised else "NVIDIA's word"
+            yield f"  do:       {f['action']} ({whose}; `fairlead explain {f['check']}`)"
         yield from _device(f, status)
+    if (proof := status.get("return")) and proof.get("outcome"):
+        again = f"; tried again {local(proof['next_unix'])}" if proof.get("state") == "failed" and proof.get("next_unix") else ""
+        said = f": {proof['said']}" if proof.get("said") else ""
+        yield f"return:   the return command, {local(proof['ended_unix'])}: {proof['outcome']}{said}{again}"
+    if reboots := status.get("reboots"):
+        yield f"reboots:  {len(reboots)} for faults: {', '.join(map(local, reboots[-4:]))}"
 
 
 def _meaning(finding: Table) -> Iterator[str]:
@@ -206,18 +234,16 @@ def _device(finding: Table, status: Table) -> Iterator[str]:
         return
     strikes = status.get("strikes", {})
     times = sorted({*strikes.get(serial, []), *strikes.get(device, [])})
-    drained = (
-        f"drained {len(times)} time{'s' * (len(times) != 1)}: {', '.join(map(local, times[-4:]))}"
-        if times
-        else "never drained before"
+    counted = (
+        f"{len(times)} strike{'s' * (len(times) != 1)}: {', '.join(map(local, times[-4:]))}" if times else "no strike so far"
     )
-    yield f"  GPU:      serial {serial}, {drained}"
+    yield f"  GPU:      serial {serial}, {counted}"
 
 
 def _known(status: Table) -> Iterator[str]:
-    shown = {f"{f['check']} {f['summary']}" for f in status.get("findings", [])}
+    shown = {(f["check"], f["summary"]) for f in status.get("findings", [])}
     for f in status.get("held", []):
-        if f.get("why") != "acknowledged" or f"{f['check']} {f['summary']}" not in shown:
+        if (f["check"], f["summary"]) not in shown:
             yield f"held:     {f['check']}: {f['summary']} ({f.get('why', '')})"
 
 

@@ -47,8 +47,19 @@ def agent_pid(run_dir: str) -> int:
         with open(f"/proc/{pid}/cmdline", "rb") as f:
             words = f.read(4096).split(b"\0")
     except OSError:
-        return 0
+        return pid if _hidden(pid) else 0
     return pid if b"agent" in words and any(b"fairlead" in word for word in words) else 0
+
+
+def _hidden(pid: int) -> bool:
+    """Whether it is there, though /proc does not show it to this user (hidepid, proc(5))."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def wake_agent(run_dir: str) -> bool:

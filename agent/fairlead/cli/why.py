@@ -17,8 +17,9 @@ from fairlead.cli import status as status_command
 from fairlead.cli.audit import STATE_DIR, as_data
 from fairlead.cli.show import print_json
 from fairlead.cli.story import SHOWN, story
+from fairlead.cli.told import agent_pid
 from fairlead.daemon.audit import Trail
-from fairlead.errors import ExitCode, FairleadError, InputMissing
+from fairlead.errors import ExitCode, FairleadError, InputMissing, SlurmUnavailable
 
 SSH_SECONDS = 15
 
@@ -36,7 +37,10 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
     trail = Trail(args.state_dir, args.run_dir)
-    return status_command.summary(args.run_dir), [as_data(e) for e in trail.read()]
+    data = status_command.summary(args.run_dir)
+    if "pid" in data["status"]:
+        data["running"] = agent_pid(args.run_dir) != 0
+    return data, [as_data(e) for e in trail.read()]
 
 
 def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
@@ -68,7 +72,7 @@ def _slurm(name: str, bin_dir: str) -> dict[str, Any]:
     try:
         state = Scontrol(bin_dir=bin_dir).node(name)
     except FairleadError as e:
-        return {"error": str(e)}
+        return {"error": str(e), "away": isinstance(e, SlurmUnavailable), "hint": e.hint}
     return {
         "states": sorted(state.states),
         "reason": state.reason,

@@ -17,22 +17,27 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.daemon import log
-from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
+from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
+from fairlead.policy.fleet import Hold
+from fairlead.policy.ownership import MANUAL
 
 BACKOFF_MAX_SECONDS = 60.0
+BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``fit``: jobs may run here, so Slurm's mark
-    for a job that our prolog refused is to go."""
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``fit``: jobs
+    may run here, so Slurm's mark for a job that our prolog refused is to go."""
 
     kind: str = "keep"
     check: str = ""
     summary: str = ""
     job: int | None = None
+    certain: bool = False
     fit: bool = False
 
 
@@ -40,7 +45,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     """What is known of this node in Slurm.
 
     reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
-    over_budget: the partition, for a while after it had no room. error: slurmctld's last refusal or silence.
+    over_budget: the rule across nodes that left no room, in one line, for a while after it was asked; limit: the same as
+    data. error: slurmctld's last refusal or silence.
     acknowledged: how many drains of ours a person has resumed. manual: a person drained it through fairlead.
     looks: how often our drain was seen standing. check, since: of our own drain, what it is for and when it was begun
     (Unix time in seconds).
@@ -51,12 +57,18 @@ class Standing(Struct, frozen=True, kw_only=True):
     held: str = ""
     foreign: bool = False
     over_budget: str = ""
+    limit: Hold | None = None
     error: str = ""
     acknowledged: int = 0
     manual: bool = False
     looks: int = 0
     check: str = ""
     since: float = 0.0
+
+    @property
+    def suspicion(self) -> str:
+        """``over_budget`` where common cause or a suspect job is what holds."""
+        return self.over_budget if self.limit is not None and self.limit.kind.suspicion else ""
 
 
 class Courier:
@@ -101,6 +113,11 @@ class Courier:
     def fileno(self) -> int:
         return self._reader
 
+    @property
+    def topology(self) -> str:
+        """What is known of slurmctld's topology, in one line."""
+        return self._drain.fleet.topology
+
     def take(self) -> Standing:
         """The standing now; empties the pipe."""
         try:
@@ -121,6 +138,8 @@ class Courier:
                     self._not_before = 0.0
                 if self._standing.held:
                     self._set(replace(self._standing, held="", foreign=False))
+            if want.certain and (limit := self._standing.limit) is not None and limit.kind.suspicion:
+                self._set(replace(self._standing, over_budget="", limit=None))  # it does not hold what is certain
             changed = want != self._want
             if changed and want.fit:
                 self._refusal.hurry(time.monotonic())
@@ -131,6 +150,7 @@ class Courier:
     def change(self, drain: Drain, *, splay_seconds: float, look_seconds: float) -> None:
         """Go on with another drain protocol (a reloaded document)."""
         with self._condition:
+            drain.fleet.follow(self._drain.fleet)
             self._drain = drain
             self._look_seconds = look_seconds
             self._splay_seconds = splay_seconds
@@ -156,7 +176,7 @@ class Courier:
     def _next(self) -> float:
         """When something is to be done next (CLOCK_MONOTONIC seconds)."""
         standing = self._standing
-        times = [self._due, self._refusal.due]
+        times = [self._due, self._refusal.due, self._drain.fleet.due]
         if standing.over_budget:
             times.append(self._budget_until)
         elif (self._want.kind == "drain" and not standing.drained and not self._untold) or (
@@ -173,12 +193,15 @@ class Courier:
                 if self._stop:
                     return
                 if self._standing.over_budget and time.monotonic() >= self._budget_until:
-                    self._set(replace(self._standing, over_budget=""))  # the policy orders again, if it still stands
+                    self._set(replace(self._standing, over_budget="", limit=None))  # the policy orders again, if it still stands
                     continue
                 want, standing, drain = self._want, self._standing, self._drain
                 refused_since = self._refusal.since if self._refusal.pending else None
                 began = time.monotonic()
                 marks = began >= self._refusal.due
+            if drain.fleet.due <= began:
+                drain.fleet.refresh()
+                continue
             try:
                 result = self._attempt(drain, want, standing, refused_since, marks=marks)
             except FairleadError as e:
@@ -199,11 +222,14 @@ class Courier:
             if want.kind == "resume" and standing.drained and not standing.manual and not marks:
                 return finish(drain.resume())
             if want.kind == "drain" and not standing.drained and not self._untold:
-                return finish(drain.drain(want.check, want.summary, job=want.job, prolog_refused=refused))
+                return finish(self._order(drain, want, refused))
             if looks:
                 return finish(look())
         self._asked = False
         return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
+
+    def _order(self, drain: Drain, want: Want, refused: bool) -> Steps:
+        return drain.drain(want.check, want.summary, job=want.job, certain=want.certain, prolog_refused=refused)
 
     def _failed(self, error: str) -> None:
         with self._condition:
@@ -236,6 +262,7 @@ class Courier:
                 held=held if want.kind != "keep" else "",
                 foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and want.kind != "keep",
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
+                limit=result.limit if outcome is Outcome.OVER_BUDGET else None,
                 acknowledged=before.acknowledged + acknowledged,
                 looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
                 manual=bool(entry and drained and entry.token.check == MANUAL),
@@ -250,8 +277,10 @@ class Courier:
             if entry is not None and not drained:  # taken by a person, or something sent may still arrive
                 self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
             if outcome is Outcome.OVER_BUDGET:
-                self._squeezed = min(self._squeezed + 1, 6)
-                self._budget_until = now + min(BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                self._squeezed = min(self._squeezed + 1, 8)
+                self._budget_until = now + min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+            elif outcome is Outcome.CONTESTED:  # settled by a look, whatever is wanted then
+                self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
             else:
                 self._squeezed = 0
             if self._asked and self._refusal.pending and self._refusal.began <= began:

@@ -10,61 +10,29 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator
-from enum import StrEnum
+from collections.abc import Callable
 
-from msgspec import Struct
 from msgspec.structs import replace
 
+from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Entry, Ledger, Phase
+from fairlead.daemon.outcome import Outcome, Result, Steps
 from fairlead.errors import SlurmError
-from fairlead.policy import budget
-from fairlead.policy.ownership import PROLOG_ERROR, Owner, Token, build, classify, in_maintenance, keep_off, parse, strip_suffixes
+from fairlead.policy.fleet import Hold
+from fairlead.policy.ownership import (
+    MANUAL,
+    PROLOG_ERROR,
+    Owner,
+    Token,
+    build,
+    classify,
+    in_maintenance,
+    keep_off,
+    parse,
+    strip_suffixes,
+)
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, Rules
 from fairlead.slurm.client import NodeState, SlurmClient
-
-MAINTENANCE = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
-MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
-
-
-class Outcome(StrEnum):
-    """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain.
-    foreign: somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not
-    drained, or undone at once. held: not now; ``detail`` says why."""
-
-    DRAINED = "drained"
-    RESUMED = "resumed"
-    FREE = "free"
-    ACKNOWLEDGED = "acknowledged"
-    FOREIGN = "foreign"
-    ORPHAN = "orphan"
-    OVER_BUDGET = "over_budget"
-    HELD = "held"
-
-
-class Result(Struct, frozen=True, kw_only=True):
-    """``detail``: one line, a reason or the name of the partition whose budget is used up. ``states``: as last read.
-    ``window_seconds``: from the reading to the end of the write; in it another's change would be overwritten.
-    ``marked``: Slurm's own "Prolog error" for our prolog's refusal stands."""
-
-    outcome: Outcome
-    detail: str = ""
-    states: frozenset[str] = frozenset()
-    window_seconds: float = 0.0
-    marked: bool = False
-
-
-Steps = Generator[str, None, Result]
-
-
-def finish(steps: Steps) -> Result:
-    """Take every step. Raises SlurmError as the client does; the ledger then says how far it came."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
 
 
 class Drain:
@@ -84,6 +52,7 @@ class Drain:
         hidden: Callable[[float], str] = lambda since: "",
         stranger: Callable[[NodeState], str] = lambda mine: "",
         barred: Callable[[], str] = lambda: "",
+        fleet: Fleet | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.client = client
@@ -93,10 +62,13 @@ class Drain:
         self.hidden = hidden
         self.stranger = stranger
         self.barred = barred
+        self.fleet = fleet or Fleet(rules)
         self.wall = wall
 
-    def drain(self, check: str, summary: str, *, job: int | None = None, prolog_refused: bool = False) -> Steps:
-        """Drain with a reason of ours, where nobody else holds the node and the budget has room."""
+    def drain(
+        self, check: str, summary: str, *, job: int | None = None, certain: bool = False, prolog_refused: bool = False
+    ) -> Steps:
+        """Drain with a reason of ours, where nobody else holds the node and the rules across nodes leave room."""
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
         entry = before = self.ledger.load()
@@ -128,8 +100,8 @@ class Drain:
             refusal = _result(Outcome(owner.value), mine, _who(mine))
         elif why := keep_off(mine.states) or _in_the_way(check, mine) or self.stranger(mine):
             refusal = _result(Outcome.HELD, mine, why)
-        elif partition := budget.room(self.node, self._partitions(mine, listed), self.rules):
-            refusal = _result(Outcome.OVER_BUDGET, mine, partition)
+        elif hold := self.fleet.before(self.node, entry.token, listed, certain=certain):
+            refusal = replace(_result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
         if refusal is not None:
             yield "save"
             self.ledger.save(self._left(replace(entry, sent=0.0)))
@@ -280,21 +252,21 @@ class Drain:
         return _result(Outcome.DRAINED, mine, mine.reason)
 
     def _stand(self, entry: Entry, listed: tuple[NodeState, ...]) -> Steps:
-        """Our drain is there: keep it, or undo it where it is past the budget."""
-        over = ""
+        """Our drain is there: keep it, or undo it where it is past a limit that looks across nodes."""
+        over: Hold | None = None
         mine = self._own(listed) if listed else None
         if mine is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
-            # Reason times are whole seconds and a later writer of the same second may rank before one that has already
-            # looked. So all others of that second count as earlier: the last to write sees all, and the budget holds.
-            over = budget.overshoot(self.node, mine.reason_time + 0.5, self._partitions(mine, listed), self.rules)
-        if mine is not None and over:
+            over = self.fleet.after(self.node, entry.token, listed)
+        if mine is not None and over is not None and over.wait:
+            return replace(_result(Outcome.CONTESTED, mine, over.text), limit=over)
+        if mine is not None and over is not None:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self.wall()))
             yield "undo"
             self.client.resume(self.node)
             yield "save"
-            self.ledger.save(self._left(entry))
-            return _result(Outcome.OVER_BUDGET, mine, over)
+            self.ledger.save(self._left(replace(entry, sent=0.0)))
+            return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
         if entry.phase is not Phase.DRAINED or entry.sent:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED, sent=0.0))
@@ -361,19 +333,6 @@ class Drain:
 
     def _entry(self, token: Token, phase: Phase) -> Entry:
         return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)
-
-    def _partitions(self, mine: NodeState, listed: tuple[NodeState, ...]) -> tuple[budget.Partition, ...]:
-        """The partitions of this node with every node of theirs that is out of service."""
-        made = []
-        for name in mine.partitions:
-            members = [n for n in listed if name in n.partitions]
-            gone = tuple(
-                budget.Unavailable(float(n.reason_time), n.name, n.drained and n.reason.startswith("fairlead:"))
-                for n in members
-                if not n.available and not (n.drained and n.reason.startswith(MAINTENANCE))
-            )
-            made.append(budget.Partition(name=name, total=len(members), unavailable=gone))
-        return tuple(made)
 
 
 def _in_the_way(check: str, mine: NodeState) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from fairlead import checks
 from fairlead.config import Document, SlurmOptions
 from fairlead.daemon.drain import Drain
+from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
 from fairlead.host.clock import boottime
 from fairlead.policy import CheckPolicy
@@ -18,6 +19,8 @@ from fairlead.slurm.client import SlurmClient
 from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers
 from fairlead.slurm.scontrol import Scontrol
+
+DISABLED = "/etc/fairlead/disabled"
 
 
 def policies_of(document: Document) -> dict[str, CheckPolicy]:
@@ -72,7 +75,10 @@ def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], s
     options, name = document.slurm, document.slurm_node
     hidden = Leftovers(options.conf, name)
     client = slurm_client(options)
-    return Drain(client, ledger, name, document.policy, hidden=hidden.since, stranger=disagreement, barred=barred)
+    # pyslurm knows no topology
+    ask = Scontrol(conf=options.conf, bin_dir=options.bin_dir, deadline_seconds=options.deadline_seconds)
+    fleet = Fleet(document.policy, ask.topology)
+    return Drain(client, ledger, name, document.policy, hidden=hidden.since, stranger=disagreement, barred=barred, fleet=fleet)
 
 
 def slurm_client(options: SlurmOptions) -> SlurmClient:

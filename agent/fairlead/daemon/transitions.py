@@ -51,14 +51,14 @@ def slurm(trail: Trail, before: Standing, after: Standing) -> None:
         trail.agent("drained", args={"reason": after.reason})
     elif before.drained and not after.drained:
         if after.acknowledged > before.acknowledged:
-            what, detail = "acknowledged", "a person resumed the node: what stood then is known"
+            what, detail = "resumed by a person", "what stood then counts as acknowledged"
         elif after.foreign or after.held:
             what, detail = "drain given up", after.held
         else:
             what, detail = "resumed", ""
         trail.agent(what, detail=detail, args={"reason": before.reason})
     elif after.acknowledged > before.acknowledged:
-        trail.agent("acknowledged", detail="a person resumed the node: what stood then is known")
+        trail.agent("resumed by a person", detail="what stood then counts as acknowledged")
     elif after.foreign and not before.foreign:
         trail.agent("left alone", detail=after.held)
 
