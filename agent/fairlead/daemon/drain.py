@@ -265,7 +265,7 @@ class Drain:
             yield "undo"
             self.client.resume(self.node)
             yield "save"
-            self.ledger.save(self._left(entry))
+            self.ledger.save(self._left(replace(entry, sent=0.0)))
             return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
         if entry.phase is not Phase.DRAINED or entry.sent:
             yield "save"
