@@ -84,7 +84,7 @@ class Drain:
         owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.COVERED:
             return Result(outcome=Outcome.DRAINED, detail=_who(mine), states=mine.states)
-        if owner is Owner.OURS:
+        if owner is Owner.OURS and mine.drained:
             if check == MANUAL != entry.token.check:
                 return (yield from self._take_over(summary))
             return (yield from self._stand(entry, listed))
@@ -281,6 +281,9 @@ class Drain:
         self.ledger.save(self._left(entry))
         if entry.phase is Phase.DRAINED and entry.late_lift(self.wall()):
             return _result(Outcome.RESUMED, mine, "a resume of ours that was not answered has arrived")
+        if entry.phase is Phase.DRAINED and (why := keep_off(mine.states)):
+            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
+            return _result(Outcome.HELD, mine, f"{why}: slurmctld has lifted our drain, nobody has resumed the node")
         if entry.phase in (Phase.DRAINED, Phase.TAKEN):
             return _result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
         return _result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
