@@ -12,8 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.drain import Drain, Outcome, finish
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger, Phase
+from fairlead.daemon.outcome import Outcome, finish
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState

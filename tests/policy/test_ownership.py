@@ -48,7 +48,7 @@ def test_ours_with_what_slurmctld_appends(suffix: str, user: str, states: set[st
     [
         (OURS.text, "alice", Owner.FOREIGN),
         (OURS.text + " ", "root", Owner.FOREIGN),
-        (OURS.text + " : reboot by ann", "root", Owner.FOREIGN),
+        (OURS.text + " : reboot complete by ann", "root", Owner.FOREIGN),
         (OURS.text + ", broken fan too", "root", Owner.FOREIGN),
         ("broken fan; " + OURS.text, "root", Owner.FOREIGN),
         (OURS.text.replace("k3v9q2", "k3v9q3"), "root", Owner.ORPHAN),

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairlead.daemon.drain import Drain, Outcome, finish
+from fairlead.daemon.drain import Drain
+from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.node_states import ROWS, Row
 from fairlead.slurm.client import NodeState

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fairlead.daemon.drain import CONTEST_SECONDS, Drain, Outcome, Result, Steps, finish
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
+from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol

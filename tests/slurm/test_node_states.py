@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairlead.daemon.drain import Outcome, finish
+from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmError
 from fairlead.policy.node_states import RELEASES, ROWS, Row
 from fairlead.policy.ownership import keep_off, strip_suffixes

@@ -1,7 +1,7 @@
 """Drain and resume, so that no person's drain is lost and no drain of ours is forgotten.
 
 slurmctld has no compare-and-swap: a second drain erases the first reason. So every change is read, intent on disk,
-write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``finish``
+write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``outcome.finish``
 runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
 next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2.
 """
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Entry, Ledger, Phase
-from fairlead.daemon.outcome import Outcome, Result, Steps, finish
+from fairlead.daemon.outcome import Outcome, Result, Steps
 from fairlead.errors import SlurmError
 from fairlead.policy.fleet import Hold
 from fairlead.policy.ownership import (
@@ -33,10 +33,6 @@ from fairlead.policy.ownership import (
 )
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, Rules
 from fairlead.slurm.client import NodeState, SlurmClient
-
-CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
-
-__all__ = ["CONTEST_SECONDS", "Drain", "Outcome", "Result", "Steps", "finish"]
 
 
 class Drain:
@@ -269,7 +265,7 @@ class Drain:
             yield "undo"
             self.client.resume(self.node)
             yield "save"
-            self.ledger.save(self._left(entry))
+            self.ledger.save(self._left(replace(entry, sent=0.0)))
             return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
         if entry.phase is not Phase.DRAINED or entry.sent:
             yield "save"

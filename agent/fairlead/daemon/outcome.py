@@ -1,4 +1,4 @@
-"""What comes of a drain, a resume or a look, and how its steps are taken."""
+"""What comes of a protocol of drain.py, and how its steps are taken."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from enum import StrEnum
 from msgspec import Struct
 
 from fairlead.policy.fleet import Hold
+
+CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
 
 
 class Outcome(StrEnum):
