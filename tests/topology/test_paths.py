@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from fairlead.model.facts import Missing, Node, NvLink, PciDevice, Why
+from fairlead.model.finding import Level
 from fairlead.topology import paths
 from fairlead.topology.audit import audit
 from fairlead.topology.report import matrix, report
@@ -119,12 +120,14 @@ def change(node: Node, address: str, **new: object) -> Node:
 def test_audit_of_a_narrow_link() -> None:
     found = audit(change(hgx(), "0000:13:00.0", link=link(width=8)))
     assert [(f.check, f.device) for f in found] == [("topology.link_width", "0000:13:00.0")]
-    assert found[0].summary == "GPU 0000:13:00.0: PCIe link is x8 instead of x16, 31.5 of 63.0 GB/s lost"
+    assert found[0].summary.startswith("GPU 0000:13:00.0: PCIe link is x8 instead of x16, 31.5 of 63.0 GB/s lost; reseat")
 
 
 def test_a_slot_of_eight_lanes_is_no_fault() -> None:
     node = change(hgx(), "0000:13:00.0", link=link(width=8))
-    assert audit(change(node, "0000:12:00.0", link=link(width=8, width_max=8))) == ()
+    (note,) = audit(change(node, "0000:12:00.0", link=link(width=8, width_max=8)))
+    assert (note.check, note.level) == ("topology.slot", Level.OK)
+    assert "its slot has x8, the card could use x16, 31.5 of 63.0 GB/s lost" in note.summary
 
 
 def test_a_link_that_cannot_be_read_is_not_judged_here() -> None:
@@ -140,11 +143,12 @@ def test_audit_of_acs_on_the_path(bits: int, names: str) -> None:
     assert audit(change(hgx(), "0000:10:01.0", acs_control=bits)) == ()
 
 
-def test_audit_of_a_gpu_without_a_nic_on_its_side() -> None:
+def test_nics_all_on_one_socket() -> None:
     node = hgx()
-    found = audit(replace(node, nics=node.nics[:4]))
-    assert [f.device for f in found] == [f"0000:{0x13 + 8 * i:02x}:00.0" for i in range(4, 8)]
-    assert {f.check for f in found} == {"topology.nic_distance"}
+    (found,) = audit(replace(node, nics=node.nics[:4]))
+    assert (found.check, found.device, found.level) == ("topology.nics_one_socket", "", Level.WARN)
+    assert found.summary.startswith("all 4 NICs are on socket 0; 4 GPUs on another reach the network across sockets")
+    assert "200.0 GB/s" in found.summary
     assert audit(replace(node, nics=())) == ()
 
 

@@ -35,10 +35,8 @@ def test_version(text: str, version: tuple[int, ...] | None) -> None:
         (139, "560.28.03", "ROBUST_CHANNEL_OFA1_ERROR", Action.RESTART_APP, Service.KEEP),
         (144, "550.90.07", "ROBUST_CHANNEL_KEY_ROTATION_ERROR", Action.REBOOT_NODE, Service.DRAIN_NOW),
         (144, "560.28.03", "NVLINK_SAW_ERROR", Action.CHECK_FABRIC, Service.DRAIN_NOW),
-        (149, "555.42.02", "RESERVED5_ERROR", Action.CONTACT_SUPPORT, Service.KEEP),
-        (167, "570.172.08", "ROBUST_CHANNEL_UNUSED_ERROR_167", Action.CONTACT_SUPPORT, Service.KEEP),
-        (167, "580.95.05", "PCIE_FATAL_TIMEOUT", Action.REBOOT_NODE, Service.DRAIN_NOW),
-        (170, "580.95.05", "ROBUST_CHANNEL_UNUSED_ERROR_170", Action.CONTACT_SUPPORT, Service.KEEP),
+        (149, "570.172.08", "NVLINK_NETIR_ERROR", Action.CHECK_FABRIC, Service.DRAIN_NOW),
+        (162, "570.172.08", "PSHC_REENGAGED", Action.NONE, Service.KEEP),  # marked unused there; nothing better is known
         (51, "610.10.01", "BAD_TSG", Action.CONTACT_SUPPORT, Service.KEEP),
         (51, "595.45.04", "SILENT_RUNNING_STRESS_TEST_FAILURE", Action.CONTACT_SUPPORT, Service.KEEP),
         (174, "590.44.01", "ROBUST_CHANNEL_RESETCHANNEL_KILL_PROCESS_SILENT", Action.NONE, Service.KEEP),

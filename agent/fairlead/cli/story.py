@@ -202,8 +202,16 @@ def _findings(status: Table) -> Iterator[str]:
         if f.get("id") in known:
             yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
         elif f.get("action", "none") != "none":
-            yield f"  do:       {f['action']} (NVIDIA's word; `fairlead explain {f['check']}`)"
+            raised = f.get("raised")
+            whose = f"{raised['why']}; the check alone says {raised['from']}" if raised else "NVIDIA's word"
+            yield f"  do:       {f['action']} ({whose}; `fairlead explain {f['check']}`)"
         yield from _device(f, status)
+    if (proof := status.get("return")) and proof.get("outcome"):
+        again = f"; tried again {local(proof['next_unix'])}" if proof.get("state") == "failed" and proof.get("next_unix") else ""
+        said = f": {proof['said']}" if proof.get("said") else ""
+        yield f"return:   the return command, {local(proof['ended_unix'])}: {proof['outcome']}{said}{again}"
+    if reboots := status.get("reboots"):
+        yield f"reboots:  {len(reboots)} for faults: {', '.join(map(local, reboots[-4:]))}"
 
 
 def _meaning(finding: Table) -> Iterator[str]:

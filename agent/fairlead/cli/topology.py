@@ -9,7 +9,7 @@ import argparse
 
 from fairlead.cli import look
 from fairlead.cli.show import print_json
-from fairlead.errors import ExitCode
+from fairlead.errors import ExitCode, HostError
 from fairlead.host.gather import gather
 from fairlead.topology.report import matrix, report
 
@@ -17,13 +17,22 @@ from fairlead.topology.report import matrix, report
 def register(parser: argparse.ArgumentParser) -> None:
     look.register(parser)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--svg", default="", metavar="FILE", help="also draw the machine, with what the audit found")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     document = look.document_for(args)
     root = look.machine(args.root)
     raw = look.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else look.recorded_nvml(args.root)
-    node = gather(root, raw, unsupported=document.unsupported)
+    node = gather(root, raw, reads=("/proc/cpuinfo",), unsupported=document.unsupported)
+    if args.svg:
+        from fairlead.topology.picture import draw
+
+        try:
+            with open(args.svg, "w", encoding="utf-8") as out:
+                out.write(draw(node))
+        except OSError as e:
+            raise HostError(f"{args.svg}: {e.strerror}", hint="name a file that can be written") from None
     if args.json:
         print_json(report(node))
     else:

@@ -65,7 +65,8 @@ class Fleet:
         self._certain = token.token if certain else ""
         fault = self._fault(token)
         hold = fleet.room(self._look(me, listed), fault, self.rules, time.time())
-        return self._note(fault, hold)
+        self._note(fault, hold)
+        return hold
 
     def after(self, me: str, token: Token, listed: Sequence[NodeState]) -> Hold | None:
         """Why the drain that stands may not stay; None: it may."""
@@ -73,7 +74,10 @@ class Fleet:
         waited = self._contested == token.token
         hold = fleet.overshoot(self._look(me, listed), fault, self.rules, waited=waited)
         self._contested = token.token if hold is not None and hold.wait else ""
-        return hold if hold is not None and hold.wait else self._note(fault, hold)
+        self._note(fault, hold)
+        if hold is None:
+            self._held.pop((fault.check, fault.job), None)
+        return hold
 
     def _fault(self, token: Token) -> Fault:
         job = fleet.job_of(token.summary)
@@ -82,14 +86,11 @@ class Fleet:
         waited = now - first if last and now - last < FORGET_SECONDS else 0.0
         return Fault(check=token.check, job=job, certain=token.token == self._certain, waited=waited)
 
-    def _note(self, fault: Fault, hold: Hold | None) -> Hold | None:
+    def _note(self, fault: Fault, hold: Hold | None) -> None:
         """Remember since when common cause or a suspect job holds this order."""
-        key, now = (fault.check, fault.job), self._clock()
-        if hold is not None and (fault.waited or hold.kind.suspicion):
-            self._held[key] = (now - fault.waited, now)
-        elif hold is None:
-            self._held.pop(key, None)
-        return hold
+        if fault.waited or (hold is not None and hold.kind.suspicion):
+            now = self._clock()
+            self._held[fault.check, fault.job] = (now - fault.waited, now)
 
     def _look(self, me: str, listed: Sequence[NodeState]) -> Look:
         return Look(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)

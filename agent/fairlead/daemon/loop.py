@@ -27,23 +27,25 @@ from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import judge
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
+from fairlead.daemon.proof import Proving
 from fairlead.daemon.requests import Requests
-from fairlead.daemon.rules import applying, barred, drain_protocol, hold_of, policies_of
+from fairlead.daemon.rules import DISABLED, barred, drain_protocol, hold_of, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
 from fairlead.host.clock import boottime
+from fairlead.host.process import jobs_running
 from fairlead.host.root import Root
 from fairlead.model.check import Past
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
-from fairlead.policy import Decision, Now, Order, decide
+from fairlead.policy import Decision, Order, decide
 from fairlead.policy.request import since_repair
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
-DISABLED = "/etc/fairlead/disabled"
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 
 
@@ -79,6 +81,7 @@ class Loop:
         if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
             self.courier = Courier(self._protocol(document), splay_seconds=slurm.splay_seconds, look_seconds=slurm.look_seconds)
             self.standing = self.courier.take()
+        self.proving = Proving(state_dir, self.senses.boot_id, busy=partial(jobs_running, root))
         self.notify = Notify()
         self.state = self.history.load_state()
         self.node: Node | None = None
@@ -86,6 +89,7 @@ class Loop:
         self.decision: Decision | None = None
         self.evidence = Evidence()
         self.jobs = job_records.Jobs()
+        self.blame = job_records.Blame()
         self.sweeps = self.woken = 0
         self._told: dict[str, str] = {}
         self._asked_at = self.sweep_seconds = self.sweep_unix = 0.0
@@ -128,6 +132,9 @@ class Loop:
                 self._heed_signals()
                 self._slurm_news()
                 self._kernel()
+                if self.proving.poll():
+                    self.history.event(f"return command {self.proving.state.value}", self.proving.said)
+                    self._decide((), frozenset())
                 swept = self._swept()
                 self._tick()
                 if swept and once:
@@ -143,6 +150,8 @@ class Loop:
             due.append(self._next_watchdog)
         timeout = max(0.0, min(due) - time.monotonic())
         news = [self.courier.fileno()] if self.courier is not None else []
+        if self.proving.fileno() >= 0:
+            news.append(self.proving.fileno())
         descriptors = [reader, *self.senses.descriptors(), *news]
         try:
             ready, _, _ = select.select(descriptors, [], [], timeout)
@@ -155,6 +164,7 @@ class Loop:
         if self.courier is not None:
             self.courier.stop()
         self.notify.send("STOPPING=1")
+        self.proving.close()
         if self.senses.follower is not None:
             self.history.save_cursor(self.senses.follower.cursor)
         self.history.close()
@@ -252,10 +262,13 @@ class Loop:
         records = follower.read()
         self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
-        if not known or not self.history.add_records(known, follower.cursor):
+        if not known:
+            return
+        self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
+        known = self.blame.attribute(known, self.document.agent.run_dir, self.node)
+        if not self.history.add_records(known, follower.cursor):
             return
         self.woken += len(known)
-        self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
         if self.node is not None:
             woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
             self._decide(judge(self.document, self.node, self._past(), woken), woken)
@@ -266,6 +279,7 @@ class Loop:
     def _look_at_jobs(self) -> None:
         folder = f"{self.document.agent.run_dir}/jobs"
         found = job_records.scan(folder)
+        self.blame.heed(found)
         if found.refused - self.jobs.refused and self.courier is not None:
             log.line(log.NOTICE, "prolog refused", jobs=",".join(map(str, sorted(found.refused - self.jobs.refused))))
             self.courier.refused()
@@ -303,10 +317,11 @@ class Loop:
             self.findings = findings
         else:
             self.findings = (*(f for f in self.findings if f.check not in ran), *findings)
-        now = self._now(full_sweep=ran is None)
+        now = now_of(self, full_sweep=ran is None)
         decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
         self.state = decision.state
         self.history.save_state(decision.state)
+        self.proving.follow(decision.prove, self.standing.reason, self.document.policy)
         if self.courier is not None:
             kind = decision.order.value
             room = not (now.over_budget or now.suspicion)
@@ -325,27 +340,6 @@ class Loop:
             self._tell(decision)
         if news or ran is None:
             self._publish(decision, news=news)
-
-    def _now(self, *, full_sweep: bool) -> Now:
-        gpus = () if self.node is None or isinstance(self.node.gpus, Missing) else self.node.gpus
-        agent = self.document.agent
-        return Now(
-            boot_seconds=boottime(),
-            wall_seconds=time.time(),
-            boot_id=self.senses.boot_id,
-            job_running=bool(self.jobs.running),
-            applying=applying(agent.run_dir),
-            drained=self.standing.drained,
-            hold=hold_of(agent.state_dir, agent.run_dir) is not None,
-            disabled=self.root.exists(DISABLED),
-            over_budget="" if self.standing.suspicion else self.standing.over_budget,
-            suspicion=self.standing.suspicion,
-            full_sweep=full_sweep,
-            serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
-            job=next(iter(self.jobs.running)) if len(self.jobs.running) == 1 else None,
-            drain_check=self.standing.check,
-            drain_since_seconds=self.standing.since,
-        )
 
     def _tell(self, decision: Decision) -> None:
         """Log the change of the verdict with the findings that caused it, and keep it for `fairlead why`."""
@@ -374,6 +368,7 @@ class Loop:
                     node=self.node,
                     hold=hold_of(self.document.agent.state_dir, self.document.agent.run_dir),
                     history=self.history.events(),
+                    proof=self.proving.account(),
                     topology=self.courier.topology if self.courier is not None else "",
                     trouble=[
                         t

@@ -59,7 +59,10 @@ _PCIE = (
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """All that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds."""
+    """All that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds.
+
+    ladder: faults (``CHECK.FAULT/BOARD``) and the step they have come to. strikes: by board, in the window.
+    """
 
     version: str
     generation: int = 0
@@ -83,6 +86,10 @@ class View(Struct, frozen=True, kw_only=True):
     history_ok: bool = True
     jobs: int = 0
     node: Node | None = None
+    ladder: tuple[tuple[str, str], ...] = ()
+    strikes: tuple[tuple[str, int], ...] = ()
+    reboots: int = 0
+    proofs: tuple[tuple[str, int], ...] = ()
 
 
 class Metrics:
@@ -206,6 +213,25 @@ def _checks(view: View) -> Iterator[Metric]:
     for labels, count in sorted(counts.items()):
         found.add_metric(list(labels), count)
     yield found
+    proofs = CounterMetricFamily(
+        "fairlead_return_command_runs", "Runs of the return-to-service command by how they ended.", labels=["outcome"]
+    )
+    for outcome, count in view.proofs:
+        proofs.add_metric([outcome], count)
+    yield proofs
+    steps = GaugeMetricFamily(
+        "fairlead_ladder_step",
+        "1 for the step that a fault of a board has come to, while it is remembered.",
+        labels=["fault", "step"],
+    )
+    for fault, step in view.ladder:
+        steps.add_metric([fault, step], 1)
+    yield steps
+    struck = GaugeMetricFamily("fairlead_strikes", "Drains of a board (serial, address or node) in the window.", labels=["board"])
+    for board, count in view.strikes:
+        struck.add_metric([board], count)
+    yield struck
+    yield _gauge("reboots_for_faults", "Boots that followed a fault, in the window.", view.reboots)
     yield _gauge("held_findings", "Findings that would drain but are held.", len(view.held))
 
 

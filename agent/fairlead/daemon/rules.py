@@ -20,6 +20,8 @@ from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers
 from fairlead.slurm.scontrol import Scontrol
 
+DISABLED = "/etc/fairlead/disabled"
+
 
 def policies_of(document: Document) -> dict[str, CheckPolicy]:
     """The policy of every enabled check and managed setting (``setting.NAME``)."""

@@ -12,7 +12,8 @@ from fairlead.config import Document
 from fairlead.daemon.courier import Standing
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Finding, Level, as_data
-from fairlead.policy import Decision, Order, PolicyState, identity
+from fairlead.policy import Decision, Order, PolicyState, identity, ladder
+from fairlead.policy.state import Rung
 from fairlead.policy.state import standing as standing_findings
 
 
@@ -42,6 +43,7 @@ def render(
     node: Node | None,
     hold: Mapping[str, str] | None,
     history: Sequence[Mapping[str, object]],
+    proof: Mapping[str, object],
     topology: str,
     trouble: Sequence[str],
 ) -> bytes:
@@ -56,7 +58,7 @@ def render(
         "pid": os.getpid(),
         "boot_id": node.boot_id if node is not None and isinstance(node.boot_id, str) else "",
         "findings": [
-            {**as_data(f), "id": identity(f), "mode": modes.get(f.check, "observe")} for f in findings if f.level is not Level.OK
+            {**_finding(f, decision.rungs), "mode": modes.get(f.check, "observe")} for f in findings if f.level is not Level.OK
         ],
         **remembered(decision.state),
         "gpus": [] if node is None or isinstance(node.gpus, Missing) else [_gpu(g) for g in node.gpus],
@@ -65,6 +67,7 @@ def render(
         ],
         "drain": {"reason": standing.reason, "since_unix": standing.since} if standing.drained else None,
         "hold": hold,
+        "return": proof if document.policy.return_command else None,
         "slurm": {
             "error": standing.error,
             "held": standing.held,
@@ -80,14 +83,32 @@ def render(
 
 
 def remembered(state: PolicyState) -> dict[str, object]:
-    """What people may acknowledge or clear, from the policy's state: findings that stand, what is known, strikes."""
+    """What people may acknowledge or clear, from the policy's state: findings that stand, what is known, strikes, ladder."""
     bad = [f for f in standing_findings(state) if f.level is Level.DRAIN]
     return {
         "standing": [{"id": identity(f), "check": f.check, "device": f.device, "summary": f.summary} for f in bad],
         "acknowledged": list(state.acknowledged),
         "requests": list(state.requests[-50:]),
         "strikes": {device: list(times) for device, times in state.strikes.items()},
+        "reboots": list(state.reboots),
+        "ladder": {
+            name: {
+                "step": rung.step.value,
+                "open": rung.open,
+                "since_unix": rung.since_seconds,
+                "why": rung.why,
+                "tied": rung.tied,
+            }
+            for name, rung in state.ladder.items()
+        },
     }
+
+
+def _finding(finding: Finding, rungs: Mapping[str, Rung]) -> dict[str, object]:
+    """A finding, with the step that the ladder has come to; ``id`` is of what the check said, as acknowledgements are."""
+    told = ladder.told(finding, rungs)
+    raised = {"from": finding.action.value, "why": rungs[ladder.told_by(finding)].why} if told is not finding else None
+    return {**as_data(told), "id": identity(finding), "raised": raised}
 
 
 def _gpu(gpu: Gpu) -> dict[str, str]:

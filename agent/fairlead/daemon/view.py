@@ -41,4 +41,8 @@ def view_of(loop: Loop, decision: Decision) -> View:
         history_ok=not loop.history.trouble,
         jobs=len(loop.jobs.running),
         node=loop.node,
+        ladder=tuple((name, rung.step.value) for name, rung in sorted(loop.state.ladder.items())),
+        strikes=tuple((board, len(times)) for board, times in sorted(loop.state.strikes.items())),
+        reboots=len(loop.state.reboots),
+        proofs=tuple(sorted(loop.proving.outcomes.items())),
     )

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.model.verdict import State
+from fairlead.policy import ladder
 from fairlead.policy.fleet import certain
-from fairlead.policy.ladder import strikes
+from fairlead.policy.ownership import MANUAL
 from fairlead.policy.resume import by_hand, is_clean, may_resume
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
-from fairlead.policy.state import Now, PolicyState, Track, identity
-from fairlead.policy.tracks import advance, start_of_boot, still_meant
-from fairlead.policy.words import Order, line, summary, weight
+from fairlead.policy.state import Now, PolicyState, Proof, Rung, Track, identity
+from fairlead.policy.tracks import advance, seen, severity_of, start_of_boot, still_meant
+from fairlead.policy.words import Order, line, proof_words, summary, weight
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -29,7 +30,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame.
     certain: the device is gone for any job (``policy.fleet``). counted: findings that drain. held: findings at DRAIN that
     do not; why_held: one line for each. waits: the drain is decided but waits for the job's end. text: the verdict's
-    line. state: to be saved before anything is told to Slurm.
+    line. state: to be saved before anything is told to Slurm. rungs: of findings that want more than their check asks for
+    (``ladder.told`` says so of one). prove: resumed but for the return-to-service command, which may run now.
     """
 
     order: Order
@@ -47,6 +49,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     waits: bool = False
     warned: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
+    rungs: dict[str, Rung] = {}
+    prove: bool = False
 
 
 def decide(
@@ -67,7 +71,7 @@ def decide(
     found: dict[str, list[Finding]] = {}
     for finding in findings:
         found.setdefault(finding.key, []).append(finding)
-    started = start_of_boot(state, now)
+    started = replace(start_of_boot(state, now), boards=ladder.boards(state.boards, now))
     judged = frozenset(policies) | {f[0].check for f in found.values()} if ran is None else frozenset(ran)
     blind = {f[0].check for f in found.values() if any(x.level is Level.UNKNOWN and not x.device for x in f)}
     tracks: dict[str, Track] = {}
@@ -95,8 +99,10 @@ def decide(
         ran=ran_now,
         clean_sweeps=sweeps,
         acknowledged=tuple(a for a in started.acknowledged if still_meant(a, tracks, now)),
-        strikes=strikes(started, tracks, policies, now, rules),
+        strikes=ladder.strikes(started, tracks, policies, now, rules),
+        reboots=ladder.reboots(state, policies, now, rules),
     )
+    following = replace(following, ladder=ladder.climb(state, following, policies, now, rules))
     return _conclude(following, policies, never, now, rules)
 
 
@@ -113,6 +119,16 @@ def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules
     return now.over_budget
 
 
+def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) -> str:
+    """Why a bad finding does not count yet; "" when it does."""
+    severity = severity_of(finding)
+    if severity <= track.confirmed:
+        return ""
+    if now.boot_seconds < policy.boot_grace_seconds:
+        return "boot grace"
+    return f"not confirmed: {seen(track.window, severity)} of {policy.needed(severity)}"
+
+
 def _conclude(
     state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules
 ) -> Decision:
@@ -127,38 +143,41 @@ def _conclude(
         unknown += [f for f in track.found if f.level is Level.UNKNOWN]
         if track.level is Level.UNKNOWN and not any(f.level is Level.UNKNOWN for f in track.found):
             unknown.append(Finding(check=name, level=Level.UNKNOWN, device=key.partition("/")[2], summary="just readable again"))
-        warned += [f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)]
-        why = _why_not(name, policies, now, rules)
+        if track.level is not Level.OK:  # a warning that is confirmed
+            warned += [f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)]
+        stop = _why_not(name, policies, now, rules)
         if track.level is Level.DRAIN:
             for finding in track.bad:
-                if held_by := why or ("" if certain(finding) else now.suspicion):
-                    held.append((finding, held_by))
+                if why := stop or _unconfirmed(finding, track, policy, now) or ("" if certain(finding) else now.suspicion):
+                    held.append((finding, why))
                 elif _waits(finding, track, now, rules):
                     waiting.append(finding)
                 else:
                     counted.append(finding)
-        elif track.bad:
-            grace = now.boot_seconds < policy.boot_grace_seconds
-            step = "boot grace" if grace else f"not confirmed: {sum(track.window)} of {policy.confirm}"
-            held += [(f, step) for f in track.bad]
+        else:
+            held += [(f, _unconfirmed(f, track, policy, now)) for f in track.bad]
         acknowledged = set(state.acknowledged)
         held += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
         if track.level is Level.WARN and not track.found:
             warned.append(Finding(check=name, level=Level.WARN, device=key.partition("/")[2], summary="just well again"))
     drains = tuple(sorted((*counted, *waiting), key=weight))
+    rungs = ladder.raised(state, now)
     tied = by_hand(state, policies, now, rules)
     order = Order.KEEP
-    if now.drained:
-        if not drains and may_resume(state, policies, now, rules) and not tied:
-            order = Order.RESUME
-    elif counted:
+    ready = now.drained and not drains and not tied and may_resume(state, policies, now, rules)
+    prove = ready and bool(rules.return_command) and now.drain_check != MANUAL
+    if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
+        order = Order.RESUME
+    elif counted and not now.drained:
         order = Order.DRAIN
-    held.sort(key=lambda h: weight(h[0]))
+    held = sorted(((ladder.told(f, rungs), why) for f, why in held), key=lambda h: weight(h[0]))
     unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # the driver's silence explains others'
     levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or held)
     level = next(iter(levels), Level.OK)
     word = _word(order, level, now, unknown=bool(unknown))
-    top = tuple(sorted(counted, key=weight)) or drains
+    drained_for = _drained_for(state, drains, order, now)
+    drains = tuple(ladder.told(f, rungs) for f in drains)
+    top = tuple(ladder.told(f, rungs) for f in sorted(counted, key=weight)) or drains
     return Decision(
         order=order,
         level=level,
@@ -171,9 +190,9 @@ def _conclude(
             unknown=unknown,
             warned=warned,
             drained=now.drained,
-            tied=tied,
+            back=f"{tied}: resume by hand" if tied else proof_words(now) if prove else "",
         ),
-        state=replace(state, drained_for=_drained_for(state, drains, order, now)),
+        state=replace(state, drained=now.drained, drained_for=drained_for),
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
         job=state.tracks[top[0].key].job if top else None,
@@ -184,6 +203,8 @@ def _conclude(
         waits=bool(waiting) and not counted and not now.drained,
         warned=tuple(warned),
         unknown=tuple(unknown),
+        rungs=rungs,
+        prove=prove and not now.job_running,
     )
 
 

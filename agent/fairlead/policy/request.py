@@ -25,7 +25,7 @@ REPAIRS_MAX = 100
 REQUESTS_MAX = 200
 #: What `clear` on a device keeps; on the whole node it begins anew but for these. ``drained_for`` still says what must be
 #: well before a resume.
-_KEPT = ("boot_id", "ran", "drained_for", "requests")
+_KEPT = ("boot_id", "ran", "drained_for", "drained", "requests")
 _COUNTER = re.compile(r"(?!recovery=|overrun=)[a-z_.]+=\d+")  # the two are about now, not a sum of the past
 
 Name = Annotated[str, Meta(min_length=1, max_length=2000)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fairlead.model.finding import Finding, Level, Service
+from fairlead.policy.ladder import left, tie
+from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
 from fairlead.policy.state import Now, PolicyState, Track
 
@@ -54,15 +56,18 @@ def by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rule
     """Why a person has to resume this node, or ""."""
     if not now.drained:
         return ""
-    gone = sorted(k for k in state.drained_for if (n := k.partition("/")[0]) not in policies and not n.startswith(SETTING_PREFIX))
+    drained_by = {k.partition("/")[0] for k in state.drained_for} | ({now.drain_check} - {"", MANUAL})
+    gone = sorted(n for n in drained_by if n not in policies and not n.startswith(SETTING_PREFIX))
     if gone:
-        return f"check {gone[0].partition('/')[0]} does not run any more"
+        return f"check {gone[0]} does not run any more"
     this_boot = now.drain_since_seconds > now.wall_seconds - now.boot_seconds - CLOCK_SLACK_SECONDS
     repaired = any(r.everything and r.boot_id == now.boot_id for r in state.repairs)  # a person knows what it was for
     if now.drain_check == "xid" and this_boot and not repaired and not any(k.startswith("xid/") for k in state.drained_for):
         return "the kernel log evidence of this boot is not in the history any more"
+    if tied := tie(state):
+        return tied
     if not rules.strikes_max:
         return ""
-    by_serial = {serial: pci for pci, serial in now.serials.items()}
-    over = sorted(device for device, times in state.strikes.items() if len(times) >= rules.strikes_max)
+    over = sorted(d for d, times in state.strikes.items() if len(times) >= rules.strikes_max and not left(d, state.boards))
+    by_serial = {serial: pci for pci, serial in state.boards.items()}
     return f"{by_serial.get(over[0], over[0])} was drained too often" if over else ""

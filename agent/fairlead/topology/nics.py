@@ -5,12 +5,16 @@ from __future__ import annotations
 from fairlead.model.facts import Nic, Node
 from fairlead.topology import paths
 
+# HPE Slingshot (Cassini): RDMA by libfabric, without a device below /sys/class/infiniband. https://pci-ids.ucw.cz
+FABRIC_WITHOUT_VERBS = frozenset({(0x17DB, 0x0501), (0x17DB, 0x0502)})
+
 
 def candidates(node: Node) -> tuple[Nic, ...]:
     """RDMA devices on PCI that are no virtual functions of another one here, one per device, by name."""
     seen: dict[str, Nic] = {}
+    others = {d.address for d in node.pci if (d.vendor, d.device) in FABRIC_WITHOUT_VERBS}
     for nic in node.nics:
-        if nic.rdma and nic.pci and not nic.virtual_function:
+        if (nic.rdma or nic.pci in others) and nic.pci and not nic.virtual_function:
             seen.setdefault(nic.name, nic)
     return tuple(sorted(seen.values(), key=lambda n: natural(n.name)))
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from fairlead.model.facts import Missing, Nic, Node
+from fairlead.model.finding import Finding, Level
 from fairlead.topology import locality, nics
 from fairlead.topology.audit import audit
 from fairlead.topology.devices import Accelerator, accelerators
@@ -76,8 +77,22 @@ def matrix(node: Node) -> str:
     table = "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
     wide = max((len(name) for name in names.values()), default=0)
     identity = "".join(f"  {name:<{wide}}  {address}  {what[address]}\n" for address, name in names.items())
-    found = "".join(f"  {f.summary}\n" for f in audit(node)) or "  nothing to say\n"
+    found = "".join(f"  {line}\n" for line in audit_lines(audit(node))) or "  nothing to say\n"
     return f"{table if names else 'No GPU and no RDMA device.'}\n\n{identity}\nLegend:\n{LEGEND}\nAudit:\n{found}"
+
+
+def audit_lines(found: tuple[Finding, ...]) -> list[str]:
+    """Findings as lines; those that say the same of several devices in one."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for f in found:
+        groups.setdefault((f.check, f.summary.replace(f.device, "*") if f.device else f.summary), []).append(f)
+    lines = []
+    for alike in groups.values():
+        first = alike[0]
+        mark = "note: " if first.level == Level.OK else ""
+        more = f" (and {len(alike) - 1} more: {', '.join(f.device for f in alike[1:])})" if len(alike) > 1 else ""
+        lines.append(f"{mark}{first.summary}{more}")
+    return lines
 
 
 def _value(value: Any) -> Any:

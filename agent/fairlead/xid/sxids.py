@@ -57,7 +57,7 @@ _ROWS: tuple[tuple[Weight, dict[int, str]], ...] = (
     (
         Weight.LINK,
         {
-            11004: "ingress access list violated: wrong fabric partition",
+            11004: "ingress access list: wrong fabric partition",
             12028: "egress privilege error, non-posted",
             20001: "transmit replay",
             20009: "short-term receive error rate",

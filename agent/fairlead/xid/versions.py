@@ -51,8 +51,6 @@ def _header(version: str) -> str:
 
 
 _KEY_ROTATION = "Confidential computing: this code was moved to 151 with driver 555. NVIDIA says of 151: restart the VM."
-_RESERVED = "Reserved in these drivers, for Blackwell's NVLink: report it if one prints it."
-_UNUSED = "Marked unused in this branch; from 580 on it is about power smoothing, PCIe, memory or security."
 
 CHANGES: tuple[Change, ...] = (
     Change(
@@ -90,48 +88,6 @@ CHANGES: tuple[Change, ...] = (
         "driver",
         _KEY_ROTATION,
         _header("550.90.07"),
-    ),
-    *(
-        Change(
-            code,
-            (555,),
-            (560,),
-            f"RESERVED{code - 144}_ERROR",
-            "reserved",
-            Action.CONTACT_SUPPORT,
-            Service.KEEP,
-            "driver",
-            _RESERVED,
-            _header("555.42.02"),
-        )
-        for code in range(144, 151)
-    ),
-    *(
-        Change(
-            code,
-            (570,),
-            (575,),
-            f"ROBUST_CHANNEL_UNUSED_ERROR_{code}",
-            "unused",
-            Action.CONTACT_SUPPORT,
-            Service.KEEP,
-            "driver",
-            _UNUSED,
-            _header("570.158.01"),
-        )
-        for code in range(162, 171)
-    ),
-    Change(
-        170,
-        (580,),
-        (590,),
-        "ROBUST_CHANNEL_UNUSED_ERROR_170",
-        "unused",
-        Action.CONTACT_SUPPORT,
-        Service.KEEP,
-        "driver",
-        "Marked unused in this branch; from 590 on it is an NVLink interrupt in secure mode.",
-        _header("580.95.05"),
     ),
 )
 

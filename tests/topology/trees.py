@@ -1,0 +1,53 @@
+"""The machines that topology tests run on, as Nodes, each read once a session: the lab's models, published machines
+(tests/lab/sites.py), and what is recorded in ../shared/data."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fairlead.cli.look import recorded_nvml
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.model.facts import Node
+from tests.lab.machines import write_machine
+from tests.lab.models import MODELS
+from tests.lab.sites import SITES, write_site
+
+RECORDED = Path(__file__).resolve().parents[3] / "shared/data/sysroots"
+READS = ("/proc/cpuinfo",)
+
+
+def recorded_names() -> list[str]:
+    return sorted(p.name.removesuffix(".tar.gz") for p in RECORDED.glob("*.tar.gz"))
+
+
+# hwloc's own recordings have no GPUs (but one) and many files: they take a while to unpack.
+NAMES = [
+    *MODELS,
+    *SITES,
+    *(pytest.param(n, marks=pytest.mark.slow) if n.startswith("hwloc_") else n for n in recorded_names()),
+]
+
+
+@cache
+def node(name: str) -> Node:
+    """The node of one machine, healthy and tuned where the tree is ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / name
+        if name in MODELS:
+            write_machine(tree, name, tuned=True)
+        elif name in SITES:
+            write_site(tree, name)
+        else:
+            if not (RECORDED / f"{name}.tar.gz").exists():
+                pytest.skip(f"{RECORDED}: no recorded tree {name} here")
+            with tarfile.open(RECORDED / f"{name}.tar.gz") as archive:
+                archive.extractall(folder, filter="tar")
+        found = gather(Root(str(tree)), recorded_nvml(str(tree)), reads=READS)
+    return msgspec.structs.replace(found, name=name)
