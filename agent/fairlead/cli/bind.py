@@ -16,6 +16,7 @@ from fairlead.errors import ExitCode, UsageError
 from fairlead.host.allowed import allowed_cpus
 from fairlead.host.cpulist import parse_cpulist
 from fairlead.host.gather import gather
+from fairlead.host.recorded import refuse_broken
 from fairlead.topology.bind import Plan, bind
 
 
@@ -34,6 +35,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     root = look.machine(args.root)
+    refuse_broken(root)
     node = gather(root, None if root.is_live else look.recorded_nvml(args.root))
     allowed = _cpus(args.cpus) if args.cpus else allowed_cpus(root)
     made = bind(
