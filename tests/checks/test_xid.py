@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from fairlead.checks.xid import Params, check
 from fairlead.model.check import KernelRecord, Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
+from fairlead.xid import Kind, parse
+from fairlead.xid.catalogue import look_up
+from fairlead.xid.log import message
 from tests.checks.nodes import ADDRESSES, BOOT, NA, UNSUPPORTED, gpu, log, node, records
 
 WHERE = "NVRM: Xid (PCI:0000:1b:00)"
@@ -36,6 +43,7 @@ def judged(*texts: str, **more: object) -> list[Finding]:
         ("13, Graphics Exception", Level.WARN, Action.RESTART_APP, Service.KEEP),
         ("31, pid=1, name=exe, Ch 0000000a", Level.WARN, Action.RESTART_APP, Service.KEEP),
         ("43, pid=1, name=exe, Ch 00000008", Level.WARN, Action.NONE, Service.KEEP),
+        ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x0)", Level.DRAIN, Action.RESET_GPU, Service.DRAIN_NOW),
         ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x1)", Level.DRAIN, Action.CHECK_FABRIC, Service.DRAIN_NOW),
         ("145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x1)", Level.WARN, Action.CHECK_FABRIC, Service.KEEP),
         ("149, Placeholder message", Level.WARN, Action.CHECK_FABRIC, Service.KEEP),
@@ -81,6 +89,58 @@ def test_the_summary_names_gpu_code_and_action() -> None:
 )
 def test_harmless_lines_raise_nothing(text: str) -> None:
     assert judged(text) == []
+
+
+def _recorded() -> list[dict[str, str]]:
+    path = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "kmsg" / "kmsg.csv"
+    if not path.is_file():
+        pytest.skip(f"recorded kernel lines are not here: {path}")
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_recorded_lines_that_are_no_fault_raise_nothing() -> None:
+    """Alone and all together: other NVRM messages, PCIe, network, disk, memory, container and hung-task lines."""
+    quiet = [r["line"] for r in _recorded() if not r["xid"] and not r["sxid"] and r["class"] != "fallen-off"]
+    assert len(quiet) > 50 and judged(*quiet) == []
+    for line in quiet:
+        assert judged(line) == [], line
+
+
+def test_recorded_faults_come_to_what_nvidia_says() -> None:
+    """Each line alone: what drains is Fatal in the line, or a code or number that asks for more than the application."""
+    for row in _recorded():
+        line = parse(row["line"])
+        if line is None:
+            continue
+        found = judged(row["line"])
+        drains = [f for f in found if f.level is Level.DRAIN]
+        assert len(found) <= 1
+        if line.fatal is not None:
+            assert bool(drains) == (line.fatal and "reset without a power cycle" not in str(found)), row["line"]
+        elif line.kind is Kind.XID and line.code not in (45, 154):
+            entry = look_up(line.code)
+            assert bool(drains) == (entry.service is not Service.KEEP and line.code not in range(144, 151)), row["line"]
+            wanted = Action.RESET_GPU if line.code in (63, 94) else entry.action
+            assert all(f.action is wanted for f in found), row["line"]
+        if line.code == 45 and line.caused_by is None:
+            assert not found
+
+
+def test_the_recorded_storms_are_one_fault_each() -> None:
+    folder = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "dmesg"
+    if not folder.is_dir():
+        pytest.skip(f"recorded kernel logs are not here: {folder}")
+    for name, expected in (
+        ("components-accelerator_dmesg-with-xid-119.log", {("Xid 119", Level.DRAIN)}),
+        ("components-query_dmesg.0.log", set()),
+        ("pkg-kmsg_kmsg.1.log", set()),
+        ("0flap_syslog", set()),
+    ):
+        texts = [message(line) for line in (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()]
+        found = judged(*texts)
+        assert {(f.summary[:7], f.level) for f in found} == expected, name
+        assert len(found) == len({f.device for f in found})
 
 
 def test_hundreds_of_lines_of_one_fault_are_one_finding_that_does_not_drain() -> None:
@@ -177,7 +237,7 @@ def test_records_and_nodes_without_a_boot_id_still_count() -> None:
 
 def test_a_fatal_sxid_drains_and_names_the_switch() -> None:
     (finding,) = judged("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 62 LTSSM Fault Up")
-    assert finding.summary == "SXid 20034 on NVSwitch 0000:05:00.0 (fatal NVSwitch error, link 62): check_fabric"
+    assert finding.summary == "SXid 20034 on NVSwitch 0000:05:00.0 (link training fault, fatal, link 62): check_fabric"
     assert judged("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 11004, Non-fatal, Link 40 ingress")[0].level is Level.WARN
 
 
@@ -189,6 +249,138 @@ def test_records_of_another_boot_do_not_count() -> None:
 def test_a_site_may_choose_its_own_service() -> None:
     assert judged(f"{WHERE}: 63, Row Remapper", services={"63": Service.KEEP})[0].level is Level.WARN
     assert judged(f"{WHERE}: 31, Ch 1", services={"31": Service.DRAIN_NOW})[0].level is Level.DRAIN
+
+
+def test_a_site_may_choose_its_own_action() -> None:
+    assert judged(f"{WHERE}: 119, x", actions={"119": Action.REBOOT_NODE})[0].action is Action.REBOOT_NODE
+    assert judged(f"{WHERE}: 94, x", actions={"94": Action.CHECK_HARDWARE})[0].action is Action.CHECK_HARDWARE
+    (raised,) = judged(f"{WHERE}: 174, x", actions={"174": Action.CONTACT_SUPPORT})
+    assert (raised.level, raised.action) == (Level.WARN, Action.CONTACT_SUPPORT)
+    line = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 62 LTSSM Fault Up"
+    own = {"actions": {"sxid 20034": Action.RESET_GPU}, "services": {"sxid 20034": Service.DRAIN_AFTER_JOB}}
+    assert [(f.action, f.service) for f in judged(line, **own)] == [(Action.RESET_GPU, Service.DRAIN_AFTER_JOB)]
+    (other,) = judged(line, actions={"79": Action.NONE}, services={"74": Service.KEEP})
+    assert (other.action, other.service) == (Action.CHECK_FABRIC, Service.DRAIN_NOW)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"services": {"177": "keep"}}, "no such code: '177'"),
+        ({"services": {"0": "keep"}}, "no such code: '0'"),
+        ({"services": {"063": "keep"}}, "no such code: '063'"),
+        ({"actions": {"sixty": "none"}}, "no such code: 'sixty'"),
+        ({"actions": {"sxid 12": "none"}}, "no such code: 'sxid 12'"),
+        ({"actions": {"xid 94": "none"}}, "no such code: 'xid 94'"),
+        ({"actions": {"94": "follow_cause"}}, "follow_cause is not an action"),
+        ({"actions": {"94": "provision"}}, "provision is not an action"),
+        ({"actions": {"94": "RESET_GPU"}}, "Invalid enum value 'RESET_GPU'"),
+        ({"services": {"94": "drain"}}, "Invalid enum value 'drain'"),
+    ],
+)
+def test_a_site_s_choice_that_names_nothing_is_an_error(values: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        convert(values, Params)
+    assert convert({"services": {"63": "keep", "sxid 12028": "keep"}, "actions": {"94": "none"}}, Params)
+
+
+def of_users(*faults: tuple[str, int, int], seconds: float = 9990.0) -> Past:
+    """Records of (text, job, uid)."""
+    made = records(*(f"{WHERE}: {text}" for text, _, _ in faults), seconds=seconds)
+    whose = zip(made, faults, strict=True)
+    return Past(available=True, records=tuple(replace(r, jobs=(job,), uids=(uid,)) for r, (_, job, uid) in whose))
+
+
+THREE = (("31, Ch 1", 11, 1001), ("13, Graphics", 12, 1002), ("31, Ch 1", 13, 1003))
+
+
+def test_a_gpu_that_faults_under_several_users_is_the_suspect() -> None:
+    (finding,) = check.judge(node(), of_users(*THREE), Params())
+    assert (finding.device, finding.action, finding.service) == ("0000:1b:00.0", Action.CHECK_HARDWARE, Service.KEEP)
+    assert finding.level is Level.WARN  # likely, not certain: the site says whether it drains
+    assert finding.summary == "GPU 0000:1b:00.0 is suspect: jobs of 3 users faulted on it (Xid 13, 31): check_hardware"
+    assert finding.evidence == ("jobs 11, 12, 13",)
+    assert not any(str(uid) in "".join((finding.summary, *finding.evidence, finding.evidence_id)) for uid in (1001, 1002, 1003))
+    (drains,) = check.judge(node(), of_users(*THREE), Params(suspect_service=Service.DRAIN_AFTER_JOB))
+    assert (drains.level, drains.service) == (Level.DRAIN, Service.DRAIN_AFTER_JOB)
+
+
+@pytest.mark.parametrize(
+    ("faults", "more"),
+    [
+        (THREE[:2], {}),
+        ([("31, Ch 1", job, 1001) for job in range(40)], {}),  # one user, many jobs
+        ([*THREE[:2], ("31, Ch 2", 14, 1002)], {}),
+        (THREE, {"suspect_users": 4}),
+        (THREE, {"suspect_users": 0}),
+        ([("45, pid=1, name=x, Ch 1", n, n) for n in range(9)], {}),  # killed processes
+        ([("95, Uncontained", n, n) for n in range(9)], {}),  # the GPU's own anyway
+    ],
+)
+def test_what_makes_no_suspect(faults: list[tuple[str, int, int]], more: dict[str, int]) -> None:
+    found = list(check.judge(node(), of_users(*faults), Params(suspect_service=Service.DRAIN_NOW, **more)))
+    assert not [f for f in found if "suspect" in f.summary]
+
+
+def test_a_suspect_needs_the_same_gpu_the_window_and_one_user_at_a_time() -> None:
+    past = of_users(*THREE)
+    elsewhere = replace(past.records[0], text=past.records[0].text.replace("1b", "43"))
+    both_users = replace(past.records[0], uids=(1001, 1002))
+    old = replace(past.records[0], seconds=1.0)
+    nobody = replace(past.records[0], uids=(), jobs=())
+    drain = Params(suspect_service=Service.DRAIN_NOW, suspect_seconds=3600)
+    assert any(f.level is Level.DRAIN for f in check.judge(node(), past, drain))
+    for other in (elsewhere, both_users, old, nobody):
+        changed = replace(past, records=(other, *past.records[1:]))
+        assert not any(f.level is Level.DRAIN for f in check.judge(node(), changed, drain))
+
+
+def test_killed_processes_of_several_users_never_drain() -> None:
+    """Xid 43 is what a killed CUDA process may leave: three people at one GPU who press Ctrl-C are no fault of it."""
+    past = of_users(*[("43, pid=1, name=x, Ch 1", n, n) for n in range(1, 6)])
+    (finding,) = check.judge(node(), past, Params(suspect_service=Service.DRAIN_NOW))
+    assert finding.level is Level.WARN and "suspect" in finding.summary
+
+
+def test_only_another_user_is_new_evidence_against_a_suspect() -> None:
+    first, again, other = ((*THREE, ("31, Ch 9", *who)) for who in ((13, 1003), (14, 1002), (15, 1004)))
+    ids = [next(check.judge(node(), of_users(*faults), Params())).evidence_id for faults in (THREE, first, again, other)]
+    assert ids[0] == ids[1] == ids[2] == f"{BOOT}:102:users" and ids[3] == f"{BOOT}:103:users"
+
+
+def test_a_job_s_own_fault_names_the_job_and_no_user() -> None:
+    (one,) = check.judge(node(), of_users(("31, Ch 1", 11, 1001)), Params())
+    assert one.summary == "Xid 31 on GPU 0000:1b:00.0 (memory page fault): restart_app, the own fault of job 11"
+    (many,) = check.judge(node(), of_users(*[("31, Ch 1", job, 1001) for job in range(11, 19)]), Params())
+    assert many.summary.endswith("the own fault of jobs 14, 15, 16, 17, 18 and 3 more") and "8 lines, jobs" in many.evidence[0]
+
+
+def test_what_came_after_an_acknowledged_fatal_line_and_is_not_fatal_is_no_news() -> None:
+    hard, soft = (f"{WHERE}: 149, NETIR {word} XC0 i0 Link 3 (0x1)" for word in ("Fatal", "Nonfatal"))
+    assert [f.evidence_id for f in judged(hard)] == [f.evidence_id for f in judged(hard, soft, soft)] == [f"{BOOT}:100"]
+    assert [f.evidence_id for f in judged(hard, soft, hard)] == [f"{BOOT}:102"]
+    switch = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034,"
+    assert judged(f"{switch} Fatal, Link 62 LTSSM", f"{switch} Non-fatal, Link 62 x")[0].evidence_id == f"{BOOT}:100"
+
+
+def test_a_corrected_nvlink_error_hides_no_other() -> None:
+    start = f"{WHERE}: 145, RLW_REMAP Nonfatal XC0 i0 Link 3"
+    corrected, app, other = (f"{start} (0x82 {status})" for status in ("0x100", "0x1", "0x40"))
+    assert judged(corrected) == []
+    for texts in ((corrected, other), (other, corrected), (corrected, app, other), (other, app)):
+        assert [(f.level, f.action) for f in judged(*texts)] == [(Level.WARN, Action.RESET_GPU)]
+
+
+def test_a_code_counts_as_the_node_s_driver_means_it() -> None:
+    old = node(driver=replace(node().driver, module_version="550.90.07"))
+    text = f"{WHERE}: 144, pid=1, name=x, key rotation"
+    (finding,) = check.judge(old, log(text), Params())
+    assert (finding.action, finding.service) == (Action.REBOOT_NODE, Service.DRAIN_NOW)
+    assert judged(text)[0].level is Level.WARN  # an NVLink line that does not say Fatal
+    link = f"{WHERE}: 149, NETIR_LINK_EVT Fatal XC0 i0 Link 14 (0x0215c5c6 0x0)"
+    assert judged(link)[0].action is Action.RESET_GPU  # driver 570: layout V1
+    new = node(driver=replace(node().driver, module_version=NA, library_version="580.95.05"))
+    assert next(check.judge(new, log(link), Params())).action is Action.CHECK_FABRIC
 
 
 def test_without_a_log_it_says_so_and_is_not_healthy_by_silence() -> None:

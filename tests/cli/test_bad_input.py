@@ -25,7 +25,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one good document, good.json, and an empty tree."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tree").mkdir()
-    (tmp_path / "good.json").write_bytes(config.encode_document(config.profile_document("n1", "hgx-h100")))
+    data = config.to_data(config.profile_document("n1", "hgx-h100"))
+    data["agent"] |= {"state_dir": str(tmp_path / "state"), "run_dir": str(tmp_path / "run")}
+    del data["hash"]
+    good = config.decode_document(msgspec.json.encode(data), "good.json")
+    (tmp_path / "good.json").write_bytes(config.encode_document(good))
     return tmp_path
 
 
@@ -55,6 +59,8 @@ COMMANDS = [
     ("apply", "--root", "tree", "--dry-run", "--document", "node.json"),
     ("drain", "--reason", "x", "--document", "node.json"),
     ("resume", "--document", "node.json"),
+    ("ack", "--all", "--reason", "x", "--document", "node.json"),
+    ("clear", "--all", "--reason", "x", "--document", "node.json"),
 ]
 DOCUMENTS: dict[str, tuple[Change, str]] = {
     "unknown section": (lambda d: d.update(agents={}), "node.json: agents: unknown key"),
@@ -124,6 +130,19 @@ def test_missing_and_unreadable_documents(here: Path, capsys: pytest.CaptureFixt
         (("config", "check", "profile.toml"), 66, "profile.toml: classes.a.profile: profile 'hgx-h1000': no such profile"),
         (("config", "show", "--site", "key.toml"), 64, "needs --node"),
         (("hold",), 64, "hold needs --reason TEXT, --release or --show"),
+        (("hold", "--reason", "x", "--until", "soon", "--dry-run"), 64, "--until 'soon': not a time"),
+        (("hold", "--reason", "x", "--until", "2020-01-01", "--dry-run"), 64, "--until 2020-01-01: is past"),
+        (("hold", "--release", "--until", "2h"), 64, "--until belongs to a hold"),
+        (("ack", "xid", "--document", "good.json"), 64, "ack needs --reason TEXT"),
+        (("ack", "--reason", "x", "--document", "good.json"), 64, "ack needs CHECK or CHECK/DEVICE, or --all"),
+        (("ack", "xid", "--all", "--reason", "x", "--document", "good.json"), 64, "ack needs CHECK or CHECK/DEVICE, or --all"),
+        (("ack", "--all", "--reason", "x", "--document", "good.json"), 66, "no account of the agent"),
+        (("clear", "--all", "--document", "good.json"), 64, "clear needs DEVICE, SERIAL or --all, and --reason TEXT"),
+        (("clear", "--reason", "x", "--document", "good.json"), 64, "clear needs DEVICE, SERIAL or --all, and --reason TEXT"),
+        (("clear", "x", "--all", "--reason", "x"), 64, "clear needs DEVICE, SERIAL or --all, and --reason TEXT"),
+        (("clear", "0000:1b:00.0", "--reason", "x", "--document", "good.json"), 66, "no account of the agent"),
+        (("audit", "--since", "yesterday"), 64, "--since 'yesterday': not a time"),
+        (("audit", "--state-dir", "good.json"), 66, "good.json/audit.jsonl: Not a directory"),
         (("explain", "no-such-thing"), 66, "no-such-thing"),
         (("provision", "--site", "none.toml"), 66, "none.toml: no such file"),
         (("provision", "--site", "key.toml"), 78, "key.toml: classes.a.profil: unknown key"),
@@ -153,7 +172,18 @@ def test_odd_trees_are_judged_and_never_a_bug(here: Path, capsys: pytest.Capture
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("words", [("apply",), ("hold", "--reason", "x"), ("drain", "--reason", "x"), ("resume",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("apply",),
+        ("hold", "--reason", "x"),
+        ("drain", "--reason", "x"),
+        ("resume",),
+        ("ack", "--all", "--reason", "x"),
+        ("clear", "--all", "--reason", "x"),
+    ],
+    ids=lambda words: words[0],
+)
 def test_without_root(here: Path, words: tuple[str, ...]) -> None:
     """77 and one line, for what only root may do."""
     if os.geteuid():

@@ -18,8 +18,23 @@ def test_every_command_has_help(name: str) -> None:
     assert len(command_parser(name).format_help()) > 80
 
 
-READING = {"check", "status", "why", "explain", "topology", "config", "doctor", "version", "env", "provision", "apply", "xid"}
-CHANGING = {"apply", "provision", "drain", "resume", "hold"}
+READING = {
+    "audit",
+    "ack",
+    "check",
+    "status",
+    "why",
+    "explain",
+    "topology",
+    "config",
+    "doctor",
+    "version",
+    "env",
+    "provision",
+    "apply",
+    "xid",
+}
+CHANGING = {"apply", "provision", "drain", "resume", "hold", "ack", "clear"}
 
 
 @pytest.mark.parametrize("name", sorted(READING))

@@ -35,7 +35,9 @@ def imported(*command: str) -> set[str]:
     return set(done.stderr.splitlines())
 
 
-@pytest.mark.parametrize("command", [("version",), ("status",), ("--help",), ("explain", "xid", "79"), ("hold", "--show")])
+@pytest.mark.parametrize(
+    "command", [("version",), ("status",), ("--help",), ("explain", "xid", "79"), ("hold", "--show"), ("audit",)]
+)
 def test_light_commands_load_nothing_heavy(command: tuple[str, ...]) -> None:
     assert not imported(*command) & HEAVY
 

@@ -212,9 +212,9 @@ def test_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hold_and_apply(tmp_path: Path) -> None:
-    assert hold_of(str(tmp_path)) is None and not applying(str(tmp_path))
+    assert hold_of(str(tmp_path), str(tmp_path / "run")) is None and not applying(str(tmp_path))
     (tmp_path / "hold").write_text("damaged")
-    assert hold_of(str(tmp_path)) == {"reason": "unreadable"}
+    assert hold_of(str(tmp_path), str(tmp_path / "run")) == {"reason": "unreadable"}
     soon = int(time.clock_gettime(time.CLOCK_BOOTTIME)) + 60
     (tmp_path / "applying").write_text(f"1\t7\t{soon}\n")
     assert applying(str(tmp_path))

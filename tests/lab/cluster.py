@@ -52,6 +52,7 @@ class Cluster(SlurmClients):
     files       path inside -> content; executable where it starts with '#!'
     binds       path on the machine -> path inside, read-only
     cores       per socket of n1..nN; 2 sockets
+    topology    topology.conf, for a TopologyPlugin named in ``extra_conf``
     """
 
     suite: str = "bookworm"
@@ -65,6 +66,7 @@ class Cluster(SlurmClients):
     timeout_seconds: int | None = None
     reboot: str | Path | None = None
     extra_conf: str = ""
+    topology: str = ""
     nohold: bool = False
     real: bool = False
     simulated: bool = False
@@ -174,6 +176,8 @@ class Cluster(SlurmClients):
         (etc / "gres.conf").write_text(slurmconf.gres_conf(self.slurm_nodes))
         v1 = bool(cpus.v1_controllers())
         (etc / "cgroup.conf").write_text(slurmconf.cgroup_conf(SUITES[self.suite], cgroup=self.cgroup, v1=v1))
+        if self.topology:
+            (etc / "topology.conf").write_text(self.topology)
         for inside, text in self.files.items():
             path = self.folder / "files" / inside.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)

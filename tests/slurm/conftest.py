@@ -18,7 +18,7 @@ from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 
 NODES = tuple(f"n{i}" for i in range(1, 9))
-ROOMY = Rules(budget_percent=100)
+ROOMY = Rules(budget_percent=100, common_cause_nodes=0)
 
 
 @pytest.fixture(scope="session", params=list(SUITES))

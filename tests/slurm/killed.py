@@ -10,15 +10,16 @@ import signal
 import sys
 from pathlib import Path
 
-from fairlead.daemon.drain import Result
-from fairlead.policy.rules import Rules
+from msgspec.structs import replace
+
+from fairlead.daemon.outcome import Result
 from fairlead.slurm.scontrol import Scontrol
 from tests.slurm.conftest import ROOMY, drain_of
 
 
 def main() -> None:
     bin_dir, node, folder, what, at = sys.argv[1:6]
-    rules = Rules(budget_percent=100, budget_nodes=int(sys.argv[6])) if len(sys.argv) > 6 else ROOMY
+    rules = replace(ROOMY, budget_nodes=int(sys.argv[6])) if len(sys.argv) > 6 else ROOMY
     drain = drain_of(Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=bin_dir), Path(folder), node, rules)
     steps = {"drain": lambda: drain.drain("xid", "GPU gone"), "resume": drain.resume, "look": drain.look}[what]()
     taken = 0

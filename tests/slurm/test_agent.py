@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from fairlead.cli.story import story
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, XID79, Agent
 from tests.lab.cluster import Cluster
+from tests.lab.roots import SUITES
 from tests.slurm.conftest import client_of, running
 
 pytestmark = pytest.mark.slurm
@@ -64,7 +66,7 @@ def test_xid_to_drain_and_a_persons_resume(agents: Make, cluster: Cluster) -> No
     agent.kernel(xid79())
     reason = drained(agent, cluster)
     assert reason.startswith("fairlead:xid:") and "0000:1b:00.0" in reason and "79" in reason and "python3" not in reason
-    agent.until(lambda: agent.status()["drain"] == {"reason": reason}, "the drain in the status")
+    agent.until(lambda: (agent.status()["drain"] or {}).get("reason") == reason, "the drain in the status")
     cluster.scontrol("update", "nodename=n1", "state=resume")
     agent.until(lambda: agent.verdict().state is State.WARN, "acknowledgement", seconds=60)
     assert "acknowledged" in agent.verdict().text
@@ -166,6 +168,49 @@ def test_repaired_and_booted_again_it_resumes_its_own(agents: Make, cluster: Clu
     assert not client_of(cluster).node("n1").drained
 
 
+@pytest.mark.parametrize("up", list(SUITES)[-1:], indirect=True)  # nothing of it depends on the release
+def test_the_return_command_decides_and_the_same_fault_again_is_for_a_person(
+    agents: Make, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Reboot, a command that fails and then passes, back in service; the fault again: hardware, and no resume by itself."""
+    command = ["/bin/sh", "-c", f'test -e {tmp_path}/fast || {{ echo "busbw 12 GB/s"; exit 4; }}']
+    agent = agents(policy={"budget_percent": 100, "return_command": command, "return_retry_seconds": 1}).start()
+    agent.kernel(xid79())
+    assert drained(agent, cluster).endswith("(fallen off the bus): reboot_node")
+    next_boot(agent, tmp_path, 1)
+    agent.until(lambda: "the return command has failed and is tried again" in agent.verdict().text, "word of the command")
+    agent.until(lambda: (agent.status()["return"] or {}).get("outcome") == "exit 4", "the command in the status")
+    assert agent.status()["return"]["said"] == "busbw 12 GB/s" and "busbw" not in agent.verdict().text
+    assert client_of(cluster).node("n1").drained
+    (tmp_path / "fast").touch()
+    agent.until(lambda: not client_of(cluster).node("n1").drained, "resume")
+    agent.until(lambda: agent.verdict().state is State.OK and agent.status()["drain"] is None, "that it is known")
+    agent.kernel(xid79(2))
+    assert drained(agent, cluster).endswith("(fallen off the bus): check_hardware (again after reboot_node)")
+    agent.until(lambda: bool(agent.status()["findings"]), "the finding in the status")
+    agent.until(lambda: "check_hardware" in (agent.run_dir / "metrics.prom").read_text(), "the step in the metrics")
+    (finding,) = agent.status()["findings"]
+    assert (finding["action"], finding["raised"]["from"]) == ("check_hardware", "reboot_node")
+    why = "\n".join(story("n1", {"status": agent.status(), "state": "drain"}, None))
+    assert "check_hardware (again after reboot_node; the check alone says reboot_node" in why and "reboots:  1 for faults" in why
+    metrics = (agent.run_dir / "metrics.prom").read_text()
+    assert 'step="check_hardware"} 1.0' in metrics and "fairlead_reboots_for_faults 1.0" in metrics
+    assert 'fairlead_return_command_runs_total{outcome="passed"} 1.0' in metrics
+    next_boot(agent, tmp_path, 2)
+    agent.until(lambda: "wants check_hardware: resume by hand" in agent.verdict().text, "word of the person")
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 4, "later verdicts")
+    assert client_of(cluster).node("n1").drained
+
+
+def next_boot(agent: Agent, folder: Path, number: int) -> None:
+    """The machine boots with the agent."""
+    agent.end()
+    agent.tree = shutil.copytree(agent.tree, folder / f"boot {number}", symlinks=True)
+    (agent.tree / "proc/sys/kernel/random/boot_id").write_text(f"{number}1111111-2222-3333-4444-555555555555\n")
+    agent.start()
+
+
 def test_repaired_but_an_admin_took_over(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
     agent = agents().start()
     agent.kernel(xid79())
@@ -199,28 +244,59 @@ def test_no_rpc_while_nothing_is_wrong(agents: Make, cluster: Cluster) -> None:
     assert rpcs(cluster) == 0
 
 
-def test_resumed_by_an_admin_then_refused_by_our_prolog(cluster: Cluster, tmp_path: Path) -> None:
-    """A job comes between the admin's resume and our noticing: Slurm marks the node for our prolog; that is lifted too."""
+def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm marks the node for our prolog. n1: a job comes between the admin's resume and our noticing. n2: the site refuses
+    jobs while there is no agent (`on_stale`); the agent comes after the mark."""
     prolog = Path(__file__).resolve().parents[2] / "slurm/prolog"
-    conf = {"conf": "/etc/slurm/slurm.conf", "node_name": "n1", "look_seconds": 600}
-    with running(Cluster(cluster.suite, nodes=1, cores=4, prolog=prolog)) as own:
-        run = own.node_dirs("n1").run
-        agent = Agent(tmp_path, MACHINES / "hgx-h100", slurm={**conf, "bin_dir": str(own.bin)}, agent={"run_dir": str(run)})
-        agent.run_dir = run
-        agent.write_document(slurm={**conf, "bin_dir": str(own.bin)}, policy={"budget_percent": 100})
+    conf = {"conf": "/etc/slurm/slurm.conf", "look_seconds": 600}
+    made: list[Agent] = []
+
+    def agent_of(own: Cluster, name: str) -> Agent:
+        slurm = {**conf, "bin_dir": str(own.bin), "node_name": name}
+        folder = tmp_path / name
+        folder.mkdir()
+        agent = Agent(folder, MACHINES / "hgx-h100")
+        agent.run_dir = own.node_dirs(name).run
+        agent.write_document(slurm=slurm, policy={"budget_percent": 100})
+        made.append(agent)
+        return agent
+
+    def held(own: Cluster, job: int) -> None:
+        """Requeued and held, not lost."""
+        deadline = time.monotonic() + 30
+        while "held" not in (told := own.scontrol("-o", "show", "job", str(job))):
+            assert time.monotonic() < deadline, told
+            time.sleep(0.02)
+
+    with running(Cluster(cluster.suite, nodes=2, cores=4, prolog=prolog)) as own:
+        client = client_of(own)
         try:
-            agent.start()
-            agent.kernel(xid79())
-            drained(agent, own)
+            first = agent_of(own, "n1").start()
+            (own.node_dirs("n2").run / "jobs").mkdir(mode=0o711)
+            (own.node_dirs("n2").etc / "hooks").write_text("1\trefuse\n")
+            first.kernel(xid79())
+            drained(first, own)
             own.scontrol("update", "nodename=n1", "state=resume")
             own.wait_idle()
-            job = own.submit("#!/bin/sh\ntrue\n")
-            agent.until(lambda: "acknowledged" in agent.verdict().text, "acknowledgement", seconds=60)
-            agent.until(lambda: not client_of(own).node("n1").drained, "a node in service")
-            assert own.job_state(job) == "PENDING"  # requeued and held, not lost
-            own.wait_idle()
-            own.scontrol("release", str(job))
-            own.scontrol("update", f"jobid={job}", "starttime=now")
-            own.wait_job(job, "COMPLETED")
+            jobs = [own.submit("#!/bin/sh\ntrue\n", f"-w{name}") for name in ("n1", "n2")]
+            for job in jobs:
+                held(own, job)
+            second = agent_of(own, "n2")
+            deadline = time.monotonic() + 30
+            while client.node("n2").reason != "Prolog error":
+                assert time.monotonic() < deadline, client.node("n2")
+                time.sleep(0.02)
+            second.start()
+            first.until(lambda: "acknowledged" in first.verdict().text, "acknowledgement", seconds=60)
+            for agent, name in ((first, "n1"), (second, "n2")):
+                agent.until(lambda n=name: client.node(n).states == {"IDLE"}, f"{name} in service", seconds=60)  # type: ignore[misc]
+            for agent in made:
+                kept = agent.run_dir / "jobs"
+                agent.until(lambda k=kept: not list(k.iterdir()), "the end of the refusals' records", seconds=60)  # type: ignore[misc]
+            for job in jobs:
+                own.scontrol("release", str(job))
+                own.scontrol("update", f"jobid={job}", "starttime=now")
+                own.wait_job(job, "COMPLETED")
         finally:
-            agent.end()
+            for agent in made:
+                agent.end()

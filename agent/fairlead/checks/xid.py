@@ -1,16 +1,22 @@
 """Faults that the NVIDIA driver reported in the kernel log of this boot: Xid, SXid, and GPUs fallen off the bus.
 
 What each code means, what to do and whether it drains is data (`fairlead.xid.catalogue`): NVIDIA's Xid catalogue and the
-driver's nverror.h. On top of it: Xid 45 follows its cause; 13, 31, 43 and their like are the job's own fault and only
-reported for a while; 63 and 94 wait for the job's end, and then want a GPU reset; 154 counts by its number, the last one
-per GPU; 162 cancels 163; an NVLink line (144 to 150) or SXid counts only when the line itself says Fatal; hundreds of
-lines of one fault are one finding. "Fallen off the bus" without an Xid (NVSentinel issue 155) counts as 79. The same
-recovery action is read from NVML (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which works without a log.
+driver's nverror.h, by the driver version of the node. On top of it: Xid 45 follows its cause; 13, 31, 43 and their like
+are the job's own fault and only reported for a while; 63 and 94 wait for the job's end, and then want a GPU reset; 154
+counts by its number, the last one per GPU; 162 cancels 163; an NVLink line (144 to 150) or SXid counts only when the line
+itself says Fatal; hundreds of lines of one fault are one finding. "Fallen off the bus" without an Xid (NVSentinel issue
+155) counts as 79. The same recovery action is read from NVML (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which works without a
+log.
+
+When faults of the jobs' own come under `suspect_users` different users on the same GPU, the GPU is the suspect (NVIDIA's
+workflows for Xid 13 and 31 say the same: repeated on one GPU, test the hardware). That is likely, not certain: by default it
+is reported, and drains where `suspect_service` says so. Where only Xid 43 came, which every killed CUDA process may leave,
+it never drains. `services` and `actions` are the site's own choice per code: an Xid as "63", an SXid as "sxid 12028".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -21,8 +27,11 @@ from fairlead.model.device import names_of
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.xid import Kind, XidLine, read
-from fairlead.xid.catalogue import recovery
+from fairlead.xid.catalogue import ENTRIES, recovery
 from fairlead.xid.meaning import Meaning, meaning
+
+KILLED = 43  # a CUDA process that was killed may leave one
+JOBS_SHOWN = 5
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -33,6 +42,41 @@ class Params(CheckParams, frozen=True, kw_only=True):
         dict[str, Service],
         Meta(description='The site\'s own choice per code, such as {"63": "keep"}: keep, drain_after_job or drain_now.'),
     ] = field(default_factory=dict)
+    actions: Annotated[
+        dict[str, Action],
+        Meta(description='The site\'s own action per code, such as {"119": "reboot_node", "sxid 20034": "reset_gpu"}.'),
+    ] = field(default_factory=dict)
+    suspect_users: Annotated[
+        int, Meta(ge=0, le=1000, description="Users whose jobs must fault on a GPU for it to be the suspect, not they; 0: never.")
+    ] = 3
+    suspect_seconds: Annotated[int, Meta(ge=60, description="... within this time.")] = 86400
+    suspect_service: Annotated[
+        Service, Meta(description="What a suspect GPU means for the node: keep (report), drain_after_job or drain_now.")
+    ] = Service.KEEP
+
+    def __post_init__(self) -> None:
+        for name, table in (("services", self.services), ("actions", self.actions)):
+            for key in table:
+                if not site_key(key):
+                    raise ValueError(
+                        f'{name}: no such code: {key!r} (an Xid is a number from 1 to {max(ENTRIES)}, an SXid "sxid 12028")'
+                    )
+        for key, action in self.actions.items():
+            if action in (Action.PROVISION, Action.FOLLOW_CAUSE):
+                raise ValueError(f"actions: {key}: {action.value} is not an action for a fault")
+
+
+def site_key(key: str) -> bool:
+    """Whether a key of ``services`` or ``actions`` names a code: "63", "sxid 12028"."""
+    kind, _, number = key.rpartition(" ")
+    if not (number.isascii() and number.isdigit()) or number.startswith("0"):
+        return False
+    return int(number) in ENTRIES if kind == "" and " " not in key else kind == "sxid" and len(number) == 5
+
+
+def key_of(line: XidLine) -> str:
+    """The key of ``services`` and ``actions`` that a line's code has."""
+    return f"sxid {line.code}" if line.kind is Kind.SXID else str(line.code)
 
 
 class _Fault(Struct, frozen=True):
@@ -43,6 +87,7 @@ class _Fault(Struct, frozen=True):
     last: KernelRecord
     count: int = 1
     hint: str = ""
+    jobs: frozenset[int] = frozenset()
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -59,13 +104,19 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             service=Service.KEEP,
         )
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
+    driver = _driver(node)
     drained: set[str] = set()
-    for fault in _faults(records):
-        finding = _finding(fault, node, params)
-        if finding is not None:
-            if finding.level is Level.DRAIN:
-                drained.add(fault.line.pci)
-            yield finding
+    suspects = {finding.device: finding for finding in _suspects(records, node, params, driver)}
+    for fault in _faults(records, driver):
+        finding = _finding(fault, node, params, driver)
+        if finding is None:
+            continue
+        if finding.level is Level.DRAIN:
+            drained.add(fault.line.pci)
+        elif finding.device in suspects and _of_a_job(fault.line, driver):
+            continue  # told with the GPU, which is to blame
+        yield finding
+    yield from suspects.values()
     yield from _by_nvml(node, past, drained)
     if past.overrun:
         yield Finding(
@@ -81,7 +132,17 @@ def _this_boot(record: KernelRecord, node: Node) -> bool:
     return not record.boot_id or isinstance(node.boot_id, Missing) or record.boot_id == node.boot_id
 
 
-def _faults(records: tuple[KernelRecord, ...]) -> list[_Fault]:
+def _driver(node: Node) -> str:
+    """The version of the driver that wrote this boot's log: the loaded module's; "" where it cannot be read."""
+    known = (node.driver.module_version, node.driver.library_version)
+    return next((version for version in known if isinstance(version, str)), "")
+
+
+def _of_a_job(line: XidLine, driver: str) -> bool:
+    return line.kind is Kind.XID and line.code != 45 and meaning(line, driver).blames == "application"
+
+
+def _faults(records: tuple[KernelRecord, ...], driver: str) -> list[_Fault]:
     """Lines joined to faults, in the order of telling: causes before what follows from them."""
     faults: dict[tuple[str, str, int, int | None], _Fault] = {}
     for place, line in read(r.text for r in records):
@@ -90,43 +151,56 @@ def _faults(records: tuple[KernelRecord, ...]) -> list[_Fault]:
             continue
         if line.code == 45 and line.kind is Kind.XID:
             if line.caused_by is not None and line.caused_by != 45:
-                _note(faults, replace(line, code=line.caused_by), record, hint="named by an Xid 45")
+                _note(faults, replace(line, code=line.caused_by), record, driver, hint="named by an Xid 45")
             continue
         if line.code == 162:
             faults.pop(("xid", line.pci, 163, None), None)
-        _note(faults, line, record)
+        _note(faults, line, record, driver)
     return sorted(faults.values(), key=lambda f: (f.line.code not in (79, 119, 120), f.line.code == 154, f.first.sequence))
 
 
-def _note(faults: dict[tuple[str, str, int, int | None], _Fault], line: XidLine, record: KernelRecord, *, hint: str = "") -> None:
+def _note(
+    faults: dict[tuple[str, str, int, int | None], _Fault], line: XidLine, record: KernelRecord, driver: str, *, hint: str = ""
+) -> None:
+    """Count a line in. What is lighter than what is known of its device (a link's Nonfatal after its Fatal) is no news of it."""
     group = "sxid" if line.kind is Kind.SXID else "xid"
     key = (group, line.pci, line.code, line.link if line.fatal is not None else None)
     known = faults.get(key)
+    jobs = frozenset(record.jobs)
     if known is None:
-        faults[key] = _Fault(line, record, record, 1, hint)
+        faults[key] = _Fault(line, record, record, 1, hint, jobs)
         return
     if hint:
         return  # the cause itself is there
-    newest = line.code == 154 or (line.fatal and not known.line.fatal) or known.hint
-    faults[key] = _Fault(line if newest else known.line, known.first, record, known.count + 1)
+    jobs, count = known.jobs | jobs, known.count + 1
+    if line.code == 154 or known.hint or _weight(line, driver) > _weight(known.line, driver):
+        faults[key] = _Fault(line, known.first, record, count, "", jobs)
+    elif _weight(line, driver) < _weight(known.line, driver):
+        faults[key] = replace(known, count=count, jobs=jobs)
+    else:
+        faults[key] = replace(known, last=record, count=count, jobs=jobs)
 
 
-def _finding(fault: _Fault, node: Node, params: Params) -> Finding | None:
-    means = _counts_as(fault, params)
+def _weight(line: XidLine, driver: str) -> tuple[bool, bool, int]:
+    """How much a line says, to compare lines of one code on one device."""
+    means = meaning(line, driver)
+    light = (Action.NONE, Action.RESTART_APP)
+    return (bool(line.fatal), not means.harmless, light.index(means.action) if means.action in light else len(light))
+
+
+def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding | None:
+    means = _counts_as(fault, params, driver)
     if means is None:
         return None
     action, service = means.action, means.service
-    if service is Service.KEEP:
-        age = node.uptime_seconds - fault.last.seconds if not isinstance(node.uptime_seconds, Missing) else 0.0
-        if age > params.remember_seconds:
-            return None
+    if service is Service.KEEP and _age(fault.last, node) > params.remember_seconds:
+        return None
     line = fault.line
     name = "SXid" if line.kind is Kind.SXID else "Xid"
     where = f"{'NVSwitch' if line.kind is Kind.SXID else 'GPU'} {line.pci}" if line.pci else "an unnamed GPU"
     link = f", link {line.link}" if line.link is not None else ""
     follow_up = "" if action is Action.NONE else f": {action.value}"
-    blame = ", the job's own fault" if means.blames == "application" else ""
-    boot = fault.last.boot_id or (node.boot_id if isinstance(node.boot_id, str) else "")
+    blame = _whose(fault.jobs) if means.blames == "application" else ""
     return Finding(
         check="xid",
         level=Level.WARN if service is Service.KEEP else Level.DRAIN,
@@ -135,19 +209,71 @@ def _finding(fault: _Fault, node: Node, params: Params) -> Finding | None:
         evidence=_evidence(fault),
         action=action,
         service=service,
-        evidence_id=f"{boot}:{fault.last.sequence}",
+        evidence_id=f"{_boot(fault.last, node)}:{fault.last.sequence}",
+        fault=f"{name.lower()}{line.code}",
     )
 
 
-def _counts_as(fault: _Fault, params: Params) -> Meaning | None:
-    """The meaning of a fault with the site's choice of service; None for nothing to tell."""
-    means = meaning(fault.line)
-    own = params.services.get(str(fault.line.code)) if fault.line.kind is not Kind.SXID else None
-    service = means.service if own is None else own
-    if service is Service.KEEP and means.harmless:
+def _age(record: KernelRecord, node: Node) -> float:
+    return 0.0 if isinstance(node.uptime_seconds, Missing) else node.uptime_seconds - record.seconds
+
+
+def _boot(record: KernelRecord, node: Node) -> str:
+    return record.boot_id or (node.boot_id if isinstance(node.boot_id, str) else "")
+
+
+def _whose(jobs: frozenset[int]) -> str:
+    if not jobs:
+        return ", the job's own fault"
+    return f", the own fault of {_jobs(jobs)}"
+
+
+def _jobs(jobs: Collection[int]) -> str:
+    """The jobs in words, the newest of many."""
+    shown = ", ".join(str(job) for job in sorted(jobs)[-JOBS_SHOWN:])
+    more = f" and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
+    return f"job{'s' if len(jobs) > 1 else ''} {shown}{more}"
+
+
+def _counts_as(fault: _Fault, params: Params, driver: str) -> Meaning | None:
+    """The meaning of a fault with the site's choice of service and action; None for nothing to tell."""
+    means = meaning(fault.line, driver)
+    key = key_of(fault.line)
+    service = params.services.get(key, means.service)
+    own = params.actions.get(key)
+    if service is Service.KEEP and means.harmless and own in (None, Action.NONE):
         return None
     needs_reset = service is Service.DRAIN_AFTER_JOB and means.action in (Action.NONE, Action.RESTART_APP)
-    return replace(means, service=service, action=Action.RESET_GPU if needs_reset else means.action)
+    return replace(means, service=service, action=own or (Action.RESET_GPU if needs_reset else means.action))
+
+
+def _suspects(records: tuple[KernelRecord, ...], node: Node, params: Params, driver: str) -> Iterator[Finding]:
+    """GPUs on which the jobs of several users faulted. A record with two users on its GPU blames neither."""
+    if not params.suspect_users:
+        return
+    found: dict[str, dict[int, list[tuple[int, KernelRecord]]]] = {}
+    for place, line in read(r.text for r in records):
+        record = records[place]
+        alone = len(record.uids) == 1 and line.pci and _of_a_job(line, driver)
+        if alone and _age(record, node) <= params.suspect_seconds:
+            found.setdefault(line.pci, {}).setdefault(record.uids[0], []).append((line.code, record))
+    for pci, users in found.items():
+        if len(users) < params.suspect_users:
+            continue
+        faulted = sum(any(code != KILLED for code, _ in told) for told in users.values())
+        drains = params.suspect_service is not Service.KEEP and faulted >= params.suspect_users
+        codes = ", ".join(str(code) for code in sorted({code for told in users.values() for code, _ in told}))
+        newest = max((told[0][1] for told in users.values()), key=lambda record: record.sequence)
+        yield Finding(
+            check="xid",
+            level=Level.DRAIN if drains else Level.WARN,
+            device=pci,
+            summary=f"GPU {pci} is suspect: jobs of {len(users)} users faulted on it (Xid {codes}): check_hardware",
+            evidence=(_jobs({job for told in users.values() for _, record in told for job in record.jobs}),),
+            action=Action.CHECK_HARDWARE,
+            service=params.suspect_service if drains else Service.KEEP,
+            evidence_id=f"{_boot(newest, node)}:{newest.sequence}:users",
+        )
 
 
 def _evidence(fault: _Fault) -> tuple[str, ...]:
@@ -157,7 +283,8 @@ def _evidence(fault: _Fault) -> tuple[str, ...]:
     times = f", {fault.count} lines" if fault.count > 1 else ""
     hint = f" ({fault.hint})" if fault.hint else ""
     mig = "".join(f" {n}:{v}" for n, v in (("GPU-I", line.gi), ("GPU-CI", line.ci)) if v is not None)
-    return (f"kernel log at {fault.last.seconds:.1f} s, record {fault.last.sequence}{mig}{hint}{times}{said}",)
+    jobs = f", {_jobs(fault.jobs)}" if fault.jobs else ""
+    return (f"kernel log at {fault.last.seconds:.1f} s, record {fault.last.sequence}{mig}{hint}{times}{jobs}{said}",)
 
 
 def _by_nvml(node: Node, past: Past, drained: set[str]) -> Iterator[Finding]:

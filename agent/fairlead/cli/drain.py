@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 
 from fairlead import config
+from fairlead.cli.noted import Note, noted
 from fairlead.cli.show import print_json
-from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
+from fairlead.cli.told import wake_agent
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.outcome import Outcome, Result, finish
 from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.root import Root
+from fairlead.policy.ownership import MANUAL
 
 DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 
@@ -43,17 +46,9 @@ def protocol(path: str) -> Drain:
     return drain_protocol(document, ledger)
 
 
-def wake_agent() -> None:
-    """Have the agent look at Slurm now; without one there is nobody to tell."""
-    command = ["/usr/bin/systemctl", "kill", "--kill-who=main", "--signal=USR1", "fairlead-agent.service"]
-    try:
-        subprocess.run(command, capture_output=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        pass
-
-
-def tell(node: str, result: Result, *, as_json: bool) -> ExitCode:
-    """Print what came of it."""
+def tell(node: str, result: Result, *, as_json: bool, note: Note) -> ExitCode:
+    """Print and note what came of it."""
+    note.outcome, note.detail = result.outcome.value, result.detail
     if as_json:
         states = sorted(result.states)
         print_json({"node": node, "outcome": result.outcome.value, "detail": result.detail, "states": states})
@@ -65,10 +60,19 @@ def tell(node: str, result: Result, *, as_json: bool) -> ExitCode:
 def run(args: argparse.Namespace) -> ExitCode:
     drain = protocol(args.document)
     if args.dry_run:
-        state = drain.client.node(drain.node)
-        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; would drain with: {args.reason}")
-        return ExitCode.OK
-    with drain.ledger.locked():
-        result = finish(drain.drain(MANUAL, args.reason))
-    wake_agent()
-    return tell(drain.node, result, as_json=args.json)
+        return dry(drain, f"would drain with: {args.reason}", as_json=args.json)
+    with noted(*drain.ledger.folders, "drain", why=args.reason) as note:
+        with drain.ledger.locked():
+            result = finish(drain.drain(MANUAL, args.reason))
+        wake_agent(drain.ledger.folders[1])
+        return tell(drain.node, result, as_json=args.json, note=note)
+
+
+def dry(drain: Drain, would: str, *, as_json: bool) -> ExitCode:
+    """Print the node as it is and what would be done."""
+    state = drain.client.node(drain.node)
+    if as_json:
+        print_json({"node": drain.node, "states": sorted(state.states), "reason": state.reason, "would": would})
+    else:
+        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; {would}")
+    return ExitCode.OK

@@ -1,6 +1,10 @@
-"""What a check, a setting or an Xid means: the same text as the reference pages, offline.
+"""What a check, a setting, an Xid or an SXid means: the same text as the reference pages, offline.
 
-fairlead explain xid 79      fairlead explain row_remap      fairlead explain setting pcie_acs      fairlead explain list
+fairlead explain xid 79           fairlead explain sxid 20034       fairlead explain list
+fairlead explain row_remap        fairlead explain setting pcie_acs
+
+Of an Xid: meaning, action, why, what other public health systems do by default, and what the document of this node
+(or --document) says of it.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ import msgspec
 
 from fairlead import checks, settings
 from fairlead.cli.show import columns, print_json
-from fairlead.errors import ExitCode, InputMissing, UsageError
+from fairlead.errors import ExitCode, InputMissing
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="+", metavar="WHAT", help="xid CODE, the name of a check or setting, or list")
+    parser.add_argument("what", nargs="+", metavar="WHAT", help="xid CODE, sxid CODE, the name of a check or setting, or list")
+    parser.add_argument("--document", default="", metavar="FILE", help="the document with the site's own choice (xid, sxid)")
     parser.add_argument("--json", action="store_true")
 
 
@@ -25,8 +30,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     words = args.what
     if words[0] == "list":
         data = _list()
-    elif words[0] == "xid" and len(words) == 2:
-        data = _xid(words[1])
+    elif words[0] in ("xid", "sxid") and len(words) == 2:
+        from fairlead.cli.explain_xid import explain
+
+        data = explain(words[0], words[1], args.document)
     else:
         data = _named(words[-1].removeprefix("setting."), "setting" in words[0])
     if args.json:
@@ -41,23 +48,6 @@ def _list() -> dict[str, Any]:
     rows += [("setting", n, s.disruption.value, s.summary) for n, s in settings.load().items()]
     names = [{"kind": k, "name": n, "summary": s} for k, n, _, s in rows]
     return {"names": names, "text": columns(rows, head=("kind", "name", "mode/disruption", "summary"))}
-
-
-def _xid(word: str) -> dict[str, Any]:
-    from fairlead.xid import catalogue
-
-    if not word.isdigit():
-        raise UsageError(f"{word!r} is not an Xid code")
-    entry = catalogue.look_up(int(word))
-    if entry is None:
-        raise InputMissing(f"Xid {word} is not in the catalogue", hint="NVIDIA's Xid catalogue may be newer than this version")
-    data: dict[str, Any] = msgspec.to_builtins(entry)
-    width = max(map(len, data))
-    text = [f"Xid {entry.code}: {entry.name}", ""]
-    text += [
-        f"  {key:{width}}  {value}" for key, value in data.items() if key not in {"code", "name"} and value not in {"", None}
-    ]
-    return {**data, "text": "\n".join(text)}
 
 
 def _parameters(struct: type[msgspec.Struct]) -> list[tuple[str, str, str]]:

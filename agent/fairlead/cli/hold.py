@@ -2,19 +2,22 @@
 
 This closes the window between the agent's read and its write: put a node on hold before you work on it. It returns when
 nothing that the agent had begun can be written any more.
-  fairlead hold --reason "replacing riser 2"     fairlead hold --show     fairlead hold --release
+  fairlead hold --reason "replacing riser 2" --until 4h     fairlead hold --show     fairlead hold --release
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 
 import msgspec
 
-from fairlead.cli.drain import wake_agent
+from fairlead.cli.noted import Note, actor, noted
 from fairlead.cli.show import print_json
+from fairlead.cli.times import FORMS, local, moment
+from fairlead.cli.told import wake_agent
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.rules import hold_of
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
@@ -26,6 +29,7 @@ RUN_DIR = "/run/fairlead"
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", default="", help="why, for whoever asks `fairlead why`")
+    parser.add_argument("--until", default="", metavar="WHEN", help=f"the hold ends by itself then: {FORMS}")
     parser.add_argument("--release", action="store_true", help="end the hold")
     parser.add_argument("--show", action="store_true", help="say whether there is one")
     parser.add_argument("--state-dir", default=STATE_DIR)
@@ -35,37 +39,80 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    path = os.path.join(args.state_dir, "hold")
     if args.show:
-        held = hold_of(args.state_dir)
-        if args.json:
-            print_json({"held": held is not None, **(held or {})})
-        else:
-            print(
-                f"held by {held.get('who', '?')} since {held.get('when', '?')}: {held.get('reason', '')}" if held else "not held"
-            )
-        return ExitCode.OK
-    if bool(args.reason) == args.release:
+        return _show(args)
+    if not args.reason and not args.release:
         raise UsageError("hold needs --reason TEXT, --release or --show")
+    if args.until and args.release:
+        raise UsageError("--until belongs to a hold, not to its release")
+    until = moment(args.until, "--until", ahead=True) if args.until else None
+    paths = [os.path.join(folder, "hold") for folder in (args.state_dir, args.run_dir)]
     if args.dry_run:
-        print(f"would {'remove' if args.release else 'write'} {path}")
+        doing = "remove" if args.release else "write"
+        if args.json:
+            print_json({"would": doing, "file": paths[0], "until_unix": until})
+        else:
+            print(f"would {doing} {paths[0]}" + (f", until {local(until)}" if until else ""))
         return ExitCode.OK
     if os.geteuid() != 0:
         raise NeedsRoot("hold changes what the agent may do; run it as root")
-    try:
+    command = "hold --release" if args.release else "hold"
+    more = {"until": local(until)} if until else {}
+    with noted(args.state_dir, args.run_dir, command, why=args.reason, args=more) as note:
         if args.release:
-            if os.path.exists(path):
-                os.unlink(path)
-            wake_agent()
-            print("hold released; the agent acts again at its next sweep")
-            return ExitCode.OK
-        who = os.environ.get("SUDO_USER") or "root"
-        record = {"who": who, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "reason": args.reason}
-        write_file(path, msgspec.json.encode(record))
-        with Ledger(args.state_dir, args.run_dir, node="").locked():
-            pass  # what the agent had begun is over; what it begins from now on sees the hold
-        wake_agent()
-    except OSError as e:
-        raise HostError(f"{path}: {e.strerror}") from None
-    print("held: the agent reports, but neither drains nor resumes this node until `fairlead hold --release`")
+            text = _release(paths, note)
+        else:
+            text = _hold(args, paths, until, note)
+        wake_agent(args.run_dir)
+    if args.json:
+        print_json({"held": not args.release, "outcome": note.outcome, "detail": note.detail})
+    else:
+        print(text)
     return ExitCode.OK
+
+
+def _show(args: argparse.Namespace) -> ExitCode:
+    held = hold_of(args.state_dir, args.run_dir)
+    if args.json:
+        print_json({"held": held is not None, **(held or {})})
+    elif held:
+        until = f" until {held['until']}" if held.get("until") else ""
+        print(f"held by {held.get('who', '?')} since {held.get('when', '?')}{until}: {held.get('reason', '')}")
+    else:
+        print("not held")
+    return ExitCode.OK
+
+
+def _release(paths: list[str], note: Note) -> str:
+    there = [path for path in paths if os.path.lexists(path)]
+    for path in there:
+        try:
+            os.unlink(path)
+        except OSError as e:
+            raise HostError(f"{path}: {e.strerror}") from None
+    note.outcome = "released" if there else "was not held"
+    return "hold released; the agent acts again at its next sweep" if there else "it was not held"
+
+
+def _hold(args: argparse.Namespace, paths: list[str], until: float | None, note: Note) -> str:
+    record: dict[str, object] = {"who": actor().who, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "reason": args.reason}
+    if until is not None:
+        record |= {"until_unix": until, "until": local(until)}
+    troubles: list[str] = []
+    for path in paths:
+        try:
+            write_file(path, msgspec.json.encode(record))
+        except OSError as e:
+            troubles.append(f"{path}: {e.strerror}")
+        else:
+            break
+    if len(troubles) == len(paths):
+        raise HostError("; ".join(troubles), hint="the agent is not held; `touch /etc/fairlead/disabled` stops it and the hooks")
+    if troubles:
+        note.detail = f"{troubles[0]}; held in {paths[1]}, which a reboot clears"
+        print(f"fairlead hold: {note.detail}", file=sys.stderr)
+    with Ledger(args.state_dir, args.run_dir, node="").locked():
+        pass  # what the agent had begun is over; what it begins from now on sees the hold
+    note.outcome = "held"
+    end = f"until {local(until)}, or " if until is not None else "until "
+    return f"held: the agent reports, but neither drains nor resumes this node {end}`fairlead hold --release`"

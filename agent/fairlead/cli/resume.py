@@ -10,15 +10,18 @@ import argparse
 import os
 from contextlib import suppress
 
-from fairlead.cli.drain import options, protocol, tell, wake_agent
+from fairlead.cli.drain import dry, options, protocol, tell
+from fairlead.cli.noted import noted
 from fairlead.cli.status import read_verdict
-from fairlead.daemon.drain import Outcome, finish
+from fairlead.cli.told import wake_agent
+from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import ExitCode
 from fairlead.model.verdict import State, Verdict
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adopt", action="store_true", help="take over a fairlead drain that the ledger does not know")
+    parser.add_argument("--reason", default="", help="why, for whoever asks `fairlead why`")
     options(parser)
 
 
@@ -26,19 +29,18 @@ def run(args: argparse.Namespace) -> ExitCode:
     drain = protocol(args.document)
     if args.dry_run:
         entry = drain.ledger.load()
-        state = drain.client.node(drain.node)
-        ours = f"ours is {entry.token.text!r}" if entry else "the ledger knows no drain of ours"
-        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; {ours}")
-        return ExitCode.OK
-    with drain.ledger.locked():
-        if args.adopt:
-            adopted = finish(drain.adopt())
-            if adopted.outcome is not Outcome.DRAINED:
-                return tell(drain.node, adopted, as_json=args.json)
-        _take_back(drain.ledger.folders[1])  # before the resume: a job may start at once
-        result = finish(drain.resume(by_hand=True))
-    wake_agent()
-    return tell(drain.node, result, as_json=args.json)
+        return dry(drain, f"ours is {entry.token.text!r}" if entry else "the ledger knows no drain of ours", as_json=args.json)
+    more = {"adopt": "yes"} if args.adopt else {}
+    with noted(*drain.ledger.folders, "resume", why=args.reason, args=more) as note:
+        with drain.ledger.locked():
+            if args.adopt:
+                adopted = finish(drain.adopt())
+                if adopted.outcome is not Outcome.DRAINED:
+                    return tell(drain.node, adopted, as_json=args.json, note=note)
+            _take_back(drain.ledger.folders[1])  # before the resume: a job may start at once
+            result = finish(drain.resume(by_hand=True))
+        wake_agent(drain.ledger.folders[1])
+        return tell(drain.node, result, as_json=args.json, note=note)
 
 
 def _take_back(run_dir: str) -> None:

@@ -93,8 +93,13 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(f"  drained by fairlead: {drain.get('reason', '')}")
     if hold := status.get("hold"):
         print(f"  on hold by {hold.get('who', '?')}: {hold.get('reason', '')}")
-    if error := status.get("slurm", {}).get("error"):
+    slurm = status.get("slurm", {})
+    if error := slurm.get("error"):
         print(f"  slurmctld: {error}")
+    if limit := slurm.get("limit"):
+        print(f"  held by {limit['kind']} {limit['name']}: {slurm.get('over_budget', '')}")
+    if str(slurm.get("topology", "")).startswith("unknown"):
+        print(f"  topology {slurm['topology']}; no limits per switch or block")
     document = status.get("document", {})
     if document:
         print(

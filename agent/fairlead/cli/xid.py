@@ -1,6 +1,6 @@
 """Decode the Xid, SXid and "fallen off the bus" lines of a kernel log: what each means and what to do.
 
-fairlead xid decode FILE     a saved dmesg, journal, syslog or /dev/kmsg; - reads standard input as it comes:
+fairlead xid decode FILE     a saved dmesg, journal, syslog, /dev/kmsg or fabricmanager.log; - reads standard input as it comes:
                              journalctl -k -f | fairlead xid decode - --json
 
 Process names are shown as the log has them: this is the reader's own log.
@@ -20,13 +20,14 @@ from typing import BinaryIO
 
 import msgspec
 
-from fairlead.errors import ExitCode, HostError, InputMissing
+from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.xid.decode import Decoded, decode
 from fairlead.xid.log import message
+from fairlead.xid.versions import parse_version
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
 # What a line must hold to be of interest, looked for before anything dearer is done with it.
-_WORTH = re.compile(rb"NVRM|nvidia-nvswitch|fallen off the bus|Linux version |-- (?:Boot|Reboot) ")
+_WORTH = re.compile(rb"NVRM|nvidia-nvswitch|detected NVSwitch |fallen off the bus|Linux version |-- (?:Boot|Reboot) ")
 _HEAD = ("line", "kind", "code", "pci", "mig", "pid", "process", "action", "service", "caused_by", "blames", "text")
 _WIDTHS = (6, 8, 5, 12, 4, 7, 15, 15, 15, 9, 11, 0)  # fixed, so that a line is printed when it is read
 
@@ -34,17 +35,22 @@ _WIDTHS = (6, 8, 5, 12, 4, 7, 15, 15, 15, 9, 11, 0)  # fixed, so that a line is 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["decode"], help="decode: one row (or object) per recognised line")
     parser.add_argument("file", metavar="FILE", help="a kernel log; - for standard input")
+    parser.add_argument(
+        "--driver", metavar="VERSION", default="", help="the driver that wrote the log, such as 570.172.08; default: what it says"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per recognised line")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    if args.driver and parse_version(args.driver) is None:
+        raise UsageError(f"--driver {args.driver}: not a driver version", hint="such as 570.172.08, 570 or r570")
     if args.file == "-":
         if sys.stdin is None:
             raise InputMissing("standard input is closed")
-        _print_all(sys.stdin.buffer, "standard input", as_json=args.json)
+        _print_all(sys.stdin.buffer, "standard input", args.driver, as_json=args.json)
         return ExitCode.OK
     with _open(args.file) as file:
-        _print_all(file, args.file, as_json=args.json)
+        _print_all(file, args.file, args.driver, as_json=args.json)
     return ExitCode.OK
 
 
@@ -57,10 +63,10 @@ def _open(path: str) -> BinaryIO:
         raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}", hint=hint) from None
 
 
-def _print_all(source: BinaryIO, name: str, *, as_json: bool) -> None:
+def _print_all(source: BinaryIO, name: str, driver: str, *, as_json: bool) -> None:
     live = not _is_regular(source)
     found = 0
-    for record in decode(_texts(source, name)):
+    for record in decode(_texts(source, name), driver):
         if not found and not as_json:
             _print_line(_row(_HEAD))
         found += 1

@@ -136,7 +136,8 @@ def config_error(where: str, error: msgspec.ValidationError, table: str = "") ->
     if unknown:
         key = f"{path}.{unknown['name']}".strip(".")
         return ConfigError(where, key, "unknown key", hint="`fairlead config schema` lists every key")
-    return ConfigError(where, path, reason)
+    hint = "`fairlead config schema` lists the words it takes" if reason.startswith("Invalid enum value") else ""
+    return ConfigError(where, path, reason, hint=hint)
 
 
 def _document(data: object, where: str) -> Document:

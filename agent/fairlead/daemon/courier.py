@@ -11,32 +11,43 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable, Generator
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.daemon import log
-from fairlead.daemon.drain import MANUAL, Drain, Outcome, Result, finish
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
+from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps
+from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
+from fairlead.policy.fleet import Hold
+from fairlead.policy.ownership import MANUAL
 
 BACKOFF_MAX_SECONDS = 60.0
+BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason."""
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``fit``: jobs
+    may run here, so Slurm's mark for a job that our prolog refused is to go."""
 
     kind: str = "keep"
     check: str = ""
     summary: str = ""
     job: int | None = None
+    certain: bool = False
+    fit: bool = False
 
 
 class Standing(Struct, frozen=True, kw_only=True):
     """What is known of this node in Slurm.
 
     reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
-    over_budget: the partition, for a while after it had no room. error: slurmctld's last refusal or silence.
+    over_budget: the rule across nodes that left no room, in one line, for a while after it was asked; limit: the same as
+    data. error: slurmctld's last refusal or silence.
     acknowledged: how many drains of ours a person has resumed. manual: a person drained it through fairlead.
     looks: how often our drain was seen standing. check, since: of our own drain, what it is for and when it was begun
     (Unix time in seconds).
@@ -47,6 +58,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     held: str = ""
     foreign: bool = False
     over_budget: str = ""
+    limit: Hold | None = None
     error: str = ""
     acknowledged: int = 0
     manual: bool = False
@@ -54,20 +66,32 @@ class Standing(Struct, frozen=True, kw_only=True):
     check: str = ""
     since: float = 0.0
 
+    @property
+    def suspicion(self) -> str:
+        """``over_budget`` where common cause or a suspect job is what holds."""
+        return self.over_budget if self.limit is not None and self.limit.kind.suspicion else ""
+
 
 class Courier:
     """``fileno()`` becomes readable when ``standing`` has changed; ``take()`` gives it."""
 
-    def __init__(self, drain: Drain, *, splay_seconds: float = 0.0, look_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        drain: Drain,
+        *,
+        splay_seconds: float = 0.0,
+        look_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._drain = drain
         self._splay_seconds = splay_seconds
         self._look_seconds = look_seconds
+        self._clock = clock
         self._condition = threading.Condition()
         self._want = Want()
         self._stop = False
-        self._refused = False
+        self._refusal = Refusal()
         self._asked = False  # the last attempt spoke to slurmctld
-        self._taken = False  # a person has put a drain of their own in place of ours
         self._untold = False  # that it was lifted is not known yet to whoever gives the orders
         self._failures = 0
         self._squeezed = 0
@@ -80,7 +104,7 @@ class Courier:
             check=entry.token.check if entry and stands else "",
             since=entry.since if entry and stands else 0.0,
         )
-        self._due = time.monotonic() if entry is not None else float("inf")  # a look
+        self._due = self._clock() if entry is not None else float("inf")  # a look
         self._not_before = 0.0  # of the next attempt at an order
         self._budget_until = 0.0
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -97,6 +121,11 @@ class Courier:
 
     def fileno(self) -> int:
         return self._reader
+
+    @property
+    def topology(self) -> str:
+        """What is known of slurmctld's topology, in one line."""
+        return self._drain.fleet.topology
 
     def take(self) -> Standing:
         """The standing now; empties the pipe."""
@@ -118,7 +147,11 @@ class Courier:
                     self._not_before = 0.0
                 if self._standing.held:
                     self._set(replace(self._standing, held="", foreign=False))
+            if want.certain and (limit := self._standing.limit) is not None and limit.kind.suspicion:
+                self._set(replace(self._standing, over_budget="", limit=None))  # it does not hold what is certain
             changed = want != self._want
+            if changed and want.fit:
+                self._refusal.hurry(self._clock())
             self._want = want
             if changed:
                 self._condition.notify()
@@ -126,27 +159,33 @@ class Courier:
     def change(self, drain: Drain, *, splay_seconds: float, look_seconds: float) -> None:
         """Go on with another drain protocol (a reloaded document)."""
         with self._condition:
+            drain.fleet.follow(self._drain.fleet)
             self._drain = drain
             self._look_seconds = look_seconds
             self._splay_seconds = splay_seconds
 
     def refused(self) -> None:
-        """Our prolog refused a job: Slurm has marked the node for it, if it was not drained."""
+        """Our prolog refused a job: Slurm marks the node for it, if it is not drained."""
         with self._condition:
-            self._refused = True
-            self._due = min(self._due, time.monotonic())
+            self._refusal.begin(self._clock(), time.time())
             self._condition.notify()
+
+    @property
+    def refusal_pending(self) -> bool:
+        """Whether Slurm's mark for a refused job may still come or stand; the job's record is kept until then."""
+        with self._condition:
+            return self._refusal.pending
 
     def look(self) -> None:
         """Somebody has changed the ledger (`fairlead drain` or `resume`): read what stands now."""
         with self._condition:
-            self._due = min(self._due, time.monotonic())
+            self._due = min(self._due, self._clock())
             self._condition.notify()
 
     def _next(self) -> float:
         """When something is to be done next (CLOCK_MONOTONIC seconds)."""
         standing = self._standing
-        times = [self._due]
+        times = [self._due, self._refusal.due, self._drain.fleet.due]
         if standing.over_budget:
             times.append(self._budget_until)
         elif (self._want.kind == "drain" and not standing.drained and not self._untold) or (
@@ -158,39 +197,56 @@ class Courier:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._stop and (wait := self._next() - time.monotonic()) > 0:
+                while not self._stop and (wait := self._next() - self._clock()) > 0:
                     self._condition.wait(min(wait, 3600.0))
                 if self._stop:
                     return
-                if self._standing.over_budget and time.monotonic() >= self._budget_until:
-                    self._set(replace(self._standing, over_budget=""))  # the policy orders again, if it still stands
-                    continue
-                want, standing, refused, drain = self._want, self._standing, self._refused, self._drain
-            try:
-                result = self._attempt(drain, want, standing, refused)
-            except FairleadError as e:
-                self._failed(str(e))
-            except Exception as e:  # a bug here must not silence the thread: say it and try again
-                self._failed(f"{type(e).__name__}: {e}")
-            else:
-                self._done(result, want)
+            for _ in self.turn():
+                pass
 
-    def _attempt(self, drain: Drain, want: Want, standing: Standing, refused: bool) -> Result:
-        looks = time.monotonic() >= self._due
+    def turn(self) -> Generator[str, None, None]:
+        """One attempt at what is due, if anything is; yields the name of each step of the protocol before it is taken."""
+        with self._condition:
+            began = self._clock()
+            if self._next() > began:
+                return
+            if self._standing.over_budget and began >= self._budget_until:
+                self._set(replace(self._standing, over_budget="", limit=None))  # the policy orders again, if it still stands
+                return
+            want, standing, drain = self._want, self._standing, self._drain
+            refused_since = self._refusal.since if self._refusal.pending else None
+        if drain.fleet.due <= began:
+            drain.fleet.refresh()
+            return
+        try:
+            result = yield from self._attempt(drain, want, standing, refused_since, began)
+        except FairleadError as e:
+            self._failed(str(e))
+        except Exception as e:  # a bug here must not silence the thread: say it and try again
+            self._failed(f"{type(e).__name__}: {e}")
+        else:
+            self._done(result, want, began)
+
+    def _attempt(self, drain: Drain, want: Want, standing: Standing, refused_since: float | None, began: float) -> Steps:
+        refused = refused_since is not None
+        look = partial(drain.look, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
+        marks = began >= self._refusal.due
+        looks = marks or began >= self._due
         self._asked = True
-        if want.kind == "drain" and not standing.drained:
+        if want.kind == "drain" and not standing.drained and self._splay_seconds:
             time.sleep(random.uniform(0, self._splay_seconds))  # not with the lock: people's commands wait for that
         with drain.ledger.locked():
-            if want.kind == "resume" and standing.drained and not standing.manual:
-                return finish(drain.resume())
-            if want.kind == "drain" and not standing.drained and self._taken:
-                return finish(drain.look(prolog_refused=refused))  # lifted, it is acknowledged like ours, not drained again
+            if want.kind == "resume" and standing.drained and not standing.manual and not marks:
+                return (yield from drain.resume())
             if want.kind == "drain" and not standing.drained and not self._untold:
-                return finish(drain.drain(want.check, want.summary, job=want.job, prolog_refused=refused))
+                return (yield from self._order(drain, want, refused))
             if looks:
-                return finish(drain.look(prolog_refused=refused))
+                return (yield from look())
         self._asked = False
         return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
+
+    def _order(self, drain: Drain, want: Want, refused: bool) -> Steps:
+        return drain.drain(want.check, want.summary, job=want.job, certain=want.certain, prolog_refused=refused)
 
     def _failed(self, error: str) -> None:
         with self._condition:
@@ -198,12 +254,12 @@ class Courier:
                 log.line(log.WARNING, "slurm unavailable", error=error)
             wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0)
             self._failures = min(self._failures + 1, 10)
-            self._not_before = time.monotonic() + wait
+            self._not_before = self._clock() + wait
             self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
             self._set(replace(self._standing, error=error))
 
-    def _done(self, result: Result, want: Want) -> None:
-        now = time.monotonic()
+    def _done(self, result: Result, want: Want, began: float) -> None:
+        now = self._clock()
         outcome = result.outcome
         with self._condition:
             if self._failures:
@@ -213,12 +269,9 @@ class Courier:
             self._due = float("inf")
             before = self._standing
             entry = self._drain.ledger.load()
-            drained = entry is not None and entry.phase is not Phase.DRAINING
-            stood = (before.drained or self._taken) and self._asked
-            acknowledged = outcome is Outcome.ACKNOWLEDGED or (stood and outcome is Outcome.FREE)
-            self._untold = self._untold or (self._taken and acknowledged)
-            if self._asked:
-                self._taken = stood and outcome in (Outcome.FOREIGN, Outcome.ORPHAN)
+            drained = entry is not None and entry.ours
+            acknowledged = outcome is Outcome.ACKNOWLEDGED
+            self._untold = self._untold or acknowledged
             held = result.detail if outcome in (Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN) else ""
             after = Standing(
                 drained=drained,
@@ -226,9 +279,10 @@ class Courier:
                 held=held if want.kind != "keep" else "",
                 foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and want.kind != "keep",
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
+                limit=result.limit if outcome is Outcome.OVER_BUDGET else None,
                 acknowledged=before.acknowledged + acknowledged,
                 looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
-                manual=bool(entry and entry.token.check == MANUAL),
+                manual=bool(entry and drained and entry.token.check == MANUAL),
                 check=entry.token.check if entry is not None and drained else "",
                 since=entry.since if entry is not None and drained else 0.0,
             )
@@ -237,20 +291,24 @@ class Courier:
                 self._not_before = now + self._look_seconds * random.uniform(0.5, 1.0) if held else 0.0
             if held and not drained:
                 self._due = float("inf")  # the order itself is tried again
-            if self._taken:
+            if entry is not None and not drained:  # taken by a person, or something sent may still arrive
                 self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
             if outcome is Outcome.OVER_BUDGET:
-                self._squeezed = min(self._squeezed + 1, 6)
-                self._budget_until = now + min(BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                self._squeezed = min(self._squeezed + 1, 8)
+                self._budget_until = now + min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+            elif outcome is Outcome.CONTESTED:  # settled by a look, whatever is wanted then
+                self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
             else:
                 self._squeezed = 0
-            if not drained:
-                self._refused = False
+            if self._asked and self._refusal.pending and self._refusal.began <= began:
+                settled = outcome in (Outcome.DRAINED, Outcome.RESUMED)
+                again = self._look_seconds * random.uniform(0.8, 1.2) if want.fit else float("inf")
+                self._refusal.looked(now, marked=result.marked, settled=settled, again_seconds=again)
             if (before.drained, before.held, before.over_budget) != (
                 after.drained,
                 after.held,
                 after.over_budget,
-            ) or acknowledged:
+            ) or (acknowledged or outcome is Outcome.RESUMED):
                 log.line(
                     log.WARNING if outcome is not Outcome.RESUMED else log.NOTICE,
                     f"slurm {outcome.value}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from fairlead.policy.state import PolicyState
 from fairlead.xid import parse
 
 FILE = "history.sqlite"
-SCHEMA = 1
+SCHEMA = 2  # 2: a kernel record knows the jobs and users on its GPU
 SAMPLE_SECONDS = 60.0  # one value per counter and minute at most, ...
 KEEP_SECONDS = 7200.0  # ... for two hours: twice the longest window of a check
 RETRY_SECONDS = 60.0
@@ -35,11 +35,13 @@ _OTHER_CHARACTERS = 40
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS record (boot_id TEXT, sequence INTEGER, seconds REAL, priority INTEGER, text TEXT,
+                                   jobs TEXT NOT NULL DEFAULT '', uids TEXT NOT NULL DEFAULT '',
                                    PRIMARY KEY (boot_id, sequence, seconds, text)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sample (boot_id TEXT, device TEXT, name TEXT, seconds REAL, value REAL);
 CREATE TABLE IF NOT EXISTS event (unix_seconds REAL, event TEXT, text TEXT);
 """
-_INSERT = "INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?)"
+_FROM_1 = "".join(f"ALTER TABLE record ADD COLUMN {name} TEXT NOT NULL DEFAULT '';\n" for name in ("jobs", "uids"))
+_INSERT = "INSERT OR IGNORE INTO record (boot_id, sequence, seconds, priority, text, jobs, uids) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _DELETE = "DELETE FROM record WHERE boot_id = ? AND sequence = ? AND seconds = ? AND text = ?"
 _PRUNE = f"DELETE FROM event WHERE rowid <= (SELECT max(rowid) FROM event) - {EVENTS_KEPT}"  # noqa: S608
 
@@ -107,7 +109,7 @@ class History:
         line = parse(record.text)
         kind: Kind = (record.text[:_OTHER_CHARACTERS],)
         if line is not None:
-            kind = (line.kind, line.code, line.pci, line.fatal, line.link, line.caused_by, line.recovery)
+            kind = (line.kind, line.code, line.pci, line.fatal, line.link, line.caused_by, line.recovery, record.uids)
         if kind not in self._kinds and self._others >= OTHERS_MAX and line is None:
             kind = ("other lines",)
         elif kind not in self._kinds and len(self._kinds) - self._others >= KINDS_MAX and line is not None:
@@ -122,7 +124,8 @@ class History:
         return gone
 
     def _row(self, record: KernelRecord) -> tuple[object, ...]:
-        return (self.boot_id, record.sequence, record.seconds, record.priority, record.text)
+        jobs, uids = (",".join(map(str, numbers)) for numbers in (record.jobs, record.uids))
+        return (self.boot_id, record.sequence, record.seconds, record.priority, record.text, jobs, uids)
 
     def add_samples(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> None:
         """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; at most one a minute of each."""
@@ -143,6 +146,14 @@ class History:
             self._readable |= names
             self._past = None
             self._put("readable", msgspec.json.encode(sorted(self._readable)))
+
+    def forget_readable(self, devices: Collection[str], *, everything: bool = False) -> None:
+        """What could be read of these devices says nothing about what comes after a repair."""
+        left = {n for n in self._readable if not (everything or n.partition("/")[0] in devices)}
+        if left != self._readable:
+            self._readable = left
+            self._past = None
+            self._put("readable", msgspec.json.encode(sorted(left)))
 
     def set_log(self, log: Missing | None, lost: int) -> None:
         """How it is with the kernel log: why it cannot be read, and how many records were lost."""
@@ -207,6 +218,11 @@ class History:
             self._unsaved.clear()
             self.commit()
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether what was committed last is in the file."""
+        return self._db is not None
+
     def commit(self) -> None:
         self._guard(lambda db: db.commit())
 
@@ -239,10 +255,13 @@ class History:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA cache_size = -256")
-            if db.execute("PRAGMA user_version").fetchone()[0] not in (0, SCHEMA):
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, 1, SCHEMA):
                 raise sqlite3.DatabaseError("its schema is of another version")
             if db.execute("PRAGMA quick_check").fetchone()[0] != "ok":
                 raise sqlite3.DatabaseError("it is damaged")
+            if version == 1:
+                db.executescript(f"BEGIN;\n{_FROM_1}PRAGMA user_version = {SCHEMA};\nCOMMIT;")
             db.executescript(_TABLES)
             db.execute(f"PRAGMA user_version = {SCHEMA}")
         except BaseException:
@@ -257,10 +276,16 @@ class History:
         db.execute(_PRUNE)
         stored = {
             (sequence, seconds, text): KernelRecord(
-                sequence=sequence, seconds=seconds, priority=priority, text=text, boot_id=self.boot_id
+                sequence=sequence,
+                seconds=seconds,
+                priority=priority,
+                text=text,
+                boot_id=self.boot_id,
+                jobs=_numbers(jobs),
+                uids=_numbers(uids),
             )
-            for sequence, seconds, priority, text in db.execute(
-                "SELECT sequence, seconds, priority, text FROM record WHERE boot_id = ?", (self.boot_id,)
+            for sequence, seconds, priority, text, jobs, uids in db.execute(
+                "SELECT sequence, seconds, priority, text, jobs, uids FROM record WHERE boot_id = ?", (self.boot_id,)
             )
         }
         samples = [
@@ -337,3 +362,7 @@ class History:
         rows = self._read("SELECT value FROM kept WHERE key = ?", (key,))
         value = rows[0][0] if rows else None
         return value if isinstance(value, bytes) else None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)

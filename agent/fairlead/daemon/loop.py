@@ -14,12 +14,12 @@ import signal
 import time
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fairlead import __version__, checks
 from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, status, transitions
+from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
 from fairlead.daemon.drain import Drain
@@ -27,23 +27,25 @@ from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import judge
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
-from fairlead.daemon.rules import applying, barred, drain_protocol, hold_of, policies_of
+from fairlead.daemon.proof import Proving
+from fairlead.daemon.requests import Requests
+from fairlead.daemon.rules import DISABLED, barred, drain_protocol, hold_of, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
 from fairlead.host.clock import boottime
+from fairlead.host.process import jobs_running
 from fairlead.host.root import Root
-from fairlead.model.facts import Missing, Node
+from fairlead.model.check import Past
+from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
-from fairlead.policy import Decision, Now, Order, decide
-
-if TYPE_CHECKING:
-    from fairlead.daemon.metrics import View
+from fairlead.policy import Decision, Order, decide
+from fairlead.policy.request import since_repair
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
-DISABLED = "/etc/fairlead/disabled"
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 
 
@@ -68,6 +70,8 @@ class Loop:
         except OSError as e:
             log.line(log.ERROR, "no state directory", error=f"{state_dir}: {e.strerror}")
         self.senses = Senses(document, root)
+        self.trail = Trail(state_dir, document.agent.run_dir)
+        self.requests = Requests(state_dir, document.agent.run_dir, self.trail)
         self.history = History(state_dir, self.senses.boot_id)
         self.board = Board(document)
         self.ledger = Ledger(state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root))
@@ -77,6 +81,7 @@ class Loop:
         if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
             self.courier = Courier(self._protocol(document), splay_seconds=slurm.splay_seconds, look_seconds=slurm.look_seconds)
             self.standing = self.courier.take()
+        self.proving = Proving(state_dir, self.senses.boot_id, busy=partial(jobs_running, root))
         self.notify = Notify()
         self.state = self.history.load_state()
         self.node: Node | None = None
@@ -84,16 +89,21 @@ class Loop:
         self.decision: Decision | None = None
         self.evidence = Evidence()
         self.jobs = job_records.Jobs()
+        self.blame = job_records.Blame()
         self.sweeps = self.woken = 0
         self._told: dict[str, str] = {}
-        self._asked_at = self._sweep_seconds = self._sweep_unix = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_unix = 0.0
         self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
         self.senses.follow(document, self.history.cursor())
 
     def _protocol(self, document: Document) -> Drain:
-        return drain_protocol(document, self.ledger, barred=partial(barred, document.agent.state_dir, self.root.join(DISABLED)))
+        return drain_protocol(
+            document,
+            self.ledger,
+            barred=partial(barred, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED)),
+        )
 
     def _take_up(self, document: Document) -> None:
         self.document = document
@@ -111,6 +121,8 @@ class Loop:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda got, frame: self._signals.add(got))
         if self.courier is not None and not once:
+            transitions.catch_up(self.trail, self.standing)
+            self._look_at_jobs()  # a refusal that an earlier agent left: known before the first look at slurmctld
             self.courier.start()
         try:
             self._kernel()
@@ -120,6 +132,9 @@ class Loop:
                 self._heed_signals()
                 self._slurm_news()
                 self._kernel()
+                if self.proving.poll():
+                    self.history.event(f"return command {self.proving.state.value}", self.proving.said)
+                    self._decide((), frozenset())
                 swept = self._swept()
                 self._tick()
                 if swept and once:
@@ -135,6 +150,8 @@ class Loop:
             due.append(self._next_watchdog)
         timeout = max(0.0, min(due) - time.monotonic())
         news = [self.courier.fileno()] if self.courier is not None else []
+        if self.proving.fileno() >= 0:
+            news.append(self.proving.fileno())
         descriptors = [reader, *self.senses.descriptors(), *news]
         try:
             ready, _, _ = select.select(descriptors, [], [], timeout)
@@ -147,6 +164,7 @@ class Loop:
         if self.courier is not None:
             self.courier.stop()
         self.notify.send("STOPPING=1")
+        self.proving.close()
         if self.senses.follower is not None:
             self.history.save_cursor(self.senses.follower.cursor)
         self.history.close()
@@ -196,6 +214,11 @@ class Loop:
     # -- sources ---------------------------------------------------------------------------------
 
     def _start_sweep(self) -> None:
+        asked = self.requests.take(self.state, self.history, self.senses.boot_id)
+        if asked is not self.state:
+            self.state, self._status_at = asked, 0.0
+            if self.decision is not None:
+                self._decide((), frozenset())
         now = time.monotonic()
         self._asked_at = now
         self._next_sweep = now + self.document.agent.interval_seconds * random.uniform(0.95, 1.05)
@@ -209,8 +232,7 @@ class Loop:
         self.node = node
         self.sweeps += 1
         seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else boottime()
-        past = self.history.past()
-        findings = judge(self.document, node, past)
+        findings = judge(self.document, node, self._past())
         for name, check in checks.load().items():
             if check.samples is not None and self.document.checks[name].enabled:
                 self.history.add_samples(seconds, check.samples(node))
@@ -221,8 +243,8 @@ class Loop:
             self.history.save_samples()
             if self.senses.follower is not None:
                 self.history.save_cursor(self.senses.follower.cursor)
-        self._sweep_seconds = time.monotonic() - self._asked_at
-        self._sweep_unix = time.time()
+        self.sweep_seconds = time.monotonic() - self._asked_at
+        self.sweep_unix = time.time()
         self._decide(findings, None)
         self.board.facts(node)
         if self.sweeps == 1:
@@ -240,23 +262,31 @@ class Loop:
         records = follower.read()
         self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
-        if not known or not self.history.add_records(known, follower.cursor):
+        if not known:
+            return
+        self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
+        known = self.blame.attribute(known, self.document.agent.run_dir, self.node)
+        if not self.history.add_records(known, follower.cursor):
             return
         self.woken += len(known)
-        self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
         if self.node is not None:
             woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
-            self._decide(judge(self.document, self.node, self.history.past(), woken), woken)
+            self._decide(judge(self.document, self.node, self._past(), woken), woken)
+
+    def _past(self) -> Past:
+        return since_repair(self.history.past(), self.state.repairs, self.senses.boot_id)
 
     def _look_at_jobs(self) -> None:
         folder = f"{self.document.agent.run_dir}/jobs"
         found = job_records.scan(folder)
+        self.blame.heed(found)
         if found.refused - self.jobs.refused and self.courier is not None:
             log.line(log.NOTICE, "prolog refused", jobs=",".join(map(str, sorted(found.refused - self.jobs.refused))))
             self.courier.refused()
         if found.ended:
             self._next_sweep = min(self._next_sweep, time.monotonic())  # as it is after a job, not during it
-        job_records.forget(folder, found.ended | (found.refused & self.jobs.refused))
+        told = found.refused & self.jobs.refused
+        job_records.forget(folder, found.ended | (told if self.courier is None or not self.courier.refusal_pending else set()))
         if found.running != self.jobs.running:
             self.board.hurry()
         self.jobs = found
@@ -277,6 +307,7 @@ class Loop:
         if standing.drained != before.drained:
             self.history.event("drained" if standing.drained else "not drained by us", standing.reason or before.reason)
         self._decide((), frozenset())
+        transitions.slurm(self.trail, before, standing)
 
     # -- the decision ----------------------------------------------------------------------------
 
@@ -286,13 +317,19 @@ class Loop:
             self.findings = findings
         else:
             self.findings = (*(f for f in self.findings if f.check not in ran), *findings)
-        decision = decide(findings, self.policies, self.state, self._now(full_sweep=ran is None), self.document.policy, ran=ran)
+        now = now_of(self, full_sweep=ran is None)
+        decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
         self.state = decision.state
         self.history.save_state(decision.state)
+        self.proving.follow(decision.prove, self.standing.reason, self.document.policy)
         if self.courier is not None:
             kind = decision.order.value
-            drain = Want(kind=kind, check=decision.reason_check, summary=decision.reason_summary, job=decision.job)
-            self.courier.want(drain if decision.order is Order.DRAIN else Want(kind=kind))
+            room = not (now.over_budget or now.suspicion)
+            fit = decision.state_word in (State.OK, State.WARN) and not decision.counted and room
+            words, certain = decision.reason_summary, decision.certain
+            drain = Want(kind=kind, check=decision.reason_check, summary=words, job=decision.job, certain=certain)
+            other = Want(kind=kind, fit=fit and decision.order is Order.KEEP and not now.applying)
+            self.courier.want(drain if decision.order is Order.DRAIN else other)
             if self.standing.drained and self.evidence.is_new(self.state):
                 self.courier.look()
         before = self.board.verdict
@@ -303,26 +340,6 @@ class Loop:
             self._tell(decision)
         if news or ran is None:
             self._publish(decision, news=news)
-
-    def _now(self, *, full_sweep: bool) -> Now:
-        gpus = () if self.node is None or isinstance(self.node.gpus, Missing) else self.node.gpus
-        agent = self.document.agent
-        return Now(
-            boot_seconds=boottime(),
-            wall_seconds=time.time(),
-            boot_id=self.senses.boot_id,
-            job_running=bool(self.jobs.running),
-            applying=applying(agent.run_dir),
-            drained=self.standing.drained,
-            hold=hold_of(agent.state_dir) is not None,
-            disabled=self.root.exists(DISABLED),
-            over_budget=self.standing.over_budget,
-            full_sweep=full_sweep,
-            serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
-            job=next(iter(self.jobs.running)) if len(self.jobs.running) == 1 else None,
-            drain_check=self.standing.check,
-            drain_since_seconds=self.standing.since,
-        )
 
     def _tell(self, decision: Decision) -> None:
         """Log the change of the verdict with the findings that caused it, and keep it for `fairlead why`."""
@@ -339,7 +356,7 @@ class Loop:
         if news or moment >= self._status_at:
             self._status_at = moment + STATUS_SECONDS
             modes = {name: policy.mode.value for name, policy in self.policies.items()}
-            sweep = {"boot_seconds": boottime(), "seconds": self._sweep_seconds, "count": self.sweeps}
+            sweep = {"boot_seconds": boottime(), "seconds": self.sweep_seconds, "count": self.sweeps}
             self.board.status(
                 status.render(
                     self.document,
@@ -348,40 +365,19 @@ class Loop:
                     self.standing,
                     modes=modes,
                     sweep=sweep,
-                    stuck=self.node.stuck if self.node else None,
-                    hold=hold_of(self.document.agent.state_dir),
+                    node=self.node,
+                    hold=hold_of(self.document.agent.state_dir, self.document.agent.run_dir),
                     history=self.history.events(),
-                    trouble=[t for t in (self.history.trouble, self.ledger.trouble, *self.board.trouble.values()) if t],
+                    proof=self.proving.account(),
+                    topology=self.courier.topology if self.courier is not None else "",
+                    trouble=[
+                        t
+                        for t in (self.history.trouble, self.ledger.trouble, self.trail.trouble, *self.board.trouble.values())
+                        if t
+                    ],
                 )
             )
         if news or self.board.due():
-            self.board.metrics(self._view(decision))
+            from fairlead.daemon.view import view_of
 
-    def _view(self, decision: Decision) -> View:
-        from fairlead.daemon.metrics import View
-
-        follower, worker, verdict = self.senses.follower, self.senses.worker, self.board.verdict
-        return View(
-            version=__version__,
-            generation=self.document.generation,
-            profile=self.document.profile,
-            state=verdict.state if verdict else State.UNKNOWN,
-            sequence=verdict.sequence if verdict else 0,
-            sweep_unix=self._sweep_unix,
-            sweep_seconds=self._sweep_seconds,
-            expires_unix=time.time() + (verdict.expires - boottime() if verdict else 0),
-            checks=tuple((name, policy.mode.value) for name, policy in sorted(self.policies.items())),
-            findings=self.findings,
-            held=decision.held,
-            drained=self.standing.drained,
-            over_budget=self.standing.over_budget,
-            slurm_up=not self.standing.error,
-            sweeps=self.sweeps,
-            records=self.woken,
-            overruns=follower.overruns if follower else 0,
-            worker_crashes=worker.crashes if worker else 0,
-            worker_stuck=bool(self.node and self.node.stuck),
-            history_ok=not self.history.trouble,
-            jobs=len(self.jobs.running),
-            node=self.node,
-        )
+            self.board.metrics(view_of(self, decision))

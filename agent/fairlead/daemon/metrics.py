@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
 from fairlead.model.verdict import State
+from fairlead.policy.fleet import Hold
 
 _ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
 _LINK_ERRORS = ("crc_errors", "replay_errors", "recovery_errors")
@@ -58,7 +59,10 @@ _PCIE = (
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """All that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds."""
+    """All that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds.
+
+    ladder: faults (``CHECK.FAULT/BOARD``) and the step they have come to. strikes: by board, in the window.
+    """
 
     version: str
     generation: int = 0
@@ -72,7 +76,7 @@ class View(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     held: tuple[Finding, ...] = ()
     drained: bool = False
-    over_budget: str = ""
+    limit: Hold | None = None
     slurm_up: bool = True
     sweeps: int = 0
     records: int = 0
@@ -82,6 +86,10 @@ class View(Struct, frozen=True, kw_only=True):
     history_ok: bool = True
     jobs: int = 0
     node: Node | None = None
+    ladder: tuple[tuple[str, str], ...] = ()
+    strikes: tuple[tuple[str, int], ...] = ()
+    reboots: int = 0
+    proofs: tuple[tuple[str, int], ...] = ()
 
 
 class Metrics:
@@ -166,10 +174,14 @@ def _agent(view: View) -> Iterator[Metric]:
     yield _gauge("sweep_timestamp_seconds", "When the last full sweep ended.", view.sweep_unix)
     yield _gauge("sweep_duration_seconds", "How long the last full sweep took.", view.sweep_seconds)
     yield _gauge("drained", "1 while a drain of fairlead's own stands in slurmctld.", view.drained)
-    budget = GaugeMetricFamily("fairlead_over_budget", "1 while a drain waits for room in a partition.", labels=["partition"])
-    if view.over_budget:
-        budget.add_metric([view.over_budget], 1)
-    yield budget
+    limit = GaugeMetricFamily(
+        "fairlead_drain_limited",
+        "1 while a rule across nodes holds a drain: partition, switch, block, common_cause, suspect_job.",
+        labels=["limit", "name"],
+    )
+    if view.limit is not None:
+        limit.add_metric([view.limit.kind.value, view.limit.name], 1)
+    yield limit
     yield _gauge("slurm_up", "1 when slurmctld answered the last time it was asked.", view.slurm_up)
     yield _gauge("jobs", "Jobs on this node by the prolog's records.", view.jobs)
     yield _gauge("nvml_worker_stuck", "1 while an NVML call has not come back.", view.worker_stuck)
@@ -201,6 +213,25 @@ def _checks(view: View) -> Iterator[Metric]:
     for labels, count in sorted(counts.items()):
         found.add_metric(list(labels), count)
     yield found
+    proofs = CounterMetricFamily(
+        "fairlead_return_command_runs", "Runs of the return-to-service command by how they ended.", labels=["outcome"]
+    )
+    for outcome, count in view.proofs:
+        proofs.add_metric([outcome], count)
+    yield proofs
+    steps = GaugeMetricFamily(
+        "fairlead_ladder_step",
+        "1 for the step that a fault of a board has come to, while it is remembered.",
+        labels=["fault", "step"],
+    )
+    for fault, step in view.ladder:
+        steps.add_metric([fault, step], 1)
+    yield steps
+    struck = GaugeMetricFamily("fairlead_strikes", "Drains of a board (serial, address or node) in the window.", labels=["board"])
+    for board, count in view.strikes:
+        struck.add_metric([board], count)
+    yield struck
+    yield _gauge("reboots_for_faults", "Boots that followed a fault, in the window.", view.reboots)
     yield _gauge("held_findings", "Findings that would drain but are held.", len(view.held))
 
 

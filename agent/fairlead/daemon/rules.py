@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from fairlead import checks
 from fairlead.config import Document, SlurmOptions
 from fairlead.daemon.drain import Drain
+from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
 from fairlead.host.clock import boottime
 from fairlead.policy import CheckPolicy
@@ -17,6 +19,8 @@ from fairlead.slurm.client import SlurmClient
 from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers
 from fairlead.slurm.scontrol import Scontrol
+
+DISABLED = "/etc/fairlead/disabled"
 
 
 def policies_of(document: Document) -> dict[str, CheckPolicy]:
@@ -27,23 +31,33 @@ def policies_of(document: Document) -> dict[str, CheckPolicy]:
     return found
 
 
-def hold_of(state_dir: str) -> dict[str, str] | None:
-    """Who holds this node by `fairlead hold`; None: nobody. A hold that cannot be read is one."""
+def hold_of(state_dir: str, run_dir: str) -> dict[str, str] | None:
+    """Who holds this node by `fairlead hold`; None: nobody. A hold that cannot be read is one. It lies in ``run_dir`` where
+    the disk took nothing."""
+    return _hold(os.path.join(state_dir, "hold")) or _hold(os.path.join(run_dir, "hold"))
+
+
+def _hold(path: str) -> dict[str, str] | None:
     try:
-        with open(os.path.join(state_dir, "hold"), "rb") as f:
+        with open(path, "rb") as f:
             data = msgspec.json.decode(f.read(65536))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError):
         return {"reason": "unreadable"}
-    return {str(k): str(v) for k, v in data.items()} if isinstance(data, dict) else {"reason": "unreadable"}
+    if not isinstance(data, dict):
+        return {"reason": "unreadable"}
+    until = data.get("until_unix")
+    if isinstance(until, int | float) and time.time() >= until:
+        return None
+    return {str(k): str(v) for k, v in data.items()} or {"reason": "unreadable"}
 
 
-def barred(state_dir: str, disabled: str) -> str:
+def barred(state_dir: str, run_dir: str, disabled: str) -> str:
     """Why the agent may write nothing to Slurm: a person's hold, or the file ``disabled``; "" when it may."""
     if os.path.lexists(disabled):
         return "fairlead is disabled on this node"
-    return "held by an admin" if hold_of(state_dir) is not None else ""
+    return "held by an admin" if hold_of(state_dir, run_dir) is not None else ""
 
 
 def applying(run_dir: str) -> bool:
@@ -61,7 +75,10 @@ def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], s
     options, name = document.slurm, document.slurm_node
     hidden = Leftovers(options.conf, name)
     client = slurm_client(options)
-    return Drain(client, ledger, name, document.policy, hidden=hidden.since, stranger=disagreement, barred=barred)
+    # pyslurm knows no topology
+    ask = Scontrol(conf=options.conf, bin_dir=options.bin_dir, deadline_seconds=options.deadline_seconds)
+    fleet = Fleet(document.policy, ask.topology)
+    return Drain(client, ledger, name, document.policy, hidden=hidden.since, stranger=disagreement, barred=barred, fleet=fleet)
 
 
 def slurm_client(options: SlurmOptions) -> SlurmClient:

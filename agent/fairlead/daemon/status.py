@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -9,9 +10,11 @@ import msgspec
 from fairlead import __version__
 from fairlead.config import Document
 from fairlead.daemon.courier import Standing
-from fairlead.model.facts import StuckCall
+from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Finding, Level, as_data
-from fairlead.policy import Decision, Order
+from fairlead.policy import Decision, Order, PolicyState, identity, ladder
+from fairlead.policy.state import Rung
+from fairlead.policy.state import standing as standing_findings
 
 
 def verdict_text(decision: Decision, standing: Standing) -> str:
@@ -37,9 +40,11 @@ def render(
     *,
     modes: Mapping[str, str],
     sweep: Mapping[str, object],
-    stuck: StuckCall | None,
+    node: Node | None,
     hold: Mapping[str, str] | None,
     history: Sequence[Mapping[str, object]],
+    proof: Mapping[str, object],
+    topology: str,
     trouble: Sequence[str],
 ) -> bytes:
     """The whole file as JSON."""
@@ -50,15 +55,62 @@ def render(
         "slurm_node": document.slurm_node,
         "document": {"generation": document.generation, "profile": document.profile, "hash": document.hash},
         "sweep": sweep,
-        "findings": [{**as_data(f), "mode": modes.get(f.check, "observe")} for f in findings if f.level is not Level.OK],
+        "pid": os.getpid(),
+        "boot_id": node.boot_id if node is not None and isinstance(node.boot_id, str) else "",
+        "findings": [
+            {**_finding(f, decision.rungs), "mode": modes.get(f.check, "observe")} for f in findings if f.level is not Level.OK
+        ],
+        **remembered(decision.state),
+        "gpus": [] if node is None or isinstance(node.gpus, Missing) else [_gpu(g) for g in node.gpus],
         "held": [
             {"check": f.check, "summary": f.summary, "why": why} for f, why in zip(decision.held, decision.why_held, strict=True)
         ],
-        "drain": {"reason": standing.reason} if standing.drained else None,
+        "drain": {"reason": standing.reason, "since_unix": standing.since} if standing.drained else None,
         "hold": hold,
-        "slurm": {"error": standing.error, "held": standing.held, "over_budget": standing.over_budget},
-        "worker": {"stuck": msgspec.to_builtins(stuck) if stuck is not None else None},
+        "return": proof if document.policy.return_command else None,
+        "slurm": {
+            "error": standing.error,
+            "held": standing.held,
+            "over_budget": standing.over_budget,
+            "limit": {"kind": limit.kind.value, "name": limit.name} if (limit := standing.limit) is not None else None,
+            "topology": topology,
+        },
+        "worker": {"stuck": msgspec.to_builtins(node.stuck) if node is not None and node.stuck is not None else None},
         "history": list(history),
         "trouble": list(trouble),
     }
     return msgspec.json.encode(data) + b"\n"
+
+
+def remembered(state: PolicyState) -> dict[str, object]:
+    """What people may acknowledge or clear, from the policy's state: findings that stand, what is known, strikes, ladder."""
+    bad = [f for f in standing_findings(state) if f.level is Level.DRAIN]
+    return {
+        "standing": [{"id": identity(f), "check": f.check, "device": f.device, "summary": f.summary} for f in bad],
+        "acknowledged": list(state.acknowledged),
+        "requests": list(state.requests[-50:]),
+        "strikes": {device: list(times) for device, times in state.strikes.items()},
+        "reboots": list(state.reboots),
+        "ladder": {
+            name: {
+                "step": rung.step.value,
+                "open": rung.open,
+                "since_unix": rung.since_seconds,
+                "why": rung.why,
+                "tied": rung.tied,
+            }
+            for name, rung in state.ladder.items()
+        },
+    }
+
+
+def _finding(finding: Finding, rungs: Mapping[str, Rung]) -> dict[str, object]:
+    """A finding, with the step that the ladder has come to; ``id`` is of what the check said, as acknowledgements are."""
+    told = ladder.told(finding, rungs)
+    raised = {"from": finding.action.value, "why": rungs[ladder.told_by(finding)].why} if told is not finding else None
+    return {**as_data(told), "id": identity(finding), "raised": raised}
+
+
+def _gpu(gpu: Gpu) -> dict[str, str]:
+    names = {"pci": gpu.pci, "serial": gpu.serial, "uuid": gpu.uuid}
+    return {key: value for key, value in names.items() if isinstance(value, str)}

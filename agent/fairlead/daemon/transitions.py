@@ -1,4 +1,4 @@
-"""Log what findings came and went: transitions, never polls."""
+"""Tell what came and went: findings to the log, Slurm's word on this node to the audit trail. Transitions, never polls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fairlead.daemon import log
+from fairlead.daemon.audit import Trail
+from fairlead.daemon.courier import Standing
 from fairlead.model.finding import Finding, Level
 
 SHOWN = 3  # drift of one setting on 112 CPUs is one story
@@ -41,3 +43,27 @@ def findings(told: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
     if len(gone) > SHOWN:
         log.line(log.NOTICE, "more findings gone", count=len(gone) - SHOWN)
     return standing
+
+
+def slurm(trail: Trail, before: Standing, after: Standing) -> None:
+    """Note in the trail what became of our drain, and that the node is somebody else's."""
+    if after.drained and after.reason != before.reason:
+        trail.agent("drained", args={"reason": after.reason})
+    elif before.drained and not after.drained:
+        if after.acknowledged > before.acknowledged:
+            what, detail = "resumed by a person", "what stood then counts as acknowledged"
+        elif after.foreign or after.held:
+            what, detail = "drain given up", after.held
+        else:
+            what, detail = "resumed", ""
+        trail.agent(what, detail=detail, args={"reason": before.reason})
+    elif after.acknowledged > before.acknowledged:
+        trail.agent("resumed by a person", detail="what stood then counts as acknowledged")
+    elif after.foreign and not before.foreign:
+        trail.agent("left alone", detail=after.held)
+
+
+def catch_up(trail: Trail, standing: Standing) -> None:
+    """At a start: the drain that stands, if the agent was killed between making it and noting it."""
+    if standing.drained and not any(e.args.get("reason") == standing.reason for e in trail.read()):
+        trail.agent("drained", detail="noted at the start of the agent", args={"reason": standing.reason})

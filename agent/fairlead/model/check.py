@@ -19,17 +19,30 @@ class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     enabled: Annotated[bool, Meta(description="Run this check.")] = True
     mode: Annotated[Mode | None, Meta(description="observe or enforce; unset: the check's own default.")] = None
     confirm: Annotated[Sweeps | None, Meta(description="Bad sweeps of the last `confirm_of` that count.")] = None
+    confirm_after_job: Annotated[
+        Sweeps | None, Meta(description="The same for a finding that waits for the job's end; unset: as `confirm`.")
+    ] = None
+    confirm_warn: Annotated[Sweeps | None, Meta(description="The same for a warning; unset: 1.")] = None
     confirm_of: Annotated[Sweeps | None, Meta(description="Window of sweeps for `confirm`.")] = None
+    recover: Annotated[Sweeps | None, Meta(description="Clean sweeps before it no longer counts.")] = None
+    boot_grace_seconds: Annotated[
+        Annotated[int, Meta(ge=0, le=3600)] | None, Meta(description="After a boot it drains nothing for this long.")
+    ] = None
 
 
 class KernelRecord(Struct, frozen=True, kw_only=True):
-    """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot."""
+    """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot.
+
+    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known.
+    """
 
     sequence: int
     seconds: float
     priority: int
     text: str
     boot_id: str = ""
+    jobs: tuple[int, ...] = ()
+    uids: tuple[int, ...] = ()
 
 
 class Sample(Struct, frozen=True, kw_only=True):

@@ -65,6 +65,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     action: Action = Action.NONE
     service: Service = Service.DRAIN_NOW
     evidence_id: str = ""
+    fault: str = ""  # which of its check's faults this is, such as an Xid's code: what "the same again" means
     needs_history: bool = False  # one look is not enough to judge this
 
     @property

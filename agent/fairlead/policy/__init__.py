@@ -2,7 +2,7 @@
 
 from fairlead.policy.decide import Decision, decide
 from fairlead.policy.rules import CheckPolicy, Rules
-from fairlead.policy.state import Now, PolicyState, Track, acknowledge, identity
+from fairlead.policy.state import Now, PolicyState, Proof, Track, acknowledge, identity
 from fairlead.policy.words import Order
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Now",
     "Order",
     "PolicyState",
+    "Proof",
     "Rules",
     "Track",
     "acknowledge",

@@ -12,21 +12,26 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.model.finding import Finding, Level, Mode, Service
+from fairlead.model.finding import Finding, Level, Service
 from fairlead.model.verdict import State
-from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, policy_for
-from fairlead.policy.state import Now, PolicyState, Track, identity, rank
-from fairlead.policy.words import Order, line, summary, weight
-
-CLOCK_SLACK_SECONDS = 60.0  # the clock may be set after the boot began
+from fairlead.policy import ladder
+from fairlead.policy.fleet import certain
+from fairlead.policy.ownership import MANUAL
+from fairlead.policy.resume import by_hand, is_clean, may_resume
+from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
+from fairlead.policy.state import Now, PolicyState, Proof, Rung, Track, identity
+from fairlead.policy.tracks import advance, seen, severity_of, start_of_boot, still_meant
+from fairlead.policy.words import Order, line, proof_words, summary, weight
 
 
 class Decision(Struct, frozen=True, kw_only=True):
     """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
 
     reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame.
-    counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits: the drain is
-    decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told to Slurm.
+    certain: the device is gone for any job (``policy.fleet``). counted: findings that drain. held: findings at DRAIN that
+    do not; why_held: one line for each. waits: the drain is decided but waits for the job's end. text: the verdict's
+    line. state: to be saved before anything is told to Slurm. rungs: of findings that want more than their check asks for
+    (``ladder.told`` says so of one). prove: resumed but for the return-to-service command, which may run now.
     """
 
     order: Order
@@ -37,12 +42,15 @@ class Decision(Struct, frozen=True, kw_only=True):
     reason_check: str = ""
     reason_summary: str = ""
     job: int | None = None
+    certain: bool = False
     counted: tuple[Finding, ...] = ()
     held: tuple[Finding, ...] = ()
     why_held: tuple[str, ...] = ()
     waits: bool = False
     warned: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
+    rungs: dict[str, Rung] = {}
+    prove: bool = False
 
 
 def decide(
@@ -63,7 +71,7 @@ def decide(
     found: dict[str, list[Finding]] = {}
     for finding in findings:
         found.setdefault(finding.key, []).append(finding)
-    started = _start_of_boot(state, now)
+    started = replace(start_of_boot(state, now), boards=ladder.boards(state.boards, now))
     judged = frozenset(policies) | {f[0].check for f in found.values()} if ran is None else frozenset(ran)
     blind = {f[0].check for f in found.values() if any(x.level is Level.UNKNOWN and not x.device for x in f)}
     tracks: dict[str, Track] = {}
@@ -73,7 +81,7 @@ def decide(
         if name in blind and key not in found:
             track = replace(track, clean=0, floor=Level.OK)  # the check saw no device at all: silence is not health
         elif name in judged:
-            track = _advance(track, tuple(found.get(key, ())), policy_for(name, policies), now, frozenset(started.acknowledged))
+            track = advance(track, tuple(found.get(key, ())), policy_for(name, policies), now, frozenset(started.acknowledged))
         elif name not in policies:
             continue
         if track.level is not Level.OK or any(track.window) or track.found:
@@ -83,122 +91,24 @@ def decide(
         Finding(check=name, level=Level.UNKNOWN, summary="has not run yet", service=Service.KEEP)
         for name in sorted(policies.keys() - ran_now)
     )
-    clean = _clean(started, tracks, policies, never, now=now, rules=rules)
+    clean = is_clean(started, tracks, policies, never, now=now, rules=rules)
     sweeps = 0 if not clean else started.clean_sweeps + (1 if now.full_sweep else 0)
     following = replace(
         started,
         tracks=tracks,
         ran=ran_now,
         clean_sweeps=sweeps,
-        acknowledged=tuple(a for a in started.acknowledged if _still_meant(a, tracks, now)),
-        strikes=_strikes(started, tracks, policies, now, rules),
+        acknowledged=tuple(a for a in started.acknowledged if still_meant(a, tracks, now)),
+        strikes=ladder.strikes(started, tracks, policies, now, rules),
+        reboots=ladder.reboots(state, policies, now, rules),
     )
+    following = replace(following, ladder=ladder.climb(state, following, policies, now, rules))
     return _conclude(following, policies, never, now, rules)
-
-
-def _start_of_boot(state: PolicyState, now: Now) -> PolicyState:
-    if state.boot_id == now.boot_id:
-        return state
-    tracks = {key: replace(track, window=(), clean=0, floor=Level.OK) for key, track in state.tracks.items()}
-    return replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, tracks=tracks)
-
-
-def _still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:
-    """A kernel record stays acknowledged for its boot; a state stays so until it has gone."""
-    key, _, evidence = acknowledged.partition("#")
-    return evidence.startswith(f"{now.boot_id}:") or key in tracks
-
-
-def _raw(found: tuple[Finding, ...], acknowledged: frozenset[str]) -> tuple[Level, tuple[Finding, ...]]:
-    """The level of one sweep's findings of one key, and those at DRAIN that nobody has acknowledged."""
-    bad = tuple(f for f in found if f.level is Level.DRAIN and f.service is not Service.KEEP and identity(f) not in acknowledged)
-    if bad:
-        return Level.DRAIN, bad
-    return max((Level.WARN if f.level is Level.DRAIN else f.level for f in found), key=rank, default=Level.OK), ()
-
-
-def _advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: Now, acknowledged: frozenset[str]) -> Track:
-    raw, bad = _raw(found, acknowledged)
-    grace = now.boot_seconds < policy.boot_grace_seconds
-    is_bad = raw is Level.DRAIN and not grace
-    window = (*track.window, is_bad)[-policy.confirm_of :]
-    if raw is Level.DRAIN:
-        confirmed = (is_bad and sum(window) >= policy.confirm) or track.level is Level.DRAIN
-        level = Level.DRAIN if confirmed else max(track.level, Level.WARN, key=rank)
-        since = now.wall_seconds if confirmed and track.level is not Level.DRAIN else track.since_seconds
-        return Track(level=level, window=window, bad=bad, found=found, since_seconds=since)
-    if rank(raw) >= rank(track.level):
-        return replace(track, level=raw, window=window, clean=0, floor=Level.OK, found=found, bad=())
-    if raw is Level.UNKNOWN or _stands(track, now):  # neither "cannot be read" nor a log cut short is getting better
-        return replace(track, window=window, clean=0, floor=Level.OK, found=found)
-    clean = track.clean + (1 if now.full_sweep else 0)
-    floor = max(track.floor, raw, key=rank)
-    if clean >= policy.recover:
-        return Track(level=floor, window=(), found=found)
-    return replace(track, window=window, clean=clean, floor=floor, found=found)
-
-
-def _stands(track: Track, now: Now) -> bool:
-    """Kernel log evidence of this boot does not go away by itself, even when the record does: reboot or acknowledge it."""
-    return any(f.evidence_id.startswith(f"{now.boot_id}:") for f in track.bad)
-
-
-def _enforced(name: str, policies: dict[str, CheckPolicy], rules: Rules) -> bool:
-    return rules.mode is Mode.ENFORCE and policy_for(name, policies).mode is Mode.ENFORCE
-
-
-def _blocks(key: str, drained_for: frozenset[str], policies: dict[str, CheckPolicy], rules: Rules) -> bool:
-    """Must this be well before a resume? What may drain, and what did drain; everything when that is not known."""
-    return not drained_for or key in drained_for or _enforced(key.partition("/")[0], policies, rules)
-
-
-def _clean(
-    before: PolicyState,
-    tracks: Mapping[str, Track],
-    policies: dict[str, CheckPolicy],
-    never: tuple[Finding, ...],
-    *,
-    now: Now,
-    rules: Rules,
-) -> bool:
-    """Was this sweep without anything that drains, or that hides what would?"""
-    if any(_blocks(f.key, before.drained_for, policies, rules) for f in never):
-        return False
-    for key, track in tracks.items():
-        name = key.partition("/")[0]
-        if not _blocks(key, before.drained_for, policies, rules):
-            continue
-        raw = {f.level for f in track.found if f.service is not Service.KEEP or f.level is Level.UNKNOWN}
-        if Level.UNKNOWN in raw or (track.bad and Level.DRAIN in raw):
-            return False
-        if now.boot_seconds < policy_for(name, policies).boot_grace_seconds and track.found:
-            return False
-    return True
-
-
-def _strikes(
-    before: PolicyState, tracks: Mapping[str, Track], policies: dict[str, CheckPolicy], now: Now, rules: Rules
-) -> dict[str, tuple[float, ...]]:
-    """One strike per device each time something of it comes to drain, by serial so that a moved board keeps it."""
-    strikes = {
-        device: kept
-        for device, times in before.strikes.items()
-        if (kept := tuple(t for t in times if t > now.wall_seconds - rules.strikes_window_seconds))
-    }
-    struck: set[str] = set()
-    for key, track in tracks.items():
-        name, _, device = key.partition("/")
-        was = before.tracks.get(key, Track()).level
-        if device and track.level is Level.DRAIN and was is not Level.DRAIN and _enforced(name, policies, rules):
-            struck.add(now.serials.get(device, device))
-    for device in struck:
-        strikes[device] = (*strikes.get(device, ()), now.wall_seconds)
-    return strikes
 
 
 def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
     """Why a confirmed finding of this check does not drain now; "" when it does."""
-    if not _enforced(name, policies, rules):
+    if not enforced(name, policies, rules):
         return "observed only"
     if now.disabled:
         return "fairlead is disabled on this node"
@@ -206,9 +116,17 @@ def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules
         return "held by an admin"
     if now.applying and (name.startswith(SETTING_PREFIX) or name in DRIVER_CHECKS):
         return "apply or maintenance is running"
-    if now.over_budget:
-        return f"drain budget of partition {now.over_budget} is used up"
-    return ""
+    return now.over_budget
+
+
+def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) -> str:
+    """Why a bad finding does not count yet; "" when it does."""
+    severity = severity_of(finding)
+    if severity <= track.confirmed:
+        return ""
+    if now.boot_seconds < policy.boot_grace_seconds:
+        return "boot grace"
+    return f"not confirmed: {seen(track.window, severity)} of {policy.needed(severity)}"
 
 
 def _conclude(
@@ -225,38 +143,41 @@ def _conclude(
         unknown += [f for f in track.found if f.level is Level.UNKNOWN]
         if track.level is Level.UNKNOWN and not any(f.level is Level.UNKNOWN for f in track.found):
             unknown.append(Finding(check=name, level=Level.UNKNOWN, device=key.partition("/")[2], summary="just readable again"))
-        warned += [f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)]
-        why = _why_not(name, policies, now, rules)
+        if track.level is not Level.OK:  # a warning that is confirmed
+            warned += [f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)]
+        stop = _why_not(name, policies, now, rules)
         if track.level is Level.DRAIN:
             for finding in track.bad:
-                if why:
+                if why := stop or _unconfirmed(finding, track, policy, now) or ("" if certain(finding) else now.suspicion):
                     held.append((finding, why))
                 elif _waits(finding, track, now, rules):
                     waiting.append(finding)
                 else:
                     counted.append(finding)
-        elif track.bad:
-            grace = now.boot_seconds < policy.boot_grace_seconds
-            step = "boot grace" if grace else f"not confirmed: {sum(track.window)} of {policy.confirm}"
-            held += [(f, step) for f in track.bad]
+        else:
+            held += [(f, _unconfirmed(f, track, policy, now)) for f in track.bad]
         acknowledged = set(state.acknowledged)
         held += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
         if track.level is Level.WARN and not track.found:
             warned.append(Finding(check=name, level=Level.WARN, device=key.partition("/")[2], summary="just well again"))
     drains = tuple(sorted((*counted, *waiting), key=weight))
-    tied = _by_hand(state, policies, now, rules)
+    rungs = ladder.raised(state, now)
+    tied = by_hand(state, policies, now, rules)
     order = Order.KEEP
-    if now.drained:
-        if not drains and _may_resume(state, policies, now, rules) and not tied:
-            order = Order.RESUME
-    elif counted:
+    ready = now.drained and not drains and not tied and may_resume(state, policies, now, rules)
+    prove = ready and bool(rules.return_command) and now.drain_check != MANUAL
+    if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
+        order = Order.RESUME
+    elif counted and not now.drained:
         order = Order.DRAIN
-    held.sort(key=lambda h: weight(h[0]))
+    held = sorted(((ladder.told(f, rungs), why) for f, why in held), key=lambda h: weight(h[0]))
     unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # the driver's silence explains others'
     levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or held)
     level = next(iter(levels), Level.OK)
     word = _word(order, level, now, unknown=bool(unknown))
-    top = tuple(sorted(counted, key=weight)) or drains
+    drained_for = _drained_for(state, drains, order, now)
+    drains = tuple(ladder.told(f, rungs) for f in drains)
+    top = tuple(ladder.told(f, rungs) for f in sorted(counted, key=weight)) or drains
     return Decision(
         order=order,
         level=level,
@@ -269,18 +190,21 @@ def _conclude(
             unknown=unknown,
             warned=warned,
             drained=now.drained,
-            tied=tied,
+            back=f"{tied}: resume by hand" if tied else proof_words(now) if prove else "",
         ),
-        state=replace(state, drained_for=_drained_for(state, drains, order, now)),
+        state=replace(state, drained=now.drained, drained_for=drained_for),
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
-        job=now.job,
+        job=state.tracks[top[0].key].job if top else None,
+        certain=any(certain(f) for f in counted),
         counted=drains,
         held=tuple(f for f, _ in held),
         why_held=tuple(why for _, why in held),
         waits=bool(waiting) and not counted and not now.drained,
         warned=tuple(warned),
         unknown=tuple(unknown),
+        rungs=rungs,
+        prove=prove and not now.job_running,
     )
 
 
@@ -295,33 +219,6 @@ def _waits(finding: Finding, track: Track, now: Now, rules: Rules) -> bool:
     if finding.service is not Service.DRAIN_AFTER_JOB or not now.job_running:
         return False
     return not rules.after_job_max_seconds or now.wall_seconds - track.since_seconds < rules.after_job_max_seconds
-
-
-def _may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> bool:
-    if not rules.resume or now.disabled or now.hold or now.applying:
-        return False
-    for key, track in state.tracks.items():
-        if _blocks(key, state.drained_for, policies, rules) and (track.level in (Level.DRAIN, Level.UNKNOWN) or track.bad):
-            return False
-    needed = max((p.recover for p in policies.values()), default=1)
-    return state.clean_sweeps >= needed
-
-
-def _by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
-    """Why a person has to resume this node, or ""."""
-    if not now.drained:
-        return ""
-    gone = sorted(k for k in state.drained_for if (n := k.partition("/")[0]) not in policies and not n.startswith(SETTING_PREFIX))
-    if gone:
-        return f"check {gone[0].partition('/')[0]} does not run any more"
-    this_boot = now.drain_since_seconds > now.wall_seconds - now.boot_seconds - CLOCK_SLACK_SECONDS
-    if now.drain_check == "xid" and this_boot and not any(k.startswith("xid/") for k in state.drained_for):
-        return "the kernel log evidence of this boot is not in the history any more"
-    if not rules.strikes_max:
-        return ""
-    by_serial = {serial: pci for pci, serial in now.serials.items()}
-    over = sorted(device for device, times in state.strikes.items() if len(times) >= rules.strikes_max)
-    return f"{by_serial.get(over[0], over[0])} was drained too often" if over else ""
 
 
 def _word(order: Order, level: Level, now: Now, *, unknown: bool) -> State:

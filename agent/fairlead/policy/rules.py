@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -19,6 +20,19 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     mode: Annotated[Mode, Meta(description="observe: nothing drains, whatever the checks' own modes say.")] = Mode.ENFORCE
     resume: Annotated[bool, Meta(description="Resume what fairlead drained once it is well again.")] = True
+    return_command: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(
+            description="Run on a drained node that is well again, before the resume (program and arguments, no shell): "
+            "exit 0 lets it go back into service; empty: none."
+        ),
+    ] = ()
+    return_deadline_seconds: Annotated[
+        float, Meta(ge=1, le=86400, description="`return_command` is ended after so long, and has failed.")
+    ] = 600.0
+    return_retry_seconds: Annotated[
+        int, Meta(ge=1, description="After so long a `return_command` that has failed is tried again.")
+    ] = 3600
     after_job_max_seconds: Annotated[
         int, Meta(ge=0, description="A drain that waits for the job's end waits at most this long; 0: for ever.")
     ] = 86400
@@ -26,10 +40,41 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         int, Meta(ge=0, description="So many drains of one device in the window: no resume by itself any more; 0: no limit.")
     ] = 3
     strikes_window_seconds: Annotated[int, Meta(ge=0, description="Window of `strikes_max`.")] = 30 * 86400
+    ladder_window_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="A fault that is back on its board so soon after a step was taken wants the next step; 0: never.",
+        ),
+    ] = 86400
+    ladder_repeats: Annotated[int, Meta(ge=1, le=10, description="How often a step is taken before the next one is due.")] = 1
+    reboots_max: Annotated[
+        int, Meta(ge=0, description="So many boots for faults in the window: check_hardware instead of another; 0: no limit.")
+    ] = 2
+    reboots_window_seconds: Annotated[int, Meta(ge=0, description="Window of `reboots_max`.")] = 86400
     budget_percent: Annotated[
         int, Meta(ge=0, le=100, description="Nodes of a partition that may be unavailable before fairlead stops draining.")
     ] = 20
     budget_nodes: Annotated[int, Meta(ge=0, description="The same as a number of nodes; 0: no such limit.")] = 0
+    budget_group_percent: Annotated[
+        int,
+        Meta(ge=0, le=100, description="The same for the nodes under one leaf switch or in one block of Slurm's topology."),
+    ] = 50
+    common_cause_nodes: Annotated[
+        int,
+        Meta(ge=0, description="So many nodes drained for one check in the window: the next is held; 0: no such rule."),
+    ] = 3
+    common_cause_window_seconds: Annotated[int, Meta(ge=1, description="Window of `common_cause_nodes`.")] = 600
+    common_cause_hold_seconds: Annotated[
+        int, Meta(ge=0, description="After so long the held node is drained within the budgets all the same; 0: never.")
+    ] = 3600
+    suspect_job_nodes: Annotated[
+        int,
+        Meta(ge=0, description="So many drained nodes blame one job: the next is held; 0: no such rule."),
+    ] = 2
+    suspect_job_hold_seconds: Annotated[
+        int, Meta(ge=0, description="After so long the held node is drained within the budgets all the same; 0: never.")
+    ] = 86400
     own_users: Annotated[
         tuple[str, ...], Meta(description="Users whose name on our exact reason still means ours (root and SlurmUser).")
     ] = ("root", "slurm")
@@ -38,26 +83,51 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ] = False
 
 
+class Severity(IntEnum):
+    """How severe a finding is, for confirmation: a warning, a drain that waits for the job's end, a drain at once."""
+
+    NONE = 0
+    WARN = 1
+    AFTER_JOB = 2
+    NOW = 3
+
+
 class CheckPolicy(Struct, frozen=True, kw_only=True):
-    """How the findings of one check count. ``confirm`` bad sweeps of the last ``confirm_of``; ``recover`` clean ones."""
+    """How the findings of one check count. ``confirm`` bad sweeps of the last ``confirm_of``; ``recover`` clean ones.
+
+    confirm_after_job, confirm_warn: the same for milder findings; 0: as many as ``confirm``, and 1. A sweep with a
+    severer finding counts for a milder one too.
+    """
 
     mode: Mode = Mode.OBSERVE
     confirm: int = 1
+    confirm_after_job: int = 0
+    confirm_warn: int = 0
     confirm_of: int = 1
     recover: int = 3
     boot_grace_seconds: int = 0
+
+    def needed(self, severity: Severity) -> int:
+        """Sweeps of at least this severity, of the last ``confirm_of``, before a finding counts."""
+        if severity is Severity.WARN:
+            return self.confirm_warn or 1
+        return (self.confirm_after_job or self.confirm) if severity is Severity.AFTER_JOB else self.confirm
 
     @staticmethod
     def of(check: Check, params: CheckParams) -> CheckPolicy:
         """A check's defaults, overridden by its parameters."""
         confirm = params.confirm if params.confirm is not None else check.confirm
         window = params.confirm_of if params.confirm_of is not None else check.confirm_of
+        after_job, warn = params.confirm_after_job or 0, params.confirm_warn or 0
+        grace = params.boot_grace_seconds
         return CheckPolicy(
             mode=params.mode if params.mode is not None else check.mode,
             confirm=confirm,
-            confirm_of=max(confirm, window),
-            recover=check.recover,
-            boot_grace_seconds=check.boot_grace_seconds,
+            confirm_after_job=after_job,
+            confirm_warn=warn,
+            confirm_of=max(confirm, after_job, warn, window),
+            recover=params.recover if params.recover is not None else check.recover,
+            boot_grace_seconds=check.boot_grace_seconds if grace is None else grace,
         )
 
     @staticmethod
@@ -72,3 +142,8 @@ def policy_for(name: str, checks: dict[str, CheckPolicy]) -> CheckPolicy:
     if known is not None:
         return known
     return CheckPolicy(mode=Mode.ENFORCE if name.startswith(SETTING_PREFIX) else Mode.OBSERVE)
+
+
+def enforced(name: str, policies: dict[str, CheckPolicy], rules: Rules) -> bool:
+    """Whether findings of this check may drain, by the site's mode and the check's own."""
+    return rules.mode is Mode.ENFORCE and policy_for(name, policies).mode is Mode.ENFORCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from fairlead.model.finding import Finding, Service
+from fairlead.policy.state import Now, Proof
 
 
 class Order(StrEnum):
@@ -30,6 +31,14 @@ def summary(findings: tuple[Finding, ...]) -> str:
     return findings[0].summary + (f" (+{len(findings) - 1} more)" if len(findings) > 1 else "")
 
 
+def proof_words(now: Now) -> str:
+    """How it is with the return-to-service command."""
+    if now.job_running:
+        return "the return command waits for the job to end"
+    said = {Proof.RUNNING: "runs", Proof.FAILED: "has failed and is tried again", Proof.PASSED: "has passed"}
+    return f"well again, the return command {said.get(now.proof, 'is due')}"
+
+
 def line(
     *,
     order: Order,
@@ -39,9 +48,10 @@ def line(
     unknown: list[Finding],
     warned: list[Finding],
     drained: bool,
-    tied: str,
+    back: str,
 ) -> str:
-    """The verdict's line: the worst thing first, at most one of each kind."""
+    """The verdict's line: the worst thing first, at most one of each kind. ``back``: what keeps a node that is drained and
+    well from going back, when it is not the recovery window."""
     parts: list[str] = []
     if order is Order.RESUME:
         parts.append("well again, resuming")
@@ -52,8 +62,7 @@ def line(
         else:
             parts.append(f"drain pending{'' if due else ', waits for the job to end'}: {first}")
     elif drained:
-        stop = f"{tied}: resume by hand" if tied else "recovering"
-        parts.append(f"drained by fairlead, {stop}")
+        parts.append(f"drained by fairlead, {back or 'recovering'}")
     if held:
         parts.append(f"{held[0][0].check}: {held[0][0].summary} ({held[0][1]})")
     if unknown:

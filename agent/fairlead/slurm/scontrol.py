@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm.client import JobOn, NodeState
+from fairlead.slurm.topology import NodeGroup, parse_topology
 
 #: Where slurm.conf may be: a file of the node, or what a configless slurmd fetched (slurm.conf(5), "configless").
 CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -70,6 +71,10 @@ class Scontrol:
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
         return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", _plain(name), "-o", "%A %t %D"]))
+
+    def topology(self) -> tuple[NodeGroup, ...]:
+        """Leaf switches and blocks, () where slurmctld has no topology of that kind. One RPC (REQUEST_TOPO_INFO)."""
+        return parse_topology(self._run(["scontrol", "-o", "show", "topology"]))
 
     def drain(self, name: str, reason: str) -> None:
         self._run(["scontrol", "update", f"NodeName={_plain(name)}", "State=DRAIN", f"Reason={reason}"])
@@ -158,7 +163,7 @@ def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
 
 def _states(text: str) -> frozenset[str]:
     """``idle+drain`` as words; a compact form's suffix (``down*``) becomes the flag that it stands for (sinfo(1))."""
-    marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_ISSUED", "^": "REBOOT_REQUESTED", "!": "POWERING_DOWN"}
+    marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "!": "POWER_DOWN"}
     marks |= {"%": "POWERING_DOWN", "#": "POWERING_UP", "~": "POWERED_DOWN", "-": "PLANNED"}
     states: set[str] = set()
     for word in text.split("+"):

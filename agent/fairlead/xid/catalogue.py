@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from fairlead.model.finding import Action, Service
 from fairlead.xid import codes_001, codes_063, codes_119
+from fairlead.xid.versions import change_of
 
 
 class XidEntry(Struct, frozen=True):
@@ -50,8 +51,23 @@ RECOVERY: dict[int, tuple[str, Action, Service]] = {
 }
 
 
-def look_up(code: int) -> XidEntry:
-    """The entry of a code. A code that no header names is not known to be harmless: it is for NVIDIA to explain."""
+def look_up(code: int, driver: str = "") -> XidEntry:
+    """The entry of a code, for a driver version where that is known and the code meant something else to it.
+
+    A code that no header names is not known to be harmless: it is for NVIDIA to explain.
+    """
+    change = change_of(code, driver)
+    if change is not None:
+        return XidEntry(
+            change.code,
+            change.name,
+            change.description,
+            change.action,
+            change.service,
+            change.blames,
+            change.why,
+            change.source,
+        )
     known = ENTRIES.get(code)
     if known is not None:
         return known

@@ -150,7 +150,7 @@ ROWS: tuple[tuple[int, str, str, Action, Service, str, str, str], ...] = (
         Action.FOLLOW_CAUSE,
         KEEP,
         "application",
-        "A consequence: its cause is the Xid before it (printed by drivers from 590 on). Alone it means a killed process.",
+        "A consequence: its cause is the Xid before it (printed by newer drivers). Alone it means a killed process.",
         CATALOGUE,
     ),
     (46, "ROBUST_CHANNEL_GPU_TIMEOUT_ERROR", "GPU stopped processing", Action.RESET_GPU, NOW, "gpu", WHY_RESET, CATALOGUE),

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from fairlead.model.finding import Action, Service
 from fairlead.xid.catalogue import look_up
 from fairlead.xid.line import Kind, XidLine, read
 from fairlead.xid.meaning import meaning
+from fairlead.xid.nvlink5 import NvlinkFault
+from fairlead.xid.versions import loaded
 
 CONSEQUENCE = 45
 RECORDS = frozenset({63, 64, 154})
@@ -35,6 +37,7 @@ class Decoded(Struct, frozen=True, kw_only=True):
     """One record. line counts from 1; pci is "" where the line does not say it; process and text are as printed.
 
     action and service are the catalogue's, or what the line itself says where that wins. blames: of a 45, its cause's.
+    nvlink: the row of NVIDIA's table of NVLink 5 errors that a line of 144 to 150 fits; only there.
     """
 
     line: int
@@ -49,6 +52,7 @@ class Decoded(Struct, frozen=True, kw_only=True):
     caused_by: int | None
     blames: str
     text: str
+    nvlink: NvlinkFault | UnsetType = UNSET
 
 
 class _Faults:
@@ -91,22 +95,30 @@ def _can_cause(fault: XidLine, line: XidLine) -> bool:
     return not own or fault.pid == line.pid
 
 
-def decode(texts: Iterable[str]) -> Iterator[Decoded]:
-    """All recognised records of a log, in order and as they come. ``texts`` are messages without stamps (xid.log)."""
+def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
+    """All recognised records of a log, in order and as they come. ``texts`` are messages without stamps (xid.log).
+
+    ``driver``: the version of the driver that printed it; "" for what the log itself says when the driver loads.
+    """
     faults = _Faults()
+    told = driver
 
     def watched() -> Iterator[str]:
+        nonlocal told
         for text in texts:
             if text.startswith(BOOT):
                 faults.forget()
+                told = driver
+            elif not driver:
+                told = loaded(text) or told
             yield text
 
     for place, line in read(watched()):
-        means = meaning(line)
+        means = meaning(line, told)
         caused_by, blames = line.caused_by, means.blames
         if line.kind is Kind.XID and line.code == CONSEQUENCE:
             if caused_by is not None:
-                blames = look_up(caused_by).blames
+                blames = look_up(caused_by, told).blames
             elif (cause := faults.cause(line)) is not None:
                 caused_by, blames = cause.code, meaning(cause).blames
         faults.note(line)
@@ -123,4 +135,5 @@ def decode(texts: Iterable[str]) -> Iterator[Decoded]:
             caused_by=caused_by,
             blames=blames,
             text=line.text,
+            nvlink=means.nvlink or UNSET,
         )

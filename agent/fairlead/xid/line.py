@@ -14,6 +14,8 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from fairlead.xid import nvlink5
+
 NAME_MAX = 15  # TASK_COMM_LEN - 1, include/linux/sched.h
 SPLIT_REACH = 8  # records within which the three parts of a split message are looked for
 
@@ -29,7 +31,7 @@ class XidLine(Struct, frozen=True, kw_only=True):
 
     pci: ``0000:4e:00.0``, or "" when the line does not say it. gi, ci: MIG GPU instance and compute instance.
     pid, process: as printed; text a user may choose. text: the message. caused_by: from "caused by previous Xid N".
-    fatal: what the line itself says of its severity (NVLink 144-150, SXid). unit, link: of NVLink lines.
+    fatal: what the line itself says of its severity (NVLink 144-150, SXid). unit, link, registers: of NVLink lines.
     recovery: the action number that an Xid 154 line changed to.
     """
 
@@ -45,6 +47,7 @@ class XidLine(Struct, frozen=True, kw_only=True):
     fatal: bool | None = None
     unit: str = ""
     link: int | None = None
+    registers: nvlink5.Registers | None = None
     recovery: int | None = None
     follows: bool = False  # a continuation: "Data {...}" and "Severity ..." lines of an SXid
 
@@ -63,7 +66,11 @@ _SPLIT_FIRST = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]{7,16})\s*(.*)", 
 _SPLIT_LAST = re.compile(r"(?:NVRM: )?fallen off the bus and is not responding")
 _PID = re.compile(r"pid=(?:'?<unknown>'?|(\d{1,10}))")
 _CAUSED = re.compile(r"caused by previous Xid (\d{1,5})\.?\s*\Z")
-_NVLINK = re.compile(r"([A-Z][A-Z0-9_/]{1,63})\s+(Fatal|Nonfatal)\s+XC\d+\s+i\d+\s+Link\s+(-?\d{1,3})\b")
+_NVLINK = re.compile(
+    r"([A-Z][A-Z0-9_/]{1,63})\s+(Fatal|Nonfatal)\s+XC\d{1,3}\s+i(\d{1,3})\s+Link\s+(-?\d{1,3})\b"
+    r"(?:\s+\(0x([0-9a-fA-F]{1,8})\s+0x([0-9a-fA-F]{1,8})\b)?",
+    re.ASCII,
+)
 _RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,8})\b")
 _SEVERITY = re.compile(r"(Fatal|Non-fatal)\b")
 _LINK = re.compile(r"\bLink (-?\d{1,3})\b")
@@ -100,12 +107,16 @@ def address(text: str) -> str:
 
 
 def _name_and_text(rest: str) -> tuple[str, str]:
-    """Split ``NAME, MESSAGE``. The name may hold commas: take the first cut within its length that a message follows."""
+    """Split ``NAME, MESSAGE``. The name may hold commas: take the first cut within its length that a message follows.
+
+    A message that decides by what it says (NVLink, 154) is too long to be in a name: it wins wherever it begins.
+    """
     cuts = [m.start() for m in re.finditer(",(?= |$)", rest[: NAME_MAX + 2])]
-    for cut in cuts:
-        text = rest[cut + 1 :].lstrip()
-        if text.startswith(_OPENINGS) or _NVLINK.match(text):
-            return rest[:cut], text
+    for decides in (True, False):
+        for cut in cuts:
+            text = rest[cut + 1 :].lstrip()
+            if (_NVLINK.match(text) or _RECOVERY.match(text)) if decides else text.startswith(_OPENINGS):
+                return rest[:cut], text
     if cuts:
         return rest[: cuts[0]], rest[cuts[0] + 1 :].lstrip()
     far = rest.find(", ")  # longer than a comm: quoted or from an odd driver
@@ -153,7 +164,7 @@ def _parse_xid(text: str) -> XidLine | None:
     where, gi, ci, code, rest = match.groups()
     pid, process, message = _tail(rest.rstrip())
     caused = _CAUSED.search(message)
-    nvlink = _NVLINK.match(message) if 144 <= int(code) <= 150 else None
+    nvlink = _NVLINK.match(message) if int(code) in nvlink5.CODES else None
     recovery = _RECOVERY.match(message) if int(code) == 154 else None
     return XidLine(
         kind=Kind.XID,
@@ -167,9 +178,14 @@ def _parse_xid(text: str) -> XidLine | None:
         caused_by=int(caused[1]) if caused else None,
         fatal=nvlink[2] == "Fatal" if nvlink else None,
         unit=nvlink[1] if nvlink else "",
-        link=int(nvlink[3]) if nvlink else None,
+        link=int(nvlink[4]) if nvlink else None,
+        registers=_registers(nvlink) if nvlink and nvlink[5] else None,
         recovery=int(recovery[1], 16) if recovery else None,
     )
+
+
+def _registers(nvlink: re.Match[str]) -> nvlink5.Registers:
+    return nvlink5.Registers(int(nvlink[5], 16), int(nvlink[6], 16), injected=int(nvlink[3]) != 0)
 
 
 def _parse_sxid(text: str) -> XidLine | None:

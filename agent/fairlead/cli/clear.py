@@ -1,0 +1,118 @@
+"""Close a device as repaired: strikes, acknowledgements and older kernel records of it do not count any more.
+
+For after the work: a reset that helped, a GPU that was replaced. The agent judges the device anew from here; what is still
+broken drains again. A drain of the agent's is lifted by the agent after clean sweeps. Works while the agent is down, too.
+  fairlead clear 0000:1b:00.0 --reason "GPU replaced, ticket 4711"     fairlead clear SERIAL ...     fairlead clear --all ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+from typing import Any
+
+from fairlead import config
+from fairlead.cli.noted import actor, noted
+from fairlead.cli.show import print_json
+from fairlead.cli.told import account, ask
+from fairlead.daemon.audit import new_id
+from fairlead.errors import ExitCode, InputMissing, NeedsRoot, UsageError
+from fairlead.host.clock import boot_id, boottime
+from fairlead.host.kmsg import Follower
+from fairlead.host.pci import normal_address
+from fairlead.host.root import Root
+from fairlead.policy.request import Clear
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", nargs="?", default="", metavar="DEVICE|SERIAL", help="PCI address, GPU serial or UUID")
+    parser.add_argument("--all", action="store_true", help="the whole node")
+    parser.add_argument("--reason", default="", help="what was repaired, for whoever asks `fairlead why`")
+    parser.add_argument("--document", default="/etc/fairlead/node.json", help="the node's document")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    if not args.reason or bool(args.device) == args.all:
+        raise UsageError("clear needs DEVICE, SERIAL or --all, and --reason TEXT")
+    agent = config.load_document(args.document).agent
+    if os.geteuid() != 0:
+        raise NeedsRoot("clear changes what drains this node; run it as root")
+    known = account(agent.state_dir, agent.run_dir)
+    if not known:
+        raise InputMissing(f"{agent.run_dir}: no account of the agent", hint="is fairlead-agent.service running?")
+    devices = () if args.all else names_of(args.device, known)
+    closes = what_it_closes(devices, known)
+    words = "the whole node" if args.all else " ".join(devices)
+    if args.dry_run:
+        if args.json:
+            print_json({"would": "clear", "devices": list(devices), "everything": args.all, "closes": closes})
+        else:
+            print("\n".join([f"would close as repaired: {words}", *(f"  {line}" for line in closes)]))
+        return ExitCode.OK
+    with noted(agent.state_dir, agent.run_dir, "clear", why=args.reason, args={"devices": words}) as note:
+        request = Clear(
+            id=new_id(),
+            who=actor().who,
+            why=args.reason,
+            devices=devices,
+            everything=args.all,
+            boot_id=known.get("boot_id") or boot_id(Root("/")),
+            sequence=last_record(agent.kmsg_path),
+            boot_seconds=boottime(),
+        )
+        note.detail = ask(agent.state_dir, agent.run_dir, request)
+    if args.json:
+        print_json({"done": "clear", "devices": list(devices), "everything": args.all, "closes": closes, "agent": note.detail})
+    else:
+        print("\n".join([f"closed as repaired: {words}", *(f"  {line}" for line in closes), f"  {note.detail}"]))
+    return ExitCode.OK
+
+
+def names_of(word: str, known: dict[str, Any]) -> tuple[str, ...]:
+    """All names of the device that ``word`` means. Raises InputMissing for one that this node has never had."""
+    try:
+        word = normal_address(word)
+    except ValueError:
+        pass
+    for gpu in known.get("gpus", []):
+        if word.lower() in (str(name).lower() for name in gpu.values()):
+            return tuple(gpu[key] for key in ("pci", "serial") if key in gpu)
+    there = {str(gpu["pci"]): None for gpu in known.get("gpus", [])}
+    others = [r["device"] for r in known.get("standing", [])] + list(known.get("strikes", {}))
+    others += [a.partition("#")[0].partition("/")[2] for a in known.get("acknowledged", [])]
+    there |= {name: None for name in others if name}
+    if word in there:
+        return (word,)
+    raise InputMissing(f"{word}: this node knows no such device", hint=f"it knows: {', '.join(there) or 'none'}; or --all")
+
+
+def what_it_closes(devices: tuple[str, ...], known: dict[str, Any]) -> list[str]:
+    """What is remembered of these devices (none named: of all), one line each."""
+    lines = [f"finding {r['check']}: {r['summary']}" for r in known.get("standing", []) if not devices or r["device"] in devices]
+    for device, times in known.get("strikes", {}).items():
+        if not devices or device in devices:
+            lines.append(f"{len(times)} strike{'s' * (len(times) != 1)} of {device}")
+    for known_one in known.get("acknowledged", []):
+        if not devices or known_one.partition("#")[0].partition("/")[2] in devices:
+            lines.append(f"acknowledgement of {known_one.partition('#')[0]}")
+    return lines
+
+
+def last_record(path: str) -> int:
+    """The number of the last kernel record now, so that exactly what was there is closed; -1 where only the agent may read
+    the log (a FIFO) or nobody can."""
+    try:
+        if not stat.S_ISCHR(os.stat(path).st_mode):
+            return -1
+    except OSError:
+        return -1
+    follower = Follower(path)
+    try:
+        while follower.read():
+            pass
+        return follower.cursor if follower.cursor is not None else -1
+    finally:
+        follower.close()

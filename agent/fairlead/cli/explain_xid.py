@@ -1,0 +1,166 @@
+"""What `fairlead explain xid` and `explain sxid` say of a code: meaning, action, why, what others do, the site's own choice."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.cli.show import columns
+from fairlead.errors import InputMissing, UsageError
+from fairlead.model.finding import Action, Service
+from fairlead.xid import elsewhere, nvlink5, nvlink5_rules, versions
+from fairlead.xid.catalogue import ENTRIES, RECOVERY, look_up
+from fairlead.xid.sxids import MEANS, SOURCE, sxid
+
+if TYPE_CHECKING:
+    from fairlead.checks.xid import Params
+
+DOCUMENT = "/etc/fairlead/node.json"
+WIDTH = 100
+
+
+def explain(kind: str, word: str, document: str = "") -> dict[str, Any]:
+    """The data of one code, with what is printed as ``text``. ``kind``: xid or sxid. ``document``: a node's document; ""
+    for this node's own, if it has one. Raises UsageError, InputMissing for a code that is not known, ConfigError."""
+    if not (word.isascii() and word.isdigit()) or len(word) > 7:
+        raise UsageError(f"{word!r} is not an {kind.upper() if kind == 'sxid' else 'Xid'} code", hint="a number, such as 94")
+    code = int(word)
+    data = _xid(code) if kind == "xid" else _sxid(code)
+    data["site"] = _site(f"sxid {code}" if kind == "sxid" else str(code), document)
+    return {**data, "text": "\n".join(_lines(data))}
+
+
+def _xid(code: int) -> dict[str, Any]:
+    if code not in ENTRIES:
+        raise InputMissing(
+            f"Xid {code} is not in the catalogue",
+            hint="where a newer driver prints it, fairlead reports it and drains nothing; see NVIDIA's catalogue",
+        )
+    data: dict[str, Any] = {"kind": "xid", **msgspec.to_builtins(look_up(code))}
+    data["since"] = versions.SINCE.get(code, "")
+    data["note"] = versions.NOTES.get(code, "")
+    data["other_drivers"] = [_change(change) for change in versions.CHANGES if change.code == code]
+    if code == 154:
+        data["numbers"] = [
+            {"number": n, "words": words, "action": action.value, "service": service.value}
+            for n, (words, action, service) in RECOVERY.items()
+        ]
+    if code in nvlink5.CODES:
+        data["units"] = _units(code)
+    data["others"] = [
+        {"system": s.name, "does": elsewhere.reaction(s, code).value, "note": s.note, "source": s.source}
+        for s in elsewhere.SYSTEMS
+    ]
+    return data
+
+
+def _change(change: versions.Change) -> dict[str, str]:
+    upto = f" to below {_dotted(change.before)}" if change.before else " and newer"
+    return {
+        "drivers": f"{_dotted(change.first)}{upto}",
+        "name": change.name,
+        "description": change.description,
+        "action": change.action.value,
+        "service": change.service.value,
+        "why": change.why,
+        "source": change.source,
+    }
+
+
+def _dotted(version: versions.Version) -> str:
+    return ".".join(f"{part:02}" for part in version)
+
+
+def _units(code: int) -> list[dict[str, str]]:
+    """NVIDIA's table of one of the codes 144 to 150, row by row."""
+    rows = [(unit, "", rule) for unit, rules in nvlink5_rules.UNITS if unit.code == code for rule in rules]
+    if code == nvlink5_rules.LINK_UNIT.code:
+        rows += [(nvlink5_rules.LINK_UNIT, reason, rule) for reason, rule in nvlink5_rules.LINK_REASONS.values()]
+    return [
+        {
+            "unit": unit.v1_name if unit.v1_name == unit.v2_name else f"{unit.v1_name}/{unit.v2_name}",
+            "error_status": "any" if rule.status == nvlink5_rules.ANY else f"0x{rule.status:x}",
+            "reason": reason,
+            "severity": rule.severity,
+            "action": rule.action.value + (f", promoted: {rule.promoted.value}" if rule.promoted else ""),
+            "look": rule.look,
+            "effect": rule.effect,
+        }
+        for unit, reason, rule in rows
+    ]
+
+
+def _sxid(code: int) -> dict[str, Any]:
+    known = sxid(code)
+    if known is None:
+        raise InputMissing(
+            f"SXid {code} is not in the Fabric Manager guide",
+            hint="the line itself says Fatal or Non-fatal: only Fatal drains",
+        )
+    return {
+        "kind": "sxid",
+        "code": code,
+        "name": known.words,
+        "weight": known.weight.value,
+        "action": f"{Action.CHECK_FABRIC.value} when the line says Fatal, else {Action.NONE.value}",
+        "service": f"{Service.DRAIN_NOW.value} when the line says Fatal, else {Service.KEEP.value}",
+        "blames": "fabric",
+        "why": MEANS[known.weight],
+        "source": SOURCE,
+    }
+
+
+def _site(key: str, document: str) -> dict[str, str] | None:
+    """The site's own choice in a document; None where there is none. The words are those of ``checks.xid``."""
+    if not document and not os.path.exists(DOCUMENT):
+        return None
+    from fairlead.config import load_document
+
+    path = document or DOCUMENT
+    params: Params = load_document(path).checks["xid"]  # type: ignore[assignment]
+    own = {"service": params.services.get(key), "action": params.actions.get(key)}
+    chosen = {name: value.value for name, value in own.items() if value is not None}
+    return {"document": path, **chosen} if chosen else None
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    head = "Xid" if data["kind"] == "xid" else "SXid"
+    lines = [f"{head} {data['code']}: {data['name']}", ""]
+    shown = ("description", "action", "service", "blames", "weight", "why", "since", "note", "source")
+    titles = {"description": "meaning", "since": "drivers from"}
+    rows = [(titles.get(key, key), str(data[key])) for key in shown if data.get(key)]
+    width = max(len(title) for title, _ in rows) + 2
+    for title, value in rows:
+        wrapped = textwrap.wrap(value, WIDTH - width - 2) or [""]
+        lines += [f"  {title:{width}}{wrapped[0]}", *(f"  {'':{width}}{more}" for more in wrapped[1:])]
+    if data["site"] is not None:
+        own = ", ".join(f"{name} {value}" for name, value in data["site"].items() if name != "document")
+        lines.append(f"  {'this site':{width}}{own} ({data['site']['document']}, checks.xid)")
+    for change in data.get("other_drivers", ()):
+        lines += ["", f"Drivers {change['drivers']}: {change['name']}", ""]
+        lines.append(f"  {change['description']}: {change['action']}, {change['service']} ({change['source']})")
+        lines += [f"  {part}" for part in textwrap.wrap(change["why"], WIDTH - 2)]
+    lines += _tables(data)
+    return lines
+
+
+def _tables(data: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    if "numbers" in data:
+        rows = [(f"  0x{row['number']:x}", row["action"], row["service"], row["words"]) for row in data["numbers"]]
+        lines += ["", "The action it changed to", "", columns(rows, head=("  number", "action", "service", "words"))]
+    if "units" in data:
+        keys = ("unit", "error_status", "severity", "action", "reason", "look")
+        units = [[("  " if key == "unit" else "") + (row[key] or "-") for key in keys] for row in data["units"]]
+        lines += ["", "Units (the line's own Fatal or Nonfatal says whether it drains)", ""]
+        lines.append(columns(units, head=("  unit", "status", "severity", "action", "why down", "look into")))
+    if "others" in data:
+        lines += ["", "What others do by default", ""]
+        for word in elsewhere.Reaction:
+            names = [row["system"] for row in data["others"] if row["does"] == word.value]
+            if names:
+                lines.append(f"  {word.value:8}{', '.join(names)}")
+    return lines

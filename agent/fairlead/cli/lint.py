@@ -1,0 +1,72 @@
+"""Find harmful and useless settings in job scripts, environment files and nccl.conf.
+
+A file called nccl.conf or .nccl.conf is read as NCCL reads it, every other as a script. Exit code: 0 clean (or only
+remarks), 1 warnings, 2 errors. `# fairlead: allow RULE` before or behind a line takes that rule out of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import msgspec
+
+from fairlead.cli.show import print_json
+from fairlead.errors import ExitCode, InputMissing, UsageError
+from fairlead.jobenv.lint import Finding, Level, Site, lint
+from fairlead.jobenv.script import read
+
+SIZE_MAX = 4 << 20  # bytes
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILE", help="what to look at; - for standard input")
+    parser.add_argument("--conf", action="store_true", help="read every FILE as a nccl.conf")
+    parser.add_argument("--nccl", default="2.30", metavar="VERSION", help="the NCCL that will run (default %(default)s)")
+    parser.add_argument("--fabric", choices=["ib", "tcp"], default="", help="what joins the nodes; default: what the file says")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    try:
+        site = Site(nccl=tuple(map(int, args.nccl.split("."))), fabric=args.fabric)
+    except ValueError:
+        raise UsageError(f"--nccl {args.nccl}: not a version such as 2.27 or 2.27.5") from None
+    found = []
+    for path in args.files:
+        conf = args.conf or os.path.basename(path) in {"nccl.conf", ".nccl.conf"}
+        found += [(path, finding) for finding in lint(read(_text(path), conf=conf), site)]
+    if args.json:
+        print_json([_as_data(path, finding) for path, finding in found])
+    else:
+        for path, finding in found:
+            print(f"{path}:{finding.line}: {finding.level}: {finding.message} [{finding.rule}]")
+            print(f"    {finding.suggestion}\n    source: {finding.source}")
+        print(_count(found) if found else "clean")
+    levels = {finding.level for _, finding in found}
+    return ExitCode.DRAIN if Level.ERROR in levels else ExitCode.WARN if Level.WARN in levels else ExitCode.OK
+
+
+def _text(path: str) -> str:
+    """The file's text. Raises InputMissing where it cannot be read, or is larger than SIZE_MAX bytes."""
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(SIZE_MAX + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(SIZE_MAX + 1)
+    except (OSError, ValueError) as e:
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
+    if len(data) > SIZE_MAX:
+        raise InputMissing(f"{path}: more than {SIZE_MAX >> 20} MiB: not a script")
+    return data.decode("utf-8", "replace")
+
+
+def _as_data(path: str, finding: Finding) -> dict[str, object]:
+    return {"file": path, **msgspec.to_builtins(finding)}
+
+
+def _count(found: list[tuple[str, Finding]]) -> str:
+    counts = [(level, sum(f.level is level for _, f in found)) for level in (Level.ERROR, Level.WARN, Level.INFO)]
+    return ", ".join(f"{number} {level}" for level, number in counts if number)

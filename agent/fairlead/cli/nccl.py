@@ -1,0 +1,93 @@
+"""Read outputs of nccl-tests.
+
+fairlead nccl parse FILE     an output of all_reduce_perf or another *_perf, text or the JSON of its -J; - for standard input
+
+Exit code of parse: 0 every run complete and right, 1 right but its data was never checked, 2 a wrong value in any row, a
+failure, or an incomplete run. Speed is not judged here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from fairlead.cli.show import columns
+from fairlead.errors import DataError, ExitCode, InputMissing
+from fairlead.nccl.results import Run, parse
+
+SIZE_MAX = 64 << 20  # bytes; -I with -J of many ranks makes a few MiB
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["parse"], help="parse: read an output of nccl-tests")
+    parser.add_argument("file", metavar="FILE", help="the output; - for standard input")
+    parser.add_argument("--json", action="store_true", help="one JSON object per run")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    try:
+        runs = parse(_read(args.file))
+    except DataError as e:
+        raise DataError(f"{'standard input' if args.file == '-' else args.file}: {e}", hint=e.hint) from None
+    for number, each in enumerate(runs):
+        if args.json:
+            print(msgspec.json.encode(_as_data(each)).decode())
+        else:
+            print(("\n" if number else "") + _as_text(each))
+    return max((_code(each) for each in runs), default=ExitCode.OK)
+
+
+def _read(path: str) -> str:
+    """The whole input. Raises InputMissing, or DataError for more than SIZE_MAX bytes."""
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(SIZE_MAX + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(SIZE_MAX + 1)
+    except (OSError, ValueError) as e:
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
+    if len(data) > SIZE_MAX:
+        raise DataError(f"more than {SIZE_MAX >> 20} MiB: no output of one run is that long")
+    return data.decode("utf-8", "replace")
+
+
+def _code(each: Run) -> ExitCode:
+    if not each.passed:
+        return ExitCode.DRAIN
+    return ExitCode.OK if each.checked else ExitCode.WARN
+
+
+def _as_data(each: Run) -> dict[str, object]:
+    data: dict[str, object] = msgspec.to_builtins(each)
+    del data["checked"]
+    return data
+
+
+def _as_text(each: Run) -> str:
+    what = " ".join(
+        (
+            each.collective or "unknown collective",
+            f"on {each.ranks} ranks" if each.ranks is not None else "on an unknown number of ranks",
+            f"(nccl-tests {each.version})" if each.version else "",
+        )
+    ).strip()
+    by_size: dict[int, dict[bool, str]] = {}
+    for row in each.rows:
+        wrong = "-" if row.wrong is None else str(row.wrong)
+        by_size.setdefault(row.bytes, {})[row.inplace] = f"{row.busbw_gbps:.2f} GB/s, wrong {wrong}"
+    table = [(str(size), sides.get(False, "-"), sides.get(True, "-")) for size, sides in by_size.items()]
+    lines = [what, *([columns(table, ("bytes", "out of place: busbw", "in place: busbw"))] if table else [])]
+    if each.peak_busbw_gbps is not None:
+        lines.append(f"peak bus bandwidth {each.peak_busbw_gbps:.2f} GB/s")
+    lines += [f"error: {error}" for error in each.errors]
+    if each.passed:
+        lines.append("complete, nothing wrong" if each.checked else "complete, but the data was never checked (option -c 1 does)")
+    else:
+        wrong = f"{each.wrong_total} wrong values" if each.wrong_total else ""
+        cut = "" if each.complete else "incomplete: the footer is missing, the run ended early"
+        none = "" if each.rows else "no row of results"
+        lines.append("FAILED: " + (", ".join(filter(None, (wrong, cut, none))) or "see the errors above"))
+    return "\n".join(lines)

@@ -1,0 +1,273 @@
+"""A node's story as lines: what stands, whose it is, what to do next; then the evidence for it, and how it came to this.
+
+Read at night by somebody who has not seen the node before: first what to do, then why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fairlead.cli.audit import from_data, line
+from fairlead.cli.show import age_text, state_word
+from fairlead.cli.times import local
+from fairlead.policy.ownership import normalise, parse, strip_suffixes
+
+Table = Mapping[str, Any]
+SHOWN = 12
+_IN_THE_TRAIL = ("drained", "not drained by us", "acknowledged", "acknowledgement undone", "closed as repaired")
+OURS, MANUAL, ORPHAN, UNASKED, FOREIGN, DOWN, FREE = "ours", "manual", "orphan", "unasked", "foreign", "down", "free"
+#: What NVIDIA's actions (model.finding.Action) mean at the keyboard. `nvidia-smi --gpu-reset`: nvidia-smi(1), needs an idle
+#: GPU; `scontrol reboot`: scontrol(1).
+_DO = {
+    "restart_app": "the job has to be started again; the node is fine",
+    "reset_gpu": "when no job is on the GPU: `nvidia-smi --gpu-reset -i {device}`, or reboot the node",
+    "reboot_node": "reboot the node, by itself or with `scontrol reboot {node}` where RebootProgram is set",
+    "check_fabric": "look at the NVLink fabric: `nvidia-smi nvlink --status`, fabricmanager's log, the switches",
+    "check_hardware": "look at the hardware: seating, power, cables; `fairlead topology` shows where {device} sits",
+    "update_software": "update the driver or firmware (`fairlead provision`)",
+    "contact_support": "open a case with the vendor for {device}; this does not heal by itself",
+    "follow_cause": "follow the cause: the other finding of {device}",
+    "provision": "run `fairlead provision` for this node: a setting is not what its document says",
+}
+#: What a person does about a rule across nodes that holds a drain (docs/explanation/many-nodes-at-once.md).
+LIMITS = {
+    "budget": "repair and resume nodes that are out, or raise the budget (policy.budget_*)",
+    "common_cause": "one cause: mend it and resume the drained nodes; many broken nodes: drain this one with `fairlead drain`",
+    "suspect_job": "look at the job, which goes on; if this node is broken whatever runs there, drain it with `fairlead drain`",
+}
+
+
+def owner(slurm: Table | None, status: Table | None) -> str:
+    """Whose the node is in Slurm: OURS, MANUAL (`fairlead drain`), ORPHAN (of our form, the agent does not know it), UNASKED
+    (of our form, the agent said nothing), FOREIGN, DOWN (not drained), FREE; "" when neither Slurm nor the agent says."""
+    if not slurm or "error" in slurm:
+        last = parse(((status or {}).get("drain") or {}).get("reason", ""))
+        return "" if last is None else MANUAL if last.check == "manual" else OURS
+    words = normalise(slurm["states"])
+    reason = slurm["reason"]
+    token = parse(reason)
+    if not words & {"DRAIN", "DRAINED", "DRAINING"}:
+        return DOWN if words & {"DOWN", "FAIL", "FAILING"} else FREE
+    if token is None:
+        return FOREIGN
+    if token.check == "manual":
+        return MANUAL
+    if not status:
+        return UNASKED
+    return OURS if strip_suffixes(reason) == (status.get("drain") or {}).get("reason") else ORPHAN
+
+
+def story(node: str, agent: Table, slurm: Table | None, audit: Sequence[object] = (), *, shown: int = SHOWN) -> list[str]:
+    """The lines of the account. ``agent``: as `fairlead status --json`; ``slurm``: states, reason, reason_user, reason_unix,
+    or error; ``audit``: entries of the trail as JSON data."""
+    status: Table = agent.get("status") or {}
+    whose = owner(slurm, status)
+    return [
+        *_slurm(slurm, whose),
+        *_agent(agent, status),
+        *(f"next:     {step}" for step in steps(node, agent, slurm, whose)),
+        *_holds(status),
+        *_findings(status),
+        *_known(status),
+        *_troubles(status),
+        *_past(status, audit, shown),
+    ]
+
+
+def _slurm(slurm: Table | None, whose: str) -> Iterator[str]:
+    if slurm is None:
+        return
+    if "error" in slurm:
+        yield f"Slurm:    {slurm['error']}"
+        if whose:
+            yield "owner:    drained by fairlead when the agent last saw it"
+        return
+    states, reason = "+".join(slurm["states"]), slurm["reason"]
+    if reason and whose == FREE:
+        yield f"Slurm:    {states} (its last reason, not in force any more: {reason})"
+    else:
+        since = f" since {local(slurm['reason_unix'])}" if slurm.get("reason_unix") and reason else ""
+        user = f" by {slurm['reason_user']}" if slurm.get("reason_user") and reason else ""
+        yield f"Slurm:    {states}{user}{since}" + (f": {reason}" if reason else "")
+    yield "owner:    " + {
+        OURS: "fairlead's own drain; the agent lifts it when the node is well again",
+        MANUAL: "drained by hand with `fairlead drain`; only a person lifts it",
+        ORPHAN: "a fairlead drain that this node's agent does not know as its own: it is left alone",
+        UNASKED: "a fairlead drain; the node's agent cannot be asked whether it is its own",
+        FOREIGN: f"{slurm.get('reason_user') or 'somebody'} drained it, not fairlead: fairlead leaves it alone, whatever happens",
+        DOWN: "not drained; Slurm or an admin has it down: fairlead leaves it alone",
+        FREE: "nobody drained it; jobs may start",
+    }.get(whose, "not known")
+
+
+def _agent(agent: Table, status: Table) -> Iterator[str]:
+    if "error" in agent:
+        yield f"agent:    {agent['error']}"
+        return
+    age = agent.get("age_seconds")
+    aged = f", looked {age_text(age)} ago" if age is not None else ""
+    stopped = (agent.get("expired") and "sequence" in agent) or agent.get("running") is False
+    stale = "; the agent has stopped looking" if stopped else ""
+    yield f"verdict:  {state_word(agent['state'])}{aged}{stale}" + (f": {agent['text']}" if agent.get("text") else "")
+
+
+def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]:
+    """What to do next, most urgent first; never empty."""
+    status: Table = agent.get("status") or {}
+    bad = [f for f in status.get("findings", []) if f.get("level") == "drain" and f.get("id") not in _acknowledged(status)]
+    found = [*_unheard(agent, slurm)]
+    who = (slurm or {}).get("reason_user") or "somebody"
+    if whose == FOREIGN:
+        found.append(f"ask whoever drained it ({who}); fairlead changes nothing here until they resume it")
+    if whose == ORPHAN:
+        found.append("look at the node; when it is well: `fairlead resume --adopt` on it")
+    if whose == DOWN:
+        found.append(
+            f"see why: `scontrol show node {node}`, `systemctl status slurmd` on it; the resume in Slurm is yours to give"
+        )
+    if hold := status.get("hold"):
+        found.append(f"the agent is on hold ({hold.get('who', '?')}); when that work is done: `fairlead hold --release`")
+    if whose == MANUAL:
+        found.append("when the work is done: `fairlead resume` on the node")
+    found += dict.fromkeys(_do(node, f) for f in bad)
+    if whose == FOREIGN and bad:
+        found.append("a resume before that does not last: the agent drains the node for what it has found")
+    if whose == OURS:
+        found += _way_back(agent, status, bad)
+    elif bad and whose in (FREE, ""):
+        found += _why_not_drained(status)
+    if not found and agent.get("state") == "unknown":
+        found.append("what could not be read is no health: see the findings")
+    return found or [
+        "nothing to do" if not status.get("findings") and not status.get("held") else "nothing now: nothing here drains"
+    ]
+
+
+def _unheard(agent: Table, slurm: Table | None) -> Iterator[str]:
+    """What to do about those who do not answer."""
+    if "error" in agent:
+        yield "reach the node: nothing is known of its GPUs from here (console, `ipmitool`, the site's monitoring)"
+    elif agent.get("expired") or agent.get("running") is False:
+        yield "the agent is down: `systemctl status fairlead-agent`, `journalctl -u fairlead-agent -n 50`"
+        yield "until it is back nothing is watched here, and no drain of fairlead's is lifted"
+    if slurm and slurm.get("away"):
+        yield "find out why slurmctld does not answer; drains and resumes wait for it by themselves"
+    elif slurm and "error" in slurm and slurm.get("hint"):
+        yield slurm["hint"]
+
+
+def _do(node: str, finding: Table) -> str:
+    words = _DO.get(finding.get("action", ""), "see `fairlead explain {check}`")
+    return words.format(device=finding.get("device") or "the node", node=node, check=finding.get("check", ""))
+
+
+def _way_back(agent: Table, status: Table, bad: Sequence[Table]) -> Iterator[str]:
+    device = next((f["device"] for f in bad if f.get("device")), "DEVICE")
+    if bad:
+        yield f"repaired: `fairlead clear {device} --reason TEXT` on the node; it may stay so: `fairlead ack --all --reason TEXT`"
+    if match := re.search(r"fairlead, ([^;]*): resume by hand", agent.get("text") or ""):
+        what = match[1].partition(" ")[0] if "drained too often" in match[1] else "--all"
+        yield f"the agent does not by itself: {match[1]}"
+        yield f"after a repair `fairlead clear {what} --reason TEXT` on the node; else `fairlead resume`"
+    elif not status.get("hold"):
+        yield "the agent resumes the node after its clean sweeps; `fairlead resume` does it now and acknowledges what stands"
+
+
+def _why_not_drained(status: Table) -> Iterator[str]:
+    slurm = status.get("slurm", {})
+    if limit := slurm.get("limit"):
+        yield f"not drained: {slurm.get('over_budget') or limit['name']}; {LIMITS.get(limit['kind'], LIMITS['budget'])}"
+    elif slurm.get("held"):
+        yield f"not drained yet: {slurm['held']}"
+
+
+def _acknowledged(status: Table) -> set[str]:
+    return set(status.get("acknowledged", []))
+
+
+def _findings(status: Table) -> Iterator[str]:
+    known = _acknowledged(status)
+    held = {(f["check"], f["summary"]): f.get("why", "") for f in status.get("held", [])}
+    for f in status.get("findings", []):
+        yield f"finding:  {f['check']}: {f['summary']}"
+        yield from (f"  evidence: {e}" for e in f.get("evidence", []))
+        yield from _meaning(f)
+        mode = {"enforce": "may drain", "observe": "reported only, does not drain"}.get(f.get("mode", ""), "")
+        yield f"  rule:     level {f.get('level', '?')}, mode {f.get('mode', '?')}" + (f": {mode}" if mode else "")
+        why = held.get((f["check"], f["summary"]), "")
+        if why and why != "acknowledged":
+            yield f"  held:     {why}"
+        if f.get("id") in known:
+            yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
+        elif f.get("action", "none") != "none":
+            raised = f.get("raised")
+            whose = f"{raised['why']}; the check alone says {raised['from']}" if raised else "NVIDIA's word"
+            yield f"  do:       {f['action']} ({whose}; `fairlead explain {f['check']}`)"
+        yield from _device(f, status)
+    if (proof := status.get("return")) and proof.get("outcome"):
+        again = f"; tried again {local(proof['next_unix'])}" if proof.get("state") == "failed" and proof.get("next_unix") else ""
+        said = f": {proof['said']}" if proof.get("said") else ""
+        yield f"return:   the return command, {local(proof['ended_unix'])}: {proof['outcome']}{said}{again}"
+    if reboots := status.get("reboots"):
+        yield f"reboots:  {len(reboots)} for faults: {', '.join(map(local, reboots[-4:]))}"
+
+
+def _meaning(finding: Table) -> Iterator[str]:
+    """What NVIDIA's catalogue says about an Xid that a finding names."""
+    match = re.match(r"Xid (\d+)", finding.get("summary", ""))
+    if finding.get("check") != "xid" or not match:
+        return
+    from fairlead.xid import catalogue
+
+    entry = catalogue.look_up(int(match[1]))
+    if entry is not None:
+        yield f"  meaning:  {entry.name}: {entry.why} (`fairlead explain xid {entry.code}`)"
+
+
+def _device(finding: Table, status: Table) -> Iterator[str]:
+    """The GPU by its serial, and how often it was drained before."""
+    device = finding.get("device")
+    serial = next((g.get("serial", "") for g in status.get("gpus", []) if g.get("pci") == device), "")
+    if not device or not serial:
+        return
+    strikes = status.get("strikes", {})
+    times = sorted({*strikes.get(serial, []), *strikes.get(device, [])})
+    counted = (
+        f"{len(times)} strike{'s' * (len(times) != 1)}: {', '.join(map(local, times[-4:]))}" if times else "no strike so far"
+    )
+    yield f"  GPU:      serial {serial}, {counted}"
+
+
+def _known(status: Table) -> Iterator[str]:
+    shown = {(f["check"], f["summary"]) for f in status.get("findings", [])}
+    for f in status.get("held", []):
+        if (f["check"], f["summary"]) not in shown:
+            yield f"held:     {f['check']}: {f['summary']} ({f.get('why', '')})"
+
+
+def _holds(status: Table) -> Iterator[str]:
+    if hold := status.get("hold"):
+        until = f" until {hold['until']}" if hold.get("until") else ""
+        yield f"hold:     {hold.get('who', '?')} since {hold.get('when', '?')}{until}: {hold.get('reason', '')}"
+
+
+def _troubles(status: Table) -> Iterator[str]:
+    if stuck := status.get("worker", {}).get("stuck"):
+        where = stuck["gpu"] or "the system"
+        yield f"driver:   {stuck['call']} on {where} has not answered for {age_text(stuck['seconds'])}"
+    if error := status.get("slurm", {}).get("error"):
+        yield f"waiting:  slurmctld: {error}; tried again by itself"
+    yield from (f"trouble:  {text}" for text in status.get("trouble", []))
+
+
+def _past(status: Table, audit: Sequence[object], shown: int) -> Iterator[str]:
+    """What people and the agent did, and how the verdict changed, in one order of time."""
+    entries = [e for e in map(from_data, audit) if e is not None]
+    told = [(e.unix, line(e)) for e in entries]
+    for event in status.get("history", []):
+        name, unix = event.get("event", ""), event.get("unix_seconds", 0)
+        if not entries or name not in _IN_THE_TRAIL:
+            told.append((unix, f"{local(unix)}  {name} {event.get('text', '')}".rstrip()))
+    yield from (f"past:     {text}" for _, text in sorted(told)[len(told) - min(shown, len(told)) :])

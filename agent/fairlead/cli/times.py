@@ -1,0 +1,33 @@
+"""Times as people write them: 90s, 30m, 2h, 7d, or 2026-11-21 and 2026-11-21T18:30 in this machine's zone."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+
+from fairlead.errors import UsageError
+
+_SPAN = re.compile(r"(\d{1,6})(s|m|min|h|d)")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+FORMS = "a time (2026-11-21T18:30) or a span (90s, 30m, 2h, 7d)"
+
+
+def moment(text: str, option: str, *, ahead: bool = False) -> float:
+    """Unix time of ``text``; a span counts from now, back or ``ahead``. Raises UsageError."""
+    match = _SPAN.fullmatch(text.strip())
+    if match:
+        seconds = int(match[1]) * _SECONDS[match[2]]
+        return time.time() + (seconds if ahead else -seconds)
+    try:
+        found = datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"{option} {text!r}: not {FORMS}") from None
+    if ahead and found <= time.time():
+        raise UsageError(f"{option} {text}: is past")
+    return found
+
+
+def local(unix: float) -> str:
+    """``2026-11-21 18:30:05`` in this machine's zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))

@@ -1,0 +1,97 @@
+"""Commands speak to the agent: its account of the node, waking it, and a request in its spool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from typing import Any
+
+import msgspec
+
+from fairlead.cli.status import read_status
+from fairlead.daemon import requests
+from fairlead.daemon.history import FILE
+from fairlead.daemon.status import remembered
+from fairlead.policy import PolicyState
+from fairlead.policy.request import Request
+
+WAIT_SECONDS = 20.0
+
+
+def account(state_dir: str, run_dir: str) -> dict[str, Any]:
+    """What the agent publishes; where it has published nothing since the boot, what it remembers on disk. {} for neither."""
+    status = read_status(run_dir)
+    if "standing" in status:
+        return status
+    try:
+        db = sqlite3.connect(f"file:{os.path.join(state_dir, FILE)}?mode=ro", uri=True, timeout=1.0)
+        try:
+            row = db.execute("SELECT value FROM kept WHERE key = 'state'").fetchone()
+        finally:
+            db.close()
+        state = msgspec.json.decode(row[0], type=PolicyState) if row else None
+    except (sqlite3.Error, msgspec.DecodeError, TypeError):
+        return {}
+    return remembered(state) if state is not None else {}
+
+
+def agent_pid(run_dir: str) -> int:
+    """The running agent's process, 0 where none runs."""
+    pid = read_status(run_dir).get("pid")
+    if not isinstance(pid, int) or pid <= 1:
+        return 0
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            words = f.read(4096).split(b"\0")
+    except OSError:
+        return pid if _hidden(pid) else 0
+    return pid if b"agent" in words and any(b"fairlead" in word for word in words) else 0
+
+
+def _hidden(pid: int) -> bool:
+    """Whether it is there, though /proc does not show it to this user (hidepid, proc(5))."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def wake_agent(run_dir: str) -> bool:
+    """Have the agent look at Slurm and at its spool now; whether one runs."""
+    pid = agent_pid(run_dir)
+    if pid:
+        try:
+            os.kill(pid, signal.SIGUSR1)
+        except OSError:
+            return False
+        return True
+    command = ["/usr/bin/systemctl", "kill", "--kill-who=main", "--signal=USR1", "fairlead-agent.service"]
+    try:  # it may have started and published nothing yet
+        return subprocess.run(command, capture_output=True, timeout=5, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def ask(state_dir: str, run_dir: str, request: Request) -> str:
+    """Put a request into the spool, and wait for the agent where it runs: "taken up", or why not yet. Raises HostError."""
+    path = requests.put(state_dir, run_dir, request)
+    if not wake_agent(run_dir):
+        return "the agent does not run: it takes this up when it starts"
+    deadline = time.monotonic() + WAIT_SECONDS
+    while os.path.exists(path):
+        if request.id in read_status(run_dir).get("requests", []):
+            return (
+                "taken up"
+                if not os.path.exists(path)
+                else "taken up; kept in the spool too, until the agent's history is on disk"
+            )
+        if time.monotonic() > deadline:
+            return "the agent has not taken it up yet: it does with its next sweep"
+        time.sleep(0.02)
+    return "the agent refused it: its log says why" if os.path.exists(path + ".bad") else "taken up"

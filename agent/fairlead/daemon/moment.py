@@ -1,0 +1,39 @@
+"""This moment, as the policy sees it: of the agent, its node, and what stands in Slurm."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fairlead.daemon.rules import DISABLED, applying, hold_of
+from fairlead.host.clock import boottime
+from fairlead.model.facts import Missing
+from fairlead.policy import Now
+
+if TYPE_CHECKING:
+    from fairlead.daemon.loop import Loop
+
+
+def now_of(loop: Loop, *, full_sweep: bool) -> Now:
+    """``full_sweep``: every reading is fresh."""
+    gpus = () if loop.node is None or isinstance(loop.node.gpus, Missing) else loop.node.gpus
+    agent, standing = loop.document.agent, loop.standing
+    return Now(
+        boot_seconds=boottime(),
+        wall_seconds=time.time(),
+        boot_id=loop.senses.boot_id,
+        job_running=bool(loop.jobs.running),
+        applying=applying(agent.run_dir),
+        drained=standing.drained,
+        hold=hold_of(agent.state_dir, agent.run_dir) is not None,
+        disabled=loop.root.exists(DISABLED),
+        over_budget="" if standing.suspicion else standing.over_budget,
+        suspicion=standing.suspicion,
+        full_sweep=full_sweep,
+        serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
+        gpus=frozenset(g.pci for g in gpus),
+        job=next(iter(loop.jobs.running)) if len(loop.jobs.running) == 1 else None,
+        drain_check=standing.check,
+        drain_since_seconds=standing.since,
+        proof=loop.proving.state,
+    )

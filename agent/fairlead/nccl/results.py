@@ -1,0 +1,295 @@
+"""Output of nccl-tests, as text of any version or as its ``-J`` JSON, read into one record per run.
+
+Layouts: before 2.13 a column ``error`` and for some collectives no ``redop`` or ``root``; then ``#wrong``; since 2.17 lines
+with the version and the collective; ``-I`` adds four columns to each side, ``-S`` a time stamp (nccl-tests, src/util.cu:
+writeResultHeader, writeBenchmarkLineBody). mpirun and srun put their own prefix before each line, and NCCL its messages
+between them. A run counts as complete only with both lines of its footer. The average bus bandwidth is over all sizes,
+small ones too, and says nothing about what a fabric can do: it is read as a sign of completeness, never as a figure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from fairlead.errors import DataError
+
+ERRORS_MAX = 50  # distinct lines kept of a run that fails on every rank
+_TEXT_MAX = 200
+
+_PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err|diag)>:\s?|\d+:\s(?=[\s#]|\d+\s))?\s*")
+_ROW = re.compile(r"^\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
+_CUT_ROW = re.compile(r"^\d+\s+(?:\d+\s+[a-z]\w*\s|\(.*\)\s).*[\d.]")  # begins as a row does, and is none
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\S+)\s+on\s+(\S+)")
+_VERSION = re.compile(r"^# nccl-tests version (\S+)")
+_STARTS = re.compile(r"^# (?:nccl-tests version|Collective test starting:|nThread\s+\d+)")
+_PROGRAM = re.compile(r"(?:^|[\s/:])([a-z]+(?:_[a-z]+)*?)_perf(?:_mpi)?(?=\s|$)")
+_BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\S+)\s*(\S*)")
+_AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(\S*)")
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\d$|^\d\d:\d\d:\d\d(?:\.\d+)?$")
+_NUMBER = re.compile(r"^(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|N/A|[-+]?(?:inf|nan))$")
+
+# What a run that fails says (nccl-tests src/common.h NCCLCHECK, CUDACHECK, TESTCHECK; NCCL, libibverbs, mpirun, srun).
+_FAILS = re.compile(
+    r"Test (?:NCCL|CUDA|CU) failure|: Test failure|NCCL (?:failure|error)|NCCL WARN .*(?:fail|error|abort|timeout)"
+    r"|CUDA (?:failure|error)|ibv_\w+ failed|not enough slots|Segmentation fault|Bus error|Aborted|core dumped|Killed"
+    r"|^# error:|srun: error:|slurmstepd: error:|mpirun (?:noticed|was unable)|Invalid number of GPUs|MPI_ABORT",
+    re.IGNORECASE,
+)
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One measurement: ``time_us`` of one operation, bandwidths in 10^9 byte/s; ``wrong``: None where it was not checked."""
+
+    bytes: int
+    time_us: float
+    algbw_gbps: float
+    busbw_gbps: float
+    wrong: int | None
+    inplace: bool
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One run of one test. None: the output does not say. ``complete``: both lines of the footer are there.
+
+    wrong_total: over every row, and what the footer counts beyond them. checked: the data was compared somewhere.
+    errors: what went wrong, each line once. peak_busbw_gbps: the best row.
+    """
+
+    collective: str | None = None
+    version: str | None = None
+    ranks: int | None = None
+    rows: tuple[Row, ...] = ()
+    complete: bool = False
+    wrong_total: int = 0
+    checked: bool = False
+    errors: tuple[str, ...] = ()
+    peak_busbw_gbps: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Complete, with rows, nothing wrong and nothing failed. Says nothing about speed."""
+        return self.complete and bool(self.rows) and not self.wrong_total and not self.errors
+
+
+class _Open(Struct):
+    """A run while it is read."""
+
+    collective: str | None = None
+    version: str | None = None
+    header: tuple[str, ...] = ()
+    ranks: dict[int, set[str]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    bounds: bool = False
+    average: bool = False
+    out_of_bounds: int = 0
+    errors: dict[str, None] = field(default_factory=dict)
+    compared: bool = False  # by the older column "error"
+
+    def error(self, text: str) -> None:
+        if len(self.errors) < ERRORS_MAX:
+            self.errors.setdefault("".join(c if c.isprintable() else "?" for c in text.strip())[:_TEXT_MAX])
+
+
+def parse(text: str) -> tuple[Run, ...]:
+    """The runs in an output, text or JSON. Raises DataError when nothing in it is of nccl-tests."""
+    if text.lstrip()[:1] == "{":
+        return (_from_json(text),)
+    runs = tuple(_from_lines(text.splitlines()))
+    if not runs:
+        raise DataError(
+            "nothing in it is output of nccl-tests", hint="give the whole output of all_reduce_perf or another *_perf"
+        )
+    return runs
+
+
+def _from_lines(lines: Iterable[str]) -> Iterator[Run]:
+    run = _Open()
+    touched = False
+    for raw in lines:
+        line = raw[_PREFIX.match(raw).end() :].rstrip()  # type: ignore[union-attr]  # it matches the empty string too
+        if _STARTS.match(line) and (run.average or run.rows):
+            yield _close(run)
+            run, touched = _Open(), False
+        touched = _take(run, line) or touched
+    if touched:
+        yield _close(run)
+
+
+def _take(run: _Open, line: str) -> bool:
+    """Read one line; is it one of nccl-tests?"""
+    if _ROW.match(line):
+        rows = _rows(run, line)
+        if rows is None:
+            run.error(f"row cannot be read: {line}")
+        run.rows += rows or ()
+        return True
+    if match := _RANK.match(line):
+        run.ranks.setdefault(int(match[1]), set()).add(f"{match[2]} {match[3]}")
+        return True
+    if match := _BOUNDS.match(line):
+        run.bounds = True
+        run.out_of_bounds += int(match[1]) if match[1].isdecimal() else 0
+        if match[2] != "OK" or not match[1].isdecimal():
+            run.error(line.lstrip("# "))
+        return True
+    if match := _AVERAGE.match(line):
+        run.average = True
+        if match[2] == "FAILED":
+            run.error(line.lstrip("# "))
+        return True
+    if _FAILS.search(line):
+        run.error(line)
+        return True
+    if match := _VERSION.match(line):
+        run.version = match[1]
+        return True
+    words = line.lstrip("#").split()
+    if line.startswith("#") and words[:2] == ["size", "count"]:
+        run.header = tuple(words)
+        return True
+    if _CUT_ROW.match(line):
+        run.error(f"row cannot be read: {line}")
+        return True
+    if run.collective is None and (program := _PROGRAM.search(line)):
+        run.collective = program[1]
+    return bool(_STARTS.match(line))
+
+
+def _rows(run: _Open, line: str) -> tuple[Row, ...] | None:
+    """Both sides of a row (one, where only in-place was run); None when it cannot be read."""
+    size, _, _, *rest = line.split()
+    while rest and _STAMP.match(rest[-1]):
+        del rest[-1]
+    if rest and not _NUMBER.match(rest[0]):
+        del rest[0]  # redop
+    if not all(_NUMBER.match(word) for word in rest):
+        return None
+    wide = 8 if "i_min" in run.header or len(rest) in (16, 17) else 4
+    if len(rest) % wide == 1:
+        del rest[0]  # root
+    if len(rest) not in (wide, 2 * wide):
+        return None
+    old = "error" in run.header or (not run.header and any("e-" in rest[at] for at in range(3, len(rest), wide)))
+    sides = []
+    for start in range(0, len(rest), wide):
+        time, algbw, busbw = (float(word.replace("N/A", "nan")) for word in rest[start : start + 3])
+        wrong = None if old else _wrong(rest[start + 3])
+        if not all(map(math.isfinite, (time, algbw, busbw))):
+            return None
+        inplace = len(rest) == wide or start > 0
+        sides.append(Row(bytes=int(size), time_us=time, algbw_gbps=algbw, busbw_gbps=busbw, wrong=wrong, inplace=inplace))
+    run.compared |= old and any(rest[at] != "N/A" for at in range(3, len(rest), wide))
+    return tuple(sides)
+
+
+def _wrong(word: str) -> int | None:
+    """A count of wrong elements; not finite counts as one: something was compared and was not right."""
+    value = math.nan if word == "N/A" else float(word)
+    return None if word == "N/A" else int(value) if math.isfinite(value) else 1
+
+
+def _close(run: _Open) -> Run:
+    if any(len(processes) > 1 for processes in run.ranks.values()):
+        run.error("several processes call themselves the same rank: built without MPI, each measured itself alone")
+    if run.bounds and not run.rows:
+        run.error("no row of results")
+    counted = sum(row.wrong or 0 for row in run.rows)
+    return Run(
+        collective=run.collective,
+        version=run.version,
+        ranks=max(run.ranks) + 1 if run.ranks else None,
+        rows=tuple(run.rows),
+        complete=run.bounds and run.average,
+        wrong_total=max(counted, run.out_of_bounds),
+        checked=run.compared or any(row.wrong is not None for row in run.rows),
+        errors=tuple(run.errors),
+        peak_busbw_gbps=max((row.busbw_gbps for row in run.rows), default=None),
+    )
+
+
+# --- JSON (nccl-tests since 2.17.5, -J FILE; JSON_FILE_VERSION 1 to 3) ---
+
+
+class _Side(Struct):
+    alg_bw: float
+    bus_bw: float
+    time: float | None = None
+    cpu_time: float | None = None
+    nwrong: float | None = None
+
+
+class _Result(Struct):
+    size: int
+    out_of_place: _Side | None = None
+    in_place: _Side | None = None
+
+
+class _Bounds(Struct):
+    count: int = 0
+    okay: bool = False
+
+
+class _Average(Struct):
+    bandwidth: float | None = None
+    okay: bool | str = "unchecked"
+
+
+class _File(Struct):
+    args: list[str] = []
+    config: dict[str, Any] = {}
+    results: list[_Result] | None = None
+    out_of_bounds: _Bounds | None = None
+    average_bus_bandwidth: _Average | None = None
+    errors: list[str] | None = None
+
+
+def _from_json(text: str) -> Run:
+    try:
+        file = msgspec.json.decode(text, type=_File)
+    except (msgspec.DecodeError, UnicodeEncodeError) as e:  # a run that was killed leaves half a document
+        raise DataError(f"not a whole JSON report of nccl-tests: {e}", hint="parse the text output of that run instead") from None
+    if file.results is None and "nthreads" not in file.config:
+        raise DataError(
+            "JSON, but no report of nccl-tests: neither results nor its config", hint="give the file of its option -J"
+        )
+    run = _Open()
+    program = _PROGRAM.search(file.args[0]) if file.args else None
+    for result in file.results or ():
+        for side, inplace in ((result.out_of_place, False), (result.in_place, True)):
+            if side is not None:
+                run.rows.append(_json_row(result.size, side, inplace=inplace))
+    devices = file.config.get("devices")
+    ranks = (
+        [d["rank"] for d in devices if isinstance(d, dict) and isinstance(d.get("rank"), int)]
+        if isinstance(devices, list)
+        else []
+    )
+    for at, rank in enumerate(ranks):
+        run.ranks.setdefault(rank, set()).add(str(at))
+    bounds, average = file.out_of_bounds, file.average_bus_bandwidth
+    run.bounds, run.average = bounds is not None, average is not None
+    if bounds is not None:
+        run.out_of_bounds = bounds.count
+        if not bounds.okay:
+            run.error(f"Out of bounds values : {bounds.count} FAILED")
+    if average is not None and average.okay is False:
+        run.error(f"Avg bus bandwidth : {average.bandwidth} FAILED")
+    for error in file.errors or ():
+        if error:
+            run.error(error)
+    run.collective = program[1] if program else None
+    return _close(run)
+
+
+def _json_row(size: int, side: _Side, *, inplace: bool) -> Row:
+    time = side.time if side.time is not None else side.cpu_time
+    if time is None:
+        raise DataError(f"not a whole JSON report of nccl-tests: the result of {size} bytes has no time")
+    wrong = None if side.nwrong is None else int(side.nwrong)
+    return Row(bytes=size, time_us=time, algbw_gbps=side.alg_bw, busbw_gbps=side.bus_bw, wrong=wrong, inplace=inplace)

@@ -1,0 +1,199 @@
+"""The rules that look across nodes: budgets, the common cause, the suspect job. One question before a drain, one after.
+
+Agents decide alone and at the same time, and slurmctld has no lock to offer. So each looks at the list of nodes before
+it drains (``room``) and again after it (``overshoot``). A drain stands only where the list read *after* it is within
+every limit: of all drains that stand, the one whose list was read last has seen the others, so the limit holds in the
+end whatever the order. Which of several goes is agreed by (reason time, name): those past the limit undo their own at
+once, those within it wait once for that and look again. Reason times are whole seconds of slurmctld's clock.
+
+What covers what is in docs/explanation/many-nodes-at-once.md: budgets cover every drain; common cause and suspect job cover
+neither a person's drain nor a device that is certainly gone (``CERTAIN``). Drains by ``fairlead maintain`` count nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fairlead.model.finding import Action, Finding
+from fairlead.policy.budget import allowed, seats
+from fairlead.policy.ownership import MAINTAIN, MANUAL, parse
+from fairlead.policy.rules import Rules
+
+#: Check and action of findings that are the driver's own word on a device that no next job can use, whoever broke it:
+#: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), and a failed row remap (GPU Memory Error Management, RMA).
+CERTAIN = frozenset({("xid", Action.REBOOT_NODE), ("xid", Action.CHECK_HARDWARE), ("row_remap", Action.CONTACT_SUPPORT)})
+_JOB = re.compile(r"(?:^| )job=([0-9]{1,19})\Z")
+
+
+class Kind(StrEnum):
+    """What kind of limit. Common cause and suspect job are suspicions: they hold nothing that is certain."""
+
+    PARTITION = "partition"
+    SWITCH = "switch"
+    BLOCK = "block"
+    COMMON_CAUSE = "common_cause"
+    SUSPECT_JOB = "suspect_job"
+
+    @property
+    def suspicion(self) -> bool:
+        return self in (Kind.COMMON_CAUSE, Kind.SUSPECT_JOB)
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """A node as slurmctld lists it. ``time``: reason time, Unix seconds. ``available``: new jobs may start there."""
+
+    name: str
+    available: bool = True
+    drained: bool = False
+    reason: str = ""
+    time: float = 0.0
+    partitions: tuple[str, ...] = ()
+
+
+class Group(Struct, frozen=True):
+    """Nodes that slurmctld's topology puts together: under one leaf switch, or in one block."""
+
+    kind: Kind
+    name: str
+    nodes: frozenset[str]
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """All nodes as one reading of slurmctld has them, seen by the node ``me``; what its topology puts together."""
+
+    me: str
+    nodes: tuple[Seen, ...]
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def mine(self) -> Seen | None:
+        return next((n for n in self.nodes if n.name == self.me), None)
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """What a node is to be drained for. job: the job to blame. certain: see ``CERTAIN``. waited: seconds that this order
+    has already been held by common cause or suspect job."""
+
+    check: str
+    job: int | None = None
+    certain: bool = False
+    waited: float = 0.0
+
+
+class Limit(Struct, frozen=True, kw_only=True):
+    """``allowed`` nodes may be out. ours: (time, name) of the nodes that fairlead drained; others: names of the rest."""
+
+    kind: Kind
+    name: str
+    allowed: int
+    total: int = 0
+    ours: frozenset[tuple[float, str]] = frozenset()
+    others: frozenset[str] = frozenset()
+
+    def out(self, but: str) -> frozenset[str]:
+        """Names of the nodes that are out, without one."""
+        return (self.others | {name for _, name in self.ours}) - {but}
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """A drain that is not to be, or not to stay. ``text``: one line for the verdict. ``wait``: it may yet stay; look again."""
+
+    kind: Kind
+    name: str
+    text: str
+    wait: bool = False
+
+
+def certain(finding: Finding) -> bool:
+    """Is the device gone for good or until the next boot, whoever caused it?"""
+    return (finding.check, finding.action) in CERTAIN
+
+
+def job_of(summary: str) -> int | None:
+    """The job that a reason of fairlead's blames (``... job=ID`` at its end), or None."""
+    match = _JOB.search(summary)
+    return int(match[1]) if match else None
+
+
+def room(look: Look, fault: Fault, rules: Rules, now: float) -> Hold | None:
+    """Before draining: the first limit that leaves no room for one more node; None for room. ``now``: Unix seconds."""
+    for limit in limits(look, fault, rules, now):
+        out = limit.out(look.me)
+        if len(out) >= limit.allowed:
+            return _hold(limit, out, rules)
+    return None
+
+
+def overshoot(look: Look, fault: Fault, rules: Rules, *, waited: bool = False) -> Hold | None:
+    """After draining: None when the drain may stand; else undo it, or with ``wait`` look once more (then: ``waited``)."""
+    mine = look.mine
+    if mine is None:
+        return None
+    waits: Hold | None = None
+    for limit in limits(look, fault, rules, mine.time):
+        out = limit.out(look.me)
+        if len(out) < limit.allowed:
+            continue
+        ahead = sum(each < (mine.time, look.me) for each in limit.ours)
+        if waited or ahead >= seats(limit.allowed, len(limit.others - {look.me})):
+            return _hold(limit, out, rules)
+        waits = waits or replace(_hold(limit, out, rules), wait=True)
+    return waits
+
+
+def limits(look: Look, fault: Fault, rules: Rules, moment: float) -> Iterator[Limit]:
+    """Every limit that this node's drain meets. ``moment``: of the drain, in slurmctld's time; the window ends there."""
+    counted = [n for n in look.nodes if not (n.drained and n.reason.startswith(MAINTAIN))]
+    for partition in look.mine.partitions if look.mine else ():
+        members = [n for n in counted if partition in n.partitions]
+        total = sum(partition in n.partitions for n in look.nodes)
+        yield _budget(Kind.PARTITION, partition, members, total, allowed(rules.budget_percent, rules.budget_nodes, total))
+    for group in look.groups:
+        if look.me in group.nodes:
+            members = [n for n in counted if n.name in group.nodes]
+            total = sum(n.name in group.nodes for n in look.nodes)
+            yield _budget(group.kind, group.name, members, total, allowed(rules.budget_group_percent, 0, total))
+    if fault.certain or fault.check == MANUAL:
+        return
+    drains = [(n, t) for n in counted if n.drained and n.name != look.me and (t := parse(n.reason)) and t.check != MANUAL]
+    if rules.suspect_job_nodes and fault.job is not None and not _over(fault.waited, rules.suspect_job_hold_seconds):
+        named = frozenset((n.time, n.name) for n, token in drains if job_of(token.summary) == fault.job)
+        yield Limit(kind=Kind.SUSPECT_JOB, name=str(fault.job), allowed=rules.suspect_job_nodes, ours=named)
+    if rules.common_cause_nodes and not _over(fault.waited, rules.common_cause_hold_seconds):
+        since = moment - fault.waited - rules.common_cause_window_seconds
+        alike = frozenset((n.time, n.name) for n, token in drains if token.check == fault.check and n.time >= since)
+        yield Limit(kind=Kind.COMMON_CAUSE, name=fault.check, allowed=rules.common_cause_nodes, ours=alike)
+
+
+def _over(waited: float, limit: int) -> bool:
+    return bool(limit) and waited >= limit
+
+
+def _budget(kind: Kind, name: str, members: Sequence[Seen], total: int, may: int) -> Limit:
+    out = [n for n in members if not n.available]
+    ours = frozenset((n.time, n.name) for n in out if n.drained and parse(n.reason))
+    others = frozenset(n.name for n in out) - {name for _, name in ours}
+    return Limit(kind=kind, name=name, allowed=may, total=total, ours=ours, others=others)
+
+
+def _hold(limit: Limit, out: frozenset[str], rules: Rules) -> Hold:
+    where = ", ".join(sorted(out)[:3]) + (", ..." if len(out) > 3 else "")
+    if limit.kind is Kind.COMMON_CAUSE:
+        text = f"common cause: {limit.name} drained {len(out)} other nodes within {rules.common_cause_window_seconds} s"
+        text += f" ({where}), {_for(rules.common_cause_hold_seconds)}"
+    elif limit.kind is Kind.SUSPECT_JOB:
+        text = f"job {limit.name} is the suspect: drains of {len(out)} other nodes blame it ({where})"
+        text += f", {_for(rules.suspect_job_hold_seconds)}"
+    else:
+        text = f"drain budget of {limit.kind.value} {limit.name} is used up: {len(out)} of {limit.total} nodes are out"
+        text += f", {limit.allowed} may be"
+    return Hold(kind=limit.kind, name=limit.name, text=text)
+
+
+def _for(seconds: int) -> str:
+    return f"held for {seconds} s at most" if seconds else "held until a person acts"

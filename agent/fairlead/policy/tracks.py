@@ -1,0 +1,75 @@
+"""One (check, device) over time: when a finding counts (N of M sweeps, boot grace), and when it has stopped (recovery)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from fairlead.model.finding import Finding, Level, Service
+from fairlead.policy.rules import CheckPolicy, Severity
+from fairlead.policy.state import Now, PolicyState, Track, identity, rank
+
+
+def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
+    """The state as it goes into a boot: what drained still counts, nothing has been judged or confirmed anew."""
+    if state.boot_id == now.boot_id:
+        return state
+    tracks = {key: replace(track, window=(), clean=0, floor=Level.OK) for key, track in state.tracks.items()}
+    return replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, tracks=tracks)
+
+
+def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:
+    """A kernel record stays acknowledged for its boot; a state stays so until it has gone."""
+    key, _, evidence = acknowledged.partition("#")
+    return evidence.startswith(f"{now.boot_id}:") or key in tracks
+
+
+def _raw(found: tuple[Finding, ...], acknowledged: frozenset[str]) -> tuple[Level, tuple[Finding, ...]]:
+    """The level of one sweep's findings of one key, and those at DRAIN that nobody has acknowledged."""
+    bad = tuple(f for f in found if f.level is Level.DRAIN and f.service is not Service.KEEP and identity(f) not in acknowledged)
+    if bad:
+        return Level.DRAIN, bad
+    return max((Level.WARN if f.level is Level.DRAIN else f.level for f in found), key=rank, default=Level.OK), ()
+
+
+def severity_of(finding: Finding) -> Severity:
+    """The severity of a finding at DRAIN."""
+    return Severity.AFTER_JOB if finding.service is Service.DRAIN_AFTER_JOB else Severity.NOW
+
+
+def seen(window: tuple[int, ...], severity: Severity) -> int:
+    """How many sweeps of the window had a finding at least so severe."""
+    return sum(1 for s in window if s >= severity)
+
+
+def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: Now, acknowledged: frozenset[str]) -> Track:
+    """The track after one more sweep, which said ``found`` about it."""
+    raw, bad = _raw(found, acknowledged)
+    grace = now.boot_seconds < policy.boot_grace_seconds
+    worst = max(map(severity_of, bad), default=Severity.WARN if raw is Level.WARN else Severity.NONE)
+    window = (*track.window, min(worst, Severity.WARN) if grace else worst)[-policy.confirm_of :]
+    if raw is Level.DRAIN:
+        enough = (s for s in (Severity.AFTER_JOB, Severity.NOW) if s <= worst and seen(window, s) >= policy.needed(s))
+        confirmed = max(track.confirmed, Severity.NONE if grace else max(enough, default=Severity.NONE))
+        stood = track.level is Level.DRAIN
+        level = Level.DRAIN if stood or any(severity_of(f) <= confirmed for f in bad) else max(track.level, Level.WARN, key=rank)
+        since = now.wall_seconds if level is Level.DRAIN and not stood else track.since_seconds
+        job = now.job if {identity(f) for f in bad} - {identity(f) for f in track.bad} else track.job
+        return Track(level=level, window=window, confirmed=confirmed, bad=bad, found=found, since_seconds=since, job=job)
+    if raw is Level.WARN and track.level is Level.OK and seen(window, Severity.WARN) < policy.needed(Severity.WARN):
+        return replace(track, window=window, clean=0, floor=Level.OK, found=found, bad=())
+    if rank(raw) >= rank(track.level):
+        return replace(track, level=raw, window=window, confirmed=0, clean=0, floor=Level.OK, found=found, bad=())
+    if raw is Level.UNKNOWN or _stands(track, now):  # neither "cannot be read" nor a log cut short is getting better
+        return replace(track, window=window, clean=0, floor=Level.OK, found=found)
+    clean = track.clean + (1 if now.full_sweep else 0)
+    floor = max(track.floor, raw, key=rank)
+    if clean >= policy.recover:
+        return Track(level=floor, found=found)
+    return replace(track, window=window, clean=clean, floor=floor, found=found)
+
+
+def _stands(track: Track, now: Now) -> bool:
+    """Kernel log evidence of this boot does not go away by itself, even when the record does: reboot or acknowledge it."""
+    return any(f.evidence_id.startswith(f"{now.boot_id}:") for f in track.bad)

@@ -1,0 +1,197 @@
+"""What `fairlead why` says first: whose the node is and what to do next, for every situation it can be found in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.cli import main
+from fairlead.cli.noted import actor
+from fairlead.cli.story import DOWN, FOREIGN, FREE, MANUAL, ORPHAN, OURS, UNASKED, owner, steps, story
+from tests.daemon.conftest import PROJECT
+
+PCI = "0000:1b:00.0"
+REASON = f"fairlead:xid:abcdef012345 Xid 79 on GPU {PCI}: reboot_node"
+HAND = "fairlead:manual:abcdef012345 new PSU"
+XID = {
+    "check": "xid",
+    "level": "drain",
+    "device": PCI,
+    "summary": f"Xid 79 on GPU {PCI}",
+    "evidence": ["kernel log at 7.0 s, record 7"],
+    "action": "reboot_node",
+    "mode": "enforce",
+    "id": f"xid/{PCI}#b1:7",
+}
+
+
+def slurm(states: str, reason: str = "", user: str = "root") -> dict[str, Any]:
+    return {"states": states.split("+"), "reason": reason, "reason_user": user if reason else "", "reason_unix": 1e9}
+
+
+def agent(state: str = "ok", text: str = "", **status: Any) -> dict[str, Any]:
+    return {"state": state, "text": text, "sequence": 7, "expired": False, "age_seconds": 2.0, "running": True, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("states", "reason", "status", "expected"),
+    [
+        ("IDLE", "", {}, FREE),
+        ("IDLE", REASON, {"drain": None}, FREE),  # 24.11 keeps the words of a drain that is over
+        ("IDLE+DRAIN", REASON, {"drain": {"reason": REASON}}, OURS),
+        ("IDLE*+DRAIN", REASON + " : Not responding", {"drain": {"reason": REASON}}, OURS),
+        ("IDLE+DRAIN", REASON + " and more", {"drain": {"reason": REASON}}, ORPHAN),
+        ("IDLE+DRAIN", REASON, {"drain": None}, ORPHAN),
+        ("IDLE+DRAIN", REASON, None, UNASKED),
+        ("MIXED+DRAIN", HAND, {"drain": {"reason": HAND}}, MANUAL),
+        ("MIXED+DRAIN", "riser swap by bob", {"drain": None}, FOREIGN),
+        ("IDLE+DRAIN", "", {"drain": None}, FOREIGN),
+        ("DOWN", "Not responding", {"drain": None}, DOWN),
+        ("DOWN+DRAIN", "off", {"drain": None}, FOREIGN),
+    ],
+)
+def test_whose_it_is(states: str, reason: str, status: dict[str, Any] | None, expected: str) -> None:
+    assert owner(slurm(states, reason), status) == expected
+
+
+OWN = slurm("IDLE+DRAIN", REASON)
+BAD: dict[str, Any] = {"findings": [XID]}
+SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] = {
+    "healthy": (agent(), slurm("IDLE"), ["nothing to do"]),
+    "ours": (
+        agent("drain", **BAD, drain={"reason": REASON}),
+        OWN,
+        ["reboot the node", f"`fairlead clear {PCI} --reason TEXT`", "the agent resumes the node after its clean sweeps"],
+    ),
+    "ours, too often": (
+        agent("drain", f"drained by fairlead, {PCI} was drained too often: resume by hand", drain={"reason": REASON}),
+        OWN,
+        [f"the agent does not by itself: {PCI} was drained too often", f"`fairlead clear {PCI} --reason TEXT`"],
+    ),
+    "an admin's": (agent(), slurm("IDLE+DRAIN", "riser swap", "bob"), ["ask whoever drained it (bob)"]),
+    "an admin's, and broken": (
+        agent("warn", **BAD),
+        slurm("IDLE+DRAIN", "riser swap", "bob"),
+        ["ask whoever drained it (bob)", "reboot the node", "a resume before that does not last"],
+    ),
+    "by hand": (agent("drain", drain={"reason": HAND}), slurm("IDLE+DRAIN", HAND), ["when the work is done: `fairlead resume`"]),
+    "held": (agent("warn", hold={"who": "ann"}), slurm("IDLE"), ["the agent is on hold (ann)"]),
+    "acknowledged": (agent("warn", **BAD, acknowledged=[XID["id"]]), slurm("IDLE"), ["nothing now: nothing here drains"]),
+    "over budget": (
+        agent("warn", **BAD, slurm={"over_budget": "2 of 2 nodes", "limit": {"kind": "budget", "name": "partition gpu"}}),
+        slurm("IDLE"),
+        ["reboot the node", "not drained: 2 of 2 nodes; repair and resume nodes that are out"],
+    ),
+    "common cause": (
+        agent("warn", **BAD, slurm={"limit": {"kind": "common_cause", "name": "check xid"}}),
+        slurm("IDLE"),
+        ["reboot the node", "not drained: check xid; one cause: mend it"],
+    ),
+    "waits for slurmctld": (
+        agent("warn", **BAD, slurm={"held": "powering up"}),
+        slurm("IDLE"),
+        ["reboot the node", "not drained yet: powering up"],
+    ),
+    "agent down": ({**agent(), "running": False}, slurm("IDLE"), ["the agent is down", "until it is back"]),
+    "agent's verdict expired": ({**agent("unknown"), "expired": True}, slurm("IDLE"), ["the agent is down", "until it is back"]),
+    "unreadable": (agent("unknown", "cannot judge"), slurm("IDLE"), ["what could not be read is no health"]),
+    "not reached": ({"error": "n1 did not answer ssh"}, OWN, ["reach the node"]),
+    "an orphan": (agent("ok", drain=None), OWN, ["look at the node; when it is well: `fairlead resume --adopt`"]),
+    "down": (agent(), slurm("DOWN", "Not responding"), ["see why: `scontrol show node n1`"]),
+    "slurmctld away": (
+        agent(),
+        {"error": "sinfo gave no answer in 10 s", "away": True},
+        ["find out why slurmctld does not answer"],
+    ),
+    "not asked": (agent(), None, ["nothing to do"]),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_the_next_steps(name: str) -> None:
+    account, state, expected = SITUATIONS[name]
+    told = steps("n1", account, state, owner(state, account.get("status")))
+    assert len(told) == len(expected) and all(part in step for part, step in zip(expected, told, strict=True)), told
+    lines = story("n1", account, state)
+    assert [line for line in lines if line.startswith("next:")] == [f"next:     {step}" for step in told]
+    assert all("\n" not in line for line in lines)
+
+
+def test_the_whole_story_of_a_drain() -> None:
+    account = agent(
+        "drain",
+        **BAD,
+        drain={"reason": REASON},
+        gpus=[{"pci": PCI, "serial": "1651"}],
+        strikes={"1651": [1e9, 1e9 + 60]},
+        history=[
+            {"unix_seconds": 1e9, "event": "verdict warn", "text": "drain pending"},
+            {"unix_seconds": 1e9 + 3, "event": "drained", "text": REASON},
+        ],
+    )
+    entry = {"unix": 1e9 + 2, "id": "a", "what": "drained", "who": "agent", "args": {"reason": REASON}, "outcome": "done"}
+    torn: list[object] = [7, {"unix": "x"}, None]
+    told = "\n".join(story("n1", account, OWN, [entry, *torn]))
+    for part in ("fairlead's own drain", "record 7", "meaning:  ", "mode enforce: may drain", "serial 1651, 2 strikes: 2001-"):
+        assert part in told
+    past = [line for line in told.splitlines() if line.startswith("past:")]
+    assert len(past) == 2 and "verdict warn" in past[0] and "agent: drained" in past[1]
+
+
+def test_held_says_so_once() -> None:
+    account = agent("warn", **BAD, held=[{"check": "xid", "summary": XID["summary"], "why": "held by an admin"}])
+    told = "\n".join(story("n1", account, slurm("IDLE")))
+    assert told.count("held by an admin") == 1 and "\nheld:" not in told
+
+
+def test_another_node_is_asked_over_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ssh is the only thing put in its place: what it starts is the real command, on "the node"."""
+    run_dir, state_dir = tmp_path / "run", tmp_path / "state"
+    run_dir.mkdir()
+    status = {"slurm_node": "gpu7", "findings": [XID], "hold": {"who": "ann", "when": "now", "reason": "riser 2"}}
+    (run_dir / "status.json").write_text(json.dumps(status))
+    (tmp_path / "ssh").write_text(
+        "#!/bin/sh\n"
+        'for last; do :; done; echo "$last" >"$(dirname "$0")/asked"; shift $(($# - 1)); set -- $1; shift\n'
+        f'exec {sys.executable} -m fairlead "$@" --run-dir {run_dir} --state-dir {state_dir}\n'
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT / "agent"))
+    from fairlead.daemon.audit import Trail
+
+    Trail(str(state_dir), str(run_dir)).agent("drained", args={"reason": REASON})
+    assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here")]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("gpu7\n") and "agent: drained" in told and "riser 2" in told and "Xid 79" in told
+    assert (tmp_path / "asked").read_text() == "fairlead why --no-slurm --json\n"
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho Permission denied >&2\nexit 255\n")
+    assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here")]) == 0
+    assert "no account of the agent over ssh: Permission denied" in capsys.readouterr().out
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho '[7]'\n")
+    assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here")]) == 0
+    assert "unexpected answer over ssh" in capsys.readouterr().out
+
+
+def test_who_gave_a_command_is_known_through_sudo(tmp_path: Path) -> None:
+    """sudo takes SSH_CONNECTION out of the environment; the shell that it was called from still has it."""
+    code = 'from fairlead.cli.noted import actor; a = actor(); print(a.who, a.uid, a.client or "-")'
+    inner = f"env -u SSH_CONNECTION {sys.executable} -c '{code}'; true"
+    env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "SSH_CONNECTION": "10.0.0.5 50022 10.0.0.1 22", "SUDO_USER": "ann"}
+    done = subprocess.run(["sh", "-c", inner], env=env, capture_output=True, text=True, check=True)
+    who, uid, client = done.stdout.split()
+    login = Path("/proc/self/loginuid").read_text() if Path("/proc/self/loginuid").exists() else "4294967295"
+    assert (uid, client) == (str(os.getuid()), "10.0.0.5")
+    assert who == "ann" or login != "4294967295"
+    env["SSH_CONNECTION"] = "; rm -rf / 1 2 3"
+    done = subprocess.run(["sh", "-c", inner], env=env, capture_output=True, text=True, check=True)
+    assert "rm" not in done.stdout
+    assert actor().uid == os.getuid()
