@@ -252,6 +252,14 @@ def test_no_gpu_is_lost_where_the_driver_is_silent(copy: Path, capsys: pytest.Ca
     assert {p["smi"] for p in shown["paths"]} <= {"PIX", "PXB", "PHB", "NODE", "SYS"}
 
 
+def test_a_zero_byte_at_the_end_is_how_some_recordings_are(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in ("cpu/online", "node/online", "node/node0/cpulist", "node/node1/cpulist"):
+        file = copy / "sys/devices/system" / path
+        file.write_text(file.read_text() + "\0")
+    assert main(["bind", "--root", str(copy), "--tasks", "8"]) == ExitCode.OK
+    assert said(capsys)[0].splitlines()[8].split() == ["7", "0000:df:00.0", "14-15", "1", "mlx5_9", "preferred:1"]
+
+
 def test_no_such_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["topology"], ["bind", "--tasks", "1"]):
         assert main([*command, "--root", str(tmp_path / "none")]) == ExitCode.NO_INPUT
