@@ -34,7 +34,7 @@ def test_the_reason_is_the_contract_s() -> None:
     assert build("xid", "k3v9q2", "x", job=12).text == "fairlead:xid:k3v9q2 x job=12"
 
 
-@pytest.mark.parametrize("suffix", ["", SUFFIXES[0], SUFFIXES[1], SUFFIXES[0] * 3, SUFFIXES[1] + SUFFIXES[0]])
+@pytest.mark.parametrize("suffix", ["", *SUFFIXES, SUFFIXES[0] * 3, SUFFIXES[1] + SUFFIXES[0], SUFFIXES[1] + SUFFIXES[3]])
 @pytest.mark.parametrize("user", ["root", "slurm"])
 @pytest.mark.parametrize(
     "states", [{"IDLE", "DRAIN"}, {"DOWN", "DRAIN", "NOT_RESPONDING"}, {"MIXED+DRAIN"}, {"drained*"}, {"DOWN"}]
@@ -48,7 +48,7 @@ def test_ours_with_what_slurmctld_appends(suffix: str, user: str, states: set[st
     [
         (OURS.text, "alice", Owner.FOREIGN),
         (OURS.text + " ", "root", Owner.FOREIGN),
-        (OURS.text + " : reboot complete", "root", Owner.FOREIGN),
+        (OURS.text + " : reboot complete by ann", "root", Owner.FOREIGN),
         (OURS.text + ", broken fan too", "root", Owner.FOREIGN),
         ("broken fan; " + OURS.text, "root", Owner.FOREIGN),
         (OURS.text.replace("k3v9q2", "k3v9q3"), "root", Owner.ORPHAN),
@@ -142,3 +142,20 @@ def test_a_changed_reason_is_never_ours(data: st.DataObject) -> None:
 @given(st.text(), st.text(max_size=10), st.sets(st.text(max_size=12), max_size=4))
 def test_no_foreign_text_is_ours(reason: str, user: str, states: set[str]) -> None:
     assert classify(states, reason, user, OURS, RULES, prolog_refused=True) in {Owner.FREE, Owner.FOREIGN}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "gres/gpu count reported lower than configured (7 < 8)",
+        "gres/gpu:h100 count too low (0 < 8)",
+        "gres/gpu count too low (7 < 8), Low RealMemory (reported:1000 < 100.00% of configured:2000)",
+        "Low socket*core*thread count, Low CPUs",
+    ],
+)
+def test_slurmctlds_words_about_the_registration_in_place_of_ours(words: str) -> None:
+    """It puts them over the reason of a drained node, whosever that was."""
+    assert owner(words) is owner(words + " : Not responding") is Owner.COVERED
+    assert owner(words + ", ann looks") is Owner.FOREIGN
+    assert classify(DRAINED, words, "root", None, RULES) is Owner.FOREIGN
+    assert classify(DRAINED, words, "ann", OURS, RULES) is Owner.FOREIGN

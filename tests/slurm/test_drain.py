@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fairlead.daemon.drain import CONTEST_SECONDS, Drain, Outcome, Result, Steps, finish
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
+from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
@@ -33,6 +34,11 @@ def up_to(steps: Steps, name: str) -> Steps:
 
 def admin(cluster: Cluster, node: str, reason: str, state: str = "drain") -> None:
     cluster.scontrol("update", f"nodename={node}", f"state={state}", f"reason={reason}")
+
+
+def phase_of(drain: Drain) -> Phase | None:
+    entry = drain.ledger.load()
+    return entry.phase if entry is not None else None
 
 
 def drained(drain: Drain) -> Result:
@@ -94,7 +100,7 @@ def test_a_person_writes_over_ours(cluster: Cluster, client: Scontrol, drain: Dr
     admin(cluster, "n1", "mine now")
     assert finish(drain.resume()).outcome is Outcome.FOREIGN
     node = client.node("n1")
-    assert node.drained and node.reason == "mine now" and drain.ledger.load() is None
+    assert node.drained and node.reason == "mine now" and phase_of(drain) is Phase.TAKEN
     assert finish(drain.look()).outcome is Outcome.FOREIGN
 
 
@@ -120,7 +126,9 @@ def test_a_person_comes_between_reading_and_the_next_step(cluster: Cluster, clie
     steps = up_to(drain.drain("xid", WHY), "read back")
     admin(cluster, "n1", "mine now")
     assert finish(steps).outcome is Outcome.FOREIGN
-    assert client.node("n1").reason == "mine now" and drain.ledger.load() is None
+    assert client.node("n1").reason == "mine now" and phase_of(drain) is Phase.TAKEN
+    cluster.scontrol("update", "nodename=n1", "state=resume")
+    assert finish(drain_of(client, Path(drain.ledger.folders[0]).parents[1], "n1").look()).outcome is Outcome.ACKNOWLEDGED
 
 
 def test_resumed_before_it_was_read_back(cluster: Cluster, client: Scontrol, drain: Drain) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain, Outcome, finish
+from fairlead.daemon.drain import Drain
+from fairlead.daemon.outcome import Outcome, finish
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
@@ -42,8 +43,8 @@ def settled(client: Scontrol, drain: Drain) -> Outcome:
     node = client.node("n1")
     entry = drain.ledger.load()
     assert found in (Outcome.DRAINED, Outcome.FREE, Outcome.RESUMED, Outcome.OVER_BUDGET), found
-    assert node.drained == (entry is not None) == (found is Outcome.DRAINED)
-    if entry is not None:
+    assert node.drained == (entry is not None and entry.ours) == (found is Outcome.DRAINED)
+    if entry is not None and entry.ours:
         assert node.reason == entry.token.text
     return found
 
@@ -116,6 +117,6 @@ def test_killed_at_random_moments(cluster: Cluster, client: Scontrol, tmp_path: 
         found = finish(drain.look()).outcome
         entry = drain.ledger.load()
         node = client.node("n1")
-        assert node.drained == (entry is not None) == (found is Outcome.DRAINED)
+        assert node.drained == (entry is not None and entry.ours) == (found is Outcome.DRAINED)
         if turn % 2 == 0 and not node.drained:
             assert finish(drain.drain("xid", "GPU gone")).outcome is Outcome.DRAINED

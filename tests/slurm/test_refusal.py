@@ -98,7 +98,7 @@ def test_the_mark_comes_after_the_first_look(cluster: Cluster, couriers: Callabl
     # The mark is seen before the refusal's record is: our drain was lifted by somebody all the same.
     mark(cluster, "n5")
     taken.look()
-    until(lambda: taken._taken, "a foreign drain")
+    until(lambda: not taken.take().drained, "a foreign drain")
     taken.refused()
     until(lambda: taken.take().acknowledged == 1, "acknowledgement")
     taken.want(FIT)

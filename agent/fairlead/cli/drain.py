@@ -12,8 +12,9 @@ from fairlead import config
 from fairlead.cli.noted import Note, noted
 from fairlead.cli.show import print_json
 from fairlead.cli.told import wake_agent
-from fairlead.daemon.drain import Drain, Outcome, Result, finish
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.outcome import Outcome, Result, finish
 from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot

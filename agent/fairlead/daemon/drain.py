@@ -1,7 +1,7 @@
 """Drain and resume, so that no person's drain is lost and no drain of ours is forgotten.
 
 slurmctld has no compare-and-swap: a second drain erases the first reason. So every change is read, intent on disk,
-write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``finish``
+write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``outcome.finish``
 runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
 next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2.
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator
-from enum import StrEnum
+from collections.abc import Callable
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Entry, Ledger, Phase
+from fairlead.daemon.outcome import Outcome, Result, Steps
 from fairlead.errors import SlurmError
 from fairlead.policy.fleet import Hold
 from fairlead.policy.ownership import (
@@ -34,51 +33,6 @@ from fairlead.policy.ownership import (
 )
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, Rules
 from fairlead.slurm.client import NodeState, SlurmClient
-
-CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
-
-
-class Outcome(StrEnum):
-    """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain.
-    foreign: somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not
-    drained, or undone at once, by a rule that looks across nodes (``Result.limit``). contested: drained, and others past
-    the same limit have to go first; look again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""
-
-    DRAINED = "drained"
-    RESUMED = "resumed"
-    FREE = "free"
-    ACKNOWLEDGED = "acknowledged"
-    FOREIGN = "foreign"
-    ORPHAN = "orphan"
-    OVER_BUDGET = "over_budget"
-    CONTESTED = "contested"
-    HELD = "held"
-
-
-class Result(Struct, frozen=True, kw_only=True):
-    """``detail``: one line, a reason or what holds the drain. ``states``: as last read. ``window_seconds``: from the
-    reading to the end of the write; in it another's change would be overwritten. ``marked``: Slurm's own "Prolog error" for
-    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes."""
-
-    outcome: Outcome
-    detail: str = ""
-    states: frozenset[str] = frozenset()
-    window_seconds: float = 0.0
-    limit: Hold | None = None
-    marked: bool = False
-
-
-Steps = Generator[str, None, Result]
-
-
-def finish(steps: Steps) -> Result:
-    """Take every step. Raises SlurmError as the client does; the ledger then says how far it came."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
 
 
 class Drain:
@@ -117,24 +71,27 @@ class Drain:
         """Drain with a reason of ours, where nobody else holds the node and the rules across nodes leave room."""
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
-        entry = self.ledger.load()
-        if entry is None:
-            entry = self._entry(build(check, secrets.token_hex(6), summary, job=job), Phase.DRAINING)
+        entry = before = self.ledger.load()
+        if entry is None or entry.phase is Phase.DRAINING:
+            entry = self._intent(before, check, summary, job)
             # Saved before the reading, not after it: nothing slow then stands between reading and writing.
             yield "save"
             self.ledger.save(entry)
-        # An intent that stands is written with the same text again: an earlier write that arrives late is still ours.
         yield "read"
         listed = self.client.nodes()
         read_at = time.monotonic()
         mine = self._own(listed)
-        owner = self._owner(mine, entry, prolog_refused=prolog_refused)
-        if owner is Owner.OURS:
+        owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
+        if owner is Owner.COVERED:
+            return Result(outcome=Outcome.DRAINED, detail=_who(mine), states=mine.states)
+        if owner is Owner.OURS and mine.drained:
             if check == MANUAL != entry.token.check:
                 return (yield from self._take_over(summary))
             return (yield from self._stand(entry, listed))
         if entry.phase is not Phase.DRAINING:
-            gone = self._forget(entry, owner, mine)
+            yield "save"
+            marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
+            gone = replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
             if check == MANUAL and gone.outcome is not Outcome.FOREIGN:
                 return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
             return gone
@@ -147,7 +104,7 @@ class Drain:
             refusal = replace(_result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
         if refusal is not None:
             yield "save"
-            self.ledger.save(None)
+            self.ledger.save(self._left(replace(entry, sent=0.0)))
             return replace(refusal, marked=owner is Owner.PROLOG_ERROR)
         yield "write"
         self.client.drain(self.node, entry.token.text)
@@ -155,22 +112,26 @@ class Drain:
         yield "read back"
         listed = self.client.nodes()
         mine = self._own(listed)
-        owner = self._owner(mine, entry)
+        entry = replace(entry, sent=0.0)
+        owner, entry = self._owner(mine, entry)
         if owner is Owner.OURS:
             return replace((yield from self._stand(entry, listed)), window_seconds=window)
+        yield "save"
         return replace(self._forget(replace(entry, phase=Phase.DRAINED), owner, mine), window_seconds=window)
 
     def _take_over(self, summary: str) -> Steps:
         """A person's words in place of the agent's own: the node is drained already, and from now on until that person
         says otherwise."""
-        entry = self._entry(build(MANUAL, secrets.token_hex(6), summary), Phase.DRAINED)
+        before = self.ledger.load()
+        entry = replace(self._intent(before, MANUAL, summary, None), phase=Phase.DRAINED)
         yield "save"
         self.ledger.save(entry)
         yield "write"
         self.client.drain(self.node, entry.token.text)
         yield "read back"
         mine = self.client.node(self.node)
-        owner = self._owner(mine, entry)
+        entry = replace(entry, sent=0.0)
+        owner, entry = self._owner(mine, entry)
         return (yield from self._stand(entry, ())) if owner is Owner.OURS else self._forget(entry, owner, mine)
 
     def resume(self, *, by_hand: bool = False) -> Steps:
@@ -178,41 +139,49 @@ class Drain:
         agent finds it lifted, running now or later, and takes that for an acknowledgement."""
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
+        entry = self.ledger.load()
+        if entry is not None and entry.ours:
+            # Saved before the reading, as a drain's intent is. By hand it goes on to say that our drain stands.
+            entry = replace(entry, phase=Phase.DRAINED) if by_hand else replace(entry, phase=Phase.RESUMING, lifting=self.wall())
+            yield "save"
+            self.ledger.save(entry)
         yield "read"
         mine = self.client.node(self.node)
         read_at = time.monotonic()
-        entry = self.ledger.load()
         if entry is None:
             return self._unknown(mine)
-        owner = self._owner(mine, entry)
-        if owner is not Owner.OURS or not mine.drained:
-            return self._forget(entry, owner, mine)
-        if why := self._not_yet(mine, entry.since):
+        owner, entry = self._owner(mine, entry)
+        if owner not in (Owner.OURS, Owner.COVERED) or not mine.drained:
             yield "save"
-            self.ledger.save(replace(entry, phase=Phase.DRAINED))
+            return self._forget(replace(entry, lifting=0.0), owner, mine)
+        why = self._not_yet(mine, entry.since)
+        if owner is Owner.COVERED and not by_hand:
+            why = why or f"slurmctld has replaced the reason, so a person has to resume it: {_who(mine)}"
+        if why:
+            yield "save"
+            self.ledger.save(replace(entry, phase=Phase.DRAINED, lifting=0.0))
             return _result(Outcome.HELD, mine, why)
-        lifted = replace(entry, phase=Phase.DRAINED) if by_hand else None
-        yield "save"
-        self.ledger.save(lifted or replace(entry, phase=Phase.RESUMING))
+        ours = mine.reason
         yield "write"
         self.client.resume(self.node)
         window = time.monotonic() - read_at
         yield "read back"
         mine = self.client.node(self.node)
+        entry = replace(entry, lifting=0.0)
+        yield "save"
         if mine.drained:
-            owner = self._owner(mine, entry)
-            yield "save"
-            self.ledger.save(replace(entry, phase=Phase.DRAINED) if owner is Owner.OURS else None)
-            how = Outcome.HELD if owner is Owner.OURS else Outcome.FOREIGN
-            return replace(_result(how, mine, _who(mine)), window_seconds=window)
-        if erased := _erased(mine, entry.token.text):
+            owner, entry = self._owner(mine, entry)
+            if owner in (Owner.OURS, Owner.COVERED):
+                self.ledger.save(replace(entry, phase=Phase.DRAINED))
+                return replace(_result(Outcome.HELD, mine, _who(mine)), window_seconds=window)
+            return replace(self._forget(entry, owner, mine), window_seconds=window)
+        if erased := _erased(mine, ours):
             # 24.11 leaves the text behind: somebody had put their own words over ours before we lifted the drain.
+            self.ledger.save(replace(entry, phase=Phase.TAKEN))
             yield "put back"
             self.client.drain(self.node, erased)
-            self.ledger.save(None)
             return replace(_result(Outcome.FOREIGN, mine, f"put back: {erased}"), window_seconds=window)
-        yield "save"
-        self.ledger.save(lifted)
+        self.ledger.save(replace(entry, phase=Phase.DRAINED) if by_hand else self._left(entry))
         return replace(_result(Outcome.RESUMED, mine), window_seconds=window)
 
     def look(self, *, prolog_refused: bool = False, lift: bool = False, since: float = 0.0) -> Steps:
@@ -222,6 +191,10 @@ class Drain:
         lift: jobs may run here, so the mark goes (RPCs: 5).
         """
         entry = self.ledger.load()
+        nothing_stands = entry is None or entry.phase is Phase.DRAINING
+        if lift and prolog_refused and nothing_stands:
+            yield "save"
+            self.ledger.save(replace(entry or self._intent(None, "prolog", "-", None), sent=0.0, lifting=self.wall()))
         yield "read"
         if entry is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             listed = self.client.nodes()
@@ -230,32 +203,38 @@ class Drain:
             listed = ()
             mine = self.client.node(self.node)
         read_at = time.monotonic()
-        owner = self._owner(mine, entry, prolog_refused=prolog_refused)
-        if entry is None:
-            if owner is not Owner.PROLOG_ERROR:
-                return self._unknown(mine)
+        if prolog_refused and nothing_stands and self._classify(mine, None, prolog_refused=True) is Owner.PROLOG_ERROR:
             why = self._not_yet(mine, since) or self.barred() or self.stranger(mine) if lift else "no job may run here yet"
-            if why:
-                return replace(_result(Outcome.HELD, mine, f"{PROLOG_ERROR} stays: {why}"), marked=True)
-            return (yield from self._unmark(read_at))
+            if not why:
+                return (yield from self._unmark(entry, mine.reason, read_at))
+            if lift:
+                self.ledger.save(entry)
+            return replace(_result(Outcome.HELD, mine, f"{PROLOG_ERROR} stays: {why}"), marked=True)
+        if lift and prolog_refused and nothing_stands:
+            self.ledger.save(entry)
+        if entry is None:
+            return self._unknown(mine)
+        owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.OURS and mine.drained:
             return (yield from self._stand(entry, listed))
         yield "save"
-        if owner is Owner.PROLOG_ERROR:
-            # Slurm marks only a node that is not drained: somebody had lifted ours, then our prolog refused a job.
-            return replace(self._forget(entry, Owner.FREE, mine), marked=True)
-        return self._forget(entry, owner, mine)
+        if owner is Owner.COVERED:
+            self.ledger.save(replace(entry, phase=Phase.DRAINED))
+            return _result(Outcome.DRAINED, mine, _who(mine))
+        marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
+        return replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
 
-    def _unmark(self, read_at: float) -> Steps:
-        """Lift Slurm's mark for our prolog's refusal."""
+    def _unmark(self, before: Entry | None, mark: str, read_at: float) -> Steps:
+        """Lift Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
         yield "write"
         self.client.resume(self.node)
         window = time.monotonic() - read_at
         yield "read back"
         mine = self.client.node(self.node)
+        self.ledger.save(before)
         if mine.drained:
             return replace(_result(Outcome.FOREIGN, mine, _who(mine)), window_seconds=window)
-        if erased := _erased(mine, PROLOG_ERROR):
+        if erased := _erased(mine, mark):
             yield "put back"
             self.client.drain(self.node, erased)
             return replace(_result(Outcome.FOREIGN, mine, f"put back: {erased}"), window_seconds=window)
@@ -266,7 +245,7 @@ class Drain:
         yield "read"
         mine = self.client.node(self.node)
         found = parse(mine.reason)
-        if found is None or self._owner(mine, None) is not Owner.ORPHAN:
+        if found is None or self._classify(mine, None) is not Owner.ORPHAN:
             return self._unknown(mine)
         yield "save"
         self.ledger.save(self._entry(found, Phase.DRAINED))
@@ -282,35 +261,50 @@ class Drain:
             return replace(_result(Outcome.CONTESTED, mine, over.text), limit=over)
         if mine is not None and over is not None:
             yield "save"
-            self.ledger.save(replace(entry, phase=Phase.UNDOING))
+            self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self.wall()))
             yield "undo"
             self.client.resume(self.node)
             yield "save"
-            self.ledger.save(None)
+            self.ledger.save(self._left(replace(entry, sent=0.0)))
             return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
-        if entry.phase is not Phase.DRAINED:
+        if entry.phase is not Phase.DRAINED or entry.sent:
             yield "save"
-            self.ledger.save(replace(entry, phase=Phase.DRAINED))
+            self.ledger.save(replace(entry, phase=Phase.DRAINED, sent=0.0))
         return Result(outcome=Outcome.DRAINED, detail=entry.token.text, states=mine.states if mine else frozenset())
 
     def _forget(self, entry: Entry, owner: Owner, mine: NodeState) -> Result:
         """The node is not drained by us (any more): by whom, or by nobody; and what that means."""
-        self.ledger.save(None)
-        if owner in (Owner.FOREIGN, Owner.ORPHAN, Owner.PROLOG_ERROR):
+        stood = entry.phase in (Phase.DRAINED, Phase.TAKEN)
+        why = keep_off(mine.states) if not mine.drained and (stood or entry.phase is Phase.RESUMING) else ""
+        if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
+            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
+            self.ledger.save(self._left(entry))
+            return _result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
+        if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
+            taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR
+            self.ledger.save(replace(entry, phase=Phase.TAKEN) if taken else self._left(entry))
             return _result(Outcome.FOREIGN, mine, _who(mine))
-        if entry.phase is Phase.DRAINED:
+        self.ledger.save(self._left(entry))
+        if entry.phase is Phase.DRAINED and entry.late_lift(self.wall()):
+            return _result(Outcome.RESUMED, mine, "a resume of ours that was not answered has arrived")
+        if stood:
             return _result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
         return _result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
 
+    def _left(self, entry: Entry) -> Entry | None:
+        return entry.dropped(self.wall())
+
     def _unknown(self, mine: NodeState) -> Result:
         """Without an entry: is it somebody's?"""
-        owner = self._owner(mine, None)
+        owner = self._classify(mine, None)
         return _result(Outcome.FREE if owner is Owner.FREE else Outcome(owner.value), mine, _who(mine))
 
     def _not_yet(self, mine: NodeState, since: float) -> str:
         """Why a drain of Unix time ``since`` may not be lifted now."""
         if why := keep_off(mine.states):
             return why
+        if "INVALID_REG" in mine.states:  # slurmctld refuses it then
+            return "slurmd registers with less than slurm.conf says: scontrol show node"
         if "DOWN" in mine.states:
             return "down in slurmctld: slurmd does not answer, or somebody set it"
         if "COMPLETING" in mine.states:
@@ -323,9 +317,25 @@ class Drain:
                 return node
         raise SlurmError(f"slurmctld has no node {self.node} in any partition", hint="slurm.node_name must be its NodeName")
 
-    def _owner(self, mine: NodeState, entry: Entry | None, *, prolog_refused: bool = False) -> Owner:
-        token = entry.token if entry else None
+    def _classify(self, mine: NodeState, token: Token | None, *, prolog_refused: bool = False) -> Owner:
         return classify(mine.states, mine.reason, mine.reason_user, token, self.rules, prolog_refused=prolog_refused)
+
+    def _owner(self, mine: NodeState, entry: Entry, *, prolog_refused: bool = False) -> tuple[Owner, Entry]:
+        """Whose it is, and the entry with the text that stands where several may."""
+        owner = self._classify(mine, entry.token, prolog_refused=prolog_refused)
+        if owner is not Owner.OURS:
+            for token in entry.late:
+                if self._classify(mine, token) is Owner.OURS:
+                    owner, entry = Owner.OURS, replace(entry, token=token, late=entry.texts)
+        if (owner is Owner.COVERED and not entry.ours) or (owner is Owner.OURS and entry.phase is Phase.TAKEN):
+            return Owner.FOREIGN, entry  # whose words slurmctld, or a late write of ours, has replaced is not known
+        return owner, entry
+
+    def _intent(self, before: Entry | None, check: str, summary: str, job: int | None) -> Entry:
+        """A drain about to be written, after what the ledger said ``before``."""
+        token = build(check, secrets.token_hex(6), summary, job=job)
+        now = self.wall()
+        return before.intend(token, now) if before else replace(self._entry(token, Phase.DRAINING), sent=now)
 
     def _entry(self, token: Token, phase: Phase) -> Entry:
         return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)
@@ -340,7 +350,7 @@ def _in_the_way(check: str, mine: NodeState) -> str:
 def _erased(mine: NodeState, ours: str) -> str:
     """Words that came over ours between our reading and our write, where slurmctld still shows them."""
     text = strip_suffixes(mine.reason)
-    return mine.reason if text and text != ours and "DOWN" not in mine.states else ""
+    return mine.reason if text and text != strip_suffixes(ours) and "DOWN" not in mine.states else ""
 
 
 def _who(mine: NodeState) -> str:

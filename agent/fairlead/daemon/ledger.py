@@ -1,6 +1,7 @@
 """The ledger: what this agent has done to its node in Slurm, on persistent storage, saved before it is done.
 
-One entry at most: a node has one drain. A killed agent finds here what it was about to write, and with what text.
+One entry at most: a node has one drain. A killed agent finds here what it was about to write, and with what text; and a
+living one what it has sent and had no answer to, which may arrive late, after other writes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fairlead.daemon.publish import write_atomic
 from fairlead.policy.ownership import Token
@@ -20,24 +22,69 @@ from fairlead.policy.ownership import Token
 FILE = "ledger.json"
 
 
+LATE_SECONDS = 120.0  # slurmctld may still carry out what a client sent that gave up: longer than any site's MessageTimeout
+LATE_MAX = 8
+
+
 class Phase(StrEnum):
-    """draining: the write may or may not have happened. drained: read back as ours. resuming: as draining, for the way
-    back. undoing: resuming because the drain went past the budget."""
+    """draining: the write may or may not have happened, or may yet arrive. drained: read back as ours. resuming: as draining,
+    for the way back. undoing: resuming because the drain went past the budget. taken: a person has put words of theirs in
+    place of ours; when they lift it, that is an acknowledgement too."""
 
     DRAINING = "draining"
     DRAINED = "drained"
     RESUMING = "resuming"
     UNDOING = "undoing"
+    TAKEN = "taken"
 
 
 class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on."""
+    """One drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on.
+
+    sent: when a drain with this text was last about to be written, 0 once it was read back. unanswered: when one with a
+    text of ``late`` was. lifting: when a resume was last about to be written, 0 once it was read back. All Unix time.
+    """
 
     node: str
     phase: Phase
     token: Token
     since: float
     machine: str = ""
+    sent: float = 0.0
+    unanswered: float = 0.0
+    lifting: float = 0.0
+    late: tuple[Token, ...] = ()
+
+    @property
+    def ours(self) -> bool:
+        """As far as known the node is drained by us."""
+        return self.phase in (Phase.DRAINED, Phase.RESUMING, Phase.UNDOING)
+
+    @property
+    def texts(self) -> tuple[Token, ...]:
+        """Every text that may come to stand as ours."""
+        return (self.token, *(t for t in self.late if t != self.token))
+
+    def intend(self, token: Token, now: float) -> Entry:
+        """A drain about to be written. An intent that may not have been written yet is repeated with its own text where that
+        still says the same; every other text that may still arrive stays known as ours."""
+        sent = max(self.sent, self.unanswered)
+        if self.token not in self.late and self.token == replace(token, token=self.token.token):
+            return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent)
+        late = self.texts[:LATE_MAX]
+        return replace(self, phase=Phase.DRAINING, token=token, since=now, sent=now, unanswered=sent, late=late)
+
+    def late_lift(self, now: float) -> bool:
+        """May a resume of ours, sent before and not answered, still arrive?"""
+        return abs(now - self.lifting) < LATE_SECONDS
+
+    def dropped(self, now: float) -> Entry | None:
+        """What is left of it when the node is not drained by us: nothing, unless something sent may still arrive."""
+        sent = max(self.sent, self.unanswered)
+        if abs(now - max(sent, self.lifting)) >= LATE_SECONDS:
+            return None
+        changes = {"phase": Phase.DRAINING, "late": self.texts[:LATE_MAX], "sent": 0.0, "unanswered": sent}
+        return replace(self, **changes)
 
 
 class _File(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Whose drain is it? Exact match only: a prefix would lift other people's drains (mej/nhc issue 134).
 
-Ours is our exact text plus only what slurmctld itself appends (``set_node_down`` and the reboot path of
-slurmctld/node_mgr.c append " : Not responding" and " : reboot issued"), under a user that is ours or SlurmUser.
+Ours is our exact text plus only what slurmctld itself appends (``set_node_reason`` and, in 22.05, ``set_node_reboot_reason``
+of slurmctld/node_mgr.c, with the words below), under a user that is ours or SlurmUser.
 """
 
 from __future__ import annotations
@@ -18,10 +18,25 @@ from fairlead.policy.rules import Rules
 
 REASON_MAX = 240
 PROLOG_ERROR = "Prolog error"
+#: Callers of set_node_reason: ping_nodes.c, controller.c and power_save.c, check_node_timers, validate_node_specs.
+SUFFIXES = (
+    " : Not responding",
+    " : reboot issued",
+    " : reboot complete",
+    " : reboot timed out",
+    " : ResumeTimeout reached",
+)
 MAINTAIN = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
 MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
-SUFFIXES = (" : Not responding", " : reboot issued")
 
+# What slurmctld says of a registration with less than slurm.conf has (validate_node_specs in slurmctld/node_mgr.c,
+# interfaces/gres.c), comma-separated. Since 23.11 or so it *replaces* the reason of a node that is drained already.
+_REGISTRATION = re.compile(
+    r"(?:(?:[\w:./-]+ (?:count (?:reported lower than configured|too low|changed and jobs are using them) \(\d+ (?:<|!=) \d+\)"
+    r"|type \([\w.-]+\) reported but not configured|type changed and jobs are using them)"
+    r"|Could not unpack gres data|Low socket\*core\*thread count|Low CPUs|Low TmpDisk|CoreSpec differ"
+    r"|Low RealMemory \(reported:\d+ < [\d.]+% of configured:\d+\))(?:, )?)+"
+)
 _TOKEN = re.compile(r"fairlead:([a-z0-9_.]{1,64}):([0-9a-z]{6,32}) ([ -~]*)")
 _SUFFIX_RUN = "(?:" + "|".join(re.escape(s) for s in SUFFIXES) + ")*"
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
@@ -49,13 +64,16 @@ _KEEP_OFF = {
 
 class Owner(StrEnum):
     """free: nobody drained it. ours. foreign: somebody else's, hands off. prolog_error: Slurm's own mark for our prolog's
-    refusal, which may be replaced. orphan: a fairlead reason that this ledger does not know (``fairlead resume --adopt``)."""
+    refusal, which may be replaced. orphan: a fairlead reason that this ledger does not know (``fairlead resume --adopt``).
+    covered: we drained it, and slurmctld has put its own words about the node's registration in place of the reason: ours,
+    or somebody's who came in between, so it is kept and never lifted without a person."""
 
     FREE = "free"
     OURS = "ours"
     FOREIGN = "foreign"
     PROLOG_ERROR = "prolog_error"
     ORPHAN = "orphan"
+    COVERED = "covered"
 
 
 class Token(Struct, frozen=True):
@@ -130,6 +148,8 @@ def classify(
         return Owner.OURS
     if prolog_refused and not rules.foreign_prolog and user in rules.own_users and strip_suffixes(reason) == PROLOG_ERROR:
         return Owner.PROLOG_ERROR
+    if ours is not None and user in rules.own_users and _REGISTRATION.fullmatch(strip_suffixes(reason)):
+        return Owner.COVERED
     known = parse(reason)
     if user in rules.own_users and known is not None and (ours is None or known.token != ours.token):
         return Owner.ORPHAN  # our own token under another text: somebody has edited it, so it is theirs now

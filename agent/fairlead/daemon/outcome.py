@@ -1,0 +1,55 @@
+"""What comes of a protocol of drain.py, and how its steps are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from enum import StrEnum
+
+from msgspec import Struct
+
+from fairlead.policy.fleet import Hold
+
+CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
+
+
+class Outcome(StrEnum):
+    """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain.
+    foreign: somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not
+    drained, or undone at once, by a rule that looks across nodes (``Result.limit``). contested: drained, and others past
+    the same limit have to go first; look again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""
+
+    DRAINED = "drained"
+    RESUMED = "resumed"
+    FREE = "free"
+    ACKNOWLEDGED = "acknowledged"
+    FOREIGN = "foreign"
+    ORPHAN = "orphan"
+    OVER_BUDGET = "over_budget"
+    CONTESTED = "contested"
+    HELD = "held"
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """``detail``: one line, a reason or what holds the drain. ``states``: as last read. ``window_seconds``: from the
+    reading to the end of the write; in it another's change would be overwritten. ``marked``: Slurm's own "Prolog error" for
+    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes."""
+
+    outcome: Outcome
+    detail: str = ""
+    states: frozenset[str] = frozenset()
+    window_seconds: float = 0.0
+    limit: Hold | None = None
+    marked: bool = False
+
+
+Steps = Generator[str, None, Result]
+
+
+def finish(steps: Steps) -> Result:
+    """Take every step. Raises SlurmError as the client does; the ledger then says how far it came."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
