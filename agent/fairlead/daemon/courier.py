@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from fairlead.daemon import log
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
-from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps
+from fairlead.daemon.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
 from fairlead.policy.fleet import Hold
@@ -299,7 +299,8 @@ class Courier:
                 self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
             if outcome is Outcome.OVER_BUDGET:
                 self._squeezed = min(self._squeezed + 1, 8)
-                self._budget_until = now + min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                self._budget_until = now + max(wait, random.uniform(*UNDONE_SECONDS) if result.undone else 0.0)
             elif outcome is Outcome.CONTESTED:  # settled by a look, whatever is wanted then
                 self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
             else:

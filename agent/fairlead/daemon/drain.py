@@ -266,7 +266,7 @@ class Drain:
             self.client.resume(self.node)
             yield "save"
             self.ledger.save(self._left(replace(entry, sent=0.0)))
-            return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
+            return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over, undone=True)
         if entry.phase is not Phase.DRAINED or entry.sent:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED, sent=0.0))
