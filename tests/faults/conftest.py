@@ -14,6 +14,7 @@ import pytest
 from tests.lab import demo_steps, preflight
 from tests.lab.clients import NodeState
 from tests.lab.demo_steps import Demo
+from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.lab.stage import Stage
 from tests.lab.wheels import wheelhouse
@@ -143,7 +144,7 @@ def site() -> Iterator[Ward]:
     reasons = preflight.preflight() or [f"apt-get install {name}" for name in preflight.missing_programs()]
     if reasons:
         pytest.skip(reasons[0])
-    rack = Rack(nodes_wanted=3, name="test-faults")
+    rack = Rack(nodes_wanted=3, name=own_name("test-faults"))
     try:
         demo = Demo(Stage(), rack)
         demo.bring_up()

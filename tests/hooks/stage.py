@@ -20,6 +20,8 @@ SHELLS: dict[str, tuple[str, ...]] = {
     "busybox": ("busybox", "sh"),
 }
 NOBODY = 65534
+#: With this process's pid on top, a user that nobody else is, not even another test process.
+UNUSED = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Stage:
         """
         argv = ["nsenter", "-m", "-t", str(self._holder.pid)]
         if no_fork:
-            argv += ["prlimit", "--nproc=1:1", "setpriv", "--reuid=64997", "--clear-groups", "--"]
+            argv += ["prlimit", "--nproc=1:1", "setpriv", f"--reuid={UNUSED + os.getpid()}", "--clear-groups", "--"]
         elif as_nobody:
             argv += ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
         argv += ["env", "-i", *(f"{k}={v}" for k, v in (env or {}).items()), self._which(shell), *SHELLS[shell][1:]]
