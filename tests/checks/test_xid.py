@@ -241,6 +241,13 @@ def test_a_fatal_sxid_drains_and_names_the_switch() -> None:
     assert judged("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 11004, Non-fatal, Link 40 ingress")[0].level is Level.WARN
 
 
+def test_the_lines_that_go_on_about_an_sxid_are_no_second_one() -> None:
+    """Also where the site's own choice would drain for each of them."""
+    start = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, "
+    texts = [start + rest for rest in ("Fatal, Link 62 LTSSM", "Severity 1 Engine instance 62", "Data {0x0}")]
+    assert len(judged(*texts)) == len(judged(*texts, services={"sxid 20034": Service.DRAIN_NOW})) == 1
+
+
 def test_records_of_another_boot_do_not_count() -> None:
     past = Past(available=True, records=records(f"{WHERE}: 79, x", boot="99999999-0000-0000-0000-000000000000"))
     assert list(check.judge(node(), past, Params())) == []

@@ -31,14 +31,16 @@ BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``fit``: jobs
-    may run here, so Slurm's mark for a job that our prolog refused is to go."""
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``held``: to
+    keep, and to drain as soon as the rules across nodes leave room. ``fit``: jobs may run here, so Slurm's mark for a job
+    that our prolog refused is to go."""
 
     kind: str = "keep"
     check: str = ""
     summary: str = ""
     job: int | None = None
     certain: bool = False
+    held: bool = False
     fit: bool = False
 
 
@@ -210,10 +212,12 @@ class Courier:
             began = self._clock()
             if self._next() > began:
                 return
-            if self._standing.over_budget and began >= self._budget_until:
-                self._set(replace(self._standing, over_budget="", limit=None))  # the policy orders again, if it still stands
+            again = bool(self._standing.over_budget) and began >= self._budget_until
+            if again and not self._want.held:
+                self._set(replace(self._standing, over_budget="", limit=None))
                 return
-            want, standing, drain = self._want, self._standing, self._drain
+            want = replace(self._want, kind="drain", held=False) if again else self._want
+            standing, drain = self._standing, self._drain
             refused_since = self._refusal.since if self._refusal.pending else None
         if drain.fleet.due <= began:
             drain.fleet.refresh()
