@@ -74,7 +74,7 @@ class Stage:
 
     def inside(self, *argv: str) -> None:
         """Run a command in the namespace (mount, chmod and the like)."""
-        subprocess.run(["nsenter", "-m", "-t", str(self._holder.pid), *argv], check=True, timeout=20)
+        subprocess.run(["nsenter", "-m", "-t", str(self._holder.pid), *argv], check=True, timeout=60)
 
     def verdict(self, line: str | bytes) -> None:
         (self.run / "verdict").write_bytes(line if isinstance(line, bytes) else line.encode())
@@ -102,7 +102,7 @@ class Stage:
             argv += ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
         argv += ["env", "-i", *(f"{k}={v}" for k, v in (env or {}).items()), self._which(shell), *SHELLS[shell][1:]]
         path = Path(hook) if str(hook).startswith("/") else HOOKS / hook
-        done = subprocess.run([*argv, str(path)], capture_output=True, timeout=30, check=False)
+        done = subprocess.run([*argv, str(path)], capture_output=True, timeout=120, check=False)
         return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
     @staticmethod

@@ -98,7 +98,7 @@ class Ledger:
                 gone = subprocess.run(["ip", "netns", "del", entry], capture_output=True, text=True, check=False)
                 if gone.returncode:
                     stuck.append(f"network namespace {entry}: {gone.stderr.strip()}")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         for entry in self.entries("process"):
             while _alive(entry) and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -163,7 +163,7 @@ def remove_cgroup(top: Path) -> list[str]:
     """SIGKILL everything in ``top`` and remove it; returns one line when something stays."""
     if not top.is_dir():
         return []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     kill = top / "cgroup.kill"
     while True:
         if kill.exists():

@@ -59,7 +59,7 @@ def test_hooks_of_two_nodes_read_different_verdicts(tmp_path: Path) -> None:
         refused = slurm.submit("#!/bin/sh\ntrue\n", "-w", "n1")
         fine = slurm.submit("#!/bin/sh\ntrue\n", "-w", "n2")
         assert slurm.wait_job(fine) == "COMPLETED"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while slurm.node_state("n1").reason != "Prolog error":
             assert time.monotonic() < deadline, slurm.node_state("n1")
             time.sleep(0.1)
@@ -73,7 +73,7 @@ def test_slurmctld_away_and_back_keeps_a_drain() -> None:
         slurm.stop_slurmctld()
         assert "is DOWN" in slurm.run(["scontrol", "ping"], check=False).stdout
         slurm.start_slurmctld()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while "NOT_RESPONDING" in (state := slurm.node_state("n1")).states:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -105,7 +105,7 @@ def test_a_killed_creator_takes_its_cluster_along(tmp_path: Path) -> None:
         init = int(creator.stdout.readline())
         assert linux.start_time(init) is not None
         creator.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while linux.start_time(init) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -19,8 +19,8 @@ CALL = (
 
 
 def wait_state(host: Host, wanted: str) -> str:
-    """State letter of the process in /run/stuck.pid, once it is ``wanted`` or 10 s have gone."""
-    deadline = time.monotonic() + 10
+    """State letter of the process in /run/stuck.pid, once it is ``wanted`` or 90 s have gone."""
+    deadline = time.monotonic() + 90
     while True:
         status = host.run("cat /proc/$(cat /run/stuck.pid)/status", check=False).stdout
         state = next((line.split()[1] for line in status.splitlines() if line.startswith("State:")), "")
