@@ -159,6 +159,19 @@ def test_unknown_locality_is_split_evenly_and_said() -> None:
     assert [f["check"] for f in shown["audit"]].count("topology.locality") == 4
 
 
+def test_local_cpus_stand_in_for_a_missing_node() -> None:
+    """POWER9 and some firmware: CPUs without a node. A list of all CPUs says nothing."""
+    node = hgx(gpus=2, numa=[-1, -1])
+    unknown = Missing(Why.UNREADABLE, "numa_node is -1")
+    for address, local in (("0000:13:00.0", range(56, 112)), ("0000:1b:00.0", range(112))):
+        node = change(node, address, numa=unknown, local_cpus=tuple(local))
+    shown = report(node)["gpus"]
+    assert [(g["numa"], g["cpus"]) for g in shown] == [(1, "56-111"), (-1, "56-111")]
+    notes = [f.summary for f in audit(node) if f.check == "topology.locality"]
+    assert "local CPUs without a NUMA node" in notes[0]
+    assert "does not say" in notes[1]
+
+
 def test_one_numa_node_leaves_no_doubt() -> None:
     shown = report(hgx(sockets=1, cores=8, gpus=2, numa=[-1, -1]))
     assert [(g["numa"], g["cpus"]) for g in shown["gpus"]] == [(0, "0-7"), (0, "0-7")]
