@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz.targets import SEEDS, TARGETS
 
 PROJECT = Path(__file__).resolve().parents[2]
-SECONDS = 15
+SECONDS = int(os.environ.get("FAIRLEAD_FUZZ_SECONDS", "15"))  # for each target
 
 
 def fuzz(target: str, corpus: Path, seconds: int) -> subprocess.CompletedProcess[str]:
