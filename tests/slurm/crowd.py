@@ -34,6 +34,11 @@ def rpcs(cluster: Cluster) -> dict[str, tuple[int, int]]:
     return {name: (int(count), int(mean)) for name, count, mean in _COUNT.findall(text)}
 
 
+def ours(counts: dict[str, tuple[int, int]]) -> int:
+    """RPCs of fairlead: all of its kinds, without the probe's squeue (one REQUEST_JOB_INFO and one REQUEST_PARTITION_INFO)."""
+    return sum(counts.get(name, (0, 0))[0] for name in OURS) - counts.get("REQUEST_JOB_INFO", (0, 0))[0]
+
+
 @dataclass
 class Probe:
     """Asks slurmctld what a user would, over and over, and keeps the milliseconds: `squeue` and `scontrol ping`."""
@@ -104,6 +109,7 @@ class Crowd:
 
     def __init__(self, cluster: Cluster, folder: Path, rules: Rules, nodes: Sequence[str] = ()) -> None:
         self.couriers: dict[str, Courier] = {}
+        self.since: dict[str, float] = {}  # when a node was first seen drained (CLOCK_MONOTONIC)
         self.client = Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=60)
         for name in nodes or cluster.node_names:
             for sub in ("state", "run"):
@@ -128,7 +134,10 @@ class Crowd:
 
     @property
     def drained(self) -> set[str]:
-        return {name for name, courier in self.couriers.items() if courier.take().drained}
+        found = {name for name, courier in self.couriers.items() if courier.take().drained}
+        for name in found:
+            self.since.setdefault(name, time.monotonic())
+        return found
 
     @property
     def held(self) -> set[str]:

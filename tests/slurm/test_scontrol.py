@@ -164,3 +164,25 @@ def test_what_only_looks_like_a_number(digits: str) -> None:
 
 def test_only_jobs_that_hold_the_node() -> None:
     assert [j.id for j in parse_jobs("7 R 2\n8 CD 1\n9 CG 1\n10 PD 4\nx\n")] == ["7", "9"]
+
+
+@pytest.mark.parametrize(
+    ("compact", "words"),
+    [
+        ("idle", {"IDLE"}),
+        ("down*", {"DOWN", "NOT_RESPONDING"}),
+        ("allocated@", {"ALLOCATED", "REBOOT_REQUESTED"}),
+        ("reboot^", {"REBOOT", "REBOOT_ISSUED"}),
+        ("idle~", {"IDLE", "POWERED_DOWN"}),
+        ("idle%", {"IDLE", "POWERING_DOWN"}),
+        ("mixed!", {"MIXED", "POWER_DOWN"}),
+        ("idle#", {"IDLE", "POWERING_UP"}),
+        ("idle$", {"IDLE", "MAINTENANCE"}),
+        ("idle-", {"IDLE", "PLANNED"}),
+        ("mixed+drain+reboot_requested", {"MIXED", "DRAIN", "REBOOT_REQUESTED"}),
+    ],
+)
+def test_marks_of_sinfo_are_flags(compact: str, words: set[str]) -> None:
+    """sinfo(1), NODE STATE CODES; ``@`` and ``^`` as 26.05 shows them on real nodes."""
+    row = f"n1{MARK}host{MARK}{compact}{MARK}root{MARK}17{MARK}main{MARK}x{MARK}\n"
+    assert parse_nodes(row, MARK)[0].states == words

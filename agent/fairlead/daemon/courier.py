@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable, Generator
 from functools import partial
 
 from msgspec import Struct
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from fairlead.daemon import log
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
-from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
+from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
 from fairlead.policy.fleet import Hold
@@ -30,14 +31,16 @@ BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``fit``: jobs
-    may run here, so Slurm's mark for a job that our prolog refused is to go."""
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``held``: to
+    keep, and to drain as soon as the rules across nodes leave room. ``fit``: jobs may run here, so Slurm's mark for a job
+    that our prolog refused is to go."""
 
     kind: str = "keep"
     check: str = ""
     summary: str = ""
     job: int | None = None
     certain: bool = False
+    held: bool = False
     fit: bool = False
 
 
@@ -74,10 +77,18 @@ class Standing(Struct, frozen=True, kw_only=True):
 class Courier:
     """``fileno()`` becomes readable when ``standing`` has changed; ``take()`` gives it."""
 
-    def __init__(self, drain: Drain, *, splay_seconds: float = 0.0, look_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        drain: Drain,
+        *,
+        splay_seconds: float = 0.0,
+        look_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._drain = drain
         self._splay_seconds = splay_seconds
         self._look_seconds = look_seconds
+        self._clock = clock
         self._condition = threading.Condition()
         self._want = Want()
         self._stop = False
@@ -95,7 +106,7 @@ class Courier:
             check=entry.token.check if entry and stands else "",
             since=entry.since if entry and stands else 0.0,
         )
-        self._due = time.monotonic() if entry is not None else float("inf")  # a look
+        self._due = self._clock() if entry is not None else float("inf")  # a look
         self._not_before = 0.0  # of the next attempt at an order
         self._budget_until = 0.0
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -142,7 +153,7 @@ class Courier:
                 self._set(replace(self._standing, over_budget="", limit=None))  # it does not hold what is certain
             changed = want != self._want
             if changed and want.fit:
-                self._refusal.hurry(time.monotonic())
+                self._refusal.hurry(self._clock())
             self._want = want
             if changed:
                 self._condition.notify()
@@ -158,7 +169,7 @@ class Courier:
     def refused(self) -> None:
         """Our prolog refused a job: Slurm marks the node for it, if it is not drained."""
         with self._condition:
-            self._refusal.begin(time.monotonic(), time.time())
+            self._refusal.begin(self._clock(), time.time())
             self._condition.notify()
 
     @property
@@ -170,7 +181,7 @@ class Courier:
     def look(self) -> None:
         """Somebody has changed the ledger (`fairlead drain` or `resume`): read what stands now."""
         with self._condition:
-            self._due = min(self._due, time.monotonic())
+            self._due = min(self._due, self._clock())
             self._condition.notify()
 
     def _next(self) -> float:
@@ -188,43 +199,53 @@ class Courier:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._stop and (wait := self._next() - time.monotonic()) > 0:
+                while not self._stop and (wait := self._next() - self._clock()) > 0:
                     self._condition.wait(min(wait, 3600.0))
                 if self._stop:
                     return
-                if self._standing.over_budget and time.monotonic() >= self._budget_until:
-                    self._set(replace(self._standing, over_budget="", limit=None))  # the policy orders again, if it still stands
-                    continue
-                want, standing, drain = self._want, self._standing, self._drain
-                refused_since = self._refusal.since if self._refusal.pending else None
-                began = time.monotonic()
-                marks = began >= self._refusal.due
-            if drain.fleet.due <= began:
-                drain.fleet.refresh()
-                continue
-            try:
-                result = self._attempt(drain, want, standing, refused_since, marks=marks)
-            except FairleadError as e:
-                self._failed(str(e))
-            except Exception as e:  # a bug here must not silence the thread: say it and try again
-                self._failed(f"{type(e).__name__}: {e}")
-            else:
-                self._done(result, want, began)
+            for _ in self.turn():
+                pass
 
-    def _attempt(self, drain: Drain, want: Want, standing: Standing, refused_since: float | None, *, marks: bool) -> Result:
+    def turn(self) -> Generator[str, None, None]:
+        """One attempt at what is due, if anything is; yields the name of each step of the protocol before it is taken."""
+        with self._condition:
+            began = self._clock()
+            if self._next() > began:
+                return
+            again = bool(self._standing.over_budget) and began >= self._budget_until
+            if again and not self._want.held:
+                self._set(replace(self._standing, over_budget="", limit=None))
+                return
+            want = replace(self._want, kind="drain", held=False) if again else self._want
+            standing, drain = self._standing, self._drain
+            refused_since = self._refusal.since if self._refusal.pending else None
+        if drain.fleet.due <= began:
+            drain.fleet.refresh()
+            return
+        try:
+            result = yield from self._attempt(drain, want, standing, refused_since, began)
+        except FairleadError as e:
+            self._failed(str(e))
+        except Exception as e:  # a bug here must not silence the thread: say it and try again
+            self._failed(f"{type(e).__name__}: {e}")
+        else:
+            self._done(result, want, began)
+
+    def _attempt(self, drain: Drain, want: Want, standing: Standing, refused_since: float | None, began: float) -> Steps:
         refused = refused_since is not None
         look = partial(drain.look, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
-        looks = marks or time.monotonic() >= self._due
+        marks = began >= self._refusal.due
+        looks = marks or began >= self._due
         self._asked = True
-        if want.kind == "drain" and not standing.drained:
+        if want.kind == "drain" and not standing.drained and self._splay_seconds:
             time.sleep(random.uniform(0, self._splay_seconds))  # not with the lock: people's commands wait for that
         with drain.ledger.locked():
             if want.kind == "resume" and standing.drained and not standing.manual and not marks:
-                return finish(drain.resume())
+                return (yield from drain.resume())
             if want.kind == "drain" and not standing.drained and not self._untold:
-                return finish(self._order(drain, want, refused))
+                return (yield from self._order(drain, want, refused))
             if looks:
-                return finish(look())
+                return (yield from look())
         self._asked = False
         return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
 
@@ -237,12 +258,12 @@ class Courier:
                 log.line(log.WARNING, "slurm unavailable", error=error)
             wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0)
             self._failures = min(self._failures + 1, 10)
-            self._not_before = time.monotonic() + wait
+            self._not_before = self._clock() + wait
             self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
             self._set(replace(self._standing, error=error))
 
     def _done(self, result: Result, want: Want, began: float) -> None:
-        now = time.monotonic()
+        now = self._clock()
         outcome = result.outcome
         with self._condition:
             if self._failures:

@@ -84,7 +84,7 @@ class Drain:
         owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.COVERED:
             return Result(outcome=Outcome.DRAINED, detail=_who(mine), states=mine.states)
-        if owner is Owner.OURS:
+        if owner is Owner.OURS and mine.drained:
             if check == MANUAL != entry.token.check:
                 return (yield from self._take_over(summary))
             return (yield from self._stand(entry, listed))
@@ -265,7 +265,7 @@ class Drain:
             yield "undo"
             self.client.resume(self.node)
             yield "save"
-            self.ledger.save(self._left(entry))
+            self.ledger.save(self._left(replace(entry, sent=0.0)))
             return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
         if entry.phase is not Phase.DRAINED or entry.sent:
             yield "save"
@@ -274,6 +274,12 @@ class Drain:
 
     def _forget(self, entry: Entry, owner: Owner, mine: NodeState) -> Result:
         """The node is not drained by us (any more): by whom, or by nobody; and what that means."""
+        stood = entry.phase in (Phase.DRAINED, Phase.TAKEN)
+        why = keep_off(mine.states) if not mine.drained and (stood or entry.phase is Phase.RESUMING) else ""
+        if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
+            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
+            self.ledger.save(self._left(entry))
+            return _result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
         if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
             taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR
             self.ledger.save(replace(entry, phase=Phase.TAKEN) if taken else self._left(entry))
@@ -281,7 +287,7 @@ class Drain:
         self.ledger.save(self._left(entry))
         if entry.phase is Phase.DRAINED and entry.late_lift(self.wall()):
             return _result(Outcome.RESUMED, mine, "a resume of ours that was not answered has arrived")
-        if entry.phase in (Phase.DRAINED, Phase.TAKEN):
+        if stood:
             return _result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
         return _result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
 
@@ -344,7 +350,7 @@ def _in_the_way(check: str, mine: NodeState) -> str:
 def _erased(mine: NodeState, ours: str) -> str:
     """Words that came over ours between our reading and our write, where slurmctld still shows them."""
     text = strip_suffixes(mine.reason)
-    return mine.reason if text and text != ours and "DOWN" not in mine.states else ""
+    return mine.reason if text and text != strip_suffixes(ours) and "DOWN" not in mine.states else ""
 
 
 def _who(mine: NodeState) -> str:

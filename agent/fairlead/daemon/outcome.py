@@ -1,4 +1,4 @@
-"""How a protocol of `daemon.drain` ended, and the type of one."""
+"""What comes of a protocol of drain.py, and how its steps are taken."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ DEVICES = "/sys/bus/pci/devices"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
+_BROADCOM, _BRIDGE = 0x1000, 0x0604  # its switches tell their level by the subsystem id (topology.tree)
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
 
 
@@ -80,16 +81,19 @@ class Tour:
     def _first(self, address: str) -> PciDevice:
         folder = f"{DEVICES}/{address}"
         self._inodes[address] = self._root.inode(folder)
+        vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class")
+        broadcom = vendor == _BROADCOM and class_code >> 8 == _BRIDGE
         device = PciDevice(
             address=address,
-            vendor=self._hex(f"{folder}/vendor"),
+            vendor=vendor,
             device=self._hex(f"{folder}/device"),
-            class_code=self._hex(f"{folder}/class"),
+            class_code=class_code,
             path=_path(self._root, address),
             numa=_numa(self._root, folder),
             link=unreadable("not read"),
             driver=self._driver(folder),
             virtual_function=self._root.readlink(f"{folder}/physfn") is not None,
+            subsystem=self._hex(f"{folder}/subsystem_vendor") << 16 | self._hex(f"{folder}/subsystem_device") if broadcom else 0,
         )
         return self._with_capabilities(self._with_link(device, folder), folder)
 

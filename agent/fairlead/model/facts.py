@@ -149,6 +149,7 @@ class PciDevice(Struct, frozen=True, kw_only=True):
     acs_control: int | Missing | None = None  # ACSCtl word
     acs_offset: int | None = None  # offset of the ACS extended capability in config space
     virtual_function: bool = False
+    subsystem: int = 0  # subsystem vendor and device, 32 bit, of bridges whose vendor gives it a meaning; 0 not read
 
 
 class NumaNode(Struct, frozen=True, kw_only=True):

@@ -18,8 +18,6 @@ from fairlead.policy.rules import Rules
 
 REASON_MAX = 240
 PROLOG_ERROR = "Prolog error"
-MAINTAIN = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
-MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
 #: Callers of set_node_reason: ping_nodes.c, controller.c and power_save.c, check_node_timers, validate_node_specs.
 SUFFIXES = (
     " : Not responding",
@@ -28,6 +26,8 @@ SUFFIXES = (
     " : reboot timed out",
     " : ResumeTimeout reached",
 )
+MAINTAIN = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
+MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
 
 # What slurmctld says of a registration with less than slurm.conf has (validate_node_specs in slurmctld/node_mgr.c,
 # interfaces/gres.c), comma-separated. Since 23.11 or so it *replaces* the reason of a node that is drained already.

@@ -163,7 +163,7 @@ def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
 
 def _states(text: str) -> frozenset[str]:
     """``idle+drain`` as words; a compact form's suffix (``down*``) becomes the flag that it stands for (sinfo(1))."""
-    marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_ISSUED", "^": "REBOOT_REQUESTED", "!": "POWERING_DOWN"}
+    marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "!": "POWER_DOWN"}
     marks |= {"%": "POWERING_DOWN", "#": "POWERING_UP", "~": "POWERED_DOWN", "-": "PLANNED"}
     states: set[str] = set()
     for word in text.split("+"):

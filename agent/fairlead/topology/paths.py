@@ -39,7 +39,8 @@ def nccl_pci(node: Node, a: PciDevice, b: PciDevice) -> str:
     """NCCL's class by PCI alone: LOC, PIX, PXB, PHB or SYS."""
     if a.address == b.address:
         return "LOC"
-    chain_a, chain_b = tree.nccl_chain(a), tree.nccl_chain(b)
+    devices = tree.by_address(node)
+    chain_a, chain_b = tree.nccl_chain(a, devices), tree.nccl_chain(b, devices)
     for up_a, port in enumerate(chain_a):
         if port in chain_b:
             # One step from the device to its switch is PIX, any further PCI to PCI step PXB.
