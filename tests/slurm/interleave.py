@@ -22,15 +22,19 @@ from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, strip_suffixes
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState, SlurmClient
 
-RULES = Rules(budget_percent=100)
+RULES = Rules(budget_percent=100, common_cause_nodes=0, suspect_job_nodes=0)
 STOPPED = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"})
 
 
 class World(Protocol):
     """One node of a slurmctld. ``update`` is a person's `scontrol update`, ``event`` anything else of ``events``: True when it
-    could happen. ``settle``: what is under way in slurmctld comes to its end; the node is up and registered."""
+    could happen. ``settle``: what is under way in slurmctld comes to its end; the node is up and registered. ``watch``: the
+    monitor's client, which waits for an answer. ``away``: the agents get none. ``steady``: nothing changes by itself."""
 
     client: SlurmClient
+    watch: SlurmClient
+    away: bool
+    steady: bool
     node: str
     events: tuple[str, ...]
 
@@ -70,9 +74,13 @@ class Monitor:
         self.by_hand = self.covered = False
         self.since = self.time = 0
         self.story: list[str] = []
+        self._seen: NodeState | None = None
 
-    def now(self) -> NodeState:
-        return self.world.client.node(self.world.node)
+    def now(self, *, changed: bool = False) -> NodeState:
+        """The node as it is; ``changed`` since it was last asked for. A steady world changes by nothing else."""
+        if changed or self._seen is None or not self.world.steady:
+            self._seen = self.world.watch.node(self.world.node)
+        return self._seen
 
     def tell(self, text: str) -> None:
         self.time += 1
@@ -94,7 +102,7 @@ class Monitor:
             act()
         except SlurmError as e:
             self.story[-1] += f" refused: {e}"
-        after = self.now()
+        after = self.now(changed=True)
         self.story[-1] += f" -> {'+'.join(sorted(after.states))} {after.reason!r}"
         was, stops = bool(before.states & STOPPED), bool(after.states & STOPPED)
         if before.drained and not after.drained and (not stops or person):
@@ -134,7 +142,7 @@ class Monitor:
 
     def wrote(self, agent: Agent, kind: str, *, by_hand: bool) -> None:
         """After it."""
-        node = self.now()
+        node = self.now(changed=True)
         self.counts[f"{kind} written"] += 1
         if node.states & STOPPED:
             self.hold(agent.name if kind == "drain" else "slurm", by_hand=by_hand)
@@ -146,8 +154,9 @@ class Wire:
     """The client of one agent: what it reads and writes is told to the monitor; ``fate`` of the next write: ``""`` answered,
     ``lost`` (done, no answer), ``late`` (no answer, done some time later), ``never``."""
 
-    def __init__(self, client: SlurmClient, monitor: Monitor, agent: Agent) -> None:
-        self.client = client
+    def __init__(self, world: World, monitor: Monitor, agent: Agent) -> None:
+        self.world = world
+        self.client = world.client
         self.monitor = monitor
         self.agent = agent
         self.fate = ""
@@ -156,13 +165,19 @@ class Wire:
         self.texts: set[str] = set()
         self.late: list[tuple[float, Callable[[], None]]] = []
 
+    def _answer(self) -> None:
+        if self.world.away:
+            raise SlurmUnavailable("sinfo: Unable to contact slurm controller (connect failure)")
+
     def node(self, name: str) -> NodeState:
+        self._answer()
         found = self.client.node(name)
         self.read_at = self.monitor.time
         self.monitor.counts["calls"] += 1
         return found
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
+        self._answer()
         found = self.client.nodes(names)
         self.read_at = self.monitor.time
         self.monitor.counts["calls"] += 1
@@ -182,6 +197,7 @@ class Wire:
         self._write("resume", "", lambda: self.client.resume(name))
 
     def _write(self, kind: str, text: str, act: Callable[[], None]) -> None:
+        self._answer()
         fate, self.fate = self.fate, ""
         read, by_hand, monitor, agent = self.read_at, self.by_hand, self.monitor, self.agent
         issued = agent.well_when_ordered
@@ -189,7 +205,13 @@ class Wire:
         def arrive() -> None:
             monitor.tell(f"{agent.name} {kind} {text!r} arrives (read at {read}){' by hand' if by_hand else ''}")
             monitor.write(agent, kind, read, text, by_hand=by_hand, issued=issued)
-            act()
+            try:
+                act()
+            except SlurmUnavailable:  # a restart: done or not, the node shows it
+                node = monitor.now(changed=True)
+                if node.drained == (kind == "drain") and (kind == "resume" or strip_suffixes(node.reason) == text):
+                    monitor.wrote(agent, kind, by_hand=by_hand)
+                raise
             monitor.wrote(agent, kind, by_hand=by_hand)
             if kind == "resume" and by_hand:
                 agent.lifted(monitor.time)
@@ -226,7 +248,7 @@ class Agent:
         self.node = world.node
         self.folder = folder
         self.clock = clock
-        self.wire = Wire(world.client, monitor, self)
+        self.wire = Wire(world, monitor, self)
         self.evidence = self.known = 0
         self.broken = self.record = self.knew_refusal = False
         self.covered: int | None = None
@@ -349,7 +371,6 @@ def _random(world: World, monitor: Monitor, clock: Clock, agents: list[Agent], c
     agent = agents[-1] if len(agents) > 1 and chance.random() < 0.4 else agents[0]
     what = chance.choices(*_ACTIONS)[0]
     monitor.counts[what.partition(" ")[0]] += 1
-    words = chance.choice(("ann: riser swap", "bob keeps it", "fairlead: by hand", f"{monitor.now().reason} ann looks".strip()))
     if what == "step":
         for _ in range(chance.randint(1, 4)):
             agent.step()
@@ -391,6 +412,8 @@ def _random(world: World, monitor: Monitor, clock: Clock, agents: list[Agent], c
         agent.hand(lambda d: d.resume(by_hand=True))
     elif what.startswith("person "):
         state = what.removeprefix("person ").replace("reason", "")
+        words = chance.choice(("ann: riser swap", "bob keeps it", "fairlead: by hand", "{} ann looks"))
+        words = words.format(monitor.now().reason).strip() if "{" in words else words
         reason = words if state in ("DRAIN", "DOWN", "FAIL", "") else ""
         monitor.change(f"person {state or 'reason'} {reason!r}", lambda: world.update(state, reason), agents, person=True)
     else:
@@ -413,6 +436,7 @@ def _rest(world: World, monitor: Monitor, clock: Clock, agents: list[Agent]) -> 
     for agent in agents:
         agent.wire.fate = ""
         agent.wire.deliver()
+    world.away = False
     monitor.change("settle", world.settle, agents, person=False)
     for at in range(8):
         monitor.tell(f"-- {40 * at} s of rest")

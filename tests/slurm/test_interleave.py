@@ -44,7 +44,9 @@ class Modelled:
     def __init__(self, release: str) -> None:
         self.node = "n1"
         self.ctld = model.Ctld(release, ("n1", "n2"))
-        self.client = self.ctld
+        self.client = self.watch = self.ctld
+        self.away = False
+        self.steady = False
 
     def update(self, state: str, reason: str) -> None:
         self.ctld.update("n1", state, reason)
@@ -61,6 +63,8 @@ class Modelled:
             ctld.register("n1", valid=what != "invalid", booted=what == "booted")
         elif what == "reboots":
             ctld.issue_reboots()
+        elif what in ("away", "back"):
+            self.away = what == "away"
         elif what == "restart":
             ctld.restart()
         elif what == "job":
