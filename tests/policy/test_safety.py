@@ -203,7 +203,7 @@ def play(story: Story, tail: list[tuple[str, Pair] | None], rules: Rules) -> Wor
     return world
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(STORY, TAIL, RULES)
 def test_no_order_of_events_resumes_what_is_not_well(story: Story, tail: list[tuple[str, Pair] | None], rules: Rules) -> None:
     play(story, tail, rules)
@@ -230,7 +230,7 @@ def test_the_stories_do_resume_and_do_drain() -> None:
     assert not world.drained
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(STORY)
 def test_a_state_that_was_lost_never_resumes_sooner(story: Story) -> None:
     """An empty state in place of the one that was saved: no resume before a whole recovery window of its own."""
