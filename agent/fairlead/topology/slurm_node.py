@@ -164,19 +164,24 @@ def _made(
         notes.append("its cores have different numbers of threads: Slurm can only say CPUs=")
     even = len(set(counts)) == 1 and len(threads) == 1
     made = []
+    unknown, partial = [], []
     for pci, file, kind, near, links, mig in gpus:
         mine = tuple(number for number, (_, mask) in enumerate(order) if mask & near)
         touched = {order[number][0] for number in mine}
         whole = tuple(number for number, (at, _) in enumerate(order) if at in touched)
         if not mine:
-            notes.append(f"nobody knows which CPUs are near GPU {pci}: no Cores for it")
+            unknown.append(pci)
         elif whole != mine:
-            better = " (SlurmdParameters=numa_node_as_socket would keep them apart)" if socket is Socket.PACKAGE else ""
-            notes.append(f"GPU {pci} is nearest to part of a socket; Slurm only takes whole sockets{better}")
+            partial.append(pci)
         everywhere = len(whole) == len(order)
         made.append(
             Gres(pci=pci, file=file, type=kind, cores=() if everywhere or not even else whole, near=mine, links=links, mig=mig)
         )
+    if unknown:
+        notes.append(f"nobody knows which CPUs are near GPU {', '.join(unknown)}: no Cores there")
+    if partial:
+        better = ": SlurmdParameters=numa_node_as_socket keeps them apart" if socket is Socket.PACKAGE else ""
+        notes.append(f"near GPU {', '.join(partial)} is part of a socket, and Slurm takes whole ones only{better}")
     return SlurmNode(
         name=name,
         cpus=sum(mask.bit_count() for _, mask in order),
@@ -185,7 +190,7 @@ def _made(
         threads_per_core=threads.pop() if even else 0,
         memory_mib=memory_mib,
         gpus=tuple(made),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(notes),
     )
 
 
@@ -209,5 +214,3 @@ def _links(gpu: Accelerator, order: Sequence[Accelerator]) -> tuple[int, ...]:
 
 def _mig(gpu: Gpu | None) -> bool:
     return gpu is not None and gpu.mig_current is True
-
-

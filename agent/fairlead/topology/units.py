@@ -210,4 +210,4 @@ def _components(pairs: tuple[tuple[str, str], ...], within: set[str], held: Iter
     parts: dict[str, set[str]] = {}
     for at in root:
         parts.setdefault(find(at), set()).add(at)
-    return sorted(parts.values(), key=lambda part: sorted(part))
+    return sorted(parts.values(), key=sorted)
