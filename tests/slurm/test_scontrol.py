@@ -55,6 +55,14 @@ def test_job_lines_never_crash(text: str) -> None:
     parse_jobs(text)
 
 
+@pytest.mark.parametrize("digits", ["²", "9" * 5000, "-1", "", "1.5"])
+def test_what_only_looks_like_a_number(digits: str) -> None:
+    """str.isdigit() holds for "²", and int() refuses more than 4300 digits."""
+    assert parse_jobs(f"7 R {digits}\n9 CG 1\n")[-1].id == "9"
+    (node,) = parse_nodes(f"n1{MARK}host{MARK}idle{MARK}root{MARK}{digits}{MARK}main{MARK}x{MARK}\n", MARK)
+    assert node.reason_time == 0
+
+
 def test_only_jobs_that_hold_the_node() -> None:
     assert [j.id for j in parse_jobs("7 R 2\n8 CD 1\n9 CG 1\n10 PD 4\nx\n")] == ["7", "9"]
 
