@@ -18,10 +18,12 @@ from tests.lab import clean, ledger, linux
 HERE = Path(__file__).parent
 #: A fixture that holds a cluster or rack for many tests -> what they are called together.
 SHARED = {"up": "slurm", "simulated": "hooks", "real": "hooks", "rack": "rack", "site": "faults", "admin": "playbooks"}
+SHARED |= {"all_states": "states"}
 #: Roughly how many seconds they take, to begin with the longest; a file takes 1, a test with a lab of its own 10.
 SECONDS = {
     "faults": 120,
     "slurm": 100,
+    "states": 95,
     "playbooks": 90,
     "rack": 40,
     "hooks": 30,
