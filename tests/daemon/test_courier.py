@@ -90,7 +90,7 @@ def couriers(protocol: Callable[..., Drain]) -> Iterator[Callable[..., Courier]]
 
 
 def until(courier: Courier, met: Callable[[Standing], bool]) -> Standing:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while not met(standing := courier.take()):
         assert time.monotonic() < deadline, standing
         select.select([courier.fileno()], [], [], 0.1)
@@ -315,4 +315,4 @@ def test_less_hardware_than_slurm_conf_has_is_not_put_back_into_service(ctld: Ct
     finish(protocol().drain("xid", "x"))
     ctld.all["n1"] = replace(ctld.all["n1"], states=frozenset({"IDLE", "DRAIN", "INVALID_REG"}))
     result = finish(protocol().resume())
-    assert result.outcome is Outcome.HELD and "slurmctld refuses" in result.detail
+    assert result.outcome is Outcome.HELD and "less than slurm.conf says" in result.detail

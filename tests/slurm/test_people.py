@@ -5,6 +5,7 @@ One Slurm release is enough: nothing here asks slurmctld for more than drain and
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,12 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
 
+from fairlead.cli import main
 from fairlead.daemon.audit import Entry, Trail
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, PROJECT, XID79, Agent
@@ -50,11 +54,11 @@ class Ward:
         folders = ["--state-dir", str(self.agent.state_dir), "--run-dir", str(self.agent.run_dir)]
         more = folders if words[0] in ("hold", "audit", "why") else ["--document", str(self.agent.document)]
         more += ["--slurm-bin", str(self.cluster.bin)] if words[0] == "why" else []
-        env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "SUDO_USER": user, "TZ": "UTC"}
-        command = [sys.executable, "-m", "fairlead", *words, *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=PROJECT, env=env)
-        assert done.returncode == code, done
-        return done.stdout + done.stderr
+        said = io.StringIO()
+        with patch.dict(os.environ, SUDO_USER=user), redirect_stdout(said), redirect_stderr(said):
+            ended = main([*words, *more])
+        assert ended == code, (ended, said.getvalue())
+        return said.getvalue()
 
     def xid(self, number: int = 1, *buses: str) -> None:
         """Xid 79 of these GPUs (default: 1b), with numbers from ``number`` on, in one go."""
