@@ -225,7 +225,7 @@ def _boot(record: KernelRecord, node: Node) -> str:
 def _whose(jobs: frozenset[int]) -> str:
     if not jobs:
         return ", the job's own fault"
-    return f", the own fault of {_jobs(jobs)}"
+    return f", the fault of {_jobs(jobs)}"
 
 
 def _jobs(jobs: Collection[int]) -> str:
