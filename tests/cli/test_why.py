@@ -173,6 +173,10 @@ def test_another_node_is_asked_over_ssh(
     told = capsys.readouterr().out
     assert told.startswith("gpu7\n") and "agent: drained" in told and "riser 2" in told and "Xid 79" in told
     assert (tmp_path / "asked").read_text() == "fairlead why --no-slurm --json\n"
+    assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here"), "--json", "--history"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["next"][0].startswith("the agent is down") and [e["what"] for e in data["audit"]] == ["drained"]
+    assert (tmp_path / "asked").read_text() == "fairlead why --no-slurm --json --history\n"
     (tmp_path / "ssh").write_text("#!/bin/sh\necho Permission denied >&2\nexit 255\n")
     assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here")]) == 0
     assert "no account of the agent over ssh: Permission denied" in capsys.readouterr().out

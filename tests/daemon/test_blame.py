@@ -241,6 +241,32 @@ def test_the_agent_blames_the_gpu_on_which_several_users_jobs_fault(agents) -> N
     assert not any(str(uid) in published for uid in USERS)
 
 
+def test_hundreds_of_lines_of_one_application_fault_are_one_event_and_no_drain(agents) -> None:  # type: ignore[no-untyped-def]
+    agent = agents(agent={"interval_seconds": 600}).start()
+    (agent.run_dir / "jobs" / "11").write_text("1\trunning\t1001\t0-3\t1\t-\t-\t.\n")
+    uptime = 86390_000_000  # of the recorded machine, in microseconds
+    for part in range(5):
+        lines = [f"4,{n},{uptime},-;{XID31.format('1b', 1000 + n % 7)}" for n in range(1 + 100 * part, 101 + 100 * part)]
+        agent.kernel(*lines)
+        agent.until(lambda part=part: _last(agent) == 100 * (part + 1), f"line {100 * (part + 1)}")
+    assert agent.end() == 0
+    with sqlite3.connect(f"file:{agent.state_dir / 'history.sqlite'}?mode=ro", uri=True) as db:
+        events = [row for row in db.execute("SELECT event, text FROM event") if "Xid 31" in row[1]]
+    assert [event for event, _ in events] == ["verdict warn"] and "the own fault of job 11" in events[0][1]
+    told = [line for line in agent.log.read_text().splitlines() if "Xid 31" in line]
+    assert len([line for line in told if "verdict" in line]) == len([line for line in told if "check=xid" in line]) == 1
+    assert not [line for line in told if "drain" in line]
+    assert agent.verdict().state.value == "warn" and "the own fault of job 11" in agent.verdict().text
+
+
+def _last(agent) -> int:  # type: ignore[no-untyped-def]
+    try:
+        with sqlite3.connect(f"file:{agent.state_dir / 'history.sqlite'}?mode=ro", uri=True) as db:
+            return int(db.execute("SELECT max(sequence) FROM record").fetchone()[0] or 0)
+    except sqlite3.Error:
+        return 0
+
+
 def _seen(agent) -> int:  # type: ignore[no-untyped-def]
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:

@@ -90,7 +90,7 @@ def couriers(protocol: Callable[..., Drain]) -> Iterator[Callable[..., Courier]]
 
 
 def until(courier: Courier, met: Callable[[Standing], bool]) -> Standing:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while not met(standing := courier.take()):
         assert time.monotonic() < deadline, standing
         select.select([courier.fileno()], [], [], 0.1)
@@ -292,3 +292,27 @@ def test_fairlead_resume_takes_back_a_verdict_that_no_agent_would(
     assert main(["drain", "--document", str(agent.document), "--reason", "riser 2"]) == 0
     assert main(["resume", "--document", str(agent.document)]) == 0
     assert not ctld.node("n1").drained and seen == [True, False]
+
+
+@pytest.mark.parametrize("states", [{"IDLE", "POWERING_DOWN"}, {"DOWN", "POWERED_DOWN"}])
+def test_a_drain_that_powering_down_lifted_is_not_acknowledged(
+    ctld: Ctld, couriers: Callable[..., Courier], protocol: Callable[..., Drain], states: set[str]
+) -> None:
+    """slurmctld's power_save.c clears DRAIN. What is still wrong when the node is back drains it again."""
+    courier = couriers(look_seconds=0.1)
+    courier.want(XID)
+    reason = until(courier, lambda s: s.drained).reason
+    powered = f"{reason} : ResumeTimeout reached" if "DOWN" in states else ""
+    ctld.all["n1"] = replace(ctld.all["n1"], states=frozenset(states), reason=powered)
+    courier.look()
+    assert until(courier, lambda s: not s.drained).acknowledged == 0
+    assert ctld.calls.count("drain") == 1
+    ctld.all["n1"] = replace(ctld.all["n1"], states=frozenset({"IDLE"}), reason="")
+    assert until(courier, lambda s: s.drained).acknowledged == 0
+
+
+def test_less_hardware_than_slurm_conf_has_is_not_put_back_into_service(ctld: Ctld, protocol: Callable[..., Drain]) -> None:
+    finish(protocol().drain("xid", "x"))
+    ctld.all["n1"] = replace(ctld.all["n1"], states=frozenset({"IDLE", "DRAIN", "INVALID_REG"}))
+    result = finish(protocol().resume())
+    assert result.outcome is Outcome.HELD and "less than slurm.conf says" in result.detail

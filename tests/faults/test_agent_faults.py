@@ -169,6 +169,27 @@ def test_a_hold_keeps_our_drain_standing_too(ward: Ward) -> None:
     ward.rack.wait_idle(20, ["gpu2"])
 
 
+def test_ack_and_clear_reach_the_agent_in_its_units_sandbox(ward: Ward) -> None:
+    pci = ward.xid(2)
+    ward.drained(2)
+    done = ward.fairlead(2, "ack", f"xid/{pci}", "--reason", "known, RMA 4711")
+    assert done.returncode == 0 and done.stdout.endswith("  taken up\n"), done
+    ward.rack.wait_idle(20, ["gpu2"])
+    ward.xid(2, pci)
+    ward.drained(2)
+    done = ward.fairlead(2, "clear", pci, "--reason", "reset")
+    assert done.returncode == 0 and done.stdout.endswith("  taken up\n"), done
+    ward.rack.wait_idle(20, ["gpu2"])
+    assert ward.run(2, "ls /var/lib/fairlead/requests").stdout == ""
+    expected = ["agent", "root", "agent", "agent", "agent", "root", "agent", "agent"]
+
+    def told() -> list[str]:
+        lines = ward.fairlead(2, "audit").stdout.splitlines()
+        return [line.partition("  ")[2].partition(" ")[0].rstrip(":") for line in lines][-len(expected) :]
+
+    ward.wait("the trail tells who did what", told, lambda who: who == expected)
+
+
 def test_drain_and_resume_by_hand(ward: Ward) -> None:
     done = ward.fairlead(2, "drain", "--reason", "fan 3 rattles")
     assert done.returncode == 0, done

@@ -97,6 +97,27 @@ def test_stale_is_the_sites_choice(stage: Stage, shell: str, on_stale: str | Non
     assert (stage.run / "prolog.log").read_text().startswith(f"1\t{word}\t4711\t")
 
 
+@pytest.mark.parametrize(
+    ("restarts", "starts"),
+    [("0", False), ("2", False), ("3", True), ("12", True), ("", False), ("3x", False), ("-3", False), ("9" * 20, False)],
+)
+def test_a_job_that_was_restarted_three_times_drains_no_further_node_for_a_missing_verdict(
+    stage: Stage, shell: str, restarts: str, starts: bool
+) -> None:
+    stage.hooks_line("refuse")
+    ran = stage.start(shell, "prolog", {**JOB, "SLURM_JOB_RESTART_COUNT": restarts})
+    assert ran.rc == (0 if starts else 1)
+    assert stage.job(4711)[1] == ("running" if starts else "refused")
+    told = (stage.run / "prolog.log").read_text()
+    assert (f"restarted {restarts} times" in told) is starts
+
+
+def test_a_drain_refuses_whatever_the_jobs_past(stage: Stage, shell: str) -> None:
+    """It drains no node: that one is drained."""
+    stage.verdict(line("drain"))
+    assert stage.start(shell, "prolog", {**JOB, "SLURM_JOB_RESTART_COUNT": "9"}).rc == 1
+
+
 def test_an_incomplete_hooks_line_means_the_default(stage: Stage, shell: str) -> None:
     (stage.etc / "hooks").write_text("1\trefuse\tfull\t-\t-")
     assert stage.start(shell, "prolog", JOB).rc == 0

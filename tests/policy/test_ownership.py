@@ -34,7 +34,7 @@ def test_the_reason_is_the_contract_s() -> None:
     assert build("xid", "k3v9q2", "x", job=12).text == "fairlead:xid:k3v9q2 x job=12"
 
 
-@pytest.mark.parametrize("suffix", ["", SUFFIXES[0], SUFFIXES[1], SUFFIXES[0] * 3, SUFFIXES[1] + SUFFIXES[0]])
+@pytest.mark.parametrize("suffix", ["", *SUFFIXES, SUFFIXES[0] * 3, SUFFIXES[1] + SUFFIXES[0], SUFFIXES[1] + SUFFIXES[3]])
 @pytest.mark.parametrize("user", ["root", "slurm"])
 @pytest.mark.parametrize(
     "states", [{"IDLE", "DRAIN"}, {"DOWN", "DRAIN", "NOT_RESPONDING"}, {"MIXED+DRAIN"}, {"drained*"}, {"DOWN"}]
@@ -48,7 +48,7 @@ def test_ours_with_what_slurmctld_appends(suffix: str, user: str, states: set[st
     [
         (OURS.text, "alice", Owner.FOREIGN),
         (OURS.text + " ", "root", Owner.FOREIGN),
-        (OURS.text + " : reboot by ann", "root", Owner.FOREIGN),
+        (OURS.text + " : reboot complete by ann", "root", Owner.FOREIGN),
         (OURS.text + ", broken fan too", "root", Owner.FOREIGN),
         ("broken fan; " + OURS.text, "root", Owner.FOREIGN),
         (OURS.text.replace("k3v9q2", "k3v9q3"), "root", Owner.ORPHAN),

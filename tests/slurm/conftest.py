@@ -46,7 +46,7 @@ def cluster(up: Cluster) -> Cluster:
         if reservation.startswith("ReservationName="):
             up.scontrol("delete", reservation.split()[0])
     up.run(["/usr/bin/scancel", "--user=alice"], check=False)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while True:
         states = {n.name: n.states for n in client_of(up).nodes()}
         if all(s == {"IDLE"} for s in states.values()):

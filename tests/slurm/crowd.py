@@ -34,6 +34,11 @@ def rpcs(cluster: Cluster) -> dict[str, tuple[int, int]]:
     return {name: (int(count), int(mean)) for name, count, mean in _COUNT.findall(text)}
 
 
+def ours(counts: dict[str, tuple[int, int]]) -> int:
+    """RPCs of fairlead: all of its kinds, without the probe's squeue (one REQUEST_JOB_INFO and one REQUEST_PARTITION_INFO)."""
+    return sum(counts.get(name, (0, 0))[0] for name in OURS) - counts.get("REQUEST_JOB_INFO", (0, 0))[0]
+
+
 @dataclass
 class Probe:
     """Asks slurmctld what a user would, over and over, and keeps the milliseconds: `squeue` and `scontrol ping`."""
@@ -67,11 +72,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Overshoot:
-    """nodes: the most that were drained at once, past the budget. seconds: from the first moment past it to the last.
+    """nodes: the most that were drained at once, past the budget. seconds: the longest time past it. times: how often.
     drains, undone: how many drains slurmctld took and how many were undone."""
 
     nodes: int
     seconds: float
+    times: int
     drains: int
     undone: int
 
@@ -80,7 +86,8 @@ def overshoot(log: str, budget: int) -> Overshoot:
     """What slurmctld's log says about drains and their undoing (lines of ``update_node``, src/slurmctld/node_mgr.c)."""
     out: set[str] = set()
     most, drains, undone = 0, 0, 0
-    began = ended = 0.0
+    began = longest = 0.0
+    times = 0
     for stamp, name, state in _UPDATE.findall(log):
         second, _, fraction = stamp.partition(".")
         at = time.mktime(time.strptime(second, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{fraction or 0}")
@@ -91,12 +98,11 @@ def overshoot(log: str, budget: int) -> Overshoot:
             undone += name in out
             out.discard(name)
         most = max(most, len(out))
-        if len(out) > budget:
-            began = began or at
-            ended = 0.0
-        elif began and not ended:
-            ended = at
-    return Overshoot(max(0, most - budget), (ended or began) - began, drains, undone)
+        if len(out) > budget and not began:
+            began, times = at, times + 1
+        elif len(out) <= budget and began:
+            longest, began = max(longest, at - began), 0.0
+    return Overshoot(max(0, most - budget), longest, times, drains, undone)
 
 
 class Crowd:
@@ -104,6 +110,7 @@ class Crowd:
 
     def __init__(self, cluster: Cluster, folder: Path, rules: Rules, nodes: Sequence[str] = ()) -> None:
         self.couriers: dict[str, Courier] = {}
+        self.since: dict[str, float] = {}  # when a node was first seen drained (CLOCK_MONOTONIC)
         self.client = Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=60)
         for name in nodes or cluster.node_names:
             for sub in ("state", "run"):
@@ -128,7 +135,10 @@ class Crowd:
 
     @property
     def drained(self) -> set[str]:
-        return {name for name, courier in self.couriers.items() if courier.take().drained}
+        found = {name for name, courier in self.couriers.items() if courier.take().drained}
+        for name in found:
+            self.since.setdefault(name, time.monotonic())
+        return found
 
     @property
     def held(self) -> set[str]:

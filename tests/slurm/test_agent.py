@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from fairlead.cli.story import story
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, XID79, Agent
 from tests.lab.cluster import Cluster
+from tests.lab.roots import SUITES
 from tests.slurm.conftest import client_of, running
 
 pytestmark = pytest.mark.slurm
@@ -166,6 +168,49 @@ def test_repaired_and_booted_again_it_resumes_its_own(agents: Make, cluster: Clu
     assert not client_of(cluster).node("n1").drained
 
 
+@pytest.mark.parametrize("up", list(SUITES)[-1:], indirect=True)  # nothing of it depends on the release
+def test_the_return_command_decides_and_the_same_fault_again_is_for_a_person(
+    agents: Make, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Reboot, a command that fails and then passes, back in service; the fault again: hardware, and no resume by itself."""
+    command = ["/bin/sh", "-c", f'test -e {tmp_path}/fast || {{ echo "busbw 12 GB/s"; exit 4; }}']
+    agent = agents(policy={"budget_percent": 100, "return_command": command, "return_retry_seconds": 1}).start()
+    agent.kernel(xid79())
+    assert drained(agent, cluster).endswith("(fallen off the bus): reboot_node")
+    next_boot(agent, tmp_path, 1)
+    agent.until(lambda: "the return command has failed and is tried again" in agent.verdict().text, "word of the command")
+    agent.until(lambda: (agent.status()["return"] or {}).get("outcome") == "exit 4", "the command in the status")
+    assert agent.status()["return"]["said"] == "busbw 12 GB/s" and "busbw" not in agent.verdict().text
+    assert client_of(cluster).node("n1").drained
+    (tmp_path / "fast").touch()
+    agent.until(lambda: not client_of(cluster).node("n1").drained, "resume")
+    agent.until(lambda: agent.verdict().state is State.OK and agent.status()["drain"] is None, "that it is known")
+    agent.kernel(xid79(2))
+    assert drained(agent, cluster).endswith("(fallen off the bus): check_hardware (again after reboot_node)")
+    agent.until(lambda: bool(agent.status()["findings"]), "the finding in the status")
+    agent.until(lambda: "check_hardware" in (agent.run_dir / "metrics.prom").read_text(), "the step in the metrics")
+    (finding,) = agent.status()["findings"]
+    assert (finding["action"], finding["raised"]["from"]) == ("check_hardware", "reboot_node")
+    why = "\n".join(story("n1", {"status": agent.status(), "state": "drain"}, None))
+    assert "check_hardware (again after reboot_node; the check alone says reboot_node" in why and "reboots:  1 for faults" in why
+    metrics = (agent.run_dir / "metrics.prom").read_text()
+    assert 'step="check_hardware"} 1.0' in metrics and "fairlead_reboots_for_faults 1.0" in metrics
+    assert 'fairlead_return_command_runs_total{outcome="passed"} 1.0' in metrics
+    next_boot(agent, tmp_path, 2)
+    agent.until(lambda: "wants check_hardware: resume by hand" in agent.verdict().text, "word of the person")
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 4, "later verdicts")
+    assert client_of(cluster).node("n1").drained
+
+
+def next_boot(agent: Agent, folder: Path, number: int) -> None:
+    """The machine boots with the agent."""
+    agent.end()
+    agent.tree = shutil.copytree(agent.tree, folder / f"boot {number}", symlinks=True)
+    (agent.tree / "proc/sys/kernel/random/boot_id").write_text(f"{number}1111111-2222-3333-4444-555555555555\n")
+    agent.start()
+
+
 def test_repaired_but_an_admin_took_over(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
     agent = agents().start()
     agent.kernel(xid79())
@@ -218,7 +263,7 @@ def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None
 
     def held(own: Cluster, job: int) -> None:
         """Requeued and held, not lost."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while "held" not in (told := own.scontrol("-o", "show", "job", str(job))):
             assert time.monotonic() < deadline, told
             time.sleep(0.02)
@@ -237,7 +282,7 @@ def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None
             for job in jobs:
                 held(own, job)
             second = agent_of(own, "n2")
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 90
             while client.node("n2").reason != "Prolog error":
                 assert time.monotonic() < deadline, client.node("n2")
                 time.sleep(0.02)

@@ -5,6 +5,7 @@ One Slurm release is enough: nothing here asks slurmctld for more than drain and
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,12 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
 
+from fairlead.cli import main
 from fairlead.daemon.audit import Entry, Trail
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, PROJECT, XID79, Agent
@@ -50,24 +54,32 @@ class Ward:
         folders = ["--state-dir", str(self.agent.state_dir), "--run-dir", str(self.agent.run_dir)]
         more = folders if words[0] in ("hold", "audit", "why") else ["--document", str(self.agent.document)]
         more += ["--slurm-bin", str(self.cluster.bin)] if words[0] == "why" else []
-        env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "SUDO_USER": user, "TZ": "UTC"}
-        command = [sys.executable, "-m", "fairlead", *words, *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=PROJECT, env=env)
-        assert done.returncode == code, done
-        return done.stdout + done.stderr
+        said = io.StringIO()
+        with patch.dict(os.environ, SUDO_USER=user), redirect_stdout(said), redirect_stderr(said):
+            ended = main([*words, *more])
+        assert ended == code, (ended, said.getvalue())
+        return said.getvalue()
 
-    def xid(self, number: int = 1, pci: str = "1b:00") -> None:
+    def xid(self, number: int = 1, *buses: str) -> None:
+        """Xid 79 of these GPUs (default: 1b), with numbers from ``number`` on, in one go."""
         now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
-        self.agent.kernel(XID79.format(n=number, us=now).replace("1b:00", pci))
+        lines = enumerate(buses or ("1b",), start=number)
+        self.agent.kernel(*(XID79.format(n=n, us=now).replace("1b:00", f"{bus}:00") for n, bus in lines))
+
+    def status(self) -> dict[str, Any]:
+        """The agent's account, once there is one."""
+        self.agent.until((self.agent.run_dir / "status.json").exists, "status")
+        return self.agent.status()
 
     def drained(self) -> str:
         self.agent.until(lambda: self.agent.verdict().state is State.DRAIN, "verdict drain")
         node = self.client.node("n1")
         assert node.drained
+        self.agent.until(lambda: (self.status()["drain"] or {}).get("reason") == node.reason, "the drain in the status")
         return node.reason
 
     def in_service(self) -> None:
-        self.agent.until(lambda: self.agent.status()["drain"] is None, "resume")
+        self.agent.until(lambda: self.status()["drain"] is None, "resume")
         assert not self.client.node("n1").drained
 
     def more_sweeps(self, count: int = 5) -> None:
@@ -76,6 +88,18 @@ class Ward:
 
     def noted(self, who: str = "") -> list[Entry]:
         return [e for e in self.trail.read() if who in ("", e.who)]
+
+    def tells(self, *expected: tuple[str, ...]) -> None:
+        """Wait until the trail says who did what, with what outcome where that is named too: the agent notes a thing after
+        it has published it."""
+
+        def told() -> list[tuple[str, ...]]:
+            return [(e.who, e.what, e.outcome)[: len(expected[0])] for e in self.noted()]
+
+        try:
+            self.agent.until(lambda: told() == list(expected), "such a trail")
+        except AssertionError as e:
+            raise AssertionError(f"{told()}\n{e}") from None
 
 
 @pytest.fixture
@@ -103,12 +127,9 @@ def test_an_acknowledged_fault_does_not_drain_until_there_is_another(ward: Ward)
     assert "known:    acknowledged" in told and "next:     nothing now" in told and "RMA 4711" in told
     listed = json.loads(ward.say("ack", "--list", "--json"))["acknowledged"]
     assert [(r["name"], r["who"], r["why"]) for r in listed] == [(f"xid/{PCI}", "ann", "known, RMA 4711")]
-    assert [(e.who, e.what, e.outcome) for e in ward.noted()] == [
-        ("agent", "drained", "done"),
-        ("ann", "ack", "done"),
-        ("agent", "acknowledged", "done"),
-        ("agent", "resumed", "done"),
-    ]
+    ward.tells(
+        ("agent", "drained", "done"), ("ann", "ack", "done"), ("agent", "acknowledged", "done"), ("agent", "resumed", "done")
+    )
     ward.xid(2)
     assert ward.drained() != reason
     assert "no standing finding" in ward.say("ack", "ecc", "--reason", "x", code=66)
@@ -144,15 +165,14 @@ def test_closed_as_repaired_the_agent_resumes_and_old_records_stay_closed(ward: 
     """It had been drained too often for the agent to resume it by itself; and the record is still in the log of this boot."""
     ward.configure(strikes_max=1)
     ward.agent.start()
-    ward.xid()
-    ward.xid(2, "43:00")
+    ward.xid(1, "1b", "43")
     ward.drained()
-    ward.agent.until(lambda: len(ward.agent.status()["strikes"]) == 2, "both strikes")
-    serial = next(g["serial"] for g in ward.agent.status()["gpus"] if g["pci"] == PCI)
+    ward.agent.until(lambda: len(ward.status()["strikes"]) == 2, "both strikes")
+    serial = next(g["serial"] for g in ward.status()["gpus"] if g["pci"] == PCI)
     assert f"1 strike of {serial}" in ward.say("clear", serial, "--reason", "x", "--dry-run")
     ward.say("clear", serial, "--reason", "GPU replaced, ticket 4711")
     ward.more_sweeps()
-    standing = ward.agent.status()["standing"]
+    standing = ward.status()["standing"]
     assert [r["device"] for r in standing] == ["0000:43:00.0"] and ward.client.node("n1").drained
     ward.say("clear", "0000:43:00.0", "--reason", "reset")
     ward.in_service()
@@ -162,7 +182,7 @@ def test_closed_as_repaired_the_agent_resumes_and_old_records_stay_closed(ward: 
     assert ward.agent.verdict().state is State.OK and not ward.client.node("n1").drained
     ward.xid(3)
     ward.drained()
-    assert [(e.who, e.what) for e in ward.noted()] == [
+    ward.tells(
         ("agent", "drained"),
         ("ann", "clear"),
         ("agent", "closed as repaired"),
@@ -170,7 +190,7 @@ def test_closed_as_repaired_the_agent_resumes_and_old_records_stay_closed(ward: 
         ("agent", "closed as repaired"),
         ("agent", "resumed"),
         ("agent", "drained"),
-    ]
+    )
 
 
 def test_clear_all(ward: Ward) -> None:
@@ -179,7 +199,7 @@ def test_clear_all(ward: Ward) -> None:
     ward.drained()
     ward.say("clear", "--all", "--reason", "new board")
     ward.in_service()
-    status = ward.agent.status()
+    status = ward.status()
     assert (status["standing"], status["strikes"], status["acknowledged"]) == ([], {}, [])
     assert "knows no such device" in ward.say("clear", "0000:99:00.0", "--reason", "x", code=66)
 
@@ -213,7 +233,7 @@ def test_drained_by_an_admin(ward: Ward) -> None:
     told = ward.say("why", "n1")
     assert "riser swap by bob" in told and "not fairlead" in told and "next:     ask whoever drained it (root)" in told
     assert "a resume before that does not last" in told
-    ward.agent.until(lambda: [e.what for e in ward.noted()] == ["left alone"], "the trail")
+    ward.tells(("agent", "left alone"))
     assert "riser swap by bob" in ward.noted()[0].detail
 
 
@@ -267,7 +287,7 @@ def test_a_full_disk_stops_neither_a_hold_nor_a_resume(ward: Ward, full: Path) -
     ward.xid()
     ward.agent.until(lambda: "79" in ward.agent.verdict().text, "word of the Xid")
     ward.more_sweeps()
-    assert not ward.client.node("n1").drained and "hold" in ward.agent.status() and ward.agent.status()["hold"]["who"] == "ann"
+    assert not ward.client.node("n1").drained and "hold" in ward.status() and ward.status()["hold"]["who"] == "ann"
     ward.say("hold", "--release")
     ward.drained()
     ward.say("ack", "--all", "--reason", "known")  # through the spool in the run directory
@@ -285,10 +305,9 @@ def test_a_full_disk_stops_neither_a_hold_nor_a_resume(ward: Ward, full: Path) -
 
 def test_many_say_things_at_once(ward: Ward) -> None:
     ward.agent.start()
-    for number, bus in enumerate(("1b", "43", "52"), start=1):
-        ward.xid(number, f"{bus}:00")
+    ward.xid(1, "1b", "43", "52")
     ward.drained()
-    ward.agent.until(lambda: len(ward.agent.status()["standing"]) == 3, "three faults")
+    ward.agent.until(lambda: len(ward.status()["standing"]) == 3, "three faults")
     env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
     command = [sys.executable, "-m", "fairlead", "ack", "--reason", "known", "--document", str(ward.agent.document)]
     people = [

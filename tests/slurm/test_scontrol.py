@@ -27,15 +27,15 @@ HOSTILE = (
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("reason", HOSTILE)
-def test_reason_comes_back_exactly(cluster: Cluster, client: Scontrol, reason: str) -> None:
-    before = int(time.time())
-    cluster.scontrol("update", "nodename=n1", "state=drain", f"reason={reason}")
-    node = client.node("n1")
-    assert (node.reason, node.reason_user, node.states) == (reason, "root", {"IDLE", "DRAIN"})
-    assert before <= node.reason_time <= time.time() + 1
-    assert node.drained and not node.available
-    assert [n.name for n in client.nodes() if n.drained] == ["n1"]
+def test_reason_comes_back_exactly(cluster: Cluster, client: Scontrol) -> None:
+    for reason in HOSTILE:
+        before = int(time.time())
+        cluster.scontrol("update", "nodename=n1", "state=drain", f"reason={reason}")
+        node = client.node("n1")
+        assert (node.reason, node.reason_user, node.states) == (reason, "root", {"IDLE", "DRAIN"})
+        assert before <= node.reason_time <= time.time() + 1, reason
+        assert node.drained and not node.available
+        assert [n.name for n in client.nodes() if n.drained] == ["n1"]
 
 
 @pytest.mark.slurm
@@ -154,5 +154,35 @@ def test_job_lines_never_crash(text: str) -> None:
     parse_jobs(text)
 
 
+@pytest.mark.parametrize("digits", ["²", "9" * 5000, "-1", "", "1.5"])
+def test_what_only_looks_like_a_number(digits: str) -> None:
+    """str.isdigit() holds for "²", and int() refuses more than 4300 digits."""
+    assert parse_jobs(f"7 R {digits}\n9 CG 1\n")[-1].id == "9"
+    (node,) = parse_nodes(f"n1{MARK}host{MARK}idle{MARK}root{MARK}{digits}{MARK}main{MARK}x{MARK}\n", MARK)
+    assert node.reason_time == 0
+
+
 def test_only_jobs_that_hold_the_node() -> None:
     assert [j.id for j in parse_jobs("7 R 2\n8 CD 1\n9 CG 1\n10 PD 4\nx\n")] == ["7", "9"]
+
+
+@pytest.mark.parametrize(
+    ("compact", "words"),
+    [
+        ("idle", {"IDLE"}),
+        ("down*", {"DOWN", "NOT_RESPONDING"}),
+        ("allocated@", {"ALLOCATED", "REBOOT_REQUESTED"}),
+        ("reboot^", {"REBOOT", "REBOOT_ISSUED"}),
+        ("idle~", {"IDLE", "POWERED_DOWN"}),
+        ("idle%", {"IDLE", "POWERING_DOWN"}),
+        ("mixed!", {"MIXED", "POWER_DOWN"}),
+        ("idle#", {"IDLE", "POWERING_UP"}),
+        ("idle$", {"IDLE", "MAINTENANCE"}),
+        ("idle-", {"IDLE", "PLANNED"}),
+        ("mixed+drain+reboot_requested", {"MIXED", "DRAIN", "REBOOT_REQUESTED"}),
+    ],
+)
+def test_marks_of_sinfo_are_flags(compact: str, words: set[str]) -> None:
+    """sinfo(1), NODE STATE CODES; ``@`` and ``^`` as 26.05 shows them on real nodes."""
+    row = f"n1{MARK}host{MARK}{compact}{MARK}root{MARK}17{MARK}main{MARK}x{MARK}\n"
+    assert parse_nodes(row, MARK)[0].states == words

@@ -5,6 +5,7 @@ import pytest
 from fairlead.model.facts import Missing, NumaNode, Why
 from fairlead.topology import plan, publish
 from tests.topology.build import hgx
+from tests.topology.trees import node as node_of
 
 
 def test_topology_text_comes_back() -> None:
@@ -106,3 +107,19 @@ def test_no_driver_no_gpus() -> None:
     node = msgspec.structs.replace(hgx(), gpus=Missing(Why.UNREADABLE, "NVML does not answer"))
     assert publish.render_plans(node) == {}
     assert publish.render_topology(node).startswith("1\tnode\tn1\t0\t0-111\t112\n")
+
+
+def test_amd_gpus_are_published_by_their_place_on_the_bus() -> None:
+    """No NVML knows them; Slurm's AutoDetect=rsmi counts them in the bus's order as well."""
+    node = node_of("lumi-g")
+    lines = [line.split("\t") for line in publish.render_topology(node).splitlines()]
+    assert [line[4][5:7] for line in lines if line[0] == "gpu"] == ["c1", "c6", "c9", "ce", "d1", "d6", "d9", "de"]
+    assert publish.render_plans(node)[8].splitlines()[0].split("\t")[1] == "48-55,112-119"
+
+
+def test_no_driver_beside_amd_graphics_publishes_nothing() -> None:
+    """NVIDIA GPUs on the bus whose driver is silent: their GRES indices are not known."""
+    import msgspec
+
+    node = msgspec.structs.replace(node_of("hgx-h100"), gpus=Missing(Why.UNREADABLE, "NVML does not answer"))
+    assert publish.render_plans(node) == {}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import tempfile
 from functools import cache
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.cli.look import recorded_nvml
+from fairlead.cli.recorded import recorded_nvml
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.facts import Node
@@ -20,6 +21,7 @@ from tests.lab.models import MODELS
 from tests.lab.sites import SITES, write_site
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared/data/sysroots"
+MEMORY = "/dev/shm"  # thousands of small files: a disk takes seconds
 READS = ("/proc/cpuinfo",)
 
 
@@ -38,7 +40,7 @@ NAMES = [
 @cache
 def node(name: str) -> Node:
     """The node of one machine, healthy and tuned where the tree is ours."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
         tree = Path(folder) / name
         if name in MODELS:
             write_machine(tree, name, tuned=True)

@@ -221,6 +221,38 @@ def test_escapes_of_dev_kmsg_are_undone() -> None:
     assert last(message(f"[ 1.0] {A}31, pid=7, name=a\\x41, Ch 00000008")).process == "a\\x41"
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Aug 17 00:00:24 gpu-01 kernel: message repeated 3 times: [ " + TEXT + "]", TEXT),
+        ("Aug 17 00:00:24 gpu-01 kernel: [  201.650687] message repeated 12 times: [" + TEXT + "]", TEXT),
+        ("Aug 17 00:00:24 gpu-01 kernel: message repeated 3 times: [ " + TEXT, "message repeated 3 times: [ " + TEXT),
+    ],
+)
+def test_messages_that_syslog_counted_instead_of_writing_them(line: str, expected: str) -> None:
+    assert message(line) == expected
+
+
+def test_lines_of_fabric_managers_own_log() -> None:
+    start = "[Dec 19 2024 19:17:49] [ERROR] [tid 1374] detected NVSwitch"
+    rest = "on fid 0 on NVSwitch pci bus id 00000000:83:00.0 physical id 0 port 34"
+    for word, service in (("fatal", Service.DRAIN_NOW), ("non-fatal", Service.KEEP)):
+        found = last(message(f"{start} {word} error 12028 {rest}\n"))
+        assert (found.kind, found.code, found.pci, found.service) == (Kind.SXID, 12028, "0000:83:00.0", service)
+    for other in (f"x{start} fatal error 12028 {rest}", f"{start} fatal error 12028 {rest} and more", f"{start} fatal error"):
+        assert not list(decode([message(other)]))
+
+
+def test_the_recorded_fabric_manager_log() -> None:
+    path = DATA / "fabricmanager" / "fabric-manager.0.log"
+    if not path.is_file():
+        pytest.skip(f"the recorded log is not here: {path}")
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    found = list(decode(map(message, lines)))
+    assert [r.line for r in found] == [n for n, line in enumerate(lines, 1) if "NVSwitch non-fatal error" in line]
+    assert len(found) == 18 and {(r.code, r.service) for r in found} == {(12028, Service.KEEP)}
+
+
 def _rows() -> list[dict[str, str]]:
     path = DATA / "kmsg" / "kmsg.csv"
     if not path.is_file():

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairlead.xid import Kind, XidLine, parse, read
-from fairlead.xid.line import address
+from fairlead.xid.line import NAME_MAX, address
 from fairlead.xid.log import message
 from fairlead.xid.nvlink5 import Registers
 
@@ -189,6 +189,57 @@ def test_a_user_s_process_name_decides_nothing() -> None:
         for code in (145, 45, 154):
             line = parse(f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=5, name={name}, Ch 00000008")
             assert line is not None and (line.fatal, line.caused_by, line.recovery) == (None, None, None)
+
+
+MESSAGES = (
+    (149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x00000000)"),
+    (145, "RLW_RXPIPE Nonfatal XC0 i0 Link 12 (0x040980c2 0x00000008)"),
+    (154, "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)"),
+    (45, "Ch 00000002 caused by previous Xid 145"),
+)
+
+
+@given(
+    st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=NAME_MAX)
+    | st.sampled_from(
+        ("x, GPU y", "a, Ch 1", ", channel 2", "A Fatal XC0 i0", "x, RLW Nonfatal", ", GSP ", "x,", "79, ", "), 45, ")
+    )
+)
+@example("x, GPU y")
+@example("x, RLW Fatal XC")
+def test_no_process_name_hides_or_makes_what_the_line_says(name: str) -> None:
+    """What decides over the node is read the same whoever it was that ran: severity, registers, number, cause."""
+    for code, text in MESSAGES:
+        plain, named = (parse(f"NVRM: Xid (PCI:0000:3b:00): {code}, {who}{text}") for who in ("", f"pid=5, name={name}, "))
+        assert plain is not None and named is not None
+        for field in ("kind", "code", "pci", "fatal", "link", "unit", "registers", "recovery", "caused_by"):
+            assert getattr(named, field) == getattr(plain, field), (code, field)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nvidia: 37 callbacks suppressed",
+        "__ratelimit: 12 callbacks suppressed",
+        "nvswitch_service_interrupts: 5 callbacks suppressed",
+        "NVRM: 5 callbacks suppressed",
+    ],
+)
+def test_what_the_kernel_says_of_lines_it_left_out(text: str) -> None:
+    """lib/ratelimit.c: says how many were left out, of what function; never which."""
+    first, last = "NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: fallen off the bus and is not responding to commands."
+    assert parse(text) is None
+    assert [line.pci for _, line in read([first, text, last])] == ["0000:b3:00.0"]
+
+
+def test_a_record_cut_anywhere_is_read_as_far_as_it_goes_or_not_at_all() -> None:
+    whole = "NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:01): 149, pid=5, name=a, b, NETIR Fatal XC0 i0 Link 14 (0x6 0x0 0x1)"
+    for end in range(len(whole)):
+        line = parse(whole[:end])
+        if line is not None:
+            assert (line.pci, line.gi, line.ci) == ("0000:3b:00.0", 5, 1) and line.code in {1, 14, 149}
+            assert line.fatal in {True, None}
+    assert line is not None and line.fatal
 
 
 def test_split_messages_are_joined_only_when_they_end_as_a_loss() -> None:

@@ -273,6 +273,7 @@ def _suspects(records: tuple[KernelRecord, ...], node: Node, params: Params, dri
             action=Action.CHECK_HARDWARE,
             service=params.suspect_service if drains else Service.KEEP,
             evidence_id=f"{_boot(newest, node)}:{newest.sequence}:users",
+            fault="users",
         )
 
 

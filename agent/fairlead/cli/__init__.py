@@ -21,6 +21,7 @@ COMMANDS = {
     "xid": "decode the Xid and SXid lines of a kernel log",
     "lint": "harmful settings in job scripts and nccl.conf",
     "nccl": "read outputs of nccl-tests",
+    "replay": "what a recorded kernel log would have drained, when and why",
     "topology": "GPUs, NICs, NUMA nodes and the paths between them",
     "bind": "which CPUs, memory and NICs each task should have",
     "snapshot": "write this machine as a machine tree",

@@ -10,12 +10,13 @@ import argparse
 
 import msgspec
 
-from fairlead.cli import look
+from fairlead.cli.recorded import machine, recorded_nvml
 from fairlead.cli.show import columns, print_json
 from fairlead.errors import ExitCode, UsageError
 from fairlead.host.allowed import allowed_cpus
 from fairlead.host.cpulist import parse_cpulist
 from fairlead.host.gather import gather
+from fairlead.host.recorded import refuse_broken
 from fairlead.topology.bind import Plan, bind
 
 
@@ -33,8 +34,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    root = look.machine(args.root)
-    node = gather(root, None if root.is_live else look.recorded_nvml(args.root))
+    root = machine(args.root)
+    refuse_broken(root)
+    node = gather(root, None if root.is_live else recorded_nvml(args.root))
     allowed = _cpus(args.cpus) if args.cpus else allowed_cpus(root)
     made = bind(
         node,

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from fairlead.cli import look
+from fairlead.cli.recorded import machine, recorded_nvml
 from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, UsageError
 
@@ -28,10 +29,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     target = Path(args.target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: is there already", hint="name a new folder")
-    root = look.machine(args.root)
-    raw = (
-        look.live_nvml(look.document_for(args).agent.nvml_deadline_seconds)[0] if root.is_live else look.recorded_nvml(args.root)
-    )
+    root = machine(args.root)
+    raw = look.live_nvml(look.document_for(args).agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
     snapshot(root, raw, target, redact=args.redact)
     count = sum(len(files) for _, _, files in os.walk(target))
     if args.json:

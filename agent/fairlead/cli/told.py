@@ -46,9 +46,11 @@ def agent_pid(run_dir: str) -> int:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as f:
             words = f.read(4096).split(b"\0")
+        owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return pid if _hidden(pid) else 0
-    return pid if b"agent" in words and any(b"fairlead" in word for word in words) else 0
+    ours = owner in (0, os.geteuid()) and b"agent" in words and any(b"fairlead" in word for word in words)
+    return pid if ours else 0
 
 
 def _hidden(pid: int) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 
 from fairlead.cli import look
+from fairlead.cli.recorded import machine, recorded_nvml
 from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, HostError
 from fairlead.host.gather import gather
+from fairlead.host.recorded import refuse_broken
 from fairlead.topology.report import matrix, report
 
 
@@ -22,8 +24,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     document = look.document_for(args)
-    root = look.machine(args.root)
-    raw = look.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else look.recorded_nvml(args.root)
+    root = machine(args.root)
+    refuse_broken(root)
+    raw = look.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
     node = gather(root, raw, reads=("/proc/cpuinfo",), unsupported=document.unsupported)
     if args.svg:
         from fairlead.topology.picture import draw

@@ -16,12 +16,13 @@ import msgspec
 from fairlead.cli import status as status_command
 from fairlead.cli.audit import STATE_DIR, as_data
 from fairlead.cli.show import print_json
-from fairlead.cli.story import SHOWN, story
+from fairlead.cli.story import SHOWN, owner, steps, story
 from fairlead.cli.told import agent_pid
 from fairlead.daemon.audit import Trail
 from fairlead.errors import ExitCode, FairleadError, InputMissing, SlurmUnavailable
 
 SSH_SECONDS = 15
+AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
     data = status_command.summary(args.run_dir)
     if "pid" in data["status"]:
         data["running"] = agent_pid(args.run_dir) != 0
-    return data, [as_data(e) for e in trail.read()]
+    return data, [as_data(e) for e in trail.read()][None if args.history else -AUDIT_SHOWN :]
 
 
 def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
@@ -52,7 +53,7 @@ def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
         ansible = config.load_site(args.site).ansible
         options += shlex.split(ansible.ssh_args) + (["-i", ansible.private_key] if ansible.private_key else [])
         target = f"{ansible.user}@{ansible.hosts.get(args.node, args.node)}"
-    command = ["ssh", *options, target, "fairlead why --no-slurm --json"]
+    command = ["ssh", *options, target, "fairlead why --no-slurm --json" + " --history" * args.history]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SSH_SECONDS, check=False, stdin=subprocess.DEVNULL)
         data = msgspec.json.decode(done.stdout)
@@ -91,7 +92,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     if "error" in agent and slurm and "error" in slurm:
         raise InputMissing(f"{name}: neither Slurm nor the node says anything", hint=f"{slurm['error']}; {agent['error']}")
     if args.json:
-        print_json({"node": name, "slurm": slurm, "agent": agent, "audit": audit})
+        whose = owner(slurm, agent.get("status"))
+        todo = steps(name, agent, slurm, whose)
+        print_json({"node": name, "owner": whose, "next": todo, "slurm": slurm, "agent": agent, "audit": audit})
     else:
         print(name)
         print("\n".join(f"  {line}" for line in story(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)))

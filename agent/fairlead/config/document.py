@@ -54,7 +54,10 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class HookOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    on_stale: Annotated[Literal["allow", "refuse"], Meta(description="The prolog without a fresh verdict.")] = "allow"
+    on_stale: Annotated[
+        Literal["allow", "refuse"],
+        Meta(description="The prolog without a fresh verdict. refuse: but a job restarted 3 times starts."),
+    ] = "allow"
     env_profile: Annotated[Literal["full", "minimal", "off"], Meta(description="Job environment set by the task prolog.")] = (
         "full"
     )

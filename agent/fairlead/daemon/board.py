@@ -92,10 +92,17 @@ class Board:
         return verdict
 
     def facts(self, node: Node) -> None:
-        """Publish what the task prolog reads, when it has changed. Without GPUs that answer, the last one stays."""
+        """Publish what the task prolog reads, when it has changed. Where NVIDIA GPUs do not answer, the last one stays; a
+        node with AMD GPUs only has no NVML to ask."""
+        gpus: tuple[object, ...]
         if isinstance(node.gpus, Missing):
-            return
-        gpus = tuple((g.pci, g.uuid, g.minor) for g in node.gpus)
+            from fairlead.topology import devices
+
+            gpus = tuple(g.pci for g in devices.for_jobs(node))
+            if not gpus:
+                return
+        else:
+            gpus = tuple((g.pci, g.uuid, g.minor) for g in node.gpus)
         facts = (node.cpus, node.numa, gpus, tuple((n.name, n.pci, n.numa) for n in node.nics))
         if facts == self._facts:
             return

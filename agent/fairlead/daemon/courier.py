@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from fairlead.daemon import log
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
-from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps
+from fairlead.daemon.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
 from fairlead.policy.fleet import Hold
@@ -30,14 +30,16 @@ BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``fit``: jobs
-    may run here, so Slurm's mark for a job that our prolog refused is to go."""
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``held``: to
+    keep, and to drain as soon as the rules across nodes leave room. ``fit``: jobs may run here, so Slurm's mark for a job
+    that our prolog refused is to go."""
 
     kind: str = "keep"
     check: str = ""
     summary: str = ""
     job: int | None = None
     certain: bool = False
+    held: bool = False
     fit: bool = False
 
 
@@ -214,10 +216,12 @@ class Courier:
             began = self._clock()
             if self.due() > began:
                 return
-            if self._standing.over_budget and began >= self._budget_until:
-                self._set(replace(self._standing, over_budget="", limit=None))  # the policy orders again, if it still stands
+            again = bool(self._standing.over_budget) and began >= self._budget_until
+            if again and not self._want.held:
+                self._set(replace(self._standing, over_budget="", limit=None))
                 return
-            want, standing, drain = self._want, self._standing, self._drain
+            want = replace(self._want, kind="drain", held=False) if again else self._want
+            standing, drain = self._standing, self._drain
             refused_since = self._refusal.since if self._refusal.pending else None
         if drain.fleet.due <= began:
             drain.fleet.refresh()
@@ -299,7 +303,8 @@ class Courier:
                 self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
             if outcome is Outcome.OVER_BUDGET:
                 self._squeezed = min(self._squeezed + 1, 8)
-                self._budget_until = now + min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                self._budget_until = now + max(wait, random.uniform(*UNDONE_SECONDS) if result.undone else 0.0)
             elif outcome is Outcome.CONTESTED:  # settled by a look, whatever is wanted then
                 self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
             else:

@@ -1,7 +1,7 @@
 """Drain and resume, so that no person's drain is lost and no drain of ours is forgotten.
 
 slurmctld has no compare-and-swap: a second drain erases the first reason. So every change is read, intent on disk,
-write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``finish``
+write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``outcome.finish``
 runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
 next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2.
 """
@@ -89,7 +89,7 @@ class Drain:
         owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.COVERED:
             return Result(outcome=Outcome.DRAINED, detail=who(mine), states=mine.states)
-        if owner is Owner.OURS:
+        if owner is Owner.OURS and mine.drained:
             if check == MANUAL != entry.token.check:
                 if why := keep_off(mine.states):
                     return result(Outcome.HELD, mine, why)
@@ -288,7 +288,7 @@ class Drain:
             self.client.resume(self.node)
             yield "save"
             self.ledger.save(self._left(replace(entry, sent=0.0)))
-            return replace(result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
+            return replace(result(Outcome.OVER_BUDGET, mine, over.text), limit=over, undone=True)
         if entry.phase is not Phase.DRAINED or entry.sent:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED, sent=0.0))
@@ -296,6 +296,12 @@ class Drain:
 
     def _forget(self, entry: Entry, owner: Owner, mine: NodeState) -> Result:
         """The node is not drained by us (any more): by whom, or by nobody; and what that means."""
+        stood = entry.phase in (Phase.DRAINED, Phase.TAKEN)
+        why = keep_off(mine.states) if not mine.drained and (stood or entry.phase is Phase.RESUMING) else ""
+        if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
+            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
+            self.ledger.save(self._left(entry))
+            return result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
         if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
             taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR
             self.ledger.save(replace(entry, phase=Phase.TAKEN) if taken else self._left(entry))
@@ -303,7 +309,7 @@ class Drain:
         self.ledger.save(self._left(entry))
         if entry.phase is Phase.DRAINED and entry.late_lift(self._asked_at):
             return result(Outcome.RESUMED, mine, "a resume of ours that was not answered has arrived")
-        if entry.phase in (Phase.DRAINED, Phase.TAKEN):
+        if stood:
             return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
         return result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
 

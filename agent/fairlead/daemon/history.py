@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
 from fairlead.policy.state import PolicyState
@@ -50,9 +51,10 @@ Kind = tuple[object, ...]
 
 
 class History:
-    """History of one boot. ``state_dir``: where the file lies; ``boot_id``: records and samples of others are dropped."""
+    """History of one boot. ``state_dir``: where the file lies, "" for none; records and samples of other boots are dropped."""
 
     def __init__(self, state_dir: str, boot_id: str) -> None:
+        self._folder = state_dir
         self.path = os.path.join(state_dir, FILE)
         self.boot_id = boot_id
         self.trouble = ""
@@ -235,6 +237,9 @@ class History:
 
     def _open(self) -> None:
         self._retry_at = time.monotonic() + RETRY_SECONDS
+        if not self._folder:
+            self._retry_at = float("inf")
+            return
         for _ in range(2):
             try:
                 self._db = self._connect()
@@ -273,6 +278,9 @@ class History:
         """Take up what is stored, and store what has come in while there was no file."""
         db.execute("DELETE FROM record WHERE boot_id != ?", (self.boot_id,))
         db.execute("DELETE FROM kept WHERE key LIKE 'cursor %' AND key != ?", (f"cursor {self.boot_id}",))
+        db.execute("DELETE FROM kept WHERE key LIKE 'began %' AND key != ?", (f"began {self.boot_id}",))
+        began = f"{time.time() - boottime():.3f}".encode()  # for replay: kernel records count from the boot
+        db.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (f"began {self.boot_id}", began))
         db.execute(_PRUNE)
         stored = {
             (sequence, seconds, text): KernelRecord(

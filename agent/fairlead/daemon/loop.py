@@ -339,7 +339,8 @@ class Loop:
             words, certain = decision.reason_summary, decision.certain
             drain = Want(kind=kind, check=decision.reason_check, summary=words, job=decision.job, certain=certain)
             other = Want(kind=kind, fit=fit and decision.order is Order.KEEP and not now.applying)
-            self.courier.want(drain if decision.order is Order.DRAIN else other)
+            held = replace(drain, held=True) if decision.limited else other
+            self.courier.want(drain if decision.order is Order.DRAIN else held)
             if self.standing.drained and self.evidence.is_new(self.state):
                 self.courier.look()
         before = self.board.verdict

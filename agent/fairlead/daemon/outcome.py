@@ -13,6 +13,7 @@ from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX
 from fairlead.slurm.client import NodeState
 
 CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
+UNDONE_SECONDS = (2.0, 8.0)  # who undid theirs asks again when that is settled, and not all in the same moment
 
 
 class Outcome(StrEnum):
@@ -35,13 +36,14 @@ class Outcome(StrEnum):
 class Result(Struct, frozen=True, kw_only=True):
     """``detail``: one line, a reason or what holds the drain. ``states``: as last read. ``window_seconds``: from the
     reading to the end of the write; in it another's change would be overwritten. ``marked``: Slurm's own "Prolog error" for
-    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes."""
+    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes; ``undone``: after it had been written."""
 
     outcome: Outcome
     detail: str = ""
     states: frozenset[str] = frozenset()
     window_seconds: float = 0.0
     limit: Hold | None = None
+    undone: bool = False
     marked: bool = False
 
 

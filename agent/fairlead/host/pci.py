@@ -13,6 +13,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from fairlead.host import config_space
+from fairlead.host.cpulist import parse_cpulist, parse_cpumask
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, PciDevice, PcieLink, unreadable
 
@@ -21,6 +22,7 @@ DEVICES = "/sys/bus/pci/devices"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
+_BROADCOM, _BRIDGE = 0x1000, 0x0604  # its switches tell their level by the subsystem id (topology.tree)
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
 
 
@@ -80,16 +82,21 @@ class Tour:
     def _first(self, address: str) -> PciDevice:
         folder = f"{DEVICES}/{address}"
         self._inodes[address] = self._root.inode(folder)
+        vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class")
+        numa = _numa(self._root, folder)
+        broadcom = vendor == _BROADCOM and class_code >> 8 == _BRIDGE
         device = PciDevice(
             address=address,
-            vendor=self._hex(f"{folder}/vendor"),
+            vendor=vendor,
             device=self._hex(f"{folder}/device"),
-            class_code=self._hex(f"{folder}/class"),
+            class_code=class_code,
             path=_path(self._root, address),
-            numa=_numa(self._root, folder),
+            numa=numa,
+            local_cpus=_local_cpus(self._root, folder) if isinstance(numa, Missing) else (),
             link=unreadable("not read"),
             driver=self._driver(folder),
             virtual_function=self._root.readlink(f"{folder}/physfn") is not None,
+            subsystem=self._hex(f"{folder}/subsystem_vendor") << 16 | self._hex(f"{folder}/subsystem_device") if broadcom else 0,
         )
         return self._with_capabilities(self._with_link(device, folder), folder)
 
@@ -204,6 +211,18 @@ def _numa(root: Root, folder: str) -> int | Missing:
     if isinstance(value, int) and value < 0:
         return unreadable(f"{folder}/numa_node is {value}")
     return value
+
+
+def _local_cpus(root: Root, folder: str) -> tuple[int, ...]:
+    """The CPUs that the kernel calls local (Documentation/ABI/testing/sysfs-bus-pci), () for none or what is no list."""
+    for name, parse in (("local_cpulist", parse_cpulist), ("local_cpus", parse_cpumask)):
+        text = root.read_line(f"{folder}/{name}")
+        if isinstance(text, str):
+            try:
+                return parse(text)
+            except ValueError:
+                continue
+    return ()
 
 
 def _path(root: Root, address: str) -> tuple[str, ...]:

@@ -115,9 +115,9 @@ class Root:
         return data.decode("utf-8", "replace") if isinstance(data, bytes) else data
 
     def read_line(self, path: str) -> str | Missing | None:
-        """The file's content without surrounding white space: one sysfs attribute."""
+        """The file's content without surrounding white space, and zero bytes that a recording left: one sysfs attribute."""
         data = self.read_bytes(path, 65536)
-        return data.decode("utf-8", "replace").strip() if isinstance(data, bytes) else data
+        return data.decode("utf-8", "replace").strip(" \t\n\r\v\f\0") if isinstance(data, bytes) else data
 
     def value(self, path: str) -> str | Missing:
         """One sysfs attribute that ought to be there: an absent or empty file is Missing too."""

@@ -28,9 +28,10 @@ class Decision(Struct, frozen=True, kw_only=True):
     """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
 
     reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame.
-    certain: the device is gone for any job (``policy.fleet``). counted: findings that drain. held: findings at DRAIN that
-    do not; why_held: one line for each. waits: the drain is decided but waits for the job's end. text: the verdict's
-    line. state: to be saved before anything is told to Slurm. rungs: of findings that want more than their check asks for
+    certain: the device is gone for any job (``policy.fleet``). limited: a rule across nodes alone holds the drain, whose
+    parts these are. counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits:
+    the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told
+    to Slurm. rungs: of findings that want more than their check asks for
     (``ladder.told`` says so of one). prove: resumed but for the return-to-service command, which may run now.
     """
 
@@ -43,6 +44,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     reason_summary: str = ""
     job: int | None = None
     certain: bool = False
+    limited: bool = False
     counted: tuple[Finding, ...] = ()
     held: tuple[Finding, ...] = ()
     why_held: tuple[str, ...] = ()
@@ -134,6 +136,7 @@ def _conclude(
 ) -> Decision:
     counted: list[Finding] = []
     waiting: list[Finding] = []
+    limited: list[Finding] = []  # held by nothing but a rule across nodes
     held: list[tuple[Finding, str]] = []
     warned: list[Finding] = []
     unknown: list[Finding] = list(never)
@@ -150,6 +153,8 @@ def _conclude(
             for finding in track.bad:
                 if why := stop or _unconfirmed(finding, track, policy, now) or ("" if certain(finding) else now.suspicion):
                     held.append((finding, why))
+                    if why in (now.over_budget, now.suspicion) and not _waits(finding, track, now, rules):
+                        limited.append(finding)
                 elif _waits(finding, track, now, rules):
                     waiting.append(finding)
                 else:
@@ -177,7 +182,7 @@ def _conclude(
     word = _word(order, level, now, unknown=bool(unknown))
     drained_for = _drained_for(state, drains, order, now)
     drains = tuple(ladder.told(f, rungs) for f in drains)
-    top = tuple(ladder.told(f, rungs) for f in sorted(counted, key=weight)) or drains
+    top = tuple(ladder.told(f, rungs) for f in sorted(counted or limited, key=weight)) or drains
     return Decision(
         order=order,
         level=level,
@@ -196,7 +201,8 @@ def _conclude(
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
         job=state.tracks[top[0].key].job if top else None,
-        certain=any(certain(f) for f in counted),
+        certain=any(certain(f) for f in counted or limited),
+        limited=bool(limited) and not counted and not now.drained,
         counted=drains,
         held=tuple(f for f, _ in held),
         why_held=tuple(why for _, why in held),

@@ -12,11 +12,23 @@ from fairlead.policy.state import Now, PolicyState, Track, identity, rank
 
 
 def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
-    """The state as it goes into a boot: what drained still counts, nothing has been judged or confirmed anew."""
+    """The state as it goes into a boot: what drained still counts, nothing has been judged or confirmed anew.
+
+    Kernel records of the boot before drain no node that is not drained: a reboot is what most of them ask for. A drain that
+    stands for them ends as any other does, after clean sweeps.
+    """
     if state.boot_id == now.boot_id:
         return state
     tracks = {key: replace(track, window=(), clean=0, floor=Level.OK) for key, track in state.tracks.items()}
+    if not now.drained:
+        tracks = {key: _without_log(track, state.boot_id) for key, track in tracks.items()}
     return replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, tracks=tracks)
+
+
+def _without_log(track: Track, boot_id: str) -> Track:
+    rest = tuple(f for f in track.bad if not boot_id or not f.evidence_id.startswith(f"{boot_id}:"))
+    level = track.level if rest or not track.bad else min(track.level, Level.WARN, key=rank)
+    return replace(track, bad=rest, level=level)
 
 
 def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:

@@ -155,7 +155,7 @@ def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
             states=_states(states),
             reason=_reason(reason, states),
             reason_user="" if user == "Unknown" else user,
-            reason_time=int(time) if time.isascii() and time.isdigit() else 0,
+            reason_time=_number(time) or 0,
             partitions=(*(earlier.partitions if earlier else ()), partition.rstrip("*")),
         )
     return tuple(found.values())
@@ -163,7 +163,7 @@ def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
 
 def _states(text: str) -> frozenset[str]:
     """``idle+drain`` as words; a compact form's suffix (``down*``) becomes the flag that it stands for (sinfo(1))."""
-    marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_ISSUED", "^": "REBOOT_REQUESTED", "!": "POWERING_DOWN"}
+    marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "!": "POWER_DOWN"}
     marks |= {"%": "POWERING_DOWN", "#": "POWERING_UP", "~": "POWERED_DOWN", "-": "PLANNED"}
     states: set[str] = set()
     for word in text.split("+"):
@@ -182,6 +182,12 @@ def parse_jobs(text: str) -> tuple[JobOn, ...]:
     jobs = []
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 3 and words[2].isdigit() and words[1] in {"R", "CG", "CF", "S", "ST", "SO", "SI"}:
-            jobs.append(JobOn(id=words[0], state=words[1], nodes=int(words[2])))
+        if len(words) == 3 and words[1] in {"R", "CG", "CF", "S", "ST", "SO", "SI"}:
+            nodes = _number(words[2])
+            if nodes is not None:
+                jobs.append(JobOn(id=words[0], state=words[1], nodes=nodes))
     return tuple(jobs)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None

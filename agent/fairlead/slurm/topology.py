@@ -8,15 +8,10 @@ topology (topology/flat, before 23.11 topology/none) prints nothing; other plug-
 
 from __future__ import annotations
 
-import re
-
 from msgspec import Struct
 
 from fairlead.errors import SlurmError
-
-NODES_MAX = 1 << 17  # of one nodelist: Slurm's own limit is 65536 nodes (MAX_SLURM_NODES, src/common/hostlist.h)
-_BRACKETS = re.compile(r"\[([^\]]*)\]")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+from fairlead.topology import nodelist
 
 
 class NodeGroup(Struct, frozen=True):
@@ -42,33 +37,9 @@ def parse_topology(text: str) -> tuple[NodeGroup, ...]:
     return tuple(found)
 
 
-def expand(nodelist: str) -> list[str]:
-    """The names of a Slurm nodelist: ``n[1-3,07],login`` and several brackets in one name; zeros in front are kept.
-
-    Raises SlurmError for anything else, or for more than ``NODES_MAX`` names.
-    """
-    names: list[str] = []
-    for part in re.split(r",(?![^\[]*\])", nodelist):
-        made = [""]
-        at = 0
-        for match in _BRACKETS.finditer(part):
-            numbers = [n for each in match[1].split(",") for n in _numbers(each, nodelist)]
-            if len(made) * len(numbers) > NODES_MAX:
-                raise SlurmError(f"nodelist {nodelist[:80]!r}: too many nodes")
-            made = [f"{name}{part[at : match.start()]}{number}" for name in made for number in numbers]
-            at = match.end()
-        rest = part[at:]
-        if not part or set(rest) & set("[]") or len(names) + len(made) > NODES_MAX:
-            raise SlurmError(f"nodelist {nodelist[:80]!r} makes no sense")
-        names += [name + rest for name in made]
-    return names
-
-
-def _numbers(text: str, nodelist: str) -> list[str]:
-    match = _RANGE.fullmatch(text)
-    if match is None or len(text) > 20:
-        raise SlurmError(f"nodelist {nodelist[:80]!r} makes no sense")
-    first, last = match[1], match[2] or match[1]
-    if int(last) < int(first) or int(last) - int(first) >= NODES_MAX:
-        raise SlurmError(f"nodelist {nodelist[:80]!r} makes no sense")
-    return [f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)]
+def expand(text: str) -> list[str]:
+    """The names of a Slurm nodelist (`topology.nodelist`). Raises SlurmError for what is none."""
+    try:
+        return nodelist.expand(text)
+    except ValueError as e:
+        raise SlurmError(str(e)) from None

@@ -39,7 +39,8 @@ def nccl_pci(node: Node, a: PciDevice, b: PciDevice) -> str:
     """NCCL's class by PCI alone: LOC, PIX, PXB, PHB or SYS."""
     if a.address == b.address:
         return "LOC"
-    chain_a, chain_b = tree.nccl_chain(a), tree.nccl_chain(b)
+    devices = tree.by_address(node)
+    chain_a, chain_b = tree.nccl_chain(a, devices), tree.nccl_chain(b, devices)
     for up_a, port in enumerate(chain_a):
         if port in chain_b:
             # One step from the device to its switch is PIX, any further PCI to PCI step PXB.
@@ -88,9 +89,10 @@ def smi(node: Node, a: str, b: str) -> str:
 
 
 def smi_gpus(node: Node, a: Linked, b: Linked) -> str:
-    """As the matrix shows it: NV18 for 18 NVLinks, else the PCI class."""
+    """As the matrix shows it: NV18 for 18 NVLinks, XGMI2 for two of AMD's links, else the PCI class."""
     count = links_between(a, b) if a.pci != b.pci else 0
-    return f"NV{count}" if count else smi(node, a.pci, b.pci)
+    word = "XGMI" if isinstance(a, Accelerator) and a.vendor == "AMD" else "NV"
+    return f"{word}{count}" if count else smi(node, a.pci, b.pci)
 
 
 class Classes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fairlead.model.facts import Node, PciDevice
 
 
@@ -42,12 +44,30 @@ def ports_between(a: PciDevice, b: PciDevice) -> tuple[str, ...]:
     return (*reversed(bridges(a)[shared:]), *bridges(b)[shared:])
 
 
-def nccl_chain(device: PciDevice) -> tuple[str, ...]:
+def nccl_chain(device: PciDevice, devices: Mapping[str, PciDevice]) -> tuple[str, ...]:
     """The PCI nodes of NCCL's graph from a device up to its CPU node (src/graph/xml.cc, ncclTopoGetXmlFromSys):
-    the port right above is skipped, the one above that becomes the parent, until a component is no PCI address."""
+    the port right above is skipped, the one above that becomes the parent, until a component is no PCI address.
+
+    Broadcom's Gen4 and Gen5 switches in base mode show two levels of what is one switch: the lower one is left out
+    (src/graph/topo.cc, ncclTopoFlattenBcmSwitches).
+    """
     chain = [device.address]
     at = len(device.path) - 1 - 2
     while at >= 1:
         chain.append(device.path[at])
         at -= 2
+    for i in range(len(chain) - 2, 0, -1):
+        upper, lower = devices.get(chain[i + 1]), devices.get(chain[i])
+        if upper is not None and lower is not None and _base_mode(upper, 0) and _base_mode(upper, 0) == _base_mode(lower, 1):
+            del chain[i]
+            break  # a switch takes in one level only
     return tuple(chain)
+
+
+def _base_mode(port: PciDevice, level: int) -> int:
+    """The generation of a Broadcom PEX switch in base mode at ``level`` of its two, 0 for anything else (getBcmGen)."""
+    if port.vendor == 0x1000 and port.device == 0xC010 and port.subsystem >> 12 == 0x1000A:
+        return 4
+    if port.vendor == 0x1000 and port.device == 0xC030 and port.subsystem >> 12 == 0x10000 | level:
+        return 5
+    return 0

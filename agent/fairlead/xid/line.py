@@ -107,12 +107,16 @@ def address(text: str) -> str:
 
 
 def _name_and_text(rest: str) -> tuple[str, str]:
-    """Split ``NAME, MESSAGE``. The name may hold commas: take the first cut within its length that a message follows."""
+    """Split ``NAME, MESSAGE``. The name may hold commas: take the first cut within its length that a message follows.
+
+    A message that decides by what it says (NVLink, 154) is too long to be in a name: it wins wherever it begins.
+    """
     cuts = [m.start() for m in re.finditer(",(?= |$)", rest[: NAME_MAX + 2])]
-    for cut in cuts:
-        text = rest[cut + 1 :].lstrip()
-        if text.startswith(_OPENINGS) or _NVLINK.match(text):
-            return rest[:cut], text
+    for decides in (True, False):
+        for cut in cuts:
+            text = rest[cut + 1 :].lstrip()
+            if (_NVLINK.match(text) or _RECOVERY.match(text)) if decides else text.startswith(_OPENINGS):
+                return rest[:cut], text
     if cuts:
         return rest[: cuts[0]], rest[cuts[0] + 1 :].lstrip()
     far = rest.find(", ")  # longer than a comm: quoted or from an odd driver

@@ -27,6 +27,11 @@ _FORMS = tuple(
         rf"\d+\.\d+ \S{{1,255}} kernel: (?:{_STAMP})?",  # journalctl -o short-unix
     )
 )
+# NVIDIA Fabric Manager's own log (/var/log/fabricmanager.log) names the SXids that it was told of
+_FABRIC = re.compile(
+    r"\[[A-Z][a-z]{2} +\d+ \d{4} \d\d:\d\d:\d\d\] \[[A-Z]+\] \[tid \d+\] detected NVSwitch (non-)?fatal error (\d{1,7}) "
+    r"on fid \d+ on NVSwitch pci bus id ([0-9a-fA-F:.]{7,16}) physical id (\d{1,3}) port (\d{1,3})\s*"
+)
 # syslog daemons that reduce repeated messages (rsyslog $RepeatedMsgReduction) wrap the message itself
 _REPEATED = re.compile(r"message repeated \d{1,9} times: \[ ?(.*)\]\Z", re.DOTALL)
 _ESCAPES = re.compile(r"(?:\\x[0-9a-fA-F]{2})+")
@@ -40,9 +45,15 @@ def _unescaped(text: str) -> str:
 def message(line: str) -> str:
     """The kernel's message in one line of a log, or the line itself when it has no known prefix.
 
-    "" for a record that says of itself that a program, not the kernel, wrote it (priority = facility * 8 + level).
+    "" for a record that says of itself that a program, not the kernel, wrote it (priority = facility * 8 + level). A line of
+    Fabric Manager's log about an NVSwitch error is given in the words of the kernel's SXid line.
     """
     line = line.rstrip("\r\n")
+    fabric = _FABRIC.fullmatch(line) if line.startswith("[") else None
+    if fabric:
+        non, code, pci, switch, port = fabric.groups()
+        severity = "Non-fatal" if non else "Fatal"
+        return f"nvidia-nvswitch{switch}: SXid (PCI:{pci}): {code}, {severity}, Link {port} (Fabric Manager's log)"
     for form in _FORMS:
         match = form.match(line)
         if match:

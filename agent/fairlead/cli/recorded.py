@@ -1,0 +1,38 @@
+"""The machine or tree that a command line names. Imports little: commands that only read sysfs start fast."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from fairlead.errors import DataError, InputMissing
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, unreadable
+
+
+def machine(root: str) -> Root:
+    """The root of the command line. Raises InputMissing for a tree that is none."""
+    if root != "/" and not (os.path.isdir(os.path.join(root, "sys")) or os.path.isdir(os.path.join(root, "proc"))):
+        raise InputMissing(f"{root}: no machine tree (no sys/ and no proc/ in it)", hint="`fairlead snapshot DIR` writes one")
+    if root != "/" and not os.access(root, os.R_OK | os.X_OK):
+        raise InputMissing(f"{root}: cannot be read")
+    return Root(root)
+
+
+def recorded_nvml(root: str) -> dict[str, Any] | Missing:
+    """NVML's answers of a tree. Raises DataError when nvml.json is no JSON object."""
+    path = os.path.join(root, "nvml.json")
+    try:
+        with open(path, "rb") as f:
+            data = msgspec.json.decode(f.read(16 << 20))
+    except FileNotFoundError:
+        return unreadable(f"{path}: no such file")
+    except OSError as e:
+        return unreadable(f"{path}: {e.strerror}")
+    except msgspec.DecodeError as e:
+        raise DataError(f"{path}: not JSON: {e}") from None
+    if not isinstance(data, dict):
+        raise DataError(f"{path}: not a JSON object")
+    return data

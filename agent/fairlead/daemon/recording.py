@@ -1,0 +1,264 @@
+"""What was recorded of one node, for replay: the kernel records that any check declared, boot by boot, with their times.
+
+From a kernel log (dmesg, journalctl, syslog, /dev/kmsg, journalctl -o json) or from an agent's own history file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from msgspec import Struct, field
+
+from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
+from fairlead.errors import DataError, InputMissing
+from fairlead.model.check import KernelRecord
+from fairlead.xid.log import message
+
+LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
+LONG_UP_SECONDS = 86400.0  # a log that begins in the middle of a boot is of a node that was up
+_HEAD_LINES = 1000
+_BACK_SECONDS = 60.0  # stamps since the boot that fall back further are of another boot
+_BETWEEN_BOOTS_SECONDS = 120.0
+_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot --", b"NVRM: loading NVIDIA UNIX")
+# "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.129.03  ..." (kernel-open/nvidia/nv.c, nvidia_init_module)
+_DRIVER = re.compile(r"NVRM: loading NVIDIA UNIX .*?Kernel Module.*?  (\d{3,4}\.\d{1,4}(?:\.\d{1,4})?)\b")
+_SQLITE = b"SQLite format 3\0"
+
+
+class Boot(Struct, kw_only=True):
+    """One boot. began, ended: seconds of the recording's own time. up_seconds: since the boot, at ``began``. records: with
+    the number of their line; ``KernelRecord.seconds`` is since the boot. known: times at which a person acknowledged what
+    stood. driver: version of the NVIDIA driver, where the log names it."""
+
+    id: str
+    driver: str = ""
+    began: float
+    up_seconds: float
+    ended: float
+    records: list[tuple[int, KernelRecord]] = field(default_factory=list)
+    known: list[float] = field(default_factory=list)
+
+
+class Recording(Struct, kw_only=True):
+    """since_boot, dated: what its time is (see ``Stamp``); not timed: it has none. of_an_agent: its history, not a log.
+    recorded: what an agent noted at the time, (seconds, text)."""
+
+    name: str
+    boots: list[Boot] = field(default_factory=list)
+    lines: int = 0
+    since_boot: bool = False
+    dated: bool = True
+    timed: bool = True
+    of_an_agent: bool = False
+    recorded: list[tuple[float, str]] = field(default_factory=list)
+
+
+Progress = Callable[[str, float], None]  # what is read, and how much of it
+
+
+def read(path: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
+    """A recording from a file. ``prefixes``: of the records to keep. Raises InputMissing, DataError (one line)."""
+    try:
+        with open(path, "rb") as f:
+            head = f.read(len(_SQLITE))
+            f.seek(0)
+            if head != _SQLITE:
+                return read_log(f, path, prefixes, progress)
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
+    return _history(path, prefixes)
+
+
+def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
+    """A recording from a kernel log. Raises DataError for what is no text or holds no line of a kernel log."""
+    worth = tuple(prefix.encode() for prefix in prefixes)
+    log = _Log(name, prefixes)
+    size = _size(source)
+    done = number = 0
+    line = b""
+    for number, line in enumerate(_lines(source), 1):
+        done += len(line)
+        if number % 20000 == 0:
+            progress(name, done / size if size else 0.0)
+        if b"\0" in line:
+            raise DataError(
+                f"{name}: line {number}: not a text file", hint="a kernel log (dmesg, journalctl -k) or history.sqlite"
+            )
+        text = line[:LINE_MAX]
+        if any(w in text for w in worth) or log.begins(number) or any(m in text for m in _MARKS) or text.startswith(b"{"):
+            log.take(number, text.decode("utf-8", "replace"))
+    return log.finish(number, line[:LINE_MAX].decode("utf-8", "replace"))
+
+
+def _size(source: BinaryIO) -> int:
+    try:
+        return os.fstat(source.fileno()).st_size
+    except OSError:
+        return 0
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """Lines, of one that never ends the beginning; it is read in pieces all the same."""
+    while line := source.readline(1 << 20):
+        yield line
+        while len(line) == 1 << 20 and not line.endswith(b"\n"):
+            line = source.readline(1 << 20)
+
+
+class _Log:
+    """A kernel log on its way to a Recording."""
+
+    def __init__(self, name: str, prefixes: tuple[str, ...]) -> None:
+        self.made = Recording(name=name)
+        self._prefixes = prefixes
+        self._boot_id = ""
+        self._offset = 0.0  # from the stamps' time to the recording's: boots come one after another
+        self._year = NO_YEAR
+        self._raw = 0.0  # the last stamp
+        self._now = 0.0
+        self._stamped = False
+        self._marked = False  # a boot begins with the next line that has a time
+
+    def begins(self, number: int) -> bool:
+        """Whether the time at which the log begins is still looked for."""
+        return not self._stamped and number <= _HEAD_LINES
+
+    def take(self, number: int, line: str) -> None:
+        """A line that is worth it: a record to keep, or the begin of a boot."""
+        boot_id = ""
+        if line.startswith("{"):
+            at, text, boot_id = _journal(line)
+        else:
+            at, text = self._stamp(line), message(line)
+        self._marked = self._marked or text.startswith(("Linux version ", "-- Boot ", "-- Reboot --"))
+        wanted = text.startswith(self._prefixes)
+        if at is None and not wanted:
+            return
+        back = at is not None and at.since_boot and at.seconds < self._raw - _BACK_SECONDS
+        other = bool(boot_id and self._boot_id and boot_id != self._boot_id)
+        self._boot_id = boot_id or self._boot_id
+        if self._marked or back or other or not self.made.boots:
+            self._boot(at)
+        elif at is not None:
+            self._clock(at)
+        boot = self.made.boots[-1]
+        boot.ended = self._now
+        if match := _DRIVER.match(text):
+            boot.driver = match[1]
+        if wanted:
+            seconds = boot.up_seconds + self._now - boot.began
+            record = KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)
+            boot.records.append((number, record))
+
+    def _stamp(self, line: str) -> Stamp | None:
+        at = stamp(line, self._year)
+        if at is not None and not at.dated and at.seconds < self._raw - 180 * 86400:  # December, January
+            self._year += 1
+            at = stamp(line, self._year)
+        return at
+
+    def _clock(self, at: Stamp) -> None:
+        if not self._stamped:
+            self._stamped = True
+            self.made.since_boot, self.made.dated = at.since_boot, at.dated
+            self._now = at.seconds
+        self._raw = at.seconds
+        self._now = max(self._now, at.seconds + self._offset)
+
+    def _boot(self, at: Stamp | None) -> None:
+        """A boot begins, or the log does."""
+        boots = self.made.boots
+        marked, self._marked = self._marked, False
+        if boots and marked and not boots[-1].records and self._now - boots[-1].began < _BACK_SECONDS:
+            if at is not None:
+                self._clock(at)
+            return  # the journal's change of boots and the kernel's first line are one
+        if boots and at is not None and at.since_boot:
+            self._offset = self._now + _BETWEEN_BOOTS_SECONDS - at.seconds
+            self._raw = at.seconds
+        if at is not None:
+            self._clock(at)
+        up = LONG_UP_SECONDS if not boots and not marked else 0.0
+        if at is not None and at.since_boot:
+            up = at.seconds
+        boots.append(Boot(id=f"boot {len(boots) + 1}", began=self._now, up_seconds=up, ended=self._now))
+
+    def finish(self, lines: int, last: str) -> Recording:
+        """The recording. Raises DataError when nothing of it was of a kernel log."""
+        at = _journal(last)[0] if last.startswith("{") else self._stamp(last)
+        boots = self.made.boots
+        if at is not None and boots:
+            self._clock(at)
+            boots[-1].ended = self._now
+        if not boots:
+            raise DataError(
+                f"{self.made.name}: no line of it is of a kernel log", hint="dmesg, journalctl -k, /dev/kmsg, or history.sqlite"
+            )
+        self.made.lines = lines
+        self.made.timed = self._stamped
+        return self.made
+
+
+def _journal(line: str) -> tuple[Stamp | None, str, str]:
+    """A line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)); nothing for what is not the kernel's."""
+    try:
+        fields: Any = json.loads(line)
+        at = Stamp(int(fields["__REALTIME_TIMESTAMP"]) / 1e6)
+        text = fields["MESSAGE"] if fields.get("_TRANSPORT") == "kernel" else ""
+        return at, text if isinstance(text, str) else "", str(fields.get("_BOOT_ID", ""))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None, "", ""
+
+
+def _history(path: str, prefixes: tuple[str, ...]) -> Recording:
+    """From a copy: the file may be in use, and is never written to."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-replay-") as folder:
+        copy = os.path.join(folder, "history")
+        try:
+            for suffix in ("", "-wal"):
+                if not suffix or os.path.exists(path + suffix):
+                    shutil.copyfile(path + suffix, copy + suffix)
+            db = sqlite3.connect(copy)
+            try:
+                return _from_tables(db, path, prefixes)
+            finally:
+                db.close()
+        except OSError as e:
+            raise InputMissing(f"{path}: {e.strerror or e}") from None
+        except (sqlite3.Error, ValueError, TypeError) as e:
+            raise DataError(f"{path}: not a history of the agent's, or damaged: {e}") from None
+
+
+def _from_tables(db: sqlite3.Connection, path: str, prefixes: tuple[str, ...]) -> Recording:
+    rows = db.execute("SELECT boot_id, sequence, seconds, priority, text FROM record ORDER BY seconds, sequence").fetchall()
+    began = {
+        str(key).partition(" ")[2]: float(value)
+        for key, value in db.execute("SELECT key, value FROM kept WHERE key LIKE 'began %'").fetchall()
+    }
+    events = db.execute("SELECT unix_seconds, event, text FROM event ORDER BY rowid").fetchall()
+    made = Recording(name=path, lines=len(rows), since_boot=not began, of_an_agent=True)
+    for boot_id in dict.fromkeys([*began, *(row[0] for row in rows)]):
+        start = began.get(boot_id, 0.0)
+        boot = Boot(id=boot_id, began=start, up_seconds=0.0, ended=start)
+        for number, (of, sequence, seconds, priority, text) in enumerate(rows, 1):
+            if of == boot_id and str(text).startswith(prefixes):
+                record = KernelRecord(sequence=sequence, seconds=seconds, priority=priority, text=text, boot_id=boot_id)
+                boot.records.append((number, record))
+                boot.ended = max(boot.ended, start + seconds)
+        made.boots.append(boot)
+    told = [
+        (float(at), f"{event}: {text}") for at, event, text in events if event in ("drained", "not drained by us", "acknowledged")
+    ]
+    if began:
+        made.recorded = told
+        for boot in made.boots:
+            boot.known = [at for at, text in told if text.startswith("acknowledged: a person resumed") and at >= boot.began]
+            boot.ended = max([boot.ended, *boot.known])
+    return made
