@@ -12,6 +12,7 @@ from tests.lab import roots
 from tests.lab.roots import LabError
 
 SOURCE = Path(__file__).resolve().parents[2] / "slurm/spank/fairlead.c"
+STUB = Path(__file__).resolve().parents[1] / "hooks/spank_stub.c"
 #: Where the tests put it inside a root, as a site would.
 INSIDE = "/usr/lib/fairlead-spank/fairlead.so"
 
@@ -67,14 +68,22 @@ def _fetch(suite: str, root: Path, version: str, kept: Path) -> None:
 
 def plugin(suite: str) -> Path:
     """fairlead.so for the Slurm of ``suite``, compiled as slurm/README.md says. Raises LabError with the compiler's words."""
+    return _built(suite, "spank", ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"], [SOURCE])
+
+
+def stub() -> Path:
+    """The plugin as a program (tests/hooks/spank_stub.c) with the sanitizers of gcc. Raises LabError."""
+    flags = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-static-libasan"]
+    return _built("trixie", "spank-stub", flags, [SOURCE, STUB])
+
+
+def _built(suite: str, kind: str, flags: list[str], sources: list[Path]) -> Path:
     include = headers(suite)
-    text = SOURCE.read_bytes()
-    name = f"spank-{suite}-{hashlib.sha256(text + str(include).encode()).hexdigest()[:12]}.so"
-    built = roots.lab_dir() / "build" / name
+    recipe = b"".join(s.read_bytes() for s in sources) + " ".join([*flags, str(include)]).encode()
+    built = roots.lab_dir() / "build" / f"{kind}-{suite}-{hashlib.sha256(recipe).hexdigest()[:12]}"
     if not built.is_file():
-        fresh = built.with_name(f".{name}.{os.getpid()}")
-        flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-        command = ["gcc", *flags, f"-I{include}", "-o", str(fresh), str(SOURCE)]
+        fresh = built.with_name(f".{built.name}.{os.getpid()}")
+        command = ["gcc", *flags, f"-I{include}", "-o", str(fresh), *map(str, sources)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
             raise LabError(f"{' '.join(command)}: {done.stderr.strip()}")
