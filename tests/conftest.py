@@ -18,10 +18,12 @@ from tests.lab import clean, ledger, linux
 HERE = Path(__file__).parent
 #: A fixture that holds a cluster or rack for many tests -> what they are called together.
 SHARED = {"up": "slurm", "simulated": "hooks", "real": "hooks", "rack": "rack", "site": "faults", "admin": "playbooks"}
+SHARED |= {"all_states": "states"}
 #: Roughly how many seconds they take, to begin with the longest; a file takes 1, a test with a lab of its own 10.
 SECONDS = {
     "faults": 120,
     "slurm": 100,
+    "states": 95,
     "playbooks": 90,
     "rack": 40,
     "hooks": 30,
@@ -44,6 +46,7 @@ def unit(item: pytest.Item) -> str:
     return item.path.relative_to(HERE).as_posix()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("dist", "no") != "loadgroup":
         return
