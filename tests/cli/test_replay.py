@@ -21,7 +21,6 @@ from fairlead.daemon.recording import read_log
 from fairlead.daemon.replay import Replayed, prefixes, replay
 from fairlead.errors import DataError, ExitCode
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 DBE = "NVRM: Xid (PCI:0000:3b:00): 48, pid=7, name=train, An uncorrectable double bit error (DBE) has been detected"
 FAULT = "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=train, Ch 00000008, MMU Fault: ENGINE GRAPHICS"
