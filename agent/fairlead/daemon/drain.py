@@ -67,7 +67,7 @@ class Drain:
         self.fleet = fleet or Fleet(rules)
         self.wall = wall
         self.clock = clock
-        self._saved_at = 0.0
+        self._saved_at = self._saved_wall = 0.0
         self._asked_at = 0.0  # Unix time before the last reading: what arrived later is not in it
 
     def drain(
@@ -317,7 +317,8 @@ class Drain:
         """Nothing is written on a reading that is old: this process was stopped, or the disk was, and people act meanwhile.
         Raises SlurmUnavailable then, for another try; the ledger says ``otherwise``."""
         now = self.clock()
-        if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS:
+        stepped = abs(self.wall() - self._saved_wall - (now - self._saved_at)) > STALE_SECONDS  # the ledger's times are wall time
+        if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS or stepped:
             self.ledger.save(otherwise)
             raise SlurmUnavailable(f"{now - read_at:.0f} s went by after the reading of {self.node}: not written")
 
@@ -381,8 +382,8 @@ class Drain:
 
     def _saved(self) -> float:
         """Unix time, for the ledger; what is saved now has to be written soon or not at all."""
-        self._saved_at = self.clock()
-        return self.wall()
+        self._saved_at, self._saved_wall = self.clock(), self.wall()
+        return self._saved_wall
 
     def _entry(self, token: Token, phase: Phase) -> Entry:
         return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)
