@@ -46,6 +46,7 @@ def unit(item: pytest.Item) -> str:
     return item.path.relative_to(HERE).as_posix()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("dist", "no") != "loadgroup":
         return

@@ -79,6 +79,6 @@ def test_only_another_user_is_new_evidence_against_a_suspect() -> None:
 
 def test_a_job_s_own_fault_names_the_job_and_no_user() -> None:
     (one,) = check.judge(node(), of_users(("31, Ch 1", 11, 1001)), Params())
-    assert one.summary == "Xid 31 on GPU 0000:1b:00.0 (memory page fault): restart_app, the own fault of job 11"
+    assert one.summary == "Xid 31 on GPU 0000:1b:00.0 (memory page fault): restart_app, the fault of job 11"
     (many,) = check.judge(node(), of_users(*[("31, Ch 1", job, 1001) for job in range(11, 19)]), Params())
-    assert many.summary.endswith("the own fault of jobs 14, 15, 16, 17, 18 and 3 more") and "8 lines, jobs" in many.evidence[0]
+    assert many.summary.endswith("the fault of jobs 14, 15, 16, 17, 18 and 3 more") and "8 lines, jobs" in many.evidence[0]

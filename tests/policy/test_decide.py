@@ -205,6 +205,15 @@ def test_a_broken_node_is_not_resumed_because_its_check_only_observes_now() -> N
         assert decision.order is Order.KEEP
 
 
+def test_a_check_that_sees_nothing_is_not_clean_because_it_only_observes_now() -> None:
+    """Found by tests/policy/test_safety.py: the device that drained was well before, and is out of sight now."""
+    state = run([bad()])[0].state
+    softer = Rules(mode=Mode.OBSERVE)
+    blind = [Finding(check="xid", level=Level.UNKNOWN, summary="saw nothing", service=Service.KEEP)]
+    decisions = run([], [], blind, [], [], [], state=state, rules=softer, drained=True)
+    assert [d.order for d in decisions] == [Order.KEEP] * 5 + [Order.RESUME]
+
+
 def test_kernel_log_evidence_stands_until_a_reboot_or_a_person() -> None:
     """A ring buffer that has moved on, or a history that was cut, is no repair."""
     state = run([bad(evidence_id="b1:7")])[0].state

@@ -173,9 +173,10 @@ def test_local_cpus_stand_in_for_a_missing_node() -> None:
         node = change(node, address, numa=unknown, local_cpus=tuple(local))
     shown = report(node)["gpus"]
     assert [(g["numa"], g["cpus"]) for g in shown] == [(1, "56-111"), (-1, "56-111")]
-    notes = [f.summary for f in audit(node) if f.check == "topology.locality"]
-    assert "local CPUs without a NUMA node" in notes[0]
-    assert "does not say" in notes[1]
+    notes = [(f.level, f.summary) for f in audit(node) if f.check == "topology.locality"]
+    assert [level for level, _ in notes] == [Level.OK, Level.WARN]
+    assert "local CPUs without a NUMA node" in notes[0][1]
+    assert "does not say" in notes[1][1]
 
 
 def test_one_numa_node_leaves_no_doubt() -> None:

@@ -24,6 +24,7 @@ COMMANDS = {
     "replay": "what a recorded kernel log would have drained, when and why",
     "topology": "GPUs, NICs, NUMA nodes and the paths between them",
     "bind": "which CPUs, memory and NICs each task should have",
+    "slurm-config": "gres.conf, NodeName lines and topology.conf from what the machines and the fabric are",
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",
     "apply": "make this node what its document says",
@@ -79,7 +80,7 @@ def overview() -> str:
 
 def command_parser(name: str) -> Parser:
     """The parser of one command; imports its module."""
-    module = importlib.import_module(f"fairlead.cli.{name}")
+    module = importlib.import_module(f"fairlead.cli.{name.replace('-', '_')}")
     parser = Parser(prog=f"fairlead {name}", description=(module.__doc__ or COMMANDS[name]), formatter_class=_Formatter)
     module.register(parser)
     parser.set_defaults(run=module.run)

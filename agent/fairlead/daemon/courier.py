@@ -304,7 +304,8 @@ class Courier:
             if outcome is Outcome.OVER_BUDGET:
                 self._squeezed = min(self._squeezed + 1, 8)
                 wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
-                self._budget_until = now + max(wait, random.uniform(*UNDONE_SECONDS) if result.undone else 0.0)
+                later = random.uniform(*UNDONE_SECONDS) * max(1.0, now - began) if result.undone else 0.0
+                self._budget_until = now + max(wait, later)
             elif outcome is Outcome.CONTESTED:  # settled by a look, whatever is wanted then
                 self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
             else:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
-from fairlead.errors import SlurmError
+from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.fleet import Hold
 from fairlead.policy.ownership import (
     MANUAL,
@@ -109,13 +109,13 @@ class Drain:
             refusal = result(Outcome.HELD, mine, why)
         elif hold := self.fleet.before(self.node, entry.token, listed, certain=certain):
             refusal = replace(result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
-        if refusal is None:
-            yield "write"
-            refusal = self._stale(mine, read_at)
+        unsent = self._left(replace(entry, sent=0.0))
         if refusal is not None:
             yield "save"
-            self.ledger.save(self._left(replace(entry, sent=0.0)))
+            self.ledger.save(unsent)
             return replace(refusal, marked=owner is Owner.PROLOG_ERROR)
+        yield "write"
+        self._fresh(read_at, unsent)
         self.client.drain(self.node, entry.token.text)
         window = self.clock() - read_at
         yield "read back"
@@ -178,9 +178,7 @@ class Drain:
             return result(Outcome.HELD, mine, why)
         ours = mine.reason
         yield "write"
-        if stale := self._stale(mine, read_at):
-            self.ledger.save(replace(entry, phase=Phase.DRAINED, lifting=0.0))
-            return stale
+        self._fresh(read_at, replace(entry, phase=Phase.DRAINED, lifting=0.0))
         self.client.resume(self.node)
         window = self.clock() - read_at
         yield "read back"
@@ -243,9 +241,7 @@ class Drain:
     def _unmark(self, before: Entry | None, marked: NodeState, read_at: float) -> Steps:
         """Lift Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
         yield "write"
-        if stale := self._stale(marked, read_at):
-            self.ledger.save(before)
-            return replace(stale, marked=True)
+        self._fresh(read_at, before)
         self.client.resume(self.node)
         window = self.clock() - read_at
         yield "read back"
@@ -261,8 +257,7 @@ class Drain:
     def _put_back(self, mine: NodeState, theirs: str, read_at: float) -> Steps:
         """24.11 without slurmdbd leaves the text behind: somebody had put their own words over ours before we lifted."""
         yield "put back"
-        if stale := self._stale(mine, read_at):
-            return stale
+        self._fresh(read_at, self.ledger.load())
         self.client.drain(self.node, theirs)
         return result(Outcome.FOREIGN, mine, f"put back: {theirs}")
 
@@ -289,8 +284,7 @@ class Drain:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self._saved()))
             yield "undo"
-            if stale := self._stale(mine, read_at):
-                return stale
+            self._fresh(read_at, entry)
             self.client.resume(self.node)
             yield "save"
             self.ledger.save(self._left(replace(entry, sent=0.0)))
@@ -319,12 +313,13 @@ class Drain:
             return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
         return result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
 
-    def _stale(self, mine: NodeState, read_at: float) -> Result | None:
-        """Nothing is written on a reading that is old: this process was stopped, or the disk was, and people act meanwhile."""
+    def _fresh(self, read_at: float, otherwise: Entry | None) -> None:
+        """Nothing is written on a reading that is old: this process was stopped, or the disk was, and people act meanwhile.
+        Raises SlurmUnavailable then, for another try; the ledger says ``otherwise``."""
         now = self.clock()
-        if now - read_at <= STALE_SECONDS and now - self._saved_at <= SAVED_SECONDS:
-            return None
-        return result(Outcome.HELD, mine, f"{now - read_at:.0f} s went by after the reading")
+        if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS:
+            self.ledger.save(otherwise)
+            raise SlurmUnavailable(f"{now - read_at:.0f} s went by after the reading of {self.node}: not written")
 
     def _left(self, entry: Entry) -> Entry | None:
         return entry.dropped(self._asked_at)

@@ -13,7 +13,7 @@ from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX
 from fairlead.slurm.client import NodeState
 
 CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
-UNDONE_SECONDS = (2.0, 8.0)  # who undid theirs asks again when that is settled, and not all in the same moment
+UNDONE_SECONDS = (2.0, 8.0)  # who undid theirs asks again when that is settled, not all at once, and later where all is slow
 
 
 class Outcome(StrEnum):

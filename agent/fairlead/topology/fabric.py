@@ -7,7 +7,7 @@ And which node an adapter belongs to: the kernel and rdma-ndd write "host HCA-1"
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct, field
 
@@ -42,12 +42,14 @@ class Fabric(Struct, frozen=True, kw_only=True):
 
 class Rule(Struct, frozen=True, kw_only=True):
     """How adapters become nodes. ``known``: the cluster's nodes, empty for not known: then every named host is one.
+    ``running``: names that are nodes now, to know node1 by in node1.site.example, where ``known`` is empty.
 
     ``rename``: an adapter's id (GUID), its whole description or its host to the node's name. ``ports``: only adapters
     whose device word (HCA-1, mlx5_0, an interface) this matches in full; None for all.
     """
 
     known: frozenset[str] = frozenset()
+    running: frozenset[str] = frozenset()
     rename: Mapping[str, str] = field(default_factory=dict)
     ports: re.Pattern[str] | None = None
 
@@ -59,6 +61,17 @@ class Attached(Struct, frozen=True, kw_only=True):
     nodes: dict[str, frozenset[str]]
     others: tuple[str, ...]
     unnamed: dict[str, int]
+
+
+def merged(fabrics: Iterable[Fabric]) -> Fabric:
+    """Several fabrics, or planes of one, as one."""
+    every = list(fabrics)
+    return Fabric(
+        switches={i: words for f in every for i, words in f.switches.items()},
+        adapters={i: words for f in every for i, words in f.adapters.items()},
+        links=frozenset(link for f in every for link in f.links),
+        one_sided=tuple(words for f in every for words in f.one_sided),
+    )
 
 
 def is_aggregation(description: str) -> bool:
@@ -73,11 +86,10 @@ def node_of(identity: str, description: str, rule: Rule) -> str:
     for key in (identity, description.strip(), host):
         if key and key in rule.rename:
             return rule.rename[key]
-    if host in rule.known:
-        return host
-    short = host.partition(".")[0]
-    if short in rule.known:
-        return short
+    names = rule.known or rule.running
+    for name in (host, host.partition(".")[0]):
+        if name in names:
+            return name
     return "" if host.lower() in UNSET or not is_name(host) else host
 
 

@@ -45,7 +45,7 @@ def fold(names: Iterable[str]) -> str:
 def _fold_group(head: str, numbers: list[str]) -> str:
     parts = [head] if "" in numbers else []
     runs: list[list[str]] = []
-    for digits in sorted((n for n in numbers if n), key=lambda n: (len(n) if n[0] == "0" and len(n) > 1 else 0, int(n), n)):
+    for digits in sorted((n for n in numbers if n), key=lambda n: (int(n), len(n))):
         if runs and _follows(runs[-1][0], runs[-1][-1], digits):
             runs[-1].append(digits)
         else:

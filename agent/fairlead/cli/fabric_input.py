@@ -1,0 +1,185 @@
+"""What `fairlead slurm-config topology` reads: the fabric or the NVLink domains, and which nodes the cluster has."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from functools import partial
+
+from fairlead.cli.recorded import recorded_nvml
+from fairlead.errors import DataError, InputMissing, UsageError
+from fairlead.model.facts import Missing
+from fairlead.slurm import conf
+from fairlead.topology import cliques, ibnetdiscover, lldp, units
+from fairlead.topology.fabric import Fabric, Rule, attach, merged
+from fairlead.topology.nodelist import expand, fold, is_name
+from fairlead.topology.units import Blocks, Tree
+
+FILE_BYTES = 1 << 30
+_GUID = re.compile(r"0x([0-9a-fA-F]{1,16})")
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    add = partial(parser.add_argument, metavar="FILE", action="append", default=[])
+    add("--ibnetdiscover", help="topology: a dump of the InfiniBand fabric, with or without -p; several are joined")
+    add("--lldp", help="topology: `lldpctl -f json` of a node, NODE.json, or a folder of such files")
+    add("--cliques", help="topology: NVLink domains: `clush -w NODES nvidia-smi -q`, or machine trees (NAME=TREE)")
+    parser.add_argument("--kind", choices=["tree", "block"], default="", help="of the fabric: switches, or each unit a block")
+    parser.add_argument("--format", choices=["conf", "yaml"], default="conf", help="yaml: topology.yaml of Slurm 25.05 and newer")
+    parser.add_argument("--block-sizes", default="", metavar="N,...", help="default: the smallest block and its doublings")
+    parser.add_argument(
+        "--rename",
+        default="",
+        metavar="FILE",
+        help='lines of "OLD NEW": an adapter\'s GUID (0x...), description or host; the node',
+    )
+    parser.add_argument("--ports", default="", metavar="REGEX", help="only these adapters or interfaces: 'mlx5_[0-7]|HCA-[1-8]'")
+
+
+def wanted_nodes(args: argparse.Namespace) -> frozenset[str]:
+    """The nodes that must be there, by --nodes and --slurm-conf; empty where neither is given."""
+    found = expanded(args.nodes, "--nodes") if args.nodes else frozenset()
+    if args.slurm_conf:
+        read = conf.parse(args.slurm_conf, _optional)
+        for line in read.nodes:
+            if line["nodename"].upper() != "DEFAULT":
+                found |= expanded(line["nodename"], args.slurm_conf)
+        if not found:
+            raise DataError(f"{args.slurm_conf}: no NodeName line in it", hint="name the nodes with --nodes")
+    return found
+
+
+def expanded(text: str, where: str) -> frozenset[str]:
+    """A nodelist of the command line or of a file. Raises DataError."""
+    try:
+        return frozenset(expand(text))
+    except ValueError as e:
+        raise DataError(f"{where}: {e}", hint="such as gpu[01-16],login1") from None
+
+
+def topologies(
+    args: argparse.Namespace, wanted: frozenset[str], running: frozenset[str]
+) -> tuple[dict[str, Tree | Blocks], tuple[str, ...]]:
+    """Topologies by name, and notes. Raises DataError, InputMissing, UsageError."""
+    if not (args.ibnetdiscover or args.lldp or args.cliques):
+        raise UsageError("topology needs a source", hint="--ibnetdiscover FILE, --lldp FILE or --cliques FILE")
+    made: dict[str, Tree | Blocks] = {}
+    notes: list[str] = []
+    try:
+        sizes = tuple(int(word) for word in args.block_sizes.split(",")) if args.block_sizes else ()
+    except ValueError:
+        raise UsageError(f"--block-sizes {args.block_sizes}: not numbers", hint="such as 18,36") from None
+    rename = _rename(args.rename) if args.rename else {}
+    try:
+        if args.ibnetdiscover or args.lldp:
+            rule = Rule(known=wanted, running=running, rename=rename, ports=_ports(args.ports))
+            topology, said = _of_fabric(_fabric(args), rule, args.kind or "tree", sizes)
+            made["fabric"] = topology
+            notes += said
+        if args.cliques:
+            nodes = {rename.get(node, node): found for node, found in _cliques(args.cliques)}
+            groups, outside = cliques.groups({n: c for n, c in nodes.items() if not wanted or n in wanted})
+            if not groups:
+                raise DataError(f"{args.cliques[0]}: no node is in an NVLink domain", hint="use the fabric: --ibnetdiscover")
+            made["nvlink"] = units.blocks(groups, sizes)
+            notes += [f"in no NVLink domain: {fold(outside)}"] if outside else []
+    except ValueError as e:
+        raise UsageError(str(e), hint="see BlockSizes in topology.conf(5)") from None
+    return made, tuple(notes)
+
+
+def _of_fabric(fabric: Fabric, rule: Rule, kind: str, sizes: tuple[int, ...]) -> tuple[Tree | Blocks, list[str]]:
+    attached = attach(fabric, rule)
+    notes = []
+    if attached.unnamed:
+        words = ", ".join(f"{description!r} {count}" for description, count in attached.unnamed.items())
+        notes.append(f"{sum(attached.unnamed.values())} adapters name no host: {words}")
+    if not attached.nodes:
+        raise DataError(f"no node hangs on a switch{f' ({notes[0]})' if notes else ''}", hint="see --nodes, --ports and --rename")
+    if attached.others:
+        notes.append(f"on the fabric, but no nodes of the cluster: {fold(attached.others)}")
+    if not rule.known:
+        notes.append("every host on the fabric is taken for a node: --nodes or --slurm-conf says which are")
+    made = units.tree(fabric, attached) if kind == "tree" else units.unit_blocks(fabric, attached, sizes)
+    return made, [*notes, *made.notes]
+
+
+def _fabric(args: argparse.Namespace) -> Fabric:
+    parts = []
+    for path in args.ibnetdiscover:
+        part = ibnetdiscover.parse(_text(path), path)
+        ibnetdiscover.refuse_cut(part, path)
+        parts.append(part)
+    if args.lldp:
+        texts: dict[str, str] = {}
+        for path in args.lldp:
+            files = (
+                [os.path.join(path, n) for n in sorted(os.listdir(path)) if n.endswith(".json")]
+                if os.path.isdir(path)
+                else [path]
+            )
+            texts.update((os.path.basename(file).removesuffix(".json"), _text(file)) for file in files)
+        parts.append(lldp.parse(texts))
+    return merged(parts)
+
+
+def _cliques(paths: list[str]) -> Iterator[tuple[str, frozenset[cliques.Clique]]]:
+    for source in paths:
+        name, named, path = source.partition("=")
+        if not named or os.path.exists(source):
+            name, path = os.path.basename(source.rstrip("/")), source
+        if os.path.isdir(path):
+            raw = recorded_nvml(path)
+            if isinstance(raw, Missing):
+                raise InputMissing(raw.detail)
+            yield name, cliques.of_nvml(raw)
+        else:
+            yield from cliques.parse_nvsmi(_text(path), path).items()
+
+
+def _rename(path: str) -> dict[str, str]:
+    """Two words a line, as in a shell: what it is called, and the node. ``#`` starts a comment."""
+    found = {}
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as e:
+            raise DataError(f"{path}: line {number}: {e}") from None
+        if not words:
+            continue
+        if len(words) != 2 or not is_name(words[1]):
+            raise DataError(f"{path}: line {number}: not an old name and a node", hint='such as: 0xb83fd2030012aa "gpu07"')
+        guid = _GUID.fullmatch(words[0])
+        found[f"{int(guid[1], 16):016x}" if guid else words[0]] = words[1]
+    return found
+
+
+def _ports(text: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(text) if text else None
+    except re.error as e:
+        raise UsageError(f"--ports {text}: {e}", hint="a regular expression such as 'mlx5_[0-7]'") from None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            text = f.read(FILE_BYTES)
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None
+    if not text.strip():
+        raise DataError(f"{path}: empty", hint="take it again")
+    return text
+
+
+def _optional(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            return f.read(64 << 20)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None

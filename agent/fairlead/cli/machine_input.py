@@ -1,0 +1,85 @@
+"""The machines that `fairlead slurm-config` describes: this node, machine trees, published topology files."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+
+from msgspec.structs import replace
+
+from fairlead.cli import look
+from fairlead.cli.recorded import machine, recorded_nvml
+from fairlead.errors import DataError, InputMissing, UsageError
+from fairlead.host.gather import gather
+from fairlead.host.recorded import refuse_broken
+from fairlead.host.root import Root
+from fairlead.model.facts import Node
+from fairlead.topology.devices import accelerators
+from fairlead.topology.nodelist import in_order, is_name
+from fairlead.topology.slurm_node import SlurmNode, Socket, of_node, of_published
+
+_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+
+
+def read(args: argparse.Namespace) -> list[SlurmNode]:
+    """The nodes of the command line, in the order of names. Raises DataError for a name that comes twice."""
+    sources = args.source or [args.root]
+    found = {}
+    for source in sources:
+        node = _read(source, args)
+        if node.name in found:
+            raise DataError(f"{source}: there is already a node {node.name}", hint="name it: OTHER_NAME=TREE")
+        if not is_name(node.name):
+            raise DataError(f"{source}: {node.name!r} is no name of a node", hint="name it: NAME=TREE")
+        found[node.name] = node
+    return [found[name] for name in in_order(found)]
+
+
+def _read(source: str, args: argparse.Namespace) -> SlurmNode:
+    name, named, path = source.partition("=")
+    if not named or os.path.exists(source):
+        name, path = "", source
+    socket = Socket(args.socket)
+    if os.path.isfile(path):
+        if args.what == "nodes":
+            raise UsageError(f"{path}: a topology file does not say how much memory a node has", hint="name a machine tree")
+        try:
+            with open(path, encoding="utf-8") as f:
+                node = of_published(f.read(16 << 20), socket=socket, kind=args.type or "gpu")
+        except OSError as e:
+            raise InputMissing(f"{path}: {e.strerror}") from None
+        except (UnicodeDecodeError, DataError) as e:
+            raise DataError(f"{path}: {e}", hint="copy /run/fairlead/topology of that node again") from None
+    else:
+        root = machine(path)
+        refuse_broken(root)
+        raw = look.live_nvml(10.0)[0] if root.is_live else recorded_nvml(path)
+        facts = gather(root, raw, reads=("/proc/meminfo",))
+        node = of_node(facts, memory_mib=_memory(facts), socket=socket, files=_files(root, facts), kind=args.type)
+    return replace(node, name=name) if name else node
+
+
+def _memory(node: Node) -> int | None:
+    """What slurmd takes for RealMemory: all of MemTotal, in MiB."""
+    text = node.text("/proc/meminfo")
+    match = _TOTAL.search(text) if isinstance(text, str) else None
+    return int(match[1]) // 1024 if match else None
+
+
+def _files(root: Root, node: Node) -> dict[str, str]:
+    """Device files by PCI address that need no driver library: NVIDIA's minor number from /proc/driver/nvidia (the
+    driver's README, "Device Minor"), AMD's render node from sysfs, as Slurm's AutoDetect=rsmi has it."""
+    found = {}
+    for gpu in accelerators(node):
+        if gpu.vendor == "NVIDIA":
+            text = root.read_text(f"/proc/driver/nvidia/gpus/{gpu.pci}/information")
+            match = _MINOR.search(text) if isinstance(text, str) else None
+            if match:
+                found[gpu.pci] = f"/dev/nvidia{match[1]}"
+        else:
+            names = [n for n in root.names(f"/sys/bus/pci/devices/{gpu.pci}/drm") if re.fullmatch(r"renderD\d+", n)]
+            if len(names) == 1:
+                found[gpu.pci] = f"/dev/dri/{names[0]}"
+    return found

@@ -1,0 +1,192 @@
+"""Slurm's own configuration from what the machines and the fabric are.
+
+gres [SOURCE...]    gres.conf: device files, nearest cores in Slurm's numbers, NVLinks
+nodes [SOURCE...]   the NodeName lines of slurm.conf, equal nodes in one
+topology            topology.conf or topology.yaml, from the fabric or from NVLink domains
+
+A SOURCE is a machine tree, NAME=TREE, or a node's /run/fairlead/topology (gres only); without one it is this node. The
+text goes to stdout; --write puts it in place, whole or not at all, and only when it changed. A file that would name fewer
+nodes than the running one (or than --nodes) is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import stat
+import sys
+from typing import Any
+
+import msgspec
+
+from fairlead.cli import fabric_input, machine_input
+from fairlead.cli.show import print_json
+from fairlead.errors import DataError, ExitCode, HostError, UsageError
+from fairlead.topology import running_file
+from fairlead.topology.gres import render_gres, render_nodes
+from fairlead.topology.nodelist import fold
+from fairlead.topology.slurm_node import Socket
+from fairlead.topology.topology_file import named_nodes, render_conf, render_yaml
+
+HEAD = "# Made by `fairlead slurm-config {}`.\n"
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What a part makes: the file's text, what is in it as data, the nodes in it, and what is to be said."""
+
+    text: str
+    data: Any
+    nodes: frozenset[str]
+    notes: tuple[str, ...]
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["gres", "nodes", "topology"])
+    parser.add_argument("source", nargs="*", help="gres, nodes: machine trees (default: this node)")
+    parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this node")
+    parser.add_argument(
+        "--socket", choices=[s.value for s in Socket], default="package",
+        help="what Slurm takes for a socket: numa with SlurmdParameters=numa_node_as_socket, l3 with l3cache_as_socket",
+    )  # fmt: skip
+    parser.add_argument("--type", default="", metavar="NAME", help="the GRES type (default: from the product's name, h100)")
+    parser.add_argument(
+        "--autodetect", choices=["nvml", "nvidia", "rsmi"], default="",
+        help="let slurmd detect the GPUs; what is written is then checked against it",
+    )  # fmt: skip
+    fabric_input.register(parser)
+    parser.add_argument("--nodes", default="", metavar="LIST", help="the nodes that must be in the file")
+    parser.add_argument("--slurm-conf", default="", metavar="FILE", help="take those from the NodeName lines of this slurm.conf")
+    parser.add_argument("--without", default="", metavar="LIST", help="these may be lost")
+    parser.add_argument("--diff", default="", metavar="FILE", help="show the difference to the running file instead")
+    parser.add_argument("--write", default="", metavar="FILE", help="put it there, when it changed")
+    parser.add_argument("--dry-run", action="store_true", help="with --write: show the difference, write nothing")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    if args.dry_run and not args.write:
+        raise UsageError("--dry-run says what --write would do", hint="add --write FILE")
+    path = args.write or args.diff
+    before = _running(path) if path else None
+    wanted = fabric_input.wanted_nodes(args)
+    running = _named(args.what, before, path) if before is not None else frozenset()
+    made = {"gres": _gres, "nodes": _nodes, "topology": _topology}[args.what](args, wanted, running)
+    text = HEAD.format(args.what) + made.text
+    notes = made.notes + _losses(args, made, wanted, running, before)
+    diff = _diff(before, text, path) if path else ""
+    write = bool(args.write and before != text and not args.dry_run)
+    if write:
+        _write(args.write, text)
+    if args.json:
+        result = {"text": text, "nodes": fold(made.nodes), args.what: made.data, "notes": list(notes)}
+        print_json(result | ({"file": path, "changed": before != text, "written": write, "diff": diff} if path else {}))
+        return ExitCode.OK
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if not path:
+        sys.stdout.write(text)
+        return ExitCode.OK
+    sys.stdout.write(diff)
+    if args.write:
+        print(f"{path}: {'unchanged' if before == text else 'written' if write else 'would be written'}")
+    elif not diff:
+        print(f"{path}: no difference")
+    return ExitCode.OK
+
+
+def _gres(args: argparse.Namespace, _wanted: frozenset[str], _running: frozenset[str]) -> Made:
+    nodes = machine_input.read(args)
+    text = render_gres(nodes, args.autodetect)
+    named = frozenset(node.name for node in nodes if node.gpus)
+    without = [f"{node.name} has no GPU" for node in nodes if not node.gpus]
+    mig = [f"{node.name} is in MIG mode: left to AutoDetect=nvml" for node in nodes if any(g.mig for g in node.gpus)]
+    return Made(text=text, data=msgspec.to_builtins(nodes), nodes=named, notes=(*_notes(nodes), *without, *mig))
+
+
+def _nodes(args: argparse.Namespace, _wanted: frozenset[str], _running: frozenset[str]) -> Made:
+    nodes = machine_input.read(args)
+    blind = [node.name for node in nodes if node.memory_mib is None]
+    if blind:
+        raise DataError(f"{blind[0]}: its memory is not known", hint="name its machine tree: `fairlead snapshot` writes one")
+    text, notes = render_nodes(nodes)
+    named = frozenset(node.name for node in nodes)
+    return Made(text=text, data=msgspec.to_builtins(nodes), nodes=named, notes=(*_notes(nodes), *notes))
+
+
+def _notes(nodes: list[Any]) -> tuple[str, ...]:
+    """Each note once, with the nodes that it is about."""
+    about: dict[str, list[str]] = {}
+    for node in nodes:
+        for note in node.notes:
+            about.setdefault(note, []).append(node.name)
+    return tuple(f"{fold(names)}: {note}" for note, names in about.items())
+
+
+def _topology(args: argparse.Namespace, wanted: frozenset[str], running: frozenset[str]) -> Made:
+    if args.source:
+        raise UsageError(f"topology takes no {args.source[0]}", hint="name it with --ibnetdiscover, --lldp or --cliques")
+    made, notes = fabric_input.topologies(args, wanted, running)
+    if args.format == "yaml":
+        text = render_yaml(made)
+    elif len(made) > 1:
+        raise UsageError("topology.conf holds one topology", hint="--format yaml (Slurm 25.05), or leave one source out")
+    else:
+        text = render_conf(next(iter(made.values())))
+    named = frozenset[str]().union(*(topology.nodes() for topology in made.values()))
+    whole = frozenset.intersection(*(topology.nodes() for topology in made.values())) if args.format != "yaml" else named
+    data = {name: msgspec.to_builtins(topology) for name, topology in made.items()}
+    return Made(text=text, data=data, nodes=whole, notes=notes)
+
+
+def _named(what: str, text: str, path: str) -> frozenset[str]:
+    try:
+        return named_nodes(text) if what == "topology" else running_file.node_names(text)
+    except ValueError as e:
+        raise DataError(f"{path}: {e}", hint="repair the running file, or write to another one") from None
+
+
+def _losses(
+    args: argparse.Namespace, made: Made, wanted: frozenset[str], running: frozenset[str], before: str | None
+) -> tuple[str, ...]:
+    """Raises DataError when nodes, or GPUs of a node, would be lost that nobody said may go."""
+    allowed = fabric_input.expanded(args.without, "--without") if args.without else frozenset()
+    lost = (wanted or running) - made.nodes - allowed
+    if lost:
+        why = "; ".join(note for note in made.notes if "name no host" in note)
+        raise DataError(
+            f"{len(lost)} node{'s' if len(lost) > 1 else ''} would be lost: {fold(lost)}{f' ({why})' if why else ''}",
+            hint=f"--without {fold(lost)} where that is right; --rename FILE where the fabric calls them otherwise",
+        )
+    if args.what == "gres" and before:
+        fewer = running_file.fewer_gpus(before, made.text, allowed)
+        if fewer:
+            raise DataError(f"GPUs would be lost: {fewer}", hint="repair the node first, or name it with --without")
+    gone = (running & allowed | (running - wanted if wanted else frozenset())) - made.nodes
+    return (f"no longer named: {fold(gone)}",) if gone else ()
+
+
+def _running(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            return f.read(64 << 20)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise HostError(f"{path}: {e.strerror}") from None
+
+
+def _diff(before: str | None, text: str, path: str) -> str:
+    old = (before or "").splitlines(keepends=True)
+    return "".join(difflib.unified_diff(old, text.splitlines(keepends=True), path if before is not None else "/dev/null", path))
+
+
+def _write(path: str, text: str) -> None:
+    from fairlead.host.change import write_file
+
+    whole = os.path.realpath(path)  # a link to a shared folder stays one
+    try:
+        mode = stat.S_IMODE(os.stat(whole).st_mode) if os.path.exists(whole) else 0o644
+        write_file(whole, text.encode(), mode)
+    except OSError as e:
+        raise HostError(f"{path}: {e.strerror}", hint="name a file that can be written") from None
