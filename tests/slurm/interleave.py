@@ -135,7 +135,7 @@ class Monitor:
             raise Violation(f"{agent.name} lifts what a person drained by hand")
         if kind == "resume" and not by_hand and not issued:
             raise Violation(f"{agent.name} resumes a broken node")
-        if kind == "drain" and not by_hand and agent.lift is not None and agent.sure():
+        if kind == "drain" and not by_hand and agent.lift is not None:
             at, level = agent.lift
             if read > at and agent.evidence <= level:
                 raise Violation(f"{agent.name} drains again what a person has lifted")
@@ -218,7 +218,7 @@ class Wire:
 
         monitor.counts["calls"] += 1
         if fate and kind == "resume":
-            agent.unsure = agent.clock.now
+            agent.unsure, agent.lift = agent.clock.now, None
         if fate == "late":
             monitor.tell(f"{agent.name} {kind} {text!r} is on its way, unanswered")
             self.late.append((agent.clock.now, arrive))
@@ -299,7 +299,7 @@ class Agent:
     def lifted(self, at: int) -> None:
         """A person has lifted this agent's drain, or their own that stood in its place; and the agent had seen its own."""
         entry = self.protocol().ledger.load()
-        if entry is None or entry.phase not in (Phase.DRAINED, Phase.TAKEN):
+        if entry is None or entry.phase not in (Phase.DRAINED, Phase.TAKEN) or not self.sure():
             return
         self.lift = (at, self.evidence if self.covered is None else self.covered)
 
