@@ -301,6 +301,8 @@ class Agent:
         entry = self.protocol().ledger.load()
         if entry is None or entry.phase not in (Phase.DRAINED, Phase.TAKEN) or not self.sure():
             return
+        if entry.late_lift(self.clock.wall()):
+            return  # it may have sent a resume of its own just before: to its mind that has arrived now
         self.lift = (at, self.evidence if self.covered is None else self.covered)
 
     def decide(self) -> None:
