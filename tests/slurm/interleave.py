@@ -18,7 +18,7 @@ from fairlead.daemon.drain import SAVED_SECONDS, Drain
 from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.daemon.outcome import Steps, finish
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, strip_suffixes
+from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, parse, strip_suffixes
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState, SlurmClient
 
@@ -135,7 +135,7 @@ class Monitor:
             raise Violation(f"{agent.name} lifts what a person drained by hand")
         if kind == "resume" and not by_hand and not issued:
             raise Violation(f"{agent.name} resumes a broken node")
-        if kind == "drain" and not by_hand and agent.lift is not None:
+        if kind == "drain" and parse(text) is not None and not by_hand and agent.lift is not None:  # else: put back
             at, level = agent.lift
             if read > at and agent.evidence <= level:
                 raise Violation(f"{agent.name} drains again what a person has lifted")

@@ -150,8 +150,8 @@ class Drain:
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
         entry = self.ledger.load()
-        if entry is not None and entry.manual and entry.ours and not by_hand:
-            return Result(outcome=Outcome.DRAINED, detail=entry.token.text)  # since the order was given
+        if entry is not None and not by_hand and (entry.manual or entry.phase is Phase.DRAINING):
+            return (yield from self.look())  # not what the order was for: somebody has drained it by hand since
         if entry is not None and entry.ours:
             # Saved before the reading, as a drain's intent is. By hand it goes on to say that our drain stands.
             now = self._saved()
