@@ -145,7 +145,8 @@ class Monitor:
         node = self.now(changed=True)
         self.counts[f"{kind} written"] += 1
         if node.states & STOPPED:
-            self.hold(agent.name if kind == "drain" else "slurm", by_hand=by_hand)
+            put_back = kind == "drain" and parse(node.reason) is None
+            self.hold("person" if put_back else agent.name if kind == "drain" else "slurm", by_hand=by_hand)
         else:
             self.free()
 
