@@ -18,7 +18,7 @@ from fairlead.daemon.drain import SAVED_SECONDS, Drain
 from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.daemon.outcome import Steps, finish
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, strip_suffixes
+from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, parse, strip_suffixes
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState, SlurmClient
 
@@ -135,7 +135,7 @@ class Monitor:
             raise Violation(f"{agent.name} lifts what a person drained by hand")
         if kind == "resume" and not by_hand and not issued:
             raise Violation(f"{agent.name} resumes a broken node")
-        if kind == "drain" and not by_hand and agent.lift is not None and agent.sure():
+        if kind == "drain" and parse(text) is not None and not by_hand and agent.lift is not None:  # else: put back
             at, level = agent.lift
             if read > at and agent.evidence <= level:
                 raise Violation(f"{agent.name} drains again what a person has lifted")
@@ -145,7 +145,8 @@ class Monitor:
         node = self.now(changed=True)
         self.counts[f"{kind} written"] += 1
         if node.states & STOPPED:
-            self.hold(agent.name if kind == "drain" else "slurm", by_hand=by_hand)
+            put_back = kind == "drain" and parse(node.reason) is None
+            self.hold("person" if put_back else agent.name if kind == "drain" else "slurm", by_hand=by_hand)
         else:
             self.free()
 
@@ -218,7 +219,7 @@ class Wire:
 
         monitor.counts["calls"] += 1
         if fate and kind == "resume":
-            agent.unsure = agent.clock.now
+            agent.unsure, agent.lift = agent.clock.now, None
         if fate == "late":
             monitor.tell(f"{agent.name} {kind} {text!r} is on its way, unanswered")
             self.late.append((agent.clock.now, arrive))
@@ -299,8 +300,10 @@ class Agent:
     def lifted(self, at: int) -> None:
         """A person has lifted this agent's drain, or their own that stood in its place; and the agent had seen its own."""
         entry = self.protocol().ledger.load()
-        if entry is None or entry.phase not in (Phase.DRAINED, Phase.TAKEN):
+        if entry is None or entry.phase not in (Phase.DRAINED, Phase.TAKEN) or not self.sure():
             return
+        if entry.late_lift(self.clock.wall()):
+            return  # it may have sent a resume of its own just before: to its mind that has arrived now
         self.lift = (at, self.evidence if self.covered is None else self.covered)
 
     def decide(self) -> None:
