@@ -20,8 +20,8 @@ class Evidence:
     ``state``, ``drained``: as an earlier run of the agent left them. What came since may have come after the resume.
     """
 
-    def __init__(self, state: PolicyState = PolicyState(), *, drained: bool = False) -> None:
-        self._covered: tuple[Finding, ...] | None = _all(state) if drained and state.boot_id else None
+    def __init__(self, state: PolicyState | None = None, *, drained: bool = False) -> None:
+        self._covered: tuple[Finding, ...] | None = _all(state) if drained and state and state.boot_id else None
         self._not_before = 0.0
 
     def stands(self, state: PolicyState) -> None:
