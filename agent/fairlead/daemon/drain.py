@@ -93,7 +93,7 @@ class Drain:
             if check == MANUAL != entry.token.check:
                 if why := keep_off(mine.states):
                     return result(Outcome.HELD, mine, why)
-                return (yield from self._take_over(summary))
+                return (yield from self._take_over(summary, read_at))
             return (yield from self._stand(entry, listed, read_at))
         if entry.phase is not Phase.DRAINING:
             yield "save"
@@ -129,7 +129,7 @@ class Drain:
         yield "save"
         return replace(self._forget(replace(entry, phase=Phase.DRAINED), owner, mine), window_seconds=window)
 
-    def _take_over(self, summary: str) -> Steps:
+    def _take_over(self, summary: str, read_at: float) -> Steps:
         """A person's words in place of the agent's own: the node is drained already, and from now on until that person
         says otherwise."""
         before = self.ledger.load()
@@ -137,6 +137,7 @@ class Drain:
         yield "save"
         self.ledger.save(entry)
         yield "write"
+        self._fresh(read_at, before)
         self.client.drain(self.node, entry.token.text)
         yield "read back"
         mine = self._node()
