@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# tests/conftest.py says which tests stay together; one process: make test PARALLEL=
+PARALLEL ?= -n auto --max-worker-restart=1
 
 .PHONY: setup apt demo test test-all lint unit bench lab-down docs clean
 
@@ -32,12 +34,12 @@ unit: setup
 test: ## lint, unit, hooks, contracts, real Slurm, rack
 	@tests/lab/apt.sh
 	@$(MAKE) --no-print-directory setup
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 test-all: ## also what takes long: kill loops, fuzzing
 	@tests/lab/apt.sh
 	@$(MAKE) --no-print-directory setup
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PARALLEL)
 
 bench: ## the budgets of the design, measured now, beside what they are compared to
 	@tests/lab/apt.sh

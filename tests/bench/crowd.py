@@ -46,9 +46,10 @@ def rows(say: Callable[[str], None] = lambda text: print(f"bench:   {text}", fil
             counts = rpcs(cluster)
             seen = overshoot(log.read_text()[begin:], budget)
     total = ours(counts)
+    most = f"by {seen.nodes} nodes at most, {seen.times} times"
     longest = max(OURS, key=lambda name: counts.get(name, (0, 0))[1])
     return [
-        Row(f"{NODES} nodes at once: past a budget of {budget}", seen.seconds, 5, "s", "", f"by {seen.nodes} nodes at most"),
+        Row(f"{NODES} nodes at once: past a budget of {budget}", seen.seconds, 5, "s", "", most),
         Row(f"... {budget} drained, the rest held: settled", took, None, "s", "", f"{seen.undone} drains undone"),
         Row("... order to DRAIN of those that stay, median", median(when), None, "s", "", f"max {when[-1]:.2f} s"),
         Row("... slurmctld RPCs of all", total, None, "", f"{total / NODES:.1f} a node, with retries and undoings;",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +12,6 @@ from fairlead.checks.xid import Params, check
 from fairlead.model.check import KernelRecord, Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
-from fairlead.xid import Kind, parse
-from fairlead.xid.catalogue import look_up
-from fairlead.xid.log import message
 from tests.checks.nodes import ADDRESSES, BOOT, NA, UNSUPPORTED, gpu, log, node, records
 
 WHERE = "NVRM: Xid (PCI:0000:1b:00)"
@@ -89,58 +83,6 @@ def test_the_summary_names_gpu_code_and_action() -> None:
 )
 def test_harmless_lines_raise_nothing(text: str) -> None:
     assert judged(text) == []
-
-
-def _recorded() -> list[dict[str, str]]:
-    path = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "kmsg" / "kmsg.csv"
-    if not path.is_file():
-        pytest.skip(f"recorded kernel lines are not here: {path}")
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def test_recorded_lines_that_are_no_fault_raise_nothing() -> None:
-    """Alone and all together: other NVRM messages, PCIe, network, disk, memory, container and hung-task lines."""
-    quiet = [r["line"] for r in _recorded() if not r["xid"] and not r["sxid"] and r["class"] != "fallen-off"]
-    assert len(quiet) > 50 and judged(*quiet) == []
-    for line in quiet:
-        assert judged(line) == [], line
-
-
-def test_recorded_faults_come_to_what_nvidia_says() -> None:
-    """Each line alone: what drains is Fatal in the line, or a code or number that asks for more than the application."""
-    for row in _recorded():
-        line = parse(row["line"])
-        if line is None:
-            continue
-        found = judged(row["line"])
-        drains = [f for f in found if f.level is Level.DRAIN]
-        assert len(found) <= 1
-        if line.fatal is not None:
-            assert bool(drains) == (line.fatal and "reset without a power cycle" not in str(found)), row["line"]
-        elif line.kind is Kind.XID and line.code not in (45, 154):
-            entry = look_up(line.code)
-            assert bool(drains) == (entry.service is not Service.KEEP and line.code not in range(144, 151)), row["line"]
-            wanted = Action.RESET_GPU if line.code in (63, 94) else entry.action
-            assert all(f.action is wanted for f in found), row["line"]
-        if line.code == 45 and line.caused_by is None:
-            assert not found
-
-
-def test_the_recorded_storms_are_one_fault_each() -> None:
-    folder = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "dmesg"
-    if not folder.is_dir():
-        pytest.skip(f"recorded kernel logs are not here: {folder}")
-    for name, expected in (
-        ("components-accelerator_dmesg-with-xid-119.log", {("Xid 119", Level.DRAIN)}),
-        ("components-query_dmesg.0.log", set()),
-        ("pkg-kmsg_kmsg.1.log", set()),
-        ("0flap_syslog", set()),
-    ):
-        texts = [message(line) for line in (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()]
-        found = judged(*texts)
-        assert {(f.summary[:7], f.level) for f in found} == expected, name
-        assert len(found) == len({f.device for f in found})
 
 
 def test_hundreds_of_lines_of_one_fault_are_one_finding_that_does_not_drain() -> None:
@@ -289,77 +231,6 @@ def test_a_site_s_choice_that_names_nothing_is_an_error(values: dict[str, object
     with pytest.raises(ValidationError, match=says):
         convert(values, Params)
     assert convert({"services": {"63": "keep", "sxid 12028": "keep"}, "actions": {"94": "none"}}, Params)
-
-
-def of_users(*faults: tuple[str, int, int], seconds: float = 9990.0) -> Past:
-    """Records of (text, job, uid)."""
-    made = records(*(f"{WHERE}: {text}" for text, _, _ in faults), seconds=seconds)
-    whose = zip(made, faults, strict=True)
-    return Past(available=True, records=tuple(replace(r, jobs=(job,), uids=(uid,)) for r, (_, job, uid) in whose))
-
-
-THREE = (("31, Ch 1", 11, 1001), ("13, Graphics", 12, 1002), ("31, Ch 1", 13, 1003))
-
-
-def test_a_gpu_that_faults_under_several_users_is_the_suspect() -> None:
-    (finding,) = check.judge(node(), of_users(*THREE), Params())
-    assert (finding.device, finding.action, finding.service) == ("0000:1b:00.0", Action.CHECK_HARDWARE, Service.KEEP)
-    assert finding.level is Level.WARN  # likely, not certain: the site says whether it drains
-    assert finding.summary == "GPU 0000:1b:00.0 is suspect: jobs of 3 users faulted on it (Xid 13, 31): check_hardware"
-    assert finding.evidence == ("jobs 11, 12, 13",)
-    assert not any(str(uid) in "".join((finding.summary, *finding.evidence, finding.evidence_id)) for uid in (1001, 1002, 1003))
-    (drains,) = check.judge(node(), of_users(*THREE), Params(suspect_service=Service.DRAIN_AFTER_JOB))
-    assert (drains.level, drains.service) == (Level.DRAIN, Service.DRAIN_AFTER_JOB)
-
-
-@pytest.mark.parametrize(
-    ("faults", "more"),
-    [
-        (THREE[:2], {}),
-        ([("31, Ch 1", job, 1001) for job in range(40)], {}),  # one user, many jobs
-        ([*THREE[:2], ("31, Ch 2", 14, 1002)], {}),
-        (THREE, {"suspect_users": 4}),
-        (THREE, {"suspect_users": 0}),
-        ([("45, pid=1, name=x, Ch 1", n, n) for n in range(9)], {}),  # killed processes
-        ([("95, Uncontained", n, n) for n in range(9)], {}),  # the GPU's own anyway
-    ],
-)
-def test_what_makes_no_suspect(faults: list[tuple[str, int, int]], more: dict[str, int]) -> None:
-    found = list(check.judge(node(), of_users(*faults), Params(suspect_service=Service.DRAIN_NOW, **more)))
-    assert not [f for f in found if "suspect" in f.summary]
-
-
-def test_a_suspect_needs_the_same_gpu_the_window_and_one_user_at_a_time() -> None:
-    past = of_users(*THREE)
-    elsewhere = replace(past.records[0], text=past.records[0].text.replace("1b", "43"))
-    both_users = replace(past.records[0], uids=(1001, 1002))
-    old = replace(past.records[0], seconds=1.0)
-    nobody = replace(past.records[0], uids=(), jobs=())
-    drain = Params(suspect_service=Service.DRAIN_NOW, suspect_seconds=3600)
-    assert any(f.level is Level.DRAIN for f in check.judge(node(), past, drain))
-    for other in (elsewhere, both_users, old, nobody):
-        changed = replace(past, records=(other, *past.records[1:]))
-        assert not any(f.level is Level.DRAIN for f in check.judge(node(), changed, drain))
-
-
-def test_killed_processes_of_several_users_never_drain() -> None:
-    """Xid 43 is what a killed CUDA process may leave: three people at one GPU who press Ctrl-C are no fault of it."""
-    past = of_users(*[("43, pid=1, name=x, Ch 1", n, n) for n in range(1, 6)])
-    (finding,) = check.judge(node(), past, Params(suspect_service=Service.DRAIN_NOW))
-    assert finding.level is Level.WARN and "suspect" in finding.summary
-
-
-def test_only_another_user_is_new_evidence_against_a_suspect() -> None:
-    first, again, other = ((*THREE, ("31, Ch 9", *who)) for who in ((13, 1003), (14, 1002), (15, 1004)))
-    ids = [next(check.judge(node(), of_users(*faults), Params())).evidence_id for faults in (THREE, first, again, other)]
-    assert ids[0] == ids[1] == ids[2] == f"{BOOT}:102:users" and ids[3] == f"{BOOT}:103:users"
-
-
-def test_a_job_s_own_fault_names_the_job_and_no_user() -> None:
-    (one,) = check.judge(node(), of_users(("31, Ch 1", 11, 1001)), Params())
-    assert one.summary == "Xid 31 on GPU 0000:1b:00.0 (memory page fault): restart_app, the own fault of job 11"
-    (many,) = check.judge(node(), of_users(*[("31, Ch 1", job, 1001) for job in range(11, 19)]), Params())
-    assert many.summary.endswith("the own fault of jobs 14, 15, 16, 17, 18 and 3 more") and "8 lines, jobs" in many.evidence[0]
 
 
 def test_what_came_after_an_acknowledged_fatal_line_and_is_not_fatal_is_no_news() -> None:

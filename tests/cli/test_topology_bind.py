@@ -266,7 +266,10 @@ def test_no_such_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert "no machine tree" in said(capsys)[1]
 
 
-def test_an_amd_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_site(tmp_path / "lumi", "lumi-g")
-    assert main(["topology", "--root", str(tmp_path / "lumi")]) == ExitCode.OK
+def test_an_amd_machine(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = write_site(room / "lumi", "lumi-g")
+    assert main(["topology", "--root", str(tree)]) == ExitCode.OK
     assert "AMD MI250X" in said(capsys)[0]
+    for threads, cpus in ((["--threads-per-core"], "48-55"), (["--threads-per-core", "2"], "48-55,112-119")):
+        assert main(["bind", "--root", str(tree), "--tasks", "8", *threads, "--json"]) == ExitCode.OK
+        assert json.loads(said(capsys)[0])["tasks"][0]["cpus"] == cpus

@@ -90,7 +90,7 @@ class Agent:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def until(self, met: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    def until(self, met: Callable[[], bool], what: str, seconds: float = 90) -> None:
         """Wait for something to become true; fails with the log's end."""
         deadline = time.monotonic() + seconds
         while not met():
@@ -105,7 +105,7 @@ class Agent:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            return self.process.wait(timeout=10)
+            return self.process.wait(timeout=60)
         finally:
             self.process.kill()
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fairlead.daemon import jobs
+from fairlead.cli import main
+from fairlead.daemon import jobs, recording
 from fairlead.daemon.history import FIRST_KEPT, KINDS_MAX, LAST_KEPT, History
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord
@@ -178,6 +179,16 @@ def test_a_flood_of_one_user_s_faults_leaves_the_others(tmp_path: Path) -> None:
     history.close()
 
 
+def test_a_replay_of_the_history_blames_as_the_agent_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = History(str(tmp_path), "b")
+    history.add_records([attributed(n, XID31.format("1b", 7), 10 + n, 1000 + n) for n in (1, 2, 3)])
+    history.close()
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[checks.xid]\nsuspect_service = "drain_now"\n')
+    assert main(["replay", str(tmp_path / "history.sqlite"), "--policy", str(policy)]) == 0
+    assert "GPU 0000:1b:00.0 is suspect: jobs of 3 users" in capsys.readouterr().out
+
+
 OLD = """
 CREATE TABLE kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE record (boot_id TEXT, sequence INTEGER, seconds REAL, priority INTEGER, text TEXT,
@@ -195,6 +206,8 @@ def test_a_database_of_the_version_before_is_taken_over(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "history.sqlite")
     db.executescript(OLD)
     db.close()
+    replayed = recording.read(str(tmp_path / "history.sqlite"), ("NVRM",))
+    assert [(r.sequence, r.uids) for boot in replayed.boots for _, r in boot.records] == [(1, ())]
     for _ in range(2):
         history = History(str(tmp_path), "b")
         assert history.trouble == "" and history.cursor() == 7 and len(history.events()) == 1
@@ -252,11 +265,11 @@ def test_hundreds_of_lines_of_one_application_fault_are_one_event_and_no_drain(a
     assert agent.end() == 0
     with sqlite3.connect(f"file:{agent.state_dir / 'history.sqlite'}?mode=ro", uri=True) as db:
         events = [row for row in db.execute("SELECT event, text FROM event") if "Xid 31" in row[1]]
-    assert [event for event, _ in events] == ["verdict warn"] and "the own fault of job 11" in events[0][1]
+    assert [event for event, _ in events] == ["verdict warn"] and "the fault of job 11" in events[0][1]
     told = [line for line in agent.log.read_text().splitlines() if "Xid 31" in line]
     assert len([line for line in told if "verdict" in line]) == len([line for line in told if "check=xid" in line]) == 1
     assert not [line for line in told if "drain" in line]
-    assert agent.verdict().state.value == "warn" and "the own fault of job 11" in agent.verdict().text
+    assert agent.verdict().state.value == "warn" and "the fault of job 11" in agent.verdict().text
 
 
 def _last(agent) -> int:  # type: ignore[no-untyped-def]

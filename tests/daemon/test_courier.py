@@ -90,7 +90,7 @@ def couriers(protocol: Callable[..., Drain]) -> Iterator[Callable[..., Courier]]
 
 
 def until(courier: Courier, met: Callable[[Standing], bool]) -> Standing:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while not met(standing := courier.take()):
         assert time.monotonic() < deadline, standing
         select.select([courier.fileno()], [], [], 0.1)

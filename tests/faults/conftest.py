@@ -14,6 +14,7 @@ import pytest
 from tests.lab import demo_steps, preflight
 from tests.lab.clients import NodeState
 from tests.lab.demo_steps import Demo
+from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.lab.stage import Stage
 from tests.lab.wheels import wheelhouse
@@ -37,7 +38,7 @@ class Ward:
 
     # -- to a node --------------------------------------------------------------------------------
 
-    def run(self, number: int, command: str, *, check: bool = True, timeout: float = 60) -> CompletedProcess[str]:
+    def run(self, number: int, command: str, *, check: bool = True, timeout: float = 120) -> CompletedProcess[str]:
         return self.demo.node(number).run(command, check=check, timeout=timeout)
 
     def fairlead(self, number: int, *words: str) -> CompletedProcess[str]:
@@ -47,14 +48,14 @@ class Ward:
     def prolog(self, number: int, job: int = 4711, **environment: str) -> CompletedProcess[str]:
         """The prolog as slurmd runs it, for a job that does not exist."""
         known = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", **environment}
-        done = self.demo.node(number).run([PROLOG], env=known, check=False, timeout=20)
+        done = self.demo.node(number).run([PROLOG], env=known, check=False, timeout=60)
         self.run(number, f"rm -f /run/fairlead/jobs/{job}", check=False)
         return done
 
     def job(self, number: int, script: str = "#!/bin/sh\necho ran\n", *options: str) -> str:
         """A real job on that node and no other; its output."""
         job = self.rack.submit(script, "-N1", "-w", f"gpu{number}", *options)
-        state = self.rack.wait_job(job, seconds=40)
+        state = self.rack.wait_job(job)
         output = self.run(number, f"cat /tmp/job-{job}.out", check=False).stdout
         assert state == "COMPLETED", f"{state}: {output}"
         return output
@@ -80,7 +81,7 @@ class Ward:
 
     # -- looking ----------------------------------------------------------------------------------
 
-    def wait(self, what: str, look: Callable[[], T], good: Callable[[T], bool], seconds: float = 30) -> T:
+    def wait(self, what: str, look: Callable[[], T], good: Callable[[T], bool], seconds: float = 90) -> T:
         return self.demo.stage.wait(what, look, good, seconds, every=0.05)[0]
 
     def slurm(self, number: int) -> NodeState:
@@ -108,7 +109,7 @@ class Ward:
         before = self.sequence(number)
         self.wait(f"gpu{number}: {count} more verdicts", lambda: self.sequence(number), lambda now: now >= before + count)
 
-    def drained(self, number: int, seconds: float = 30) -> NodeState:
+    def drained(self, number: int, seconds: float = 90) -> NodeState:
         """Wait until fairlead has drained the node and the verdict says so."""
         node = self.wait(f"gpu{number}: drained", lambda: self.slurm(number), lambda n: "DRAIN" in n.states, seconds)
         assert node.reason.startswith("fairlead:xid:"), node
@@ -134,7 +135,7 @@ class Ward:
             self.rack.scontrol("update", f"nodename=gpu{number}", "state=resume")
         self.run(number, f"systemctl reset-failed {AGENT}; systemctl start {AGENT}")
         self.wait(f"gpu{number}: verdict ok", lambda: self.verdict(number), lambda v: v[1] == "ok")
-        self.rack.wait_idle(30, [f"gpu{number}"])
+        self.rack.wait_idle(names=[f"gpu{number}"])
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +144,7 @@ def site() -> Iterator[Ward]:
     reasons = preflight.preflight() or [f"apt-get install {name}" for name in preflight.missing_programs()]
     if reasons:
         pytest.skip(reasons[0])
-    rack = Rack(nodes_wanted=3, name="test-faults")
+    rack = Rack(nodes_wanted=3, name=own_name("test-faults"))
     try:
         demo = Demo(Stage(), rack)
         demo.bring_up()
@@ -154,7 +155,7 @@ def site() -> Iterator[Ward]:
         ward = Ward(demo)
         for number in (1, 2, 3):
             ward.wait(f"gpu{number}: verdict ok", lambda n=number: ward.verdict(n), lambda v: v[1] == "ok")  # type: ignore[misc]
-        rack.wait_idle(30)
+        rack.wait_idle()
         yield ward
     finally:
         rack.down()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import preflight
-from tests.lab.ledger import Ledger
+from tests.lab.ledger import Ledger, own_name
 from tests.lab.rack import Rack
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,8 @@ def left(name: str) -> list[str]:
 
 
 def test_the_whole_demo() -> None:
-    run = start("test-demo")
+    name = own_name("test-demo")
+    run = start(name)
     try:
         told, _ = run.communicate(timeout=300)
     finally:
@@ -59,18 +60,19 @@ def test_the_whole_demo() -> None:
         run.wait(60)
     assert run.returncode == 0, told[-3000:]
     assert "What was shown" in told and "no mount stays" in told
-    assert left("test-demo") == []
+    assert left(name) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "number", "group"),
+    ("line", "number", "group"),
     [
         # Ctrl-C of a terminal goes to everything in the foreground; kill(1) to the one process
-        ("test-demo-c1", "1. Provisioning", signal.SIGINT, True),
-        ("test-demo-c2", "gpu1 is DRAIN in slurmctld", signal.SIGTERM, False),
+        ("1. Provisioning", signal.SIGINT, True),
+        ("gpu1 is DRAIN in slurmctld", signal.SIGTERM, False),
     ],
 )
-def test_interrupted(name: str, line: str, number: int, group: bool) -> None:
+def test_interrupted(line: str, number: int, group: bool) -> None:
+    name = own_name(f"test-demo-{number:d}")
     run = start(name)
     assert run.stdout is not None
     try:

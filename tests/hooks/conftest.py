@@ -34,7 +34,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 def task() -> Iterator[int]:
     """A process of nobody on all CPUs, as a task that Slurm has not bound."""
     process = subprocess.Popen(["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "sleep", "60"])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while "sleep" not in Path(f"/proc/{process.pid}/comm").read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
     yield process.pid

@@ -20,6 +20,8 @@ SHELLS: dict[str, tuple[str, ...]] = {
     "busybox": ("busybox", "sh"),
 }
 NOBODY = 65534
+#: With this process's pid on top, a user that nobody else is, not even another test process.
+UNUSED = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Stage:
 
     def inside(self, *argv: str) -> None:
         """Run a command in the namespace (mount, chmod and the like)."""
-        subprocess.run(["nsenter", "-m", "-t", str(self._holder.pid), *argv], check=True, timeout=20)
+        subprocess.run(["nsenter", "-m", "-t", str(self._holder.pid), *argv], check=True, timeout=60)
 
     def verdict(self, line: str | bytes) -> None:
         (self.run / "verdict").write_bytes(line if isinstance(line, bytes) else line.encode())
@@ -95,12 +97,12 @@ class Stage:
         """
         argv = ["nsenter", "-m", "-t", str(self._holder.pid)]
         if no_fork:
-            argv += ["prlimit", "--nproc=1:1", "setpriv", "--reuid=64997", "--clear-groups", "--"]
+            argv += ["prlimit", "--nproc=1:1", "setpriv", f"--reuid={UNUSED + os.getpid()}", "--clear-groups", "--"]
         elif as_nobody:
             argv += ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
         argv += ["env", "-i", *(f"{k}={v}" for k, v in (env or {}).items()), self._which(shell), *SHELLS[shell][1:]]
         path = Path(hook) if str(hook).startswith("/") else HOOKS / hook
-        done = subprocess.run([*argv, str(path)], capture_output=True, timeout=30, check=False)
+        done = subprocess.run([*argv, str(path)], capture_output=True, timeout=120, check=False)
         return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
     @staticmethod

@@ -18,6 +18,8 @@ from fairlead.host.snapshot import snapshot
 from fairlead.model.facts import Node, unreadable
 from tests.host.conftest import MACHINES
 from tests.host.test_gather import TREES, nvml
+from tests.lab.pcitree import link_to, put
+from tests.lab.sites import write_site
 
 READS = ("/proc/cmdline", "/sys/kernel/iommu_groups/*/type", "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
 
@@ -82,6 +84,22 @@ def test_redacted_names_nobody_and_differs_in_nothing_else(tmp_path: Path) -> No
     xids = [r.text for r in Follower(os.fspath(tmp_path / "copy/dev/kmsg")).read() if "Xid" in r.text]
     assert xids == [r.text for r in Follower(os.fspath(source / "dev/kmsg")).read() if "Xid" in r.text]
     assert xids
+
+
+def test_links_between_amd_gpus_come_along_without_their_serials(tmp_path: Path) -> None:
+    tree = write_site(tmp_path / "lumi", "lumi-g")
+    nodes = tree / "sys/devices/virtual/kfd/kfd/topology/nodes"
+    link_to(tree / "sys/class/kfd", tree / "sys/devices/virtual/kfd")
+    for number, bus in ((4, 0xC1), (5, 0xC6)):
+        put(nodes / f"{number}/properties", f"location_id {bus << 8}\ndomain 0\nunique_id 1234567890123456789")
+        put(nodes / f"{number}/io_links/0/properties", f"type 11\nnode_to {9 - number}\nmax_bandwidth 200000")
+    for redact in (False, True):
+        copy = tmp_path / f"copy{redact}"
+        snapshot(Root(os.fspath(tree)), unreadable("no NVML"), copy, redact=redact)
+        (link,) = gather(Root(os.fspath(copy)), None).gpu_links
+        assert (link.a, link.b, link.count) == ("0000:c1:00.0", "0000:c6:00.0", 4)
+        text = (copy / "sys/class/kfd/kfd/topology/nodes/4/properties").read_text()
+        assert ("1234567890123456789" in text) is not redact
 
 
 def test_live_machine(tmp_path: Path) -> None:

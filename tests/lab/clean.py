@@ -1,8 +1,9 @@
 """End labs: ``python -m tests.lab.clean [NAME ... | --all | --dead]``; without words it lists what is there.
 
---dead ends those whose creator is gone; --all ends every one. Works after a SIGKILL of the creator at any moment: what
-a lab started is written down under /run/fairlead-lab/NAME before it exists (ledger.py). Only recorded processes, named
-by pid and start time, and those in the lab's own cgroup are ended. Exits 1 when something would not go.
+--dead ends those whose creator is gone (for tests: the test process too); --all ends every one. Works after a SIGKILL of
+the creator at any moment: what a lab started is written down under /run/fairlead-lab/NAME before it exists (ledger.py).
+Only recorded processes, named by pid and start time, and those in the lab's own cgroup are ended. Exits 1 when something
+would not go.
 """
 
 from __future__ import annotations
@@ -21,6 +22,19 @@ def clean(name: str) -> list[str]:
     if not lab.folder.is_dir():
         return [f"no lab named {name} under {RUN}"]
     return [f"{name}: {line}" for line in lab.end()]
+
+
+def clean_orphans() -> list[str]:
+    """End the labs of test processes that were killed; returns a line per lab.
+
+    A rack that was left up on purpose belongs to no test process, and stays.
+    """
+    told = []
+    for lab in labs():
+        if lab.entries("owner") and not lab.creator_alive():
+            stuck = lab.end()
+            told.append(f"{lab.name}: its test process was killed; " + ("; ".join(stuck) or "taken down"))
+    return told
 
 
 def main(arguments: Sequence[str]) -> int:

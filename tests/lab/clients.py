@@ -36,7 +36,7 @@ class SlurmClients(ABC):
         user: str = "",
         env: Mapping[str, str] | None = None,
         check: bool = True,
-        timeout: float = 60,
+        timeout: float = 120,
         stdin: str = "",
     ) -> CompletedProcess[str]:
         """Run a command where slurmctld runs, as ``user`` or root, in a clean environment plus ``env``.
@@ -57,7 +57,7 @@ class SlurmClients(ABC):
         """One node as slurmctld has it now."""
         return parse_node(self.scontrol("-o", "show", "node", name))
 
-    def wait_idle(self, seconds: float = 20, names: Sequence[str] = ()) -> None:
+    def wait_idle(self, seconds: float = 90, names: Sequence[str] = ()) -> None:
         """Wait until every node (or those named) says IDLE and nothing else."""
         wanted = set(names or self.node_names)
         deadline = time.monotonic() + seconds
@@ -82,7 +82,7 @@ class SlurmClients(ABC):
         found = re.search(r"\bJobState=(\S+)", self.scontrol("-o", "show", "job", str(job), check=False))
         return found[1] if found else ""
 
-    def wait_job(self, job: int, *states: str, seconds: float = 30) -> str:
+    def wait_job(self, job: int, *states: str, seconds: float = 90) -> str:
         """Wait until the job is in one of ``states`` (default: any state that it ends in); returns that state."""
         ends = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         deadline = time.monotonic() + seconds

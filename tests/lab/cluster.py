@@ -283,7 +283,7 @@ class Cluster(SlurmClients):
         user: str = "",
         env: Mapping[str, str] | None = None,
         check: bool = True,
-        timeout: float = 60,
+        timeout: float = 120,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """See SlurmClients.run; also where the simulated CPUs are."""

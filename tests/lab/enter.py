@@ -26,7 +26,7 @@ def run_inside(
     user: str = "",
     env: Mapping[str, str] | None = None,
     check: bool = True,
-    timeout: float = 60,
+    timeout: float = 120,
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run ``command`` as ``user`` (root when '') in a clean environment plus ``env``.

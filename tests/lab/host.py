@@ -56,14 +56,14 @@ class Host:
         user: str = "",
         env: Mapping[str, str] | None = None,
         check: bool = True,
-        timeout: float = 60,
+        timeout: float = 120,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """Run a command (a string: by its shell) on the host without ssh, in about 5 ms; see enter.run_inside."""
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
         return run_inside(self.pid, words, user=user, env=env, check=check, timeout=timeout, stdin=stdin)
 
-    def ssh(self, command: str, *, check: bool = True, timeout: float = 60, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def ssh(self, command: str, *, check: bool = True, timeout: float = 120, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command line as root by ssh. Raises LabError when ``check`` and it fails."""
         words = [str(self.rack / "enter"), "ssh", "-F", str(self.rack / "ssh_config"), self.name, command]
         done = subprocess.run(words, input=stdin, capture_output=True, text=True, errors="replace", timeout=timeout, check=False)
@@ -71,13 +71,13 @@ class Host:
             raise LabError(f"{self.name}: {command} ended with {done.returncode}: {done.stderr.strip()}")
         return done
 
-    def wait_ssh(self, seconds: float = 30) -> None:
+    def wait_ssh(self, seconds: float = 120) -> None:
         """Wait until root can log in; raises LabError with the console's last line."""
         deadline = time.monotonic() + seconds
         last = ""
         while time.monotonic() < deadline:
             try:
-                done = self.ssh("true", check=False, timeout=5)
+                done = self.ssh("true", check=False, timeout=20)
             except subprocess.TimeoutExpired:
                 continue
             if done.returncode == 0:
@@ -93,13 +93,13 @@ class Host:
         """The running boot's id."""
         return self.path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
-    def reboot(self, seconds: float = 60) -> None:
+    def reboot(self, seconds: float = 120) -> None:
         """``systemctl reboot`` and wait for a login under a new boot id."""
         before = self.boot_id()
         self.run(["systemctl", "reboot"], check=False)
         self.wait_boot(before, seconds)
 
-    def wait_boot(self, before: str, seconds: float = 60) -> None:
+    def wait_boot(self, before: str, seconds: float = 120) -> None:
         """Wait until the host runs with another boot id than ``before`` and root can log in."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -124,7 +124,7 @@ class Host:
     def _forget_ssh(self) -> None:
         """Drop the shared ssh connection of the boot that ended."""
         words = [str(self.rack / "enter"), "ssh", "-F", str(self.rack / "ssh_config"), "-O", "exit", self.name]
-        subprocess.run(words, capture_output=True, timeout=10, check=False)
+        subprocess.run(words, capture_output=True, timeout=30, check=False)
 
     def monotonic(self) -> float:
         """The host's own CLOCK_MONOTONIC, in seconds: zero is its boot where the kernel has time namespaces."""

@@ -8,11 +8,14 @@ only they are in; nothing is ever ended by its name.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.lab import linux
@@ -20,6 +23,22 @@ from tests.lab.roots import LabError
 
 RUN = Path("/run/fairlead-lab")
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+#: "PID START" of the test process that labs below it belong to, wherever they are made (tests/conftest.py sets it).
+OWNER = "FAIRLEAD_LAB_OWNER"
+
+
+def own_name(name: str) -> str:
+    """``name`` for a lab of this process alone: tests run in several processes, and in several checkouts, at once."""
+    return f"{name}-{os.getpid()}"
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other lab changes a limit of the whole machine meanwhile."""
+    RUN.mkdir(mode=0o755, exist_ok=True)
+    with open(RUN / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class Ledger:
@@ -40,9 +59,11 @@ class Ledger:
         except FileExistsError:
             raise LabError(f"a lab named {self.name} is there already; end it: python -m tests.lab.clean {self.name}") from None
         self.process("creator", os.getpid())
+        if owner := os.environ.get(OWNER):
+            self.add("owner", owner)
 
     def add(self, kind: str, value: str | Path) -> None:
-        """Write down a thing of ``kind`` (cgroup, netns, disk, frozen, inotify) before it is made."""
+        """Write down a thing of ``kind`` (cgroup, netns, disk, frozen, inotify, hosts) before it is made."""
         with open(self.file, "a") as out:
             out.write(f"{kind} {value}\n")
 
@@ -59,8 +80,8 @@ class Ledger:
         return [value for head, _, value in (line.partition(" ") for line in lines) if head == kind]
 
     def creator_alive(self) -> bool:
-        """Whether the process that made this lab still runs."""
-        return any(_alive(entry) for entry in self.entries("creator"))
+        """Whether the process that made this lab, or the test process that it was made for, still runs."""
+        return any(_alive(entry) for entry in [*self.entries("creator"), *self.entries("owner")])
 
     def end(self) -> list[str]:
         """End everything written down here and forget it; returns one line per thing that would not go."""
@@ -77,7 +98,7 @@ class Ledger:
                 gone = subprocess.run(["ip", "netns", "del", entry], capture_output=True, text=True, check=False)
                 if gone.returncode:
                     stuck.append(f"network namespace {entry}: {gone.stderr.strip()}")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         for entry in self.entries("process"):
             while _alive(entry) and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -94,20 +115,21 @@ class Ledger:
             if Path(entry).exists():
                 stuck.append(f"folder {entry} could not be removed")
         if not stuck:
-            self._restore_sysctl()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with alone():
+                self._restore_sysctl()
+                shutil.rmtree(self.folder, ignore_errors=True)
         return stuck
 
     def raise_inotify(self, wanted: int) -> None:
-        """Raise fs.inotify.max_user_instances to ``wanted`` when it is lower; end() puts the old value back."""
+        """Under ``alone()``: raise fs.inotify.max_user_instances to ``wanted`` when it is lower; end() puts it back."""
         now = int(INOTIFY.read_text())
         if now < wanted:
             self.add("inotify", str(now))
             INOTIFY.write_text(f"{wanted}\n")
 
     def _restore_sysctl(self) -> None:
-        """Put a raised limit back, or leave that to another lab that still lives on it."""
-        for old in self.entries("inotify")[:1]:
+        """Under ``alone()``: put a raised limit back, or leave that to another lab that still lives on it."""
+        for old in sorted(self.entries("inotify"), key=int)[:1]:
             others = [lab for lab in labs() if lab.name != self.name and lab.entries("rack")]
             if others:
                 others[0].add("inotify", old)
@@ -141,7 +163,7 @@ def remove_cgroup(top: Path) -> list[str]:
     """SIGKILL everything in ``top`` and remove it; returns one line when something stays."""
     if not top.is_dir():
         return []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     kill = top / "cgroup.kill"
     while True:
         if kill.exists():

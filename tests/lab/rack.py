@@ -116,7 +116,7 @@ class Rack(clients.SlurmClients):
             self._supervise()
             if wait:
                 self.wait_ssh()
-                self.wait_idle(60)
+                self.wait_idle()
         except BaseException as error:
             told = self.logs()
             self.down()
@@ -323,13 +323,13 @@ class Rack(clients.SlurmClients):
         user: str = "",
         env: Mapping[str, str] | None = None,
         check: bool = True,
-        timeout: float = 60,
+        timeout: float = 120,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """On the controller; see SlurmClients.run."""
         return self.controller.run(command, user=user, env=env, check=check, timeout=timeout, stdin=stdin)
 
-    def ctl(self, command: str, *, check: bool = True, timeout: float = 60) -> str:
+    def ctl(self, command: str, *, check: bool = True, timeout: float = 120) -> str:
         """Output of a shell command on the controller, such as ``scontrol show node gpu1``."""
         return self.controller.run(command, check=check, timeout=timeout).stdout
 
@@ -341,13 +341,13 @@ class Rack(clients.SlurmClients):
                 return host.run(["/bin/cat", f"/tmp/job-{job}.out"]).stdout
         raise LabError(f"rack {self.name}: job {job} has run on no node")
 
-    def wait_ssh(self, seconds: float = 60) -> None:
+    def wait_ssh(self, seconds: float = 120) -> None:
         """Wait until root can log in on every host."""
         deadline = time.monotonic() + seconds
         for host in self.hosts:
             host.wait_ssh(max(1.0, deadline - time.monotonic()))
 
-    def wait_slurm_idle(self, seconds: float = 60) -> None:
+    def wait_slurm_idle(self, seconds: float = 90) -> None:
         """Wait until slurmctld says idle, and nothing else, of every node."""
         self.wait_idle(seconds)
 

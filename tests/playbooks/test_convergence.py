@@ -20,6 +20,7 @@ import pytest
 
 from tests.lab import roots
 from tests.lab.host import Host
+from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
@@ -45,6 +46,7 @@ class Admin:
     def __init__(self, rack: Rack, folder: Path) -> None:
         self.rack = rack
         self.site = folder / "site.toml"
+        self.pids: list[int] = []
         self.write_site()
 
     def write_site(self, key: str = "", more: str = "") -> None:
@@ -73,7 +75,11 @@ ssh_args = "-F {self.rack.ssh_config} -o ControlMaster=no -o ControlPath=none"
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
-        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=240, check=False, env=env)
+        command = self.command(*words)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as run:
+            self.pids.append(run.pid)
+            done = subprocess.CompletedProcess(words, 0, *run.communicate(timeout=240))
+        done.returncode = run.returncode
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -84,15 +90,17 @@ ssh_args = "-F {self.rack.ssh_config} -o ControlMaster=no -o ControlPath=none"
 
 @pytest.fixture(scope="module")
 def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    up = "from tests.lab.rack import Rack; Rack(nodes_wanted=3, name='converge').up()"
+    name = own_name("converge")
+    up = f"from tests.lab.rack import Rack; Rack(nodes_wanted=3, name={name!r}).up()"
     subprocess.run([sys.executable, "-c", up], cwd=PROJECT, check=True, timeout=180)  # its own process: the rack outlives it
-    rack = Rack.find("converge")
-    before = set(Path("/dev/shm").glob("fairlead-provision.*"))
+    rack = Rack.find(name)
+    made = Admin(rack, tmp_path_factory.mktemp("admin"))
     try:
-        yield Admin(rack, tmp_path_factory.mktemp("admin"))
+        yield made
     finally:
         rack.down()
-    assert not set(Path("/dev/shm").glob("fairlead-provision.*")) - before, "the private folder is wiped"
+    left = [path for pid in made.pids for path in Path("/dev/shm").glob(f"fairlead-provision.{pid}.*")]
+    assert made.pids and not left, "the private folder is wiped"
 
 
 def node(admin: Admin, name: str) -> Host:

@@ -252,6 +252,8 @@ def agent(cluster: Cluster, me: str, fault: Fault, rules: Rules, end: dict[str, 
     if room(cluster.look(me), fault, rules, cluster.clock) is not None:
         end[me] = "no room"
         return
+    # So an overshoot is only by agents that had looked before the limit was full.
+    assert all(len(members & cluster.drained.keys()) < may for members, may in most_allowed(cluster, rules) if me in members)
     yield "write"
     cluster.drained[me] = float(int(cluster.clock))
     cluster.most = max(cluster.most, len(cluster.drained))

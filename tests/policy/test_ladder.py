@@ -241,6 +241,11 @@ def test_only_boots_after_a_fault_count_and_only_in_the_window() -> None:
     node.sweep(fault("ecc"))
     node.reboot()
     assert node.sweep().state.reboots == ()
+    node.drained = True
+    node.sweep(drain_check="manual")
+    node.reboot()
+    assert node.sweep(drain_check="manual").state.reboots == (), "maintenance under a person's drain"
+    node.drained = False
     node.sweep(fault())
     node.reboot()
     assert len(node.sweep().state.reboots) == 1

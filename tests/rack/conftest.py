@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.lab import preflight
+from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 
 
@@ -20,5 +21,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def rack() -> Iterator[Rack]:
     """Four nodes on bookworm, up for one module's tests."""
-    with Rack(4, name="test-rack") as made:
+    with Rack(4, name=own_name("test-rack")) as made:
         yield made

@@ -13,7 +13,7 @@ from tests.lab import linux
 from tests.lab.clients import NodeState, parse_node
 from tests.lab.cluster import Cluster
 from tests.lab.cpus import v1_controllers
-from tests.lab.ledger import RUN
+from tests.lab.ledger import RUN, own_name
 from tests.lab.roots import SUITES, LabError
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm]
@@ -59,7 +59,7 @@ def test_hooks_of_two_nodes_read_different_verdicts(tmp_path: Path) -> None:
         refused = slurm.submit("#!/bin/sh\ntrue\n", "-w", "n1")
         fine = slurm.submit("#!/bin/sh\ntrue\n", "-w", "n2")
         assert slurm.wait_job(fine) == "COMPLETED"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while slurm.node_state("n1").reason != "Prolog error":
             assert time.monotonic() < deadline, slurm.node_state("n1")
             time.sleep(0.1)
@@ -73,7 +73,7 @@ def test_slurmctld_away_and_back_keeps_a_drain() -> None:
         slurm.stop_slurmctld()
         assert "is DOWN" in slurm.run(["scontrol", "ping"], check=False).stdout
         slurm.start_slurmctld()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while "NOT_RESPONDING" in (state := slurm.node_state("n1")).states:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -95,29 +95,31 @@ def test_real_cpusets(suite: str) -> None:
 
 
 def test_a_killed_creator_takes_its_cluster_along(tmp_path: Path) -> None:
+    name = own_name("test-killed")
     program = (
         "import sys, time\nfrom tests.lab.cluster import Cluster\n"
-        "c = Cluster(nodes=1, name='test-killed'); c.start(); print(c.pid, flush=True); time.sleep(60)\n"
+        f"c = Cluster(nodes=1, name={name!r}); c.start(); print(c.pid, flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE, text=True) as creator:
         assert creator.stdout is not None
         init = int(creator.stdout.readline())
         assert linux.start_time(init) is not None
         creator.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while linux.start_time(init) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    subprocess.run([sys.executable, "-m", "tests.lab.clean", "test-killed"], cwd=PROJECT, check=True)
-    assert not (RUN / "test-killed").exists()
+    subprocess.run([sys.executable, "-m", "tests.lab.clean", name], cwd=PROJECT, check=True)
+    assert not (RUN / name).exists()
 
 
 def test_two_labs_of_one_name() -> None:
+    name = own_name("test-twice")
     with (
-        Cluster(nodes=1, name="test-twice"),
-        pytest.raises(LabError, match=r"test-twice is there already; end it: python -m tests\.lab\.clean test-twice"),
+        Cluster(nodes=1, name=name),
+        pytest.raises(LabError, match=rf"{name} is there already; end it: python -m tests\.lab\.clean {name}"),
     ):
-        Cluster(nodes=1, name="test-twice").start()
+        Cluster(nodes=1, name=name).start()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from tests.lab.faults import Faults
 from tests.lab.frozen import FrozenDisk
 from tests.lab.host import Host
+from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.rack.test_rack import traces
 
@@ -18,8 +19,8 @@ CALL = (
 
 
 def wait_state(host: Host, wanted: str) -> str:
-    """State letter of the process in /run/stuck.pid, once it is ``wanted`` or 10 s have gone."""
-    deadline = time.monotonic() + 10
+    """State letter of the process in /run/stuck.pid, once it is ``wanted`` or 90 s have gone."""
+    deadline = time.monotonic() + 90
     while True:
         status = host.run("cat /proc/$(cat /run/stuck.pid)/status", check=False).stdout
         state = next((line.split()[1] for line in status.splitlines() if line.startswith("State:")), "")
@@ -29,7 +30,7 @@ def wait_state(host: Host, wanted: str) -> str:
 
 
 def test_d_state_ends_by_thawing_and_with_the_rack() -> None:
-    name = "test-frozen"
+    name = own_name("test-frozen")
     rack = Rack(1, name=name)
     rack.up()
     try:

@@ -59,8 +59,8 @@ def state(pid: int) -> str:
 
 
 def until(condition: Callable[[], bool], stays_seconds: float = 0.0) -> bool:
-    """Wait for a condition, that holds for ``stays_seconds``, for at most 20 s."""
-    end = time.monotonic() + 20
+    """Wait for a condition, that holds for ``stays_seconds``, for at most 90 s."""
+    end = time.monotonic() + 90
     since = None
     while time.monotonic() < end:
         if not condition():

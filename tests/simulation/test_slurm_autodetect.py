@@ -51,6 +51,8 @@ def plugin(suite: str, root: Path) -> Path:
     if (kept / PLUGIN).is_file():
         return kept / PLUGIN
     with roots.locked(f"slurm-nvml-{suite}"):
+        if (kept / PLUGIN).is_file():
+            return kept / PLUGIN
         lists = kept / "lists"
         (lists / "partial").mkdir(parents=True, exist_ok=True)
         mirror = roots.mirror() or "http://deb.debian.org/debian"

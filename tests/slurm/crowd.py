@@ -72,11 +72,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Overshoot:
-    """nodes: the most that were drained at once, past the budget. seconds: from the first moment past it to the last.
+    """nodes: the most that were drained at once, past the budget. seconds: the longest time past it. times: how often.
     drains, undone: how many drains slurmctld took and how many were undone."""
 
     nodes: int
     seconds: float
+    times: int
     drains: int
     undone: int
 
@@ -85,7 +86,8 @@ def overshoot(log: str, budget: int) -> Overshoot:
     """What slurmctld's log says about drains and their undoing (lines of ``update_node``, src/slurmctld/node_mgr.c)."""
     out: set[str] = set()
     most, drains, undone = 0, 0, 0
-    began = ended = 0.0
+    began = longest = 0.0
+    times = 0
     for stamp, name, state in _UPDATE.findall(log):
         second, _, fraction = stamp.partition(".")
         at = time.mktime(time.strptime(second, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{fraction or 0}")
@@ -96,12 +98,11 @@ def overshoot(log: str, budget: int) -> Overshoot:
             undone += name in out
             out.discard(name)
         most = max(most, len(out))
-        if len(out) > budget:
-            began = began or at
-            ended = 0.0
-        elif began and not ended:
-            ended = at
-    return Overshoot(max(0, most - budget), (ended or began) - began, drains, undone)
+        if len(out) > budget and not began:
+            began, times = at, times + 1
+        elif len(out) <= budget and began:
+            longest, began = max(longest, at - began), 0.0
+    return Overshoot(max(0, most - budget), longest, times, drains, undone)
 
 
 class Crowd:

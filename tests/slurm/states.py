@@ -68,7 +68,7 @@ class States:
     def node(self, name: str) -> NodeState:
         return self.client.node(name)
 
-    def wait(self, name: str, words: frozenset[str], seconds: float = 60) -> NodeState:
+    def wait(self, name: str, words: frozenset[str], seconds: float = 120) -> NodeState:
         """The node once it has all these words."""
         deadline = time.monotonic() + seconds
         while True:
@@ -93,7 +93,7 @@ class States:
         first, second = PAIRS["planned"]
         ahead = self.cluster.submit(JOB, f"-w{second}", "-n8", "-t10")
         for job in (*jobs.values(), ahead):
-            self.cluster.wait_job(job, "RUNNING")
+            self.cluster.wait_job(job, "RUNNING", seconds=90)
         self.cluster.submit(JOB, "-N2", f"-w{first},{second}", "-t5")
         for row, (_, node) in PAIRS.items():
             if row != "planned":
@@ -167,7 +167,7 @@ class _Cluster(Cluster):
             super().start_slurmd(name)
 
     def wait_idle(self, seconds: float = 20, names: Sequence[str] = ()) -> None:
-        super().wait_idle(seconds, names or [name for name in self.node_names if name != PAIRS["unknown"][0]])
+        super().wait_idle(max(seconds, 90), names or [name for name in self.node_names if name != PAIRS["unknown"][0]])
 
 
 def _conf(silence_seconds: int) -> str:

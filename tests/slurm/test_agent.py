@@ -263,7 +263,7 @@ def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None
 
     def held(own: Cluster, job: int) -> None:
         """Requeued and held, not lost."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while "held" not in (told := own.scontrol("-o", "show", "job", str(job))):
             assert time.monotonic() < deadline, told
             time.sleep(0.02)
@@ -282,7 +282,7 @@ def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None
             for job in jobs:
                 held(own, job)
             second = agent_of(own, "n2")
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 90
             while client.node("n2").reason != "Prolog error":
                 assert time.monotonic() < deadline, client.node("n2")
                 time.sleep(0.02)

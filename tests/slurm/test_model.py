@@ -41,7 +41,7 @@ def shape(node: NodeState) -> tuple[frozenset[str], str]:
 def agree(client: Scontrol, ctld: model.Ctld, done: object) -> None:
     """Wait until the real one says what the model says: registrations and job ends take a moment there."""
     wanted = {n.name: shape(n) for n in ctld.nodes()}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while (real := {n.name: shape(n) for n in client.nodes()}) != wanted:
         differ = {n: (real[n], wanted[n]) for n in real if real[n] != wanted[n]}
         assert time.monotonic() < deadline, f"after {done}: real, model: {differ}"

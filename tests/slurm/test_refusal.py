@@ -52,7 +52,7 @@ def couriers(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Courier
 
 
 def until(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not met():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)

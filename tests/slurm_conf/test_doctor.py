@@ -51,6 +51,7 @@ def test_a_good_file_has_nothing_wrong() -> None:
         ("Prolog=/etc/slurm/prolog.d/*", "Prolog=/opt/site/prolog", "Prolog=/opt/site/prolog does not run", "wrong"),
         ("PrologFlags=Alloc", "PrologFlags=Serial", "PrologFlags lacks Alloc", "wrong"),
         (",nohold_on_prolog_fail", "", "lacks nohold_on_prolog_fail", "warn"),
+        ("ClusterName=c", "JobRequeue=0", "JobRequeue=0", "warn"),
         ("TaskProlog=/etc/slurm/fairlead/task-prolog", "TaskProlog=/opt/tp", "the site's own", "warn"),
         ("PropagateResourceLimitsExcept=MEMLOCK\n", "", "MEMLOCK is propagated", "warn"),
         ("HealthCheckInterval=300\n", "", "HealthCheckInterval is 0", "warn"),

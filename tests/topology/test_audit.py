@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from fairlead.model.facts import Gpu, Missing, Node, NvLink
+from fairlead.model.facts import Gpu, Missing, Node, NvLink, Why
 from fairlead.model.finding import Finding, Level
 from fairlead.topology import links
 from fairlead.topology.audit import audit
@@ -155,6 +155,15 @@ def test_nothing_to_put_right_on_a_healthy_machine(name: str) -> None:
 
 def test_an_idle_gpu_at_low_speed_is_healthy() -> None:
     assert audit(busy(hgx(), 0)) == ()
+
+
+def test_a_gpu_off_the_bus_has_no_width() -> None:
+    """All ones read as 63 lanes: not a width, and no reason to call the slot wide."""
+    gone = change(hgx(), "0000:13:00.0", link=link(width=63))
+    seen = links.trained(next(d for d in gone.pci if d.address == "0000:13:00.0"), {}, Missing(Why.UNREADABLE, "not asked"))
+    assert seen is not None
+    assert (seen.width, seen.width_able) == (0, 16)
+    assert audit(gone) == ()
 
 
 def test_switches_of_a_card_are_not_the_chipset() -> None:

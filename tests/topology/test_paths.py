@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node, NvLink, PciDevice, Why
 from fairlead.model.finding import Level
 from fairlead.topology import paths
 from fairlead.topology.audit import audit
 from fairlead.topology.report import matrix, report
+from tests.lab.pcitree import put
+from tests.lab.sites import write_site
 from tests.topology.build import gpu, hgx, link
 
 replace = msgspec.structs.replace
@@ -159,6 +165,20 @@ def test_unknown_locality_is_split_evenly_and_said() -> None:
     assert [f["check"] for f in shown["audit"]].count("topology.locality") == 4
 
 
+def test_local_cpus_stand_in_for_a_missing_node() -> None:
+    """POWER9 and some firmware: CPUs without a node. A list of all CPUs says nothing."""
+    node = hgx(gpus=2, numa=[-1, -1])
+    unknown = Missing(Why.UNREADABLE, "numa_node is -1")
+    for address, local in (("0000:13:00.0", range(56, 112)), ("0000:1b:00.0", range(112))):
+        node = change(node, address, numa=unknown, local_cpus=tuple(local))
+    shown = report(node)["gpus"]
+    assert [(g["numa"], g["cpus"]) for g in shown] == [(1, "56-111"), (-1, "56-111")]
+    notes = [(f.level, f.summary) for f in audit(node) if f.check == "topology.locality"]
+    assert [level for level, _ in notes] == [Level.OK, Level.WARN]
+    assert "local CPUs without a NUMA node" in notes[0][1]
+    assert "does not say" in notes[1][1]
+
+
 def test_one_numa_node_leaves_no_doubt() -> None:
     shown = report(hgx(sockets=1, cores=8, gpus=2, numa=[-1, -1]))
     assert [(g["numa"], g["cpus"]) for g in shown["gpus"]] == [(0, "0-7"), (0, "0-7")]
@@ -170,3 +190,24 @@ def test_a_gpu_outside_the_tree_keeps_its_row() -> None:
     # And the GPU that the bus shows and the driver does not know has one too.
     assert [(g["index"], g["pci"], g["numa"]) for g in report(node)["gpus"]] == [(1, "0000:13:00.0", 0), (0, "0000:ff:00.0", -1)]
     assert "GPU0" in matrix(node)
+
+
+def test_amds_links(tmp_path: Path) -> None:
+    """What the kernel's compute driver says of two GPUs with four links between them, one with a link to a third."""
+    tree = write_site(tmp_path / "lumi", "lumi-g")
+    nodes = tree / "sys/class/kfd/kfd/topology/nodes"
+    put(nodes / "0/properties", "cpu_cores_count 64\nsimd_count 0\nlocation_id 0\ndomain 0")
+    for number, bus in ((4, 0xC1), (5, 0xC6), (6, 0xC9)):
+        put(nodes / f"{number}/properties", f"simd_count 440\nlocation_id {bus << 8}\ndomain 0")
+    for own, number, other, kind, bandwidth in (
+        (4, 0, 0, 11, 36000), (4, 1, 5, 11, 200000), (5, 0, 4, 11, 200000), (4, 2, 6, 11, 50000), (6, 0, 5, 2, 32000),
+    ):  # fmt: skip
+        text = f"type {kind}\nnode_from {own}\nnode_to {other}\nweight 15\nmax_bandwidth {bandwidth}"
+        put(nodes / f"{own}/io_links/{number}/properties", text)
+    classes = paths.Classes(gather(Root(str(tree)), None))
+    assert classes.smi("0000:c1:00.0", "0000:c6:00.0") == "XGMI4"
+    assert classes.nccl("0000:c1:00.0", "0000:c6:00.0") == "NVL"
+    assert classes.smi("0000:c1:00.0", "0000:c9:00.0") == "XGMI1"
+    assert classes.nccl("0000:c6:00.0", "0000:c9:00.0") == "NVB"
+    assert classes.smi("0000:c6:00.0", "0000:c9:00.0") == "SYS"
+    assert classes.smi("0000:d1:00.0", "0000:d6:00.0") == "PHB"

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import tarfile
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from fairlead.host.gather import gather
-from fairlead.host.root import Root
 from fairlead.model.facts import Node
 from fairlead.topology import plan, publish
 from fairlead.topology.devices import on_the_bus
 from fairlead.topology.report import matrix, report
 from tests.topology.build import gpu
+from tests.topology.trees import node as node_of
+from tests.topology.trees import recorded_names
 
-TREES = Path(__file__).resolve().parents[3] / "shared/data/sysroots"
-NAMES = sorted(p.name.removesuffix(".tar.gz") for p in TREES.glob("*.tar.gz")) or ["no recorded trees"]
 # hwloc's own recordings have no GPUs (but one) and many files: they take a while to unpack.
-MARKED = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("hwloc_") else name for name in NAMES]
+MARKED = [pytest.param(n, marks=pytest.mark.slow) if n.startswith("hwloc_") else n for n in recorded_names() or ["none"]]
 
 
-def load(name: str, folder: Path) -> Node:
-    if not (TREES / f"{name}.tar.gz").exists():
-        pytest.skip(f"{TREES}: no recorded trees here")
-    with tarfile.open(TREES / f"{name}.tar.gz") as archive:
-        archive.extractall(folder, filter="tar")
-    node = gather(Root(str(folder / name)), None)
-    # NVML was not recorded: the GPUs are those that the bus shows.
-    cards = [d.address for d in on_the_bus(node)]
-    return msgspec.structs.replace(node, gpus=tuple(gpu(i, address, nvlinks=0) for i, address in enumerate(cards)))
+def load(name: str) -> Node:
+    """NVML was not recorded: the GPUs are those that the bus shows."""
+    node = node_of(name)
+    return msgspec.structs.replace(node, gpus=tuple(gpu(i, d.address, nvlinks=0) for i, d in enumerate(on_the_bus(node))))
 
 
 @pytest.mark.parametrize("name", MARKED)
-def test_a_machine_of_the_world(name: str, tmp_path: Path) -> None:
-    node = load(name, tmp_path)
+def test_a_machine_of_the_world(name: str) -> None:
+    node = load(name)
     assert not isinstance(node.gpus, type(None))
     shown = report(node)
     assert len(shown["gpus"]) == len(node.gpus)  # type: ignore[arg-type]
@@ -66,14 +56,14 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_known_mappings(name: str, tmp_path: Path) -> None:
-    plans = publish.render_plans(load(name, tmp_path))
+def test_known_mappings(name: str) -> None:
+    plans = publish.render_plans(load(name))
     for tasks, cpus in EXPECTED[name].items():
         assert [line.split("\t")[1] for line in plans[tasks].splitlines()] == cpus
 
 
-def test_minus_one_everywhere_makes_no_plan_and_says_so(tmp_path: Path) -> None:
-    node = load("s_synthetic_neg1_numa", tmp_path)
+def test_minus_one_everywhere_makes_no_plan_and_says_so() -> None:
+    node = load("s_synthetic_neg1_numa")
     assert publish.render_plans(node) == {}
     shown = report(node)
     assert [f["check"] for f in shown["audit"]].count("topology.locality") == len(shown["gpus"]) == 4

@@ -79,6 +79,9 @@ def key_of(line: XidLine) -> str:
     return f"sxid {line.code}" if line.kind is Kind.SXID else str(line.code)
 
 
+_Lines = tuple[tuple[KernelRecord, XidLine], ...]
+
+
 class _Fault(Struct, frozen=True):
     """All lines of one fault on one device: the first line that says most, the last record, how many."""
 
@@ -104,10 +107,11 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             service=Service.KEEP,
         )
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
+    lines = tuple((records[place], line) for place, line in read(r.text for r in records))
     driver = _driver(node)
     drained: set[str] = set()
-    suspects = {finding.device: finding for finding in _suspects(records, node, params, driver)}
-    for fault in _faults(records, driver):
+    suspects = {finding.device: finding for finding in _suspects(lines, node, params, driver)}
+    for fault in _faults(lines, driver):
         finding = _finding(fault, node, params, driver)
         if finding is None:
             continue
@@ -142,11 +146,10 @@ def _of_a_job(line: XidLine, driver: str) -> bool:
     return line.kind is Kind.XID and line.code != 45 and meaning(line, driver).blames == "application"
 
 
-def _faults(records: tuple[KernelRecord, ...], driver: str) -> list[_Fault]:
+def _faults(lines: _Lines, driver: str) -> list[_Fault]:
     """Lines joined to faults, in the order of telling: causes before what follows from them."""
     faults: dict[tuple[str, str, int, int | None], _Fault] = {}
-    for place, line in read(r.text for r in records):
-        record = records[place]
+    for record, line in lines:
         if line.follows:
             continue
         if line.code == 45 and line.kind is Kind.XID:
@@ -182,7 +185,9 @@ def _note(
 
 
 def _weight(line: XidLine, driver: str) -> tuple[bool, bool, int]:
-    """How much a line says, to compare lines of one code on one device."""
+    """How much a line says, to compare lines of one code on one device: what says no severity says always the same."""
+    if line.fatal is None:
+        return (False, False, 0)
     means = meaning(line, driver)
     light = (Action.NONE, Action.RESTART_APP)
     return (bool(line.fatal), not means.harmless, light.index(means.action) if means.action in light else len(light))
@@ -225,7 +230,7 @@ def _boot(record: KernelRecord, node: Node) -> str:
 def _whose(jobs: frozenset[int]) -> str:
     if not jobs:
         return ", the job's own fault"
-    return f", the own fault of {_jobs(jobs)}"
+    return f", the fault of {_jobs(jobs)}"
 
 
 def _jobs(jobs: Collection[int]) -> str:
@@ -247,13 +252,12 @@ def _counts_as(fault: _Fault, params: Params, driver: str) -> Meaning | None:
     return replace(means, service=service, action=own or (Action.RESET_GPU if needs_reset else means.action))
 
 
-def _suspects(records: tuple[KernelRecord, ...], node: Node, params: Params, driver: str) -> Iterator[Finding]:
+def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterator[Finding]:
     """GPUs on which the jobs of several users faulted. A record with two users on its GPU blames neither."""
     if not params.suspect_users:
         return
     found: dict[str, dict[int, list[tuple[int, KernelRecord]]]] = {}
-    for place, line in read(r.text for r in records):
-        record = records[place]
+    for record, line in lines:
         alone = len(record.uids) == 1 and line.pci and _of_a_job(line, driver)
         if alone and _age(record, node) <= params.suspect_seconds:
             found.setdefault(line.pci, {}).setdefault(record.uids[0], []).append((line.code, record))
@@ -273,6 +277,7 @@ def _suspects(records: tuple[KernelRecord, ...], node: Node, params: Params, dri
             action=Action.CHECK_HARDWARE,
             service=params.suspect_service if drains else Service.KEEP,
             evidence_id=f"{_boot(newest, node)}:{newest.sequence}:users",
+            fault="users",
         )
 
 

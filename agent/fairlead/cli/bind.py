@@ -29,7 +29,14 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpus", default="", metavar="LIST", help="the allocation's CPUs, 0-55,112-167 (default: those this process may use)"
     )
-    parser.add_argument("--threads-per-core", type=int, metavar="N", help="use at most N hardware threads of a core")
+    parser.add_argument(
+        "--threads-per-core",
+        type=int,
+        nargs="?",
+        const=1,
+        metavar="N",
+        help="use at most N hardware threads of a core (without N: one)",
+    )
     parser.add_argument("--json", action="store_true")
 
 

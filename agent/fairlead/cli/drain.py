@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 
 from fairlead import config
 from fairlead.cli.noted import Note, noted
@@ -14,7 +15,7 @@ from fairlead.cli.show import print_json
 from fairlead.cli.told import wake_agent
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.outcome import Outcome, Result, finish
+from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, finish
 from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot
@@ -62,8 +63,13 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return dry(drain, f"would drain with: {args.reason}", as_json=args.json)
     with noted(*drain.ledger.folders, "drain", why=args.reason) as note:
+        drain.fleet.refresh()  # switches and blocks have a budget of their own
         with drain.ledger.locked():
             result = finish(drain.drain(MANUAL, args.reason))
+        if result.outcome is Outcome.CONTESTED:  # others past the same limit undo theirs meanwhile
+            time.sleep(CONTEST_SECONDS[1])
+            with drain.ledger.locked():
+                result = finish(drain.look())
         wake_agent(drain.ledger.folders[1])
         return tell(drain.node, result, as_json=args.json, note=note)
 

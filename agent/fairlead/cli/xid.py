@@ -3,7 +3,9 @@
 fairlead xid decode FILE     a saved dmesg, journal, syslog, /dev/kmsg or fabricmanager.log; - reads standard input as it comes:
                              journalctl -k -f | fairlead xid decode - --json
 
-Process names are shown as the log has them: this is the reader's own log.
+Codes are read as the driver meant them that wrote the log: --driver, or what the log says where the driver loads. With
+--json a line of 144 to 150 that fits NVIDIA's table has a key more, nvlink: unit, layout, part, error_status, reason,
+severity, look, effect. Process names are shown as the log has them: this is the reader's own log.
 """
 
 from __future__ import annotations

@@ -43,7 +43,11 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     conf: Annotated[str, Meta(description="SLURM_CONF; empty: /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf.")] = ""
     bin_dir: Annotated[str, Meta(description="Where scontrol, sinfo and squeue are.")] = "/usr/bin"
     deadline_seconds: Annotated[float, Meta(ge=1, le=120)] = 10.0
-    adapter: Literal["scontrol", "pyslurm"] = "scontrol"
+    adapter: Annotated[
+        Literal["scontrol", "pyslurm"],
+        Meta(description="pyslurm: through pyslurm where it was built for this node's Slurm, else scontrol."),
+    ] = "scontrol"
+    pyslurm_python: Annotated[str, Meta(description="The Python that has pyslurm; empty: fairlead's own.")] = ""
     look_seconds: Annotated[
         float,
         Meta(ge=1, le=3600, description="While a drain of ours stands: how often slurmctld is asked whether it still does."),

@@ -20,11 +20,10 @@ from msgspec.structs import replace
 from fairlead.daemon import log
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Phase
-from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps
+from fairlead.daemon.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
 from fairlead.policy.fleet import Hold
-from fairlead.policy.ownership import MANUAL
 
 BACKOFF_MAX_SECONDS = 60.0
 BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
@@ -102,7 +101,7 @@ class Courier:
         self._standing = Standing(
             drained=stands,
             reason=entry.token.text if entry and stands else "",
-            manual=bool(entry and entry.token.check == MANUAL),
+            manual=bool(entry and entry.manual),
             check=entry.token.check if entry and stands else "",
             since=entry.since if entry and stands else 0.0,
         )
@@ -120,6 +119,11 @@ class Courier:
         with self._condition:
             self._stop = True
             self._condition.notify()
+
+    def close(self) -> None:
+        """Close the pipe; for a courier whose thread was never started or has ended."""
+        os.close(self._reader)
+        os.close(self._writer)
 
     def fileno(self) -> int:
         return self._reader
@@ -184,7 +188,7 @@ class Courier:
             self._due = min(self._due, self._clock())
             self._condition.notify()
 
-    def _next(self) -> float:
+    def due(self) -> float:
         """When something is to be done next (CLOCK_MONOTONIC seconds)."""
         standing = self._standing
         times = [self._due, self._refusal.due, self._drain.fleet.due]
@@ -199,7 +203,7 @@ class Courier:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._stop and (wait := self._next() - self._clock()) > 0:
+                while not self._stop and (wait := self.due() - self._clock()) > 0:
                     self._condition.wait(min(wait, 3600.0))
                 if self._stop:
                     return
@@ -210,7 +214,7 @@ class Courier:
         """One attempt at what is due, if anything is; yields the name of each step of the protocol before it is taken."""
         with self._condition:
             began = self._clock()
-            if self._next() > began:
+            if self.due() > began:
                 return
             again = bool(self._standing.over_budget) and began >= self._budget_until
             if again and not self._want.held:
@@ -286,7 +290,7 @@ class Courier:
                 limit=result.limit if outcome is Outcome.OVER_BUDGET else None,
                 acknowledged=before.acknowledged + acknowledged,
                 looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
-                manual=bool(entry and drained and entry.token.check == MANUAL),
+                manual=bool(entry and drained and entry.manual),
                 check=entry.token.check if entry is not None and drained else "",
                 since=entry.since if entry is not None and drained else 0.0,
             )
@@ -299,7 +303,9 @@ class Courier:
                 self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
             if outcome is Outcome.OVER_BUDGET:
                 self._squeezed = min(self._squeezed + 1, 8)
-                self._budget_until = now + min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+                later = random.uniform(*UNDONE_SECONDS) * max(1.0, now - began) if result.undone else 0.0
+                self._budget_until = now + max(wait, later)
             elif outcome is Outcome.CONTESTED:  # settled by a look, whatever is wanted then
                 self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
             else:

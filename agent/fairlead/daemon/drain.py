@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Entry, Ledger, Phase
-from fairlead.daemon.outcome import Outcome, Result, Steps
-from fairlead.errors import SlurmError
+from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
+from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.fleet import Hold
 from fairlead.policy.ownership import (
     MANUAL,
@@ -26,13 +26,14 @@ from fairlead.policy.ownership import (
     Token,
     build,
     classify,
-    in_maintenance,
     keep_off,
     parse,
-    strip_suffixes,
 )
-from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, Rules
+from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState, SlurmClient
+
+STALE_SECONDS = 2.0  # how long a reading is good for: it bounds the window in which another's change could be overwritten
+SAVED_SECONDS = 30.0  # and the intent in the ledger, whose time says until when what was sent may still arrive
 
 
 class Drain:
@@ -54,6 +55,7 @@ class Drain:
         barred: Callable[[], str] = lambda: "",
         fleet: Fleet | None = None,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.client = client
         self.ledger = ledger
@@ -64,6 +66,9 @@ class Drain:
         self.barred = barred
         self.fleet = fleet or Fleet(rules)
         self.wall = wall
+        self.clock = clock
+        self._saved_at = self._saved_wall = 0.0
+        self._asked_at = 0.0  # Unix time before the last reading: what arrived later is not in it
 
     def drain(
         self, check: str, summary: str, *, job: int | None = None, certain: bool = False, prolog_refused: bool = False
@@ -78,16 +83,18 @@ class Drain:
             yield "save"
             self.ledger.save(entry)
         yield "read"
-        listed = self.client.nodes()
-        read_at = time.monotonic()
+        listed = self._nodes()
+        read_at = self.clock()
         mine = self._own(listed)
         owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.COVERED:
-            return Result(outcome=Outcome.DRAINED, detail=_who(mine), states=mine.states)
+            return Result(outcome=Outcome.DRAINED, detail=who(mine), states=mine.states)
         if owner is Owner.OURS and mine.drained:
             if check == MANUAL != entry.token.check:
+                if why := keep_off(mine.states):
+                    return result(Outcome.HELD, mine, why)
                 return (yield from self._take_over(summary))
-            return (yield from self._stand(entry, listed))
+            return (yield from self._stand(entry, listed, read_at))
         if entry.phase is not Phase.DRAINING:
             yield "save"
             marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
@@ -97,25 +104,28 @@ class Drain:
             return gone
         refusal: Result | None = None
         if owner in (Owner.FOREIGN, Owner.ORPHAN):
-            refusal = _result(Outcome(owner.value), mine, _who(mine))
-        elif why := keep_off(mine.states) or _in_the_way(check, mine) or self.stranger(mine):
-            refusal = _result(Outcome.HELD, mine, why)
+            refusal = result(Outcome(owner.value), mine, who(mine))
+        elif why := keep_off(mine.states) or in_the_way(check, mine) or self.stranger(mine):
+            refusal = result(Outcome.HELD, mine, why)
         elif hold := self.fleet.before(self.node, entry.token, listed, certain=certain):
-            refusal = replace(_result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
+            refusal = replace(result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
+        unsent = self._left(replace(entry, sent=0.0))
         if refusal is not None:
             yield "save"
-            self.ledger.save(self._left(replace(entry, sent=0.0)))
+            self.ledger.save(unsent)
             return replace(refusal, marked=owner is Owner.PROLOG_ERROR)
         yield "write"
+        self._fresh(read_at, unsent)
         self.client.drain(self.node, entry.token.text)
-        window = time.monotonic() - read_at
+        window = self.clock() - read_at
         yield "read back"
-        listed = self.client.nodes()
+        listed = self._nodes()
+        read_at = self.clock()
         mine = self._own(listed)
         entry = replace(entry, sent=0.0)
         owner, entry = self._owner(mine, entry)
         if owner is Owner.OURS:
-            return replace((yield from self._stand(entry, listed)), window_seconds=window)
+            return replace((yield from self._stand(entry, listed, read_at)), window_seconds=window)
         yield "save"
         return replace(self._forget(replace(entry, phase=Phase.DRAINED), owner, mine), window_seconds=window)
 
@@ -129,10 +139,10 @@ class Drain:
         yield "write"
         self.client.drain(self.node, entry.token.text)
         yield "read back"
-        mine = self.client.node(self.node)
+        mine = self._node()
         entry = replace(entry, sent=0.0)
         owner, entry = self._owner(mine, entry)
-        return (yield from self._stand(entry, ())) if owner is Owner.OURS else self._forget(entry, owner, mine)
+        return (yield from self._stand(entry, (), 0.0)) if owner is Owner.OURS else self._forget(entry, owner, mine)
 
     def resume(self, *, by_hand: bool = False) -> Steps:
         """Lift our own drain, and only that. ``by_hand``: a person does; the ledger goes on naming the drain, so that the
@@ -140,49 +150,53 @@ class Drain:
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
         entry = self.ledger.load()
+        if entry is not None and entry.manual and entry.ours and not by_hand:
+            return Result(outcome=Outcome.DRAINED, detail=entry.token.text)  # since the order was given
         if entry is not None and entry.ours:
             # Saved before the reading, as a drain's intent is. By hand it goes on to say that our drain stands.
-            entry = replace(entry, phase=Phase.DRAINED) if by_hand else replace(entry, phase=Phase.RESUMING, lifting=self.wall())
+            now = self._saved()
+            entry = replace(entry, phase=Phase.DRAINED) if by_hand else replace(entry, phase=Phase.RESUMING, lifting=now)
             yield "save"
             self.ledger.save(entry)
         yield "read"
-        mine = self.client.node(self.node)
-        read_at = time.monotonic()
+        mine = self._node()
+        read_at = self.clock()
         if entry is None:
             return self._unknown(mine)
         owner, entry = self._owner(mine, entry)
         if owner not in (Owner.OURS, Owner.COVERED) or not mine.drained:
+            if by_hand and owner is Owner.FREE and entry.phase is not Phase.DRAINING:
+                return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")  # the agent is to hear of it too
             yield "save"
             return self._forget(replace(entry, lifting=0.0), owner, mine)
         why = self._not_yet(mine, entry.since)
         if owner is Owner.COVERED and not by_hand:
-            why = why or f"slurmctld has replaced the reason, so a person has to resume it: {_who(mine)}"
+            why = why or f"slurmctld has replaced the reason, so a person has to resume it: {who(mine)}"
         if why:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED, lifting=0.0))
-            return _result(Outcome.HELD, mine, why)
+            return result(Outcome.HELD, mine, why)
         ours = mine.reason
         yield "write"
+        self._fresh(read_at, replace(entry, phase=Phase.DRAINED, lifting=0.0))
         self.client.resume(self.node)
-        window = time.monotonic() - read_at
+        window = self.clock() - read_at
         yield "read back"
-        mine = self.client.node(self.node)
+        read_at = self.clock()
+        mine = self._node()
         entry = replace(entry, lifting=0.0)
         yield "save"
         if mine.drained:
             owner, entry = self._owner(mine, entry)
             if owner in (Owner.OURS, Owner.COVERED):
                 self.ledger.save(replace(entry, phase=Phase.DRAINED))
-                return replace(_result(Outcome.HELD, mine, _who(mine)), window_seconds=window)
+                return replace(result(Outcome.HELD, mine, who(mine)), window_seconds=window)
             return replace(self._forget(entry, owner, mine), window_seconds=window)
-        if erased := _erased(mine, ours):
-            # 24.11 leaves the text behind: somebody had put their own words over ours before we lifted the drain.
+        if theirs := erased(mine, ours):
             self.ledger.save(replace(entry, phase=Phase.TAKEN))
-            yield "put back"
-            self.client.drain(self.node, erased)
-            return replace(_result(Outcome.FOREIGN, mine, f"put back: {erased}"), window_seconds=window)
+            return replace((yield from self._put_back(mine, theirs, read_at)), window_seconds=window)
         self.ledger.save(replace(entry, phase=Phase.DRAINED) if by_hand else self._left(entry))
-        return replace(_result(Outcome.RESUMED, mine), window_seconds=window)
+        return replace(result(Outcome.RESUMED, mine), window_seconds=window)
 
     def look(self, *, prolog_refused: bool = False, lift: bool = False, since: float = 0.0) -> Steps:
         """What stands in Slurm of what the ledger says; finishes or undoes what a killed agent began.
@@ -194,79 +208,87 @@ class Drain:
         nothing_stands = entry is None or entry.phase is Phase.DRAINING
         if lift and prolog_refused and nothing_stands:
             yield "save"
-            self.ledger.save(replace(entry or self._intent(None, "prolog", "-", None), sent=0.0, lifting=self.wall()))
+            self.ledger.save(replace(entry or self._nothing(), lifting=self._saved()))
         yield "read"
         if entry is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
-            listed = self.client.nodes()
+            listed = self._nodes()
             mine = self._own(listed)
         else:
             listed = ()
-            mine = self.client.node(self.node)
-        read_at = time.monotonic()
+            mine = self._node()
+        read_at = self.clock()
         if prolog_refused and nothing_stands and self._classify(mine, None, prolog_refused=True) is Owner.PROLOG_ERROR:
             why = self._not_yet(mine, since) or self.barred() or self.stranger(mine) if lift else "no job may run here yet"
             if not why:
-                return (yield from self._unmark(entry, mine.reason, read_at))
+                return (yield from self._unmark(entry, mine, read_at))
             if lift:
                 self.ledger.save(entry)
-            return replace(_result(Outcome.HELD, mine, f"{PROLOG_ERROR} stays: {why}"), marked=True)
+            return replace(result(Outcome.HELD, mine, f"{PROLOG_ERROR} stays: {why}"), marked=True)
         if lift and prolog_refused and nothing_stands:
             self.ledger.save(entry)
         if entry is None:
             return self._unknown(mine)
         owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.OURS and mine.drained:
-            return (yield from self._stand(entry, listed))
+            return (yield from self._stand(entry, listed, read_at))
         yield "save"
         if owner is Owner.COVERED:
             self.ledger.save(replace(entry, phase=Phase.DRAINED))
-            return _result(Outcome.DRAINED, mine, _who(mine))
+            return result(Outcome.DRAINED, mine, who(mine))
         marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
         return replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
 
-    def _unmark(self, before: Entry | None, mark: str, read_at: float) -> Steps:
+    def _unmark(self, before: Entry | None, marked: NodeState, read_at: float) -> Steps:
         """Lift Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
         yield "write"
+        self._fresh(read_at, before)
         self.client.resume(self.node)
-        window = time.monotonic() - read_at
+        window = self.clock() - read_at
         yield "read back"
-        mine = self.client.node(self.node)
+        read_at = self.clock()
+        mine = self._node()
         self.ledger.save(before)
         if mine.drained:
-            return replace(_result(Outcome.FOREIGN, mine, _who(mine)), window_seconds=window)
-        if erased := _erased(mine, mark):
-            yield "put back"
-            self.client.drain(self.node, erased)
-            return replace(_result(Outcome.FOREIGN, mine, f"put back: {erased}"), window_seconds=window)
-        return replace(_result(Outcome.RESUMED, mine, "the mark of our prolog's refusal was lifted"), window_seconds=window)
+            return replace(result(Outcome.FOREIGN, mine, who(mine)), window_seconds=window)
+        if theirs := erased(mine, marked.reason):
+            return replace((yield from self._put_back(mine, theirs, read_at)), window_seconds=window)
+        return replace(result(Outcome.RESUMED, mine, "the mark of our prolog's refusal was lifted"), window_seconds=window)
+
+    def _put_back(self, mine: NodeState, theirs: str, read_at: float) -> Steps:
+        """24.11 without slurmdbd leaves the text behind: somebody had put their own words over ours before we lifted."""
+        yield "put back"
+        self._fresh(read_at, self.ledger.load())
+        self.client.drain(self.node, theirs)
+        return result(Outcome.FOREIGN, mine, f"put back: {theirs}")
 
     def adopt(self) -> Steps:
         """Take over a drain of fairlead's form whose ledger was lost; the caller has asked a person."""
         yield "read"
-        mine = self.client.node(self.node)
+        mine = self._node()
         found = parse(mine.reason)
         if found is None or self._classify(mine, None) is not Owner.ORPHAN:
             return self._unknown(mine)
         yield "save"
         self.ledger.save(self._entry(found, Phase.DRAINED))
-        return _result(Outcome.DRAINED, mine, mine.reason)
+        return result(Outcome.DRAINED, mine, mine.reason)
 
-    def _stand(self, entry: Entry, listed: tuple[NodeState, ...]) -> Steps:
+    def _stand(self, entry: Entry, listed: tuple[NodeState, ...], read_at: float) -> Steps:
         """Our drain is there: keep it, or undo it where it is past a limit that looks across nodes."""
         over: Hold | None = None
         mine = self._own(listed) if listed else None
         if mine is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             over = self.fleet.after(self.node, entry.token, listed)
         if mine is not None and over is not None and over.wait:
-            return replace(_result(Outcome.CONTESTED, mine, over.text), limit=over)
+            return replace(result(Outcome.CONTESTED, mine, over.text), limit=over)
         if mine is not None and over is not None:
             yield "save"
-            self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self.wall()))
+            self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self._saved()))
             yield "undo"
+            self._fresh(read_at, entry)
             self.client.resume(self.node)
             yield "save"
             self.ledger.save(self._left(replace(entry, sent=0.0)))
-            return replace(_result(Outcome.OVER_BUDGET, mine, over.text), limit=over)
+            return replace(result(Outcome.OVER_BUDGET, mine, over.text), limit=over, undone=True)
         if entry.phase is not Phase.DRAINED or entry.sent:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED, sent=0.0))
@@ -279,25 +301,34 @@ class Drain:
         if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
             # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
             self.ledger.save(self._left(entry))
-            return _result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
+            return result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
         if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
             taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR
             self.ledger.save(replace(entry, phase=Phase.TAKEN) if taken else self._left(entry))
-            return _result(Outcome.FOREIGN, mine, _who(mine))
+            return result(Outcome.FOREIGN, mine, who(mine))
         self.ledger.save(self._left(entry))
-        if entry.phase is Phase.DRAINED and entry.late_lift(self.wall()):
-            return _result(Outcome.RESUMED, mine, "a resume of ours that was not answered has arrived")
+        if entry.phase is Phase.DRAINED and entry.late_lift(self._asked_at):
+            return result(Outcome.RESUMED, mine, "a resume of ours that was not answered has arrived")
         if stood:
-            return _result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
-        return _result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
+            return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
+        return result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
+
+    def _fresh(self, read_at: float, otherwise: Entry | None) -> None:
+        """Nothing is written on a reading that is old: this process was stopped, or the disk was, and people act meanwhile.
+        Raises SlurmUnavailable then, for another try; the ledger says ``otherwise``."""
+        now = self.clock()
+        stepped = abs(self.wall() - self._saved_wall - (now - self._saved_at)) > STALE_SECONDS  # the ledger's times are wall time
+        if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS or stepped:
+            self.ledger.save(otherwise)
+            raise SlurmUnavailable(f"{now - read_at:.0f} s went by after the reading of {self.node}: not written")
 
     def _left(self, entry: Entry) -> Entry | None:
-        return entry.dropped(self.wall())
+        return entry.dropped(self._asked_at)
 
     def _unknown(self, mine: NodeState) -> Result:
         """Without an entry: is it somebody's?"""
         owner = self._classify(mine, None)
-        return _result(Outcome.FREE if owner is Owner.FREE else Outcome(owner.value), mine, _who(mine))
+        return result(Outcome.FREE if owner is Owner.FREE else Outcome(owner.value), mine, who(mine))
 
     def _not_yet(self, mine: NodeState, since: float) -> str:
         """Why a drain of Unix time ``since`` may not be lifted now."""
@@ -310,6 +341,14 @@ class Drain:
         if "COMPLETING" in mine.states:
             return "a job is still completing: a step that cannot be killed, or an epilog that runs"
         return self.hidden(since)
+
+    def _node(self) -> NodeState:
+        self._asked_at = self.wall()
+        return self.client.node(self.node)
+
+    def _nodes(self) -> tuple[NodeState, ...]:
+        self._asked_at = self.wall()
+        return self.client.nodes()
 
     def _own(self, listed: tuple[NodeState, ...]) -> NodeState:
         for node in listed:
@@ -326,7 +365,7 @@ class Drain:
         if owner is not Owner.OURS:
             for token in entry.late:
                 if self._classify(mine, token) is Owner.OURS:
-                    owner, entry = Owner.OURS, replace(entry, token=token, late=entry.texts)
+                    owner, entry = Owner.OURS, entry.turned_to(token)
         if (owner is Owner.COVERED and not entry.ours) or (owner is Owner.OURS and entry.phase is Phase.TAKEN):
             return Owner.FOREIGN, entry  # whose words slurmctld, or a late write of ours, has replaced is not known
         return owner, entry
@@ -334,31 +373,17 @@ class Drain:
     def _intent(self, before: Entry | None, check: str, summary: str, job: int | None) -> Entry:
         """A drain about to be written, after what the ledger said ``before``."""
         token = build(check, secrets.token_hex(6), summary, job=job)
-        now = self.wall()
+        now = self._saved()
         return before.intend(token, now) if before else replace(self._entry(token, Phase.DRAINING), sent=now)
+
+    def _nothing(self) -> Entry:
+        """An entry that says only that something may still arrive."""
+        return self._entry(build("prolog", secrets.token_hex(6), "-"), Phase.DRAINING)
+
+    def _saved(self) -> float:
+        """Unix time, for the ledger; what is saved now has to be written soon or not at all."""
+        self._saved_at, self._saved_wall = self.clock(), self.wall()
+        return self._saved_wall
 
     def _entry(self, token: Token, phase: Phase) -> Entry:
         return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)
-
-
-def _in_the_way(check: str, mine: NodeState) -> str:
-    """In a maintenance reservation the driver comes and goes, and settings are in the making."""
-    yields = check in DRIVER_CHECKS or check.startswith(SETTING_PREFIX)
-    return "a maintenance reservation is running" if yields and in_maintenance(mine.states) else ""
-
-
-def _erased(mine: NodeState, ours: str) -> str:
-    """Words that came over ours between our reading and our write, where slurmctld still shows them."""
-    text = strip_suffixes(mine.reason)
-    return mine.reason if text and text != strip_suffixes(ours) and "DOWN" not in mine.states else ""
-
-
-def _who(mine: NodeState) -> str:
-    """Who holds the node, for a log line: never more than one line of the reason."""
-    words = " ".join(mine.reason.split())[:200]
-    states = "+".join(sorted(mine.states))
-    return f"{states} by {mine.reason_user or 'nobody'}: {words}" if words else states
-
-
-def _result(outcome: Outcome, mine: NodeState, detail: str = "") -> Result:
-    return Result(outcome=outcome, detail=detail, states=mine.states)

@@ -289,8 +289,8 @@ class History:
                 priority=priority,
                 text=text,
                 boot_id=self.boot_id,
-                jobs=_numbers(jobs),
-                uids=_numbers(uids),
+                jobs=numbers(jobs),
+                uids=numbers(uids),
             )
             for sequence, seconds, priority, text, jobs, uids in db.execute(
                 "SELECT sequence, seconds, priority, text, jobs, uids FROM record WHERE boot_id = ?", (self.boot_id,)
@@ -372,5 +372,6 @@ class History:
         return value if isinstance(value, bytes) else None
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """The job or user numbers of a stored record, "11,12"."""
     return tuple(int(number) for number in text.split(",") if number)

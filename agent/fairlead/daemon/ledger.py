@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.daemon.publish import write_atomic
-from fairlead.policy.ownership import Token
+from fairlead.policy.ownership import MANUAL, Token
 
 FILE = "ledger.json"
 
@@ -61,6 +61,11 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.phase in (Phase.DRAINED, Phase.RESUMING, Phase.UNDOING)
 
     @property
+    def manual(self) -> bool:
+        """A person drained it through fairlead; the agent does not lift that."""
+        return any(token.check == MANUAL for token in self.texts)
+
+    @property
     def texts(self) -> tuple[Token, ...]:
         """Every text that may come to stand as ours."""
         return (self.token, *(t for t in self.late if t != self.token))
@@ -73,6 +78,11 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent)
         late = self.texts[:LATE_MAX]
         return replace(self, phase=Phase.DRAINING, token=token, since=now, sent=now, unanswered=sent, late=late)
+
+    def turned_to(self, token: Token) -> Entry:
+        """Another of ``late`` stands; the text that was sent last may still arrive."""
+        unanswered = max(self.sent, self.unanswered)
+        return replace(self, token=token, late=self.texts[: LATE_MAX + 1], sent=0.0, unanswered=unanswered)
 
     def late_lift(self, now: float) -> bool:
         """May a resume of ours, sent before and not answered, still arrive?"""

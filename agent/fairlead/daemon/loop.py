@@ -31,6 +31,7 @@ from fairlead.daemon.judge import judge
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
+from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
 from fairlead.daemon.requests import Requests
 from fairlead.daemon.rules import DISABLED, barred, drain_protocol, hold_of, policies_of
@@ -93,6 +94,8 @@ class Loop:
         self.jobs = job_records.Jobs()
         self.blame = job_records.Blame()
         self.sweeps = self.woken = 0
+        self.presence = Presence()
+        self._gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
         self._asked_at = self.sweep_seconds = self.sweep_unix = 0.0
         self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
@@ -281,6 +284,11 @@ class Loop:
     def _look_at_jobs(self) -> None:
         folder = f"{self.document.agent.run_dir}/jobs"
         found = job_records.scan(folder)
+        if self.root.is_live and (gone := self.presence.gone(found.running)):
+            if gone - self._gone:
+                log.line(log.NOTICE, "jobs have no process here any more", jobs=",".join(map(str, sorted(gone))))
+            self._gone = gone
+            found = replace(found, running=found.running - gone)  # nothing waits for them, and nothing is their fault
         self.blame.heed(found)
         if found.refused - self.jobs.refused and self.courier is not None:
             log.line(log.NOTICE, "prolog refused", jobs=",".join(map(str, sorted(found.refused - self.jobs.refused))))

@@ -8,8 +8,12 @@ from enum import StrEnum
 from msgspec import Struct
 
 from fairlead.policy.fleet import Hold
+from fairlead.policy.ownership import in_maintenance, keep_off, strip_suffixes
+from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX
+from fairlead.slurm.client import NodeState
 
 CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
+UNDONE_SECONDS = (2.0, 8.0)  # who undid theirs asks again when that is settled, not all at once, and later where all is slow
 
 
 class Outcome(StrEnum):
@@ -32,13 +36,14 @@ class Outcome(StrEnum):
 class Result(Struct, frozen=True, kw_only=True):
     """``detail``: one line, a reason or what holds the drain. ``states``: as last read. ``window_seconds``: from the
     reading to the end of the write; in it another's change would be overwritten. ``marked``: Slurm's own "Prolog error" for
-    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes."""
+    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes; ``undone``: after it had been written."""
 
     outcome: Outcome
     detail: str = ""
     states: frozenset[str] = frozenset()
     window_seconds: float = 0.0
     limit: Hold | None = None
+    undone: bool = False
     marked: bool = False
 
 
@@ -53,3 +58,26 @@ def finish(steps: Steps) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
+
+
+def in_the_way(check: str, mine: NodeState) -> str:
+    """In a maintenance reservation the driver comes and goes, and settings are in the making."""
+    yields = check in DRIVER_CHECKS or check.startswith(SETTING_PREFIX)
+    return "a maintenance reservation is running" if yields and in_maintenance(mine.states) else ""
+
+
+def erased(mine: NodeState, ours: str) -> str:
+    """Words that came over ours between our reading and our write, where slurmctld still shows them."""
+    text = strip_suffixes(mine.reason)
+    return mine.reason if text and text != strip_suffixes(ours) and not keep_off(mine.states) else ""
+
+
+def who(mine: NodeState) -> str:
+    """Who holds the node, for a log line: never more than one line of the reason."""
+    words = " ".join(mine.reason.split())[:200]
+    states = "+".join(sorted(mine.states))
+    return f"{states} by {mine.reason_user or 'nobody'}: {words}" if words else states
+
+
+def result(outcome: Outcome, mine: NodeState, detail: str = "") -> Result:
+    return Result(outcome=outcome, detail=detail, states=mine.states)

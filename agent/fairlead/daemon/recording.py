@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from msgspec import Struct, field
 
+from fairlead.daemon.history import numbers
 from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
 from fairlead.errors import DataError, InputMissing
 from fairlead.model.check import KernelRecord
@@ -237,7 +238,11 @@ def _history(path: str, prefixes: tuple[str, ...]) -> Recording:
 
 
 def _from_tables(db: sqlite3.Connection, path: str, prefixes: tuple[str, ...]) -> Recording:
-    rows = db.execute("SELECT boot_id, sequence, seconds, priority, text FROM record ORDER BY seconds, sequence").fetchall()
+    attributed = any(row[1] == "uids" for row in db.execute("PRAGMA table_info(record)"))  # since schema 2
+    whose = "jobs, uids" if attributed else "'', ''"
+    rows = db.execute(
+        f"SELECT boot_id, sequence, seconds, priority, text, {whose} FROM record ORDER BY seconds, sequence"  # noqa: S608
+    ).fetchall()
     began = {
         str(key).partition(" ")[2]: float(value)
         for key, value in db.execute("SELECT key, value FROM kept WHERE key LIKE 'began %'").fetchall()
@@ -247,9 +252,17 @@ def _from_tables(db: sqlite3.Connection, path: str, prefixes: tuple[str, ...]) -
     for boot_id in dict.fromkeys([*began, *(row[0] for row in rows)]):
         start = began.get(boot_id, 0.0)
         boot = Boot(id=boot_id, began=start, up_seconds=0.0, ended=start)
-        for number, (of, sequence, seconds, priority, text) in enumerate(rows, 1):
+        for number, (of, sequence, seconds, priority, text, jobs, uids) in enumerate(rows, 1):
             if of == boot_id and str(text).startswith(prefixes):
-                record = KernelRecord(sequence=sequence, seconds=seconds, priority=priority, text=text, boot_id=boot_id)
+                record = KernelRecord(
+                    sequence=sequence,
+                    seconds=seconds,
+                    priority=priority,
+                    text=text,
+                    boot_id=boot_id,
+                    jobs=numbers(jobs),
+                    uids=numbers(uids),
+                )
                 boot.records.append((number, record))
                 boot.ended = max(boot.ended, start + seconds)
         made.boots.append(boot)

@@ -10,9 +10,11 @@ import msgspec
 
 from fairlead import checks
 from fairlead.config import Document, SlurmOptions
+from fairlead.daemon import log
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
+from fairlead.errors import SlurmError
 from fairlead.host.clock import boottime
 from fairlead.policy import CheckPolicy
 from fairlead.slurm.client import SlurmClient
@@ -82,9 +84,17 @@ def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], s
 
 
 def slurm_client(options: SlurmOptions) -> SlurmClient:
-    """The adapter that the document chooses."""
+    """The adapter that the document chooses; scontrol where pyslurm does not fit this node's Slurm."""
     if options.adapter == "pyslurm":
         from fairlead.slurm.pyslurm_adapter import Pyslurm
 
-        return Pyslurm(conf=options.conf, deadline_seconds=options.deadline_seconds)
+        try:
+            return Pyslurm(
+                conf=options.conf,
+                bin_dir=options.bin_dir,
+                python=options.pyslurm_python,
+                deadline_seconds=options.deadline_seconds,
+            )
+        except SlurmError as e:
+            log.line(log.WARNING, "pyslurm does not fit", instead="scontrol", why=str(e))
     return Scontrol(conf=options.conf, bin_dir=options.bin_dir, deadline_seconds=options.deadline_seconds)

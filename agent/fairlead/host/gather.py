@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from fairlead.host import cpus, gpu, kernel, network, pci, process
+from fairlead.host import cpus, gpu, kernel, kfd, network, pci, process
 from fairlead.host.root import Root
-from fairlead.model.facts import Cpu, Gpu, Missing, Nic, Node, NumaNode, PciDevice, StuckCall
+from fairlead.model.facts import Cpu, Gpu, GpuLink, Missing, Nic, Node, NumaNode, PciDevice, StuckCall
 
 T = TypeVar("T")
 SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
 CPU_SECONDS = 600.0
-_NVIDIA = 0x10DE
+_NVIDIA, _AMD = 0x10DE, 0x1002
 _GLOB_MAX = 8  # more files than that (one per CPU, per IOMMU group) are read on thorough looks only
 
 
@@ -37,6 +37,7 @@ class Gatherer:
         self._numa: tuple[NumaNode, ...] = ()
         self._cpus: tuple[Cpu, ...] = ()
         self._nics: tuple[Nic, ...] = ()
+        self._links: tuple[GpuLink, ...] = ()
         self._virtual: bool | Missing | None = None
         self._name = kernel.node_name(root)
         self._module: str | Missing = ""
@@ -54,6 +55,7 @@ class Gatherer:
         if thorough:
             self._next_thorough = now + self._slow_seconds
             self._look_at_cpus(now)
+            self._links = kfd.links(root) if any(d.vendor == _AMD for d in devices) else ()
             if self._virtual is None or isinstance(self._virtual, Missing):
                 self._virtual = kernel.virtual(root)
         if thorough or not self._nics:
@@ -73,6 +75,7 @@ class Gatherer:
             driver=gpu.driver(nvml, self._module),
             gpus=gpus if isinstance(gpus, Missing) else name_the_lost(gpus, devices),
             stuck=stuck,
+            gpu_links=self._links,
             texts=dict(self._texts),
         )
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from fairlead.host import config_space
+from fairlead.host.cpulist import parse_cpulist, parse_cpumask
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, PciDevice, PcieLink, unreadable
 
@@ -82,6 +83,7 @@ class Tour:
         folder = f"{DEVICES}/{address}"
         self._inodes[address] = self._root.inode(folder)
         vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class")
+        numa = _numa(self._root, folder)
         broadcom = vendor == _BROADCOM and class_code >> 8 == _BRIDGE
         device = PciDevice(
             address=address,
@@ -89,7 +91,8 @@ class Tour:
             device=self._hex(f"{folder}/device"),
             class_code=class_code,
             path=_path(self._root, address),
-            numa=_numa(self._root, folder),
+            numa=numa,
+            local_cpus=_local_cpus(self._root, folder) if isinstance(numa, Missing) else (),
             link=unreadable("not read"),
             driver=self._driver(folder),
             virtual_function=self._root.readlink(f"{folder}/physfn") is not None,
@@ -208,6 +211,18 @@ def _numa(root: Root, folder: str) -> int | Missing:
     if isinstance(value, int) and value < 0:
         return unreadable(f"{folder}/numa_node is {value}")
     return value
+
+
+def _local_cpus(root: Root, folder: str) -> tuple[int, ...]:
+    """The CPUs that the kernel calls local (Documentation/ABI/testing/sysfs-bus-pci), () for none or what is no list."""
+    for name, parse in (("local_cpulist", parse_cpulist), ("local_cpus", parse_cpumask)):
+        text = root.read_line(f"{folder}/{name}")
+        if isinstance(text, str):
+            try:
+                return parse(text)
+            except ValueError:
+                continue
+    return ()
 
 
 def _path(root: Root, address: str) -> tuple[str, ...]:

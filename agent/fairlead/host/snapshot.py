@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ _PCI = "/sys/bus/pci/devices/*"
 _IB = "/sys/class/infiniband/*"
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
+_KFD = "/sys/class/kfd/kfd/topology/nodes"
+_UNIQUE = re.compile(r"^unique_id \d+$", re.MULTILINE)  # an AMD GPU's serial
 _COUNTERS = (
     "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards", "port_rcv_data",
     "port_xmit_data", "local_link_integrity_errors", "excessive_buffer_overrun_errors",
@@ -51,6 +54,7 @@ FILES = (
     *(f"{_IB}/ports/*/counters/{a}" for a in _COUNTERS),
     *(f"/sys/class/net/*/{a}" for a in ("operstate", "address", "mtu", "speed", "type")),
     "/sys/class/net/*/bonding/slaves",
+    f"{_KFD}/[0-9]*/properties", f"{_KFD}/[0-9]*/io_links/[0-9]*/properties",
     "/sys/kernel/iommu_groups/*/type",
     "/sys/module/nvidia*/version", "/sys/module/nvidia*/parameters/*",
     "/sys/class/dmi/id/sys_vendor", "/sys/class/dmi/id/product_name", "/sys/hypervisor/type",
@@ -161,6 +165,8 @@ class _Writer:
     def _redacted(self, path: str, data: bytes) -> bytes:
         assert self._redactor is not None  # noqa: S101  (the only caller asked)
         text = data.decode("utf-8", "replace")
+        if path.startswith(_KFD):
+            text = _UNIQUE.sub("unique_id 0", text)
         special = {"/proc/net/route": self._redactor.route, "/proc/mounts": self._redactor.mounts}
         return special.get(path, self._redactor.text)(text).encode()
 

@@ -149,7 +149,16 @@ class PciDevice(Struct, frozen=True, kw_only=True):
     acs_control: int | Missing | None = None  # ACSCtl word
     acs_offset: int | None = None  # offset of the ACS extended capability in config space
     virtual_function: bool = False
+    local_cpus: tuple[int, ...] = ()  # read where the NUMA node is unknown; some firmware gives CPUs without a node
     subsystem: int = 0  # subsystem vendor and device, 32 bit, of bridges whose vendor gives it a meaning; 0 not read
+
+
+class GpuLink(Struct, frozen=True, kw_only=True):
+    """Links of one kind between two GPUs that no NVML knows (AMD's xGMI), by their PCI addresses."""
+
+    a: str
+    b: str
+    count: int
 
 
 class NumaNode(Struct, frozen=True, kw_only=True):
@@ -203,6 +212,7 @@ class Node(Struct, frozen=True, kw_only=True):
     driver: Driver
     gpus: tuple[Gpu, ...] | Missing  # Missing: the driver did not say which GPUs there are
     stuck: StuckCall | None = None
+    gpu_links: tuple[GpuLink, ...] = ()
     texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | Missing | None:

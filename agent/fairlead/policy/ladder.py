@@ -67,12 +67,13 @@ def strikes(
 
 
 def reboots(before: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> tuple[float, ...]:
-    """The times of day of boots in the window that followed a fault: of a node that was drained by us, or was to be."""
+    """The times of day of boots in the window that followed a fault: of a node that was drained for one, or was to be. A
+    person's own drain (``fairlead drain``) is no fault."""
     kept = tuple(t for t in before.reboots if t > now.wall_seconds - rules.reboots_window_seconds)
     if not before.boot_id or before.boot_id == now.boot_id:
         return kept
     faulty = any(t.level is Level.DRAIN and enforced(k.partition("/")[0], policies, rules) for k, t in before.tracks.items())
-    return (*kept, now.wall_seconds - now.boot_seconds) if faulty or before.drained else kept
+    return (*kept, now.wall_seconds - now.boot_seconds) if faulty or before.drained_for else kept
 
 
 def climb(

@@ -38,7 +38,6 @@ _REGISTRATION = re.compile(
     r"|Low RealMemory \(reported:\d+ < [\d.]+% of configured:\d+\))(?:, )?)+"
 )
 _TOKEN = re.compile(r"fairlead:([a-z0-9_.]{1,64}):([0-9a-z]{6,32}) ([ -~]*)")
-_SUFFIX_RUN = "(?:" + "|".join(re.escape(s) for s in SUFFIXES) + ")*"
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 _ADMIN = frozenset({"FAIL", "FAILING"})
 _KEEP_OFF = {
@@ -126,7 +125,7 @@ def parse(reason: str) -> Token | None:
 
 def is_ours(reason: str, user: str, ours: Token, rules: Rules) -> bool:
     """Exactly our text, plus only slurmctld's suffixes, under a user of ours."""
-    return user in rules.own_users and re.fullmatch(re.escape(ours.text) + _SUFFIX_RUN, reason) is not None
+    return user in rules.own_users and reason.startswith(ours.text) and strip_suffixes(reason) == ours.text
 
 
 def normalise(states: Iterable[str]) -> frozenset[str]:

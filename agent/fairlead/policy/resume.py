@@ -15,7 +15,9 @@ CLOCK_SLACK_SECONDS = 60.0  # the clock may be set after the boot began
 
 def blocks(key: str, drained_for: frozenset[str], policies: dict[str, CheckPolicy], rules: Rules) -> bool:
     """Must this be well before a resume? What may drain, and what did drain; everything when that is not known."""
-    return not drained_for or key in drained_for or enforced(key.partition("/")[0], policies, rules)
+    check, _, device = key.partition("/")
+    blind = not device and any(k.startswith(f"{check}/") for k in drained_for)  # a check that sees nothing hides its devices
+    return not drained_for or key in drained_for or blind or enforced(check, policies, rules)
 
 
 def is_clean(

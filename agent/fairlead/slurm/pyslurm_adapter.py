@@ -1,84 +1,186 @@
-"""SlurmClient over pyslurm (GPL-2.0, built against exactly one Slurm release): chosen by ``slurm.adapter = "pyslurm"``.
+"""SlurmClient over pyslurm (GPL-2.0, built for one Slurm release): chosen by ``slurm.adapter = "pyslurm"``.
 
-NOT RUN by this project's tests so far: no release of pyslurm fits the Slurm releases that Debian packages unmodified.
-The calls follow pyslurm 25.11's documented API (``pyslurm.Node``, ``pyslurm.Nodes``, ``pyslurm.Jobs``). The deadline of
-a call is slurm.conf's MessageTimeout here: libslurm's RPCs cannot be cut short from outside.
+pyslurm lives in a process of its own (pyslurm_worker.py): its calls hold the interpreter while they wait for slurmctld,
+libslurm ends the process that uses it where slurm.conf is wrong, and its waits cannot be cut short; here a late or dead
+worker is one SlurmUnavailable, and the next call starts another. libslurmfull.so has no version in its name, so a pyslurm
+built for another release loads and reads structures wrongly: the worker says what it was built for, and that must be the
+release of this node's own ``scontrol --version``. pyslurm 25.11 asks for no topology: Scontrol does.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from fairlead.errors import ConfigError, SlurmError, SlurmUnavailable
+import msgspec
+
+from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.slurm import pyslurm_worker
 from fairlead.slurm.client import JobOn, NodeState
-from fairlead.slurm.scontrol import CONF_PATHS, NO_ANSWER
+from fairlead.slurm.scontrol import NO_ANSWER, Scontrol, plain, states_of
+from fairlead.slurm.topology import NodeGroup, expand
+
+LINE_MAX = 64 << 20
+#: Slurm's compact words (squeue(1), JOB STATE CODES) of the states in which a job has its nodes.
+COMPACT = {"RUNNING": "R", "COMPLETING": "CG", "CONFIGURING": "CF", "SUSPENDED": "S", "STOPPED": "ST"}
+COMPACT |= {"STAGE_OUT": "SO", "SIGNALING": "SI"}
 
 
 class Pyslurm:
-    """See the module's text. Raises ConfigError when pyslurm is not there or does not fit the site's Slurm."""
+    """See the module's text. python: the interpreter that has pyslurm, "" for this one.
 
-    def __init__(self, *, conf: str = "", deadline_seconds: float = 10.0) -> None:
+    Raises SlurmError when pyslurm is not there or was built for another release than ``scontrol --version`` says.
+    """
+
+    def __init__(self, *, conf: str = "", bin_dir: str = "/usr/bin", python: str = "", deadline_seconds: float = 10.0) -> None:
         self.deadline_seconds = deadline_seconds
-        found = conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
-        os.environ.pop("SLURM_CLUSTERS", None)
-        if found:
-            os.environ["SLURM_CONF"] = found
-        try:
-            import pyslurm
-        except ImportError as e:
-            raise ConfigError(
-                "node.json",
-                "slurm.adapter",
-                f"pyslurm cannot be used: {e}",
-                hint='set it to "scontrol", which fits every release',
-            ) from None
-        self._pyslurm: Any = pyslurm
+        self._scontrol = Scontrol(conf=conf, bin_dir=bin_dir, deadline_seconds=deadline_seconds)
+        self._python = python or sys.executable
+        self._lock = threading.Lock()
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._release = self._scontrol.release()
+        with self._lock:
+            self._start()
 
     def node(self, name: str) -> NodeState:
-        return _state(self._call(lambda: self._pyslurm.Node.load(name)))
+        try:
+            return _state(self._ask({"ask": "node", "name": plain(name)})[0])
+        except SlurmUnavailable:
+            raise
+        except SlurmError as e:
+            if "does not exist" not in str(e):
+                raise
+            hint = "slurm.node_name must be the NodeName of slurm.conf"
+            raise SlurmError(f"slurmctld has no node {name}", hint=hint) from None
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
-        loaded = self._call(self._pyslurm.Nodes.load)
-        return tuple(_state(node) for name, node in loaded.items() if not names or name in names)
+        wanted = {plain(name) for name in names}
+        return tuple(_state(n) for n in self._ask({"ask": "nodes"}) if not wanted or n["name"] in wanted)
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
-        jobs = self._call(self._pyslurm.Jobs.load)
+        jobs = self._ask({"ask": "jobs"})
         return tuple(
-            JobOn(id=str(job.id), state=str(job.state), nodes=int(job.num_nodes or 0))
-            for job in jobs.values()
-            if name in (job.allocated_nodes or "") and str(job.state) in {"RUNNING", "COMPLETING", "SUSPENDED"}
+            JobOn(id=str(number), state=COMPACT[state], nodes=nodes)
+            for number, state, nodes, nodelist in jobs
+            if nodelist and plain(name) in expand(nodelist)
         )
 
     def drain(self, name: str, reason: str) -> None:
-        self._modify(name, state="DRAIN", reason=reason)
+        self._ask({"ask": "update", "name": plain(name), "state": "DRAIN", "reason": reason})
 
     def update_reason(self, name: str, reason: str) -> None:
-        self._modify(name, reason=reason)
+        self._ask({"ask": "update", "name": plain(name), "reason": reason})
 
     def resume(self, name: str) -> None:
-        self._modify(name, state="UNDRAIN")
+        self._ask({"ask": "update", "name": plain(name), "state": "UNDRAIN"})
 
-    def _modify(self, name: str, **changes: str) -> None:
-        self._call(lambda: self._pyslurm.Node(name).modify(self._pyslurm.Node(**changes)))
+    def topology(self) -> tuple[NodeGroup, ...]:
+        return self._scontrol.topology()
 
-    def _call(self, act: Any) -> Any:
+    def close(self) -> None:
+        """End the worker. The next call would start another."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, request: dict[str, str]) -> Any:
+        with self._lock:
+            if self._worker is None:
+                self._start()
+            said = self._exchange(msgspec.json.encode(request) + b"\n")
+        if "error" in said:
+            raise _refusal(str(said["error"]))
+        return said["answer"]
+
+    def _start(self) -> None:
         try:
-            return act()
-        except Exception as e:  # pyslurm.RPCError, whose class moved between releases
-            said = " ".join(str(e).split())
-            kind = SlurmUnavailable if any(text in said.lower() for text in NO_ANSWER) else SlurmError
-            raise kind(f"pyslurm: {said}") from None
+            self._worker = subprocess.Popen(
+                [self._python, pyslurm_worker.__file__],
+                env=dict(self._scontrol.environment()),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+            )
+        except OSError as e:
+            raise SlurmError(f"{self._python}: {e.strerror}", hint="slurm.pyslurm_python says which Python has pyslurm") from None
+        self._rest = b""
+        hello = self._exchange(b"")
+        if "error" in hello:
+            self._end()
+            raise SlurmError(f"pyslurm cannot be loaded: {' '.join(str(hello['error']).split())[:200]}")
+        built = ".".join(f"{n:02d}" for n in hello["slurm"][:2])
+        if built != self._release:
+            self._end()
+            raise SlurmError(f"pyslurm {hello['pyslurm']} here was built for Slurm {built}, this node has {self._release}")
+
+    def _exchange(self, request: bytes) -> dict[str, Any]:
+        """Send a line, get a line, within the deadline. A worker that does not keep it is killed."""
+        worker = self._worker
+        if worker is None or worker.stdin is None or worker.stdout is None:
+            raise SlurmUnavailable("pyslurm's process is not there")
+        deadline = time.monotonic() + self.deadline_seconds
+        try:
+            worker.stdin.write(request)
+            worker.stdin.flush()
+            while b"\n" not in self._rest:
+                ready, _, _ = select.select([worker.stdout], [], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    self._end()
+                    raise SlurmUnavailable(f"pyslurm gave no answer in {self.deadline_seconds:g} s", hint="is slurmctld up?")
+                read = os.read(worker.stdout.fileno(), 1 << 20)
+                self._rest += read
+                if not read or len(self._rest) > LINE_MAX:
+                    raise BrokenPipeError
+        except BrokenPipeError:
+            self._end()
+            raise SlurmUnavailable(f"pyslurm's process ended ({_how(worker.returncode)})", hint="libslurm ends it") from None
+        line, _, self._rest = self._rest.partition(b"\n")
+        said: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+        return said
+
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.wait()
+            for pipe in (self._worker.stdin, self._worker.stdout):
+                if pipe is not None:
+                    try:
+                        pipe.close()
+                    except BrokenPipeError:
+                        pass
+            self._worker = None
 
 
-def _state(node: Any) -> NodeState:
+def _how(status: int | None) -> str:
+    if status is None or status >= 0:
+        return f"status {status}"
+    return signal.Signals(-status).name
+
+
+def _refusal(said: str) -> SlurmError:
+    line = f"pyslurm: {' '.join(said.split())[-300:]}"
+    if any(text in said.lower() for text in NO_ANSWER):
+        return SlurmUnavailable(line, hint="is slurmctld up? scontrol ping")
+    return SlurmError(line)
+
+
+def _state(node: dict[str, Any]) -> NodeState:
+    states = states_of(node["states"])
+    nothing = "None" if states & {"DRAIN", "FAIL"} else ""  # a drained node always has a reason, so there it is a word
     return NodeState(
-        name=str(node.name),
-        states=frozenset(word for word in str(node.state).upper().split("+") if word),
-        reason=node.reason or "",
-        reason_user=node.reason_user or "",
-        reason_time=int(node.reason_time or 0),
-        hostname=node.hostname or "",
-        partitions=tuple(node.partitions or ()),
+        name=node["name"],
+        states=states,
+        reason=nothing if node["reason"] is None else node["reason"],
+        reason_user=node["reason_user"],
+        reason_time=int(node["reason_time"]),
+        hostname=node["hostname"],
+        partitions=tuple(node["partitions"]),
     )

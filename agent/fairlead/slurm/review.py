@@ -87,9 +87,18 @@ def _prolog_behaviour(conf: SlurmConf) -> Iterator[Remark]:
         yield Remark(
             level="warn",
             what="SchedulerParameters lacks nohold_on_prolog_fail",
-            why="a batch job that a prolog refused stays held until a person releases it; with it the job runs elsewhere",
+            why="a batch job that a prolog refused stays held until a person releases it; with it the job is tried again"
+            " elsewhere after two minutes",
             fix="SchedulerParameters=...,nohold_on_prolog_fail",
-            source="slurm.conf(5) SchedulerParameters; measured on 22.05, 24.11, 26.05",
+            source="slurm.conf(5) SchedulerParameters; docs/how-to/refused-jobs.md; measured on 22.05, 24.11, 26.05",
+        )
+    if conf.get("JobRequeue", "1") == "0":
+        yield Remark(
+            level="warn",
+            what="JobRequeue=0",
+            why="a batch job that a prolog refused is cancelled, unless it was submitted with --requeue",
+            fix="JobRequeue=1, and users of jobs that must not run twice add --no-requeue",
+            source="slurm.conf(5) JobRequeue; docs/how-to/refused-jobs.md",
         )
     timeout = conf.get("PrologEpilogTimeout") or conf.get("PrologTimeout")
     if not timeout or timeout in {"65534", "0"}:

@@ -8,6 +8,7 @@ fresh random mark per call, so a reason may hold line ends, ``=`` and made-up fi
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -66,31 +67,37 @@ class Scontrol:
         mark = f"@{secrets.token_hex(12)}@"
         command = ["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in _FIELDS)]
         if names:
-            command += ["-n", ",".join(_plain(name) for name in names)]
+            command += ["-n", ",".join(plain(name) for name in names)]
         return parse_nodes(self._run(command), mark)
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
-        return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", _plain(name), "-o", "%A %t %D"]))
+        return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", plain(name), "-o", "%A %t %D"]))
 
     def topology(self) -> tuple[NodeGroup, ...]:
         """Leaf switches and blocks, () where slurmctld has no topology of that kind. One RPC (REQUEST_TOPO_INFO)."""
         return parse_topology(self._run(["scontrol", "-o", "show", "topology"]))
 
     def drain(self, name: str, reason: str) -> None:
-        self._run(["scontrol", "update", f"NodeName={_plain(name)}", "State=DRAIN", f"Reason={reason}"])
+        self._run(["scontrol", "update", f"NodeName={plain(name)}", "State=DRAIN", f"Reason={reason}"])
 
     def update_reason(self, name: str, reason: str) -> None:
-        self._run(["scontrol", "update", f"NodeName={_plain(name)}", f"Reason={reason}"])
+        self._run(["scontrol", "update", f"NodeName={plain(name)}", f"Reason={reason}"])
 
     def resume(self, name: str) -> None:
         # UNDRAIN and not RESUME: RESUME would also lift a DOWN that somebody set since (measured on all three releases).
-        self._run(["scontrol", "update", f"NodeName={_plain(name)}", "State=UNDRAIN"])
+        self._run(["scontrol", "update", f"NodeName={plain(name)}", "State=UNDRAIN"])
+
+    def release(self) -> str:
+        """Slurm's release on this node, such as ``24.11``; "" where scontrol says none. No RPC."""
+        found = re.search(r"slurm\S* (\d+\.\d+)", self._run(["scontrol", "--version"]))
+        return found[1] if found else ""
 
     def conf_path(self) -> str:
         """The slurm.conf that the tools are told to use; "" leaves it to them (DNS SRV records)."""
         return self.conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
 
-    def _environment(self) -> Mapping[str, str]:
+    def environment(self) -> Mapping[str, str]:
+        """All that a Slurm client is given."""
         # Nothing is inherited: SLURM_CLUSTERS, SINFO_*, SQUEUE_* or a foreign SLURM_CONF would ask another cluster.
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         conf = self.conf_path()
@@ -102,7 +109,7 @@ class Scontrol:
         try:
             done = subprocess.run(
                 [tool, *command[1:]],
-                env=self._environment(),
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=self.deadline_seconds,
@@ -121,7 +128,7 @@ class Scontrol:
         return done.stdout.decode(errors="surrogateescape")
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """A node name that can be no nodelist expression and no option."""
     if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name) or name.startswith("-"):
         raise SlurmError(f"{name!r} is not a node name")
@@ -152,16 +159,16 @@ def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
         found[name] = NodeState(
             name=name,
             hostname=host,
-            states=_states(states),
+            states=states_of(states),
             reason=_reason(reason, states),
             reason_user="" if user == "Unknown" else user,
-            reason_time=int(time) if time.isascii() and time.isdigit() else 0,
+            reason_time=_number(time) or 0,
             partitions=(*(earlier.partitions if earlier else ()), partition.rstrip("*")),
         )
     return tuple(found.values())
 
 
-def _states(text: str) -> frozenset[str]:
+def states_of(text: str) -> frozenset[str]:
     """``idle+drain`` as words; a compact form's suffix (``down*``) becomes the flag that it stands for (sinfo(1))."""
     marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "!": "POWER_DOWN"}
     marks |= {"%": "POWERING_DOWN", "#": "POWERING_UP", "~": "POWERED_DOWN", "-": "PLANNED"}
@@ -182,6 +189,12 @@ def parse_jobs(text: str) -> tuple[JobOn, ...]:
     jobs = []
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 3 and words[2].isdigit() and words[1] in {"R", "CG", "CF", "S", "ST", "SO", "SI"}:
-            jobs.append(JobOn(id=words[0], state=words[1], nodes=int(words[2])))
+        if len(words) == 3 and words[1] in {"R", "CG", "CF", "S", "ST", "SO", "SI"}:
+            nodes = _number(words[2])
+            if nodes is not None:
+                jobs.append(JobOn(id=words[0], state=words[1], nodes=nodes))
     return tuple(jobs)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None

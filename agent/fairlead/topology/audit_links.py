@@ -108,7 +108,9 @@ def shared_uplinks(scene: Scene) -> Iterable[Finding]:
         del tight[address]
     share = {card: up / len(cards) for up, _, cards in tight.values() for card in cards}
     even = len(share) == len(scene.gpus) and max(share.values(), default=0) <= 1.01 * min(share.values(), default=0)
-    joined = all(scene.classes.smi(a.pci, b.pci).startswith("NV") for a in scene.gpus for b in scene.gpus if a.pci != b.pci)
+    joined = all(
+        scene.classes.smi(a.pci, b.pci).startswith(("NV", "XGMI")) for a in scene.gpus for b in scene.gpus if a.pci != b.pci
+    )
     if even and joined:
         return
     for address, (up, wanted, cards) in sorted(tight.items()):

@@ -19,7 +19,8 @@ def unknown_places(scene: Scene) -> Iterable[Finding]:
             continue
         cost = _crossing(scene, scene.to_host(gpu.pci))
         advice = "" if where.cpus else f": tasks keep the CPUs that Slurm gave them{cost}; update the firmware, which must say it"
-        yield finding("locality", gpu.pci, f"GPU {gpu.pci}: {where.note}{advice}", where.note)
+        level = Level.OK if where.cpus else Level.WARN
+        yield finding("locality", gpu.pci, f"GPU {gpu.pci}: {where.note}{advice}", where.note, level=level)
 
 
 def memory(scene: Scene) -> Iterable[Finding]:

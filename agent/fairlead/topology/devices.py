@@ -95,7 +95,7 @@ def accelerators(node: Node) -> tuple[Accelerator, ...]:
     following = max((gpu.index for gpu in named), default=-1) + 1
     for device in on_the_bus(node):
         if device.address not in known:
-            found.append(_of_bus(device, following))
+            found.append(_of_bus(device, following, _xgmi(node, device.address)))
             following += 1
     return tuple(sorted(found, key=lambda g: pci_key(g.pci)))
 
@@ -124,7 +124,7 @@ def _of_driver(gpu: Gpu, device: PciDevice | None) -> Accelerator:
     )
 
 
-def _of_bus(device: PciDevice, index: int) -> Accelerator:
+def _of_bus(device: PciDevice, index: int, wires: tuple[NvLink, ...]) -> Accelerator:
     vendor = "NVIDIA" if device.vendor == NVIDIA else "AMD"
     return Accelerator(
         pci=device.address,
@@ -134,8 +134,15 @@ def _of_bus(device: PciDevice, index: int) -> Accelerator:
         named=False,
         uuid=_UNASKED,
         minor=_UNASKED,
-        nvlinks=_UNASKED,
+        nvlinks=wires or _UNASKED,
         pcie=_UNASKED,
         c2c=device.vendor == NVIDIA and device.device in C2C,
         passed_through=device.driver == "vfio-pci",
     )
+
+
+def _xgmi(node: Node, address: str) -> tuple[NvLink, ...]:
+    """AMD's links in the form of NVLinks; RCCL treats them alike (src/graph/paths.cc, PATH_NVL)."""
+    peers = [(link.b if link.a == address else link.a, link.count) for link in node.gpu_links if address in (link.a, link.b)]
+    wires = [peer for peer, count in peers for _ in range(count)]
+    return tuple(NvLink(link=i, active=True, remote=peer) for i, peer in enumerate(wires))

@@ -44,10 +44,10 @@ def trained(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: Pcie
         return None
     above = devices.get(tree.bridges(device)[-1]) if tree.bridges(device) else None
     port = above.link if above is not None and isinstance(above.link, PcieLink) else None
-    width, gen = _known(link.width_max), _known(link.gen_max) or _known(link.gen_current)
-    widths = [w for w in (width, _known(port.width_max) if port else 0) if w]
+    width, gen = _lanes(link.width_max), _known(link.gen_max) or _known(link.gen_current)
+    widths = [w for w in (width, _lanes(port.width_max) if port else 0) if w]
     gens = [g for g in (gen, _known(port.gen_max) if port else 0) if g]
-    width_now, gen_now = _known(link.width_current), _known(link.gen_current)
+    width_now, gen_now = _lanes(link.width_current), _known(link.gen_current)
     return Trained(
         width=width_now,
         width_able=max(min(widths, default=0), width_now),  # a link is never wider than its ends: then a file is wrong
@@ -103,6 +103,12 @@ def nvlink(name: str) -> float:
         if any(word in name for word in words):
             return rate
     return NVLINK_OTHERS
+
+
+def _lanes(value: int | Missing) -> int:
+    """A width that PCIe has; 0 for others (a device off the bus reads as 63 lanes)."""
+    known = _known(value)
+    return known if known in (1, 2, 4, 8, 12, 16, 32) else 0
 
 
 def _known(value: int | Missing) -> int:

@@ -73,8 +73,24 @@ def of_pci(node: Node, address: str) -> Locality:
     """The locality of a PCI device. Unknown when the device was not described."""
     for device in node.pci:
         if device.address == address:
+            if isinstance(device.numa, Missing) and device.local_cpus:
+                return _of_cpus(node, device.local_cpus)
             return of_numa(node, -1 if isinstance(device.numa, Missing) else device.numa)
     return of_numa(node, -1)
+
+
+def _of_cpus(node: Node, local: tuple[int, ...]) -> Locality:
+    """From the kernel's list of local CPUs, which says nothing where it is that of the whole machine."""
+    up = set(online(node))
+    near = up & set(local)
+    if not near or near == up:
+        return of_numa(node, -1)
+    homes = [n.id for n in with_cpus(node) if near <= set(n.cpus)]
+    return Locality(
+        numa=homes[0] if homes else -1,
+        cpus=tuple(sorted(near)),
+        note="the kernel gives local CPUs without a NUMA node: taken as they are",
+    )
 
 
 def of_nic(node: Node, nic: Nic) -> Locality:

@@ -89,9 +89,10 @@ def smi(node: Node, a: str, b: str) -> str:
 
 
 def smi_gpus(node: Node, a: Linked, b: Linked) -> str:
-    """As the matrix shows it: NV18 for 18 NVLinks, else the PCI class."""
+    """As the matrix shows it: NV18 for 18 NVLinks, XGMI2 for two of AMD's links, else the PCI class."""
     count = links_between(a, b) if a.pci != b.pci else 0
-    return f"NV{count}" if count else smi(node, a.pci, b.pci)
+    word = "XGMI" if isinstance(a, Accelerator) and a.vendor == "AMD" else "NV"
+    return f"{word}{count}" if count else smi(node, a.pci, b.pci)
 
 
 class Classes:

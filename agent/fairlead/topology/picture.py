@@ -185,7 +185,16 @@ def _nvlinks(scene: Scene, plan: Layout) -> tuple[list[str], float]:
                 1 + count / 3,
             )
         )
-        out.append(_text((left + right) / 2, floor + depth - 4, f"NV{count}", size=10, fill=GREEN, middle=True))
+        out.append(
+            _text(
+                (left + right) / 2,
+                floor + depth - 4,
+                f"{'XGMI' if a.vendor == 'AMD' else 'NV'}{count}",
+                size=10,
+                fill=GREEN,
+                middle=True,
+            )
+        )
     return out, floor + deepest + 30
 
 

@@ -21,7 +21,7 @@ LEGEND = """\
   PHB   through one host bridge, i.e. the CPU
   PXB   through several PCIe ports, not through the CPU
   PIX   through one PCIe switch
-  NV#   through so many NVLinks
+  NV#   through so many NVLinks (XGMI# of AMD)
 """
 
 

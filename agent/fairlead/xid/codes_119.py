@@ -14,7 +14,6 @@ from fairlead.xid.whys import (
     WHY_IGNORE,
     WHY_NVLINK5,
     WHY_OWN,
-    WHY_PEER,
     WHY_RESET,
     WHY_SUPPORT,
     WHY_UNUSED,
@@ -68,7 +67,17 @@ ROWS: tuple[tuple[int, str, str, Action, Service, str, str, str], ...] = (
     (134, "ROBUST_CHANNEL_CE18_ERROR", "copy engine 18 exception", Action.RESTART_APP, KEEP, "application", WHY_APP, CATALOGUE),
     (135, "ROBUST_CHANNEL_CE19_ERROR", "copy engine 19 exception", Action.RESTART_APP, KEEP, "application", WHY_APP, CATALOGUE),
     (136, "ALI_TRAINING_FAIL", "NVLink training failed", Action.RESET_GPU, NOW, "fabric", WHY_RESET, CATALOGUE),
-    (137, "NVLINK_PRIV_ERR", "NVLink privilege error", Action.NONE, KEEP, "fabric", WHY_PEER, CATALOGUE),
+    (
+        137,
+        "NVLINK_PRIV_ERR",
+        "NVLink privilege error",
+        Action.NONE,
+        KEEP,
+        "application",
+        "A peer's memory was accessed over NVLink without leave: by NVIDIA's word mostly a bug of the application. Also seen "
+        "when a peer is reset.",
+        CATALOGUE,
+    ),
     (138, "ROBUST_CHANNEL_DLA_ERROR", "unused", Action.CONTACT_SUPPORT, KEEP, "driver", WHY_UNUSED, CATALOGUE),
     (
         139,

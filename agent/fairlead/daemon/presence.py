@@ -1,0 +1,58 @@
+"""Which jobs are on this node, seen without asking slurmctld: those with a slurmstepd here.
+
+A record says "running" for ever where no epilog ended it (none configured, slurmd away, a full /run). slurmstepd writes its
+step into its title, ``slurmstepd: [JOB.STEP]`` (setproctitle in slurmd/slurmstepd/slurmstepd.c). A job may be allocated and
+have no step here for a while; such a job uses no GPU, so nothing is to wait for it and nothing is its fault.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+
+LOOK_SECONDS = 30.0
+GONE_AFTER_SECONDS = 120.0  # without a step for so long
+_STEP = re.compile(rb"slurmstepd: \[(\d{1,10})[.\]]")
+
+
+class Presence:
+    """``proc``: where /proc is. Looks at most every ``LOOK_SECONDS``, and only while a record says that a job runs."""
+
+    def __init__(self, proc: str = "/proc", *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc = proc
+        self._clock = clock
+        self._looked = float("-inf")
+        self._missed: dict[int, float] = {}  # since when no step was seen
+
+    def gone(self, running: frozenset[int]) -> frozenset[int]:
+        """The jobs of these whose processes are not here any more. None while slurmd is not seen either: then /proc does not
+        show it all."""
+        now = self._clock()
+        if running and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            jobs, slurmd = steps(self._proc)
+            absent = running - jobs if slurmd else frozenset()
+            self._missed = {job: self._missed.get(job, now) for job in absent}
+        return frozenset(job for job, since in self._missed.items() if job in running and now - since >= GONE_AFTER_SECONDS)
+
+
+def steps(proc: str = "/proc") -> tuple[frozenset[int], bool]:
+    """Jobs with a slurmstepd on this machine, and whether a slurmd is seen."""
+    jobs: set[int] = set()
+    slurmd = False
+    for pid in os.listdir(proc):
+        if not pid.isdigit():
+            continue
+        try:
+            with open(f"{proc}/{pid}/comm", "rb") as f:
+                name = f.read(64)
+            slurmd = slurmd or name == b"slurmd\n"
+            if name.startswith(b"slurmstepd"):
+                with open(f"{proc}/{pid}/cmdline", "rb") as f:
+                    if found := _STEP.search(f.read(4096)):
+                        jobs.add(int(found[1]))
+        except OSError:
+            continue  # it has ended
+    return frozenset(jobs), slurmd

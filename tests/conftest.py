@@ -1,0 +1,125 @@
+"""How the tests are shared out between processes (`pytest -n auto`), and whose the labs are that they start.
+
+A test stays in one process with all others that use the same cluster or rack; other files stay whole; tests that start
+a lab of their own go wherever there is room. What takes longest is started first. Without -n all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.lab import clean, ledger, linux
+from tests.lab.roots import SUITES
+
+#: Files of tests that share nothing: each of them starts a lab of its own.
+SINGLE = ("tests/rack/test_cluster.py", "tests/faults/test_demo.py")
+#: Files that hold the clusters of all releases at once.
+WHOLE = ("tests/slurm/test_node_states.py",)
+#: Roughly how many seconds the longest take together, to begin with them; a file takes 1, a test with its own lab 10.
+SECONDS = {
+    "faults": 120,
+    "slurm": 100,
+    "tests/slurm/test_node_states.py": 95,
+    "tests/playbooks/test_convergence.py": 90,
+    "tests/rack/test_rack.py": 60,
+    "hooks": 30,
+    "tests/settings/test_settings.py": 30,
+    "tests/host/test_gather.py": 25,
+    "tests/host/test_snapshot.py": 25,
+    "tests/host/test_nvml.py": 25,
+    "tests/lint/test_lint.py": 25,
+}
+
+
+def unit(nodeid: str) -> str:
+    """What the test has to stay together with: a cluster of one release, the provisioned rack, its file, or only itself."""
+    path, _, name = nodeid.partition("::")
+    if path in SINGLE:
+        return nodeid
+    if path in WHOLE:
+        return path
+    room = path.removeprefix("tests/").partition("/")[0]
+    suite = next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
+    if suite and (room == "slurm" or path == "tests/hooks/test_on_slurm.py"):
+        return f"{room} {suite}"
+    if room == "faults" and path != "tests/faults/test_preflight_sh.py":
+        return "faults"
+    return path
+
+
+def weight(nodeid: str) -> int:
+    """Seconds, roughly."""
+    return 10 if nodeid.startswith(SINGLE) else SECONDS.get(unit(nodeid).partition(" ")[0], 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -weight(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """By ``unit``. Not by xdist's own marks: xdist 3.8 writes them into node ids, and with pytest 9.2 they never get there."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    config.option.loadscopereorder = False  # the order of collection, longest first, not that of the number of tests
+    return ByUnit(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many again as there are cores: much of the time is spent waiting for Slurm and systemd."""
+    return max(2, (len(os.sched_getaffinity(0)) * 3 + 1) // 2)
+
+
+class Told:
+    """Names a failed test at once: with several processes the terminal shows dots until the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write(f"\nFAILED {report.nodeid} ({report.when})\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Labs that this process starts, and what it runs starts, end with it, or are ended by the next run."""
+    if config.getoption("numprocesses", None):
+        config.pluginmanager.register(Told(config))
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; what tests interrupt inherits it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ[ledger.OWNER] = f"{os.getpid()} {linux.start_time(os.getpid())}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+    end_orphans(session.config)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    try:
+        return (yield)
+    finally:
+        end_orphans(session.config)  # after the workers have ended, one of them perhaps by a crash
+
+
+def end_orphans(config: pytest.Config) -> None:
+    """In the one process that starts the others: end what killed test processes left, and say so."""
+    if os.geteuid() == 0 and not hasattr(config, "workerinput"):
+        for told in clean.clean_orphans():
+            print(f"\nlab {told}")

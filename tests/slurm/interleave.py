@@ -1,0 +1,473 @@
+"""Random interleavings of agents, people, jobs and slurmctld over one node's state, and what must hold in each.
+
+The agent is the real courier, drain protocol and ledger, taken step by step: between any two steps anything may happen,
+and it may end there. Its judgement is reduced to a count of evidence (``Agent.evidence``). A ``World`` is the model of
+slurmctld or the real one. ``Monitor`` knows whose state the node's is and judges each write of an agent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fairlead.daemon.courier import Courier, Standing, Want
+from fairlead.daemon.drain import SAVED_SECONDS, Drain
+from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
+from fairlead.daemon.outcome import Steps, finish
+from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, strip_suffixes
+from fairlead.policy.rules import Rules
+from fairlead.slurm.client import JobOn, NodeState, SlurmClient
+
+RULES = Rules(budget_percent=100, common_cause_nodes=0, suspect_job_nodes=0)
+STOPPED = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"})
+
+
+class World(Protocol):
+    """One node of a slurmctld. ``update`` is a person's `scontrol update`, ``event`` anything else of ``events``: True when it
+    could happen. ``settle``: what is under way in slurmctld comes to its end; the node is up and registered. ``watch``: the
+    monitor's client, which waits for an answer. ``away``: the agents get none. ``steady``: nothing changes by itself."""
+
+    client: SlurmClient
+    watch: SlurmClient
+    away: bool
+    steady: bool
+    node: str
+    events: tuple[str, ...]
+
+    def update(self, state: str, reason: str) -> None: ...
+
+    def event(self, what: str) -> bool: ...
+
+    def settle(self) -> None: ...
+
+
+class Violation(BaseException):
+    """A property that does not hold. No Exception: the courier would take it for a failure of its own and go on."""
+
+
+class Clock:
+    """``jump`` moves only the wall clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.jump = 1_800_000_000.0
+
+    def mono(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now + self.jump
+
+
+class Monitor:
+    """Who holds the node: "", an agent's name, "person" or "slurm"; ``since`` when, as a count of events. ``replaced``: the
+    agent whose drain a person has put their words over."""
+
+    def __init__(self, world: World, counts: Counter[str]) -> None:
+        self.world = world
+        self.counts = counts
+        self.holder = self.replaced = ""
+        self.by_hand = self.covered = False
+        self.since = self.time = 0
+        self.story: list[str] = []
+        self._seen: NodeState | None = None
+
+    def now(self, *, changed: bool = False) -> NodeState:
+        """The node as it is; ``changed`` since it was last asked for. A steady world changes by nothing else."""
+        if changed or self._seen is None or not self.world.steady:
+            self._seen = self.world.watch.node(self.world.node)
+        return self._seen
+
+    def tell(self, text: str) -> None:
+        self.time += 1
+        self.story.append(f"{self.time:3} {text}")
+
+    def hold(self, by: str, *, by_hand: bool = False) -> None:
+        self.replaced = "" if by != "person" else self.holder if self.holder not in ("", "person", "slurm") else self.replaced
+        self.holder, self.since, self.by_hand, self.covered = by, self.time, by_hand, False
+
+    def free(self) -> None:
+        self.holder = self.replaced = ""
+        self.since, self.by_hand, self.covered = self.time, False, False
+
+    def change(self, what: str, act: Callable[[], object], agents: Sequence[Agent], *, person: bool) -> None:
+        """Something that no agent does."""
+        before = self.now()
+        self.tell(what)
+        try:
+            act()
+        except SlurmError as e:
+            self.story[-1] += f" refused: {e}"
+        after = self.now(changed=True)
+        self.story[-1] += f" -> {'+'.join(sorted(after.states))} {after.reason!r}"
+        was, stops = bool(before.states & STOPPED), bool(after.states & STOPPED)
+        if before.drained and not after.drained and (not stops or person):
+            for agent in agents:
+                if agent.name in (self.holder, self.replaced):
+                    agent.lifted(self.time)
+        if was and not stops:
+            self.free()
+        elif stops and person and (after.reason != before.reason or not was):
+            self.hold("person")
+        elif stops and (not was or (before.drained and not after.drained and self.holder in ("", "person", "slurm"))):
+            self.hold("slurm")
+        elif stops and not person and after.reason != before.reason and not after.reason.startswith(before.reason):
+            self.covered = True
+            self.since = self.time if self.holder == "slurm" else self.since
+
+    def write(self, agent: Agent, kind: str, read: int, text: str, *, by_hand: bool, issued: bool) -> None:
+        """Before an agent's write reaches slurmctld. ``read``: when it last read. ``issued``: it was well when it was ordered."""
+        node = self.now()
+        stopped = bool(node.states & STOPPED)
+        mark = self.holder == "slurm" and strip_suffixes(node.reason) == PROLOG_ERROR and agent.knew_refusal
+        if stopped and self.holder not in ("", agent.name) and not mark:
+            if self.holder == "slurm" and strip_suffixes(node.reason) in agent.wire.texts:
+                self.counts["slurm's mark under our old text"] += 1  # 24.11 without slurmdbd keeps the text of a lifted drain
+            elif self.since <= read:
+                raise Violation(f"{agent.name} {kind}s what {self.holder} holds: {node.reason!r}")
+            else:
+                self.counts["in the window"] += 1
+        if stopped and kind == "resume" and self.holder == agent.name and self.by_hand and not by_hand and self.since <= read:
+            raise Violation(f"{agent.name} lifts what a person drained by hand")
+        if kind == "resume" and not by_hand and not issued:
+            raise Violation(f"{agent.name} resumes a broken node")
+        if kind == "drain" and not by_hand and agent.lift is not None and agent.sure():
+            at, level = agent.lift
+            if read > at and agent.evidence <= level:
+                raise Violation(f"{agent.name} drains again what a person has lifted")
+
+    def wrote(self, agent: Agent, kind: str, *, by_hand: bool) -> None:
+        """After it."""
+        node = self.now(changed=True)
+        self.counts[f"{kind} written"] += 1
+        if node.states & STOPPED:
+            self.hold(agent.name if kind == "drain" else "slurm", by_hand=by_hand)
+        else:
+            self.free()
+
+
+class Wire:
+    """The client of one agent: what it reads and writes is told to the monitor; ``fate`` of the next write: ``""`` answered,
+    ``lost`` (done, no answer), ``late`` (no answer, done some time later), ``never``."""
+
+    def __init__(self, world: World, monitor: Monitor, agent: Agent) -> None:
+        self.world = world
+        self.client = world.client
+        self.monitor = monitor
+        self.agent = agent
+        self.fate = ""
+        self.read_at = 0
+        self.by_hand = False
+        self.texts: set[str] = set()
+        self.late: list[tuple[float, Callable[[], None]]] = []
+
+    def _answer(self) -> None:
+        if self.world.away:
+            raise SlurmUnavailable("sinfo: Unable to contact slurm controller (connect failure)")
+
+    def node(self, name: str) -> NodeState:
+        self._answer()
+        found = self.client.node(name)
+        self.read_at = self.monitor.time
+        self.monitor.counts["calls"] += 1
+        return found
+
+    def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
+        self._answer()
+        found = self.client.nodes(names)
+        self.read_at = self.monitor.time
+        self.monitor.counts["calls"] += 1
+        return found
+
+    def jobs_on(self, name: str) -> tuple[JobOn, ...]:
+        return self.client.jobs_on(name)
+
+    def drain(self, name: str, reason: str) -> None:
+        self.texts.add(reason)
+        self._write("drain", reason, lambda: self.client.drain(name, reason))
+
+    def update_reason(self, name: str, reason: str) -> None:
+        self._write("drain", reason, lambda: self.client.update_reason(name, reason))
+
+    def resume(self, name: str) -> None:
+        self._write("resume", "", lambda: self.client.resume(name))
+
+    def _write(self, kind: str, text: str, act: Callable[[], None]) -> None:
+        self._answer()
+        fate, self.fate = self.fate, ""
+        read, by_hand, monitor, agent = self.read_at, self.by_hand, self.monitor, self.agent
+        issued = agent.well_when_ordered
+
+        def arrive() -> None:
+            monitor.tell(f"{agent.name} {kind} {text!r} arrives (read at {read}){' by hand' if by_hand else ''}")
+            monitor.write(agent, kind, read, text, by_hand=by_hand, issued=issued)
+            try:
+                act()
+            except SlurmUnavailable:  # a restart: done or not, the node shows it
+                node = monitor.now(changed=True)
+                if node.drained == (kind == "drain") and (kind == "resume" or strip_suffixes(node.reason) == text):
+                    monitor.wrote(agent, kind, by_hand=by_hand)
+                raise
+            monitor.wrote(agent, kind, by_hand=by_hand)
+            if kind == "resume" and by_hand:
+                agent.lifted(monitor.time)
+
+        monitor.counts["calls"] += 1
+        if fate and kind == "resume":
+            agent.unsure = agent.clock.now
+        if fate == "late":
+            monitor.tell(f"{agent.name} {kind} {text!r} is on its way, unanswered")
+            self.late.append((agent.clock.now, arrive))
+        elif fate == "never":
+            monitor.tell(f"{agent.name} {kind} {text!r} is lost")
+        else:
+            arrive()
+        if fate:
+            monitor.counts[f"answer {fate}"] += 1
+            raise SlurmUnavailable(f"scontrol: gave no answer ({fate})")
+
+    def deliver(self, until: float = 1e18) -> None:
+        """What was sent before ``until`` arrives."""
+        while self.late and self.late[0][0] <= until:
+            try:
+                self.late.pop(0)[1]()
+            except SlurmError as e:
+                self.monitor.story[-1] += f" refused: {e}"
+
+
+class Agent:
+    """``machine``: a stale one after a re-image has another. ``evidence``: how many faults there have been; ``broken``: they
+    stand; ``known``: how many a person's resume has acknowledged."""
+
+    def __init__(self, name: str, world: World, folder: Path, clock: Clock, monitor: Monitor) -> None:
+        self.name = name
+        self.node = world.node
+        self.folder = folder
+        self.clock = clock
+        self.wire = Wire(world, monitor, self)
+        self.evidence = self.known = 0
+        self.broken = self.record = self.knew_refusal = False
+        self.covered: int | None = None
+        self.lift: tuple[int, int] | None = None
+        self.unsure = -1e9
+        self.well_when_ordered = True
+        self.turn: Generator[str, None, None] | None = None
+        for sub in ("state", "run"):
+            (folder / name / sub).mkdir(parents=True, exist_ok=True)
+        self.start()
+
+    def protocol(self) -> Drain:
+        ledger = Ledger(
+            str(self.folder / self.name / "state"), str(self.folder / self.name / "run"), node=self.node, machine=self.name
+        )
+        return Drain(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono)
+
+    def start(self) -> None:
+        self.courier = Courier(self.protocol(), look_seconds=30, clock=self.clock.mono)
+        self.standing: Standing = self.courier.take()
+        self.covered = None
+        if self.record:
+            self.courier.refused()
+        self.decide()
+
+    def stop(self) -> None:
+        self.end_turn()
+        self.courier.close()
+
+    def end_turn(self) -> None:
+        if self.turn is not None:
+            self.turn.close()
+            self.turn = None
+
+    def kill(self) -> None:
+        self.stop()
+        self.start()
+
+    @property
+    def order(self) -> bool:
+        """Something stands that nobody has acknowledged."""
+        return self.broken and self.evidence > self.known
+
+    def sure(self) -> bool:
+        """No resume of its own may still be on its way: then what was lifted was lifted by a person."""
+        return self.clock.now - self.unsure >= LATE_SECONDS
+
+    def lifted(self, at: int) -> None:
+        """A person has lifted this agent's drain, or their own that stood in its place; and the agent had seen its own."""
+        entry = self.protocol().ledger.load()
+        if entry is None or entry.phase not in (Phase.DRAINED, Phase.TAKEN):
+            return
+        self.lift = (at, self.evidence if self.covered is None else self.covered)
+
+    def decide(self) -> None:
+        """As the agent's loop does with news of the courier and policy.decide with findings."""
+        before, self.standing = self.standing, self.courier.take()
+        if self.standing.drained and self.standing.looks > before.looks:
+            self.covered = self.evidence
+        if self.standing.acknowledged > before.acknowledged:
+            self.known = max(self.known, self.evidence if self.covered is None else self.covered)
+            self.covered = None
+        if not self.courier.refusal_pending:
+            self.record = False
+        if self.standing.drained:
+            self.courier.want(Want() if self.order else Want(kind="resume"))
+        elif self.order and not self.standing.over_budget:
+            check = ("xid", "gpu_count", "ecc")[self.evidence % 3]
+            self.courier.want(Want(kind="drain", check=check, summary=f"fault {self.evidence}"))
+        else:
+            self.courier.want(Want(fit=not self.order))
+
+    def step(self) -> None:
+        """One step of what is under way, or the start of what is due."""
+        if self.turn is None:
+            self.decide()
+            if self.courier.due() > self.clock.now:
+                return
+            self.well_when_ordered = not self.order
+            self.knew_refusal = self.courier.refusal_pending
+            self.turn = self.courier.turn()
+        if next(self.turn, None) is None:
+            self.turn = None
+            self.decide()
+
+    def hand(self, steps: Callable[[Drain], Steps]) -> None:
+        """`fairlead drain` or `resume`, which wait for what is under way and tell the agent."""
+        while self.turn is not None:
+            self.step()
+        self.wire.by_hand = True
+        try:
+            finish(steps(self.protocol()))
+        except SlurmError:
+            pass
+        finally:
+            self.wire.by_hand = False
+        self.courier.look()
+
+
+def sequence(world: World, folder: Path, chance: random.Random, counts: Counter[str], *, length: int, stale: bool) -> Monitor:
+    """One random sequence, then rest, with every property checked; raises AssertionError with its story."""
+    clock, monitor = Clock(), Monitor(world, counts)
+    agents = [Agent("a", world, folder, clock, monitor)]
+    if stale:
+        agents.append(Agent("b", world, folder, clock, monitor))
+    try:
+        for _ in range(length):
+            _random(world, monitor, clock, agents, chance)
+        _rest(world, monitor, clock, agents)
+    except (Exception, Violation) as e:
+        raise AssertionError(f"{type(e).__name__}: {e}\n" + "\n".join(monitor.story)) from e
+    finally:
+        for agent in agents:
+            agent.stop()
+    counts["sequences"] += 1
+    return monitor
+
+
+def _random(world: World, monitor: Monitor, clock: Clock, agents: list[Agent], chance: random.Random) -> None:
+    agent = agents[-1] if len(agents) > 1 and chance.random() < 0.4 else agents[0]
+    what = chance.choices(*_ACTIONS)[0]
+    monitor.counts[what.partition(" ")[0]] += 1
+    if what == "step":
+        for _ in range(chance.randint(1, 4)):
+            agent.step()
+    elif what == "time":
+        step = chance.choice((0.5, 3.0, 40.0, 40.0, 150.0))
+        for each in agents:  # what slurmctld still does for a client that gave up, it does within that time
+            each.wire.deliver(until=clock.now + step - LATE_SECONDS + SAVED_SECONDS + 1.0)
+        clock.now += step
+    elif what == "clock":
+        for each in agents:
+            each.wire.deliver()
+        clock.jump += chance.choice((-7200.0, -30.0, 30.0, 7200.0))
+    elif what == "kill":
+        monitor.tell(f"{agent.name} is killed and starts again")
+        agent.kill()
+    elif what == "fault":
+        agent.evidence, agent.broken = agent.evidence + 1, True
+        monitor.tell(f"{agent.name} fault {agent.evidence}")
+        if agent.turn is None:
+            agent.decide()
+    elif what == "repair":
+        agent.broken = False
+        monitor.tell(f"{agent.name} is repaired")
+    elif what.startswith("answer "):
+        agent.wire.fate = what.removeprefix("answer ")
+    elif what == "arrival":
+        agent.wire.deliver()
+    elif what == "refusal":
+        agent.record = True
+        agent.courier.refused()
+        if "mark" in world.events and chance.random() < 0.7:
+            monitor.change("mark", lambda: world.event("mark"), agents, person=False)
+    elif what == "hand drain":
+        monitor.tell(f"fairlead drain on {agent.name}")
+        agent.hand(lambda d: d.drain(MANUAL, "by hand"))
+        agent.lift = None  # whoever lifted it before, now it is asked for
+    elif what == "hand resume":
+        monitor.tell(f"fairlead resume on {agent.name}")
+        agent.hand(lambda d: d.resume(by_hand=True))
+    elif what.startswith("person "):
+        state = what.removeprefix("person ").replace("reason", "")
+        words = chance.choice(("ann: riser swap", "bob keeps it", "fairlead: by hand", "{} ann looks"))
+        words = words.format(monitor.now().reason).strip() if "{" in words else words
+        reason = words if state in ("DRAIN", "DOWN", "FAIL", "") else ""
+        monitor.change(f"person {state or 'reason'} {reason!r}", lambda: world.update(state, reason), agents, person=True)
+    else:
+        event = chance.choice(world.events)
+        monitor.change(event, lambda: world.event(event), agents, person=event.startswith("reboot"))
+
+
+_WEIGHTS = {
+    "step": 30, "time": 7, "clock": 0.5, "kill": 2, "fault": 5, "repair": 4,
+    "answer lost": 0.7, "answer late": 1.0, "answer never": 0.5, "arrival": 1, "refusal": 1,
+    "hand drain": 0.5, "hand resume": 0.7,
+    "person DRAIN": 2, "person UNDRAIN": 2, "person RESUME": 2, "person DOWN": 0.4, "person FAIL": 0.4, "person reason": 1.2,
+    "event": 4,
+}  # fmt: skip
+_ACTIONS = (list(_WEIGHTS), list(_WEIGHTS.values()))
+
+
+def _rest(world: World, monitor: Monitor, clock: Clock, agents: list[Agent]) -> None:
+    """Everything under way comes to its end and nobody does anything new: the agents must come to rest, and rightly."""
+    for agent in agents:
+        agent.wire.fate = ""
+        agent.wire.deliver()
+    world.away = False
+    monitor.change("settle", world.settle, agents, person=False)
+    for at in range(8):
+        monitor.tell(f"-- {40 * at} s of rest")
+        written = monitor.counts["drain written"] + monitor.counts["resume written"]
+        for agent in (*agents, *agents):
+            agent.step()
+            while agent.turn is not None:
+                agent.step()
+        clock.now += 40.0
+    if monitor.counts["drain written"] + monitor.counts["resume written"] != written:
+        raise Violation("still writing after minutes of rest")
+    node = monitor.now()
+    free = not node.states - {"IDLE", "ALLOCATED", "MIXED", "NOT_RESPONDING", "PLANNED", "RESERVED"}
+    for agent in agents:
+        entry = agent.protocol().ledger.load()
+        if (
+            node.drained
+            and monitor.holder == agent.name
+            and not monitor.covered
+            and (entry is None or not (entry.ours or entry.phase is Phase.TAKEN))
+        ):
+            raise Violation(f"{agent.name} has forgotten its own drain: {node.reason!r}")
+        lifts = node.states - {"IDLE", "ALLOCATED", "MIXED", "DRAIN", "NOT_RESPONDING", "PLANNED", "RESERVED"} == set()
+        mine = monitor.holder == agent.name and not monitor.by_hand and not monitor.covered
+        if (
+            node.drained
+            and mine
+            and not agent.order
+            and lifts
+            and not (entry is None or entry.phase is Phase.TAKEN or entry.manual)
+        ):
+            raise Violation(f"{agent.name} is well and its drain still stands: {node.reason!r}")
+        if free and agent.order:
+            raise Violation(f"{agent.name} is broken and its node in service")

@@ -1,0 +1,154 @@
+"""Random interleavings on real slurmctld: on each of eight nodes at once, one sequence after the other."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fairlead.errors import SlurmUnavailable
+from fairlead.slurm.client import NodeState
+from fairlead.slurm.scontrol import Scontrol
+from tests.lab.cluster import Cluster
+from tests.slurm.conftest import NODES, client_of, running
+from tests.slurm.interleave import sequence
+
+pytestmark = pytest.mark.slurm
+
+SEED = 20260805
+
+
+class Patient(Scontrol):
+    """Waits for slurmctld while it restarts."""
+
+    def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return super().nodes(names)
+            except SlurmUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+
+class Real:
+    """One node of a cluster. Its jobs are asked for by name and never requeued."""
+
+    def __init__(self, cluster: Cluster, node: str, *, slow: bool) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.client = client_of(cluster)
+        self.watch = Patient(conf=self.client.conf, bin_dir=self.client.bin_dir)
+        self.away = False
+        self.steady = not slow
+        self.events: tuple[str, ...] = ("mark", "job", "no job") if slow else ("mark",)
+        self.jobs: list[int] = []
+
+    def update(self, state: str, reason: str) -> None:
+        words = [*([f"state={state}"] if state else []), *([f"reason={reason}"] if reason else [])]
+        self.cluster.scontrol("update", f"nodename={self.node}", *words, check=False)
+
+    def event(self, what: str) -> bool:
+        node = self.watch.node(self.node)
+        if what == "mark" and not node.states & {"DRAIN", "DOWN", "FAIL"}:  # what drain_nodes() does for a prolog that failed
+            self.update("DRAIN", "Prolog error")
+        elif what == "job" and not self.jobs:
+            self.jobs.append(self.cluster.submit("#!/bin/sh\nsleep 600\n", f"-w{self.node}", "--no-requeue"))
+        elif what == "no job" and self.jobs:
+            self.cluster.run(["/usr/bin/scancel", str(self.jobs.pop())])
+        return True
+
+    def settle(self) -> None:
+        if self.jobs:
+            self.cluster.run(["/usr/bin/scancel", str(self.jobs.pop())])
+        deadline = time.monotonic() + 60
+        while {"UNKNOWN", "COMPLETING", "ALLOCATED", "MIXED"} & self.watch.node(self.node).states:
+            assert time.monotonic() < deadline, self.watch.node(self.node)
+            time.sleep(0.05)
+
+    def clean(self) -> None:
+        """In service, for the next sequence."""
+        if self.watch.node(self.node).states & {"DRAIN", "DOWN", "FAIL"}:
+            self.update("RESUME", "")
+
+
+@pytest.fixture
+def strict(up: Cluster) -> Iterator[Cluster]:
+    with running(Cluster(up.suite, nodes=len(NODES), cores=4, extra_conf="ReturnToService=0")) as own:
+        yield own
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def on_all_nodes(cluster: Cluster, memory: Path, sequences: int, *, length: int, slow: bool) -> Counter[str]:
+    """``sequences`` on each node, every fifth with a stale second agent; the first violation is raised."""
+    counts = {name: Counter[str]() for name in NODES}
+    failed: list[BaseException] = []
+
+    def one(name: str) -> None:
+        try:
+            world = Real(cluster, name, slow=slow)
+            for number in range(sequences):
+                chance = random.Random(f"{SEED} {name} {number}")
+                folder = memory / f"{name}.{number}"
+                sequence(world, folder, chance, counts[name], length=length, stale=number % 5 == 0)
+                shutil.rmtree(folder)
+                world.clean()
+                if failed:
+                    return
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in NODES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return sum(counts.values(), Counter[str]())
+
+
+def test_interleavings_on_slurmctld(strict: Cluster, memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    counts = on_all_nodes(strict, memory, 26, length=16, slow=False)
+    with capsys.disabled():
+        print(f"\nslurmctld of {strict.suite}: {dict(sorted(counts.items()))} in {time.monotonic() - began:.0f} s, seed {SEED}")
+    assert counts["sequences"] == 26 * len(NODES) and counts["drain written"] > 26
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_interleavings_with_jobs_and_restarts(strict: Cluster, memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """slurmctld is restarted, by SIGTERM and SIGKILL, while the sequences go on."""
+    over = threading.Event()
+    restarts: list[float] = []
+
+    def restart() -> None:
+        while not over.wait(4.0):
+            strict.stop_slurmctld(kill=len(restarts) % 2 == 1)
+            strict.start_slurmctld()
+            restarts.append(time.monotonic())
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    try:
+        counts = on_all_nodes(strict, memory, 60, length=30, slow=True)
+    finally:
+        over.set()
+        restarting.join()
+    with capsys.disabled():
+        print(f"\nslurmctld of {strict.suite}: {len(restarts)} restarts, {dict(sorted(counts.items()))}, seed {SEED}")
