@@ -13,12 +13,12 @@ from fairlead.topology.gres import gres_lines, render_gres, render_nodes
 from fairlead.topology.plan import Core, parse_cpulist
 from fairlead.topology.publish import render_topology
 from fairlead.topology.running_file import fewer_gpus, gpu_counts, node_names
-from fairlead.topology.slurm_node import SlurmNode, Socket, gres_type, numbered, of_node, of_published
+from fairlead.topology.slurm_node import Found, SlurmNode, Socket, gres_type, numbered, of_node, of_published
 from tests.topology.trees import node
 
 
-def made(facts: Node, socket: Socket = Socket.PACKAGE, **more: str) -> SlurmNode:
-    return of_node(facts, memory_mib=2000, socket=socket, **more)
+def made(facts: Node, socket: Socket = Socket.PACKAGE, kernel: dict[str, Found] | None = None) -> SlurmNode:
+    return of_node(facts, memory_mib=2000, socket=socket, kernel=kernel)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_files_go_by_minor_not_by_index() -> None:
     lost = tuple(replace(gpu, minor=unreadable("lost")) if gpu.index == 3 else gpu for gpu in facts.gpus)
     with pytest.raises(DataError, match="the device file of GPU"):
         made(replace(facts, gpus=lost))
-    by_proc = made(
-        replace(facts, gpus=unreadable("no driver library")), files={g.pci: f"/dev/nvidia{g.index}" for g in facts.gpus}
-    )
+    kernel = {g.pci: Found(f"/dev/nvidia{g.index}", str(g.name)) for g in facts.gpus}
+    by_proc = made(replace(facts, gpus=unreadable("no driver library")), kernel=kernel)
+    assert {g.type for g in by_proc.gpus} == {"h100"}
     assert [g.file for g in by_proc.gpus] == [f"/dev/nvidia{n}" for n in range(8)]
 
 
