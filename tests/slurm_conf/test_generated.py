@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import main
+from fairlead.host.cpulist import format_cpulist
 from fairlead.slurm.topology import NodeGroup, parse_topology
 from tests.lab import roots
 from tests.lab.cluster import Cluster
@@ -27,6 +29,7 @@ pytestmark = [
 ]
 
 NODES = 8
+TREE = MACHINES / "hgx-a100"
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +153,12 @@ def _mask(cpus: list[int]) -> str:
     return ",".join(digits[i : i + 8] for i in range(0, len(digits), 8)) + "\n"
 
 
-@pytest.fixture(scope="module", params=["hgx-h100", "hgx-a100"])
-def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with tree/: the machine's CPUs as hwloc wants them, which reads masks where our trees have lists only."""
-    folder = tmp_path_factory.mktemp(request.param)
-    source, system = MACHINES / request.param, folder / "tree/sys/devices/system"
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with tree/: the CPUs of an hgx-a100 (2 packages, 8 NUMA nodes, 32 L3 caches, 2 threads a core) as hwloc
+    wants them, which reads masks where our trees have lists only."""
+    folder = tmp_path_factory.mktemp("machine")
+    source, system = TREE, folder / "tree/sys/devices/system"
     shutil.copytree(source / "sys/devices/system", system, symlinks=True)
     shutil.copytree(source / "proc", folder / "tree/proc", symlinks=True)
     packages: dict[str, list[int]] = {}
@@ -168,7 +172,6 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             listed.with_name(MASKS[listed.name]).write_text(_mask(expand(listed.read_text().strip())))
     for listed in system.glob("node/node*/cpulist"):
         listed.with_name("cpumap").write_text(_mask(expand(listed.read_text().strip())))
-    (folder / "name").write_text(request.param)
     yield folder
     shutil.rmtree(folder)
 
@@ -190,7 +193,7 @@ def _shape(text: str) -> list[str]:
 def test_slurmd_counts_the_sockets_and_cores_that_we_do(
     suite: str, machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tree = str(MACHINES / (machine / "name").read_text())
+    tree = str(TREE)
     modes = {"package": ()}
     if roots.SUITES[suite] >= "25":  # slurmd -C --parameters is of 25.05
         modes |= {"numa": ("--parameters=numa_node_as_socket",), "l3": ("--parameters=l3cache_as_socket",)}  # type: ignore[dict-item]
@@ -206,12 +209,11 @@ def test_memory_is_counted_as_slurmd_does(machine: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("suite", ["bookworm", "trixie"])
-def test_slurmd_detects_the_cores_that_we_write(
+def test_slurmd_detects_the_cores_and_links_that_we_write(
     suite: str, machine: Path, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """AutoDetect=nvml alone, then with our lines beside it, which slurmd checks against what it found."""
-    name = (machine / "name").read_text()
-    tree = str(MACHINES / name)
+    tree = str(TREE)
     host = socket.gethostname()
     content = tmp_path / "content"
     shutil.copytree(machine / "tree", content / "tree", symlinks=True)
@@ -221,7 +223,7 @@ def test_slurmd_detects_the_cores_that_we_write(
     built = build(Path(request.config.cache.mkdir("simulated-nvml")))
     for library in ("libnvidia-ml.so.1", "libnvidia-ml.so"):  # Slurm 22.05 asks for the name without version only
         (libraries / library).write_bytes(built.read_bytes())
-    write_conf(MACHINES / name, content / "etc/fairlead-sim/nvml.conf")
+    write_conf(TREE, content / "etc/fairlead-sim/nvml.conf")
     etc = content / "etc/slurm"
     etc.mkdir()
     own_key = "" if roots.SUITES[suite] == "22.05" else "AuthType=auth/slurm\nCredType=cred/slurm\n"  # no munged runs here
@@ -232,19 +234,18 @@ def test_slurmd_detects_the_cores_that_we_write(
         f"ClusterName=lab\nSlurmctldHost={host}\nSlurmUser=slurm\n{own_key}GresTypes=gpu\n"
         f"SlurmdParameters=config_overrides\n{line}\nPartitionName=all Nodes={host}\n"
     )
-    by_numa = made(capsys, "gres", f"{host}={tree}", "--socket", "numa")  # as detected: not widened to sockets
-    for text in ("AutoDetect=nvml\n", made(capsys, "gres", f"{host}={tree}", "--autodetect", "nvml")):
+    ours = ("gres", f"{host}={tree}", "--socket", "numa")  # a GPU's own NUMA node, as it is detected
+    gpus = json.loads(made(capsys, *ours, "--json"))["gres"][0]["gpus"]
+    expected = [(g["type"], g["file"], format_cpulist(tuple(g["cores"])), ",".join(map(str, g["links"]))) for g in gpus]
+    assert len(expected) == 8
+    checked = made(capsys, *ours, "--autodetect", "nvml")
+    for text in (f"NodeName={host} AutoDetect=nvml\n", checked):
         (etc / "gres.conf").write_text(text)
         output = slurmd(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf")
-        assert "8 GPU system device(s) detected" in output and "mismatch" not in output, output
-        found = re.findall(r"Gres Name=gpu Type=(\S+) Count=1 Index=\d+ ID=\d+ File=/dev/nvidia(\d) Cores=(\S+) ", output)
-        assert {(minor, cores) for _, minor, cores in found} == {
-            (str(minor), cores)
-            for files, cores in re.findall(r"File=/dev/nvidia\[(\S+)\] Cores=(\S+)", by_numa)
-            for minor in expand(files)
-        }
-        assert len(found) == 8 and all(kind == re.search(r"gpu:(\w+):8", line)[1] for kind, _, _ in found)  # type: ignore[index]
-    swapped = {"0-55": "56-111", "0-63": "64-127"}
-    (etc / "gres.conf").write_text(re.sub(r"Cores=(\S+)", lambda m: f"Cores={swapped.get(m[1], m[1])}", text))
-    if "Cores=" in text:  # the check is one: cores of the other socket are noticed
-        assert "mismatching Cores" in slurmd(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf")
+        found = re.findall(
+            r"Gres Name=gpu Type=(\S+) Count=1 Index=\d+ ID=\d+ File=(\S+) Cores=(\S+) CoreCnt=\d+ Links=(\S+)", output
+        )
+        assert found == expected and "mismatch" not in output, output
+    # The check is one: another socket's cores are noticed.
+    (etc / "gres.conf").write_text(checked.replace("Cores=48-63", "Cores=64-79"))
+    assert "mismatching Cores" in slurmd(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf")

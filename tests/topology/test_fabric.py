@@ -369,3 +369,12 @@ def test_cliques_become_blocks() -> None:
 
 def test_a_tree_without_nodes_is_none() -> None:
     assert isinstance(tree(expected(Made()), attach(expected(Made()), Rule())), Tree)
+
+
+def test_a_real_nvidia_smi_of_a_node_without_such_a_domain() -> None:
+    sample = DATA.parent / "nvsmi/linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01.txt"
+    if not sample.exists():
+        pytest.skip(f"{sample}: no sample of nvidia-smi -q here")
+    lines = "".join(f"h1: {line}\n" for line in sample.read_text(errors="replace").splitlines())
+    assert cliques.parse_nvsmi(lines, "sample") == {"h1": frozenset()}
+    assert cliques.groups({"h1": frozenset()}) == ({}, ("h1",))
