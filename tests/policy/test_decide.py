@@ -165,6 +165,25 @@ def test_drain_after_job_waits_for_the_job_but_not_for_ever() -> None:
     assert (both.order, both.reason_summary) == (Order.DRAIN, "now")
 
 
+def test_drain_after_job_waits_for_the_jobs_that_were_there_and_not_for_those_that_came_after() -> None:
+    pending = [bad(service=Service.DRAIN_AFTER_JOB)]
+
+    def with_jobs(sweep: int, *jobs: int) -> Now:
+        return now(sweep, job_running=bool(jobs), jobs=frozenset(jobs))
+
+    first = decide(pending, CHECKS, PolicyState(), with_jobs(0, 11, 12), RULES)
+    assert first.waits
+    second = decide(pending, CHECKS, first.state, with_jobs(1, 12, 13), RULES)
+    assert second.waits, "12 was there when it came"
+    again = [bad(service=Service.DRAIN_AFTER_JOB, evidence_id="e8")]
+    kept = msgspec.json.decode(msgspec.json.encode(second.state), type=PolicyState)  # over a restart of the agent
+    assert decide(again, CHECKS, kept, with_jobs(2, 13), RULES).order is Order.DRAIN, "a busy node would never be drained"
+    later = decide(pending, CHECKS, PolicyState(), with_jobs(0), RULES)
+    assert later.order is Order.DRAIN, "nothing to wait for"
+    raced = decide(pending, CHECKS, later.state, with_jobs(1, 14), RULES)
+    assert raced.order is Order.DRAIN, "nor for a job that came while the drain was on its way"
+
+
 def test_keep_service_never_drains() -> None:
     assert run([bad(service=Service.KEEP)])[0].order is Order.KEEP
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     running = _named(args.what, before, path) if before is not None else frozenset()
     made = {"gres": _gres, "nodes": _nodes, "topology": _topology}[args.what](args, wanted, running)
     text = HEAD.format(args.what) + made.text
-    notes = made.notes + _losses(args, made, wanted, running, before)
+    notes = made.notes + _losses(args, made, wanted, running, before) + _ignored(args)
     diff = _diff(before, text, path) if path else ""
     write = bool(args.write and before != text and not args.dry_run)
     if write:
@@ -164,6 +164,14 @@ def _losses(
             raise DataError(f"GPUs would be lost: {fewer}", hint="repair the node first, or name it with --without")
     gone = (running & allowed | (running - wanted if wanted else frozenset())) - made.nodes
     return (f"no longer named: {fold(gone)}",) if gone else ()
+
+
+def _ignored(args: argparse.Namespace) -> tuple[str, ...]:
+    """topology.conf(5): it is ignored where there is a topology.yaml beside it."""
+    yaml = os.path.join(os.path.dirname(os.path.realpath(args.write)), "topology.yaml") if args.write else ""
+    if args.what != "topology" or args.format != "conf" or not os.path.exists(yaml):
+        return ()
+    return (f"Slurm 25.05 and newer read {yaml} and ignore topology.conf",)
 
 
 def _running(path: str) -> str | None:

@@ -23,6 +23,7 @@ def now_of(loop: Loop, *, full_sweep: bool) -> Now:
         wall_seconds=time.time(),
         boot_id=loop.senses.boot_id,
         job_running=bool(loop.jobs.running),
+        jobs=loop.jobs.running,
         applying=applying(agent.run_dir),
         drained=standing.drained,
         hold=hold_of(agent.state_dir, agent.run_dir) is not None,

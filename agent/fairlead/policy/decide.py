@@ -222,7 +222,11 @@ def _drained_for(state: PolicyState, drains: tuple[Finding, ...], order: Order, 
 
 
 def _waits(finding: Finding, track: Track, now: Now, rules: Rules) -> bool:
+    """For the jobs that were there when it came: on a busy node the next one starts as soon as one has ended, and DRAIN
+    lets it end too."""
     if finding.service is not Service.DRAIN_AFTER_JOB or not now.job_running:
+        return False
+    if track.jobs is not None and not track.jobs & now.jobs:
         return False
     return not rules.after_job_max_seconds or now.wall_seconds - track.since_seconds < rules.after_job_max_seconds
 

@@ -32,7 +32,7 @@ class Proof(StrEnum):
 class Now(Struct, frozen=True, kw_only=True):
     """This moment. ``boot_seconds`` is CLOCK_BOOTTIME, ``wall_seconds`` the time of day (strikes and waiting only).
 
-    job_running: a job is on the node (drain_after_job waits for it). applying: apply or a maintenance reservation runs.
+    job_running: a job is on the node; jobs: which. applying: apply or a maintenance reservation runs.
     drained: slurmctld has accepted a drain of ours and it stands. hold: ``fairlead hold``. disabled:
     /etc/fairlead/disabled exists. over_budget: what leaves no room for a drain (``policy.fleet``), one line; suspicion: the
     same from common cause or a suspect job. full_sweep: every reading is fresh (a kernel record wakes single checks on the
@@ -46,6 +46,7 @@ class Now(Struct, frozen=True, kw_only=True):
     wall_seconds: float
     boot_id: str
     job_running: bool = False
+    jobs: frozenset[int] = frozenset()
     applying: bool = False
     drained: bool = False
     hold: bool = False
@@ -67,7 +68,8 @@ class Track(Struct, frozen=True, kw_only=True):
     level: what it counts as, after confirmation and recovery. window: the severity (``rules.Severity``) of the last sweeps;
     confirmed: the severity up to which its findings count. clean: sweeps in a row that were better than ``level``; floor:
     the worst of those. bad: the findings last seen at DRAIN; found: what the last sweep said. since_seconds: time of day
-    when it became DRAIN. job: the job that ran alone here when the newest of ``bad`` came; None when none did, or several.
+    when it became DRAIN; jobs: those that ran here then, for whose end drain_after_job waits; None: not known, all. job: the
+    job that ran alone here when the newest of ``bad`` came; None when none did, or several.
     """
 
     level: Level = Level.OK
@@ -78,6 +80,7 @@ class Track(Struct, frozen=True, kw_only=True):
     bad: tuple[Finding, ...] = ()
     found: tuple[Finding, ...] = ()
     since_seconds: float = 0.0
+    jobs: frozenset[int] | None = None
     job: int | None = None
 
 

@@ -66,9 +66,12 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
         confirmed = max(track.confirmed, Severity.NONE if grace else max(enough, default=Severity.NONE))
         stood = track.level is Level.DRAIN
         level = Level.DRAIN if stood or any(severity_of(f) <= confirmed for f in bad) else max(track.level, Level.WARN, key=rank)
-        since = now.wall_seconds if level is Level.DRAIN and not stood else track.since_seconds
+        since, jobs = track.since_seconds, track.jobs
+        if level is Level.DRAIN and not stood:
+            since, jobs = now.wall_seconds, None if now.job_running and not now.jobs else now.jobs
         job = now.job if {identity(f) for f in bad} - {identity(f) for f in track.bad} else track.job
-        return Track(level=level, window=window, confirmed=confirmed, bad=bad, found=found, since_seconds=since, job=job)
+        track = Track(level=level, window=window, confirmed=confirmed, bad=bad, found=found)
+        return replace(track, since_seconds=since, jobs=jobs, job=job)
     if raw is Level.WARN and track.level is Level.OK and seen(window, Severity.WARN) < policy.needed(Severity.WARN):
         return replace(track, window=window, clean=0, floor=Level.OK, found=found, bad=())
     if rank(raw) >= rank(track.level):
