@@ -194,7 +194,7 @@ def _spank(plugstack: str) -> Iterator[Remark]:
         yield Remark(
             level="warn",
             what="plugstack.conf: fairlead.so comes after pyxis",
-            why="pyxis enters the container in task_init, and plugins run in the order of the file: ours finds no /run/fairlead then",
+            why="pyxis enters the container in task_init, in the order of the file: ours then finds no /run/fairlead",
             fix="list fairlead.so before pyxis",
             source="spank(8), NVIDIA/pyxis",
         )
