@@ -276,6 +276,24 @@ def test_the_driver_s_advice_is_read_from_nvml_too() -> None:
     assert [f.summary[:6] for f in check.judge(sick, told, Params())] == ["Xid 95"]
 
 
+@pytest.mark.parametrize(
+    ("line", "number", "told_too"),
+    [
+        ("95, Uncontained", 2, True),  # the log asks for a reset, the driver for a reboot
+        ("63, Row Remapper", 1, True),  # the log can wait for the job, the driver cannot
+        ("63, Row Remapper", 4, False),
+        ("79, GPU has fallen off the bus.", 1, False),
+        ("79, GPU has fallen off the bus.", 2, False),
+        ("74, NVLink: fatal", 5, False),
+        ("74, NVLink: fatal", 2, True),
+    ],
+)
+def test_the_driver_s_advice_is_told_beside_the_log_where_it_asks_for_more(line: str, number: int, told_too: bool) -> None:
+    """Else an acknowledged line would hide what the driver says of the same GPU."""
+    found = [f.summary for f in check.judge(node(gpu(0, recovery_action=number)), log(f"{WHERE}: {line}"), Params())]
+    assert len(found) == 1 + told_too and (not told_too or "driver asks" in found[-1])
+
+
 def test_no_process_name_reaches_a_finding() -> None:
     for name in ("evil name", "a, GPU: b", "x): 79, y", "n, Ch 1", "[x@y]"):
         for finding in judged(f"{WHERE}: 31, pid=1, name={name}, Ch 00000008"):

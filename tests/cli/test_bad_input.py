@@ -203,3 +203,13 @@ def test_without_root(here: Path, words: tuple[str, ...]) -> None:
     )
     assert done.returncode == 77, done
     assert done.stderr.startswith(f"fairlead {words[0]}: ") and "root" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_kernel_log_that_cannot_be_read_is_no_health(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for part in ("sys", "proc", "nvml.json"):
+        (tree / part).symlink_to(f"{TREE}/{part}")
+    (tree / "dev" / "kmsg").mkdir(parents=True)  # as little to be read as /dev/kmsg is without root
+    assert main(["check", "--root", str(tree), "--profile", "hgx-h100", "--only", "xid"]) == 3
+    assert "the kernel log cannot be read" in capsys.readouterr().out

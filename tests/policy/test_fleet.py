@@ -190,6 +190,12 @@ def test_what_is_certain(check: str, action: Action, expected: bool) -> None:
     assert certain(Finding(check=check, level=Level.DRAIN, summary="x", action=action)) is expected
 
 
+def test_a_gpu_that_is_only_suspect_is_not_certain() -> None:
+    """What the xid check says where several users' jobs faulted on one GPU: the jobs may be to blame after all."""
+    fault = Finding(check="xid", level=Level.DRAIN, summary="x", action=Action.CHECK_HARDWARE, fault="users")
+    assert not certain(fault)
+
+
 # -- after the drain ----------------------------------------------------------------------------------
 
 

@@ -178,12 +178,16 @@ def test_words_of_slurmctld_in_place_of_a_persons(site: Site) -> None:
     assert site.ctld.node("n1").drained
 
 
-@pytest.mark.parametrize("what", ["drain", "resume"])
+@pytest.mark.parametrize("what", ["drain", "resume", "take over"])
 def test_nothing_is_written_on_an_old_reading(site: Site, what: str) -> None:
-    if what == "resume":
+    if what != "drain":
         finish(site.protocol().drain("xid", "gone"))
     protocol = site.protocol()
-    steps = protocol.drain("xid", "gone") if what == "drain" else protocol.resume()
+    steps = {
+        "drain": lambda: protocol.drain("xid", "gone"),
+        "resume": protocol.resume,
+        "take over": lambda: protocol.drain(MANUAL, "riser 2"),
+    }[what]()
     for step in steps:
         if step == "write":
             break
@@ -192,6 +196,9 @@ def test_nothing_is_written_on_an_old_reading(site: Site, what: str) -> None:
     with pytest.raises(SlurmUnavailable, match="went by after the reading"):
         finish(steps)
     assert reason(site) == "ann: riser swap"
+    assert finish(site.protocol().look()).outcome in (Outcome.FOREIGN, Outcome.FREE)
+    entry = site.protocol().ledger.load()
+    assert entry is None or not entry.manual, "nobody has drained it by hand through us"
 
 
 def test_no_words_are_put_back_over_a_persons_state(site: Site) -> None:

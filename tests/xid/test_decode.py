@@ -297,3 +297,10 @@ def test_recorded_logs() -> None:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         expected = [n for n, line in enumerate(lines, 1) if "NVRM: Xid (" in line or ": SXid (" in line]
         assert [r.line for r in decode(map(message, lines))] == expected, path.name
+
+
+def test_the_blame_of_a_cause_is_by_the_driver_too() -> None:
+    """144 was a key rotation error before 555, NVLink's since: told by the line or found, it is the same cause."""
+    found = list(decode([A + "144, x", A + END], "550.90.07"))[-1]
+    told = list(decode([A + END + " caused by previous Xid 144"], "550.90.07"))[-1]
+    assert (found.caused_by, found.blames) == (told.caused_by, told.blames) == (144, "driver")

@@ -109,14 +109,14 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
     lines = tuple((records[place], line) for place, line in read(r.text for r in records))
     driver = _driver(node)
-    drained: set[str] = set()
+    drained: dict[str, list[Finding]] = {}
     suspects = {finding.device: finding for finding in _suspects(lines, node, params, driver)}
     for fault in _faults(lines, driver):
         finding = _finding(fault, node, params, driver)
         if finding is None:
             continue
         if finding.level is Level.DRAIN:
-            drained.add(fault.line.pci)
+            drained.setdefault(fault.line.pci, []).append(finding)
         elif finding.device in suspects and _of_a_job(fault.line, driver):
             continue  # told with the GPU, which is to blame
         yield finding
@@ -292,8 +292,11 @@ def _evidence(fault: _Fault) -> tuple[str, ...]:
     return (f"kernel log at {fault.last.seconds:.1f} s, record {fault.last.sequence}{mig}{hint}{times}{jobs}{said}",)
 
 
-def _by_nvml(node: Node, past: Past, drained: set[str]) -> Iterator[Finding]:
-    """The driver's advice without a log line. Never there (older drivers): the log says it. Not there any more: unknown."""
+def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Iterator[Finding]:
+    """The driver's advice without a log line. Never there (older drivers): the log says it. Not there any more: unknown.
+
+    ``drained``: what the log says of a GPU; advice that asks for no more is the same fault.
+    """
     for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
         number = gpu.recovery_action
         if isinstance(number, Missing):
@@ -308,9 +311,11 @@ def _by_nvml(node: Node, past: Past, drained: set[str]) -> Iterator[Finding]:
                     service=Service.KEEP,
                 )
             continue
-        if number == 0 or gpu.pci in drained:
+        if number == 0:
             continue
         words, action, service = recovery(number)
+        if any(_covers(told, action, service) for told in drained.get(gpu.pci, ())):
+            continue
         yield Finding(
             check="xid",
             level=Level.DRAIN,
@@ -321,6 +326,12 @@ def _by_nvml(node: Node, past: Past, drained: set[str]) -> Iterator[Finding]:
             service=service,
             evidence_id=f"recovery={number}",
         )
+
+
+def _covers(told: Finding, action: Action, service: Service) -> bool:
+    """Whether what the log asks for is as much as that: a reboot resets the GPU too."""
+    enough = told.action is action or (told.action, action) == (Action.REBOOT_NODE, Action.RESET_GPU)
+    return enough and told.service in (Service.DRAIN_NOW, service)
 
 
 check = Check(

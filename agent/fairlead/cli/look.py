@@ -13,7 +13,7 @@ from fairlead.daemon.judge import reads
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
 from fairlead.model.check import Past
-from fairlead.model.facts import Missing, Node, StuckCall
+from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 
 DOCUMENT = "/etc/fairlead/node.json"
 
@@ -62,24 +62,27 @@ def look(args: argparse.Namespace, document: config.Document) -> tuple[Node, Pas
     node = gather(root, raw, reads=reads(document), unsupported=document.unsupported, stuck=stuck)
     kmsg = document.agent.kmsg_path if root.is_live else os.path.join(args.root, "dev/kmsg")
     boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
-    return node, Past(available=False, records=_records(kmsg, boot_id))
+    return node, _past(kmsg, boot_id, live=root.is_live)
 
 
-def _records(path: str, boot_id: str) -> tuple[Any, ...]:
+def _past(path: str, boot_id: str, *, live: bool) -> Past:
+    """The records that are there now. A tree need not have a kernel log; a machine has one, and what cannot be read says so."""
     import stat
 
     try:
         mode = os.stat(path).st_mode
     except OSError as e:
+        if live:
+            return Past(available=False, log=unreadable(f"{path}: {e.strerror}"))
         print(f"fairlead: {path}: {e.strerror}; kernel records are not judged", file=sys.stderr)
-        return ()
+        return Past(available=False)
     if stat.S_ISFIFO(mode):
-        return ()  # the agent's: what we read would be lost to it
+        return Past(available=False)  # the agent's: what we read would be lost to it
     follower = Follower(path, boot_id)
     try:
         records = []
         while batch := follower.read():
             records += batch
-        return tuple(records)
+        return Past(available=False, records=tuple(records), log=follower.state)
     finally:
         follower.close()

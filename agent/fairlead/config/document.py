@@ -30,8 +30,8 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     nvml_deadline_seconds: Annotated[float, Meta(ge=0.2, le=300, description="A sweep that takes longer is unreadable.")] = 5.0
     verdict_ttl_seconds: Annotated[int, Meta(ge=5, le=86400, description="A published verdict counts this long.")] = 120
     kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
-    run_dir: str = "/run/fairlead"
-    state_dir: str = "/var/lib/fairlead"
+    run_dir: Annotated[str, Meta(description="What hooks and commands read; on tmpfs.")] = "/run/fairlead"
+    state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
     metrics_textfile: Annotated[str, Meta(description="Prometheus text file; empty: none.")] = "/run/fairlead/metrics.prom"
     metrics_listen: Annotated[
         str, Meta(pattern=r"^$|^(127\.0\.0\.1|localhost|\[::1\]|[^:]+):\d+$", description="host:port; empty: no open port.")
@@ -42,7 +42,7 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     node_name: Annotated[str, Meta(description="Slurm's NodeName; empty: the document's node.")] = ""
     conf: Annotated[str, Meta(description="SLURM_CONF; empty: /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf.")] = ""
     bin_dir: Annotated[str, Meta(description="Where scontrol, sinfo and squeue are.")] = "/usr/bin"
-    deadline_seconds: Annotated[float, Meta(ge=1, le=120)] = 10.0
+    deadline_seconds: Annotated[float, Meta(ge=1, le=120, description="Of each call of Slurm's commands.")] = 10.0
     adapter: Annotated[
         Literal["scontrol", "pyslurm"],
         Meta(description="pyslurm: through pyslurm where it was built for this node's Slurm, else scontrol."),
@@ -68,7 +68,9 @@ class HookOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     site_task_prolog: Annotated[
         str, Meta(pattern=r"^(/[^\t\n]*)?(?!\n)$", description="The site's own task prolog, run first.")
     ] = ""
-    planner_python: Annotated[str, Meta(pattern=r"^/[^\t\n]*(?!\n)$")] = "/opt/fairlead/current/bin/python"
+    planner_python: Annotated[
+        str, Meta(pattern=r"^/[^\t\n]*(?!\n)$", description="The Python that plans jobs on part of a node.")
+    ] = "/opt/fairlead/current/bin/python"
 
 
 class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

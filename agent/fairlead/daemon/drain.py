@@ -93,13 +93,13 @@ class Drain:
             if check == MANUAL != entry.token.check:
                 if why := keep_off(mine.states):
                     return result(Outcome.HELD, mine, why)
-                return (yield from self._take_over(summary))
+                return (yield from self._take_over(summary, read_at))
             return (yield from self._stand(entry, listed, read_at))
         if entry.phase is not Phase.DRAINING:
             yield "save"
             marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
             gone = replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
-            if check == MANUAL and gone.outcome is not Outcome.FOREIGN:
+            if check == MANUAL and gone.outcome not in (Outcome.FOREIGN, Outcome.HELD):
                 return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
             return gone
         refusal: Result | None = None
@@ -129,7 +129,7 @@ class Drain:
         yield "save"
         return replace(self._forget(replace(entry, phase=Phase.DRAINED), owner, mine), window_seconds=window)
 
-    def _take_over(self, summary: str) -> Steps:
+    def _take_over(self, summary: str, read_at: float) -> Steps:
         """A person's words in place of the agent's own: the node is drained already, and from now on until that person
         says otherwise."""
         before = self.ledger.load()
@@ -137,6 +137,7 @@ class Drain:
         yield "save"
         self.ledger.save(entry)
         yield "write"
+        self._fresh(read_at, before)
         self.client.drain(self.node, entry.token.text)
         yield "read back"
         mine = self._node()
@@ -150,8 +151,8 @@ class Drain:
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
         entry = self.ledger.load()
-        if entry is not None and entry.manual and entry.ours and not by_hand:
-            return Result(outcome=Outcome.DRAINED, detail=entry.token.text)  # since the order was given
+        if entry is not None and not by_hand and (entry.manual or entry.phase is Phase.DRAINING):
+            return (yield from self.look())  # not what the order was for: somebody has drained it by hand since
         if entry is not None and entry.ours:
             # Saved before the reading, as a drain's intent is. By hand it goes on to say that our drain stands.
             now = self._saved()
@@ -299,6 +300,8 @@ class Drain:
         stood = entry.phase in (Phase.DRAINED, Phase.TAKEN)
         why = keep_off(mine.states) if not mine.drained and (stood or entry.phase is Phase.RESUMING) else ""
         if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
+            if not why.startswith(("power", "down")):
+                return result(Outcome.HELD, mine, f"{why}: who lifted the drain is seen when that is over")
             # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
             self.ledger.save(self._left(entry))
             return result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")

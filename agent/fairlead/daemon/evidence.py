@@ -15,10 +15,13 @@ LOOK_AGAIN_SECONDS = 5.0  # a flood of new evidence asks slurmctld no more often
 
 
 class Evidence:
-    """``stands()`` when the drain was seen standing, ``acknowledge()`` when it was found lifted."""
+    """``stands()`` when the drain was seen standing, ``acknowledge()`` when it was found lifted.
 
-    def __init__(self) -> None:
-        self._covered: tuple[Finding, ...] | None = None
+    ``state``, ``drained``: as an earlier run of the agent left them. What came since may have come after the resume.
+    """
+
+    def __init__(self, state: PolicyState | None = None, *, drained: bool = False) -> None:
+        self._covered: tuple[Finding, ...] | None = _all(state) if drained and state and state.boot_id else None
         self._not_before = 0.0
 
     def stands(self, state: PolicyState) -> None:
@@ -36,7 +39,8 @@ class Evidence:
         return True
 
     def acknowledge(self, state: PolicyState) -> PolicyState:
-        """The state after a person resumed our drain. Where it was never seen standing (a start): all that is known."""
+        """The state after a person resumed our drain. Where it was never seen standing (the history was lost): all that is
+        known."""
         covered, self._covered = self._covered, None
         return acknowledge(state, covered)
 

@@ -90,7 +90,7 @@ class Loop:
         self.node: Node | None = None
         self.findings: tuple[Finding, ...] = ()
         self.decision: Decision | None = None
-        self.evidence = Evidence()
+        self.evidence = Evidence(self.state, drained=self.standing.drained)
         self.jobs = job_records.Jobs()
         self.blame = job_records.Blame()
         self.sweeps = self.woken = 0

@@ -33,7 +33,7 @@ _GAUGES = (
     (
         "recovery_action",
         "recovery_action",
-        "What the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.",
+        "What the driver wants: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 IMEX, 6 bus reset, 7 system reboot.",
     ),
     ("persistence", "persistence_mode", "Persistence mode, 1 is on."),
     ("mig_current", "mig_mode", "MIG mode, 1 is on."),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sqlite3
 import tempfile
@@ -20,16 +19,16 @@ from fairlead.daemon.history import numbers
 from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
 from fairlead.errors import DataError, InputMissing
 from fairlead.model.check import KernelRecord
+from fairlead.xid.decode import BOOT
 from fairlead.xid.log import message
+from fairlead.xid.versions import loaded
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
 LONG_UP_SECONDS = 86400.0  # a log that begins in the middle of a boot is of a node that was up
 _HEAD_LINES = 1000
 _BACK_SECONDS = 60.0  # stamps since the boot that fall back further are of another boot
 _BETWEEN_BOOTS_SECONDS = 120.0
-_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot --", b"NVRM: loading NVIDIA UNIX")
-# "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.129.03  ..." (kernel-open/nvidia/nv.c, nvidia_init_module)
-_DRIVER = re.compile(r"NVRM: loading NVIDIA UNIX .*?Kernel Module.*?  (\d{3,4}\.\d{1,4}(?:\.\d{1,4})?)\b")
+_MARKS = (*(mark.encode() for mark in BOOT), b"NVRM: loading NVIDIA UNIX")
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -138,7 +137,7 @@ class _Log:
             at, text, boot_id = _journal(line)
         else:
             at, text = self._stamp(line), message(line)
-        self._marked = self._marked or text.startswith(("Linux version ", "-- Boot ", "-- Reboot --"))
+        self._marked = self._marked or text.startswith(BOOT)
         wanted = text.startswith(self._prefixes)
         if at is None and not wanted:
             return
@@ -151,8 +150,7 @@ class _Log:
             self._clock(at)
         boot = self.made.boots[-1]
         boot.ended = self._now
-        if match := _DRIVER.match(text):
-            boot.driver = match[1]
+        boot.driver = loaded(text) or boot.driver
         if wanted:
             seconds = boot.up_seconds + self._now - boot.began
             record = KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)

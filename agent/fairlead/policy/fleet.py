@@ -27,6 +27,8 @@ from fairlead.policy.rules import Rules
 #: Check and action of findings that are the driver's own word on a device that no next job can use, whoever broke it:
 #: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), and a failed row remap (GPU Memory Error Management, RMA).
 CERTAIN = frozenset({("xid", Action.REBOOT_NODE), ("xid", Action.CHECK_HARDWARE), ("row_remap", Action.CONTACT_SUPPORT)})
+#: Check and fault of what is no word of the driver's: the GPU under which jobs of several users fault.
+ONLY_LIKELY = frozenset({("xid", "users")})
 _JOB = re.compile(r"(?:^| )job=([0-9]{1,19})\Z")
 
 
@@ -111,7 +113,7 @@ class Hold(Struct, frozen=True, kw_only=True):
 
 def certain(finding: Finding) -> bool:
     """Is the device gone for good or until the next boot, whoever caused it?"""
-    return (finding.check, finding.action) in CERTAIN
+    return (finding.check, finding.action) in CERTAIN and (finding.check, finding.fault) not in ONLY_LIKELY
 
 
 def job_of(summary: str) -> int | None:

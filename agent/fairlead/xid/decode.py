@@ -73,25 +73,25 @@ class _Faults:
         if len(self._latest) > REMEMBER:
             del self._latest[next(iter(self._latest))]
 
-    def cause(self, line: XidLine) -> XidLine | None:
+    def cause(self, line: XidLine, driver: str) -> XidLine | None:
         """The latest fault that can have led to this line; records of a fault only where there is no fault."""
         record = None
         for fault in reversed(self._latest.values()):
-            if _can_cause(fault, line):
+            if _can_cause(fault, line, driver):
                 if fault.code not in RECORDS:
                     return fault
                 record = record or fault
         return record
 
 
-def _can_cause(fault: XidLine, line: XidLine) -> bool:
+def _can_cause(fault: XidLine, line: XidLine, driver: str) -> bool:
     if fault.pci != line.pci:
         return False
     if None not in (fault.gi, line.gi) and fault.gi != line.gi:
         return False
     if None not in (fault.ci, line.ci) and fault.ci != line.ci:
         return False
-    own = None not in (fault.pid, line.pid) and meaning(fault).blames == "application"
+    own = None not in (fault.pid, line.pid) and meaning(fault, driver).blames == "application"
     return not own or fault.pid == line.pid
 
 
@@ -119,8 +119,8 @@ def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
         if line.kind is Kind.XID and line.code == CONSEQUENCE:
             if caused_by is not None:
                 blames = look_up(caused_by, told).blames
-            elif (cause := faults.cause(line)) is not None:
-                caused_by, blames = cause.code, meaning(cause).blames
+            elif (cause := faults.cause(line, told)) is not None:
+                caused_by, blames = cause.code, meaning(cause, told).blames
         faults.note(line)
         yield Decoded(
             line=place + 1,
