@@ -87,11 +87,11 @@ static int typed(const char *name, size_t least) {
     return 0;
 }
 
-/* Did the user choose a CPU binding? In SLURM_CPU_BIND a step finds what Slurm says of itself; there only the option counts. The
- * batch step is no such step (SLURM_STEP_ID unset, -5 or 4294967291). */
+/* Did the user choose a CPU binding? In SLURM_CPU_BIND a step finds what Slurm says of itself (an interactive step too: masks with
+ * 0x); there only the option counts. The batch step is no such step (SLURM_STEP_ID unset, -5 or 4294967291). */
 static int chose_binding(void) {
     const char *step = getenv("SLURM_STEP_ID"), *bind = getenv("SLURM_CPU_BIND");
-    if (bind && *bind && (!step || *step == '-' || !strncmp(step, "42949672", 8))) return 1;
+    if (bind && *bind && !strstr(bind, ":0x") && (!step || *step == '-' || !strncmp(step, "42949672", 8))) return 1;
     return typed("cpu-bind", 5) || typed("cpu_bind", 5);
 }
 

@@ -33,6 +33,16 @@ EIGHT = ("-n8", "-c14", "--gres=gpu:8")
 TWO = ("-n2", "-c56", "--gres=gpu:8")  # as planned already: only the memory tells that the plan was applied
 PLUGSTACK = "/opt/lab/plugstack.conf"
 SITE = "/opt/lab/slurm"
+AGENT = "/opt/lab/agent"
+
+
+def ranks(count: int, look: str) -> str:
+    """What torchrun does inside one task: a process for each local rank, with the task's mask and environment."""
+    start = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={AGENT} python3 -m fairlead run --verbose -- /bin/sh -c"
+    return f"for r in {' '.join(map(str, range(count)))}; do LOCAL_RANK=$r LOCAL_WORLD_SIZE={count} {start} '{look}' & done; wait"
+
+
+RANK = 'echo "$LOCAL_RANK $(taskset -cp $$ | sed "s/.*: //") $(cut -d" " -f2 /proc/self/numa_maps | sort -u | tr "\\n" " ")"'
 
 
 def policy(node: int) -> str:
@@ -56,7 +66,12 @@ UNBOUND = [["0-55", "-", "-", "default"], ["56-111", "-", "-", "default"]]
 
 def plugins(suite: str) -> dict[str | Path, str]:
     other = "trixie" if suite != "trixie" else "forky"
-    return {spank.plugin(suite): spank.INSIDE, spank.plugin(other): "/opt/lab/other-release.so", HOOKS: SITE}
+    return {
+        spank.plugin(suite): spank.INSIDE,
+        spank.plugin(other): "/opt/lab/other-release.so",
+        HOOKS: SITE,
+        HOOKS.parent / "agent": AGENT,
+    }
 
 
 @pytest.fixture(scope="module", params=list(SUITES))
@@ -149,6 +164,20 @@ def test_the_task_prolog_beside_it(site: Site) -> None:
     assert [found[0][1] for found in run] == ["14", "-", "-"]
 
 
+def test_ranks_inside_one_task(site: Site) -> None:
+    """`fairlead run` in a step with one task, in the batch script, and on part of the node."""
+    eight = [[mask, policy(0 if rank < 4 else 1)] for rank, mask in enumerate(NEAR)]
+    found = tasks(site.cluster, "n1", "-n1", "-c112", "--gres=gpu:8", script=ranks(8, RANK))
+    assert [found[local] for local in sorted(found)] == eight
+    found = tasks(site.cluster, "n1", "-n1", "-c28", "--gres=gpu:2", script=ranks(2, RANK))
+    assert [found[local] for local in sorted(found)] == [["0-13", policy(0)], ["14-27", policy(0)]]
+    script = f"#!/bin/sh\n{ranks(8, RANK)}\n"
+    job = site.cluster.submit(script, "-n1", "-c112", "--gres=gpu:8", "-w", "n1", "-o", "/tmp/out-%j")
+    site.cluster.wait_job(job, "COMPLETED")
+    said = site.cluster.run(["/bin/cat", f"/tmp/out-{job}"]).stdout
+    assert [line.split()[1:] for line in sorted(re.findall(r"^\d .*$", said, re.MULTILINE))] == eight, said
+
+
 def test_cli_filter_carries_the_same_switch(site: Site) -> None:
     """A submit host with lua and without the plugin."""
     if not list(root(site.cluster.suite).glob("usr/lib/*/slurm*/cli_filter_lua.so")):
@@ -186,5 +215,9 @@ def test_real_cpus_in_real_cpusets(suite: str) -> None:
         two = ("-n2", "-c1", "--gres=gpu:2")
         assert cpus(tasks(up, "r1", *two, script=script)) == ["1", "0"]
         assert cpus(tasks(up, "r1", *two, "--fairlead=off", script=script)) == ["0", "1"]
+        one = ("-n1", "-c2", "--gres=gpu:2")
+        look = 'echo "$LOCAL_RANK $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
+        assert cpus(tasks(up, "r1", *one, script=ranks(2, look))) == ["1", "0"]
+        assert cpus(tasks(up, "r1", *one, script=f"taskset -cp 0 $$ >&2; {ranks(2, look)}")) == ["0", "0"]
         (up.node_dirs("r1").run / "plans/2").unlink()
         assert cpus(tasks(up, "r1", *two, script=script)) == ["0", "1"]
