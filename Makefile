@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # tests/conftest.py says which tests stay together; one process: make test PARALLEL=
-PARALLEL ?= -n auto --dist loadgroup --no-loadscope-reorder --max-worker-restart=1
+PARALLEL ?= -n auto --max-worker-restart=1
 
 .PHONY: setup apt demo test test-all lint unit bench lab-down docs clean
 

@@ -1,4 +1,4 @@
-"""How the tests are shared out between processes (`pytest -n auto --dist loadgroup`), and whose the labs are that they start.
+"""How the tests are shared out between processes (`pytest -n auto`), and whose the labs are that they start.
 
 A test stays in one process with all others that use the same cluster or rack; other files stay whole; tests that start
 a lab of their own go wherever there is room. What takes longest is started first. Without -n all of this does nothing.
@@ -7,58 +7,77 @@ a lab of their own go wherever there is room. What takes longest is started firs
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.lab import clean, ledger, linux
+from tests.lab.roots import SUITES
 
-HERE = Path(__file__).parent
-#: A fixture that holds a cluster or rack for many tests -> what they are called together.
-SHARED = {"up": "slurm", "simulated": "hooks", "real": "hooks", "rack": "rack", "site": "faults", "admin": "playbooks"}
-SHARED |= {"all_states": "states"}
-#: Roughly how many seconds they take, to begin with the longest; a file takes 1, a test with a lab of its own 10.
+#: Files of tests that share nothing: each of them starts a lab of its own.
+SINGLE = ("tests/rack/test_cluster.py", "tests/faults/test_demo.py")
+#: Files that hold the clusters of all releases at once.
+WHOLE = ("tests/slurm/test_node_states.py",)
+#: Roughly how many seconds the longest take together, to begin with them; a file takes 1, a test with its own lab 10.
 SECONDS = {
     "faults": 120,
     "slurm": 100,
-    "states": 95,
-    "playbooks": 90,
-    "rack": 40,
+    "tests/slurm/test_node_states.py": 95,
+    "tests/playbooks/test_convergence.py": 90,
+    "tests/rack/test_rack.py": 60,
     "hooks": 30,
-    "settings/test_settings.py": 30,
-    "host/test_gather.py": 25,
-    "host/test_snapshot.py": 25,
-    "host/test_nvml.py": 25,
-    "lint/test_lint.py": 25,
+    "tests/settings/test_settings.py": 30,
+    "tests/host/test_gather.py": 25,
+    "tests/host/test_snapshot.py": 25,
+    "tests/host/test_nvml.py": 25,
+    "tests/lint/test_lint.py": 25,
 }
 
 
-def unit(item: pytest.Item) -> str:
-    """What ``item`` has to stay together with; '' when it can run anywhere."""
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    for fixture in getattr(item, "fixturenames", ()):
-        if fixture in SHARED:
-            return f"{SHARED[fixture]}-{parameters[fixture]}" if fixture in parameters else SHARED[fixture]
-    if item.get_closest_marker("slurm") or item.get_closest_marker("rack"):
-        return ""
-    return item.path.relative_to(HERE).as_posix()
+def unit(nodeid: str) -> str:
+    """What the test has to stay together with: a cluster of one release, the provisioned rack, its file, or only itself."""
+    path, _, name = nodeid.partition("::")
+    if path in SINGLE:
+        return nodeid
+    if path in WHOLE:
+        return path
+    room = path.removeprefix("tests/").partition("/")[0]
+    suite = next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
+    if suite and (room == "slurm" or path == "tests/hooks/test_on_slurm.py"):
+        return f"{room} {suite}"
+    if room == "faults" and path != "tests/faults/test_preflight_sh.py":
+        return "faults"
+    return path
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def weight(nodeid: str) -> int:
+    """Seconds, roughly."""
+    return 10 if nodeid.startswith(SINGLE) else SECONDS.get(unit(nodeid).partition(" ")[0], 1)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("dist", "no") != "loadgroup":
-        return
-    weights: dict[str, int] = {}
-    for item in items:
-        together = unit(item)
-        weights[item.nodeid] = SECONDS.get(together.partition("-")[0], 1 if together else 10)
-        if together:
-            item.add_marker(pytest.mark.xdist_group(together))
-    items.sort(key=lambda item: -weights[item.nodeid])
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -weight(item.nodeid))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """By ``unit``. Not by xdist's own marks: xdist 3.8 writes them into node ids, and with pytest 9.2 they never get there."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    config.option.loadscopereorder = False  # the order of collection, longest first, not that of the number of tests
+    return ByUnit(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many again as there are cores: much of the time is spent waiting for Slurm and systemd."""
     return max(2, (len(os.sched_getaffinity(0)) * 3 + 1) // 2)

@@ -83,6 +83,7 @@ def completion() -> str:
             "config": ["check", "show", "schema", "profiles"],
             "xid": ["decode"],
             "env": ["explain", "list"],
+            "slurm-config": ["gres", "nodes", "topology"],
         }
         out.append(f'      {name}) words="{" ".join([*options, *extra.get(name, [])])}" ;;')
     out += [

@@ -34,7 +34,7 @@ READING = {
     "apply",
     "xid",
 }
-CHANGING = {"apply", "provision", "drain", "resume", "hold", "ack", "clear"}
+CHANGING = {"run", "apply", "provision", "drain", "resume", "hold", "ack", "clear"}
 
 
 @pytest.mark.parametrize("name", sorted(READING))

@@ -42,5 +42,12 @@ def test_light_commands_load_nothing_heavy(command: tuple[str, ...]) -> None:
     assert not imported(*command) & HEAVY
 
 
+def test_a_rank_starts_with_next_to_nothing() -> None:
+    """`fairlead run` starts once for every rank."""
+    modules = imported("run", "--dry-run")
+    assert "fairlead.topology.rank" in modules
+    assert not modules & (HEAVY | {"msgspec", "subprocess", "ctypes", "json", "fairlead.host.gather", "fairlead.model.facts"})
+
+
 def test_help_loads_no_command() -> None:
     assert not {m for m in imported("--help") if m.startswith("fairlead.cli.")}

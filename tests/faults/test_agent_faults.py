@@ -245,7 +245,7 @@ def test_admin_over_our_drain(ward: Ward) -> None:
     ward.xid(3)
     ward.drained(3)
     drain_by_admin(ward, 3)
-    ward.wait("the agent sees that it is no longer ours", lambda: entry(ward, 3), lambda e: not e)
+    ward.wait("the agent sees that it is no longer ours", lambda: entry(ward, 3), lambda e: e.get("phase") == "taken")
     ward.sweeps(3)
     assert ward.slurm(3).reason == ADMIN
     ward.run(3, f"systemctl restart {AGENT}")

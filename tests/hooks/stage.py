@@ -105,6 +105,13 @@ class Stage:
         done = subprocess.run([*argv, str(path)], capture_output=True, timeout=120, check=False)
         return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
+    def command(self, *argv: str, env: dict[str, str] | None = None) -> Ran:
+        """Run a program as nobody in a bare environment, with the signals as a login shell has them."""
+        enter = ["nsenter", "-m", "-t", str(self._holder.pid), "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}"]
+        words = ["--clear-groups", "--", "env", "-i", *(f"{k}={v}" for k, v in (env or {}).items())]
+        done = subprocess.run([*enter, *words, *argv], capture_output=True, timeout=120, check=False)
+        return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
     @staticmethod
     def _which(shell: str) -> str:
         path = shutil.which(SHELLS[shell][0])

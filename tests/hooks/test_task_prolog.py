@@ -90,6 +90,8 @@ LEFT_ALONE: dict[str, dict[str, str]] = {
     "hostile local id": {"SLURM_LOCALID": "a[$(id)]"},
     "octal local id": {"SLURM_LOCALID": "08"},
     "off": {"FAIRLEAD_PROFILE": "off"},
+    "marked as the user's by cli_filter or SPANK": {"FAIRLEAD_CPU_BIND": "user"},
+    "skipped": {"FAIRLEAD_SKIP": "NCCL_DEBUG,CPUS"},
     "malformed profile": {"FAIRLEAD_PROFILE": "$(id)"},
 }
 

@@ -104,7 +104,6 @@ def slurm_conf(
         "MpiDefault=none",
         "GresTypes=gpu",
         "SlurmdParameters=config_overrides",
-        f"ReturnToService={return_to_service}",
         "PrologFlags=Alloc",
         "MinJobAge=3600",
         "MessageTimeout=30",
@@ -112,6 +111,8 @@ def slurm_conf(
         "ResumeTimeout=120",
         "TreeWidth=64",
     ]
+    if "ReturnToService=" not in extra:
+        lines.append(f"ReturnToService={return_to_service}")
     if "SchedulerParameters=" not in extra:
         # Jobs start at once instead of within 3 s; a big cluster's default spares the scheduler, nothing else.
         lines.append(

@@ -211,7 +211,7 @@ def test_no_order_of_events_resumes_what_is_not_well(story: Story, tail: list[tu
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=5_000, deadline=None)
 @given(STORY, TAIL, RULES)
 def test_no_order_of_events_resumes_what_is_not_well_at_length(
     story: Story, tail: list[tuple[str, Pair] | None], rules: Rules

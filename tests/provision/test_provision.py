@@ -278,3 +278,10 @@ def test_config_show_knows_only_declared_nodes(tmp_path: Path, capsys: pytest.Ca
     assert main(["config", "show", "--site", site, "--node", "gpu9"]) == 64
     assert "gpu9: not declared in" in capsys.readouterr().err
     assert main(["config", "show", "--node", "gpu2"]) == 64
+
+
+def test_another_run_swept_the_same_folder_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs begin at once: what the one has listed, the other has removed by the time it is looked at."""
+    gone = f"{run._PREFIX}{2**31 - 1}.x"  # no such process, and no such folder any more
+    monkeypatch.setattr(os, "listdir", lambda where: [gone])
+    run._sweep(str(tmp_path))

@@ -120,6 +120,22 @@ def test_ansible_reaches_every_host_and_nothing_else_is_reachable(rack: Rack) ->
     assert rack.nodes[0].ssh("ip route show default").stdout == ""
 
 
+def test_what_a_return_command_may_do_in_the_agents_unit(rack: Rack) -> None:
+    """docs/how-to/return-to-service.md: nothing of the system is writable in it; systemd-run gives a test a unit of its own,
+    and passes its output and its exit status on."""
+    unit = (PROJECT / "templates/etc/systemd/system/fairlead-agent.service").read_text()
+    lines = [line for line in unit.partition("MemoryMax=")[1:] if line]
+    body = ("".join(lines)).partition("[Install]")[0]
+    settings = [line for line in body.splitlines() if "=" in line and not line.startswith("#")]
+    own = "systemd-run --quiet --wait --pipe --collect --unit=gpu-return-test -p RuntimeMaxSec=590 "
+    script = f"touch /usr/x 2>&1; {own} sh -c 'touch /usr/y && rm /usr/y && echo done; exit 7'; echo $?"
+    sandbox = [word for setting in settings for word in ("-p", setting)]
+    done = rack.nodes[0].run(
+        ["systemd-run", "--quiet", "--wait", "--pipe", "--collect", *sandbox, "sh", "-c", script], check=False
+    )
+    assert done.stdout.splitlines() == ["touch: cannot touch '/usr/x': Read-only file system", "done", "7"], done
+
+
 def test_job_over_two_nodes_has_real_masks(rack: Rack) -> None:
     rack.wait_idle()
     script = (
@@ -290,19 +306,3 @@ def test_sixteen_nodes() -> None:
         assert made.wait_job(job) == "COMPLETED"
         assert made.output(job).split() == [f"gpu{i}" for i in range(1, 17)]
     assert traces(made.name) == []
-
-
-def test_what_a_return_command_may_do_in_the_agents_unit(rack: Rack) -> None:
-    """docs/how-to/return-to-service.md: nothing of the system is writable in it; systemd-run gives a test a unit of its own,
-    and passes its output and its exit status on."""
-    unit = (PROJECT / "templates/etc/systemd/system/fairlead-agent.service").read_text()
-    lines = [line for line in unit.partition("MemoryMax=")[1:] if line]
-    body = ("".join(lines)).partition("[Install]")[0]
-    settings = [line for line in body.splitlines() if "=" in line and not line.startswith("#")]
-    own = "systemd-run --quiet --wait --pipe --collect --unit=gpu-return-test -p RuntimeMaxSec=590 "
-    script = f"touch /usr/x 2>&1; {own} sh -c 'touch /usr/y && rm /usr/y && echo done; exit 7'; echo $?"
-    sandbox = [word for setting in settings for word in ("-p", setting)]
-    done = rack.nodes[0].run(
-        ["systemd-run", "--quiet", "--wait", "--pipe", "--collect", *sandbox, "sh", "-c", script], check=False
-    )
-    assert done.stdout.splitlines() == ["touch: cannot touch '/usr/x': Read-only file system", "done", "7"], done

@@ -26,7 +26,8 @@ ROOMY = Rules(budget_percent=100, common_cause_nodes=0)
 def up(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
-    with running(Cluster(request.param, nodes=len(NODES), cores=4)) as cluster:
+    # A node that a person set DOWN stays so: with 2, the lab's default, any registration on its way puts it back.
+    with running(Cluster(request.param, nodes=len(NODES), cores=4, extra_conf="ReturnToService=1\n")) as cluster:
         yield cluster
 
 

@@ -80,11 +80,11 @@ def test_killed_before_every_step_of_a_resume(cluster: Cluster, client: Scontrol
 
 
 def test_killed_while_it_undoes_a_drain_past_the_budget(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
-    """Between its write and its second look another node went down; wherever it dies, the next start undoes the drain."""
+    """Between its write and its second look an admin drained another node; wherever it dies, the next start undoes the drain."""
     tight = Rules(budget_percent=100, budget_nodes=1)
     for at in range(3):
         assert outcome_of(child(cluster, tmp_path, "drain", 3, "1")) == ""  # written, not yet looked at again
-        cluster.scontrol("update", "nodename=n5", "state=down", "reason=old")
+        cluster.scontrol("update", "nodename=n5", "state=drain", "reason=old")  # DOWN would go at slurmctld's next ping
         client.update_reason("n1", client.node("n1").reason)  # ours is the younger one
         assert outcome_of(child(cluster, tmp_path, "look", at + 1, "1")) == ""
         drain = drain_of(client, tmp_path, "n1", tight)

@@ -72,6 +72,19 @@ def test_pyxis_with_task_prolog(version: tuple[int, int] | None, level: str) -> 
     assert not [w for w in remarks(GOOD, "# required spank_pyxis.so\n", version) if "pyxis" in w]
 
 
+@pytest.mark.parametrize(
+    ("plugstack", "expected"),
+    [
+        ("optional /usr/lib/fairlead-spank/fairlead.so\noptional spank_pyxis.so\n", []),
+        ("required /usr/lib/fairlead-spank/fairlead.so memory=no\n", ["plugstack.conf: fairlead.so is required"]),
+        ("required spank_pyxis.so\noptional fairlead.so\n", ["plugstack.conf: fairlead.so comes after pyxis"]),
+        ("# required fairlead.so\n", []),
+    ],
+)
+def test_where_the_spank_plugin_stands(plugstack: str, expected: list[str]) -> None:
+    assert [what for what in remarks(GOOD, plugstack, (24, 11)) if what.startswith("plugstack.conf")] == expected
+
+
 def test_includes_continuations_comments_and_case() -> None:
     files = {
         "/c/slurm.conf": "Include more.conf\nprologflags=Alloc,\\\nContain # not this\nNodeName=a[1-2] CPUs=4\n",

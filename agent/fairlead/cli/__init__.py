@@ -24,6 +24,7 @@ COMMANDS = {
     "replay": "what a recorded kernel log would have drained, when and why",
     "topology": "GPUs, NICs, NUMA nodes and the paths between them",
     "bind": "which CPUs, memory and NICs each task should have",
+    "run": "run a command as one rank of a task, on the CPUs and memory nearest its GPU",
     "slurm-config": "gres.conf, NodeName lines and topology.conf from what the machines and the fabric are",
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",

@@ -17,9 +17,10 @@ from fairlead.host.root import Root
 from fairlead.model.facts import Node
 from fairlead.topology.devices import accelerators
 from fairlead.topology.nodelist import in_order, is_name
-from fairlead.topology.slurm_node import SlurmNode, Socket, of_node, of_published
+from fairlead.topology.slurm_node import Found, SlurmNode, Socket, of_node, of_published
 
 _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.MULTILINE)
+_MODEL = re.compile(r"^Model:\s*(.*)$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
@@ -57,7 +58,7 @@ def _read(source: str, args: argparse.Namespace) -> SlurmNode:
         refuse_broken(root)
         raw = look.live_nvml(10.0)[0] if root.is_live else recorded_nvml(path)
         facts = gather(root, raw, reads=("/proc/meminfo",))
-        node = of_node(facts, memory_mib=_memory(facts), socket=socket, files=_files(root, facts), kind=args.type)
+        node = of_node(facts, memory_mib=_memory(facts), socket=socket, kernel=_kernel(root, facts), kind=args.type)
     return replace(node, name=name) if name else node
 
 
@@ -68,18 +69,19 @@ def _memory(node: Node) -> int | None:
     return int(match[1]) // 1024 if match else None
 
 
-def _files(root: Root, node: Node) -> dict[str, str]:
-    """Device files by PCI address that need no driver library: NVIDIA's minor number from /proc/driver/nvidia (the
+def _kernel(root: Root, node: Node) -> dict[str, Found]:
+    """GPUs by PCI address without any driver library: NVIDIA's minor number and product from /proc/driver/nvidia (the
     driver's README, "Device Minor"), AMD's render node from sysfs, as Slurm's AutoDetect=rsmi has it."""
     found = {}
     for gpu in accelerators(node):
         if gpu.vendor == "NVIDIA":
             text = root.read_text(f"/proc/driver/nvidia/gpus/{gpu.pci}/information")
-            match = _MINOR.search(text) if isinstance(text, str) else None
-            if match:
-                found[gpu.pci] = f"/dev/nvidia{match[1]}"
+            minor = _MINOR.search(text) if isinstance(text, str) else None
+            model = _MODEL.search(text) if isinstance(text, str) else None
+            if minor:
+                found[gpu.pci] = Found(f"/dev/nvidia{minor[1]}", model[1].strip() if model else "")
         else:
             names = [n for n in root.names(f"/sys/bus/pci/devices/{gpu.pci}/drm") if re.fullmatch(r"renderD\d+", n)]
             if len(names) == 1:
-                found[gpu.pci] = f"/dev/dri/{names[0]}"
+                found[gpu.pci] = Found(f"/dev/dri/{names[0]}")
     return found

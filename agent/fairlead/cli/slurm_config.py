@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import stat
 import sys
 from typing import Any
@@ -30,6 +31,9 @@ from fairlead.topology.slurm_node import Socket
 from fairlead.topology.topology_file import named_nodes, render_conf, render_yaml
 
 HEAD = "# Made by `fairlead slurm-config {}`.\n"
+
+
+_SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|ControlMachine)\s*=", re.IGNORECASE | re.MULTILINE)
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,11 +73,13 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError("--dry-run says what --write would do", hint="add --write FILE")
     path = args.write or args.diff
     before = _running(path) if path else None
+    if before and _SLURM_CONF.search(before):
+        raise UsageError(f"{path} is a whole slurm.conf", hint="name a file of its own, which slurm.conf may include")
     wanted = fabric_input.wanted_nodes(args)
     running = _named(args.what, before, path) if before is not None else frozenset()
     made = {"gres": _gres, "nodes": _nodes, "topology": _topology}[args.what](args, wanted, running)
     text = HEAD.format(args.what) + made.text
-    notes = made.notes + _losses(args, made, wanted, running, before)
+    notes = made.notes + _losses(args, made, wanted, running, before) + _ignored(args)
     diff = _diff(before, text, path) if path else ""
     write = bool(args.write and before != text and not args.dry_run)
     if write:
@@ -164,6 +170,14 @@ def _losses(
             raise DataError(f"GPUs would be lost: {fewer}", hint="repair the node first, or name it with --without")
     gone = (running & allowed | (running - wanted if wanted else frozenset())) - made.nodes
     return (f"no longer named: {fold(gone)}",) if gone else ()
+
+
+def _ignored(args: argparse.Namespace) -> tuple[str, ...]:
+    """topology.conf(5): it is ignored where there is a topology.yaml beside it."""
+    yaml = os.path.join(os.path.dirname(os.path.realpath(args.write)), "topology.yaml") if args.write else ""
+    if args.what != "topology" or args.format != "conf" or not os.path.exists(yaml):
+        return ()
+    return (f"Slurm 25.05 and newer read {yaml} and ignore topology.conf",)
 
 
 def _running(path: str) -> str | None:

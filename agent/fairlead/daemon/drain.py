@@ -67,7 +67,7 @@ class Drain:
         self.fleet = fleet or Fleet(rules)
         self.wall = wall
         self.clock = clock
-        self._saved_at = 0.0
+        self._saved_at = self._saved_wall = 0.0
         self._asked_at = 0.0  # Unix time before the last reading: what arrived later is not in it
 
     def drain(
@@ -99,7 +99,7 @@ class Drain:
             yield "save"
             marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
             gone = replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
-            if check == MANUAL and gone.outcome is not Outcome.FOREIGN:
+            if check == MANUAL and gone.outcome not in (Outcome.FOREIGN, Outcome.HELD):
                 return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
             return gone
         refusal: Result | None = None
@@ -151,8 +151,8 @@ class Drain:
         if why := self.barred():
             return Result(outcome=Outcome.HELD, detail=why)
         entry = self.ledger.load()
-        if entry is not None and entry.manual and entry.ours and not by_hand:
-            return Result(outcome=Outcome.DRAINED, detail=entry.token.text)  # since the order was given
+        if entry is not None and not by_hand and (entry.manual or entry.phase is Phase.DRAINING):
+            return (yield from self.look())  # not what the order was for: somebody has drained it by hand since
         if entry is not None and entry.ours:
             # Saved before the reading, as a drain's intent is. By hand it goes on to say that our drain stands.
             now = self._saved()
@@ -310,6 +310,8 @@ class Drain:
         stood = entry.phase in (Phase.DRAINED, Phase.TAKEN)
         why = keep_off(mine.states) if not mine.drained and (stood or entry.phase is Phase.RESUMING) else ""
         if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
+            if not why.startswith(("power", "down")):
+                return result(Outcome.HELD, mine, f"{why}: who lifted the drain is seen when that is over")
             # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
             self.ledger.save(self._left(entry))
             return result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
@@ -328,7 +330,8 @@ class Drain:
         """Nothing is written on a reading that is old: this process was stopped, or the disk was, and people act meanwhile.
         Raises SlurmUnavailable then, for another try; the ledger says ``otherwise``."""
         now = self.clock()
-        if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS:
+        stepped = abs(self.wall() - self._saved_wall - (now - self._saved_at)) > STALE_SECONDS  # the ledger's times are wall time
+        if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS or stepped:
             self.ledger.save(otherwise)
             raise SlurmUnavailable(f"{now - read_at:.0f} s went by after the reading of {self.node}: not written")
 
@@ -392,8 +395,8 @@ class Drain:
 
     def _saved(self) -> float:
         """Unix time, for the ledger; what is saved now has to be written soon or not at all."""
-        self._saved_at = self.clock()
-        return self.wall()
+        self._saved_at, self._saved_wall = self.clock(), self.wall()
+        return self._saved_wall
 
     def _entry(self, token: Token, phase: Phase) -> Entry:
         return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)

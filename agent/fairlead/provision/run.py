@@ -246,5 +246,9 @@ def _sweep(base: str) -> None:
         pid = name.removeprefix(_PREFIX).split(".")[0]
         path = os.path.join(base, name)
         dead = name.startswith(_PREFIX) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
-        if dead and os.lstat(path).st_uid == os.geteuid():
+        try:
+            ours = dead and os.lstat(path).st_uid == os.geteuid()
+        except FileNotFoundError:  # another run has swept it
+            continue
+        if ours:
             shutil.rmtree(path, ignore_errors=True)

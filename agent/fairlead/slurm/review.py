@@ -36,6 +36,7 @@ def review(conf: SlurmConf, *, hooks: Iterable[str], plugstack: str, version: tu
     yield from _limits(conf)
     yield from _binding(conf)
     yield from _pyxis(conf, plugstack, version)
+    yield from _spank(plugstack)
 
 
 def _hook_line(conf: SlurmConf, key: str, installed: tuple[str, ...], standard: str) -> Iterator[Remark]:
@@ -171,6 +172,31 @@ def _pyxis(conf: SlurmConf, plugstack: str, version: tuple[int, int] | None) -> 
             why="the task prolog runs inside the container, where a missing file ends the task",
             fix="mount /etc/slurm/fairlead and /run/fairlead into containers (enroot mounts.d)",
             source="NVIDIA/pyxis issue 83",
+        )
+
+
+def _spank(plugstack: str) -> Iterator[Remark]:
+    """How our plugin stands in plugstack.conf."""
+    lines = [words for line in plugstack.splitlines() if len(words := line.partition("#")[0].split()) > 1]
+    names = [words[1].rpartition("/")[2] for words in lines]
+    if "fairlead.so" not in names:
+        return
+    at = names.index("fairlead.so")
+    if lines[at][0] != "optional":
+        yield Remark(
+            level="wrong",
+            what=f"plugstack.conf: fairlead.so is {lines[at][0]}",
+            why="a required plugin that is missing, or built for another release, stops every srun and sbatch",
+            fix=f"optional {' '.join(lines[at][1:])}",
+            source="spank(8) CONFIGURATION",
+        )
+    if any("pyxis" in name for name in names[:at]):
+        yield Remark(
+            level="warn",
+            what="plugstack.conf: fairlead.so comes after pyxis",
+            why="pyxis enters the container in task_init, in the order of the file: ours then finds no /run/fairlead",
+            fix="list fairlead.so before pyxis",
+            source="spank(8), NVIDIA/pyxis",
         )
 
 

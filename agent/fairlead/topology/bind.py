@@ -14,8 +14,9 @@ from msgspec import Struct
 from fairlead.errors import DataError, UsageError
 from fairlead.model.facts import Missing, Node, NumaNode
 from fairlead.topology import locality, nics, plan
+from fairlead.topology.deal import deal, numbers
 from fairlead.topology.devices import Accelerator, accelerators
-from fairlead.topology.plan import Core, Item, Machine, Place
+from fairlead.topology.plan import Core, Machine, Place
 
 TASKS_MAX = 4096
 
@@ -70,7 +71,7 @@ def physical_cores(node: Node) -> list[Core]:
         seen |= every
         cores.append(Core(cpu.package, cpu.numa, cpu.l3, every))
     homes = {cpu: n.id for n in node.numa for cpu in n.cpus}
-    for cpu_id in _numbers(up & ~seen):
+    for cpu_id in numbers(up & ~seen):
         cores.append(Core(-1, homes.get(cpu_id, -1), -1, 1 << cpu_id))
     return cores
 
@@ -109,44 +110,10 @@ def bind(
     notes += [f"GPU {', '.join(pci)}: {what}" for what, pci in said.items()]
     machine = Machine(up, cores, places)
     hands = plan.deal_gpus(places, tasks) if places else [[] for _ in range(tasks)]
-    masks = _deal(machine, [_lowest(c.cpus & wanted, threads_per_core) for c in machine.cores], hands, notes)
+    masks = deal(machine, [_lowest(c.cpus & wanted, threads_per_core) for c in machine.cores], hands, notes)
     best = {card.pci: tuple(n.name for n in nics.nearest(node, card.pci)[0]) for card in cards}
     shares = [_share(node, rank, mask, hand, best) for rank, (mask, hand) in enumerate(zip(masks, hands, strict=True))]
     return Plan(tasks=tuple(shares), distance=_total(machine, masks, hands), notes=tuple(notes))
-
-
-def _deal(machine: Machine, parts: list[int], hands: list[list[Place]], notes: list[str]) -> list[int]:
-    """CPU sets by rank: whole cores while there are enough, else CPUs, else CPUs that several tasks share.
-
-    ``parts``: of each core, in the machine's order, the CPUs that may be used.
-    """
-    tasks = len(hands)
-    pieces = [(home, part) for home, part in enumerate(parts) if part]
-    if (cores := len(pieces)) < tasks:
-        pieces = [(home, 1 << cpu) for home, part in pieces for cpu in _numbers(part)]
-        if (cpus := len(pieces)) < tasks:
-            notes.append(f"{tasks} tasks on {cpus} CPUs: tasks share CPUs")
-            pieces *= -(-tasks // cpus)
-        else:
-            notes.append(f"{tasks} tasks on {cores} cores: tasks share cores")
-    each = len(pieces) // tasks
-    groups = plan.alike(hands)
-    costs = [_Cost(machine, hands[group[0]]) for group in groups]
-    items = [Item(piece, tuple(cost(home, piece) for cost in costs)) for home, piece in pieces]
-    dealt = plan.share_out(items, groups, [each] * tasks)
-    return [dealt[rank] for rank in range(tasks)]
-
-
-class _Cost:
-    """The distance of CPUs on one core to the GPUs of one task."""
-
-    def __init__(self, machine: Machine, hand: list[Place]) -> None:
-        self._packages = [c.package for c in machine.cores]
-        self._gpus = [(g.near, {c.package for c in machine.cores if c.cpus & g.near}) for g in hand if g.near]
-
-    def __call__(self, core: int, cpus: int) -> int:
-        package = self._packages[core]
-        return sum((cpus & ~near).bit_count() * (1 if package in packages else 2) for near, packages in self._gpus)
 
 
 def _total(machine: Machine, masks: list[int], hands: list[list[Place]]) -> int:
@@ -188,12 +155,8 @@ def _has_memory(numa: NumaNode) -> bool:
     return isinstance(numa.memory_bytes, Missing) or numa.memory_bytes > 0
 
 
-def _numbers(mask: int) -> list[int]:
-    return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
-
-
 def _lowest(mask: int, count: int | None) -> int:
     """The ``count`` lowest CPUs of a set; all for None."""
     if count is None or mask.bit_count() <= count:
         return mask
-    return sum(1 << cpu for cpu in _numbers(mask)[:count])
+    return sum(1 << cpu for cpu in numbers(mask)[:count])

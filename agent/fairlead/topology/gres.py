@@ -37,7 +37,7 @@ def _alike(gpus: Sequence[Gres], autodetect: str) -> list[list[Gres]]:
     groups: list[list[Gres]] = []
     for gpu in gpus:
         last = groups[-1][-1] if groups else None
-        links = _says_links(gpu) and not autodetect
+        links = not autodetect and (_says_links(gpu) or (last is not None and _says_links(last)))
         if last is not None and not links and (last.type, _cores(last, autodetect)) == (gpu.type, _cores(gpu, autodetect)):
             groups[-1].append(gpu)
         else:

@@ -44,6 +44,13 @@ class Gres(Struct, frozen=True, kw_only=True):
     mig: bool = False
 
 
+class Found(Struct, frozen=True):
+    """What the kernel says of a GPU that the driver's library does not name: device file, product's name or ""."""
+
+    file: str
+    product: str = ""
+
+
 class SlurmNode(Struct, frozen=True, kw_only=True):
     """``cores_per_socket`` and ``threads_per_core`` are 0 where they differ within the node: Slurm cannot say that.
 
@@ -98,9 +105,14 @@ def _lowest(mask: int) -> int:
 
 
 def of_node(
-    node: Node, *, memory_mib: int | None, socket: Socket = Socket.PACKAGE, files: Mapping[str, str] | None = None, kind: str = ""
+    node: Node,
+    *,
+    memory_mib: int | None,
+    socket: Socket = Socket.PACKAGE,
+    kernel: Mapping[str, Found] | None = None,
+    kind: str = "",
 ) -> SlurmNode:
-    """The node of a machine. ``files``: device file by PCI address, for GPUs whose minor number NVML did not say.
+    """The node of a machine. ``kernel``: by PCI address, for GPUs that NVML did not name.
 
     ``kind``: the GRES type to use for every GPU. Raises DataError for a GPU without a device file and for two with one.
     """
@@ -114,11 +126,12 @@ def of_node(
     found = [gpu for gpu in accelerators(node) if not gpu.passed_through]
     if any(gpu.vendor == "NVIDIA" for gpu in found):
         found = [gpu for gpu in found if gpu.vendor == "NVIDIA"]
-    placed = sorted(((_file(node.name, gpu, files or {}), gpu) for gpu in found), key=lambda each: natural(each[0]))
+    told = kernel or {}
+    placed = sorted(((_file(node.name, gpu, told), gpu) for gpu in found), key=lambda each: natural(each[0]))
     near = {gpu.pci: locality.cpu_set(locality.of_pci(node, gpu.pci).cpus) for gpu in found}
     order = [gpu for _, gpu in placed]
     gpus = [
-        (gpu.pci, file, kind or gres_type(gpu.name), near[gpu.pci], _links(gpu, order), _mig(known.get(gpu.pci)))
+        (gpu.pci, file, kind or gres_type(_product(gpu, told)), near[gpu.pci], _links(gpu, order), _mig(known.get(gpu.pci)))
         for file, gpu in placed
     ]
     return _made(node.name, list(cores.values()), gpus, memory_mib, socket)
@@ -194,12 +207,16 @@ def _made(
     )
 
 
-def _file(name: str, gpu: Accelerator, files: Mapping[str, str]) -> str:
+def _product(gpu: Accelerator, kernel: Mapping[str, Found]) -> str:
+    return gpu.name if gpu.named or gpu.pci not in kernel else kernel[gpu.pci].product or gpu.name
+
+
+def _file(name: str, gpu: Accelerator, kernel: Mapping[str, Found]) -> str:
     """gres.conf lists device files, and a file goes by the minor number, not by NVML's index."""
     if gpu.vendor == "NVIDIA" and not isinstance(gpu.minor, Missing):
         return f"/dev/nvidia{gpu.minor}"
-    if gpu.pci in files:
-        return files[gpu.pci]
+    if gpu.pci in kernel:
+        return kernel[gpu.pci].file
     raise DataError(
         f"{name}: the device file of GPU {gpu.pci} is not known (its driver does not name it)",
         hint="repair or remove that GPU, or record the node when its driver answers: a gres.conf without it would lose it",

@@ -106,25 +106,49 @@ def tree(fabric: Fabric, attached: Attached) -> Tree:
         tree.append(Switch(name=_free(TOP, set(level)), switches=tuple(in_order(level))))
         return Tree(switches=tuple(tree), notes=tuple(said))
     ranks = _ranks(pairs, {leaf for unit in found for leaf in unit.leaves})
-    taken = set(level)
-    for rank in range(1, max(ranks.values(), default=0) + 1):
-        joined = _components(pairs, {i for i, r in ranks.items() if r <= rank}, level.values())
-        above: dict[str, set[str]] = {}
-        for component in joined:
-            below = in_order(name for name, held in level.items() if held & component)
-            if len(below) < 2:
-                above.update((name, level[name] | component) for name in below)
-                continue
-            spines = tuple(names[i] for i in by_name({i for i in component if ranks.get(i) == rank}, names))
-            last = len(joined) == 1
-            name = _free(spines[0] if len(spines) == 1 else TOP if last else f"pod-{below[0]}", taken)
-            taken.add(name)
-            above[name] = component
-            tree.append(Switch(name=name, switches=tuple(below), real=spines))
-        level = above
+    every = set(level)
+    for rank in range(1, max([1, *ranks.values()]) + 1):  # once at least: units can share a leaf
+        level, made = _level(
+            pairs, level, ranks={i: r for i, r in ranks.items() if r <= rank}, rank=rank, every=every, names=names
+        )
+        tree += made
+    if len(level) > 1:  # at last by what single nodes hang on besides their unit's leaves
+        homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in tree}
+        for switch in tree:
+            homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}
+        wider = {name: held | homes[name] for name, held in level.items()}
+        level, made = _level(pairs, wider, ranks=ranks, rank=0, every=every, names=names)
+        tree += made
     if len(level) > 1:
         said.append(f"{len(level)} parts of the fabric are not joined: no job can span them ({', '.join(in_order(level))})")
     return Tree(switches=tuple(tree), notes=tuple(said))
+
+
+def _level(
+    pairs: tuple[tuple[str, str], ...],
+    level: Mapping[str, set[str]],
+    *,
+    ranks: Mapping[str, int],
+    rank: int,
+    every: set[str],
+    names: Mapping[str, str],
+) -> tuple[dict[str, set[str]], list[Switch]]:
+    """One level up: what comes together by links between the switches of ``ranks``. Returns the new level, each with the
+    switches it holds, and the tree's new switches; ``every`` is the names in use, and takes the new ones."""
+    joined = _components(pairs, set(ranks), level.values())
+    above: dict[str, set[str]] = {}
+    made = []
+    for component in joined:
+        below = in_order(name for name, held in level.items() if held & component)
+        if len(below) < 2:
+            above.update((name, level[name] | component) for name in below)
+            continue
+        spines = tuple(names[i] for i in by_name({i for i in component if ranks.get(i) == rank > 0}, names))
+        name = _free(spines[0] if len(spines) == 1 else TOP if len(joined) == 1 else f"pod-{below[0]}", every)
+        every.add(name)
+        above[name] = component
+        made.append(Switch(name=name, switches=tuple(below), real=spines))
+    return above, made
 
 
 def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), notes: tuple[str, ...] = ()) -> Blocks:

@@ -1,0 +1,145 @@
+"""Run a command as one rank of a task, on this rank's share of the task's CPUs: those nearest its GPU.
+
+For launchers that start several ranks inside one Slurm task:
+
+    torchrun --no-python --nproc-per-node 8 fairlead run -- python train.py
+    mpirun --bind-to none -n 8 fairlead run -- ./solver
+
+Which rank it is comes from LOCAL_RANK and the like. The share lies within the CPUs that the task has, and memory is preferred on
+the GPU's NUMA node. What is already chosen stays: fewer CPUs (taskset, mpirun's own binding), a memory policy,
+FAIRLEAD_PROFILE=off, CPUS or MEMORY in FAIRLEAD_SKIP. In any doubt the command runs unchanged; --verbose says why. The command
+takes the place of fairlead: exit status and signals are its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+from fairlead.errors import ExitCode, UsageError
+from fairlead.host import own_task
+from fairlead.topology import plan, rank
+from fairlead.topology.plan import Doubt
+
+TOPOLOGY = "/run/fairlead/topology"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="say on stderr what was bound, or why nothing was")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be bound, run nothing")
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--gpus-per-rank", type=int, metavar="N", help="with fewer ranks than GPUs: how many each rank uses")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command and its arguments")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if args.gpus_per_rank is not None and args.gpus_per_rank < 1:
+        raise UsageError(f"--gpus-per-rank: {args.gpus_per_rank} is not a positive number")
+    telling = args.dry_run or args.json
+    if not command and not telling:
+        raise UsageError("no command", hint="fairlead run -- CMD ...")
+    told: dict[str, Any] = {"rank": None, "ranks": None, "source": None, "gpus": [], "cpus": None, "memory": None, "notes": []}
+    try:
+        _bind(told, dict(os.environ), args.gpus_per_rank, apply=not telling)
+    except Doubt as e:
+        told["notes"].append(str(e))
+    except Exception as e:  # whatever it is, it is not the command's fault
+        told["notes"].append(f"{type(e).__name__}: {e}")
+    if args.json:
+        import json
+
+        print(json.dumps(told, indent=2))
+    elif args.dry_run:
+        print(_text(told))
+    if telling:
+        return ExitCode.OK
+    if args.verbose:
+        print(f"fairlead run: {_text(told)}", file=sys.stderr, flush=True)
+    return _become(command)
+
+
+def _bind(told: dict[str, Any], env: dict[str, str], per_rank: int | None, *, apply: bool) -> None:
+    """Plan and (with ``apply``) bind; ``told`` gets what is bound. Raises Doubt, what was bound before it then stays bound."""
+    cpus_wanted, memory_wanted = rank.wanted(env)
+    if not cpus_wanted and not memory_wanted:
+        raise Doubt("FAIRLEAD_PROFILE or FAIRLEAD_SKIP says no")
+    _switched_off(env)
+    me = rank.local_rank(env)
+    told |= {"rank": me.number, "ranks": me.ranks, "source": me.source}
+    own = own_task.affinity()
+    text, published = _topology()
+    machine = plan.parse_topology(text)
+    gpus = rank.visible_gpus(machine, rank.uuids(text), env, published=published)
+    share = rank.share(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
+    told["gpus"] = [gpu.pci for gpu in share.gpus]
+    if any(not gpu.near for gpu in share.gpus):
+        told["notes"].append("where a GPU is is not known: an even share")
+    if cpus_wanted:
+        if apply and share.cpus != own:
+            own_task.set_affinity(share.cpus)
+        told["cpus"] = plan.format_cpulist(share.cpus)
+    if memory_wanted and share.memory is not None and (cpus_wanted or share.cpus == own):
+        if own_task.memory_policy() != own_task.MPOL_DEFAULT:
+            raise Doubt("a memory policy is set: it stays")
+        if apply:
+            own_task.prefer_memory(share.memory)
+        told["memory"] = f"preferred:{share.memory}"
+
+
+def _switched_off(env: dict[str, str]) -> None:
+    """Raises Doubt where the node's admin, or the job's comment (as the prolog noted it), says off."""
+    if os.path.exists("/etc/fairlead/disabled"):
+        raise Doubt("/etc/fairlead/disabled is there")
+    job = env.get("SLURM_JOB_ID", "")
+    if job.isascii() and job.isdigit():
+        try:
+            fields = own_task.text(f"/run/fairlead/jobs/{job}", 4096).split("\n")[0].split("\t")
+        except OSError:
+            return
+        if len(fields) > 7 and fields[0] == "1" and fields[7] == "." and fields[6] == "off":
+            raise Doubt("the job's comment says fairlead:off")
+
+
+def _topology() -> tuple[str, bool]:
+    """The published topology and True; where no agent publishes one, the machine read off sysfs and False. Raises Doubt."""
+    try:
+        return own_task.text(TOPOLOGY), True
+    except OSError:
+        pass
+    from fairlead.host.gather import gather
+    from fairlead.host.root import Root
+    from fairlead.topology.publish import render_topology
+
+    text = render_topology(gather(Root("/"), None))
+    files = sum(1 for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
+    if files and files != len(plan.parse_topology(text).gpus):
+        raise Doubt("only part of the node's GPUs is in /dev, and no published topology says which")
+    return text, False
+
+
+def _text(told: dict[str, Any]) -> str:
+    bound = [f"{key} {told[key]}" for key in ("cpus", "memory") if told[key]]
+    who = f"rank {told['rank']} of {told['ranks']}: " if told["source"] else ""
+    return who + "; ".join([", ".join(bound) or "unchanged", *told["notes"]])
+
+
+def _become(command: list[str]) -> NoReturn:
+    """Replace this process. The interpreter's own changes are undone first: ignored signals (subprocess does the same) and
+    the LC_CTYPE that PEP 538 sets. Ends with 127 or 126 as a shell does where the command cannot be run."""
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    env: dict[bytes, bytes] = dict(os.environb)
+    try:
+        if "\0LC_CTYPE=" not in "\0" + own_task.text("/proc/self/environ", 1 << 24):
+            env.pop(b"LC_CTYPE", None)
+    except OSError:
+        pass
+    try:
+        os.execvpe(command[0], command, env)
+    except OSError as e:
+        print(f"fairlead run: {command[0]}: {e.strerror}", file=sys.stderr)
+        os._exit(127 if isinstance(e, FileNotFoundError | NotADirectoryError) else 126)

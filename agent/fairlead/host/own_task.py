@@ -1,0 +1,104 @@
+"""What this process may use, and choosing less of it: CPU affinity, the cpuset it lives in, the memory policy.
+
+Sources: sched_setaffinity(2), cpuset(7) and cgroups(7), set_mempolicy(2) and get_mempolicy(2). All of it goes on over exec.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fairlead.topology.plan import Doubt, parse_cpulist
+
+MPOL_DEFAULT = 0
+MPOL_PREFERRED = 1
+NODES_MAX = 1024  # MAX_NUMNODES is at most that (CONFIG_NODES_SHIFT of 10)
+
+#: (set_mempolicy, get_mempolicy) by machine: the C library has no wrapper. arch/*/kernel/syscalls/syscall*.tbl of Linux.
+_CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
+
+
+def text(path: str, limit: int = 1 << 20) -> str:
+    """The first ``limit`` bytes of a file. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while limit > 0 and (part := os.read(file, min(limit, 1 << 16))):
+            parts.append(part)
+            limit -= len(part)
+        return b"".join(parts).decode("latin-1")
+    finally:
+        os.close(file)
+
+
+def affinity() -> int:
+    """The CPUs that this process may run on, as a set."""
+    return sum(1 << cpu for cpu in os.sched_getaffinity(0))
+
+
+def set_affinity(cpus: int) -> None:
+    """Run on these CPUs only, read back; what the kernel does not take as it stands is undone and raises Doubt."""
+    before = os.sched_getaffinity(0)
+    wanted = {cpu for cpu in range(cpus.bit_length()) if cpus >> cpu & 1}
+    try:
+        os.sched_setaffinity(0, wanted)
+    except OSError as e:
+        raise Doubt(f"the kernel refuses these CPUs: {e.strerror}") from None
+    if os.sched_getaffinity(0) != wanted:
+        os.sched_setaffinity(0, before)
+        raise Doubt("the kernel gives other CPUs")
+
+
+def cpuset(fs: str = "/sys/fs/cgroup") -> int:
+    """The CPUs of the cgroup (v1 or v2) that this process is in; without any cpuset those online. Raises Doubt, OSError."""
+    unified = None
+    for line in text("/proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "cpuset" in controllers.split(","):
+            for folder in (path, ""):  # a container shows its own group as the root
+                for name in ("cpuset.effective_cpus", "cpuset.cpus"):
+                    if os.path.exists(f"{fs}/cpuset{folder}/{name}"):
+                        return parse_cpulist(text(f"{fs}/cpuset{folder}/{name}"))
+        if number == "0" and not controllers:
+            unified = path.rstrip("/")
+    while unified is not None:
+        for name in (f"{fs}{unified}/cpuset.cpus.effective", f"{fs}/unified{unified}/cpuset.cpus.effective"):
+            if os.path.exists(name):
+                return parse_cpulist(text(name))
+        unified = unified.rpartition("/")[0] if unified else None
+    return parse_cpulist(text("/sys/devices/system/cpu/online"))
+
+
+def memory_policy() -> int:
+    """The mode of this thread's memory policy (MPOL_DEFAULT, ...). Raises Doubt where the kernel does not say."""
+    import ctypes
+
+    mode = ctypes.c_int(-1)
+    _call(1, ctypes.byref(mode), None, 0, None, 0)
+    return mode.value
+
+
+def prefer_memory(node: int) -> None:
+    """Memory from NUMA node ``node`` while it has some, else from elsewhere. Raises Doubt; then nothing is changed.
+
+    The kernel takes only nodes with memory that the cpuset allows (set_mempolicy(2), EINVAL).
+    """
+    import ctypes
+
+    if not 0 <= node < NODES_MAX:
+        raise Doubt(f"NUMA node {node} is none")
+    bits = ctypes.sizeof(ctypes.c_ulong) * 8
+    mask = (ctypes.c_ulong * (NODES_MAX // bits))()
+    mask[node // bits] = 1 << node % bits
+    _call(0, MPOL_PREFERRED, mask, NODES_MAX)
+
+
+def _call(which: int, *words: object) -> None:
+    import ctypes
+
+    numbers = _CALLS.get(os.uname().machine)
+    if numbers is None:
+        raise Doubt(f"memory policies are not known on {os.uname().machine}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = [ctypes.c_long(w) if isinstance(w, int) else w for w in words]
+    if libc.syscall(ctypes.c_long(numbers[which]), *arguments) != 0:
+        raise Doubt(f"the kernel refuses the memory policy: {os.strerror(ctypes.get_errno())}")

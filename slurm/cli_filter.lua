@@ -1,0 +1,49 @@
+-- fairlead's cli_filter for sites that prefer lua to the SPANK plugin (slurm/spank). slurm.conf: CliFilterPlugins=cli_filter/lua;
+-- this file lies beside slurm.conf on submit hosts and nodes (srun inside a job runs it there). It makes no plan.
+--
+-- - `--comment=fairlead:off`, `fairlead:minimal` or `fairlead:on`, among other words or alone, becomes FAIRLEAD_PROFILE of the job.
+--   salloc has no --export: there the prolog sees `off` in the comment, and the others have no effect.
+-- - srun marks a --cpu-bind that the user typed (FAIRLEAD_CPU_BIND=user): the task prolog leaves that step's CPUs alone.
+--
+-- What is set travels in --export, the one way in which a cli_filter reaches a job's environment. A user's own --export stays, and
+-- gets these names added; --export=NONE and NIL stay as they are. What the environment says already wins over the comment, and a
+-- step that starts steps of its own passes its mark on (srun does not overwrite). Nothing here refuses a job.
+-- A site that has a cli_filter.lua calls fairlead_pre_submit(options) from its own slurm_cli_pre_submit.
+-- Source: cli_filter_plugins(5) and etc/cli_filter.lua.example of Slurm.
+
+local PROFILES = { on = "full", full = "full", off = "off", minimal = "minimal" }
+
+local function profile_of(comment)
+	local word = (" " .. comment):match("[%s,;]fairlead:(%a+)")
+	return word and (PROFILES[word] or "off") -- malformed means off
+end
+
+function fairlead_pre_submit(options)
+	local kind = options["type"]
+	if kind ~= "srun" and kind ~= "sbatch" then return end
+	local added = {}
+	local profile = profile_of(options["comment"] or "")
+	if profile then added[#added + 1] = "FAIRLEAD_PROFILE=" .. profile end
+	if kind == "srun" then
+		local typed = options["cpu-bind"]
+		if typed and typed ~= "" then added[#added + 1] = "FAIRLEAD_CPU_BIND=user" end
+	end
+	if #added == 0 then return end
+	local export = options["export"] or ""
+	if export == "NONE" or export == "NIL" then return end
+	if export == "" then export = "ALL" end
+	options["export"] = export .. "," .. table.concat(added, ",")
+end
+
+function slurm_cli_setup_defaults(options, early_pass)
+	return slurm.SUCCESS
+end
+
+function slurm_cli_pre_submit(options, offset)
+	pcall(fairlead_pre_submit, options) -- an error here must not keep anybody from submitting
+	return slurm.SUCCESS
+end
+
+function slurm_cli_post_submit(offset, job_id, step_id)
+	return slurm.SUCCESS
+end

@@ -1,0 +1,347 @@
+/* fairlead's SPANK plugin, optional: list it as `optional` and before pyxis in plugstack.conf(5).
+ *
+ *     optional /usr/lib/fairlead-spank/fairlead.so [memory=no]
+ *
+ * - srun, sbatch and salloc get --fairlead=on|off|minimal. It becomes FAIRLEAD_PROFILE of the job.
+ * - srun marks a --cpu-bind that the user chose (FAIRLEAD_CPU_BIND=user): a keyword equal to Slurm's default looks like it.
+ * - In each task of a GPU step that has the whole node, before the task prolog and before a container: where Slurm dealt
+ *   exactly the shares of the plan that the agent published (/run/fairlead/plans/N), the task gets the one nearest its GPU,
+ *   and its memory is preferred there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. No
+ *   plan is made here: without a published one, or in any doubt, nothing changes.
+ *
+ * Every function returns ESPANK_SUCCESS: a plugin must not fail a job. Files are read without blocking, only regular ones of
+ * root's, with a limit; the environment is the user's and only ever compared, counted or parsed with a limit. task_init runs
+ * as the user (spank(8)), so nothing here can do more than the user could. Sources: spank(8), <slurm/spank.h>.
+ *
+ * Build, once for each Slurm release (spank.h: libslurm-dev, slurm-devel):
+ *     gcc -std=gnu11 -O2 -shared -fPIC -o fairlead.so fairlead.c
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <slurm/spank.h>
+
+SPANK_PLUGIN(fairlead, 1)
+
+enum { TASKS_MAX = 1024, CPUS_MAX = 8192, TEXT_MAX = 1 << 18, LIST_MAX = 1 << 16, WORD_MAX = 4096, NODES_MAX = 1024 };
+enum { MODE_DEFAULT = 0, MODE_PREFERRED = 1 }; /* MPOL_DEFAULT, MPOL_PREFERRED of linux/mempolicy.h */
+enum { LONG_BITS = 8 * sizeof(unsigned long) };
+
+typedef struct { unsigned long word[CPUS_MAX / LONG_BITS]; } cpus_t;
+
+static char choice[8]; /* what --fairlead said: "", full, minimal, off */
+
+/* ---- the option ---- */
+
+static int choose(int val, const char *arg, int remote) {
+    (void)val;
+    if (arg && (!strcmp(arg, "on") || !strcmp(arg, "full"))) strcpy(choice, "full");
+    else if (arg && !strcmp(arg, "minimal")) strcpy(choice, "minimal");
+    else {
+        if (!remote && (!arg || strcmp(arg, "off"))) slurm_error("fairlead: --fairlead is on, off or minimal: taken as off");
+        strcpy(choice, "off");
+    }
+    return ESPANK_SUCCESS;
+}
+
+static struct spank_option option = {
+    "fairlead", "on|off|minimal", "bind tasks to the CPUs nearest their GPUs and set defaults (fairlead)", 1, 0, choose,
+};
+
+int slurm_spank_init(spank_t sp, int ac, char *av[]) {
+    (void)ac, (void)av;
+    switch (spank_context()) {
+    case S_CTX_LOCAL:
+    case S_CTX_ALLOCATOR:
+    case S_CTX_REMOTE:
+        if (spank_option_register(sp, &option) != ESPANK_SUCCESS) slurm_verbose("fairlead: no --fairlead here");
+        break;
+    default:
+        break;
+    }
+    return ESPANK_SUCCESS;
+}
+
+/* Is the long option --name, or an abbreviation of at least `least` letters (getopt_long(3)), among srun's words? Those of the
+ * command that srun is to run are looked at too: at worst a task keeps the CPUs that Slurm chose. */
+static int typed(const char *name, size_t least) {
+    static char line[LIST_MAX];
+    ssize_t got;
+    size_t at, length;
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    got = fd < 0 ? -1 : read(fd, line, sizeof line - 1);
+    if (fd >= 0) close(fd);
+    for (at = 0; got > 0 && at < (size_t)got; at += length + 1) {
+        const char *word = line + at;
+        length = strnlen(word, (size_t)got - at);
+        line[at + length] = 0;
+        if (!strncmp(word, "--", 2) && strcspn(word + 2, "=") >= least && !strncmp(word + 2, name, strcspn(word + 2, "="))) return 1;
+    }
+    return 0;
+}
+
+/* Did the user choose a CPU binding? In SLURM_CPU_BIND a step finds what Slurm says of itself (an interactive step too: masks with
+ * 0x); there only the option counts. The batch step is no such step (SLURM_STEP_ID unset, -5 or 4294967291). */
+static int chose_binding(void) {
+    const char *step = getenv("SLURM_STEP_ID"), *bind = getenv("SLURM_CPU_BIND");
+    if (bind && *bind && !strstr(bind, ":0x") && (!step || *step == '-' || !strncmp(step, "42949672", 8))) return 1;
+    return typed("cpu-bind", 5) || typed("cpu_bind", 5);
+}
+
+int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[]) {
+    spank_context_t where = spank_context();
+    (void)sp, (void)ac, (void)av;
+    if (where != S_CTX_LOCAL && where != S_CTX_ALLOCATOR) return ESPANK_SUCCESS;
+    /* srun also hears of the option that sbatch or salloc got: then what the user has set since counts more. */
+    if (*choice) setenv("FAIRLEAD_PROFILE", choice, where == S_CTX_ALLOCATOR || typed("fairlead", 2));
+    if (where == S_CTX_LOCAL) {
+        if (chose_binding()) setenv("FAIRLEAD_CPU_BIND", "user", 1);
+        else unsetenv("FAIRLEAD_CPU_BIND"); /* an outer step's */
+    }
+    return ESPANK_SUCCESS;
+}
+
+/* ---- reading, all of it bounded ---- */
+
+/* A regular file of root's into text, with a final 0; its length, or -1 where it is none or does not fit. */
+static ssize_t slurp(const char *path, char *text, size_t size) {
+    struct stat st;
+    size_t have = 0;
+    ssize_t got = -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0) return -1;
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == 0)
+        while (have < size && (got = read(fd, text + have, size - have)) > 0) have += (size_t)got;
+    close(fd);
+    if (got != 0 || have >= size) return -1;
+    text[have] = 0;
+    return strlen(text) == have ? (ssize_t)have : -1;
+}
+
+/* Field number `index` of a TAB separated line into out; 0 where it is missing or too long. */
+static int field(const char *line, int index, char *out, size_t size) {
+    size_t length;
+    for (; index > 0; index--, line++)
+        if (line[strcspn(line, "\t\n")] != '\t') return 0;
+        else line += strcspn(line, "\t\n");
+    length = strcspn(line, "\t\n");
+    if (!length || length >= size) return 0;
+    memcpy(out, line, length);
+    out[length] = 0;
+    return 1;
+}
+
+static int is(const char *line, int index, const char *expected) {
+    char word[64];
+    return field(line, index, word, sizeof word) && !strcmp(word, expected);
+}
+
+/* A decimal number without sign or leading zeros, below limit; -1 for anything else. */
+static long number(const char *text, long limit) {
+    long value = 0;
+    if (!*text || (*text == '0' && text[1])) return -1;
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9' || (value = value * 10 + (*text - '0')) >= limit) return -1;
+    }
+    return value;
+}
+
+/* A variable of the task; "" where it is not set or does not fit. */
+static const char *env(spank_t sp, const char *name, char *out, int size) {
+    if (spank_getenv(sp, name, out, size) != ESPANK_SUCCESS) *out = 0;
+    return out;
+}
+
+static int is_set(spank_t sp, const char *name) {
+    char word[2];
+    spank_err_t said = spank_getenv(sp, name, word, sizeof word);
+    return said == ESPANK_NOSPACE || (said == ESPANK_SUCCESS && *word);
+}
+
+static int items(const char *list) {
+    int count = *list != 0;
+    for (; *list; list++) count += *list == ',';
+    return count;
+}
+
+static int in_list(const char *list, const char *name) {
+    size_t length = strlen(name);
+    for (; *list; list += strcspn(list, ",") + (list[strcspn(list, ",")] == ','))
+        if (!strncmp(list, name, length) && (list[length] == ',' || !list[length])) return 1;
+    return 0;
+}
+
+/* Hexadecimal digits as a CPU set; 0 where they are none or too many. */
+static int parse_mask(const char *digits, cpus_t *out) {
+    size_t length = strlen(digits);
+    memset(out, 0, sizeof *out);
+    if (!length || length > CPUS_MAX / 4) return 0;
+    for (size_t bit = 0; length--; bit += 4) {
+        const char *found = strchr("0123456789ABCDEF", digits[length]);
+        if (!found) return 0;
+        out->word[bit / LONG_BITS] |= (unsigned long)(found - "0123456789ABCDEF") << bit % LONG_BITS;
+    }
+    return 1;
+}
+
+/* ---- what is wanted ---- */
+
+static int off_by_comment(spank_t sp) {
+    char path[64] = "/run/fairlead/jobs/", record[WORD_MAX];
+    char *end = path + strlen(path);
+    uint32_t job = 0;
+    char digits[12];
+    size_t count = 0;
+    if (spank_get_item(sp, S_JOB_ID, &job) != ESPANK_SUCCESS) return 0;
+    do digits[count++] = (char)('0' + job % 10);
+    while ((job /= 10) > 0);
+    while (count > 0) *end++ = digits[--count];
+    *end = 0;
+    return slurp(path, record, sizeof record) > 0 && is(record, 0, "1") && is(record, 6, "off") && is(record, 7, ".");
+}
+
+/* Is it on, for this node and this job? Malformed means off. */
+static int is_on(spank_t sp) {
+    char profile[16], hooks[WORD_MAX];
+    if (!access("/etc/fairlead/disabled", F_OK) || off_by_comment(sp)) return 0;
+    if (is_set(sp, "FAIRLEAD_PROFILE")) env(sp, "FAIRLEAD_PROFILE", profile, sizeof profile);
+    else if (slurp("/etc/fairlead/hooks", hooks, sizeof hooks) < 0 || !is(hooks, 0, "1") || !field(hooks, 2, profile, sizeof profile))
+        return 0;
+    return !strcmp(profile, "full") || !strcmp(profile, "minimal");
+}
+
+/* Is this step bound as Slurm chose, with GPUs that no task has of its own? 0 for everything that a user chose. */
+static int is_slurms(spank_t sp, const char *gpus) {
+    char word[WORD_MAX], visible[WORD_MAX];
+    if (strcmp(env(sp, "SLURM_CPU_BIND_TYPE", word, sizeof word), "mask_cpu:") || is_set(sp, "FAIRLEAD_CPU_BIND")) return 0;
+    if (is_set(sp, "SLURM_GPUS_PER_TASK") || is_set(sp, "SLURM_NTASKS_PER_GPU")) return 0;
+    if (is_set(sp, "SLURM_GPU_BIND") && strcmp(env(sp, "SLURM_GPU_BIND", word, sizeof word), "none")) return 0;
+    if (is_set(sp, "SLURM_TRES_PER_TASK") && (!*env(sp, "SLURM_TRES_PER_TASK", word, sizeof word) || strstr(word, "gpu"))) return 0;
+    if (number(env(sp, "SLURM_GPUS_ON_NODE", word, sizeof word), TASKS_MAX) != items(gpus)) return 0;
+    if (!is_set(sp, "CUDA_VISIBLE_DEVICES")) return 1;
+    return items(env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible)) == items(gpus);
+}
+
+/* Are gpus all of the node's, by the published topology? */
+static int whole_node(const char *gpus) {
+    static char text[TEXT_MAX];
+    char word[16];
+    int count = items(gpus), index = 0;
+    const char *at = gpus;
+    if (slurp("/run/fairlead/topology", text, sizeof text) < 0 || !is(text, 0, "1")) return 0;
+    if (!field(text, 3, word, sizeof word) || number(word, TASKS_MAX) != count) return 0;
+    for (; index < count; index++, at += strcspn(at, ",") + 1) { /* exactly 0,1,2,... */
+        size_t length = strcspn(at, ",");
+        if (length >= sizeof word) return 0;
+        memcpy(word, at, length);
+        word[length] = 0;
+        if (number(word, TASKS_MAX) != index) return 0;
+    }
+    return count > 0;
+}
+
+/* Slurm's masks of all local tasks: without 0x and leading zeros, as the plans have them. Slurm writes its own with 0x, in
+ * capital digits and one width; what a user typed stands there without 0x. Returns their number, 0 in doubt. */
+static int dealt(char *list, const char *masks[]) {
+    size_t width = 0;
+    int count = 0;
+    char *next = list;
+    while (next) {
+        char *mask = strsep(&next, ",");
+        size_t length = strlen(mask);
+        if (count == TASKS_MAX || length < 3 || mask[0] != '0' || mask[1] != 'x' || (width && length != width)) return 0;
+        width = length;
+        if (strspn(mask + 2, "0123456789ABCDEF") != length - 2) return 0;
+        masks[count] = mask + 2 + strspn(mask + 2, "0");
+        if (!*masks[count]) return 0;
+        count++;
+    }
+    return count;
+}
+
+/* The line of the ready plan for local task `local`, where Slurm dealt exactly the plan's shares. NULL in doubt. */
+static const char *planned(const char *masks[], int tasks, int local) {
+    static char text[TEXT_MAX];
+    char path[64] = "/run/fairlead/plans/", word[CPUS_MAX / 4 + 1], digits[8];
+    char *end = path + strlen(path);
+    const char *line = text, *own = NULL;
+    size_t count = 0;
+    int lines = 0;
+    for (int rest = tasks; count == 0 || rest > 0; rest /= 10) digits[count++] = (char)('0' + rest % 10);
+    while (count > 0) *end++ = digits[--count];
+    *end = 0;
+    if (slurp(path, text, sizeof text) <= 0 || text[strlen(text) - 1] != '\n') return NULL;
+    for (; *line; line += strcspn(line, "\n") + 1, lines++) {
+        int found = 0;
+        if (!field(line, 0, word, sizeof word) || number(word, TASKS_MAX) != lines || !field(line, 7, word, sizeof word)) return NULL;
+        for (int i = 0; i < tasks; i++) found += !strcmp(masks[i], word);
+        if (found != 1) return NULL;
+        if (lines == local) own = line;
+    }
+    return lines == tasks ? own : NULL;
+}
+
+/* ---- binding ---- */
+
+/* From the CPUs that Slurm dealt to the planned ones; 1 when the task has those. A mask that somebody else changed since, or that
+ * the kernel does not give as it stands (a cpuset), stays. */
+static int bind_cpus(const char *slurms, const char *line) {
+    char word[CPUS_MAX / 4 + 1];
+    cpus_t before = {{0}}, now = {{0}}, from, to;
+    if (!field(line, 7, word, sizeof word) || !parse_mask(word, &to) || !parse_mask(slurms, &from)) return 0;
+    if (sched_getaffinity(0, sizeof before, (cpu_set_t *)&before) || memcmp(&before, &from, sizeof before)) return 0;
+    if (!memcmp(&from, &to, sizeof to)) return 1;
+    if (sched_setaffinity(0, sizeof to, (cpu_set_t *)&to)) return 0;
+    if (!sched_getaffinity(0, sizeof now, (cpu_set_t *)&now) && !memcmp(&now, &to, sizeof to)) return 1;
+    if (sched_setaffinity(0, sizeof before, (cpu_set_t *)&before)) slurm_verbose("fairlead: the CPUs could not be put back");
+    return 0;
+}
+
+/* Memory near the planned CPUs, where they are on one NUMA node and nobody chose a policy. A node with CPUs is none of GPU memory. */
+static void prefer_memory(spank_t sp, const char *line) {
+    unsigned long nodes[NODES_MAX / LONG_BITS] = {0};
+    char word[16];
+    long node;
+    int mode = -1;
+    if (!field(line, 4, word, sizeof word) || (node = number(word, NODES_MAX)) < 0) return;
+    if (is_set(sp, "SLURM_MEM_BIND_TYPE") && strcmp(env(sp, "SLURM_MEM_BIND_TYPE", word, sizeof word), "none")) return;
+    if (syscall(SYS_get_mempolicy, &mode, NULL, 0UL, NULL, 0UL) || mode != MODE_DEFAULT) return;
+    nodes[node / LONG_BITS] = 1UL << node % LONG_BITS;
+    if (syscall(SYS_set_mempolicy, MODE_PREFERRED, nodes, (unsigned long)NODES_MAX)) slurm_debug("fairlead: memory stays as it is");
+}
+
+int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
+    static char list[LIST_MAX];
+    static const char *masks[TASKS_MAX];
+    static const char names[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_,";
+    char gpus[WORD_MAX], skip[WORD_MAX];
+    const char *line;
+    uint32_t step = 0, tasks = 0;
+    int local = -1, count;
+
+    if (*choice && spank_setenv(sp, "FAIRLEAD_PROFILE", choice, 0) == ESPANK_SUCCESS) /* --export=NONE lost it */
+        slurm_debug("fairlead: %s", choice);
+    if (!is_on(sp)) return ESPANK_SUCCESS;
+    if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step >= 0xfffffff0u) return ESPANK_SUCCESS; /* batch, extern */
+    if (spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS || local < 0) return ESPANK_SUCCESS;
+    if (spank_get_item(sp, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS || tasks < 2) return ESPANK_SUCCESS;
+    env(sp, "SLURM_STEP_GPUS", gpus, sizeof gpus);
+    env(sp, "FAIRLEAD_SKIP", skip, sizeof skip);
+    if (is_set(sp, "FAIRLEAD_SKIP") && (!*skip || skip[strspn(skip, names)])) return ESPANK_SUCCESS; /* malformed means off */
+    if (!*gpus || in_list(skip, "CPUS") || !is_slurms(sp, gpus) || !whole_node(gpus)) return ESPANK_SUCCESS;
+    env(sp, "SLURM_CPU_BIND_LIST", list, sizeof list);
+    count = dealt(list, masks);
+    if (count < 2 || (uint32_t)count != tasks || local >= count) return ESPANK_SUCCESS;
+    if (!strchr("13579BDF", masks[0][strlen(masks[0]) - 1])) return ESPANK_SUCCESS; /* Slurm's first task has CPU 0 */
+    line = planned(masks, count, local);
+    if (line && bind_cpus(masks[local], line) && !in_list(skip, "MEMORY") && !(ac > 0 && !strcmp(av[0], "memory=no")))
+        prefer_memory(sp, line);
+    return ESPANK_SUCCESS;
+}

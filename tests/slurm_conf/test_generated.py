@@ -1,0 +1,259 @@
+"""What `fairlead slurm-config` makes, read by real Slurm: slurmctld's topology and nodes, slurmd's cores and GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.cli import main
+from fairlead.host.cpulist import format_cpulist
+from fairlead.slurm.topology import NodeGroup, parse_topology
+from tests.lab import roots
+from tests.lab.cluster import Cluster
+from tests.lab.machines import MACHINES, expand
+from tests.lab.nvml.library import build, write_conf
+from tests.simulation.test_slurm_autodetect import PLUGIN, plugin
+from tests.topology.fabrics import rails
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: real Slurm runs in namespaces"),
+]
+
+NODES = 4
+TREE = MACHINES / "hgx-a100"
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """fabric: two units of two nodes on four rails. cliques: the same nodes in two NVLink domains."""
+    folder = tmp_path_factory.mktemp("fabric")
+    (folder / "fabric").write_text(rails(nodes=2).dump())
+    lines = []
+    for number in range(1, NODES + 1):
+        uuid = f"{'ab'[number > 2] * 8}-0000-4000-8000-000000000000"
+        lines += [f"n{number}:  CliqueId : 1\n", f"n{number}:  ClusterUUID : {uuid}\n"]
+    (folder / "cliques").write_text("".join(lines))
+    return folder
+
+
+def made(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["slurm-config", *map(str, argv)]) == 0
+    return capsys.readouterr().out
+
+
+def topology(cluster: Cluster, *name: str) -> set[NodeGroup]:
+    """As slurmctld has it, once it answers."""
+    deadline = time.monotonic() + 30
+    while not (found := set(parse_topology(cluster.scontrol("show", "topology", *name, check=False)))):
+        assert time.monotonic() < deadline, cluster.logs()
+        time.sleep(0.05)
+    return found
+
+
+def reload(cluster: Cluster, files: dict[str, str], extra_conf: str) -> None:
+    """These files beside slurm.conf, and slurmctld anew: a change of plug-in needs that (slurm.conf(5), TopologyPlugin)."""
+    cluster.stop_slurmctld()
+    for name in ("topology.conf", "topology.yaml"):
+        (cluster.folder / "etc" / name).unlink(missing_ok=True)
+    cluster.write_conf(extra_conf=extra_conf, topology="")
+    for name, text in files.items():
+        (cluster.folder / "etc" / name).write_text(text)
+    cluster.start_slurmctld()
+
+
+def groups(kind: str, *names: str) -> set[NodeGroup]:
+    halves = (range(1, 3), range(3, 5))
+    return {NodeGroup(kind, name, frozenset(f"n{n}" for n in half)) for name, half in zip(names, halves, strict=True)}
+
+
+@pytest.mark.parametrize("suite", list(roots.SUITES))
+def test_slurmctld_reads_what_we_made(suite: str, dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fabric = ("topology", "--ibnetdiscover", str(dumps / "fabric"), "--nodes", "n[1-4]")
+    tree = made(capsys, *fabric)
+    leaves = groups("switch", "su-leaf1-1", "su-leaf2-1")
+    with Cluster(suite, nodes=NODES, extra_conf="TopologyPlugin=topology/tree", topology=tree) as cluster:
+        shown = cluster.scontrol("show", "topology")
+        assert set(parse_topology(shown)) == leaves
+        top = next(line for line in shown.splitlines() if "SwitchName=fabric" in line)
+        assert re.search(r"Nodes=n\[1-4\]", top) and "Switches=su-leaf1-1,su-leaf2-1" in top
+        spread = cluster.run(["/usr/bin/srun", "-N2", "--switches=1", "hostname"], user="root").stdout
+        assert spread.split() == ["lab"] * 2
+        if roots.SUITES[suite] != "22.05":  # topology/block came with 23.11
+            block = made(capsys, *fabric, "--kind", "block")
+            reload(cluster, {"topology.conf": block}, "TopologyPlugin=topology/block")
+            assert topology(cluster) == groups("block", "su-leaf1-1", "su-leaf2-1")
+        if roots.SUITES[suite] >= "25.05":
+            both = made(capsys, *fabric, "--cliques", str(dumps / "cliques"), "--format", "yaml")
+            reload(cluster, {"topology.yaml": both}, "")
+            assert topology(cluster, "fabric") == leaves
+            assert topology(cluster, "nvlink") == groups("block", "nvl-aaaaaaaa-1", "nvl-bbbbbbbb-1")
+        _nodes_and_gres(cluster, capsys)
+
+
+def _nodes_and_gres(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same cluster by our NodeName lines and our gres.conf: n1 is an hgx-h100, and its slurmd registers so."""
+    trees = [f"n{n}={MACHINES / 'hgx-h100'}" for n in range(1, NODES + 1)]
+    lines = made(capsys, "nodes", *trees)
+    gres = made(capsys, "gres", *trees)
+    assert [line.split()[0] for line in lines.splitlines()[1:]] == ["NodeName=n[1-4]"]
+    ours = f"{lines.splitlines()[1]} NodeHostname=lab NodeAddr=127.0.0.1 Port=[6901-6904] State=UNKNOWN"
+    cluster.stop_slurmctld()
+    cluster.stop_slurmd("n1")
+    cluster.write_conf(extra_conf="", topology="")
+    for name in ("topology.conf", "topology.yaml"):
+        (cluster.folder / "etc" / name).unlink(missing_ok=True)
+    conf = cluster.folder / "etc/slurm.conf"
+    kept = [line for line in conf.read_text().splitlines() if not line.startswith("NodeName=")]
+    conf.write_text("\n".join([*kept, ours]) + "\n")
+    (cluster.folder / "etc/gres.conf").write_text(gres)
+    cluster.start_slurmctld()
+    cluster.start_slurmd("n1")
+    cluster.wait_idle()
+    shown = cluster.scontrol("-o", "show", "node", "n1")
+    for word in (
+        "CPUTot=112",
+        "Sockets=2",
+        "CoresPerSocket=56",
+        "ThreadsPerCore=1",
+        "RealMemory=2064384",
+        "Gres=gpu:h100:8(S:0-1)",
+    ):
+        assert f"{word} " in shown, word
+
+
+# -- slurmd on a machine's own sysfs ------------------------------------------------------------------
+
+# $1 root, $2 layer, $3 what to put in, then slurmd's arguments. hwloc reads the machine's tree (HWLOC_FSROOT, hwloc's
+# documentation, "Environment Variables"), and takes it for a foreign one, so it binds nothing.
+SLURMD = """
+set -e
+mount -t tmpfs tmpfs "$2"
+mkdir "$2/up" "$2/work" "$2/root"
+cp -a "$3/." "$2/up"
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/up,workdir=$2/work" "$2/root"
+cd "$2/root"
+mount -t proc proc proc
+mount --rbind /sys sys
+mount -t tmpfs tmpfs dev
+mknod dev/null c 1 3
+mknod dev/urandom c 1 9
+for minor in 0 1 2 3 4 5 6 7; do mknod "dev/nvidia$minor" c 240 "$minor"; done
+chroot . chown -R slurm /etc/slurm
+shift 3
+exec chroot . env HWLOC_FSROOT=/tree HWLOC_THISSYSTEM=0 slurmd "$@"
+"""
+MASKS = {"core_cpus_list": "core_cpus", "thread_siblings_list": "thread_siblings", "shared_cpu_list": "shared_cpu_map"}
+
+
+def _mask(cpus: list[int]) -> str:
+    digits = f"{sum(1 << cpu for cpu in cpus):x}"
+    digits = digits.zfill(-(-len(digits) // 8) * 8)
+    return ",".join(digits[i : i + 8] for i in range(0, len(digits), 8)) + "\n"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with tree/: the CPUs of an hgx-a100 (2 packages, 8 NUMA nodes, 32 L3 caches, 2 threads a core) as hwloc
+    wants them, which reads masks where our trees have lists only."""
+    folder = tmp_path_factory.mktemp("machine")
+    source, system = TREE, folder / "tree/sys/devices/system"
+    shutil.copytree(source / "sys/devices/system", system, symlinks=True)
+    shutil.copytree(source / "proc", folder / "tree/proc", symlinks=True)
+    packages: dict[str, list[int]] = {}
+    for path in system.glob("cpu/cpu[0-9]*"):
+        packages.setdefault((path / "topology/physical_package_id").read_text(), []).append(int(path.name[3:]))
+    for path in system.glob("cpu/cpu[0-9]*"):
+        own = packages[(path / "topology/physical_package_id").read_text()]
+        (path / "topology/package_cpus").write_text(_mask(own))
+        (path / "topology/core_siblings").write_text(_mask(own))
+        for listed in (*path.glob("topology/*_list"), *path.glob("cache/*/*_list")):
+            listed.with_name(MASKS[listed.name]).write_text(_mask(expand(listed.read_text().strip())))
+    for listed in system.glob("node/node*/cpulist"):
+        listed.with_name("cpumap").write_text(_mask(expand(listed.read_text().strip())))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def slurmd(suite: str, content: Path, layer: Path, *argv: str) -> str:
+    layer.mkdir(exist_ok=True)
+    (content / "etc/slurm").mkdir(parents=True, exist_ok=True)
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", SLURMD, "slurmd", roots.root(suite), layer, content]
+    done = subprocess.run([*command, *argv], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def _shape(text: str) -> list[str]:
+    return re.findall(r"(?:CPUs|Boards|SocketsPerBoard|CoresPerSocket|ThreadsPerCore)=\d+", text)
+
+
+@pytest.mark.parametrize("suite", list(roots.SUITES))
+def test_slurmd_counts_the_sockets_and_cores_that_we_do(
+    suite: str, machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = str(TREE)
+    modes = {"package": ()}
+    if roots.SUITES[suite] >= "25":  # slurmd -C --parameters is of 25.05
+        modes |= {"numa": ("--parameters=numa_node_as_socket",), "l3": ("--parameters=l3cache_as_socket",)}  # type: ignore[dict-item]
+    for kind, argv in modes.items():
+        theirs = slurmd(suite, machine, tmp_path / "layer", "-C", *argv)
+        assert _shape(theirs) == _shape(made(capsys, "nodes", tree, "--socket", kind))
+
+
+def test_memory_is_counted_as_slurmd_does(machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = re.search(r"RealMemory=(\d+)", slurmd("trixie", machine, tmp_path / "layer", "-C"))
+    ours = re.search(r"RealMemory=(\d+)", made(capsys, "nodes"))  # this machine, which slurmd sees too
+    assert theirs and ours and theirs[1] == ours[1]
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+def test_slurmd_detects_the_cores_and_links_that_we_write(
+    suite: str, machine: Path, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AutoDetect=nvml alone, then with our lines beside it, which slurmd checks against what it found."""
+    tree = str(TREE)
+    host = socket.gethostname()
+    content = tmp_path / "content"
+    shutil.copytree(machine / "tree", content / "tree", symlinks=True)
+    libraries = content / Path(PLUGIN).parent.parent
+    (content / PLUGIN).parent.mkdir(parents=True)
+    (content / PLUGIN).write_bytes(plugin(suite, roots.root(suite)).read_bytes())
+    built = build(Path(request.config.cache.mkdir("simulated-nvml")))
+    for library in ("libnvidia-ml.so.1", "libnvidia-ml.so"):  # Slurm 22.05 asks for the name without version only
+        (libraries / library).write_bytes(built.read_bytes())
+    write_conf(TREE, content / "etc/fairlead-sim/nvml.conf")
+    etc = content / "etc/slurm"
+    etc.mkdir()
+    own_key = "" if roots.SUITES[suite] == "22.05" else "AuthType=auth/slurm\nCredType=cred/slurm\n"  # no munged runs here
+    (etc / "slurm.key").write_bytes(os.urandom(1024))
+    (etc / "slurm.key").chmod(0o600)
+    line = made(capsys, "nodes", f"{host}={tree}").splitlines()[1]
+    (etc / "slurm.conf").write_text(
+        f"ClusterName=lab\nSlurmctldHost={host}\nSlurmUser=slurm\n{own_key}GresTypes=gpu\n"
+        f"SlurmdParameters=config_overrides\n{line}\nPartitionName=all Nodes={host}\n"
+    )
+    ours = ("gres", f"{host}={tree}", "--socket", "numa")  # a GPU's own NUMA node, as it is detected
+    gpus = json.loads(made(capsys, *ours, "--json"))["gres"][0]["gpus"]
+    expected = [(g["type"], g["file"], format_cpulist(tuple(g["cores"])), ",".join(map(str, g["links"]))) for g in gpus]
+    assert len(expected) == 8
+    checked = made(capsys, *ours, "--autodetect", "nvml")
+    for text in (f"NodeName={host} AutoDetect=nvml\n", checked):
+        (etc / "gres.conf").write_text(text)
+        output = slurmd(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf")
+        found = re.findall(
+            r"Gres Name=gpu Type=(\S+) Count=1 Index=\d+ ID=\d+ File=(\S+) Cores=(\S+) CoreCnt=\d+ Links=(\S+)", output
+        )
+        assert found == expected and "mismatch" not in output, output
+    # The check is one: another socket's cores are noticed.
+    (etc / "gres.conf").write_text(checked.replace("Cores=48-63", "Cores=64-79"))
+    assert "mismatching Cores" in slurmd(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf")
