@@ -22,6 +22,7 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.policy import node_states
 from fairlead.policy.rules import Rules
+from fairlead.topology.picture import draw
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- generated: {} -->", "<!-- end: {} -->"
@@ -202,6 +203,12 @@ def node_states_page() -> str:
     return "\n".join(out) + "\n"
 
 
+def picture() -> str:
+    """A machine with one fault, as `fairlead topology --svg` draws it. The README shows it."""
+    tree = str(ROOT / "tests/machines/hgx-h100.width-x8")
+    return draw(gather(Root(tree), recorded_nvml(tree), reads=("/proc/cpuinfo",)))
+
+
 def with_block(text: str, name: str, body: str) -> str:
     begin, end = BEGIN.format(name), END.format(name)
     return re.sub(re.escape(begin) + r".*?" + re.escape(end), lambda _: f"{begin}\n{body}\n{end}", text, flags=re.DOTALL)
@@ -220,6 +227,7 @@ def files() -> dict[Path, str]:
         ROOT / "docs/reference/policy.md": policy_page(),
         ROOT / "docs/reference/options.md": options_page(),
         ROOT / "docs/reference/metrics.md": metrics_page(),
+        ROOT / "docs/images/width-x8.svg": picture(),
         readme: with_block(readme.read_text(), "checks and settings", readme_table()),
     }
 

@@ -205,6 +205,17 @@ def test_without_root(here: Path, words: tuple[str, ...]) -> None:
     assert done.stderr.startswith(f"fairlead {words[0]}: ") and "root" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_dry_release_of_a_hold_names_the_hold_that_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state, run = tmp_path / "state", tmp_path / "run"
+    for folder in (state, run):
+        folder.mkdir()
+    words = ["hold", "--release", "--dry-run", "--state-dir", str(state), "--run-dir", str(run)]
+    assert main(words) == 0 and "not held" in capsys.readouterr().out
+    (run / "hold").write_text("{}")  # where the disk took nothing
+    assert main(words) == 0 and capsys.readouterr().out == f"would remove {run / 'hold'}\n"
+    assert main([*words, "--json"]) == 0 and str(run / "hold") in capsys.readouterr().out
+
+
 def test_a_kernel_log_that_cannot_be_read_is_no_health(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()

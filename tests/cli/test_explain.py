@@ -60,7 +60,7 @@ def test_what_drivers_and_units_make_of_it(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_site_s_own_choice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = document(tmp_path, services={"94": "drain_now", "sxid 20034": "keep"}, actions={"94": "reset_gpu"})
-    assert f"service drain_now, action reset_gpu ({path}, checks.xid)" in said(capsys, "xid", "94", "--document", path)
+    assert f"this site  service drain_now, action reset_gpu ({path}, checks.xid)" in said(capsys, "xid", "94", "--document", path)
     assert json.loads(said(capsys, "xid", "94", "--document", path, "--json"))["site"] == {
         "document": path,
         "service": "drain_now",

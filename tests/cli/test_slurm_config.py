@@ -96,6 +96,8 @@ def test_a_node_is_never_lost_in_silence(run: Run, dump: Path, tmp_path: Path) -
     assert code == ExitCode.BAD_DATA and "n9" in said
     slurm_conf = tmp_path / "slurm.conf"
     slurm_conf.write_text("ClusterName=x\nNodeName=DEFAULT CPUs=4\nNodeName=n[1-4],login1 State=UNKNOWN\n")
+    code, _, said = run(*topology, "--write", slurm_conf)
+    assert code == ExitCode.USAGE and "is a whole slurm.conf" in said and slurm_conf.read_text().startswith("ClusterName=x\n")
     code, _, said = run(*topology, "--slurm-conf", slurm_conf)
     assert code == ExitCode.BAD_DATA and "1 node would be lost: login1" in said
     code, text, said = run(*topology, "--slurm-conf", slurm_conf, "--without", "login1")
@@ -211,6 +213,8 @@ def test_lldp_of_a_folder(run: Run, tmp_path: Path) -> None:
         port = {"id": {"type": "ifname", "value": f"swp-{name}"}}
         heard = {"lldp": {"interface": {"ens1": {"chassis": neighbour, "port": port}}}}
         (tmp_path / f"{name}.json").write_text(json.dumps(heard))
+    (tmp_path / "empty").mkdir()
+    assert run("topology", "--lldp", tmp_path / "empty")[0] == ExitCode.NO_INPUT
     code, text, said = run("topology", "--lldp", tmp_path)
     assert code == 0 and "no link between switches" in said
     assert text.splitlines()[1:] == [

@@ -199,3 +199,21 @@ def test_who_gave_a_command_is_known_through_sudo(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", inner], env=env, capture_output=True, text=True, check=True)
     assert "rm" not in done.stdout
     assert actor().uid == os.getuid()
+
+
+@pytest.mark.parametrize(
+    ("changes", "whose"),
+    [
+        ({}, "NVIDIA's word; "),
+        # the reset after a contained error is fairlead's; NVIDIA says: restart the application
+        ({"summary": f"Xid 94 on GPU {PCI}", "action": "reset_gpu"}, ""),
+        ({"action": "contact_support"}, ""),  # checks.xid.actions
+        ({"summary": f"Xid 171 on GPU {PCI}", "action": "reset_gpu"}, ""),  # none published
+        ({"check": "gpu_count", "summary": "7 of 8 GPUs", "device": ""}, ""),
+    ],
+)
+def test_whose_word_the_action_is(changes: dict[str, str], whose: str) -> None:
+    lines = story("gpu7", agent(findings=[{**XID, **changes}]), None)
+    assert [line for line in lines if line.startswith("  do:")] == [
+        f"  do:       {changes.get('action', 'reboot_node')} ({whose}`fairlead explain {changes.get('check', 'xid')}`)"
+    ]

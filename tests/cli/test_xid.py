@@ -222,3 +222,19 @@ def test_recorded_logs(capsys: pytest.CaptureFixture[str]) -> None:
         if path.suffix != ".md":
             content = path.read_bytes()
             assert len(decoded(path, capsys)) == content.count(b"NVRM: Xid (") + content.count(b": SXid ("), path.name
+
+
+def test_a_journal_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """journalctl -k -o json; a message that is no UTF-8 is a list of bytes there. Only what the kernel said counts."""
+    lines = [
+        {"__REALTIME_TIMESTAMP": "1700000000000000", "_TRANSPORT": "kernel", "MESSAGE": LOST},
+        {"__REALTIME_TIMESTAMP": "1700000000000000", "_TRANSPORT": "syslog", "MESSAGE": LOST},
+        {"__REALTIME_TIMESTAMP": "1700000000000000", "_TRANSPORT": "kernel", "MESSAGE": list(LOST.encode() + b"\xff")},
+        {"__REALTIME_TIMESTAMP": "9" * 400, "_TRANSPORT": "kernel", "MESSAGE": [300, "x"], "NVRM": 1},
+        {"_TRANSPORT": "kernel", "MESSAGE": {"NVRM": []}},
+    ]
+    log = tmp_path / "log"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"NVRM\n{}NVRM\n')
+    assert [(o["line"], o["code"], o["process"]) for o in decoded(log, capsys)] == [(1, 79, "python3"), (3, 79, "python3")]
+    assert main(["replay", str(log)]) == 0
+    assert "Xid 79" in capsys.readouterr().out

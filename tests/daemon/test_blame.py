@@ -6,6 +6,7 @@ import sqlite3
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from fairlead.daemon import jobs, recording
 from fairlead.daemon.history import FIRST_KEPT, KINDS_MAX, LAST_KEPT, History
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord
+from fairlead.policy import PolicyState
 from tests.checks.nodes import ADDRESSES, gpu, node
 
 XID31 = "NVRM: Xid (PCI:0000:{}:00): 31, pid={}, name=python3, Ch 00000008"
@@ -270,6 +272,29 @@ def test_hundreds_of_lines_of_one_application_fault_are_one_event_and_no_drain(a
     assert len([line for line in told if "verdict" in line]) == len([line for line in told if "check=xid" in line]) == 1
     assert not [line for line in told if "drain" in line]
     assert agent.verdict().state.value == "warn" and "the fault of job 11" in agent.verdict().text
+
+
+def test_what_was_there_before_the_agent_looked_is_no_job_s_fault(agents) -> None:  # type: ignore[no-untyped-def]
+    """A fault of last week, found by the first look of a new agent, is not laid to the job that runs now."""
+    agent = agents(agent={"interval_seconds": 600})
+    log = agent.folder / "kmsg.txt"
+    agent.write_document(agent={"kmsg_path": str(log), "interval_seconds": 600})
+    lines = ["4,1,1000000,-;NVRM: Xid (PCI:0000:1b:00): 95, old\n", "4,2,86390000000,-;NVRM: Xid (PCI:0000:43:00): 95, new\n"]
+    log.write_text(lines[0])
+    (agent.run_dir / "jobs").mkdir(parents=True)
+    (agent.run_dir / "jobs" / "77").write_text("1\trunning\t1001\t0-7\t86000\t-\t-\t.\n")
+    agent.start()
+    with open(log, "a") as out:
+        out.write(lines[1])
+    agent.until(lambda: "0000:43:00.0" in (agent.run_dir / "status.json").read_text(), "the new fault")
+    agent.until(lambda: _blamed(agent).keys() == {"xid/0000:1b:00.0", "xid/0000:43:00.0"}, "both faults saved")
+    assert _blamed(agent) == {"xid/0000:1b:00.0": None, "xid/0000:43:00.0": 77}
+
+
+def _blamed(agent) -> dict[str, int | None]:  # type: ignore[no-untyped-def]
+    with sqlite3.connect(f"file:{agent.state_dir / 'history.sqlite'}?mode=ro", uri=True) as db:
+        row = db.execute("SELECT value FROM kept WHERE key = 'state'").fetchone()
+    return {key: track.job for key, track in msgspec.json.decode(row[0], type=PolicyState).tracks.items() if track.bad}
 
 
 def _last(agent) -> int:  # type: ignore[no-untyped-def]

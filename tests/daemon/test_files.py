@@ -376,3 +376,16 @@ def test_what_came_while_the_agent_was_away_is_not_acknowledged_by_a_resume_in_t
     found = PolicyState(boot_id="b", tracks=tracks)  # after the first sweep, before slurmctld has answered
     assert Evidence(saved, drained=True).acknowledge(found).acknowledged == ("xid/gpu1#b:1",)
     assert len(Evidence(PolicyState(), drained=True).acknowledge(found).acknowledged) == 2, "the history was lost"
+
+
+def test_the_history_is_roots_alone(tmp_path: Path) -> None:
+    """A kernel record names the process of whoever ran it; not every site lets users read the kernel log."""
+    path = tmp_path / "history.sqlite"
+    for mode in (None, 0o644):  # new, and left by an earlier version
+        if mode is not None:
+            path.chmod(mode)
+        history = History(str(tmp_path), "b")
+        history.event("drained", "x")
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+        history.close()
+        assert modes and set(modes.values()) == {0o600}, modes

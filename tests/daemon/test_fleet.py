@@ -165,3 +165,12 @@ def test_a_contested_drain_is_settled_within_seconds_whatever_is_wanted_then(tmp
     assert not turned(courier).take().drained  # not before its time
     clock.now += CONTEST_SECONDS[1]
     assert turned(courier).take().drained and ctld.node("n1").drained
+
+
+def test_orders_that_nobody_gives_any_more_are_forgotten(clock: Clock) -> None:
+    fleet = Fleet(RULES, clock=clock)
+    for job in range(40):
+        clock.now += 1000.0
+        token = build("xid", "aaaaaaaaaaaa", "Xid 119 on GPU 0000:1b:00.0", job=job)
+        assert held(fleet, nodes("n2", "n3"), token) is Kind.COMMON_CAUSE
+    assert len(fleet._held) <= 2

@@ -185,6 +185,17 @@ def test_jobs_are_counted(agents: Make) -> None:
     agent.until(lambda: metrics.exists() and "jobs 1.0" in metrics.read_text(), "metric of the job", seconds=30)
 
 
+def test_a_drain_waits_for_the_job_that_was_there_and_not_for_the_next(agents: Make) -> None:
+    agent = agents(agent={"interval_seconds": 0.3}).start()
+    jobs = agent.run_dir / "jobs"
+    (jobs / "11").write_text("1\trunning\t2001\t0\t5\t-\t-\t.\n")
+    agent.kernel(xid79().replace("79, pid=1234, name=python3, GPU has", "94, pid=1234, name=python3, Contained"))
+    agent.until(lambda: "waits for the job to end: xid: Xid 94" in agent.verdict().text, "the wait")
+    (jobs / "12").write_text("1\trunning\t2002\t0\t6\t-\t-\t.\n")
+    (jobs / "11").write_text("1\tended\t2001\t0\t5\t9\t-\t.\n")
+    agent.until(lambda: "drain pending: xid: Xid 94" in agent.verdict().text, "the drain")
+
+
 def test_hold(agents: Make) -> None:
     agent = agents().start()
     (agent.state_dir / "hold").write_text('{"who": "ann", "when": "now", "reason": "riser"}')

@@ -378,3 +378,13 @@ def test_what_wants_hardware_never_goes_back_by_itself(story: list[str]) -> None
             assert decision.order is not Order.RESUME
 
     play(story, tied)
+
+
+def test_a_fault_that_flickers_for_a_month_does_not_fill_the_state() -> None:
+    node = Machine(Rules(strikes_max=3))
+    node.sweep()
+    times = tuple(1e9 - 100 * n for n in range(5000, 0, -1))
+    node.state = replace(node.state, strikes={"S1": times})
+    node.sweep(fault(evidence_id="one more"))
+    assert 3 <= len(node.state.strikes["S1"]) <= 100
+    assert node.state.strikes["S1"][-1] > times[-1], "the newest are kept"

@@ -210,3 +210,17 @@ def test_no_words_are_put_back_over_a_persons_state(site: Site) -> None:
     site.ctld.update("n1", "FAIL", "ann: riser swap")
     finish(steps)
     assert site.ctld.node("n1").states == {"IDLE", "FAIL"} and reason(site) == "ann: riser swap"
+
+
+def test_a_dry_run_says_what_would_be_refused(site: Site) -> None:
+    def refused(*, lift: bool) -> str:
+        return site.protocol().foresee(site.ctld.node("n1"), lift=lift)
+
+    assert refused(lift=False) == "" and "nothing of ours" in refused(lift=True)
+    finish(site.protocol().drain("xid", "gone"))
+    assert refused(lift=False) == refused(lift=True) == ""
+    site.ctld.update("n1", "DRAIN", "ann: riser swap")
+    for lift in (False, True):
+        assert refused(lift=lift).startswith("foreign: ") and "riser swap" in refused(lift=lift)
+    assert finish(site.protocol().resume(by_hand=True)).outcome is Outcome.FOREIGN
+    assert reason(site) == "ann: riser swap"

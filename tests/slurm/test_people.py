@@ -263,6 +263,8 @@ def test_drain_and_resume_by_hand_are_noted(ward: Ward) -> None:
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
     ward.say("resume", "--reason", "mine?", code=75)
     assert ward.noted()[-1].outcome == "foreign" and "riser swap" in ward.noted()[-1].detail
+    assert "it would be refused: foreign" in ward.say("drain", "--reason", "x", "--dry-run")
+    assert json.loads(ward.say("resume", "--dry-run", "--json"))["refused"].startswith("foreign: ")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.root import Root
-from fairlead.policy.ownership import MANUAL
+from fairlead.policy.ownership import MANUAL, Owner
 
 DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 
@@ -74,11 +74,16 @@ def run(args: argparse.Namespace) -> ExitCode:
         return tell(drain.node, result, as_json=args.json, note=note)
 
 
-def dry(drain: Drain, would: str, *, as_json: bool) -> ExitCode:
-    """Print the node as it is and what would be done."""
+def dry(drain: Drain, would: str, *, lift: bool = False, adopt: bool = False, as_json: bool) -> ExitCode:
+    """Print the node as it is, what would be done, and why not."""
     state = drain.client.node(drain.node)
+    refused = drain.foresee(state, lift=lift)
+    if adopt and refused.startswith(f"{Owner.ORPHAN.value}:"):
+        refused, would = "", f"would adopt {state.reason!r} and lift it"
     if as_json:
-        print_json({"node": drain.node, "states": sorted(state.states), "reason": state.reason, "would": would})
+        states = sorted(state.states)
+        print_json({"node": drain.node, "states": states, "reason": state.reason, "would": would, "refused": refused})
     else:
-        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; {would}")
+        told = f"{would}; it would be refused: {refused}" if refused else would
+        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; {told}")
     return ExitCode.OK

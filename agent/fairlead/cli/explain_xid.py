@@ -132,12 +132,12 @@ def _lines(data: dict[str, Any]) -> list[str]:
     shown = ("description", "action", "service", "blames", "weight", "why", "since", "note", "source")
     titles = {"description": "meaning", "since": "drivers from"}
     rows = [(titles.get(key, key), str(data[key])) for key in shown if data.get(key)]
-    width = max(len(title) for title, _ in rows) + 2
+    own = ", ".join(f"{name} {value}" for name, value in (data["site"] or {}).items() if name != "document")
+    width = max(len(title) for title in (*(title for title, _ in rows), "this site" if own else "")) + 2
     for title, value in rows:
         wrapped = textwrap.wrap(value, WIDTH - width - 2) or [""]
         lines += [f"  {title:{width}}{wrapped[0]}", *(f"  {'':{width}}{more}" for more in wrapped[1:])]
-    if data["site"] is not None:
-        own = ", ".join(f"{name} {value}" for name, value in data["site"].items() if name != "document")
+    if own:
         lines.append(f"  {'this site':{width}}{own} ({data['site']['document']}, checks.xid)")
     for change in data.get("other_drivers", ()):
         lines += ["", f"Drivers {change['drivers']}: {change['name']}", ""]

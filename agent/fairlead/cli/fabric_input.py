@@ -116,14 +116,20 @@ def _fabric(args: argparse.Namespace) -> Fabric:
     if args.lldp:
         texts: dict[str, str] = {}
         for path in args.lldp:
-            files = (
-                [os.path.join(path, n) for n in sorted(os.listdir(path)) if n.endswith(".json")]
-                if os.path.isdir(path)
-                else [path]
-            )
+            files = _folder(path) if os.path.isdir(path) else [path]
             texts.update((os.path.basename(file).removesuffix(".json"), _text(file)) for file in files)
         parts.append(lldp.parse(texts))
     return merged(parts)
+
+
+def _folder(path: str) -> list[str]:
+    try:
+        files = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name.endswith(".json")]
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None
+    if not files:
+        raise InputMissing(f"{path}: no file NODE.json in it", hint="ssh NODE lldpctl -f json > NODE.json")
+    return files
 
 
 def _cliques(paths: list[str]) -> Iterator[tuple[str, frozenset[cliques.Clique]]]:

@@ -48,12 +48,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     until = moment(args.until, "--until", ahead=True) if args.until else None
     paths = [os.path.join(folder, "hold") for folder in (args.state_dir, args.run_dir)]
     if args.dry_run:
-        doing = "remove" if args.release else "write"
-        if args.json:
-            print_json({"would": doing, "file": paths[0], "until_unix": until})
-        else:
-            print(f"would {doing} {paths[0]}" + (f", until {local(until)}" if until else ""))
-        return ExitCode.OK
+        return _dry(args, paths, until)
     if os.geteuid() != 0:
         raise NeedsRoot("hold changes what the agent may do; run it as root")
     command = "hold --release" if args.release else "hold"
@@ -68,6 +63,18 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json({"held": not args.release, "outcome": note.outcome, "detail": note.detail})
     else:
         print(text)
+    return ExitCode.OK
+
+
+def _dry(args: argparse.Namespace, paths: list[str], until: float | None) -> ExitCode:
+    doing = "remove" if args.release else "write"
+    there = [path for path in paths if os.path.lexists(path)] if args.release else paths[:1]
+    if args.json:
+        print_json({"would": doing if there else "nothing", "file": there[0] if there else "", "until_unix": until})
+    elif not there:
+        print("it is not held")
+    else:
+        print(f"would {doing} {' and '.join(there)}" + (f", until {local(until)}" if until else ""))
     return ExitCode.OK
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import stat
 import sys
 from typing import Any
@@ -30,6 +31,9 @@ from fairlead.topology.slurm_node import Socket
 from fairlead.topology.topology_file import named_nodes, render_conf, render_yaml
 
 HEAD = "# Made by `fairlead slurm-config {}`.\n"
+
+
+_SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|ControlMachine)\s*=", re.IGNORECASE | re.MULTILINE)
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +73,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError("--dry-run says what --write would do", hint="add --write FILE")
     path = args.write or args.diff
     before = _running(path) if path else None
+    if before and _SLURM_CONF.search(before):
+        raise UsageError(f"{path} is a whole slurm.conf", hint="name a file of its own, which slurm.conf may include")
     wanted = fabric_input.wanted_nodes(args)
     running = _named(args.what, before, path) if before is not None else frozenset()
     made = {"gres": _gres, "nodes": _nodes, "topology": _topology}[args.what](args, wanted, running)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairlead.cli.audit import from_data, line
 from fairlead.cli.show import age_text, state_word
 from fairlead.cli.times import local
 from fairlead.policy.ownership import normalise, parse, strip_suffixes
+
+if TYPE_CHECKING:
+    from fairlead.xid.catalogue import XidEntry
 
 Table = Mapping[str, Any]
 SHOWN = 12
@@ -203,8 +206,8 @@ def _findings(status: Table) -> Iterator[str]:
             yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
         elif f.get("action", "none") != "none":
             raised = f.get("raised")
-            whose = f"{raised['why']}; the check alone says {raised['from']}" if raised else "NVIDIA's word"
-            yield f"  do:       {f['action']} ({whose}; `fairlead explain {f['check']}`)"
+            whose = f"{raised['why']}; the check alone says {raised['from']}; " if raised else _whose_word(f)
+            yield f"  do:       {f['action']} ({whose}`fairlead explain {f['check']}`)"
         yield from _device(f, status)
     if (proof := status.get("return")) and proof.get("outcome"):
         again = f"; tried again {local(proof['next_unix'])}" if proof.get("state") == "failed" and proof.get("next_unix") else ""
@@ -214,16 +217,27 @@ def _findings(status: Table) -> Iterator[str]:
         yield f"reboots:  {len(reboots)} for faults: {', '.join(map(local, reboots[-4:]))}"
 
 
-def _meaning(finding: Table) -> Iterator[str]:
-    """What NVIDIA's catalogue says about an Xid that a finding names."""
+def _entry(finding: Table) -> XidEntry | None:
+    """The catalogue's row of the Xid that a finding names."""
     match = re.match(r"Xid (\d+)", finding.get("summary", ""))
     if finding.get("check") != "xid" or not match:
-        return
+        return None
     from fairlead.xid import catalogue
 
-    entry = catalogue.look_up(int(match[1]))
-    if entry is not None:
+    return catalogue.look_up(int(match[1]))
+
+
+def _meaning(finding: Table) -> Iterator[str]:
+    """What the catalogue says about an Xid that a finding names."""
+    if entry := _entry(finding):
         yield f"  meaning:  {entry.name}: {entry.why} (`fairlead explain xid {entry.code}`)"
+
+
+def _whose_word(finding: Table) -> str:
+    """NVIDIA's, where it has published this action for the code; else it is the driver's, fairlead's or the site's."""
+    entry = _entry(finding)
+    published = entry is not None and entry.source.startswith("NVIDIA") and entry.action.value == finding["action"]
+    return "NVIDIA's word; " if published else ""
 
 
 def _device(finding: Table, status: Table) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Decode the Xid, SXid and "fallen off the bus" lines of a kernel log: what each means and what to do.
 
-fairlead xid decode FILE     a saved dmesg, journal, syslog, /dev/kmsg or fabricmanager.log; - reads standard input as it comes:
-                             journalctl -k -f | fairlead xid decode - --json
+fairlead xid decode FILE     a saved dmesg, journal (-o json too), syslog, /dev/kmsg or fabricmanager.log;
+                             - reads standard input as it comes: journalctl -k -f | fairlead xid decode - --json
 
 Codes are read as the driver meant them that wrote the log: --driver, or what the log says where the driver loads. With
 --json a line of 144 to 150 that fits NVIDIA's table has a key more, nvlink: unit, layout, part, error_status, reason,
@@ -29,7 +29,9 @@ from fairlead.xid.versions import parse_version
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
 # What a line must hold to be of interest, looked for before anything dearer is done with it.
-_WORTH = re.compile(rb"NVRM|nvidia-nvswitch|detected NVSwitch |fallen off the bus|Linux version |-- (?:Boot|Reboot) ")
+_WORTH = re.compile(
+    rb'NVRM|nvidia-nvswitch|detected NVSwitch |fallen off the bus|Linux version |-- (?:Boot|Reboot) |"MESSAGE" ?: ?\['
+)
 _HEAD = ("line", "kind", "code", "pci", "mig", "pid", "process", "action", "service", "caused_by", "blames", "text")
 _WIDTHS = (6, 8, 5, 12, 4, 7, 15, 15, 15, 9, 11, 0)  # fixed, so that a line is printed when it is read
 

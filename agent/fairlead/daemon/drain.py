@@ -262,6 +262,16 @@ class Drain:
         self.client.drain(self.node, theirs)
         return result(Outcome.FOREIGN, mine, f"put back: {theirs}")
 
+    def foresee(self, mine: NodeState, *, lift: bool) -> str:
+        """Why a drain (``lift``: a resume) by hand would be refused now, in one line; "" for nothing seen. Writes nothing."""
+        entry = self.ledger.load()
+        owner, entry = self._owner(mine, entry) if entry else (self._classify(mine, None), None)
+        if owner in (Owner.FOREIGN, Owner.ORPHAN):
+            return f"{owner.value}: {who(mine)}"
+        if not lift:
+            return "" if mine.drained else keep_off(mine.states) or self.stranger(mine)
+        return self._not_yet(mine, entry.since) if entry and mine.drained else "nothing of ours to lift"
+
     def adopt(self) -> Steps:
         """Take over a drain of fairlead's form whose ledger was lost; the caller has asked a person."""
         yield "read"

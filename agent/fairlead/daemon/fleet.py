@@ -88,8 +88,9 @@ class Fleet:
 
     def _note(self, fault: Fault, hold: Hold | None) -> None:
         """Remember since when common cause or a suspect job holds this order."""
+        now = self._clock()
+        self._held = {order: times for order, times in self._held.items() if now - times[1] < FORGET_SECONDS}
         if fault.waited or (hold is not None and hold.kind.suspicion):
-            now = self._clock()
             self._held[fault.check, fault.job] = (now - fault.waited, now)
 
     def _look(self, me: str, listed: Sequence[NodeState]) -> Look:

@@ -1,7 +1,8 @@
 """What the agent remembers: the policy's state, kernel records of this boot, samples, and what happened. SQLite, WAL.
 
 Losing it loses no safety: a damaged file is moved aside and a new one begun; where nothing can be written everything
-goes on in memory and ``trouble`` says so. Drains are in the ledger, not here.
+goes on in memory and ``trouble`` says so. Drains are in the ledger, not here. Only root may read it: kernel records name
+processes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -255,6 +257,14 @@ class History:
         self.trouble = f"{self.path}: cannot be made anew"
 
     def _connect(self) -> sqlite3.Connection:
+        try:  # root's alone: records name processes; SQLite gives its -wal and -shm the mode of the file
+            for suffix in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    fd = os.open(self.path + suffix, os.O_RDWR | os.O_CLOEXEC | (0 if suffix else os.O_CREAT), 0o600)
+                    os.fchmod(fd, 0o600)
+                    os.close(fd)
+        except OSError as e:
+            raise sqlite3.OperationalError(f"unable to open database file: {e.strerror}") from None
         db = sqlite3.connect(self.path, timeout=1.0, isolation_level="DEFERRED", check_same_thread=False)
         try:
             db.execute("PRAGMA journal_mode = WAL")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def now_of(loop: Loop, *, full_sweep: bool) -> Now:
-    """``full_sweep``: every reading is fresh."""
+    """``full_sweep``: every reading is fresh. What the first look of an agent finds has come nobody knows when: no job's."""
     gpus = () if loop.node is None or isinstance(loop.node.gpus, Missing) else loop.node.gpus
     agent, standing = loop.document.agent, loop.standing
     return Now(
@@ -33,7 +33,7 @@ def now_of(loop: Loop, *, full_sweep: bool) -> Now:
         full_sweep=full_sweep,
         serials={g.pci: g.serial for g in gpus if isinstance(g.serial, str)},
         gpus=frozenset(g.pci for g in gpus),
-        job=next(iter(loop.jobs.running)) if len(loop.jobs.running) == 1 else None,
+        job=next(iter(loop.jobs.running)) if len(loop.jobs.running) == 1 and loop.decision is not None else None,
         drain_check=standing.check,
         drain_since_seconds=standing.since,
         proof=loop.proving.state,

@@ -5,13 +5,12 @@ From a kernel log (dmesg, journalctl, syslog, /dev/kmsg, journalctl -o json) or 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from msgspec import Struct, field
 
@@ -20,7 +19,7 @@ from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
 from fairlead.errors import DataError, InputMissing
 from fairlead.model.check import KernelRecord
 from fairlead.xid.decode import BOOT
-from fairlead.xid.log import message
+from fairlead.xid.log import journal, message
 from fairlead.xid.versions import loaded
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
@@ -207,13 +206,8 @@ class _Log:
 
 def _journal(line: str) -> tuple[Stamp | None, str, str]:
     """A line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)); nothing for what is not the kernel's."""
-    try:
-        fields: Any = json.loads(line)
-        at = Stamp(int(fields["__REALTIME_TIMESTAMP"]) / 1e6)
-        text = fields["MESSAGE"] if fields.get("_TRANSPORT") == "kernel" else ""
-        return at, text if isinstance(text, str) else "", str(fields.get("_BOOT_ID", ""))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None, "", ""
+    found = journal(line)
+    return (None, "", "") if found is None else (Stamp(found[0]), found[1], found[2])
 
 
 def _history(path: str, prefixes: tuple[str, ...]) -> Recording:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeGuard, TypeVar
 
 from msgspec import Struct, field
-
-T = TypeVar("T")
 
 
 class Why(StrEnum):
@@ -26,10 +23,6 @@ class Missing(Struct, frozen=True):
 
     why: Why
     detail: str = ""
-
-
-def is_missing(value: T | Missing) -> TypeGuard[Missing]:
-    return isinstance(value, Missing)
 
 
 def unreadable(detail: str) -> Missing:

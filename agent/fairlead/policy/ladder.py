@@ -20,6 +20,7 @@ from fairlead.policy.tracks import severity_of
 
 STEPS = (Action.RESTART_APP, Action.RESET_GPU, Action.REBOOT_NODE, Action.CHECK_HARDWARE, Action.CONTACT_SUPPORT)
 NODE = "node"  # the name that faults of the node itself are kept under
+STRIKES_KEPT = 100  # of a board, the newest: a fault that flickers while its drain is held must not fill the state
 COUNTS = frozenset({"gpu_count"})  # checks that miss GPUs without naming them
 
 
@@ -63,7 +64,8 @@ def strikes(
         was = before.tracks.get(key, Track()).level
         if track.level is Level.DRAIN and was is not Level.DRAIN and _counts(check) and enforced(check, policies, rules):
             struck.update(names(check, device, before.boards, now))
-    return {**kept, **{device: (*kept.get(device, ()), now.wall_seconds) for device in struck}}
+    newest = max(STRIKES_KEPT, rules.strikes_max)
+    return {**kept, **{device: (*kept.get(device, ()), now.wall_seconds)[-newest:] for device in struck}}
 
 
 def reboots(before: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> tuple[float, ...]:

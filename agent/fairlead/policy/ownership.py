@@ -174,5 +174,5 @@ def keep_off(states: Collection[str]) -> str:
 
 
 def in_maintenance(states: Collection[str]) -> bool:
-    """Is a maintenance reservation running? Then drift and driver findings do not drain (``Now.applying``)."""
+    """Is a maintenance reservation running? Then drift and driver findings do not drain (``outcome.in_the_way``)."""
     return bool(normalise(states) & {"MAINT", "MAINTENANCE"})

@@ -1,7 +1,8 @@
 """What Slurm hides under a drain: it marks no node for a failed epilog that is drained already.
 
 slurmctld's drain_nodes() skips a drained node (src/slurmctld/node_mgr.c), so "Epilog error" is nowhere in it. slurmd's own
-log has it; and a step that nobody could kill still has its slurmstepd.
+log has it, where it logs to a file with LogTimeFormat iso8601_ms (the default), iso8601 or rfc5424 (slurm.conf(5)); of
+syslog and of other stamps nothing is seen, and of a log that was rotated only what came since.
 """
 
 from __future__ import annotations

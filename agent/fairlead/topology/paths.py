@@ -17,7 +17,6 @@ from fairlead.topology.devices import Accelerator, Linked, accelerators
 
 # src/include/graph.h PATH_*, by name: the numbers changed when P2C was put in.
 NCCL_ORDER = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
-SMI_ORDER = ("X", "PIX", "PXB", "PHB", "NODE", "SYS")
 
 
 def links_between(a: Linked, b: Linked) -> int:

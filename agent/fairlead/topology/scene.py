@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlead.model.facts import Node, PciDevice, PcieLink, unreadable
+from fairlead.model.facts import Node, PciDevice, unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
 from fairlead.topology import links, locality, nics, tree
 from fairlead.topology.devices import accelerators
@@ -57,10 +57,6 @@ class Scene:
         """The socket of a device; -1 when its NUMA node is unknown or spans several."""
         found = self._packages.get(self.numa(address), set())
         return next(iter(found)) if len(found) == 1 else -1
-
-    def nvml_link(self, address: str) -> PcieLink | None:
-        link = self._links.get(address)
-        return link if isinstance(link, PcieLink) else None
 
 
 def finding(

@@ -7,6 +7,9 @@ kernel's messages. In a syslog file the word ``kernel:`` is all there is to go b
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import msgspec
 
 _ISO = r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z)"
 _STAMP = r"\[ *\d+\.\d+(?: < *\d+\.\d+>)?\](?:\[ *[TC]\d+\])? "
@@ -42,6 +45,20 @@ def _unescaped(text: str) -> str:
     return _ESCAPES.sub(lambda m: bytes.fromhex(m[0].replace("\\x", "")).decode("utf-8", "replace"), text)
 
 
+def journal(line: str) -> tuple[float, str, str] | None:
+    """A line of ``journalctl -o json``: Unix seconds, the kernel's message ("" where it is not the kernel's), boot id; None for
+    any other line. A message that is no UTF-8 is a list of bytes (systemd.journal-fields(7), Journal JSON Format)."""
+    try:
+        fields: Any = msgspec.json.decode(line)
+        seconds, text = int(fields["__REALTIME_TIMESTAMP"]) / 1e6, fields["MESSAGE"]
+        if isinstance(text, list):
+            text = bytes(text).decode("utf-8", "replace")
+        kernel = fields.get("_TRANSPORT") == "kernel" and isinstance(text, str)
+        return seconds, text if kernel else "", str(fields.get("_BOOT_ID", ""))
+    except (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
 def message(line: str) -> str:
     """The kernel's message in one line of a log, or the line itself when it has no known prefix.
 
@@ -49,6 +66,9 @@ def message(line: str) -> str:
     Fabric Manager's log about an NVSwitch error is given in the words of the kernel's SXid line.
     """
     line = line.rstrip("\r\n")
+    if line.startswith("{"):
+        entry = journal(line)
+        return entry[1] if entry is not None else line
     fabric = _FABRIC.fullmatch(line) if line.startswith("[") else None
     if fabric:
         non, code, pci, switch, port = fabric.groups()
