@@ -19,16 +19,7 @@ from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.fleet import Hold
-from fairlead.policy.ownership import (
-    MANUAL,
-    PROLOG_ERROR,
-    Owner,
-    Token,
-    build,
-    classify,
-    keep_off,
-    parse,
-)
+from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, Owner, Token, build, classify, keep_off, parse
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState, SlurmClient
 
