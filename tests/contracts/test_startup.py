@@ -32,7 +32,9 @@ finally:
 
 def imported(*command: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", CODE, *command], capture_output=True, text=True, check=False)
-    return set(done.stderr.splitlines())
+    modules = set(done.stderr.splitlines())
+    assert "fairlead.cli" in modules, done.stderr
+    return modules
 
 
 @pytest.mark.parametrize(
