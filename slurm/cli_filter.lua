@@ -4,6 +4,8 @@
 -- - `--comment=fairlead:off`, `fairlead:minimal` or `fairlead:on`, among other words or alone, becomes FAIRLEAD_PROFILE of the job.
 --   salloc has no --export: there the prolog sees `off` in the comment, and the others have no effect.
 -- - srun marks a --cpu-bind that the user typed (FAIRLEAD_CPU_BIND=user): the task prolog leaves that step's CPUs alone.
+-- - srun --gpus-per-task without a choice of --distribution, --cpu-bind or --gpu-bind gets --distribution=*:block: Slurm 22.05
+--   deals GPU i to task i, but CPUs by turns of the sockets. With it task i has GPU i and CPUs near it on 22.05, 24.11 and 26.05 (tested).
 --
 -- What is set travels in --export, the one way in which a cli_filter reaches a job's environment. A user's own --export stays, and
 -- gets these names added; --export=NONE and NIL stay as they are. What the environment says already wins over the comment, and a
@@ -18,6 +20,15 @@ local function profile_of(comment)
 	return word and (PROFILES[word] or "off") -- malformed means off
 end
 
+local function in_order(options)
+	for _, name in ipairs({ "distribution", "gpu-bind", "tres-bind" }) do
+		local typed = options[name]
+		if typed and typed ~= "" and typed ~= "unknown" then return end
+	end
+	local gpus = options["gpus-per-task"]
+	if gpus and gpus ~= "" then options["distribution"] = "*:block" end
+end
+
 function fairlead_pre_submit(options)
 	local kind = options["type"]
 	if kind ~= "srun" and kind ~= "sbatch" then return end
@@ -26,7 +37,11 @@ function fairlead_pre_submit(options)
 	if profile then added[#added + 1] = "FAIRLEAD_PROFILE=" .. profile end
 	if kind == "srun" then
 		local typed = options["cpu-bind"]
-		if typed and typed ~= "" then added[#added + 1] = "FAIRLEAD_CPU_BIND=user" end
+		if typed and typed ~= "" then
+			added[#added + 1] = "FAIRLEAD_CPU_BIND=user"
+		elseif (os.getenv("FAIRLEAD_PROFILE") or profile) ~= "off" then
+			in_order(options)
+		end
 	end
 	if #added == 0 then return end
 	local export = options["export"] or ""

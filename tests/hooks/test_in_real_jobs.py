@@ -16,7 +16,7 @@ import pytest
 
 from fairlead.topology import plan
 from tests.hooks.stage import HOOKS
-from tests.hooks.test_on_slurm import NEAR, TOPOLOGY, cpus, lay_out, tasks
+from tests.hooks.test_on_slurm import CYCLIC, NEAR, TOPOLOGY, cpus, lay_out, tasks
 from tests.lab.cluster import Cluster
 from tests.lab.cpus import make, v1_controllers
 from tests.lab.roots import SUITES
@@ -94,7 +94,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         nodes=2,
         simulated=True,
         task_prolog=HOOKS / "task-prolog",
-        extra_conf="TaskPluginParam=autobind=cores",
+        extra_conf="TaskPluginParam=autobind=cores\nSchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1",
         binds={TOPOLOGY: inside, online: "/sys/devices/system/cpu/online", folder / "cgroup": "/sys/fs/cgroup"},
     )
     group = v1_controllers()["cpuset"] / f"fairlead-lab-{cluster.name}"
@@ -208,3 +208,57 @@ def test_another_jobs_cores_are_not_touched(site: Site) -> None:
     finally:
         site.cluster.run(["/usr/bin/scancel", str(fill)])
         site.cluster.wait_job(fill)
+
+
+@ONE_RELEASE
+def test_nodes_with_different_topologies(site: Site) -> None:
+    """n2's GPUs lie crosswise: each node's tasks follow that node's own topology, in one step."""
+    where = TASK.replace("${STEP:-s}", "$SLURMD_NODENAME")
+    options = ("-N2", "-n12", "-c14", "--gres=gpu:8", "--exclusive")
+    job = site.cluster.submit(f"#!/bin/sh\nsrun -c14 -m block:cyclic /bin/sh -c '{where}'\n", *options, user="root")
+    assert site.cluster.wait_job(job) == "COMPLETED", site.cluster.output(job)
+    nodes = {name: first(rows) for name, rows in words(site.cluster.output(job)).items()}
+    assert nodes == {"n1": [NEAR[i] for i in (0, 1, 2, 4, 5, 6)], "n2": [NEAR[i] for i in (4, 5, 6, 0, 1, 2)]}
+
+
+@ONE_RELEASE
+def test_array_tasks_and_parts_of_a_heterogeneous_job(site: Site) -> None:
+    """Two array tasks share n1 at the same time; the parts of a heterogeneous job are on n1 and n2 (whose GPUs lie crosswise)."""
+    row = TASK.replace("${STEP:-s}", "$SLURMD_NODENAME")
+    wait = "n=0; : >/tmp/{0}-$SLURM_JOB_ID-$SLURM_PROCID; "
+    wait += "while [ $(ls /tmp/{0}-* | wc -l) -lt 8 ] && [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done; "
+    script = f"#!/bin/sh\nsrun -c10 /bin/sh -c '{wait.format('arr')}{row}'\n"
+    options = ("-w", "n1", "-N1", "-n4", "-c10", "--gres=gpu:4")
+    site.cluster.submit(script, *options, "--array=0-1", "-o", "/tmp/out-arr-%a", "--wait", user="root")
+    said = [words(site.cluster.run(["/bin/cat", f"/tmp/out-arr-{index}"]).stdout)["n1"] for index in (0, 1)]
+    apart([*first(said[0]), *first(said[1])])
+    for rows in said:
+        gpus = {row[2] for row in rows}
+        assert gpus in ({"0,1,2,3"}, {"4,5,6,7"})
+        assert {int(mask.partition("-")[0]) // 56 for mask in first(rows)} == {int("4" in gpus.pop())}
+    part = "-N1 -n4 -c10 --gres=gpu:8"
+    script = f"#!/bin/sh\n#SBATCH {part}\n#SBATCH hetjob\n#SBATCH {part}\n"
+    job = site.cluster.submit(f"{script}srun --het-group=0,1 -c10 /bin/sh -c '{row}'\n", user="root")
+    assert site.cluster.wait_job(job) == "COMPLETED", site.cluster.output(job)
+    nodes = words(site.cluster.output(job))
+    sockets = {name: [int(mask.partition("-")[0]) // 56 for mask in first(rows)] for name, rows in nodes.items()}
+    assert sockets == {"n1": [0, 0, 1, 1], "n2": [1, 1, 0, 0]}, nodes
+
+
+@EVERY
+def test_cli_filter_puts_gpus_per_task_right(site: Site) -> None:
+    """Slurm 22.05 deals GPU i to task i but CPUs by turns of the sockets: the filter asks for CPUs in order where nobody chose."""
+    lay = f"mkdir -p /tmp/lua && cp /etc/slurm/*.conf /run/lab-hooks{HOOKS}/cli_filter.lua /tmp/lua/ && chmod -R a+rX /tmp/lua"
+    site.cluster.run(["/bin/sh", "-c", f"{lay} && echo CliFilterPlugins=cli_filter/lua >>/tmp/lua/slurm.conf"])
+    conf = {"SLURM_CONF": "/tmp/lua/slurm.conf"}
+    each = ("-n8", "-c14", "--gpus-per-task=1")
+
+    def seen(*options: str, **env: str) -> list[list[str]]:
+        found = tasks(site.cluster, "n1", *each, *options, script=TASK.replace("${STEP:-s} ", ""), **conf, **env)
+        return [[found[i][0], found[i][2]] for i in sorted(found)]
+
+    near = [[mask, str(gpu)] for gpu, mask in enumerate(NEAR)]
+    assert seen() == near
+    assert [mask for mask, _ in seen(FAIRLEAD_PROFILE="off")] == CYCLIC
+    for chosen in (seen("-m", "block:cyclic"), seen(SLURM_DISTRIBUTION="block:cyclic"), seen("--cpu-bind=cores")):
+        assert [mask for mask, _ in chosen] == CYCLIC
