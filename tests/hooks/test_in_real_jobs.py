@@ -26,7 +26,7 @@ from tests.topology.build import hgx
 EVERY = pytest.mark.parametrize("site", list(SUITES), indirect=True)
 ONE_RELEASE = pytest.mark.parametrize("site", ["trixie"], indirect=True)
 pytestmark = [pytest.mark.root, pytest.mark.slurm]
-#: step/local id, CPUs, OMP_NUM_THREADS
+#: step, local id, CPUs, OMP_NUM_THREADS, visible GPUs
 TASK = 'echo "${STEP:-s} $SLURM_LOCALID $(taskset -cp $$ | sed "s/.*: //") ${OMP_NUM_THREADS:--} ${CUDA_VISIBLE_DEVICES:--}"'
 
 
@@ -247,7 +247,7 @@ def test_array_tasks_and_parts_of_a_heterogeneous_job(site: Site) -> None:
 
 @EVERY
 def test_cli_filter_puts_gpus_per_task_right(site: Site) -> None:
-    """Slurm 22.05 deals GPU i to task i but CPUs by turns of the sockets: the filter asks for CPUs in order where nobody chose."""
+    """Slurm 22.05 deals GPU i to task i but CPUs by turns of the sockets: the filter asks for CPUs in order."""
     lay = f"mkdir -p /tmp/lua && cp /etc/slurm/*.conf /run/lab-hooks{HOOKS}/cli_filter.lua /tmp/lua/ && chmod -R a+rX /tmp/lua"
     site.cluster.run(["/bin/sh", "-c", f"{lay} && echo CliFilterPlugins=cli_filter/lua >>/tmp/lua/slurm.conf"])
     conf = {"SLURM_CONF": "/tmp/lua/slurm.conf"}
