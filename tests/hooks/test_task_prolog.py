@@ -83,6 +83,7 @@ LEFT_ALONE: dict[str, dict[str, str]] = {
     "a GPU for each task": {"SLURM_GPUS_PER_TASK": "1"},
     "gpu-bind": {"SLURM_GPU_BIND": "single:1"},
     "GPUs hidden by task": {"CUDA_VISIBLE_DEVICES": "0"},
+    "parts of GPUs (MIG)": {"CUDA_VISIBLE_DEVICES": "MIG-1d0f7a5e-0,MIG-1d0f7a5e-1"},
     "fewer GPUs than the step has": {"SLURM_GPUS_ON_NODE": "4"},
     "tres-per-task": {"SLURM_TRES_PER_TASK": "cpu=1,gres/gpu=1"},
     "batch step": {"SLURM_STEP_ID": "-5"},

@@ -249,6 +249,21 @@ def test_nobody_loses_by_wider_shares() -> None:
     assert plan.answer(text, masks_of(sockets), "0,1,2,3,4,5,6,7", 1, allowed=block(0, 112), cpus_on_node="112") == "- 56"
 
 
+def test_threads_that_a_hint_left_out_stay_out() -> None:
+    """hint=nomultithread on a whole node of 2 x 4 cores with 2 threads: nobody gets the second threads."""
+    cores = [plan.Core(i // 4, i // 4, i // 4, 1 << i | 1 << (i + 8)) for i in range(8)]
+    gpus = [plan.Place(g, str(g), g, 0xF0F << 4 * g) for g in (0, 1)]
+    machine = plan.Machine(0xFFFF, cores, gpus)
+    assert plan.widen(machine, [0x001, 0x010], [0x001, 0x010]) == [0x001, 0x010]
+    assert plan.widen(machine, [0x101, 0x1010], [0x101, 0x1010]) == [0xF0F, 0xF0F0]
+
+
+def test_a_single_task_with_one_core_of_a_whole_node_gets_all() -> None:
+    text = publish.render_topology(hgx())
+    for count, said in (("112", "0-111 112"), ("", "- 1"), ("56", "- 1")):
+        assert plan.answer(text, "0x1", "0,1,2,3,4,5,6,7", 0, allowed=block(0, 112), cpus_on_node=count) == said
+
+
 @pytest.mark.parametrize(
     ("masks", "gpus", "local"),
     [("0x2,0x1", "0,1", 0), ("0x1,0x2", "0,9", 0), ("0x1,0x2", "0,1", 2), ("0x1,0x2", "", 0), ("", "0,1", 0)],

@@ -361,7 +361,9 @@ def whole_node(machine: Machine, tasks: int) -> list[int]:
 
 
 def widen(machine: Machine, masks: list[int], shares: list[int]) -> list[int]:
-    """For a step that has the whole node and named no CPU count: even shares of all cores, where no task loses by it."""
+    """For a whole node and no CPU count: even shares of all cores, unless a task loses, or has part of a core by a hint."""
+    if any(mask & c.cpus not in (0, c.cpus & machine.online) for c in machine.cores for mask in masks):
+        return shares
     try:
         wide = whole_node(machine, len(masks))
     except Doubt:
