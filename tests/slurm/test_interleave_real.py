@@ -70,7 +70,7 @@ class Real:
         return True
 
     def cancel(self) -> None:
-        """By node, not by number: a slurmctld that was killed has forgotten what it had not saved, also that a job was cancelled."""
+        """By node, not by number: a slurmctld that was killed has forgotten what it had not saved, cancelled jobs too."""
         self.cluster.run(["/usr/bin/scancel", "--user=alice", f"--nodelist={self.node}"], check=False)
         self.jobs.clear()
 
