@@ -170,7 +170,7 @@ def test_wrong_use(run: Run, dump: Path, tmp_path: Path) -> None:
     assert run(*topology, "--nodes", "n[1-")[0] == ExitCode.BAD_DATA
     assert run(*topology, "--slurm-conf", tmp_path / "none")[0] == ExitCode.NO_INPUT
     assert run(*topology, "--ports", "HCA-9")[0] == ExitCode.BAD_DATA
-    assert run(*topology, "--write", tmp_path)[0] == ExitCode.UNAVAILABLE
+    assert run(*topology, "--write", tmp_path)[0] == ExitCode.NO_INPUT
 
 
 def test_both_formats_of_a_dump_and_blocks(run: Run, dump: Path, tmp_path: Path) -> None:

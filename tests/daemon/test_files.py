@@ -18,6 +18,7 @@ from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.publish import write_atomic, write_if_changed
 from fairlead.daemon.rules import applying, hold_of
+from fairlead.errors import SlurmUnavailable
 from fairlead.model.check import KernelRecord
 from fairlead.model.finding import Finding, Level
 from fairlead.policy.ownership import build
@@ -40,6 +41,14 @@ def test_ledger_comes_back(tmp_path: Path) -> None:
     assert ledger_of(tmp_path).load() == ENTRY
     ledger_of(tmp_path).save(None)
     assert ledger_of(tmp_path).load() is None or ledger_of(tmp_path).load() == ENTRY
+
+
+def test_a_lock_that_a_stopped_command_holds_is_waited_for_in_bounds(tmp_path: Path) -> None:
+    ledger, other = ledger_of(tmp_path), ledger_of(tmp_path)
+    with other.locked(), pytest.raises(SlurmUnavailable, match="another fairlead command has held"), ledger.locked(0.05):
+        pass
+    with ledger.locked(0.05):
+        pass
 
 
 def test_ledger_forgets_what_was_cleared(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
+from tests.lab.roots import LabError
 from tests.slurm.conftest import NODES, client_of, running
 from tests.slurm.interleave import sequence
 
@@ -61,18 +63,27 @@ class Real:
         if what == "mark" and not node.states & {"DRAIN", "DOWN", "FAIL"}:  # what drain_nodes() does for a prolog that failed
             self.update("DRAIN", "Prolog error")
         elif what == "job" and not self.jobs:
-            self.jobs.append(self.cluster.submit("#!/bin/sh\nsleep 600\n", f"-w{self.node}", "--no-requeue"))
+            with suppress(LabError):  # slurmctld is away
+                self.jobs.append(self.cluster.submit("#!/bin/sh\nsleep 600\n", f"-w{self.node}", "--no-requeue"))
         elif what == "no job" and self.jobs:
-            self.cluster.run(["/usr/bin/scancel", str(self.jobs.pop())])
+            self.cancel()
         return True
+
+    def cancel(self) -> None:
+        """By node, not by number: a slurmctld that was killed has forgotten what it had not saved, cancelled jobs too."""
+        self.cluster.run(["/usr/bin/scancel", "--user=alice", f"--nodelist={self.node}"], check=False)
+        self.jobs.clear()
 
     def settle(self) -> None:
         if self.jobs:
-            self.cluster.run(["/usr/bin/scancel", str(self.jobs.pop())])
+            self.cancel()
         deadline = time.monotonic() + 60
-        while {"UNKNOWN", "COMPLETING", "ALLOCATED", "MIXED"} & self.watch.node(self.node).states:
+        while states := {"UNKNOWN", "COMPLETING", "ALLOCATED", "MIXED"} & self.watch.node(self.node).states:
             assert time.monotonic() < deadline, self.watch.node(self.node)
             time.sleep(0.05)
+            if not self.steady and states & {"ALLOCATED", "MIXED"}:
+                time.sleep(0.5)
+                self.cancel()
 
     def clean(self) -> None:
         """In service, for the next sequence."""

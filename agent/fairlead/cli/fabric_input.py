@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 from functools import partial
 
+from fairlead.cli.given import text_if_there
 from fairlead.cli.recorded import recorded_nvml
 from fairlead.errors import DataError, InputMissing, UsageError
 from fairlead.model.facts import Missing
@@ -43,7 +44,7 @@ def wanted_nodes(args: argparse.Namespace) -> frozenset[str]:
     """The nodes that must be there, by --nodes and --slurm-conf; empty where neither is given."""
     found = expanded(args.nodes, "--nodes") if args.nodes else frozenset()
     if args.slurm_conf:
-        read = conf.parse(args.slurm_conf, _optional)
+        read = conf.parse(args.slurm_conf, lambda path: text_if_there(path, FILE_BYTES))
         for line in read.nodes:
             if line["nodename"].upper() != "DEFAULT":
                 found |= expanded(line["nodename"], args.slurm_conf)
@@ -179,13 +180,3 @@ def _text(path: str) -> str:
     if not text.strip():
         raise DataError(f"{path}: empty", hint="take it again")
     return text
-
-
-def _optional(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as f:
-            return f.read(64 << 20)
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise InputMissing(f"{path}: {e.strerror}") from None

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 import msgspec
 
+from fairlead.cli.given import text_of
 from fairlead.cli.show import print_json
-from fairlead.errors import ExitCode, InputMissing, UsageError
+from fairlead.errors import ExitCode, UsageError
 from fairlead.jobenv.lint import Finding, Level, Site, lint
 from fairlead.jobenv.script import read
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     found = []
     for path in args.files:
         conf = args.conf or os.path.basename(path) in {"nccl.conf", ".nccl.conf"}
-        found += [(path, finding) for finding in lint(read(_text(path), conf=conf), site)]
+        found += [(path, finding) for finding in lint(read(text_of(path, SIZE_MAX), conf=conf), site)]
     if args.json:
         print_json([_as_data(path, finding) for path, finding in found])
     else:
@@ -46,21 +46,6 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(_count(found) if found else "clean")
     levels = {finding.level for _, finding in found}
     return ExitCode.DRAIN if Level.ERROR in levels else ExitCode.WARN if Level.WARN in levels else ExitCode.OK
-
-
-def _text(path: str) -> str:
-    """The file's text. Raises InputMissing where it cannot be read, or is larger than SIZE_MAX bytes."""
-    try:
-        if path == "-":
-            data = sys.stdin.buffer.read(SIZE_MAX + 1)
-        else:
-            with open(path, "rb") as file:
-                data = file.read(SIZE_MAX + 1)
-    except (OSError, ValueError) as e:
-        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
-    if len(data) > SIZE_MAX:
-        raise InputMissing(f"{path}: more than {SIZE_MAX >> 20} MiB: not a script")
-    return data.decode("utf-8", "replace")
 
 
 def _as_data(path: str, finding: Finding) -> dict[str, object]:

@@ -9,12 +9,12 @@ failure, or an incomplete run. Speed is not judged here.
 from __future__ import annotations
 
 import argparse
-import sys
 
 import msgspec
 
+from fairlead.cli.given import text_of
 from fairlead.cli.show import columns
-from fairlead.errors import DataError, ExitCode, InputMissing
+from fairlead.errors import DataError, ExitCode
 from fairlead.nccl.results import Run, parse
 
 SIZE_MAX = 64 << 20  # bytes; -I with -J of many ranks makes a few MiB
@@ -27,8 +27,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    text = text_of(args.file, SIZE_MAX)
     try:
-        runs = parse(_read(args.file))
+        runs = parse(text)
     except DataError as e:
         raise DataError(f"{'standard input' if args.file == '-' else args.file}: {e}", hint=e.hint) from None
     for number, each in enumerate(runs):
@@ -37,21 +38,6 @@ def run(args: argparse.Namespace) -> ExitCode:
         else:
             print(("\n" if number else "") + _as_text(each))
     return max((_code(each) for each in runs), default=ExitCode.OK)
-
-
-def _read(path: str) -> str:
-    """The whole input. Raises InputMissing, or DataError for more than SIZE_MAX bytes."""
-    try:
-        if path == "-":
-            data = sys.stdin.buffer.read(SIZE_MAX + 1)
-        else:
-            with open(path, "rb") as file:
-                data = file.read(SIZE_MAX + 1)
-    except (OSError, ValueError) as e:
-        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
-    if len(data) > SIZE_MAX:
-        raise DataError(f"more than {SIZE_MAX >> 20} MiB: no output of one run is that long")
-    return data.decode("utf-8", "replace")
 
 
 def _code(each: Run) -> ExitCode:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from fairlead.cli import fabric_input, machine_input
+from fairlead.cli.given import text_if_there
 from fairlead.cli.show import print_json
 from fairlead.errors import DataError, ExitCode, HostError, UsageError
 from fairlead.topology import running_file
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.dry_run and not args.write:
         raise UsageError("--dry-run says what --write would do", hint="add --write FILE")
     path = args.write or args.diff
-    before = _running(path) if path else None
+    before = text_if_there(path, fabric_input.FILE_BYTES) if path else None
     if before and _SLURM_CONF.search(before):
         raise UsageError(f"{path} is a whole slurm.conf", hint="name a file of its own, which slurm.conf may include")
     wanted = fabric_input.wanted_nodes(args)
@@ -178,16 +179,6 @@ def _ignored(args: argparse.Namespace) -> tuple[str, ...]:
     if args.what != "topology" or args.format != "conf" or not os.path.exists(yaml):
         return ()
     return (f"Slurm 25.05 and newer read {yaml} and ignore topology.conf",)
-
-
-def _running(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as f:
-            return f.read(64 << 20)
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise HostError(f"{path}: {e.strerror}") from None
 
 
 def _diff(before: str | None, text: str, path: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -17,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.daemon.publish import write_atomic
+from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, Token
 
 FILE = "ledger.json"
@@ -24,6 +26,8 @@ FILE = "ledger.json"
 
 LATE_SECONDS = 120.0  # slurmctld may still carry out what a client sent that gave up: longer than any site's MessageTimeout
 LATE_MAX = 8
+LOCK_SECONDS = 90.0  # longer than any protocol takes with a slurmctld that just meets the deadline of every call
+LOCK_POLL_SECONDS = 0.01
 
 
 class Phase(StrEnum):
@@ -120,15 +124,25 @@ class Ledger:
         self._saved_somewhere = True
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes (the commands drain, resume, hold) off until done. Where no file can be made: no lock."""
+    def locked(self, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+        """Keep other processes (the commands drain, resume, hold) off until done. Where no file can be made: no lock.
+
+        Raises SlurmUnavailable when another one has held it for so long: it was stopped, with Ctrl-Z perhaps.
+        """
+        path = os.path.join(self.folders[1], "ledger.lock")
         try:
-            lock = os.open(os.path.join(self.folders[1], "ledger.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError:
             yield
             return
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            deadline = time.monotonic() + seconds
+            while not _try_lock(lock):
+                if time.monotonic() > deadline:
+                    raise SlurmUnavailable(
+                        f"another fairlead command has held {path} for {seconds:.0f} s", hint=f"`fuser -v {path}` names it"
+                    )
+                time.sleep(LOCK_POLL_SECONDS)
             yield
         finally:
             os.close(lock)
@@ -179,3 +193,11 @@ class Ledger:
             except OSError:
                 pass
             return None
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

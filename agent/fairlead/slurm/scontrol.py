@@ -35,6 +35,8 @@ NO_ANSWER = (
     "authentication error",
     "authentication type",
     "insane message length",
+    "header lengths are longer than data received",
+    "unexpected missing socket error",
     "message receive failure",
     "message send failure",
     "resource temporarily unavailable",

@@ -1,0 +1,38 @@
+"""Files that a command was given."""
+
+from __future__ import annotations
+
+import sys
+
+from fairlead.errors import DataError, InputMissing
+
+
+def text_of(path: str, bytes_max: int) -> str:
+    """A file's text; - for standard input. What is no UTF-8 is replaced.
+
+    Raises InputMissing where it cannot be read, DataError where it is larger than ``bytes_max``.
+    """
+    try:
+        if path == "-":
+            if sys.stdin is None:
+                raise InputMissing("standard input is closed")
+            data = sys.stdin.buffer.read(bytes_max + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(bytes_max + 1)
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
+    if len(data) > bytes_max:
+        raise DataError(f"{path}: more than {bytes_max >> 20} MiB", hint="is it the right file?")
+    return data.decode("utf-8", "replace")
+
+
+def text_if_there(path: str, bytes_max: int) -> str | None:
+    """As ``text_of`` for a file; None where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(bytes_max)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as e:
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
