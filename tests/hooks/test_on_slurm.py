@@ -147,7 +147,8 @@ def real(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if not {"cpuset"} <= set(v1_controllers()) or sorted(os.sched_getaffinity(0))[:2] != [0, 1]:
         pytest.skip("needs CPUs 0 and 1 and a v1 cpuset controller")
     inside = f"/run/lab-hooks{TOPOLOGY}"
-    cluster = Cluster(request.param, nodes=0, real=True, cgroup=True, task_prolog=HOOKS / "task-prolog", binds={TOPOLOGY: inside})
+    hook, site = HOOKS / "task-prolog", "TaskPluginParam=autobind=cores"
+    cluster = Cluster(request.param, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, extra_conf=site)
     with running(cluster) as up:
         lay_out(up, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
         yield up
@@ -178,6 +179,16 @@ def test_real_status_agrees(real: Cluster) -> None:
     script = 'echo "$SLURM_LOCALID $(grep Cpus_allowed_list /proc/$$/status | cut -f2) $(sh -c "nproc")"'
     found = tasks(real, "r1", "-n2", "-c1", "--gres=gpu:2", script=script)
     assert found == {0: ["1", "1"], 1: ["0", "1"]}
+
+
+def test_real_one_core_mask_on_a_whole_node(real: Cluster) -> None:
+    """In a real cpuset: a single task that has the node gets both cores; one that asked for one keeps it; --exact has one."""
+    look = 'echo "$STEP $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
+    steps = (("wide", ""), ("asked", "-c1"), ("exact", "--exact"))
+    script = "#!/bin/sh\n" + "".join(f"STEP={name} srun {option} sh -c '{look}'\n" for name, option in steps)
+    job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2")
+    real.wait_job(job, "COMPLETED")
+    assert real.output(job) == "wide 0-1\nasked 0\nexact 0\n"
 
 
 @pytest.mark.parametrize("suite", ["trixie", *(pytest.param(s, marks=pytest.mark.slow) for s in SUITES if s != "trixie")])
