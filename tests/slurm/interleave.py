@@ -231,7 +231,8 @@ def sequence(world: World, folder: Path, chance: random.Random, counts: Counter[
     try:
         for _ in range(length):
             _random(world, monitor, clock, agents, chance)
-        _rest(world, monitor, clock, agents)
+        with world.rest():
+            _rest(world, monitor, clock, agents)
     except (Exception, Violation) as e:
         raise AssertionError(f"{type(e).__name__}: {e}\n" + "\n".join(monitor.story)) from e
     finally:

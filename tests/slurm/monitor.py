@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from fairlead.errors import SlurmError
@@ -20,8 +21,9 @@ STOPPED = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"})
 
 class World(Protocol):
     """One node of a slurmctld. ``update`` is a person's `scontrol update`, ``event`` anything else of ``events``: True when it
-    could happen. ``settle``: what is under way in slurmctld comes to its end; the node is up and registered. ``watch``: the
-    monitor's client, which waits for an answer. ``away``: the agents get none. ``steady``: nothing changes by itself."""
+    could happen. ``rest``: nothing is to disturb what is done in it. ``settle``: what is under way in slurmctld comes to its
+    end; the node is up and registered. ``watch``: the monitor's client, which waits for an answer. ``away``: the agents get
+    none. ``steady``: nothing changes by itself."""
 
     client: SlurmClient
     watch: SlurmClient
@@ -35,6 +37,8 @@ class World(Protocol):
     def event(self, what: str) -> bool: ...
 
     def settle(self) -> None: ...
+
+    def rest(self) -> AbstractContextManager[None]: ...
 
 
 class Violation(BaseException):

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,9 @@ class Modelled:
         self.client = self.watch = self.ctld
         self.away = False
         self.steady = False
+
+    def rest(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def update(self, state: str, reason: str) -> None:
         self.ctld.update("n1", state, reason)
@@ -94,6 +98,7 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("release", ["22", "24", "26"])
+@pytest.mark.timeout(900)
 def test_interleavings_on_the_model(memory: Path, release: str, capsys: pytest.CaptureFixture[str]) -> None:
     counts: Counter[str] = Counter()
     began = time.monotonic()
