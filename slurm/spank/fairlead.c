@@ -226,7 +226,9 @@ static int is_slurms(spank_t sp, const char *gpus) {
     if (is_set(sp, "SLURM_TRES_PER_TASK") && (!*env(sp, "SLURM_TRES_PER_TASK", word, sizeof word) || strstr(word, "gpu"))) return 0;
     if (number(env(sp, "SLURM_GPUS_ON_NODE", word, sizeof word), TASKS_MAX) != items(gpus)) return 0;
     if (!is_set(sp, "CUDA_VISIBLE_DEVICES")) return 1;
-    return items(env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible)) == items(gpus);
+    const char *shown = env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible);
+    if (strstr(shown, "MIG")) return 0; /* Slurm's indices count the parts there, not the GPUs */
+    return items(shown) == items(gpus);
 }
 
 /* Are gpus all of the node's, by the published topology? */
