@@ -14,7 +14,9 @@ CHECKS = {
 BAD = Finding(check="slow", level=Level.DRAIN, device="mlx5_0/1", summary="port is down", evidence_id="")
 
 
-def look(state: PolicyState, second: int, *found: Finding, thorough: bool = False, wake: bool = False, **more: object) -> Decision:
+def look(
+    state: PolicyState, second: int, *found: Finding, thorough: bool = False, wake: bool = False, **more: object
+) -> Decision:
     """One sweep at ``second``; between thorough looks only the quick check runs; a wake runs the slow one on old facts."""
     made = Now(boot_seconds=1000.0 + second, wall_seconds=1e9 + second, boot_id="b1", full_sweep=not wake)
     ran = {"slow"} if wake else None if thorough else {"quick"}
@@ -35,7 +37,8 @@ def test_a_wake_that_says_the_same_again_confirms_nothing() -> None:
     state = look(PolicyState(), 0, BAD, thorough=True).state
     for second in range(1, 5):
         decision = look(state, second, BAD, wake=True)
-        assert (decision.order, decision.state.tracks["slow/mlx5_0/1"].window) == (Order.KEEP, state.tracks["slow/mlx5_0/1"].window)
+        before, after = (s.tracks["slow/mlx5_0/1"].window for s in (state, decision.state))
+        assert decision.order is Order.KEEP and before == after
         state = decision.state
     news = replace(BAD, summary="port went down", evidence_id="b1:77")
     assert look(state, 5, BAD, news, wake=True).order is Order.DRAIN, "a record that is new is a reading of its own"
