@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
+
+if TYPE_CHECKING:
+    from fairlead.model.host_facts import Host
 
 
 class Why(StrEnum):
@@ -209,6 +213,7 @@ class Node(Struct, frozen=True, kw_only=True):
     stuck: StuckCall | None = None
     gpu_links: tuple[GpuLink, ...] = ()
     thorough: bool = True
+    host: Host | Missing = Missing(Why.UNREADABLE, "not read")
     texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | Missing | None:
