@@ -13,6 +13,8 @@ import subprocess
 import time
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.host_facts import Space, UnitState
 
@@ -138,8 +140,9 @@ def _space(path: str, question: Question) -> Space:
                 waiting_seconds=waited,
             )
         answer = unreadable(f"stat: {' '.join(numbers)[:100]!r}")
-    why = answer if answer is not None else unreadable(f"no answer for {waited:.0f} s")
-    return unanswered(path, why, waited)
+    if answer is not None:
+        return replace(unanswered(path, answer, waited), failed=answer.detail if " ended with " in answer.detail else "")
+    return unanswered(path, unreadable(f"no answer for {waited:.0f} s"), waited)
 
 
 def unanswered(path: str, why: Missing, waited_seconds: float = 0.0) -> Space:

@@ -78,7 +78,13 @@ def mounts(root: Root) -> tuple[MountPoint, ...] | Missing:
         if len(fields) < 6 or len(options) < 3:
             continue
         path = _plain(fields[4])
-        found[path] = MountPoint(path=path, kind=options[0], source=_plain(options[1]), read_only="ro" in options[2].split(","))
+        found[path] = MountPoint(
+            path=path,
+            kind=options[0],
+            source=_plain(options[1]),
+            read_only="ro" in options[2].split(","),
+            flagged_read_only="ro" in fields[5].split(","),
+        )
     return tuple(found.values()) or unreadable("/proc/1/mountinfo: no mount in it")
 
 

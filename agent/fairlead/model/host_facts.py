@@ -67,6 +67,7 @@ class MountPoint(Struct, frozen=True, kw_only=True):
     kind: str  # ext4, xfs, nfs4, tmpfs, ...
     source: str
     read_only: bool
+    flagged_read_only: bool = False  # this view of it
 
 
 class FsErrors(Struct, frozen=True, kw_only=True):
@@ -79,8 +80,8 @@ class FsErrors(Struct, frozen=True, kw_only=True):
 class Space(Struct, frozen=True, kw_only=True):
     """statfs of one declared mount, asked by a process of its own. ``waiting_seconds``: it has not answered for so long.
 
-    ``device_type`` is the file system's magic number. Bytes available to users, as df counts them; inodes 0 of 0 where the
-    file system has none.
+    failed: what it said instead of an answer, such as a stale file handle. Bytes available to users, as df counts them;
+    inodes 0 of 0 where the file system has none.
     """
 
     path: str
@@ -89,6 +90,7 @@ class Space(Struct, frozen=True, kw_only=True):
     total_inodes: int | Missing
     free_inodes: int | Missing
     waiting_seconds: float = 0.0
+    failed: str = ""
 
 
 class StuckTask(Struct, frozen=True, kw_only=True):
