@@ -26,6 +26,7 @@ from fairlead.xid import parse
 FILE = "history.sqlite"
 SCHEMA = 2  # 2: a kernel record knows the jobs and users on its GPU
 SAMPLE_SECONDS = 60.0  # one value per counter and minute at most, ...
+STILL_SECONDS = 600.0
 KEEP_SECONDS = 7200.0  # ... for two hours: twice the longest window of a check
 RETRY_SECONDS = 60.0
 EVENTS_KEPT = 1000
@@ -132,7 +133,8 @@ class History:
         return (self.boot_id, record.sequence, record.seconds, record.priority, record.text, jobs, uids)
 
     def add_samples(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> None:
-        """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; at most one a minute of each."""
+        """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; at most one a minute of each, and of one
+        that stands still one in ten minutes and the last: most counters of a healthy node never move."""
         for device, name, value in values:
             series = self._samples.setdefault((device, name), [])
             if series and seconds - series[-1].seconds < SAMPLE_SECONDS:
@@ -140,6 +142,11 @@ class History:
             sample = Sample(device=device, name=name, seconds=seconds, value=value)
             while series and seconds - series[0].seconds > KEEP_SECONDS:
                 series.pop(0)
+            still = len(series) > 1 and series[-2].value == series[-1].value == value
+            if still and seconds - series[-2].seconds < STILL_SECONDS:
+                gone = series.pop()
+                if gone in self._unsaved:
+                    self._unsaved.remove(gone)
             series.append(sample)
             self._unsaved.append(sample)
             self._past = None

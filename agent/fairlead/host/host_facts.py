@@ -91,6 +91,17 @@ def read_recorded(path: str) -> dict[str, Any] | Missing:
     return data if isinstance(data, dict) else unreadable(f"{path}: not a JSON object")
 
 
+def recorded_of(host: Host) -> dict[str, Any]:
+    """What ``host.json`` holds of a host: answers only, not what was asked in vain."""
+    said: dict[str, Any] = {"schema": 1}
+    if isinstance(host.spaces, tuple):
+        said["spaces"] = [msgspec.to_builtins(s) for s in host.spaces if not isinstance(s.total_bytes, Missing)]
+    for key, value in (("clock", host.clock), ("units", host.units), ("tasks", host.tasks)):
+        if not isinstance(value, Missing):
+            said[key] = msgspec.to_builtins(value)
+    return said
+
+
 def _part(recorded: dict[str, Any] | Missing, key: str, kind: type[T]) -> T | Missing:
     if isinstance(recorded, Missing):
         return recorded
