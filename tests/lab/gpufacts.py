@@ -14,6 +14,8 @@ from tests.lab.models import Model
 
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999
 DRIVER_VERSION = "570.172.08"
+# Counters that only NVLink 5 has
+NVLINK5 = ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors")
 # What the driver still answers for a GPU that is lost.
 IDENTITY = ("index", "pci", "pci_device_id", "pci_subsystem_id", "uuid", "minor")
 
@@ -51,7 +53,8 @@ def gpu_facts(
     sram = [f"{when}_{what}" for when in ("volatile", "aggregate")
             for what in ("corrected", "uncorrected_parity", "uncorrected_secded")]  # fmt: skip
     link = {"active": 1, "version": g.nvlink_version, "remote": "switch",
-            "crc_errors": 0, "replay_errors": 0, "recovery_errors": 0}  # fmt: skip
+            "crc_errors": 0, "replay_errors": 0, "recovery_errors": 0,
+            **{key: error(NOT_SUPPORTED) for key in NVLINK5}}  # fmt: skip
     return {
         "index": index,
         "pci": pci,
@@ -92,6 +95,7 @@ def gpu_facts(
         "utilization": {"gpu_percent": 0, "memory_percent": 0},
         "performance_state": 0,
         "recovery_action": 0,
+        "inforom_valid": 1,
         "fabric": {"state": 3, "status": 0, "clique_id": 0, "cluster_uuid": "0" * 32} if g.fabric else error(NOT_SUPPORTED),
         "nvlink": [dict(link) for _ in range(g.nvlinks)],
         "cpu_affinity": cpus,

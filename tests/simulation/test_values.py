@@ -163,6 +163,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "utilization.memory_percent": lambda h: n.nvmlDeviceGetUtilizationRates(h).memory,
     "performance_state": n.nvmlDeviceGetPerformanceState,
     "recovery_action": _field(230),
+    "inforom_valid": lambda h: 1 if n.nvmlDeviceValidateInforom(h) is None else 0,
     "fabric.state": _fabric("state"),
     "fabric.status": _fabric("status"),
     "fabric.clique_id": _fabric("cliqueId"),

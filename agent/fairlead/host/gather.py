@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from fairlead.host import cpus, gpu, kernel, kfd, network, pci, process
+from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
 from fairlead.host.root import Root
 from fairlead.model.facts import Cpu, Gpu, GpuLink, Missing, Nic, Node, NumaNode, PciDevice, StuckCall
 
@@ -38,6 +38,7 @@ class Gatherer:
         self._cpus: tuple[Cpu, ...] = ()
         self._nics: tuple[Nic, ...] = ()
         self._links: tuple[GpuLink, ...] = ()
+        self._aer: dict[str, tuple[aer.Counts, aer.Counts]] = {}
         self._virtual: bool | Missing | None = None
         self._name = kernel.node_name(root)
         self._module: str | Missing = ""
@@ -55,6 +56,7 @@ class Gatherer:
         if thorough:
             self._next_thorough = now + self._slow_seconds
             self._look_at_cpus(now)
+            self._aer = aer.of_gpus(root, nvidia_gpus(devices))
             self._links = kfd.links(root) if any(d.vendor == _AMD for d in devices) else ()
             if self._virtual is None or isinstance(self._virtual, Missing):
                 self._virtual = kernel.virtual(root)
@@ -73,7 +75,7 @@ class Gatherer:
             pci=devices,
             nics=self._nics,
             driver=gpu.driver(nvml, self._module),
-            gpus=gpus if isinstance(gpus, Missing) else name_the_lost(gpus, devices),
+            gpus=gpus if isinstance(gpus, Missing) else aer.on_gpus(name_the_lost(gpus, devices), self._aer),
             stuck=stuck,
             gpu_links=self._links,
             texts=dict(self._texts),
