@@ -65,4 +65,5 @@ check = Check(
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
+    slow=True,
 )

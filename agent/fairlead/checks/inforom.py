@@ -52,4 +52,5 @@ check = Check(
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
+    slow=True,
 )

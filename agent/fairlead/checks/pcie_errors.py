@@ -180,4 +180,5 @@ check = Check(
     boot_grace_seconds=120,
     wakes_on=("pcieport ", "nvidia "),
     samples=samples,
+    slow=True,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fairlead import checks
 from fairlead.config import Document
 from fairlead.daemon.history import History
@@ -18,10 +20,13 @@ def before(history: History, node: Node) -> None:
         history.forget_readable((), everything=True)
 
 
-def after(history: History, document: Document, node: Node, seconds: float, *, thorough: bool) -> None:
-    """After it was judged. ``seconds``: CLOCK_BOOTTIME of the look. thorough: also what rarely changes."""
+def after(
+    history: History, document: Document, node: Node, seconds: float, *, ran: Collection[str] | None, thorough: bool
+) -> None:
+    """After it was judged. ``seconds``: CLOCK_BOOTTIME of the look. ran: the checks that judged it (None: all). thorough:
+    also what rarely changes."""
     for name, check in checks.load().items():
-        if check.samples is not None and document.checks[name].enabled:
+        if check.samples is not None and document.checks[name].enabled and (ran is None or name in ran):
             history.add_samples(seconds, check.samples(node))
     if thorough:
         fields = readable_fields(node)

@@ -78,6 +78,7 @@ class Gatherer:
             gpus=gpus if isinstance(gpus, Missing) else aer.on_gpus(name_the_lost(gpus, devices), self._aer),
             stuck=stuck,
             gpu_links=self._links,
+            thorough=thorough,
             texts=dict(self._texts),
         )
 
