@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
-from fairlead.model.missing import Missing as Missing  # noqa: PLC0414  (found here by everybody)
+from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
 from fairlead.model.missing import Why as Why  # noqa: PLC0414
 from fairlead.model.missing import unreadable as unreadable  # noqa: PLC0414
 

@@ -1,4 +1,4 @@
-"""Values that are not there, and why. Every other noun may hold one."""
+"""A value that is not there, and why."""
 
 from __future__ import annotations
 
