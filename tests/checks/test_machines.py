@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairlead import checks, config
+from fairlead.daemon.judge import reads
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.check import Past
@@ -29,7 +30,7 @@ NOT_OF_NVML = ("xid", "driver_library", "driver_version", "fabric_manager", "gpu
 def judged(tree: Path, raw: object = None) -> list[Finding]:
     document = config.profile_document("n1", tree.name.partition(".")[0])
     answer = json.loads((tree / "nvml.json").read_text()) if raw is None else raw
-    node = gather(Root(str(tree)), answer, unsupported=document.unsupported)
+    node = gather(Root(str(tree)), answer, reads=reads(document), unsupported=document.unsupported)
     return [f for name, c in checks.load().items() for f in c.judge(node, Past(available=True), document.checks[name])]
 
 

@@ -31,3 +31,21 @@ def write_daemon(tree: Path, name: str, pid: int, state: str = "S") -> None:
 def write_process(tree: Path, pid: int, group: str) -> None:
     """A process in a control group of the v2 hierarchy."""
     put(tree / f"proc/{pid}/cgroup", f"0::{group}")
+
+
+def has_fabric_manager(tree: Path) -> bool:
+    """Whether one runs on this machine."""
+    return (tree / f"proc/@{FABRIC_MANAGER}").is_dir()
+
+
+def write_fabric_manager_unit(units: Path) -> None:
+    """A unit for hosts with systemd whose process has the fabric manager's name, and does nothing."""
+    (units / "nvidia-fabricmanager.service").write_text(
+        "[Unit]\nDescription=A process with the name of the fabric manager\nBefore=fairlead-agent.service\n"
+        "[Service]\n"
+        "ExecStart=/bin/sh -c 'echo nv-fabricmanager >/proc/$$$$/comm; while sleep 3600; do :; done'\n"
+        "ExecStartPost=/bin/sh -c 'until grep -q nv-fabric /proc/$MAINPID/comm; do sleep 0.01; done'\n"
+    )
+    wanted = units / "multi-user.target.wants"
+    wanted.mkdir(exist_ok=True)
+    (wanted / "nvidia-fabricmanager.service").symlink_to("/etc/systemd/system/nvidia-fabricmanager.service")
