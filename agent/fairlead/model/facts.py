@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from fairlead.model.gpu_health import AerCounts, RetiredPages
+from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
 from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
 from fairlead.model.missing import Why as Why  # noqa: PLC0414
 from fairlead.model.missing import unreadable as unreadable  # noqa: PLC0414
@@ -67,6 +68,7 @@ class GpuProcess(Struct, frozen=True):
 
     pid: int
     used_bytes: int
+    owner: Owner | Missing = NOT_READ
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     inforom_valid: bool | Missing = Missing(Why.UNREADABLE, "not read")  # nvmlDeviceValidateInforom
     aer: AerCounts | Missing | None = None  # None: the kernel keeps no such counts of it
     port_aer: AerCounts | Missing | None = None  # of the port above the GPU
+    load: GpuLoad = GpuLoad()
 
 
 class Driver(Struct, frozen=True, kw_only=True):
@@ -110,6 +113,8 @@ class Driver(Struct, frozen=True, kw_only=True):
     library_version: str | Missing  # nvmlSystemGetDriverVersion
     nvml_version: str | Missing
     cuda_version: int | Missing  # 12080 means 12.8
+    init_code: int = 0  # why NVML as a whole does not answer (nvmlReturn_t), 0 when it does or nobody knows
+    software: Software = Software()
 
 
 class StuckCall(Struct, frozen=True, kw_only=True):
