@@ -3,7 +3,8 @@
 slurmctld has no compare-and-swap: a second drain erases the first reason. So every change is read, intent on disk,
 write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``outcome.finish``
 runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
-next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2.
+next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2; and 2
+more where a young drain is gone.
 """
 
 from __future__ import annotations
@@ -45,11 +46,9 @@ class Drain(OwnNode):
                 if why := keep_off(mine.states):
                     return result(Outcome.HELD, mine, why)
                 return (yield from self._take_over(summary, read_at))
-            return (yield from self._stand(entry, listed, read_at))
+            return (yield from self._stand(entry, mine, listed, read_at))
         if entry.phase is not Phase.DRAINING:
-            yield "save"
-            marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
-            gone = replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
+            gone = yield from self._gone(entry, owner, mine)
             if check == MANUAL and gone.outcome not in (Outcome.FOREIGN, Outcome.HELD):
                 return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
             return gone
@@ -76,15 +75,15 @@ class Drain(OwnNode):
         entry = replace(entry, sent=0.0)
         owner, entry = self._owner(mine, entry)
         if owner is Owner.OURS:
-            return replace((yield from self._stand(entry, listed, read_at)), window_seconds=window)
-        yield "save"
-        return replace(self._forget(replace(entry, phase=Phase.DRAINED), owner, mine), window_seconds=window)
+            return replace((yield from self._stand(entry, mine, listed, read_at)), window_seconds=window)
+        entry = replace(entry, phase=Phase.DRAINED, written=self._just_now(mine))
+        return replace((yield from self._gone(entry, owner, mine, again=False)), window_seconds=window)
 
     def _take_over(self, summary: str, read_at: float) -> Steps:
         """A person's words in place of the agent's own: the node is drained already, and from now on until that person
         says otherwise."""
         before = self.ledger.load()
-        entry = replace(self._intent(before, MANUAL, summary, None), phase=Phase.DRAINED)
+        entry = replace(self._intent(before, MANUAL, summary, None), phase=Phase.DRAINED, written=self._just_now())
         yield "save"
         self.ledger.save(entry)
         yield "write"
@@ -94,7 +93,9 @@ class Drain(OwnNode):
         mine = self._node()
         entry = replace(entry, sent=0.0)
         owner, entry = self._owner(mine, entry)
-        return (yield from self._stand(entry, (), 0.0)) if owner is Owner.OURS else self._forget(entry, owner, mine)
+        if owner is Owner.OURS:
+            return (yield from self._stand(replace(entry, phase=Phase.DRAINING), mine, (), 0.0))
+        return (yield from self._gone(replace(entry, written=self._just_now(mine)), owner, mine, again=False))
 
     def resume(self, *, by_hand: bool = False) -> Steps:
         """Lift our own drain, and only that. ``by_hand``: a person does; the ledger goes on naming the drain, so that the
@@ -118,6 +119,8 @@ class Drain(OwnNode):
         owner, entry = self._owner(mine, entry)
         if owner not in (Owner.OURS, Owner.COVERED) or not mine.drained:
             if by_hand and owner is Owner.FREE and entry.phase is not Phase.DRAINING:
+                yield "save"
+                self.ledger.save(replace(entry, written=0))  # whoever or whatever has lifted it, a person wants it so
                 return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")  # the agent is to hear of it too
             yield "save"
             return self._forget(replace(entry, lifting=0.0), owner, mine)
@@ -147,7 +150,7 @@ class Drain(OwnNode):
         if theirs := erased(mine, ours):
             self.ledger.save(replace(entry, phase=Phase.TAKEN))
             return replace((yield from self._put_back(mine, theirs, read_at)), window_seconds=window)
-        self.ledger.save(replace(entry, phase=Phase.DRAINED) if by_hand else self._left(entry))
+        self.ledger.save(replace(entry, phase=Phase.DRAINED, written=0) if by_hand else self._left(entry))
         return replace(result(Outcome.RESUMED, mine), window_seconds=window)
 
     def look(self, *, prolog_refused: bool = False, lift: bool = False, since: float = 0.0) -> Steps:
@@ -182,13 +185,12 @@ class Drain(OwnNode):
             return self._unknown(mine)
         owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.OURS and mine.drained:
-            return (yield from self._stand(entry, listed, read_at))
-        yield "save"
+            return (yield from self._stand(entry, mine, listed, read_at))
         if owner is Owner.COVERED:
+            yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED))
             return result(Outcome.DRAINED, mine, who(mine))
-        marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
-        return replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
+        return (yield from self._gone(entry, owner, mine))
 
     def _unmark(self, before: Entry | None, marked: NodeState, read_at: float) -> Steps:
         """Lift Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
@@ -224,15 +226,14 @@ class Drain(OwnNode):
         self.ledger.save(self._entry(found, Phase.DRAINED))
         return result(Outcome.DRAINED, mine, mine.reason)
 
-    def _stand(self, entry: Entry, listed: tuple[NodeState, ...], read_at: float) -> Steps:
+    def _stand(self, entry: Entry, mine: NodeState, listed: tuple[NodeState, ...], read_at: float) -> Steps:
         """Our drain is there: keep it, or undo it where it is past a limit that looks across nodes."""
         over: Hold | None = None
-        mine = self._own(listed) if listed else None
-        if mine is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
+        if listed and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             over = self.fleet.after(self.node, entry.token, listed)
-        if mine is not None and over is not None and over.wait:
+        if over is not None and over.wait:
             return replace(result(Outcome.CONTESTED, mine, over.text), limit=over)
-        if mine is not None and over is not None:
+        if over is not None:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self._saved()))
             yield "undo"
@@ -241,10 +242,33 @@ class Drain(OwnNode):
             yield "save"
             self.ledger.save(self._left(replace(entry, sent=0.0)))
             return replace(result(Outcome.OVER_BUDGET, mine, over.text), limit=over, undone=True)
-        if entry.phase is not Phase.DRAINED or entry.sent:
+        stands = self._seen(entry, mine)
+        if stands != entry:
             yield "save"
-            self.ledger.save(replace(entry, phase=Phase.DRAINED, sent=0.0))
-        return Result(outcome=Outcome.DRAINED, detail=entry.token.text, states=mine.states if mine else frozenset())
+            self.ledger.save(stands)
+        return result(Outcome.DRAINED, mine, entry.token.text)
+
+    def _gone(self, entry: Entry, owner: Owner, mine: NodeState, *, again: bool = True) -> Steps:
+        """Our drain, or one that we have just written, does not stand (any more). A slurmctld that was killed forgets what it had
+        not saved: then nobody need have lifted it, and it is to be made again: a person's (``again``) here, the agent's by its
+        next order. RPCs: 2 more, for a drain that is young."""
+        marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: ours had gone before
+        owner = Owner.FREE if marked else owner
+        young = entry.written and entry.phase in (Phase.DRAINED, Phase.TAKEN)
+        if young and (mine.drained or not keep_off(mine.states)):
+            yield "ask"
+            lost = self.client.began() >= entry.written
+            if lost and entry.manual and again and (why := self.barred()):
+                return result(Outcome.HELD, mine, f"slurmctld has lost our drain, which is not made again: {why}")
+            if lost and owner is Owner.FREE:
+                yield "save"
+                self.ledger.save(self._left(entry))
+                if entry.manual and again:
+                    return (yield from self.drain(MANUAL, entry.token.summary))
+                return replace(result(Outcome.LOST, mine, f"slurmctld has lost {entry.token.text}"), marked=marked)
+            entry = replace(entry, phase=Phase.DRAINING, written=0) if lost else self._aged(entry)
+        yield "save"
+        return replace(self._forget(entry, owner, mine), marked=marked)
 
     def _forget(self, entry: Entry, owner: Owner, mine: NodeState) -> Result:
         """The node is not drained by us (any more): by whom, or by nobody; and what that means."""

@@ -17,6 +17,10 @@ from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState, SlurmClient
 
 STALE_SECONDS = 2.0  # how long a reading is good for: it bounds the window in which another's change could be overwritten
+#: slurmctld saves what has changed up to 5 s later (SAVE_MAX_WAIT, slurmctld/state_save.c), and that takes it a moment. What
+#: one that is killed had not saved is gone.
+UNSAVED_SECONDS = 15.0
+SKEW_SECONDS = 5.0  # between this node's clock and slurmctld's
 SAVED_SECONDS = 30.0  # and the intent in the ledger, whose time says until when what was sent may still arrive
 
 
@@ -53,6 +57,8 @@ class OwnNode:
         self.clock = clock
         self._saved_at = self._saved_wall = 0.0
         self._asked_at = 0.0  # Unix time before the last reading: what arrived later is not in it
+        self._asked = 0.0  # the same by the clock
+        self._stood: tuple[int, float] = (0, 0.0)  # the entry's ``written``, and since when we know that it stands
 
     def foresee(self, mine: NodeState, *, lift: bool) -> str:
         """Why a drain (``lift``: a resume) by hand would be refused now, in one line; "" for nothing seen. Writes nothing."""
@@ -72,6 +78,22 @@ class OwnNode:
         if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS or stepped:
             self.ledger.save(otherwise)
             raise SlurmUnavailable(f"{now - read_at:.0f} s went by after the reading of {self.node}: not written")
+
+    def _seen(self, entry: Entry, mine: NodeState) -> Entry:
+        """The entry of our drain, which stands. Until it has stood for ``UNSAVED_SECONDS`` slurmctld may not have saved it."""
+        written = entry.written if entry.phase is Phase.DRAINED and not entry.sent else max(1, mine.reason_time)
+        return self._aged(replace(entry, phase=Phase.DRAINED, sent=0.0, written=written))
+
+    def _aged(self, entry: Entry) -> Entry:
+        """The entry of a node that is drained, by us or in our place, as it was at the last reading: has that been saved?"""
+        if self._stood[0] != entry.written:
+            self._stood = (entry.written, self.clock())
+        return replace(entry, written=0) if self._asked - self._stood[1] >= UNSAVED_SECONDS else entry
+
+    def _just_now(self, mine: NodeState | None = None) -> int:
+        """``Entry.written`` of what was written a moment ago, and whose own time is not known: by now somebody else's words stand
+        there, whose time is (``mine``), or none."""
+        return max(1, mine.reason_time if mine is not None and mine.drained else int(self.wall() - SKEW_SECONDS))
 
     def _left(self, entry: Entry) -> Entry | None:
         return entry.dropped(self._asked_at)
@@ -94,11 +116,11 @@ class OwnNode:
         return self.hidden(since)
 
     def _node(self) -> NodeState:
-        self._asked_at = self.wall()
+        self._asked_at, self._asked = self.wall(), self.clock()
         return self.client.node(self.node)
 
     def _nodes(self) -> tuple[NodeState, ...]:
-        self._asked_at = self.wall()
+        self._asked_at, self._asked = self.wall(), self.clock()
         return self.client.nodes()
 
     def _own(self, listed: tuple[NodeState, ...]) -> NodeState:
