@@ -52,18 +52,19 @@ STATUS_SECONDS = 10.0
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 
 
-def run(document_path: str, *, root: Root, once: bool = False) -> int:
+def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = False) -> int:
     """Run the agent until SIGTERM; its exit code. ``once``: one sweep, no word to Slurm, the verdict's exit code.
+    ``ask_nvml``: of a recorded tree too it is NVML that is asked, not nvml.json.
 
     Raises ConfigError or InputMissing for a document that cannot be read at the start.
     """
-    return Loop(document_path, load_document(document_path), root).run(once=once)
+    return Loop(document_path, load_document(document_path), root, ask_nvml=ask_nvml).run(once=once)
 
 
 class Loop:
     """All that the agent is; every thread, file and process has its one owner below."""
 
-    def __init__(self, document_path: str, document: Document, root: Root) -> None:
+    def __init__(self, document_path: str, document: Document, root: Root, *, ask_nvml: bool = False) -> None:
         self.document_path = document_path
         self.document = document
         self.root = root
@@ -72,7 +73,7 @@ class Loop:
             os.makedirs(state_dir, mode=0o755, exist_ok=True)
         except OSError as e:
             log.line(log.ERROR, "no state directory", error=f"{state_dir}: {e.strerror}")
-        self.senses = Senses(document, root)
+        self.senses = Senses(document, root, ask_nvml=ask_nvml)
         self.trail = Trail(state_dir, document.agent.run_dir)
         self.requests = Requests(state_dir, document.agent.run_dir, self.trail)
         self.history = History(state_dir, self.senses.boot_id)
@@ -97,7 +98,7 @@ class Loop:
         self.presence = Presence()
         self._gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
-        self._asked_at = self.sweep_seconds = self.sweep_unix = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
         self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
@@ -249,7 +250,7 @@ class Loop:
             if self.senses.follower is not None:
                 self.history.save_cursor(self.senses.follower.cursor)
         self.sweep_seconds = time.monotonic() - self._asked_at
-        self.sweep_unix = time.time()
+        self.sweep_boot = boottime()
         self._decide(findings, None)
         self.board.facts(node)
         if self.sweeps == 1:
@@ -264,7 +265,7 @@ class Loop:
         follower = self.senses.follower
         if follower is None:
             return
-        records = follower.read()
+        records = self.senses.kernel()
         self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
         if not known:
