@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +43,13 @@ class Living(Agent):
         """What starts it."""
         words = [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
         return [*self.before, *words, "--ask-nvml"]
+
+    def again(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End it, and wait for a verdict of the next one."""
+        self.end(number)
+        sequence = self.sequence()
+        self.start(wait=False)
+        self.until(lambda: self.sequence() > sequence, "verdict of the next agent")
 
     def prolog(self, *enter: str, on_stale: str = "allow") -> Ran:
         """The prolog with this agent's run directory as /run/fairlead, within its bound."""

@@ -103,7 +103,10 @@ def test_a_gpu_lost_in_the_middle_of_a_sweep(agent: Living) -> None:
     agent.faults.lost(3)
     agent.faults.lift()
     agent.says("GPU 0000:61:00.0 is lost", "drain pending")
+    sequence = agent.sequence()
     assert agent.prolog().rc == 0
+    agent.until(lambda: agent.sequence() > sequence + 1, "a sweep")
+    agent.render()
     assert agent.metric('fairlead_gpu_lost{pci="0000:61:00.0"}') == 1
     assert agent.metric('fairlead_gpu_lost{pci="0000:c3:00.0"}') == 0
 

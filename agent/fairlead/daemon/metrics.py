@@ -177,7 +177,7 @@ def _agent(view: View) -> Iterator[Metric]:
     yield _gauge("sweep_duration_seconds", "How long the last full sweep took.", view.sweep_seconds)
     source = GaugeMetricFamily(
         "fairlead_source_timestamp_seconds",
-        "When a source last gave what it has to give: nvml, kernel_log, host (the files of /proc and /sys).",
+        "When a source last gave what it has to give: nvml, kernel_log, host (/proc and /sys), state_dir (the disk).",
         labels=["source"],
     )
     for name, at in view.sources:

@@ -26,7 +26,9 @@ def view_of(loop: Loop, decision: Decision) -> View:
         state=verdict.state if verdict else State.UNKNOWN,
         sequence=verdict.sequence if verdict else 0,
         sweep_unix=born + loop.sweep_boot,
-        sources=tuple((name, born + at) for name, at in sorted(loop.senses.answered.items())),
+        sources=tuple(
+            (name, born + at) for name, at in sorted({**loop.senses.answered, "state_dir": loop.disk.answered}.items())
+        ),
         sweep_seconds=loop.sweep_seconds,
         expires_unix=born + (verdict.expires if verdict else boottime()),
         checks=tuple((name, policy.mode.value) for name, policy in sorted(loop.policies.items())),
