@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 
@@ -22,7 +23,7 @@ def until(met: object) -> None:
 def test_results_and_errors_come_back(storage: Direct | Disk) -> None:
     assert storage.do(lambda: 7) == 7
     with pytest.raises(FileNotFoundError):
-        storage.do(lambda: open("/nowhere/at/all"))
+        storage.do(lambda: os.stat("/nowhere/at/all"))
     assert storage.do(lambda: 8) == 8
 
 
