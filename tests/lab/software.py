@@ -15,7 +15,8 @@ LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so"
 def write_software(tree: Path, m: Model) -> None:
     """Files below usr/, proc/ and sys/."""
     library = tree / f"{LIBRARY}.{DRIVER_VERSION}"
-    put(library, "")
+    library.parent.mkdir(parents=True)
+    library.touch()
     (tree / f"{LIBRARY}.1").symlink_to(library.name)
     if m.infiniband_rate:
         put(tree / "sys/module/nvidia_peermem/version", DRIVER_VERSION)

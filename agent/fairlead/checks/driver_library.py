@@ -3,8 +3,9 @@
 The module's is in /sys/module/nvidia/version. nvmlInit refuses another one with NVML_ERROR_LIB_RM_VERSION_MISMATCH (18,
 nvml.h), and so do CUDA and nvidia-smi ("Failed to initialize NVML: Driver/library version mismatch"). A process that runs
 keeps the library it has loaded, this agent's too, so the file that libnvidia-ml.so.1 leads to is looked at as well: its name
-ends in the version that the next job will load. It comes of an upgrade of the driver's packages without a reboot or reload of
-the module. While a driver is being installed (`apply`, maintenance) this drains nothing.
+ends in the version that the next job will load (where it is in none of the usual folders, NVML's word counts alone). Such a
+mismatch comes of an upgrade of the driver's packages without a reboot or a reload of the module. While a driver is being
+installed (`apply`, maintenance) this drains nothing.
 """
 
 from __future__ import annotations

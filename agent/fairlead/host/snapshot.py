@@ -70,7 +70,7 @@ FILES = (
 )  # fmt: skip
 LINKS = (
     f"{_PCI}/driver", f"{_PCI}/physfn", f"{_PCI}/iommu_group", f"{_IB}/device", "/sys/class/net/*/device",
-    "/sys/kernel/iommu_groups/*/devices/*", *(f"{folder}/{LIBRARY}" for folder in FOLDERS),
+    "/sys/kernel/iommu_groups/*/devices/*",
 )  # fmt: skip
 _KMSG_MAX_BYTES = 16 << 20
 _SKIPPED_WHEN_REDACTED = ("/node_desc", "/proc/sys/kernel/hostname", "/etc/nccl.conf")
@@ -116,6 +116,9 @@ class _Writer:
             self._put("/proc/sys/kernel/hostname", kernel.node_name(self._root) + "\n")
         if self._root.is_live:
             self._put("/proc/uptime", f"{kernel.uptime_seconds(self._root):.2f} 0.00\n")
+        for folder in FOLDERS:  # a name is all that is asked of it
+            if isinstance(self._root.readlink(f"{folder}/{LIBRARY}"), str):
+                self._put(self._place(f"{folder}/{LIBRARY}"), "")
         self._put_processes()
         self._put("/dev/nodes", self._device_nodes())
         self._put("/dev/kmsg", self._kernel_log())
