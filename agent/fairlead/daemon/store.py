@@ -76,6 +76,8 @@ class Store:
 
     def open(self, *, first: bool = False) -> Stored | None:
         """Open the file, make it where there is none; what it holds. None, with ``trouble``, when that does not work."""
+        if not self._folder:
+            return None
         wait = START_SECONDS if first else WAIT_SECONDS
         for _ in range(2):
             try:
