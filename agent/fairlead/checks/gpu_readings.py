@@ -84,4 +84,5 @@ check = Check(
     confirm=2,
     confirm_of=3,
     boot_grace_seconds=60,
+    slow=True,
 )

@@ -177,4 +177,5 @@ check = Check(
     confirm_of=3,
     boot_grace_seconds=300,
     samples=samples,
+    slow=True,
 )

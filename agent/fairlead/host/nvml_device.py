@@ -18,7 +18,7 @@ _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 PROBE_AGAIN_SECONDS = 600.0
 SLOW_SECONDS = 60.0
 RARE_SECONDS = 3600.0
-LINK_SECONDS = 10.0  # NVLink error counters are most of the values of a sweep, and are judged as rates over minutes
+LINK_SECONDS = 4.0  # NVLink error counters are most of the values of a sweep, and are judged as rates over minutes
 _VALUE_NOT_AVAILABLE = 2**64 - 1
 
 
