@@ -196,6 +196,35 @@ def test_real_one_core_mask_on_a_whole_node(real: Cluster) -> None:
     assert real.output(job) == "wide 0-1\nasked 0\nexact 0\n"
 
 
+def test_real_steps_that_overlap_are_not_widened_over_one_another(real: Cluster) -> None:
+    """Beside an earlier step a step without -c keeps its one core, alone it gets both; of steps that start together at most
+    one gets both."""
+    look = 'echo "$STEP $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
+    wait = "n=0; while [ ! -e $0 ] && [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done"
+    script = f"""#!/bin/sh
+cd /tmp && rm -f up go up-*
+STEP=first srun --overlap sh -c '{look}; : >up; {wait.replace("$0", "go")}' &
+{wait.replace("$0", "up")}
+STEP=beside srun --overlap sh -c '{look}'
+STEP=cpus srun --overlap --gres=none sh -c '{look}'
+: >go
+wait
+STEP=alone srun --overlap sh -c '{look}'
+for round in 1 2 3; do
+	STEP=$round srun --overlap sh -c '{look}; : >up-{{}}$round-a; {wait.replace("$0", "up-$STEP-b")}' &
+	STEP=$round srun --overlap sh -c '{look}; : >up-{{}}$round-b; {wait.replace("$0", "up-$STEP-a")}' &
+	wait
+done
+""".replace("{}$round", "$STEP")
+    job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2", user="root")
+    assert real.wait_job(job) == "COMPLETED", real.output(job)
+    found = [line.split() for line in real.output(job).splitlines()]
+    assert found[:4] == [["first", "0-1"], ["beside", "0"], ["cpus", "0"], ["alone", "0-1"]]
+    assert [step for step, _ in found[4:]] == ["1", "1", "2", "2", "3", "3"]
+    for first, second in zip(found[4::2], found[5::2], strict=True):
+        assert sorted([first[1], second[1]]) in (["0", "0-1"], ["0", "0"])
+
+
 @pytest.mark.parametrize("suite", ["trixie", *(pytest.param(s, marks=pytest.mark.slow) for s in SUITES if s != "trixie")])
 def test_a_job_that_is_refused_for_missing_verdicts_does_not_drain_the_cluster(suite: str) -> None:
     """on_stale = refuse and no agent anywhere: the job drains three nodes, with nohold_on_prolog_fail, and runs on the next."""

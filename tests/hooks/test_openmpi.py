@@ -1,6 +1,6 @@
-"""A real Open MPI under real Slurm: mpirun inside a batch script, inside one task of srun, and over two nodes by orted and srun.
+"""A real Open MPI under real Slurm: mpirun inside a batch script, inside one task of srun, over two nodes by orted and srun.
 
-Ranks inside one task have no hook of Slurm's: what holds them is the task's mask, which fairlead never narrows, and `fairlead run`.
+Ranks inside one task have no hook of Slurm's: they have the task's mask, which fairlead never narrows, and `fairlead run`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def test_in_a_batch_script(site: Cluster) -> None:
 
 
 def test_inside_one_task(site: Cluster) -> None:
-    """The step's task keeps all its CPUs. By itself mpirun takes n1 for another machine than this one and asks srun for its daemon:
-    that is a step beside its own (--overlap), with one task, and is not narrowed either."""
+    """The step's task keeps all its CPUs. By itself mpirun takes n1 for another machine and asks srun for its daemon: that is
+    a step beside its own (--overlap), with one task, and is not narrowed either."""
     one = ("-N1", "-n1", "-c112", "--gres=gpu:8", "-w", "n1")
     alone = "srun -n1 -c112 --gres=gpu:8 mpirun --mca plm isolated --mca ras ^slurm -H localhost:8 -np"
     assert ranks(site, f"{alone} 4 --bind-to none", *one) == {"n1": dict.fromkeys(range(4), "0-111")}
