@@ -129,6 +129,7 @@ class History:
 
     def _row(self, record: KernelRecord) -> tuple[object, ...]:
         jobs, uids = (",".join(map(str, numbers)) for numbers in (record.jobs, record.uids))
+        jobs = jobs or ("," if record.attributed else "")  # no job, and not known: an older agent reads both alike
         return (self.boot_id, record.sequence, record.seconds, record.priority, record.text, jobs, uids)
 
     def add_samples(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> None:
@@ -301,6 +302,7 @@ class History:
                 boot_id=self.boot_id,
                 jobs=numbers(jobs),
                 uids=numbers(uids),
+                attributed=bool(jobs),
             )
             for sequence, seconds, priority, text, jobs, uids in db.execute(
                 "SELECT sequence, seconds, priority, text, jobs, uids FROM record WHERE boot_id = ?", (self.boot_id,)
