@@ -45,6 +45,16 @@ def findings(told: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
     return standing
 
 
+def troubles(told: Sequence[str], now: Sequence[str]) -> None:
+    """Log what has begun to keep the agent from writing, and what no longer does."""
+    for trouble in now:
+        if trouble not in told:
+            log.line(log.ERROR, "cannot write", error=trouble)
+    for trouble in told:
+        if trouble not in now:
+            log.line(log.NOTICE, "can write again", after=trouble)
+
+
 def slurm(trail: Trail, before: Standing, after: Standing) -> None:
     """Note in the trail what became of our drain, and that the node is somebody else's."""
     if after.drained and after.reason != before.reason:
