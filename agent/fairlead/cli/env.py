@@ -13,8 +13,9 @@ import os
 
 from fairlead.cli.show import columns, print_json
 from fairlead.errors import ExitCode
+from fairlead.jobenv.never import NEVER
 from fairlead.jobenv.render import explain
-from fairlead.jobenv.table import NEVER, ROWS
+from fairlead.jobenv.table import ROWS
 
 
 def register(parser: argparse.ArgumentParser) -> None:

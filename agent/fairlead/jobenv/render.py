@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fairlead.errors import DataError
-from fairlead.jobenv.table import NEVER, ROWS, Level, Row, When
+from fairlead.jobenv.never import NEVER
+from fairlead.jobenv.table import ROWS, Level, Row, When
 
 END = "."
 
 
 def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
     """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL``, then a line with a dot (the file is complete).
+
+    WHEN: Row.condition. A row that names another in ``unless`` must come after it.
 
     ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
     a row of the same name. Raises DataError for a name that is never set, or a row that the shell could not take.
@@ -31,7 +34,7 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
             raise DataError(f"job environment: {row.name}: a value is one printable line")
         if row in own and row.value.startswith("@"):
             raise DataError(f"job environment: {row.name}: a value of the site's does not begin with @")
-        lines.append("\t".join((row.name, row.when.value, row.value, row.level.value)) + "\n")
+        lines.append("\t".join((row.name, row.condition, row.value, row.level.value)) + "\n")
     return "".join(lines) + END + "\n"
 
 
