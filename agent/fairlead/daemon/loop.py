@@ -27,7 +27,7 @@ from fairlead.daemon.courier import Courier, Standing, Want
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
-from fairlead.daemon.judge import judge
+from fairlead.daemon.judge import fresh, judge
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
@@ -237,9 +237,10 @@ class Loop:
         self.node = node
         self.sweeps += 1
         seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else boottime()
-        findings = judge(self.document, node, self._past())
+        ran = fresh(self.document, node)
+        findings = judge(self.document, node, self._past(), ran)
         for name, check in checks.load().items():
-            if check.samples is not None and self.document.checks[name].enabled:
+            if check.samples is not None and self.document.checks[name].enabled and (ran is None or name in ran):
                 self.history.add_samples(seconds, check.samples(node))
         if self.sweeps % 16 == 1:
             from fairlead.model.device import readable_fields
@@ -250,7 +251,7 @@ class Loop:
                 self.history.save_cursor(self.senses.follower.cursor)
         self.sweep_seconds = time.monotonic() - self._asked_at
         self.sweep_unix = time.time()
-        self._decide(findings, None)
+        self._decide(findings, ran, swept=True)
         self.board.facts(node)
         if self.sweeps == 1:
             self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
@@ -321,13 +322,13 @@ class Loop:
 
     # -- the decision ----------------------------------------------------------------------------
 
-    def _decide(self, findings: tuple[Finding, ...], ran: Collection[str] | None) -> None:
-        """Decide on new findings of the checks ``ran`` (None: all), save, order, publish."""
+    def _decide(self, findings: tuple[Finding, ...], ran: Collection[str] | None, *, swept: bool = False) -> None:
+        """Decide on new findings of the checks ``ran`` (None: all), save, order, publish. ``swept``: on facts just read."""
         if ran is None:
             self.findings = findings
         else:
             self.findings = (*(f for f in self.findings if f.check not in ran), *findings)
-        now = now_of(self, full_sweep=ran is None)
+        now = now_of(self, full_sweep=swept)
         decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
         self.state = decision.state
         self.history.save_state(decision.state)
@@ -349,7 +350,7 @@ class Loop:
         self.decision = decision
         if news:
             self._tell(decision)
-        if news or ran is None:
+        if news or swept:
             self._publish(decision, news=news)
 
     def _tell(self, decision: Decision) -> None:

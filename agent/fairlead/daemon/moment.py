@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def now_of(loop: Loop, *, full_sweep: bool) -> Now:
-    """``full_sweep``: every reading is fresh. What the first look of an agent finds has come nobody knows when: no job's."""
+    """``full_sweep``: on facts just read. What the first look of an agent finds has come nobody knows when: no job's."""
     gpus = () if loop.node is None or isinstance(loop.node.gpus, Missing) else loop.node.gpus
     agent, standing = loop.document.agent, loop.standing
     return Now(

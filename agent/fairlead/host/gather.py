@@ -76,6 +76,7 @@ class Gatherer:
             gpus=gpus if isinstance(gpus, Missing) else name_the_lost(gpus, devices),
             stuck=stuck,
             gpu_links=self._links,
+            thorough=thorough,
             texts=dict(self._texts),
         )
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import pynvml
 
-from fairlead.host.nvml_device import FUNCTION_NOT_FOUND, Device
+from fairlead.host.nvml_device import Device
+from fairlead.host.nvml_fields import FUNCTION_NOT_FOUND
 from fairlead.host.nvml_frames import BEAT, FRAME
 from fairlead.host.nvml_links import Beat, Json, bus_id
 

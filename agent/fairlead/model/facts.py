@@ -202,6 +202,8 @@ class Nic(Struct, frozen=True, kw_only=True):
 class Node(Struct, frozen=True, kw_only=True):
     """Everything known about one node at one moment.
 
+    ``thorough``: everything in it was read for it. Otherwise only what changes from one second to the next was; the rest is
+    from the last thorough look.
     ``texts`` holds the files that settings and checks declared in their ``reads``: content, ``None`` when there is
     no such file, or Missing when it could not be read. Keys are absolute paths on the node.
     """
@@ -218,6 +220,7 @@ class Node(Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] | Missing  # Missing: the driver did not say which GPUs there are
     stuck: StuckCall | None = None
     gpu_links: tuple[GpuLink, ...] = ()
+    thorough: bool = True
     texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | Missing | None:

@@ -96,7 +96,7 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
     """How the findings of one check count. ``confirm`` bad sweeps of the last ``confirm_of``; ``recover`` clean ones.
 
     confirm_after_job, confirm_warn: the same for milder findings; 0: as many as ``confirm``, and 1. A sweep with a
-    severer finding counts for a milder one too.
+    severer finding counts for a milder one too. slow: readings come with thorough looks only (``Check.slow``).
     """
 
     mode: Mode = Mode.OBSERVE
@@ -106,6 +106,7 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
     confirm_of: int = 1
     recover: int = 3
     boot_grace_seconds: int = 0
+    slow: bool = False
 
     def needed(self, severity: Severity) -> int:
         """Sweeps of at least this severity, of the last ``confirm_of``, before a finding counts."""
@@ -128,6 +129,7 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
             confirm_of=max(confirm, after_job, warn, window),
             recover=params.recover if params.recover is not None else check.recover,
             boot_grace_seconds=check.boot_grace_seconds if grace is None else grace,
+            slow=check.slow,
         )
 
     @staticmethod
