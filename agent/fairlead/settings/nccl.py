@@ -28,6 +28,7 @@ ROUTE = "/proc/net/route"
 MOUNTS = "/proc/mounts"
 ADDRESSES6 = "/proc/net/if_inet6"
 ROUTES6 = "/proc/net/ipv6_route"
+NETWORK = (ROUTE, ADDRESSES6, ROUTES6)
 TOPOLOGY_FILES = ("/etc/fairlead/nccl-topology.xml", "/opt/microsoft/*.xml", "/opt/microsoft/*/*.xml", "/etc/nccl/*.xml")
 
 
@@ -190,6 +191,19 @@ def wanted(want: NcclWant, seen: Observed) -> str | None:
     for problem in made.problems:
         raise ConfigError(FILE, problem.key, problem.reason, hint=problem.hint)
     return render(made.lines)
+
+
+def interface(want: NcclWant, node: Node) -> str:
+    """The interface of NCCL's sockets on this node, by its bare name; "" where it is not certain."""
+    given = want.extra.get(socket.NAME, "")
+    if given:
+        return given[1:] if given.startswith("=") and "," not in given else ""
+    seen = observe(node)
+    if isinstance(seen, Missing) or not want.managed or not want.network:
+        return ""
+    network = socket.Network(nics=seen.nics, routes=seen.routes, addresses6=seen.addresses6, routes6=seen.routes6)
+    made = socket.draft(want.socket_interface, network)
+    return next((x.value.removeprefix("=") for x in made.lines if x.name == socket.NAME), "")
 
 
 def plan(want: NcclWant, observed: Observed) -> tuple[File, ...]:
