@@ -80,7 +80,8 @@ def seen(said: str) -> dict[tuple[str, str, str], dict[str, str]]:
     """(step, node, local id) -> variables."""
     found: dict[tuple[str, str, str], dict[str, str]] = {}
     for step, node, local, name, value in re.findall(r"^(\w+) (n\d) (\d+) ([A-Z_]+)=(.*)$", said, re.MULTILINE):
-        found.setdefault((step, node, local), {})[name] = value
+        if (name, value) != ("TMPDIR", "/tmp"):  # of the lab's shell
+            found.setdefault((step, node, local), {})[name] = value
     return found
 
 
@@ -129,8 +130,8 @@ def test_each_node_has_its_own_values(site: Cluster) -> None:
         assert env["TMPDIR"] == f"{WHERE[node][1]}/fairlead.{number}/tmp"
     for node in WHERE:
         env = next(v for (s, n, _), v in found.items() if (s, n) == ("users", node))
-        assert (env["GLOO_SOCKET_IFNAME"], env["TMPDIR"], env["MASTER_ADDR"]) == ("mine", "/tmp", "n1")
-        assert "NCCL_DEBUG" not in env
+        assert (env["GLOO_SOCKET_IFNAME"], env["MASTER_ADDR"]) == ("mine", "n1")
+        assert not {"NCCL_DEBUG", "TMPDIR"} & env.keys()
 
 
 @EVERY
@@ -150,40 +151,6 @@ def test_scratch_is_the_users_and_goes_with_the_job(site: Cluster) -> None:
     assert "DRAIN" not in site.scontrol("-o", "show", "node", "n1")
 
 
-@ONE_RELEASE
-def test_a_folder_that_somebody_else_made_is_not_used_and_not_touched(site: Cluster) -> None:
-    script = "#!/bin/sh\nsleep 0.1\necho dir $TMPDIR; srun -n1 sh -c 'echo dir $TMPDIR'\n"
-    holding = site.submit(script, "-w", "n1", "-n1", "--hold")
-    made = f"mkdir /local1/fairlead.{holding}; : >/local1/fairlead.{holding}/theirs; chmod 755 /local1/fairlead.{holding}"
-    site.run(["/bin/sh", "-c", made], user="bob")
-    linked = site.submit(script, "-w", "n1", "-n1", "--hold")
-    site.run(["/bin/sh", "-c", f"mkdir /tmp/trap; chmod 777 /tmp/trap; ln -s /tmp/trap /local1/fairlead.{linked}"], user="bob")
-    for number in (holding, linked):
-        site.scontrol("release", str(number))
-        assert site.wait_job(number) == "COMPLETED"
-        assert "/local1" not in site.output(number)
-    left = site.run(["/bin/sh", "-c", f"ls /local1/fairlead.{holding} /tmp/trap; ls -d /local1/fairlead.{linked}"]).stdout
-    assert "theirs" in left and "tmp" not in left.replace("/tmp/trap", "")
-
-
-@ONE_RELEASE
-def test_a_mount_inside_stays(site: Cluster) -> None:
-    """One file system only: what is mounted in the folder (here by root, as FUSE would for a user) keeps its files."""
-    number = site.submit("#!/bin/sh\necho $TMPDIR; : >$TMPDIR/own; mkdir $TMPDIR/mnt; touch /tmp/go-$SLURM_JOB_ID\n"
-                         "while [ ! -e /tmp/end-$SLURM_JOB_ID ]; do sleep 0.05; done\n", "-w", "n1", "-n1")  # fmt: skip
-    inside = f"/local1/fairlead.{number}/tmp"
-    until(lambda: site.run(["/bin/ls", f"/tmp/go-{number}"], check=False).returncode == 0, "no folder")
-    holder = f"mount -t tmpfs -o mode=1777 tmpfs {inside}/mnt && : >{inside}/mnt/kept && chown alice {inside}/mnt/kept"
-    site.run(["/bin/sh", "-c", f"{holder} && touch /tmp/end-{number}"])
-    try:
-        assert site.wait_job(number) == "COMPLETED"
-        until(lambda: site.run(["/bin/ls", f"{inside}/own"], check=False).returncode != 0, "the user's own file stays")
-        assert site.run(["/bin/ls", f"{inside}/mnt"]).stdout.strip() == "kept"
-    finally:
-        site.run(["/bin/umount", f"{inside}/mnt"], check=False)
-        site.run(["/bin/rm", "-rf", f"/local1/fairlead.{number}"])
-
-
 @EVERY
 def test_switches(site: Cluster) -> None:
     """FAIRLEAD_PROFILE=off|minimal|a preset's name, FAIRLEAD_SKIP, --comment=fairlead:off; malformed is off, said once."""
@@ -195,8 +162,8 @@ def test_switches(site: Cluster) -> None:
         FAIRLEAD_PROFILE=deep STEP=deep srun -n2 SHOW
         FAIRLEAD_PROFILE=none STEP=none srun -n2 SHOW
         FAIRLEAD_PROFILE=../env STEP=path srun -n2 SHOW
-        FAIRLEAD_SKIP=NCCL_DEBUG,TMPDIR STEP=skip srun -n2 SHOW
-        FAIRLEAD_SKIP='A B' STEP=bad srun -n2 SHOW
+        FAIRLEAD_PROFILE=full FAIRLEAD_SKIP=NCCL_DEBUG,TMPDIR STEP=skip srun -n2 SHOW
+        FAIRLEAD_PROFILE=full FAIRLEAD_SKIP='A B' STEP=bad srun -n2 SHOW
         """,
         "-n2",
         "-w",

@@ -38,15 +38,57 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
     return "".join(lines) + END + "\n"
 
 
-def explain(environment: Mapping[str, str], profile: str = "full") -> list[dict[str, str]]:
-    """Every row beside a job's environment: ``{"name", "now", "origin", "when", "rule", "what", "why", "source"}``.
+def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows of a text that ``render`` made, with the reasons of the ``known`` rows of the same names; () where it is cut off.
 
-    ``origin``: "fairlead" (we set it), "user" (set, changed or unset by the user), "-" (not set here).
+    A row that is not known is the site's own.
+    """
+    named = {r.name: r for r in known}
+    rows = []
+    lines = text.splitlines()
+    if not lines or lines[-1] != END:
+        return ()
+    for line in lines[:-1]:
+        fields = line.split("\t")
+        if len(fields) != 4 or fields[3] not in set(Level):
+            return ()
+        condition, _, unless = fields[1].partition("!")
+        when, _, least = condition.partition(":")
+        if when not in set(When):
+            return ()
+        row = named.get(fields[0])
+        rows.append(
+            Row(
+                name=fields[0],
+                when=When(when),
+                value=fields[2],
+                level=Level(fields[3]),
+                what=row.what if row else "the site's own",
+                why=row.why if row else "declared in jobenv.extra, or in a preset",
+                source=row.source if row else "site",
+                at_least=int(least) if least.isdecimal() else 0,
+                unless=unless,
+            )
+        )
+    return tuple(rows)
+
+
+def explain(
+    environment: Mapping[str, str],
+    profile: str = "full",
+    *,
+    rows: Iterable[Row] = ROWS,
+    conf: Mapping[str, str] | None = None,
+) -> list[dict[str, str]]:
+    """Every row beside a job's environment: ``{"name", "now", "origin", "overrides", "when", "rule", "what", "why", "source"}``.
+
+    ``origin``: "fairlead" (we set it), "user" (set, changed or unset by the user), "nccl.conf" (NCCL takes it from there), "-"
+    (not set here). ``overrides``: what the user's value took the place of. ``conf``: the assignments of /etc/nccl.conf.
     """
     ours = dict(part.split(":", 1) for part in environment.get("FAIRLEAD_SET", "").split(",") if ":" in part)
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
     told = []
-    for row in ROWS:
+    for row in rows:
         if profile == "off" or row.name in skipped or (profile == "minimal" and row.level is not Level.MINIMAL):
             continue
         now = environment.get(row.name)
@@ -58,11 +100,27 @@ def explain(environment: Mapping[str, str], profile: str = "full") -> list[dict[
                 "name": row.name,
                 "now": "" if now is None else now,
                 "origin": origin,
-                "when": row.when.value,
+                "overrides": row.value if origin == "user" else "",
+                "when": row.condition,
                 "rule": row.value,
                 "what": row.what,
                 "why": row.why,
                 "source": row.source,
+            }
+        )
+    for name, value in (conf or {}).items():
+        own = environment.get(name)
+        told.append(
+            {
+                "name": name,
+                "now": value if own is None else own,
+                "origin": "nccl.conf" if own is None else "user",
+                "overrides": "" if own is None else value,
+                "when": When.ALWAYS.value,
+                "rule": value,
+                "what": "a fact of this node in /etc/nccl.conf, which NCCL reads where the environment says nothing",
+                "why": "its reason stands in that file, or in `fairlead nccl conf`",
+                "source": "/etc/nccl.conf",
             }
         )
     return told
