@@ -123,6 +123,7 @@ def test_each_node_has_its_own_values(site: Cluster) -> None:
             assert env["CUDA_CACHE_PATH"] == f"{scratch}/fairlead.{number}/cuda"
             assert (env["MASTER_ADDR"], env["NCCL_DEBUG"], env["NCCL_NET"]) == ("n1", "WARN", "IB")
             ports.add(env["MASTER_PORT"])
+            assert "OMP_NUM_THREADS" not in env  # one task with all GPUs: its launcher's workers would each take all
     assert len(ports) == 3  # the job's, and one for each step
     for step, node in (("one", "n1"), ("onb", "n2")):  # one node: nothing of networks, though the batch step exports it
         env = found[step, node, "0"]
