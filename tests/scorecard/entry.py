@@ -63,7 +63,7 @@ class File:
 
     @property
     def signal(self) -> str:
-        return "file " + re.sub(r"\{\w+\}|\d+", "N", self.path)
+        return "file " + "/".join(re.sub(r"\{\w+\}|\d+", "N", self.path).split("/")[:5])
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,13 @@ class Elapse:
     """So much time passes: the agent is ended in peace and started again in a clock that is so far on (same boot)."""
 
     seconds: int
+
+    signal = "time"
+
+
+@dataclass(frozen=True)
+class Anew:
+    """The agent is started with an empty history: what stands now has stood since before anybody looked."""
 
     signal = "time"
 
@@ -126,7 +133,7 @@ class Run:
         return f"run {self.about or self.command.split()[0]}"
 
 
-Step = Kernel | Nvml | Call | File | Job | Ended | Elapse | Document | Looks | Run
+Step = Kernel | Nvml | Call | File | Job | Ended | Elapse | Anew | Document | Looks | Run
 #: Steps that say nothing about the hardware by themselves.
 _STAGE = ("job", "time", "document", "sweeps")
 
@@ -138,7 +145,8 @@ class Fault:
     check: which check is to fire (``setting.NAME`` for drift). level: its finding's word, "drain", "warn" or "unknown".
     twin_words: why the twin is normal. source: who says so. twin_told: a finding of the twin that is meant (a job's own Xid
     is reported, and drains nothing), as part of its summary; it is not counted as noise.
-    fresh: in an agent with an empty history. interval: a document's sweep for this row, in seconds.
+    fresh: in an agent with an empty history. says: a part of the finding's summary. quick: what the document says otherwise
+    where nothing is timed (the tests), to wait less.
     """
 
     name: str
@@ -152,7 +160,7 @@ class Fault:
     twin_told: str = ""
     fresh: bool = False
     says: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
 
     def signals(self) -> frozenset[str]:
         """What the fault shows itself by."""

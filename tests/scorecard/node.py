@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,9 +22,10 @@ import msgspec
 
 from fairlead import checks, config
 from fairlead.daemon import requests
+from fairlead.model.finding import Mode
 from fairlead.model.verdict import Verdict, parse_line
 from fairlead.policy.request import Clear
-from tests.lab import linux, node
+from tests.lab import node
 from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command
 from tests.lab.faults import Faults
@@ -74,10 +74,11 @@ class ScoreNode:
         self._agent_pid = 0
         self._hold: subprocess.Popen[str] | None = None
         self._pid = 0
-        self._touched: dict[str, None] = {}
+        self._before: dict[str, bytes | Path | None] = {}  # what steps have changed: content, a link's target or a folder's copy
         self._undo: list[str] = []
         self._sequence = 10_000
         self._changed: dict[str, Any] = {}
+        self._old_status = 0
 
     # -- up and down ------------------------------------------------------------------------------
 
@@ -234,8 +235,11 @@ class ScoreNode:
             return 0
 
     def findings(self) -> list[dict[str, Any]]:
-        """Findings as status.json has them, without those that are well."""
-        data = msgspec.json.decode((self.run_dir / "status.json").read_bytes())
+        """Findings as status.json has them, without those that are well; none until it is written anew after ``heal``."""
+        with open(self.run_dir / "status.json", "rb") as file:
+            if os.fstat(file.fileno()).st_mtime_ns == self._old_status:
+                return []
+            data = msgspec.json.decode(file.read())
         return [finding for finding in data["findings"] if finding["level"] != "ok"]
 
     def until(self, met: Callable[[], bool], what: str, seconds: float = 90) -> None:
@@ -273,6 +277,8 @@ class ScoreNode:
                 self.stop()
                 self.uptime += step.seconds
                 self.start()
+            case entry.Anew():
+                self._anew()
             case entry.Document():
                 self._changed = {**self._changed, **step.changes}
                 self.write_document(self._changed)
@@ -319,8 +325,9 @@ class ScoreNode:
         return self.root / path.lstrip("/")
 
     def _file(self, path: str, text: str | bytes | None) -> None:
-        self._touched[path] = None
         place = self._inside(path)
+        if path not in self._before:
+            self._before[path] = self._kept(place)
         if text is None:
             if place.is_dir() and not place.is_symlink():
                 shutil.rmtree(place)
@@ -330,6 +337,28 @@ class ScoreNode:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(text if isinstance(text, bytes) else text.encode())
 
+    def _kept(self, place: Path) -> bytes | Path | None:
+        if place.is_symlink():
+            return Path(os.readlink(place))
+        if place.is_dir():
+            copy = self.folder / f"kept/{len(self._before)}"
+            shutil.copytree(place, copy, symlinks=True)
+            return copy
+        return place.read_bytes() if place.exists() else None
+
+    def _put_back(self, path: str, before: bytes | Path | None) -> None:
+        place = self._inside(path)
+        if isinstance(before, bytes):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(before)
+        elif before is None:
+            place.unlink(missing_ok=True)
+        elif before.is_relative_to(self.folder):
+            shutil.copytree(before, place, symlinks=True, dirs_exist_ok=True)
+            shutil.rmtree(before)
+        elif not place.is_symlink():
+            place.symlink_to(before)
+
     def _record(self, job: int, text: str) -> None:
         folder = self.run_dir / "jobs"
         (folder / f".{job}").write_text(text)
@@ -338,21 +367,9 @@ class ScoreNode:
     def restore(self) -> None:
         """Put back everything that steps have changed: the machine as its tree describes it."""
         self.faults.clear()
-        for path in reversed(self._touched):
-            place, original = self._inside(path), self.tree / path.lstrip("/")
-            if original.is_symlink():
-                if not place.is_symlink():
-                    place.symlink_to(os.readlink(original))
-            elif original.is_dir():
-                shutil.copytree(original, place, symlinks=True, dirs_exist_ok=True)
-            elif original.exists():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(original.read_bytes())
-            elif place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)
-            else:
-                place.unlink(missing_ok=True)
-        self._touched.clear()
+        for path, before in reversed(self._before.items()):
+            self._put_back(path, before)
+        self._before.clear()
         for undo in reversed(self._undo):
             if undo:
                 self.command(undo, check=False)
@@ -375,16 +392,21 @@ class ScoreNode:
                 fresh = True
         if fresh or self._agent is None:
             self._anew()
+            self.until(lambda: self.verdict().state.value == "ok", "first verdict that is ok")
+        self._old_status = (self.run_dir / "status.json").stat().st_mtime_ns
 
     def _cleared(self, seconds: float) -> None:
         """As an admin does it: `fairlead clear` on the whole node, then resume."""
         request = Clear(id=f"score-{time.time_ns():x}", everything=True, who="scorecard", why="the next row", sequence=-1)
         requests.put(str(self.state_dir), str(self.run_dir), request)
-        if self.drained():
+        if self.verdict().state.value == "drain":
             self.cluster.scontrol("update", f"nodename={self.name}", "state=resume")
         self.reload()
         self._signal(signal.SIGUSR1)
-        self.until(lambda: self.verdict().state.value == "ok" and not self.findings(), "word that all is well again", seconds)
+        self.until(lambda: self.verdict().state.value == "ok", "word that all is well again", seconds)
+        self.looks(2)  # one of them began after that
+        if self.verdict().state.value != "ok":
+            raise LabError(f"node {self.name}: not well again\n{self.told()}")
 
     def _anew(self) -> None:
         self.stop()
@@ -394,16 +416,15 @@ class ScoreNode:
         if self.drained():
             self.cluster.scontrol("update", f"nodename={self.name}", "state=resume")
         self.start()
-        self.until(lambda: self.verdict().state.value == "ok" and not self.findings(), "first verdict that is ok")
+
+    def drains_by_default(self, check: str) -> bool:
+        """Whether a check's own mode lets it drain; settings are observed until the site says otherwise."""
+        loaded = checks.load()
+        return check in loaded and loaded[check].mode is Mode.ENFORCE
 
     def drained(self) -> bool:
         """Whether slurmctld has drained the node."""
         return "DRAIN" in self.cluster.node_state(self.name).states
-
-
-def strict_checks() -> tuple[str, ...]:
-    """Every check there is, by name."""
-    return tuple(checks.load())
 
 
 def _own_folders() -> list[str]:
@@ -422,5 +443,3 @@ def _child(pid: int) -> int:
         time.sleep(0.005)
     raise LabError(f"process {pid} has no child")
 
-
-__all__ = ["PROJECT", "ScoreNode", "linux", "threading"]
