@@ -151,7 +151,9 @@ class ScoreNode:
 
     def _clients(self) -> None:
         """Slurm's commands for the agent: run where slurmctld is, in all but the process namespace."""
-        spaces = " ".join(f"--{kind}=/run/machine-proc/{self.cluster.pid}/ns/{kind[:3]}" for kind in ("mount", "net", "ipc", "uts"))
+        spaces = " ".join(
+            f"--{kind}=/run/machine-proc/{self.cluster.pid}/ns/{kind[:3]}" for kind in ("mount", "net", "ipc", "uts")
+        )
         spaces = spaces.replace("ns/mou", "ns/mnt")
         for client in ("scontrol", "sinfo", "squeue"):
             path = self.folder / "score/bin" / client
@@ -236,6 +238,8 @@ class ScoreNode:
 
     def findings(self) -> list[dict[str, Any]]:
         """Findings as status.json has them, without those that are well; none until it is written anew after ``heal``."""
+        if not (self.run_dir / "status.json").exists():
+            return []
         with open(self.run_dir / "status.json", "rb") as file:
             if os.fstat(file.fileno()).st_mtime_ns == self._old_status:
                 return []
@@ -393,6 +397,7 @@ class ScoreNode:
         if fresh or self._agent is None:
             self._anew()
             self.until(lambda: self.verdict().state.value == "ok", "first verdict that is ok")
+            self.until((self.run_dir / "status.json").exists, "first status")
         self._old_status = (self.run_dir / "status.json").stat().st_mtime_ns
 
     def _cleared(self, seconds: float) -> None:
@@ -442,4 +447,3 @@ def _child(pid: int) -> int:
             return int(found[0])
         time.sleep(0.005)
     raise LabError(f"process {pid} has no child")
-

@@ -22,7 +22,7 @@ from tests.scorecard.node import ScoreNode
 
 SUITE = "bookworm"
 QUIET_LOOKS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
-STEADY_LOOKS = 4  # sweeps for which what was found must stay as it is
+STEADY_LOOKS = 3  # sweeps for which what was found must stay as it is
 DETECT_SECONDS = 90.0
 
 

@@ -13,7 +13,13 @@ MEMORY = "NVIDIA GPU memory error management guide (docs.nvidia.com/deploy/a100-
 SYSFS = "Linux Documentation/ABI/testing/sysfs-bus-pci"
 DEVICE = "/sys/bus/pci/devices/{gpu%d}"
 NOT_SUPPORTED, LOST, UNKNOWN = {"error": 3}, 15, {"error": 999}
-BMC = (("vendor", "0x1a03\n"), ("device", "0x2000\n"), ("class", "0x030000\n"), ("numa_node", "0\n"), ("config", b"\x03\x1a" + bytes(254)))
+BMC = (
+    ("vendor", "0x1a03\n"),
+    ("device", "0x2000\n"),
+    ("class", "0x030000\n"),
+    ("numa_node", "0\n"),
+    ("config", b"\x03\x1a" + bytes(254)),
+)
 ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
 
 

@@ -27,22 +27,22 @@ def row(name: str, title: str, fault: tuple, twin: tuple, twin_words: str, *, le
 
 
 OFF_BUS = "79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-GSP = "119, pid=1240590, name=python3, Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c)."  # noqa: E501
+GSP = "119, pid=1240590, name=python3, Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c)."
 DBE = "48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer."
-FAULTY = "31, pid={pid}, name=python3, Ch 00000008, intr 10000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f12_34000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"  # noqa: E501
+FAULTY = "31, pid={pid}, name=python3, Ch 00000008, intr 10000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f12_34000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
 
 FAULTS = (
     row("xid-79", "Xid 79: fallen off the bus", (xid(0, OFF_BUS),), (xid(0, OFF_BUS, facility=1),),
         "the same line written to /dev/kmsg by a program (facility user): not the kernel's word",
         source=f"{CATALOGUE}; Documentation/ABI/testing/dev-kmsg", says="Xid 79"),
-    row("xid-48", "Xid 48: double bit error", (xid(1, DBE),), (xid(1, DBE.replace("48", "92").replace("An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer.", "High single-bit ECC error rate")),),  # noqa: E501
+    row("xid-48", "Xid 48: double bit error", (xid(1, DBE),), (xid(1, DBE.replace("48", "92").replace("An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer.", "High single-bit ECC error rate")),),
         "Xid 92: corrected single bit errors, which NVIDIA says to ignore", says="Xid 48", told="Xid 92"),
-    row("xid-64", "Xid 64: a row could not be remapped", (xid(2, "64, pid='<unknown>', name=<unknown>, Row Remapper: Failed to remap row"),),  # noqa: E501
+    row("xid-64", "Xid 64: a row could not be remapped", (xid(2, "64, pid='<unknown>', name=<unknown>, Row Remapper: Failed to remap row"),),
         (xid(2, "160, pid='<unknown>', name=<unknown>, NV_CHANNEL_REPAIR"),), "Xid 160: a repair that succeeded", says="Xid 64", told="Xid 160"),
-    row("xid-74", "Xid 74: NVLink error", (xid(3, "74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 7(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"),),  # noqa: E501
+    row("xid-74", "Xid 74: NVLink error", (xid(3, "74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 7(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"),),
         (xid(3, "137, pid=77, name=python3, NVLink FLA privilege error on link 7"),), "Xid 137: a job's illegal access over NVLink",
         told="Xid 137", says="Xid 74"),
-    row("xid-95", "Xid 95: uncontained memory error", (xid(4, "95, pid=7194, name=python3, Uncontained: FBHUB. RST: Yes, D-RST: No"),),  # noqa: E501
+    row("xid-95", "Xid 95: uncontained memory error", (xid(4, "95, pid=7194, name=python3, Uncontained: FBHUB. RST: Yes, D-RST: No"),),
         (xid(4, "43, pid=7194, name=python3, Ch 00000008"),), "Xid 43: a process stopped its own channel", told="Xid 43",
         says="Xid 95"),
     row("xid-119", "Xid 119: GSP does not answer", (xid(5, GSP),), (xid(5, GSP.replace("119, ", "31, ")),),
@@ -62,8 +62,8 @@ FAULTS = (
         (Job(11), xid(1, "94, pid=7194, name=python3, Contained: SM (0x1). RST: No, D-RST: No")),
         "while the job that was hit still runs: the node is left to it", told="Xid 94", says="Xid 94"),
     row("xid-63-busy", "Xid 63 (row to be remapped) and the job has ended",
-        (Job(12), xid(2, "63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate."), Looks(1), Ended(12)),  # noqa: E501
-        (Job(12), xid(2, "63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate.")),  # noqa: E501
+        (Job(12), xid(2, "63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate."), Looks(1), Ended(12)),
+        (Job(12), xid(2, "63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate.")),
         "while a job runs: it may end first", told="Xid 63", says="Xid 63"),
     row("xid-mig", "Xid 95 of a MIG instance", (xid(3, "95, pid=7, name=a, b, Uncontained: SM", mig=" GPU-I:05 GPU-CI:01"),),
         (xid(3, "13, pid=7, name=a, b, Graphics Exception: ESR 0x504730=0x10009", mig=" GPU-I:05 GPU-CI:01"),),
@@ -77,19 +77,19 @@ FAULTS = (
         (xid(5, "154, GPU recovery action changed from 0x2 (OS Reboot) to 0x0 (None)"),),
         "taken back, in the same words", source=f"{SOURCE}, r610", says="Xid 154"),
     row("xid-149", "Xid 149: fatal NVLink 5 event",
-        (xid(6, "149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)"),),  # noqa: E501
-        (xid(6, "149, NETIR_LINK_EVT  Nonfatal XC0 i0 Link 14 (0x00000000 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)"),),  # noqa: E501
+        (xid(6, "149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)"),),
+        (xid(6, "149, NETIR_LINK_EVT  Nonfatal XC0 i0 Link 14 (0x00000000 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)"),),
         "the same event, marked Nonfatal", told="Xid 149", says="Xid 149"),
     row("xid-163", "Xid 163: power smoothing disengaged", (xid(7, "163, pid='<unknown>', name=<unknown>, off"),),
         (xid(7, "163, pid='<unknown>', name=<unknown>, off"), xid(7, "162, pid='<unknown>', name=<unknown>, on")),
         "163 and then 162, which takes it back", level="warn", says="Xid 163"),
     row("xid-three-users", "Xid 31 of three users on one GPU",
-        tuple(step for n in (1, 2, 3) for step in (Job(20 + n, 2000 + n, "0-7"), Looks(1), xid(0, FAULTY.format(pid=n)), Looks(1), Ended(20 + n), Looks(2))),  # noqa: E501
-        tuple(step for n in (1, 2, 3) for step in (Job(30 + n, 2000, "0-7"), Looks(1), xid(0, FAULTY.format(pid=n)), Looks(1), Ended(30 + n), Looks(2))),  # noqa: E501
+        tuple(step for n in (1, 2, 3) for step in (Job(20 + n, 2000 + n, "0-7"), Looks(1), xid(0, FAULTY.format(pid=n)), Looks(1), Ended(20 + n), Looks(2))),
+        tuple(step for n in (1, 2, 3) for step in (Job(30 + n, 2000, "0-7"), Looks(1), xid(0, FAULTY.format(pid=n)), Looks(1), Ended(30 + n), Looks(2))),
         "three times by one user: his program", level="warn", told="Xid 31", says="suspect"),
     row("xid-own-policy", "Xid 109, which the site has made a drain",
-        (Document({"checks": {"xid": {"services": {"109": "drain_now"}}}}), xid(1, "109, pid=77, name=python3, Ch 00000008, errorString CTX SWITCH TIMEOUT")),  # noqa: E501
-        (Document({"checks": {"xid": {"services": {"109": "keep"}}}}), xid(1, "109, pid=77, name=python3, Ch 00000008, errorString CTX SWITCH TIMEOUT")),  # noqa: E501
+        (Document({"checks": {"xid": {"services": {"109": "drain_now"}}}}), xid(1, "109, pid=77, name=python3, Ch 00000008, errorString CTX SWITCH TIMEOUT")),
+        (Document({"checks": {"xid": {"services": {"109": "keep"}}}}), xid(1, "109, pid=77, name=python3, Ch 00000008, errorString CTX SWITCH TIMEOUT")),
         "the same line at a site that keeps it", told="Xid 109", says="Xid 109"),
     row("sxid-fatal", "SXid 20034, fatal", (sxid("20034, Fatal, Link 62 LTSSM Fault Up"),),
         (sxid("20009, Non-fatal, Link 04 RX Short Error Rate"),), "an SXid marked Non-fatal", source=SXIDS, told="SXid 20009",
