@@ -18,6 +18,7 @@ from tests.lab.cpufacts import CpuLayout, cpulist, layout, write_cpus
 from tests.lab.gpufacts import DRIVER_VERSION, digest, gpu_facts, machine_facts, uuid
 from tests.lab.models import MODELS, Model
 from tests.lab.pcitree import Function, link_to, put, walk, write_function
+from tests.lab.software import write_software
 
 MACHINES = Path(__file__).resolve().parent.parent / "machines"
 KERNEL = "6.1.0-38-amd64"
@@ -66,6 +67,7 @@ def write_machine(
     write_nvml(tree, machine_facts(gpus))
     _write_kernel(tree, m, gpus, node=node, seed=seed, tuned=tuned)
     _write_dev(tree / "dev", m, gpus, devices)
+    write_software(tree, m)
     put(tree / "README.md", _readme(m, cpus, tuned))
     return tree
 

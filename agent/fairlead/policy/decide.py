@@ -20,7 +20,7 @@ from fairlead.policy.ownership import MANUAL
 from fairlead.policy.resume import by_hand, is_clean, may_resume
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
 from fairlead.policy.state import Now, PolicyState, Proof, Rung, Track, identity
-from fairlead.policy.tracks import advance, seen, severity_of, start_of_boot, still_meant
+from fairlead.policy.tracks import advance, says_nothing_new, seen, severity_of, start_of_boot, still_meant
 from fairlead.policy.words import Order, line, proof_words, summary, weight
 
 
@@ -83,7 +83,9 @@ def decide(
         if name in blind and key not in found:
             track = replace(track, clean=0, floor=Level.OK)  # the check saw no device at all: silence is not health
         elif name in judged:
-            track = advance(track, tuple(found.get(key, ())), policy_for(name, policies), now, frozenset(started.acknowledged))
+            said = tuple(found.get(key, ()))
+            if now.full_sweep or not says_nothing_new(track, said):
+                track = advance(track, said, policy_for(name, policies), now, frozenset(started.acknowledged))
         elif name not in policies:
             continue
         if track.level is not Level.OK or any(track.window) or track.found:
@@ -95,11 +97,14 @@ def decide(
     )
     clean = is_clean(started, tracks, policies, never, now=now, rules=rules)
     sweeps = 0 if not clean else started.clean_sweeps + (1 if now.full_sweep else 0)
+    thorough = now.full_sweep and judged >= policies.keys()
+    looks = 0 if not clean else started.clean_looks + (1 if thorough else 0)
     following = replace(
         started,
         tracks=tracks,
         ran=ran_now,
         clean_sweeps=sweeps,
+        clean_looks=looks,
         acknowledged=tuple(a for a in started.acknowledged if still_meant(a, tracks, now)),
         strikes=ladder.strikes(started, tracks, policies, now, rules),
         reboots=ladder.reboots(state, policies, now, rules),
