@@ -12,6 +12,7 @@ import pytest
 from fairlead.jobenv.render import render
 from fairlead.topology import publish
 from tests.hooks.stage import HOOKS
+from tests.hooks.steps import for_planner
 from tests.lab.cluster import Cluster
 from tests.lab.cpus import v1_controllers
 from tests.lab.roots import SUITES
@@ -160,18 +161,22 @@ def test_real_cpus_by_the_ready_plan(real: Cluster) -> None:
     assert {row[1] for row in found.values()} == {"1"}
 
 
-def test_real_cpus_by_the_planner(real: Cluster) -> None:
+@pytest.mark.parametrize("way", ["planner", "swap"])
+def test_real_cpus_without_a_ready_plan(real: Cluster, way: str) -> None:
     dirs = real.node_dirs("r1")
-    plans = {p.name: p.read_text() for p in (dirs.run / "plans").iterdir()}
-    for name in plans:
-        (dirs.run / "plans" / name).unlink()
+    topology = (dirs.run / "topology").read_text()
+    if way == "planner":
+        (dirs.run / "topology").write_text(for_planner(topology))
+    else:
+        (dirs.etc / "hooks").write_text("1\tallow\tfull\t-\t-\n")
+    for path in (dirs.run / "plans").iterdir():
+        path.unlink()
     try:
         found = tasks(real, "r1", "-n2", "-c1", "--gres=gpu:2")
         assert cpus(found) == ["1", "0"]
         assert {row[1] for row in found.values()} == {"1"}
     finally:
-        for name, text in plans.items():
-            (dirs.run / "plans" / name).write_text(text)
+        lay_out(real, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
 
 
 def test_real_status_agrees(real: Cluster) -> None:

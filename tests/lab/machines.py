@@ -19,6 +19,7 @@ from tests.lab.gpufacts import DRIVER_VERSION, digest, gpu_facts, machine_facts,
 from tests.lab.kernelfacts import write_settings
 from tests.lab.models import MODELS, Model
 from tests.lab.pcitree import Function, link_to, put, walk, write_function
+from tests.lab.software import write_software
 
 MACHINES = Path(__file__).resolve().parent.parent / "machines"
 KERNEL = "6.1.0-38-amd64"
@@ -68,6 +69,7 @@ def write_machine(
     _write_kernel(tree, m, gpus, node=node, seed=seed, tuned=tuned)
     _write_dev(tree / "dev", m, gpus, devices)
     write_settings(tree, m, processors, tuned=tuned)
+    write_software(tree, m)
     put(tree / "README.md", _readme(m, cpus, tuned))
     return tree
 

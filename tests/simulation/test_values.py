@@ -148,6 +148,13 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "temperature.slowdown_celsius": lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 1),
     "temperature.shutdown_celsius": lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 0),
     "temperature.memory_celsius": _field(82),
+    "temperature.margin_celsius": n.nvmlDeviceGetMarginTemperature,
+    "temperature.memory_max_celsius": lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 2),
+    "clock_events.sw_power_cap_nanoseconds": _field(74),
+    "clock_events.thermal_nanoseconds": _field(75),
+    "clock_events.sync_boost_nanoseconds": _field(76),
+    "clock_events.board_limit_nanoseconds": _field(77),
+    "clock_events.reliability_nanoseconds": _field(79),
     "power.draw_milliwatts": n.nvmlDeviceGetPowerUsage,
     "power.limit_milliwatts": n.nvmlDeviceGetPowerManagementLimit,
     "power.default_limit_milliwatts": n.nvmlDeviceGetPowerManagementDefaultLimit,
@@ -166,6 +173,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "fabric.state": _fabric("state"),
     "fabric.status": _fabric("status"),
     "fabric.clique_id": _fabric("cliqueId"),
+    "fabric.health_mask": _fabric("healthMask"),
     "fabric.cluster_uuid": _fabric("clusterUuid"),
     "cpu_affinity": _cpus,
     "numa": _numa,
@@ -178,6 +186,7 @@ FIELDS = {
     "retired_pages.double_bit": 30, "retired_pages.pending": 31, "power.energy_millijoules": 83, "pcie.replays": 94,
     "remap.corrected": 142, "remap.uncorrected": 143, "remap.pending": 144, "remap.failed": 145,
     "power.draw_milliwatts": 186, "power.default_limit_milliwatts": 189, "power.limit_milliwatts": 190,
+    "clock_events.hw_thermal_slowdown_nanoseconds": 252, "clock_events.hw_power_brake_slowdown_nanoseconds": 253,
 }  # fmt: skip
 
 

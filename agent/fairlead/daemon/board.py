@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fairlead.config import Document
 from fairlead.daemon import log
+from fairlead.daemon.disk import Direct, Storage
 from fairlead.daemon.publish import write_atomic, write_if_changed
 from fairlead.errors import DataError, HostError
 from fairlead.host.clock import boottime
@@ -26,7 +27,8 @@ TEXTFILE_SECONDS = 10.0  # scrapes come every 15 s or so; rendering costs millis
 class Board:
     """The run directory of one agent."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, disk: Storage | None = None) -> None:
+        self._disk = disk or Direct()
         self.trouble: dict[str, str] = {}
         self.sequence = 0
         self.verdict: Verdict | None = None
@@ -165,8 +167,11 @@ class Board:
                 self._note(f"metrics_listen {options.metrics_listen}", e)
         self._textfile_at = time.monotonic() + TEXTFILE_SECONDS
         if options.metrics_textfile:
+            data = self._metrics.render()
+            beside = os.path.dirname(options.metrics_textfile) == self.run_dir  # memory: it does not hang
+            disk = Direct() if beside else self._disk
             try:
-                write_atomic(options.metrics_textfile, self._metrics.render())
+                disk.do(lambda: write_atomic(options.metrics_textfile, data))
             except OSError as e:
                 self._note(options.metrics_textfile, e)
             else:

@@ -61,7 +61,8 @@ _PCIE = (
 class View(Struct, frozen=True, kw_only=True):
     """All that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds.
 
-    ladder: faults (``CHECK.FAULT/BOARD``) and the step they have come to. strikes: by board, in the window.
+    sources: what the agent reads, and when it last answered. ladder: faults (``CHECK.FAULT/BOARD``) and the step they have
+    come to. strikes: by board, in the window.
     """
 
     version: str
@@ -70,6 +71,7 @@ class View(Struct, frozen=True, kw_only=True):
     state: State = State.UNKNOWN
     sequence: int = 0
     sweep_unix: float = 0.0
+    sources: tuple[tuple[str, float], ...] = ()
     sweep_seconds: float = 0.0
     expires_unix: float = 0.0
     checks: tuple[tuple[str, str], ...] = ()
@@ -173,6 +175,14 @@ def _agent(view: View) -> Iterator[Metric]:
     yield _gauge("verdict_expires_timestamp_seconds", "When the verdict expires unless it is renewed.", view.expires_unix)
     yield _gauge("sweep_timestamp_seconds", "When the last full sweep ended.", view.sweep_unix)
     yield _gauge("sweep_duration_seconds", "How long the last full sweep took.", view.sweep_seconds)
+    source = GaugeMetricFamily(
+        "fairlead_source_timestamp_seconds",
+        "When a source last gave what it has to give: nvml, kernel_log, host (/proc and /sys), state_dir (the disk).",
+        labels=["source"],
+    )
+    for name, at in view.sources:
+        source.add_metric([name], at)
+    yield source
     yield _gauge("drained", "1 while a drain of fairlead's own stands in slurmctld.", view.drained)
     limit = GaugeMetricFamily(
         "fairlead_drain_limited",

@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from msgspec import Struct, field
 
-from fairlead.daemon.history import numbers
 from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
+from fairlead.daemon.store import numbers
 from fairlead.errors import DataError, InputMissing
 from fairlead.model.check import KernelRecord
 from fairlead.xid.decode import BOOT

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fairlead.host.gpu_load import load
 from fairlead.host.pci import normal_address
 from fairlead.model.facts import (
     Driver,
@@ -151,6 +152,7 @@ class Converter:
             performance_state=read.number("performance_state", "performance_state"),
             recovery_action=read.number("recovery_action", "recovery_action"),
             processes=_processes(read),
+            load=self._part(position, read, load, "temperature", "fabric", "clock_events", "clocks", "power"),
         )
 
 
@@ -182,11 +184,13 @@ def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missin
     if isinstance(raw, Missing):
         return Driver(module_version=module_version, library_version=raw, nvml_version=raw, cuda_version=raw)
     read = Reader(raw)
+    code = raw.get("error")
     return Driver(
         module_version=module_version,
         library_version=read.text("driver_version", "driver_version"),
         nvml_version=read.text("nvml_version", "nvml_version"),
         cuda_version=read.number("cuda_driver_version", "cuda_driver_version"),
+        init_code=code if type(code) is int else 0,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from fairlead.host import nvml_load
 from fairlead.host.nvml_calls import Call, fast_calls, slow_calls
 from fairlead.host.nvml_fields import FIELDS, FUNCTION_NOT_FOUND, Batch
 from fairlead.host.nvml_links import FATAL, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
@@ -32,9 +33,10 @@ class Device:
         self.handle = handle
         self._beat = beat
         self._slow_due = 0.0
-        self._fast = fast_calls(lib, structs)
-        self._slow = slow_calls(lib, structs)
+        self._fast = fast_calls(lib, structs) + nvml_load.fast_calls(lib, structs)
+        self._slow = slow_calls(lib, structs) + nvml_load.slow_calls(lib, structs)
         self._links = Links(lib, structs, self.pci, beat)
+        self._events = nvml_load.ClockEvents(lib, self.pci, beat)
         self._batch_due = 0.0
         self._links_due = 0.0
         self._batches: list[Batch | None] = [None, None]
@@ -51,6 +53,7 @@ class Device:
         if not code and slow:
             code = self._find_links()
         code = code or self._read_all_fields(now) or self._links.read(self.handle, self.values) or self._read_processes()
+        code = code or self._events.read(self.handle, self.values, now)
         if code:
             self.fail(code)
         elif slow:
@@ -62,10 +65,12 @@ class Device:
         self.failed = True
         self._slow_due = self._batch_due = self._links_due = 0.0
         self._links.forget()
+        self._events.forget()
         for call in (*self._fast, *self._slow):
             call.not_before = 0.0
         error = {"error": code}
-        parts = {c.part for c in (*self._fast, *self._slow)} | {p for p, _ in FIELDS.values()} | {"nvlink", "processes"}
+        read = {c.part for c in (*self._fast, *self._slow)} | {p for p, _ in FIELDS.values()}
+        parts = read | {"nvlink", "processes", nvml_load.PART}
         self.values = {**dict.fromkeys(sorted(parts), error), **self.identity}
 
     def _run(self, calls: list[Call], now: float) -> int:

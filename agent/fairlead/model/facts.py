@@ -6,27 +6,13 @@ A value is either there or :class:`Missing`. Units are in the names; PCI address
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 from msgspec import Struct, field
 
-
-class Why(StrEnum):
-    """Why a value is missing. Only the hardware profile may say UNSUPPORTED; all else is a finding."""
-
-    UNSUPPORTED = "unsupported"
-    UNREADABLE = "unreadable"
-
-
-class Missing(Struct, frozen=True):
-    """A value that is not there. ``detail`` says what was tried and what came back, in one line."""
-
-    why: Why
-    detail: str = ""
-
-
-def unreadable(detail: str) -> Missing:
-    return Missing(Why.UNREADABLE, detail)
+from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
+from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
+from fairlead.model.missing import Why as Why  # noqa: PLC0414
+from fairlead.model.missing import unreadable as unreadable  # noqa: PLC0414
 
 
 class Ecc(Struct, frozen=True, kw_only=True):
@@ -75,6 +61,7 @@ class GpuProcess(Struct, frozen=True):
 
     pid: int
     used_bytes: int
+    owner: Owner | Missing = NOT_READ
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
@@ -105,6 +92,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     performance_state: int | Missing
     recovery_action: int | Missing  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: 0 none 1 reset 2 reboot 3 drain P2P 4 drain+reset
     processes: tuple[GpuProcess, ...] | Missing
+    load: GpuLoad = GpuLoad()
 
 
 class Driver(Struct, frozen=True, kw_only=True):
@@ -114,6 +102,8 @@ class Driver(Struct, frozen=True, kw_only=True):
     library_version: str | Missing  # nvmlSystemGetDriverVersion
     nvml_version: str | Missing
     cuda_version: int | Missing  # 12080 means 12.8
+    init_code: int = 0  # why NVML as a whole does not answer (nvmlReturn_t), 0 when it does or nobody knows
+    software: Software = Software()
 
 
 class StuckCall(Struct, frozen=True, kw_only=True):

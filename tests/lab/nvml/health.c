@@ -186,7 +186,11 @@ static nvmlReturn one_field(int gpu, c_nvmlFieldValue_t *v) {
         else v->value.ullVal = value;
         return NVML_SUCCESS;
     }
-    return NVML_ERROR_NOT_SUPPORTED;
+    unsigned long long events;
+    TRY(sim_clock_field(gpu, v->fieldId, &events));
+    v->valueType = U64;
+    v->value.ullVal = events;
+    return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn nvmlDeviceGetFieldValues(nvmlDevice device, int count, c_nvmlFieldValue_t *values) {
