@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from fairlead.daemon import jobs, log
 from fairlead.daemon.evidence import Evidence
-from fairlead.daemon.history import EVENTS_KEPT, EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, SAMPLE_SECONDS, History
+from fairlead.daemon.history import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.publish import write_atomic, write_if_changed
 from fairlead.daemon.rules import applying, hold_of
+from fairlead.daemon.series import SAMPLE_SECONDS
+from fairlead.daemon.store import EVENTS_KEPT
 from fairlead.errors import SlurmUnavailable
 from fairlead.model.check import KernelRecord
 from fairlead.model.finding import Finding, Level
@@ -271,11 +273,10 @@ def test_history_survives_a_disk_that_was_away(tmp_path: Path) -> None:
     history = History(str(tmp_path), "b")
     flood = [record(n, f"NVRM: Xid (PCI:0000:43:00): 13, pid={n}, Graphics Exception") for n in range(1, 11)]
     history.add_records(flood)
-    history._fail(OSError("disk away"))
-    while_away = record(11, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")
-    history.add_records([while_away])
+    history._store._fail(OSError("disk away"))
+    history.add_records([while_away := record(11, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")])
     history.add_samples(100.0, [("gpu", "x", 1.0)])
-    history._retry_at = 0.0
+    history._store._retry_at = 0.0
     history.event("disk", "back")
     assert history.trouble == ""
     assert set(history.past().records) == {*flood, while_away}
@@ -293,11 +294,11 @@ def test_a_file_damaged_meanwhile_costs_no_evidence_in_memory(tmp_path: Path) ->
     fault = record(1, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")
     history.add_records([fault])
     history.add_readable(frozenset({"gpu/x"}))
-    history._fail(OSError("disk away"))
+    history._store._fail(OSError("disk away"))
     for suffix in ("-wal", "-shm"):
         (tmp_path / f"history.sqlite{suffix}").unlink(missing_ok=True)
     (tmp_path / "history.sqlite").write_bytes(b"junk" * 2000)
-    history._retry_at = 0.0
+    history._store._retry_at = 0.0
     history.event("disk", "back")
     assert history.past().records == (fault,) and history.past().readable == {"gpu/x"}
     history.close()

@@ -17,7 +17,7 @@ from msgspec import Meta
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.trend import by_name
+from fairlead.model.trend import series
 from fairlead.model.unread import host_of, unread
 
 _SLEW = 1e-3  # of the time between two samples: adjtimex slews by 500 ppm at most, chrony by more for a short while
@@ -64,7 +64,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _steps(now: float, offset: float, past: Past, params: Params) -> Iterator[Finding]:
-    known = [(s.seconds, s.value) for s in by_name(past.samples).get(("clock", "offset_seconds"), ()) if s.seconds < now]
+    known = [(s.seconds, s.value) for s in series(past).get(("clock", "offset_seconds"), ()) if s.seconds < now]
     points = [p for p in known if now - p[0] <= params.step_remember_seconds] + [(now, offset)]
     steps = [
         (b[1] - a[1], b[0]) for a, b in pairwise(points)

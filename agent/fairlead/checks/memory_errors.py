@@ -20,7 +20,7 @@ from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import MemoryController
-from fairlead.model.trend import by_name, growth
+from fairlead.model.trend import growth, series
 from fairlead.model.unread import host_of, record_id, unread, unread_log
 
 _UNCORRECTED = (
@@ -117,9 +117,9 @@ def _counted(controller: MemoryController, node: Node, past: Past, params: Param
     value, now = controller.corrected, node.uptime_seconds
     if isinstance(value, Missing) or isinstance(now, Missing) or not params.corrected_per_hour_max or not value:
         return
-    series = by_name(s for s in past.samples if s.device == name)
+    known = series(past)
     found = growth(
-        series.get((name, "corrected"), ()),
+        known.get((name, "corrected"), ()),
         value,
         now,
         window_seconds=params.window_seconds,

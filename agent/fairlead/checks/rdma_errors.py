@@ -8,16 +8,16 @@ that has stopped at its width cannot grow, which is said, not taken for health. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check import Check, CheckParams, Past, Sample
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
-from fairlead.model.trend import Series, by_name, growth
+from fairlead.model.trend import growth, series
 from fairlead.model.unread import host_of, unread
 
 Limit = Annotated[float, Meta(ge=0)]
@@ -32,6 +32,8 @@ LIMITS = {
     "packet_seq_err": "retransmissions_per_hour_max",
     "local_ack_timeout_err": "retransmissions_per_hour_max",
 }
+
+Known = Mapping[tuple[str, str], Sequence[Sample]]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -58,13 +60,13 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         elif isinstance(host.ports, Missing):
             yield unread("rdma_errors", "the RDMA ports", host.ports)
         else:
-            series = by_name(past.samples)
+            known = series(past)
             for port in host.ports:
                 if port.name not in params.ignore:
-                    yield from _port(port, node, past, series, params)
+                    yield from _port(port, node, past, known, params)
 
 
-def _port(port: RdmaPort, node: Node, past: Past, series: Series, params: Params) -> Iterator[Finding]:
+def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) -> Iterator[Finding]:
     name = f"{port.name}/{port.port}"
     gone = [counter for counter in LIMITS if isinstance(port.counters.get(counter), Missing)]
     if gone:
@@ -77,13 +79,13 @@ def _port(port: RdmaPort, node: Node, past: Past, series: Series, params: Params
         if not isinstance(value, int) or isinstance(now, Missing) or not limit:
             continue
         found = growth(
-            series.get((name, counter), ()),
+            known.get((name, counter), ()),
             value,
             now,
             window_seconds=params.window_seconds,
             least_seconds=params.window_least_seconds,
         )
-        if found is not None and found.per_hour >= limit and found.count >= 2:
+        if found is not None and found.per_hour >= limit and found.amount >= 2:
             fast.append(
                 f"{counter}: {found.per_hour:.0f} per hour over {found.seconds:.0f} s, {value} in all, {limit:g} accepted"
             )

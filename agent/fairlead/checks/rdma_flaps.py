@@ -9,20 +9,22 @@ counts, so that training at boot and an old history do not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check import Check, CheckParams, Past, Sample
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
-from fairlead.model.trend import Series, by_name, growth
+from fairlead.model.trend import growth, series
 from fairlead.model.unread import age_seconds, host_of, unread, unread_log
 
 _RECORD = re.compile(r"mlx5_core ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):? (\S+): (?:Link down|Port: \d+ Link DOWN)")
 _FULL = (1 << PORT_COUNTER_BITS["link_downed"]) - 1
+
+Known = Mapping[tuple[str, str], Sequence[Sample]]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -39,13 +41,13 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         elif isinstance(host.ports, Missing):
             yield unread("rdma_flaps", "the RDMA ports", host.ports)
         else:
-            series = by_name(past.samples)
+            known = series(past)
             for port in host.ports:
                 if port.name not in params.ignore:
-                    yield from _port(port, node, past, series, params)
+                    yield from _port(port, node, past, known, params)
 
 
-def _port(port: RdmaPort, node: Node, past: Past, series: Series, params: Params) -> Iterator[Finding]:
+def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) -> Iterator[Finding]:
     name = f"{port.name}/{port.port}"
     counts: list[tuple[str, str, int]] = []
     for device, counter, value in _counters(port):
@@ -56,9 +58,12 @@ def _port(port: RdmaPort, node: Node, past: Past, series: Series, params: Params
     by_log = len({r.sequence for r in past.records if _is_of(r.text, port) and age_seconds(r, node) <= params.window_seconds})
     now = node.uptime_seconds
     grown = {f"kernel log of {port.pci}": by_log} if by_log else {}
-    for device, counter, value in counts if not isinstance(now, Missing) else ():
-        if found := growth(series.get((device, counter), ()), value, float(now), window_seconds=params.window_seconds):  # type: ignore[arg-type]
-            grown[f"{counter} of {device}"] = int(found.count)
+    for device, counter, value in counts:
+        if isinstance(now, Missing):
+            break
+        before = known.get((device, counter), ())
+        if found := growth(before, value, now, window_seconds=params.window_seconds, least_seconds=1.0):
+            grown[f"{counter} of {device}"] = int(found.amount)
     flaps = max(grown.values(), default=0)
     if flaps >= params.flaps_max:
         yield Finding(

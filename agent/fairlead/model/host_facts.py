@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from fairlead.model.facts import Missing, unreadable
+from fairlead.model.missing import Missing, unreadable
 
 #: Where a port's error counters stop: the fields of the InfiniBand PortCounters attribute (IBTA volume 1, PortCounters;
 #: drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR). The hw_counters of a driver are 64 bit wide.
