@@ -71,7 +71,6 @@ FILES = (
     *(f"/sys/class/nvme/nvme[0-9]*/{a}" for a in ("state", "model")),
     "/sys/fs/ext4/*/errors_count",
     f"{_CPU}/smt/control", f"{_CPU}/smt/active",
-    *(f"/sys/kernel/mm/hugepages/*/{a}_hugepages" for a in ("nr", "free", "resv", "surplus")),
     "/sys/class/net/*/bonding/slaves",
     f"{_KFD}/[0-9]*/properties", f"{_KFD}/[0-9]*/io_links/[0-9]*/properties",
     "/sys/kernel/iommu_groups/*/type",
