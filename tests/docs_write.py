@@ -109,17 +109,17 @@ def readme_table() -> str:
     said = {"enforce": "drain by default", "observe": "only warn until the site says so"}
     out = [f"{len(checks.load())} [checks](docs/reference/checks.md).", ""]
     for word, names in of_mode.items():
-        out += [f"Those that {said[word]}:", *_filled(f"`{n}`" for n in names), ""]
+        out += [*_filled((f"`{n}`" for n in names), f"Those that {said[word]}"), ""]
     out += [f"{len(settings.load())} [settings](docs/reference/settings.md):", ""]
     needs = {"none": "Also on busy nodes", "idle": "On an idle node", "drain": "On a drained node", "reboot": "With a reboot"}
     for word, said_of in needs.items():
         names = [n for n, s in settings.load().items() if s.disruption.value == word]
-        out += [f"{said_of}:", *_filled(f"`{n}`" for n in names), ""] if names else []
+        out += [*_filled((f"`{n}`" for n in names), said_of), ""] if names else []
     return "\n".join(out)
 
 
-def _filled(words: Iterable[str]) -> list[str]:
-    return textwrap.wrap(", ".join(words) + ".", 120, break_long_words=False, break_on_hyphens=False)
+def _filled(words: Iterable[str], before: str) -> list[str]:
+    return textwrap.wrap(f"{before}: {', '.join(words)}.", 120, break_long_words=False, break_on_hyphens=False)
 
 
 def reference(kind: str) -> str:
