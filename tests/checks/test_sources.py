@@ -38,7 +38,7 @@ UNJUDGED = {
     r"/(bridge|disk|other)/(current|max)_link_(speed|width)": "links of GPUs and adapters are judged, not those of all devices",
     r"/gpu/(current|max)_link_(speed|width)": "NVML says the same of a GPU; what neither says is unknown",
     r"/(hca|nic)/max_link_(speed|width)": "the port above the adapter, or the profile, says what is expected",
-    r"/(bridge|disk|gpu|hca|nic|other)/(device|numa_node|local_cpulist|subsystem_\w+)": "which model it is, where it sits: topology",
+    r"/(bridge|disk|gpu|hca|nic|other)/(device|numa_node|local_cpulist|subsystem_\w+)": "its model and its place: topology",
     r"/(hca|nic)/net/\w+/(mtu|operstate|speed|type)": "plain interfaces are not judged; RDMA ports are, by files of their own",
     r"/dev/nodes": "device files that no profile declares (IMEX channels are, where a profile has them)",
     r"/proc/(mounts|net/route)": "read by the nccl setting, whose file no tree has: that drift is there anyway",
