@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Mode
+from fairlead.model.host_facts import Wanted
 
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
 
@@ -84,7 +85,8 @@ class Check(Struct, frozen=True, kw_only=True):
     samples: extracts the counters to remember from a Node, as (device, name, value).
     reads: files whose text the check needs in ``Node.texts``.
     slow: its facts are read on thorough looks only (``Node.thorough``): between them it is not judged, its last findings
-    stand, and confirmation and recovery count thorough looks.
+    stand, and confirmation and recovery count thorough looks. wants: what its parameters want to be asked of the host.
+    reads_records: the kernel log records that its parameters declare, as prefixes (with ``wakes_on``).
     """
 
     summary: str
@@ -99,3 +101,5 @@ class Check(Struct, frozen=True, kw_only=True):
     samples: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     reads: tuple[str, ...] = ()
     slow: bool = False
+    wants: Callable[[Any], Wanted] | None = None
+    reads_records: Callable[[Any], tuple[str, ...]] | None = None
