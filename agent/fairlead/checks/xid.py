@@ -216,6 +216,7 @@ def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding 
         service=service,
         evidence_id=f"{_boot(fault.last, node)}:{fault.last.sequence}",
         fault=f"{name.lower()}{line.code}",
+        jobs=fault.last.jobs if fault.last.attributed or fault.last.jobs else None,
     )
 
 
@@ -278,6 +279,7 @@ def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterato
             service=params.suspect_service if drains else Service.KEEP,
             evidence_id=f"{_boot(newest, node)}:{newest.sequence}:users",
             fault="users",
+            jobs=(),  # the GPU is to blame
         )
 
 

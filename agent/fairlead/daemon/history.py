@@ -108,6 +108,7 @@ class History:
 
     def _row(self, record: KernelRecord) -> tuple[object, ...]:
         jobs, uids = (",".join(map(str, numbers)) for numbers in (record.jobs, record.uids))
+        jobs = jobs or ("," if record.attributed else "")  # no job, and not known: an older agent reads both alike
         return (self.boot_id, record.sequence, record.seconds, record.priority, record.text, jobs, uids)
 
     def add_samples(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> None:

@@ -193,6 +193,7 @@ class Store:
                 boot_id=self.boot_id,
                 jobs=numbers(jobs),
                 uids=numbers(uids),
+                attributed=bool(jobs),
             )
             for sequence, seconds, priority, text, jobs, uids in db.execute(
                 "SELECT sequence, seconds, priority, text, jobs, uids FROM record WHERE boot_id = ?", (self.boot_id,)

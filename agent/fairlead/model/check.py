@@ -33,7 +33,8 @@ class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class KernelRecord(Struct, frozen=True, kw_only=True):
     """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot.
 
-    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known.
+    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known, and where
+    there were none, which is known when it is ``attributed``.
     """
 
     sequence: int
@@ -43,6 +44,7 @@ class KernelRecord(Struct, frozen=True, kw_only=True):
     boot_id: str = ""
     jobs: tuple[int, ...] = ()
     uids: tuple[int, ...] = ()
+    attributed: bool = False
 
 
 class Sample(Struct, frozen=True, kw_only=True):

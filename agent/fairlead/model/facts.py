@@ -172,6 +172,15 @@ class Cpu(Struct, frozen=True, kw_only=True):
     online: bool = True
 
 
+class Gid(Struct, frozen=True):
+    """One entry of a RoCE port's GID table (sysfs-class-infiniband: gids/, gid_attrs/types/): an IPv6 address, in which an
+    IPv4 one is ``::ffff:a.b.c.d``. ``version``: RoCE 1 or 2."""
+
+    index: int
+    text: str
+    version: int
+
+
 class Nic(Struct, frozen=True, kw_only=True):
     """A network device: an RDMA device's port (``rdma`` set), or a plain interface."""
 
@@ -186,6 +195,9 @@ class Nic(Struct, frozen=True, kw_only=True):
     interfaces: tuple[str, ...] = ()  # netdevs of an RDMA device
     virtual_function: bool = False
     numa: int | Missing = Missing(Why.UNREADABLE, "not read")
+    mtu_bytes: int | Missing = Missing(Why.UNREADABLE, "not read")  # of the interface
+    master: str = ""  # the bond or bridge that the interface belongs to
+    gids: tuple[Gid, ...] | Missing = ()  # of an RDMA port on Ethernet
 
 
 class Node(Struct, frozen=True, kw_only=True):
