@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted, was_readable
+from fairlead.model.device import not_under_mig, unlisted, was_readable
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.gpu_health import RetiredPages
@@ -33,7 +33,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             continue  # gpu_count says so
         remap = gpu.remap
         if isinstance(remap, Missing):
-            if remap.why is Why.UNREADABLE and not isinstance(gpu.retired, RetiredPages):  # before Ampere: retired_pages
+            if isinstance(gpu.retired, RetiredPages) or not_under_mig(gpu, "remap", remap):
+                continue  # before Ampere it retires pages; under MIG the recovery action still says what is due
+            if remap.why is Why.UNREADABLE:
                 gone = was_readable(gpu, "remap", past)
                 yield Finding(
                     check="row_remap",
