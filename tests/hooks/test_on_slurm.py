@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from fairlead.jobenv.render import render
+from fairlead.model.facts import Missing
 from fairlead.topology import publish
 from tests.hooks.stage import HOOKS
 from tests.hooks.steps import for_planner
@@ -253,6 +255,25 @@ def test_specialised_cores_stay_the_systems(suite: str) -> None:
             found.append(sorted(up.output(job).splitlines()))
     assert found[0] == found[1] == ["one 0 0", "two 0 0", "two 1 0"]
     assert found[2] == ["one 0 0-1", "two 0 1", "two 1 0"]
+
+
+def test_parts_of_gpus_are_left_alone() -> None:
+    """MIG without NVML: four instances of two GPUs (gres.conf(5), MultipleFiles). Slurm numbers them 0 to 3, and what a task sees
+    looks like whole GPUs; only the published topology tells. Instances 0 and 1 are both of GPU 0."""
+    real_cpusets()
+    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{TOPOLOGY}"
+    lines = [f"NodeName=r1 Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{i // 2},/dev/nvidia{2 + i}" for i in range(4)]
+    files = {"/etc/slurm/gres.conf": "".join(f"{line}\n" for line in lines)}
+    cluster = Cluster("trixie", nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, files=files)
+    cluster.slurm_nodes = tuple(replace(node, gpus=4, gpu_type="1g.10gb") for node in cluster.slurm_nodes)
+    node = hgx(sockets=2, cores=1, gpus=2, numa=[1, 0])
+    assert not isinstance(node.gpus, Missing)
+    split = msgspec.structs.replace(node, gpus=tuple(msgspec.structs.replace(g, mig_current=True) for g in node.gpus))
+    look = 'echo "$SLURM_LOCALID $(taskset -cp $$ | sed "s/.*: //") $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS"'
+    with running(cluster) as up:
+        lay_out(up, "r1", split, python="/usr/bin/python3")
+        found = tasks(up, "r1", "-n2", "-c1", "--gres=gpu:1g.10gb:2", script=look)
+    assert found == {0: ["0", "0,1", "0,1"], 1: ["1", "0,1", "0,1"]}
 
 
 @pytest.mark.parametrize("suite", ONE_OF_ALL)

@@ -102,7 +102,7 @@ class Board:
             if not gpus:
                 return
         else:
-            gpus = tuple((g.pci, g.uuid, g.minor) for g in node.gpus)
+            gpus = tuple((g.pci, g.uuid, g.minor, g.mig_current) for g in node.gpus)
         facts = (node.cpus, node.numa, gpus, tuple((n.name, n.pci, n.numa) for n in node.nics))
         if facts == self._facts:
             return
