@@ -7,13 +7,14 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from fairlead.jobenv.render import render
 from fairlead.model.facts import Missing
-from fairlead.topology import publish
+from fairlead.topology import plan, publish
 from tests.hooks.stage import HOOKS
 from tests.hooks.steps import for_planner
 from tests.lab.cluster import Cluster
@@ -84,6 +85,8 @@ def typed(order: list[str]) -> str:
         ((f"--cpu-bind=mask_cpu:{typed(CYCLIC)}",), CYCLIC),
         ((f"--cpu-bind=mask_cpu:{typed(NEAR[::-1])}",), NEAR[::-1]),
         (("--gpus-per-task=1",), CYCLIC),
+        (("--gpu-bind=closest",), CYCLIC),
+        (("--gpu-bind=map_gpu:7,6,5,4,3,2,1,0",), CYCLIC),
     ],
 )
 def test_the_users_binding_stays(simulated: Cluster, options: tuple[str, ...], expected: list[str]) -> None:
@@ -274,6 +277,34 @@ def test_parts_of_gpus_are_left_alone() -> None:
         lay_out(up, "r1", split, python="/usr/bin/python3")
         found = tasks(up, "r1", "-n2", "-c1", "--gres=gpu:1g.10gb:2", script=look)
     assert found == {0: ["0", "0,1", "0,1"], 1: ["1", "0,1", "0,1"]}
+
+
+@pytest.mark.parametrize("suite", ONE_OF_ALL)
+def test_hardware_threads(suite: str, tmp_path: Path) -> None:
+    """2 x 8 cores of two hardware threads: a task keeps as many cores, and as many threads of them, as Slurm gave it."""
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    tmp_path.chmod(0o755)
+    (tmp_path / "cgroup/cpuset").mkdir(parents=True)
+    for name in ("cpuset/cpuset.effective_cpus", "cpuset.cpus.effective"):  # v1, v2: tasks in the top group may use all
+        (tmp_path / "cgroup" / name).write_text("0-31\n")
+    binds: dict[str | Path, str] = {TOPOLOGY: f"/run/lab-hooks{TOPOLOGY}", tmp_path / "cgroup": "/sys/fs/cgroup"}
+    hook = HOOKS / "task-prolog"
+    first, second = (list(range(0, 8, 2)), list(range(8, 16, 2)))
+    with running(Cluster(suite, nodes=1, simulated=True, cores=8, threads=2, task_prolog=hook, binds=binds)) as up:
+        lay_out(up, "n1", hgx(cores=8, threads=2), python="/usr/bin/python3")
+
+        def seen(*options: str) -> list[list[int]]:
+            masks = [plan.parse_cpulist(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
+            return [[cpu for cpu in range(32) if mask >> cpu & 1] for mask in masks]
+
+        assert seen("-c4") == [[a, a + 1, a + 16, a + 17] for a in first + second]
+        assert seen("-c2", "--hint=nomultithread") == [[a, a + 1] for a in first + second]
+        # Slurm lets two tasks share a core: the planner swaps whole shares.
+        for count in (1, 3):
+            off, on = (seen(f"-c{count}", f"--export=ALL,FAIRLEAD_PROFILE={profile}") for profile in ("off", "full"))
+            assert sorted(on) == sorted(off) and off != on
+            assert [{cpu % 16 // 8 for cpu in mask} for mask in on] == [{0}] * 4 + [{1}] * 4
 
 
 @pytest.mark.parametrize("suite", ONE_OF_ALL)
