@@ -13,9 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab import clean, ledger, linux
 from tests.lab.roots import SUITES
+
+# Two cores that also run a cluster say nothing about how long one example should take.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("busy")
 
 #: Files of tests that share nothing: each of them starts a lab of its own.
 SINGLE = ("tests/rack/test_cluster.py", "tests/faults/test_demo.py")

@@ -9,6 +9,8 @@ import argparse
 import importlib
 import re
 import sys
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 from fairlead import __version__, checks, config, settings
@@ -102,15 +104,26 @@ def row(*cells: str) -> str:
 
 
 def readme_table() -> str:
-    out = [row("check", "what it judges", "drains by default"), row("---", "---", "---")]
-    out += [
-        row(f"`{n}`", c.summary, "yes" if c.mode.value == "enforce" else "when the site says so")
-        for n, c in checks.load().items()
-    ]
-    out += ["", row("setting", "what it makes so", "needs"), row("---", "---", "---")]
-    needs = {"none": "nothing: also on busy nodes", "idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
-    out += [row(f"`{n}`", s.summary, needs[s.disruption.value]) for n, s in settings.load().items()]
-    return "\n".join(out)
+    """Checks and settings by name only: there are many, and the reference says what each is about."""
+    of_mode = {word: [n for n, c in checks.load().items() if c.mode.value == word] for word in ("enforce", "observe")}
+    said = {"enforce": "drain by default", "observe": "only warn until the site says so"}
+    out = [f"{len(checks.load())} [checks](docs/reference/checks.md).", ""]
+    for word, names in of_mode.items():
+        out += [f"Those that {said[word]}:", *_filled(f"`{n}`" for n in names), ""]
+    out += [f"{len(settings.load())} [settings](docs/reference/settings.md), by what a change of one needs at most:", ""]
+    needs = {"none": "nothing, also on busy nodes", "idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
+    for word, said_of in needs.items():
+        names = [n for n, s in settings.load().items() if s.disruption.value == word]
+        if names:
+            out += [*_filled([f"{said_of}: `{names[0]}`", *(f"`{n}`" for n in names[1:])], bullet="- "), ""]
+    return "\n".join(out[:-1])
+
+
+def _filled(words: Iterable[str], *, bullet: str = "") -> list[str]:
+    more = " " * len(bullet)
+    return textwrap.wrap(
+        ", ".join(words) + ".", 120, initial_indent=bullet, subsequent_indent=more, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def reference(kind: str) -> str:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -53,11 +53,14 @@ class Agent:
         document = config.decode_document(msgspec.json.encode(data), "test")
         self.document.write_bytes(config.encode_document(document))
 
-    def start(self, *, wait: bool = True) -> Agent:
-        command = [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
+    def command(self) -> list[str]:
+        """What starts it."""
+        return [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
+
+    def start(self, *, wait: bool = True) -> Self:
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
-                command,
+                self.command(),
                 cwd=PROJECT,
                 env={**os.environ, "PYTHONPATH": str(PROJECT / "agent"), **self.environment},
                 stderr=out,

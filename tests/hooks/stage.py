@@ -56,6 +56,11 @@ class Stage:
                 shutil.copy(Path("/etc", name), self._view / "etc" / name)
         self.reset()
 
+    @property
+    def pid(self) -> int:
+        """A process in the namespace, for nsenter."""
+        return self._holder.pid
+
     def close(self) -> None:
         assert self._holder.stdin is not None and self._holder.stdout is not None
         self._holder.stdin.close()

@@ -40,6 +40,15 @@ class Patient(Scontrol):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 
+    def began(self) -> float:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return super().began()
+            except SlurmUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
 
 class Calm:
     """Sequences that come to rest, and a restart of slurmctld, are not at the same time: the rest's clock runs ahead of
@@ -76,7 +85,7 @@ class Calm:
 
 
 class Real:
-    """One node of a cluster. Its jobs are asked for by name and never requeued."""
+    """One node of a cluster. Its jobs have its name and are never requeued."""
 
     def __init__(self, cluster: Cluster, node: str, calm: Calm, *, slow: bool) -> None:
         self.rest = calm.rest
@@ -87,7 +96,9 @@ class Real:
         self.away = False
         self.steady = not slow
         self.events: tuple[str, ...] = ("mark", "job", "no job") if slow else ("mark",)
-        self.jobs: list[int] = []
+
+    def passed(self, seconds: float) -> None:
+        """Its time is its own."""
 
     def update(self, state: str, reason: str) -> None:
         words = [*([f"state={state}"] if state else []), *([f"reason={reason}"] if reason else [])]
@@ -97,28 +108,30 @@ class Real:
         node = self.watch.node(self.node)
         if what == "mark" and not node.states & {"DRAIN", "DOWN", "FAIL"}:  # what drain_nodes() does for a prolog that failed
             self.update("DRAIN", "Prolog error")
-        elif what == "job" and not self.jobs:
+        elif what == "job" and not self.jobs():
             with suppress(LabError):  # slurmctld is away
-                self.jobs.append(self.cluster.submit("#!/bin/sh\nsleep 600\n", f"-w{self.node}", "--no-requeue"))
-        elif what == "no job" and self.jobs:
+                self.cluster.submit("#!/bin/sh\nsleep 600\n", f"-w{self.node}", f"--job-name={self.node}", "--no-requeue")
+        elif what == "no job":
             self.cancel()
         return True
 
+    def jobs(self) -> list[str]:
+        """The states of its jobs that have not ended. Asked of squeue: sinfo's answer about one node says MIXED of a node whose
+        job has ended, until somebody lists all nodes (slurmctld's proc_req.c, _slurm_rpc_dump_node_single, says so itself)."""
+        listed = self.cluster.run(["/usr/bin/squeue", "-h", "-a", f"--name={self.node}", "-o", "%t"], check=False)
+        return listed.stdout.split()
+
     def cancel(self) -> None:
-        """By node, not by number: a slurmctld that was killed has forgotten what it had not saved, cancelled jobs too."""
-        self.cluster.run(["/usr/bin/scancel", "--user=alice", f"--nodelist={self.node}"], check=False)
-        self.jobs.clear()
+        """By name, not by number: it may have been submitted though sbatch had no answer."""
+        self.cluster.run(["/usr/bin/scancel", "--user=alice", f"--name={self.node}"], check=False)
 
     def settle(self) -> None:
-        if self.jobs:
-            self.cancel()
         deadline = time.monotonic() + 60
-        while states := {"UNKNOWN", "COMPLETING", "ALLOCATED", "MIXED"} & self.watch.node(self.node).states:
-            assert time.monotonic() < deadline, self.watch.node(self.node)
-            time.sleep(0.05)
-            if not self.steady and states & {"ALLOCATED", "MIXED"}:
-                time.sleep(0.5)
+        while (left := [] if self.steady else self.jobs()) or self.watch.node(self.node).states & {"UNKNOWN", "COMPLETING"}:
+            assert time.monotonic() < deadline, (left, self.watch.node(self.node))
+            if set(left) - {"CG"}:
                 self.cancel()
+            time.sleep(0.05)
 
     def clean(self) -> None:
         """In service, for the next sequence."""

@@ -14,6 +14,9 @@ from fairlead.errors import ExitCode
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--document", default="/etc/fairlead/node.json", help="the node's document")
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this machine")
+    parser.add_argument(
+        "--ask-nvml", action="store_true", help="with --root: ask this machine's NVML library, not the tree's nvml.json"
+    )
     parser.add_argument("--once", action="store_true", help="one sweep: publish its verdict and end")
 
 
@@ -21,4 +24,4 @@ def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.daemon.loop import run as run_agent
     from fairlead.host.root import Root
 
-    return ExitCode(run_agent(args.document, root=Root(args.root), once=args.once))
+    return ExitCode(run_agent(args.document, root=Root(args.root), ask_nvml=args.ask_nvml, once=args.once))

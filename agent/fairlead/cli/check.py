@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> ExitCode:
             raise UsageError(f"--only {name}: no such check", hint=f"known: {', '.join(sorted(known))}")
     document = look.document_for(args)
     node, past = look.look(args, document)
-    findings = sorted(judge(document, node, past, args.only), key=lambda f: (-_rank(f.level), f.check, f.device))
+    findings = sorted(judge(document, node, past, args.only or None), key=lambda f: (-_rank(f.level), f.check, f.device))
     level = worst(tuple(f for f in findings if not f.needs_history))
     if args.json:
         print_json({"node": node.name, "state": level.word, "findings": [as_data(f) for f in findings]})

@@ -13,8 +13,8 @@ import msgspec
 
 from fairlead.cli.status import read_status
 from fairlead.daemon import requests
-from fairlead.daemon.history import FILE
 from fairlead.daemon.status import remembered
+from fairlead.daemon.store import FILE
 from fairlead.policy import PolicyState
 from fairlead.policy.request import Request
 

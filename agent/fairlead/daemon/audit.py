@@ -18,10 +18,12 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 from msgspec import Struct, field
 
+from fairlead.daemon.disk import Direct, Storage
 from fairlead.model.verdict import one_line
 
 FILE = "audit.jsonl"
@@ -59,7 +61,8 @@ def new_id() -> str:
 class Trail:
     """Appends to and reads the trail of one node."""
 
-    def __init__(self, state_dir: str, run_dir: str) -> None:
+    def __init__(self, state_dir: str, run_dir: str, disk: Storage | None = None) -> None:
+        self._disk = disk or Direct()
         self.path = os.path.join(state_dir, FILE)
         self.spare = os.path.join(run_dir, FILE)
         self.trouble = ""
@@ -69,7 +72,7 @@ class Trail:
         line = _line(entry)
         try:
             held = self._held()
-            _append(self.path, held + line)
+            self._disk.do(lambda: _append(self.path, held + line))
         except OSError as e:
             self.trouble = f"audit: {self.path}: {e.strerror}"
         else:
@@ -83,6 +86,19 @@ class Trail:
             self.trouble += f"; noted in {self.spare}, which a reboot clears"
         except OSError as e:
             self.trouble += f"; nor {self.spare}: {e.strerror}: this is not in the trail"
+
+    def heal(self) -> None:
+        """Where the last entry met trouble: move over what lies in ``RUN_DIR``, if that works now."""
+        if not self.trouble:
+            return
+        held = self._held()
+        with suppress(OSError):
+            if held:
+                self._disk.do(lambda: _append(self.path, held))
+                os.unlink(self.spare)
+            else:
+                self._disk.do(lambda: os.stat(os.path.dirname(self.path)))
+            self.trouble = ""
 
     def agent(self, what: str, *, detail: str = "", why: str = "", args: Mapping[str, str] | None = None) -> None:
         """The agent's own doing, known as it is noted."""
@@ -99,8 +115,7 @@ class Trail:
         self.trouble = ""
         for path in (self.path + ".1", self.path, self.spare):
             try:
-                with open(path, "rb") as f:
-                    data = f.read(4 * ROTATE_BYTES)
+                data = self._disk.do(partial(_content, path))
             except FileNotFoundError:
                 continue
             except OSError as e:
@@ -132,6 +147,11 @@ def _line(entry: Entry) -> bytes:
     cut = {key: one_line(value)[:TEXT_MAX] for key, value in entry.args.items()}
     why, detail = one_line(entry.why)[:TEXT_MAX], one_line(entry.detail)[:TEXT_MAX]
     return msgspec.json.encode(msgspec.structs.replace(entry, args=cut, why=why, detail=detail)) + b"\n"
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as f:
+        return f.read(4 * ROTATE_BYTES)
 
 
 def _append(path: str, data: bytes) -> None:

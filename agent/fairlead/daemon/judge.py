@@ -16,11 +16,19 @@ from fairlead.model.setting import drift
 def reads(document: Document) -> tuple[str, ...]:
     """The files whose text the enabled checks and the declared settings need."""
     wanted = [path for name, check in checks.load().items() if document.checks[name].enabled for path in check.reads]
-    wanted += [path for name in document.settings for path in settings.load()[name].reads]
+    wanted += [path for name, want in document.settings.items() for path in settings.load()[name].wanted_reads(want)]
     return tuple(dict.fromkeys(wanted))
 
 
-def judge(document: Document, node: Node, past: Past, only: Collection[str] = ()) -> tuple[Finding, ...]:
+def fresh(document: Document, node: Node) -> frozenset[str] | None:
+    """The checks and managed settings whose facts were read for this node; None: all of them."""
+    if node.thorough:
+        return None
+    quick = {n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow}
+    return frozenset(quick) | {f"setting.{n}" for n, want in document.settings.items() if want.managed}
+
+
+def judge(document: Document, node: Node, past: Past, only: Collection[str] | None = None) -> tuple[Finding, ...]:
     """All findings about a node. ``only``: names of checks (``setting.NAME`` for drift), default all.
 
     A check that fails on unexpected facts is a finding of its own: what could not be judged is not healthy.
@@ -28,10 +36,10 @@ def judge(document: Document, node: Node, past: Past, only: Collection[str] = ()
     found: list[Finding] = []
     for name, check in checks.load().items():
         params = document.checks[name]
-        if params.enabled and (not only or name in only):
+        if params.enabled and (only is None or name in only):
             found += _guarded(name, check.judge(node, past, params))
     for name, want in document.settings.items():
-        if want.managed and (not only or f"setting.{name}" in only):
+        if want.managed and (only is None or f"setting.{name}" in only):
             found += _guarded(f"setting.{name}", drift(name, settings.load()[name], want, node))
     return tuple(found)
 

@@ -10,13 +10,15 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
+from functools import partial
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fairlead.daemon.disk import Direct, Storage
 from fairlead.daemon.publish import write_atomic
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, Token
@@ -42,11 +44,12 @@ class Phase(StrEnum):
     TAKEN = "taken"
 
 
-class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on.
 
     sent: when a drain with this text was last about to be written, 0 once it was read back. unanswered: when one with a
     text of ``late`` was. lifting: when a resume was last about to be written, 0 once it was read back. All Unix time.
+    written: when our drain was written, by slurmctld's clock, as long as slurmctld may not have saved it; then 0.
     """
 
     node: str
@@ -57,6 +60,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sent: float = 0.0
     unanswered: float = 0.0
     lifting: float = 0.0
+    written: int = 0
     late: tuple[Token, ...] = ()
 
     @property
@@ -79,9 +83,10 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         still says the same; every other text that may still arrive stays known as ours."""
         sent = max(self.sent, self.unanswered)
         if self.token not in self.late and self.token == replace(token, token=self.token.token):
-            return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent)
+            return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent, written=0)
         late = self.texts[:LATE_MAX]
-        return replace(self, phase=Phase.DRAINING, token=token, since=now, sent=now, unanswered=sent, late=late)
+        changes = {"token": token, "since": now, "sent": now, "unanswered": sent, "late": late, "written": 0}
+        return replace(self, phase=Phase.DRAINING, **changes)
 
     def turned_to(self, token: Token) -> Entry:
         """Another of ``late`` stands; the text that was sent last may still arrive."""
@@ -97,7 +102,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         sent = max(self.sent, self.unanswered)
         if abs(now - max(sent, self.lifting)) >= LATE_SECONDS:
             return None
-        changes = {"phase": Phase.DRAINING, "late": self.texts[:LATE_MAX], "sent": 0.0, "unanswered": sent}
+        changes = {"phase": Phase.DRAINING, "late": self.texts[:LATE_MAX], "sent": 0.0, "unanswered": sent, "written": 0}
         return replace(self, **changes)
 
 
@@ -114,7 +119,8 @@ class Ledger:
     An entry of another node name or machine (a cloned disk) is not ours and is not read.
     """
 
-    def __init__(self, state_dir: str, run_dir: str, *, node: str, machine: str = "") -> None:
+    def __init__(self, state_dir: str, run_dir: str, *, node: str, machine: str = "", disk: Storage | None = None) -> None:
+        self._disks = (disk or Direct(), Direct())  # run_dir is memory
         self.folders = (state_dir, run_dir)
         self.node = node
         self.machine = machine
@@ -149,7 +155,8 @@ class Ledger:
 
     def load(self) -> Entry | None:
         """The entry that stands. A file that cannot be decoded is moved aside: its drain becomes an orphan, visible as such."""
-        files = [file for folder in self.folders if (file := self._read(os.path.join(folder, FILE))) is not None]
+        places = [(os.path.join(folder, FILE), disk) for folder, disk in zip(self.folders, self._disks, strict=True)]
+        files = [file for path, disk in places if (file := self._read(path, disk)) is not None]
         newest = max(files, key=lambda f: f.sequence, default=None)
         if newest is None or newest.sequence < self._sequence:
             return self._memory
@@ -163,24 +170,24 @@ class Ledger:
 
     def save(self, entry: Entry | None) -> None:
         """Replace the entry, on disk when this returns; what no file takes is kept in memory and said in ``trouble``."""
-        self._sequence += 1
+        # by the time of day, so that it is above that of a file on a disk that has not answered since the start
+        self._sequence = max(self._sequence + 1, int(time.time()))
         self._memory = entry
         data = msgspec.json.encode(_File(sequence=self._sequence, entry=entry)) + b"\n"
         errors = []
-        for folder in self.folders:
+        for folder, disk in zip(self.folders, self._disks, strict=True):
             path = os.path.join(folder, FILE)
             try:
-                write_atomic(path, data, mode=0o600, sync=True)
+                disk.do(partial(write_atomic, path, data, mode=0o600, sync=True))
             except OSError as e:
                 errors.append(f"{path}: {e.strerror}")
             else:
                 break
         self.trouble = f"ledger: {'; '.join(errors)}" if errors else ""
 
-    def _read(self, path: str) -> _File | None:
+    def _read(self, path: str, disk: Storage) -> _File | None:
         try:
-            with open(path, "rb") as f:
-                return msgspec.json.decode(f.read(1 << 20), type=_File)
+            return msgspec.json.decode(disk.do(partial(_content, path)), type=_File)
         except FileNotFoundError:
             return None
         except OSError as e:
@@ -188,11 +195,14 @@ class Ledger:
             return None
         except msgspec.DecodeError as e:
             self.trouble = f"ledger: {path} is damaged and was moved aside ({e}); see `fairlead resume --adopt`"
-            try:
-                os.replace(path, path + ".bad")
-            except OSError:
-                pass
+            with suppress(OSError):
+                disk.do(partial(os.replace, path, path + ".bad"))
             return None
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as f:
+        return f.read(1 << 20)
 
 
 def _try_lock(lock: int) -> bool:

@@ -20,21 +20,23 @@ from msgspec.structs import replace
 from fairlead import __version__, checks
 from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
-from fairlead.daemon import log, status, transitions
+from fairlead.daemon import log, remember, status, transitions
+from fairlead.daemon.account import account_of, troubles_of
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
+from fairlead.daemon.disk import Disk
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
-from fairlead.daemon.judge import judge
+from fairlead.daemon.judge import fresh, judge
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
 from fairlead.daemon.requests import Requests
-from fairlead.daemon.rules import DISABLED, barred, drain_protocol, hold_of, policies_of
+from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
 from fairlead.host.clock import boottime
@@ -52,39 +54,46 @@ STATUS_SECONDS = 10.0
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 
 
-def run(document_path: str, *, root: Root, once: bool = False) -> int:
+def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = False) -> int:
     """Run the agent until SIGTERM; its exit code. ``once``: one sweep, no word to Slurm, the verdict's exit code.
+    ``ask_nvml``: of a recorded tree too it is NVML that is asked, not nvml.json.
 
     Raises ConfigError or InputMissing for a document that cannot be read at the start.
     """
-    return Loop(document_path, load_document(document_path), root).run(once=once)
+    return Loop(document_path, load_document(document_path), root, ask_nvml=ask_nvml).run(once=once)
 
 
 class Loop:
     """All that the agent is; every thread, file and process has its one owner below."""
 
-    def __init__(self, document_path: str, document: Document, root: Root) -> None:
+    def __init__(self, document_path: str, document: Document, root: Root, *, ask_nvml: bool = False) -> None:
         self.document_path = document_path
         self.document = document
         self.root = root
         state_dir = document.agent.state_dir
+        self.disk = Disk()
         try:
-            os.makedirs(state_dir, mode=0o755, exist_ok=True)
+            self.disk.do(partial(os.makedirs, state_dir, mode=0o755, exist_ok=True))
         except OSError as e:
             log.line(log.ERROR, "no state directory", error=f"{state_dir}: {e.strerror}")
-        self.senses = Senses(document, root)
-        self.trail = Trail(state_dir, document.agent.run_dir)
-        self.requests = Requests(state_dir, document.agent.run_dir, self.trail)
-        self.history = History(state_dir, self.senses.boot_id)
-        self.board = Board(document)
-        self.ledger = Ledger(state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root))
+        self.senses = Senses(document, root, ask_nvml=ask_nvml)
+        self.trail = Trail(state_dir, document.agent.run_dir, self.disk)
+        self.requests = Requests(state_dir, document.agent.run_dir, self.trail, self.disk)
+        self.history = History(state_dir, self.senses.boot_id, self.disk)
+        self.hold = Hold(self.disk)
+        self.board = Board(document, self.disk)
+        self._couriers = Disk("courier's disk")
+        self._couriers_hold = Hold(self._couriers)
+        self.ledger = Ledger(
+            state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root), disk=self._couriers
+        )
         self.courier: Courier | None = None
         self.standing = Standing()
         slurm = document.slurm
         if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
             self.courier = Courier(self._protocol(document), splay_seconds=slurm.splay_seconds, look_seconds=slurm.look_seconds)
             self.standing = self.courier.take()
-        self.proving = Proving(state_dir, self.senses.boot_id, busy=partial(jobs_running, root))
+        self.proving = Proving(state_dir, self.senses.boot_id, busy=partial(jobs_running, root), disk=self.disk)
         self.notify = Notify()
         self.state = self.history.load_state()
         self.node: Node | None = None
@@ -97,7 +106,8 @@ class Loop:
         self.presence = Presence()
         self._gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
-        self._asked_at = self.sweep_seconds = self.sweep_unix = 0.0
+        self._troubles: tuple[str, ...] = ()
+        self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
         self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
@@ -107,7 +117,9 @@ class Loop:
         return drain_protocol(
             document,
             self.ledger,
-            barred=partial(barred, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED)),
+            barred=partial(
+                barred, self._couriers_hold, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED)
+            ),
         )
 
     def _take_up(self, document: Document) -> None:
@@ -236,21 +248,20 @@ class Loop:
             return False
         self.node = node
         self.sweeps += 1
+        self.history.heal()
         seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else boottime()
-        findings = judge(self.document, node, self._past())
-        for name, check in checks.load().items():
-            if check.samples is not None and self.document.checks[name].enabled:
-                self.history.add_samples(seconds, check.samples(node))
-        if self.sweeps % 16 == 1:
-            from fairlead.model.device import readable_fields
-
-            self.history.add_readable(readable_fields(node))
+        remember.before(self.history, node)
+        ran = fresh(self.document, node)
+        findings = judge(self.document, node, self._past(), ran)
+        thorough = self.sweeps % 16 == 1
+        remember.after(self.history, self.document, node, seconds, ran=ran, thorough=thorough)
+        if thorough:
             self.history.save_samples()
             if self.senses.follower is not None:
                 self.history.save_cursor(self.senses.follower.cursor)
         self.sweep_seconds = time.monotonic() - self._asked_at
-        self.sweep_unix = time.time()
-        self._decide(findings, None)
+        self.sweep_boot = boottime()
+        self._decide(findings, ran, swept=True)
         self.board.facts(node)
         if self.sweeps == 1:
             self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
@@ -264,7 +275,7 @@ class Loop:
         follower = self.senses.follower
         if follower is None:
             return
-        records = follower.read()
+        records = self.senses.kernel()
         self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
         if not known:
@@ -321,13 +332,13 @@ class Loop:
 
     # -- the decision ----------------------------------------------------------------------------
 
-    def _decide(self, findings: tuple[Finding, ...], ran: Collection[str] | None) -> None:
-        """Decide on new findings of the checks ``ran`` (None: all), save, order, publish."""
+    def _decide(self, findings: tuple[Finding, ...], ran: Collection[str] | None, *, swept: bool = False) -> None:
+        """Decide on new findings of the checks ``ran`` (None: all), save, order, publish. ``swept``: on facts just read."""
         if ran is None:
             self.findings = findings
         else:
             self.findings = (*(f for f in self.findings if f.check not in ran), *findings)
-        now = now_of(self, full_sweep=ran is None)
+        now = now_of(self, full_sweep=swept)
         decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
         self.state = decision.state
         self.history.save_state(decision.state)
@@ -349,7 +360,7 @@ class Loop:
         self.decision = decision
         if news:
             self._tell(decision)
-        if news or ran is None:
+        if news or swept:
             self._publish(decision, news=news)
 
     def _tell(self, decision: Decision) -> None:
@@ -364,30 +375,14 @@ class Loop:
 
     def _publish(self, decision: Decision, *, news: bool) -> None:
         moment = time.monotonic()
+        troubles = troubles_of(self)
+        if troubles != self._troubles:
+            transitions.troubles(self._troubles, troubles)
+            self._troubles, news = troubles, True
         if news or moment >= self._status_at:
             self._status_at = moment + STATUS_SECONDS
-            modes = {name: policy.mode.value for name, policy in self.policies.items()}
-            sweep = {"boot_seconds": boottime(), "seconds": self.sweep_seconds, "count": self.sweeps}
-            self.board.status(
-                status.render(
-                    self.document,
-                    decision,
-                    self.findings,
-                    self.standing,
-                    modes=modes,
-                    sweep=sweep,
-                    node=self.node,
-                    hold=hold_of(self.document.agent.state_dir, self.document.agent.run_dir),
-                    history=self.history.events(),
-                    proof=self.proving.account(),
-                    topology=self.courier.topology if self.courier is not None else "",
-                    trouble=[
-                        t
-                        for t in (self.history.trouble, self.ledger.trouble, self.trail.trouble, *self.board.trouble.values())
-                        if t
-                    ],
-                )
-            )
+            self.trail.heal()
+            self.board.status(account_of(self, decision))
         if news or self.board.due():
             from fairlead.daemon.view import view_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fairlead.daemon.rules import DISABLED, applying, hold_of
+from fairlead.daemon.rules import DISABLED, applying
 from fairlead.host.clock import boottime
 from fairlead.model.facts import Missing
 from fairlead.policy import Now
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def now_of(loop: Loop, *, full_sweep: bool) -> Now:
-    """``full_sweep``: every reading is fresh. What the first look of an agent finds has come nobody knows when: no job's."""
+    """``full_sweep``: on facts just read. What the first look of an agent finds has come nobody knows when: no job's."""
     gpus = () if loop.node is None or isinstance(loop.node.gpus, Missing) else loop.node.gpus
     agent, standing = loop.document.agent, loop.standing
     return Now(
@@ -26,7 +26,7 @@ def now_of(loop: Loop, *, full_sweep: bool) -> Now:
         jobs=loop.jobs.running,
         applying=applying(agent.run_dir),
         drained=standing.drained,
-        hold=hold_of(agent.state_dir, agent.run_dir) is not None,
+        hold=loop.hold.look(agent.state_dir, agent.run_dir) is not None,
         disabled=loop.root.exists(DISABLED),
         over_budget="" if standing.suspicion else standing.over_budget,
         suspicion=standing.suspicion,

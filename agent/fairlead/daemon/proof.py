@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.daemon import log
+from fairlead.daemon.disk import Direct, Storage
 from fairlead.daemon.publish import write_atomic
 from fairlead.model.verdict import one_line
 from fairlead.policy import Proof, Rules
@@ -53,7 +54,10 @@ class Record(Struct, frozen=True, kw_only=True):
 class Proving:
     """``follow()`` says at each decision whether a proof is wanted; ``state`` is what there is of one."""
 
-    def __init__(self, state_dir: str, boot_id: str, *, busy: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, state_dir: str, boot_id: str, *, busy: Callable[[], bool] = lambda: False, disk: Storage | None = None
+    ) -> None:
+        self._disk = disk or Direct()
         self.path = os.path.join(state_dir, FILE)
         self.boot_id = boot_id
         self.busy = busy
@@ -278,16 +282,19 @@ class Proving:
     def _save(self, record: Record) -> bool:
         self.record = record
         try:
-            write_atomic(self.path, msgspec.json.encode(record) + b"\n", mode=0o600, sync=True)
+            self._disk.do(lambda: write_atomic(self.path, msgspec.json.encode(record) + b"\n", mode=0o600, sync=True))
         except OSError as e:
             log.line(log.ERROR, "return command not recorded", error=f"{self.path}: {e.strerror}")
             return False
         return True
 
     def _load(self) -> Record | None:
-        try:
+        def content() -> bytes:
             with open(self.path, "rb") as f:
-                return msgspec.json.decode(f.read(65536), type=Record)
+                return f.read(65536)
+
+        try:
+            return msgspec.json.decode(self._disk.do(content), type=Record)
         except (OSError, msgspec.DecodeError):
             return None
 

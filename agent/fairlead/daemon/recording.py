@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from msgspec import Struct, field
 
-from fairlead.daemon.history import numbers
 from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
+from fairlead.daemon.store import numbers
 from fairlead.errors import DataError, InputMissing
 from fairlead.model.check import KernelRecord
 from fairlead.xid.decode import BOOT
@@ -254,6 +254,7 @@ def _from_tables(db: sqlite3.Connection, path: str, prefixes: tuple[str, ...]) -
                     boot_id=boot_id,
                     jobs=numbers(jobs),
                     uids=numbers(uids),
+                    attributed=bool(jobs),
                 )
                 boot.records.append((number, record))
                 boot.ended = max(boot.ended, start + seconds)

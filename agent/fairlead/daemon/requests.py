@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 
 from fairlead.daemon import log
 from fairlead.daemon.audit import Trail
+from fairlead.daemon.disk import Direct, Storage
 from fairlead.daemon.history import History
 from fairlead.daemon.publish import write_atomic
 from fairlead.errors import DataError, HostError
@@ -42,7 +45,8 @@ def put(state_dir: str, run_dir: str, request: Request) -> str:
 class Requests:
     """The agent's end of the spool."""
 
-    def __init__(self, state_dir: str, run_dir: str, trail: Trail) -> None:
+    def __init__(self, state_dir: str, run_dir: str, trail: Trail, disk: Storage | None = None) -> None:
+        self._disk = disk or Direct()
         self.folders = tuple(os.path.join(base, FOLDER) for base in (state_dir, run_dir))
         self.trail = trail
         self._refused: set[str] = set()
@@ -50,7 +54,7 @@ class Requests:
     def take(self, state: PolicyState, history: History, boot_id: str) -> PolicyState:
         """Apply what waits and save it; the same state when there is nothing new. Where the history cannot be written the
         files stay, for the next start."""
-        found = [(path, request) for path in self._waiting() if (request := self._read(path)) is not None]
+        found = self._found()
         if not found:
             return state
         new = [r for _, r in found if r.id not in state.requests]
@@ -58,49 +62,32 @@ class Requests:
         for request in new:
             if isinstance(request, Clear):
                 request = _placed(request, history, boot_id)  # noqa: PLW2901
-                history.forget_readable(request.devices, everything=request.everything)
+                history.forget(request.devices, everything=request.everything)
             made = apply(made, request)
         if new:
             history.save_state(made)
         history.commit()
         if history.on_disk:
-            for path, _ in found:
-                with suppress(OSError):
-                    os.unlink(path)
+            with suppress(OSError):  # a disk that does not answer: found again, and known by their ids
+                self._disk.do(lambda: _remove(path for path, _ in found))
         for request in new:
             self._tell(request, history)
         return made
 
-    def _waiting(self) -> list[str]:
-        found = []
-        for folder in self.folders:
+    def _found(self) -> list[tuple[str, Request]]:
+        """What waits, in the order of asking. Anything but a request of root's is moved aside and said once."""
+        found: list[tuple[str, Request]] = []
+        wrong: list[tuple[str, str]] = []
+        for folder, disk in zip(self.folders, (self._disk, Direct()), strict=True):
             with suppress(OSError):
-                found += [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".json")]
-        return sorted(found, key=os.path.basename)
-
-    def _read(self, path: str) -> Request | None:
-        """A request of root's; anything else is moved aside and said once."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as e:
-            self._refuse(path, e.strerror or "cannot be opened")
-            return None
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode) or info.st_uid not in (0, os.geteuid()):
-                raise DataError("not a regular file of root's")
-            return decode(os.read(fd, BYTES_MAX + 1))
-        except OSError as e:
-            self._refuse(path, e.strerror or "cannot be read")
-        except DataError as e:
-            self._refuse(path, str(e))
-        finally:
-            os.close(fd)
-        return None
+                read, refused = disk.do(partial(_waiting, folder))
+                found += read
+                wrong += refused
+        for path, why in wrong:
+            self._refuse(path, why)
+        return sorted(found, key=lambda each: os.path.basename(each[0]))
 
     def _refuse(self, path: str, why: str) -> None:
-        with suppress(OSError):
-            os.replace(path, path + ".bad")
         if path not in self._refused:
             self._refused.add(path)
             log.line(log.ERROR, "request refused", file=path, error=why)
@@ -111,6 +98,38 @@ class Requests:
         log.line(log.NOTICE, what, by=request.who, why=request.why, detail=detail)
         history.event(what, f"{detail} ({request.who}: {request.why})")
         self.trail.agent(what, detail=detail, why=request.why, args={"for": request.who, "request": request.id})
+
+
+def _waiting(folder: str) -> tuple[list[tuple[str, Request]], list[tuple[str, str]]]:
+    """The requests of a folder, and what is none, with why; that is moved aside. Raises OSError: no such folder."""
+    found: list[tuple[str, Request]] = []
+    wrong: list[tuple[str, str]] = []
+    for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".json")):
+        try:
+            found.append((path, _read(path)))
+        except (OSError, DataError) as e:
+            wrong.append((path, getattr(e, "strerror", None) or str(e)))
+            with suppress(OSError):
+                os.replace(path, path + ".bad")
+    return found, wrong
+
+
+def _read(path: str) -> Request:
+    """Raises OSError, DataError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid not in (0, os.geteuid()):
+            raise DataError("not a regular file of root's")
+        return decode(os.read(fd, BYTES_MAX + 1))
+    finally:
+        os.close(fd)
+
+
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def _placed(request: Clear, history: History, boot_id: str) -> Clear:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from fairlead import checks
 from fairlead.config import Document, SlurmOptions
 from fairlead.daemon import log
+from fairlead.daemon.disk import Storage
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
@@ -39,6 +41,20 @@ def hold_of(state_dir: str, run_dir: str) -> dict[str, str] | None:
     return _hold(os.path.join(state_dir, "hold")) or _hold(os.path.join(run_dir, "hold"))
 
 
+class Hold:
+    """``hold_of`` where the disk may not answer: what was known of a hold then stands."""
+
+    def __init__(self, disk: Storage) -> None:
+        self._disk = disk
+        self._known: dict[str, str] | None = None
+
+    def look(self, state_dir: str, run_dir: str) -> dict[str, str] | None:
+        """Who holds this node; None: nobody."""
+        with suppress(OSError):
+            self._known = self._disk.do(lambda: _hold(os.path.join(state_dir, "hold")))
+        return self._known or _hold(os.path.join(run_dir, "hold"))
+
+
 def _hold(path: str) -> dict[str, str] | None:
     try:
         with open(path, "rb") as f:
@@ -55,11 +71,11 @@ def _hold(path: str) -> dict[str, str] | None:
     return {str(k): str(v) for k, v in data.items()} or {"reason": "unreadable"}
 
 
-def barred(state_dir: str, run_dir: str, disabled: str) -> str:
+def barred(hold: Hold, state_dir: str, run_dir: str, disabled: str) -> str:
     """Why the agent may write nothing to Slurm: a person's hold, or the file ``disabled``; "" when it may."""
     if os.path.lexists(disabled):
         return "fairlead is disabled on this node"
-    return "held by an admin" if hold_of(state_dir, run_dir) is not None else ""
+    return "held by an admin" if hold.look(state_dir, run_dir) is not None else ""
 
 
 def applying(run_dir: str) -> bool:

@@ -1,6 +1,6 @@
 """What the agent reads a node with: the NVML worker, the kernel log, and everything else by ``Gatherer``.
 
-A machine tree has its NVML answers in nvml.json and its kernel log in dev/kmsg; there is no worker then.
+A machine tree has its NVML answers in nvml.json and its kernel log in dev/kmsg; there is no worker then, unless asked for.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ import msgspec
 
 from fairlead.config import Document
 from fairlead.daemon.judge import reads
-from fairlead.host.clock import boot_id
+from fairlead.host.clock import boot_id, boottime
 from fairlead.host.gather import Gatherer
 from fairlead.host.kmsg import Follower
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
+from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 
 
 class Senses:
-    """``start_sweep()`` asks, ``poll()`` gives the node once it has been read; neither waits."""
+    """``start_sweep()`` asks, ``poll()`` gives the node once it has been read; neither waits.
 
-    def __init__(self, document: Document, root: Root) -> None:
+    ``answered``: by source (nvml, kernel_log, host), when it last gave what it has to give, in CLOCK_BOOTTIME seconds.
+    """
+
+    def __init__(self, document: Document, root: Root, *, ask_nvml: bool = False) -> None:
         self.root = root
         self.boot_id = boot_id(root)
-        self.worker = Worker(document.agent.nvml_deadline_seconds) if root.is_live else None
+        self.worker = Worker(document.agent.nvml_deadline_seconds) if root.is_live or ask_nvml else None
         self.follower: Follower | None = None
+        self.answered: dict[str, float] = {}
         self._asked = False
         self.change(document)
 
@@ -77,7 +82,21 @@ class Senses:
                 return None
             raw, stuck = result.raw, result.stuck
         self._asked = False
-        return self._gatherer.gather(raw, stuck=stuck)
+        node = self._gatherer.gather(raw, stuck=stuck)
+        now = boottime()
+        self.answered["host"] = now
+        if not isinstance(node.gpus, Missing):
+            self.answered["nvml"] = now
+        return node
+
+    def kernel(self) -> list[KernelRecord]:
+        """What the kernel has said since."""
+        if self.follower is None:
+            return []
+        records = self.follower.read()
+        if self.follower.state is None:
+            self.answered["kernel_log"] = boottime()
+        return records
 
     def close(self) -> None:
         if self.follower is not None:

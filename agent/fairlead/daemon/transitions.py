@@ -45,6 +45,16 @@ def findings(told: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
     return standing
 
 
+def troubles(told: Sequence[str], now: Sequence[str]) -> None:
+    """Log what has begun to keep the agent from writing, and what no longer does."""
+    for trouble in now:
+        if trouble not in told:
+            log.line(log.ERROR, "cannot write", error=trouble)
+    for trouble in told:
+        if trouble not in now:
+            log.line(log.NOTICE, "can write again", after=trouble)
+
+
 def slurm(trail: Trail, before: Standing, after: Standing) -> None:
     """Note in the trail what became of our drain, and that the node is somebody else's."""
     if after.drained and after.reason != before.reason:
@@ -52,6 +62,8 @@ def slurm(trail: Trail, before: Standing, after: Standing) -> None:
     elif before.drained and not after.drained:
         if after.acknowledged > before.acknowledged:
             what, detail = "resumed by a person", "what stood then counts as acknowledged"
+        elif after.lost > before.lost:
+            what, detail = "drain lost", "slurmctld began anew before it had saved it; it is made again where it is still due"
         elif after.foreign or after.held:
             what, detail = "drain given up", after.held
         else:

@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 def view_of(loop: Loop, decision: Decision) -> View:
     """What a scrape sees of this agent now."""
     follower, worker, verdict = loop.senses.follower, loop.senses.worker, loop.board.verdict
+    born = time.time() - boottime()  # by the clock as it is set now: a step of it moves every moment alike
     return View(
         version=__version__,
         generation=loop.document.generation,
         profile=loop.document.profile,
         state=verdict.state if verdict else State.UNKNOWN,
         sequence=verdict.sequence if verdict else 0,
-        sweep_unix=loop.sweep_unix,
+        sweep_unix=born + loop.sweep_boot,
+        sources=tuple(
+            (name, born + at) for name, at in sorted({**loop.senses.answered, "state_dir": loop.disk.answered}.items())
+        ),
         sweep_seconds=loop.sweep_seconds,
-        expires_unix=time.time() + (verdict.expires - boottime() if verdict else 0),
+        expires_unix=born + (verdict.expires if verdict else boottime()),
         checks=tuple((name, policy.mode.value) for name, policy in sorted(loop.policies.items())),
         findings=loop.findings,
         held=decision.held,

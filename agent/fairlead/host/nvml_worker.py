@@ -23,7 +23,8 @@ from typing import Any
 
 import pynvml
 
-from fairlead.host.nvml_device import FUNCTION_NOT_FOUND, Device
+from fairlead.host.nvml_device import Device
+from fairlead.host.nvml_fields import FUNCTION_NOT_FOUND
 from fairlead.host.nvml_frames import BEAT, FRAME
 from fairlead.host.nvml_links import Beat, Json, bus_id
 
@@ -205,8 +206,8 @@ class Session:
 
 _PARTS = (
     "memory", "persistence_mode", "mig_mode", "ecc_mode", "ecc", "sram", "remap", "pcie", "temperature", "power", "clocks",
-    "throttle_reasons", "utilization", "performance_state", "recovery_action", "fabric", "nvlink", "processes", "uuid", "serial",
-    "minor", "name",
+    "throttle_reasons", "utilization", "performance_state", "recovery_action", "fabric", "clock_events", "nvlink", "processes",
+    "uuid", "serial", "minor", "name", "retired_pages", "inforom_valid",
 )  # fmt: skip
 
 

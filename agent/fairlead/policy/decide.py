@@ -20,14 +20,14 @@ from fairlead.policy.ownership import MANUAL
 from fairlead.policy.resume import by_hand, is_clean, may_resume
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
 from fairlead.policy.state import Now, PolicyState, Proof, Rung, Track, identity
-from fairlead.policy.tracks import advance, seen, severity_of, start_of_boot, still_meant
+from fairlead.policy.tracks import advance, says_nothing_new, seen, severity_of, start_of_boot, still_meant
 from fairlead.policy.words import Order, line, proof_words, summary, weight
 
 
 class Decision(Struct, frozen=True, kw_only=True):
     """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
 
-    reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame.
+    reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame, if it is one.
     certain: the device is gone for any job (``policy.fleet``). limited: a rule across nodes alone holds the drain, whose
     parts these are. counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits:
     the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told
@@ -83,7 +83,9 @@ def decide(
         if name in blind and key not in found:
             track = replace(track, clean=0, floor=Level.OK)  # the check saw no device at all: silence is not health
         elif name in judged:
-            track = advance(track, tuple(found.get(key, ())), policy_for(name, policies), now, frozenset(started.acknowledged))
+            said = tuple(found.get(key, ()))
+            if now.full_sweep or not says_nothing_new(track, said):
+                track = advance(track, said, policy_for(name, policies), now, frozenset(started.acknowledged))
         elif name not in policies:
             continue
         if track.level is not Level.OK or any(track.window) or track.found:
@@ -95,11 +97,14 @@ def decide(
     )
     clean = is_clean(started, tracks, policies, never, now=now, rules=rules)
     sweeps = 0 if not clean else started.clean_sweeps + (1 if now.full_sweep else 0)
+    thorough = now.full_sweep and judged >= policies.keys()
+    looks = 0 if not clean else started.clean_looks + (1 if thorough else 0)
     following = replace(
         started,
         tracks=tracks,
         ran=ran_now,
         clean_sweeps=sweeps,
+        clean_looks=looks,
         acknowledged=tuple(a for a in started.acknowledged if still_meant(a, tracks, now)),
         strikes=ladder.strikes(started, tracks, policies, now, rules),
         reboots=ladder.reboots(state, policies, now, rules),
@@ -200,7 +205,7 @@ def _conclude(
         state=replace(state, drained=now.drained, drained_for=drained_for),
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
-        job=state.tracks[top[0].key].job if top else None,
+        job=_blamed(top[0], state) if top else None,
         certain=any(certain(f) for f in counted or limited),
         limited=bool(limited) and not counted and not now.drained,
         counted=drains,
@@ -212,6 +217,13 @@ def _conclude(
         rungs=rungs,
         prove=prove and not now.job_running,
     )
+
+
+def _blamed(finding: Finding, state: PolicyState) -> int | None:
+    """The job to name: the one on the finding's device where the check knows, else the one that ran alone on the node."""
+    if finding.jobs is not None:
+        return finding.jobs[0] if len(finding.jobs) == 1 else None
+    return state.tracks[finding.key].job
 
 
 def _drained_for(state: PolicyState, drains: tuple[Finding, ...], order: Order, now: Now) -> frozenset[str]:

@@ -50,7 +50,11 @@ def may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, r
     for key, track in state.tracks.items():
         if blocks(key, state.drained_for, policies, rules) and (track.level in (Level.DRAIN, Level.UNKNOWN) or track.bad):
             return False
-    needed = max((p.recover for p in policies.values()), default=1)
+    if not state.drained_for:  # what it was for is not in the history: all are seen well as often as if it had been theirs
+        slow = {name: p.recover for name, p in policies.items() if p.slow and now.drain_check in ("", name)}
+        if slow and state.clean_looks < max(slow.values()):
+            return False
+    needed = max((p.recover for p in policies.values() if not p.slow), default=1)
     return state.clean_sweeps >= needed
 
 

@@ -10,8 +10,9 @@ from msgspec import Meta, Struct
 from fairlead.model.check import Check, CheckParams
 from fairlead.model.finding import Mode
 
-#: Findings of these checks say "the driver is away", which is what an installation of the driver looks like.
-DRIVER_CHECKS = frozenset({"nvml_responsive", "gpu_count"})
+#: Findings of these checks are what an installation of the driver looks like, and of the software that goes with it.
+_SOFTWARE_CHECKS = frozenset({"driver_library", "driver_version", "fabric_manager", "gpu_fabric", "imex", "gpu_direct_rdma"})
+DRIVER_CHECKS = frozenset({"nvml_responsive", "gpu_count"}) | _SOFTWARE_CHECKS
 SETTING_PREFIX = "setting."
 
 
@@ -96,7 +97,7 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
     """How the findings of one check count. ``confirm`` bad sweeps of the last ``confirm_of``; ``recover`` clean ones.
 
     confirm_after_job, confirm_warn: the same for milder findings; 0: as many as ``confirm``, and 1. A sweep with a
-    severer finding counts for a milder one too.
+    severer finding counts for a milder one too. slow: readings come with thorough looks only (``Check.slow``).
     """
 
     mode: Mode = Mode.OBSERVE
@@ -106,6 +107,7 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
     confirm_of: int = 1
     recover: int = 3
     boot_grace_seconds: int = 0
+    slow: bool = False
 
     def needed(self, severity: Severity) -> int:
         """Sweeps of at least this severity, of the last ``confirm_of``, before a finding counts."""
@@ -128,6 +130,7 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
             confirm_of=max(confirm, after_job, warn, window),
             recover=params.recover if params.recover is not None else check.recover,
             boot_grace_seconds=check.boot_grace_seconds if grace is None else grace,
+            slow=check.slow,
         )
 
     @staticmethod

@@ -22,7 +22,7 @@ def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
     tracks = {key: replace(track, window=(), clean=0, floor=Level.OK) for key, track in state.tracks.items()}
     if not now.drained:
         tracks = {key: _without_log(track, state.boot_id) for key, track in tracks.items()}
-    return replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, tracks=tracks)
+    return replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, clean_looks=0, tracks=tracks)
 
 
 def _without_log(track: Track, boot_id: str) -> Track:
@@ -53,6 +53,11 @@ def severity_of(finding: Finding) -> Severity:
 def seen(window: tuple[int, ...], severity: Severity) -> int:
     """How many sweeps of the window had a finding at least so severe."""
     return sum(1 for s in window if s >= severity)
+
+
+def says_nothing_new(track: Track, found: tuple[Finding, ...]) -> bool:
+    """Whether a check that a kernel record woke said what the last reading said already: one reading counts once."""
+    return {identity(f) for f in found} == {identity(f) for f in track.found}
 
 
 def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: Now, acknowledged: frozenset[str]) -> Track:

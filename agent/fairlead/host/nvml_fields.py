@@ -1,0 +1,74 @@
+"""Field values: one nvmlDeviceGetFieldValues call for many values of a GPU, each with its own return code.
+
+Field ids are our own table: nvml.h renumbered 199, 200 and everything from 251 up between driver branches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+from fairlead.host.nvml_links import Json
+
+Place = tuple[str, str | None]  # in a GPU's entry of nvml.json
+
+FUNCTION_NOT_FOUND = 13
+
+# nvml.h, NVML_FI_*: id -> place in nvml.json
+FIELDS: dict[int, Place] = {
+    3: ("ecc", "volatile_corrected"),
+    4: ("ecc", "volatile_uncorrected"),
+    5: ("ecc", "aggregate_corrected"),
+    6: ("ecc", "aggregate_uncorrected"),
+    29: ("retired_pages", "single_bit"),
+    30: ("retired_pages", "double_bit"),
+    31: ("retired_pages", "pending"),
+    82: ("temperature", "memory_celsius"),
+    83: ("power", "energy_millijoules"),
+    94: ("pcie", "replays"),
+    197: ("pcie", "transmit_bytes"),
+    198: ("pcie", "receive_bytes"),
+    230: ("recovery_action", None),
+}
+# nvmlFieldValue_t: fieldId, scopeId, timestamp, latencyUsec, valueType, nvmlReturn, value
+_FIELD = struct.Struct("<IIqqIIQ")
+_MASK = {1: 0xFFFFFFFF, 2: 2**64 - 1, 3: 2**64 - 1, 6: 0xFFFF}  # unsigned int, long, long long, short
+_SIGNED = {4: 64, 5: 32}
+
+
+class Batch:
+    """One nvmlDeviceGetFieldValues call over ids with a scope each. Every entry has its own return code."""
+
+    def __init__(self, lib: Any, handle: Any, wanted: list[tuple[int, int]]) -> None:
+        self._fn = getattr(lib, "nvmlDeviceGetFieldValues", None)
+        self._handle = handle
+        self.wanted = wanted
+        self._template = b"".join(_FIELD.pack(field, scope, 0, 0, 0, 0, 0) for field, scope in wanted)
+        self._buffer = ctypes.create_string_buffer(self._template, len(self._template) + 1)
+        self._count = ctypes.c_int(len(wanted))
+
+    def read(self) -> int | list[tuple[int, int, int | Json]]:
+        """(id, scope, value or error) of each, or the return code of the call as a whole."""
+        if self._fn is None:
+            return FUNCTION_NOT_FOUND
+        ctypes.memmove(self._buffer, self._template, len(self._template))
+        code = self._fn(self._handle, self._count, self._buffer)
+        if code:
+            return int(code)
+        entries = _FIELD.iter_unpack(ctypes.string_at(self._buffer, len(self._template)))
+        return [(f, s, field_value(kind, raw) if not ret else {"error": ret}) for f, s, _, _, kind, ret, raw in entries]
+
+
+def field_value(kind: int, raw: int) -> int:
+    """The union nvmlValue_t by its nvmlValueType_t."""
+    if kind in _MASK:
+        return raw & _MASK[kind]
+    if kind in _SIGNED:
+        bits = _SIGNED[kind]
+        raw &= (1 << bits) - 1
+        return raw - (1 << bits) if raw >> (bits - 1) else raw
+    if kind == 0:
+        (value,) = struct.unpack("<d", struct.pack("<Q", raw))
+        return int(value)
+    return raw

@@ -1,0 +1,134 @@
+"""The real agent on a machine tree, with the simulated NVML library behind its worker, and the real prolog before it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.model.verdict import State
+from tests.daemon.conftest import MACHINES, PROJECT, Agent
+from tests.hooks.stage import Ran, Stage
+from tests.lab.faults import Faults
+from tests.lab.nvml.library import build, write_conf
+
+PROLOG_SECONDS = 30  # a bound for a loaded machine: what it takes is measured by tests/bench
+
+
+class Living(Agent):
+    """An agent whose NVML is the simulated library. ``faults`` breaks it, ``prolog()`` asks what a job would be told."""
+
+    def __init__(self, folder: Path, library: Path, stage: Stage, machine: str = "hgx-h100", **options: dict[str, Any]) -> None:
+        agent = {"interval_seconds": 0.3, "nvml_deadline_seconds": 0.4, **options.pop("agent", {})}
+        super().__init__(folder, MACHINES / machine, agent=agent, **options)
+        self.stage = stage
+        self.faults = Faults(folder / "control")
+        self.faults.control.touch()
+        self.environment = {
+            "LD_LIBRARY_PATH": os.fspath(library),
+            "FAIRLEAD_SIM_NVML": os.fspath(write_conf(self.tree, folder / "nvml.conf")),
+            "FAIRLEAD_SIM_CONTROL": os.fspath(self.faults.control),
+        }
+        self._jobs = itertools.count(100)
+        self.before: tuple[str, ...] = ()  # words before the command, such as nsenter
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        words = [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
+        return [*self.before, *words, "--ask-nvml"]
+
+    def again(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End it, and wait for a verdict of the next one."""
+        self.end(number)
+        sequence = self.sequence()
+        self.start(wait=False)
+        self.until(lambda: self.sequence() > sequence, "verdict of the next agent")
+
+    def prolog(self, *enter: str, on_stale: str = "allow") -> Ran:
+        """The prolog with this agent's run directory as /run/fairlead, within its bound."""
+        self.stage.hooks_line(on_stale)
+        script = 'mount --bind "$1" /run/fairlead && exec "$2"'
+        words = ["nsenter", "-m", "-t", str(self.stage.pid), *enter, "unshare", "-m", "sh", "-c", script, "sh"]
+        words += [str(self.run_dir), str(PROJECT / "slurm/prolog")]
+        job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": "1000", "PATH": os.environ["PATH"]}
+        done = subprocess.run(words, env=job, capture_output=True, text=True, timeout=PROLOG_SECONDS, check=False)
+        (self.run_dir / "jobs/4711").unlink(missing_ok=True)
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def noted(self) -> str:
+        """What the prolog had to say last."""
+        try:
+            return (self.run_dir / "prolog.log").read_text()
+        except FileNotFoundError:
+            return ""
+
+    def render(self) -> None:
+        """Have the text file rendered now: it is every 10 s, and when the jobs of the node change."""
+        count = next(self._jobs)
+        (self.run_dir / f"jobs/{count - 1}").unlink(missing_ok=True)
+        (self.run_dir / f"jobs/{count}").write_text("1\trunning\t2001\t-\t5\t-\t-\t.\n")
+        before = (self.run_dir / "metrics.prom").stat().st_mtime_ns
+        self.until(lambda: (self.run_dir / "metrics.prom").stat().st_mtime_ns != before, "metrics")
+
+    def metric(self, name: str) -> float:
+        """One series of the text file; NaN where there is none."""
+        for line in (self.run_dir / "metrics.prom").read_text().splitlines():
+            if line.rpartition(" ")[0] == name:
+                return float(line.rpartition(" ")[2])
+        return float("nan")
+
+    def says(self, *words: str) -> None:
+        """Wait until the verdict has all these words."""
+        self.until(lambda: all(word in self.verdict().text for word in words), f"verdict with {words}, but {self.verdict()}")
+
+    def well(self) -> None:
+        """Wait until the verdict is ok, and a job may start without a word."""
+        self.until(lambda: self.verdict().state is State.OK, "verdict ok")
+        self.render()
+        assert self.metric('fairlead_verdict_state{state="ok"}') == 1
+        (self.run_dir / "prolog.log").unlink(missing_ok=True)
+        done = self.prolog(on_stale="refuse")
+        assert (done.rc, done.err, self.noted()) == (0, "", "")
+
+
+@pytest.fixture(scope="session")
+def library(request: pytest.FixtureRequest) -> Path:
+    """The folder of the simulated libnvidia-ml.so.1, kept in pytest's cache between runs."""
+    return build(Path(request.config.cache.mkdir("simulated-nvml"))).parent
+
+
+@pytest.fixture(scope="session")
+def stage() -> Iterator[Stage]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: the prolog runs in a private mount namespace")
+    made = Stage()
+    yield made
+    made.close()
+
+
+Make = Callable[..., Living]
+
+
+@pytest.fixture(scope="module")
+def living(library: Path, stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Makes agents in folders of their own; ends them all."""
+    made: list[Living] = []
+
+    def make(machine: str = "hgx-h100", **options: dict[str, Any]) -> Living:
+        agent = Living(tmp_path_factory.mktemp("agent"), library, stage, machine, **options)
+        made.append(agent)
+        return agent
+
+    yield make
+    for agent in made:
+        if agent.process is not None and agent.process.poll() is None:
+            agent.faults.clear()
+            agent.process.kill()
+            agent.process.wait()

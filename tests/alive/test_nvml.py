@@ -1,0 +1,150 @@
+"""NVML that hangs, dies, errs or loses a GPU under the real agent: the prolog answers, the metrics show the age, and when
+the fault is over all is well again by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.model.verdict import State
+from tests.alive.conftest import Living, Make
+from tests.simulation.test_dstate import frozen, state
+
+pytestmark = pytest.mark.root
+AGE = 'fairlead_source_timestamp_seconds{source="nvml"}'
+QUICK = {"nvml_responsive": {"slow_seconds": 2.0, "stuck_seconds": 1.0, "boot_grace_seconds": 0}}
+
+
+@pytest.fixture(scope="module")
+def agent(living: Make) -> Living:
+    return living(checks=QUICK).start()
+
+
+@pytest.fixture(autouse=True)
+def healed(agent: Living) -> Iterator[None]:
+    """Whatever was done is taken back, and the agent gets over it."""
+    yield
+    agent.faults.clear()
+    agent.well()
+
+
+def ages(agent: Living) -> None:
+    """NVML's last answer stays where it was while the agent goes on, and the worker is said to be stuck or gone."""
+    agent.render()
+    before = agent.metric(AGE), agent.metric("fairlead_sweep_timestamp_seconds")
+    sequence = agent.sequence()
+    agent.until(lambda: agent.sequence() > sequence + 2, "more verdicts")
+    agent.render()
+    assert agent.metric(AGE) - before[0] < 0.01 < agent.metric("fairlead_sweep_timestamp_seconds") - before[1]
+    assert agent.verdict().expires > time.clock_gettime(time.CLOCK_BOOTTIME), "an agent that answers is not stale"
+
+
+def unknown_lets_jobs_on(agent: Living, word: str) -> None:
+    assert agent.verdict().state is State.UNKNOWN, agent.verdict()
+    assert agent.prolog().rc == 0
+    assert "\tallowed\t" in agent.noted() and "does not know the state" in agent.noted()
+    refused = agent.prolog(on_stale="refuse")
+    assert refused.rc == 1 and word in refused.err, refused
+
+
+def test_a_call_that_hangs(agent: Living) -> None:
+    agent.faults.hang("nvmlDeviceGetPowerUsage", 5)
+    agent.says("nvmlDeviceGetPowerUsage on GPU 0000:c3:00.0 has not come back yet")
+    unknown_lets_jobs_on(agent, "does not know the state")
+    ages(agent)
+    agent.says("nvmlDeviceGetPowerUsage on GPU 0000:c3:00.0 does not come back", "drain pending")
+    assert agent.prolog().rc == 0, "drain is said only once slurmctld has accepted it"
+    assert agent.metric("fairlead_nvml_worker_stuck") == 1
+    agent.faults.lift()
+    agent.well()
+    assert agent.metric("fairlead_nvml_worker_stuck") == 0
+
+
+def test_nvml_that_does_not_even_start(agent: Living) -> None:
+    """A worker is started anew into a library that hangs in its first call: one worker, no more."""
+    agent.faults.crash("nvmlDeviceGetCount")
+    agent.says("the NVML worker died")
+    agent.faults.hang("nvmlInit")
+    agent.faults.clear()
+    agent.faults.hang("nvmlInit")
+    agent.says("nvmlInit_v2", "come back")
+    ages(agent)
+    assert agent.prolog().rc == 0
+
+
+def test_a_call_that_kills_the_worker(agent: Living) -> None:
+    agent.faults.crash("nvmlDeviceGetMemoryInfo", 2)
+    agent.says("the NVML worker died in nvmlDeviceGetMemoryInfo_v2 on GPU 0000:52:00.0")
+    unknown_lets_jobs_on(agent, "does not know the state")
+    ages(agent)
+    assert agent.metric("fairlead_nvml_worker_crashes_total") >= 1
+    agent.says("again and again", "drain pending")
+
+
+@pytest.mark.parametrize("code", [15, 999])
+def test_every_call_on_one_gpu_fails(agent: Living, code: int) -> None:
+    """The others' values are fresh all the while."""
+    agent.faults.error(4, "*", code)
+    agent.says("0000:9d:00.0", "drain pending")
+    agent.render()
+    assert agent.metric(AGE) == pytest.approx(agent.metric("fairlead_sweep_timestamp_seconds"), abs=0.01)
+    assert agent.prolog().rc == 0
+
+
+def test_a_gpu_lost_in_the_middle_of_a_sweep(agent: Living) -> None:
+    """The sweep has the GPU's first calls behind it and waits in one when the GPU goes."""
+    agent.faults.hang("nvmlDeviceGetTemperature", 3)
+    agent.says("nvmlDeviceGetTemperature on GPU 0000:61:00.0 has not come back yet")
+    agent.faults.lost(3)
+    agent.faults.lift()
+    agent.says("GPU 0000:61:00.0 is lost", "drain pending")
+    sequence = agent.sequence()
+    assert agent.prolog().rc == 0
+    agent.until(lambda: agent.sequence() > sequence + 1, "a sweep")
+    agent.render()
+    assert agent.metric('fairlead_gpu_lost{pci="0000:61:00.0"}') == 1
+    assert agent.metric('fairlead_gpu_lost{pci="0000:c3:00.0"}') == 0
+
+
+def test_the_driver_goes_away_and_comes_back(agent: Living) -> None:
+    agent.faults.error(None, "nvmlDeviceGetCount", 9)
+    agent.faults.error(None, "nvmlInit", 9)
+    agent.says("NVML does not answer")
+    ages(agent)
+    assert agent.prolog().rc == 0
+
+
+@pytest.mark.skipif(not shutil.which("mkfs.ext4"), reason="needs mkfs.ext4 (e2fsprogs)")
+def test_a_true_d_state(living: Make, agent: Living, tmp_path: Path) -> None:
+    """The worker sleeps uninterruptibly. It is said, it is not doubled, the agent can even be ended and started again."""
+    with frozen(tmp_path) as (keeper, path, thaw):
+        sleeper = living(checks=QUICK)
+        sleeper.before = ("nsenter", "--mount", f"--target={keeper}")
+        sleeper.start()
+        try:
+            sleeper.faults.dstate("nvmlDeviceGetPowerUsage", path, 5)
+            sleeper.says("does not come back (driver hangs)", "drain pending")
+            ages(sleeper)
+            assert sleeper.prolog().rc == 0
+            first = workers(sleeper)
+            assert [state(pid) for pid in first] == ["D"]
+            sequence = sleeper.sequence()
+            sleeper.until(lambda: sleeper.sequence() > sequence + 5, "more verdicts")
+            assert workers(sleeper) == first, "killed once, never doubled"
+        finally:
+            sleeper.faults.clear()
+            thaw()
+        sleeper.well()
+        assert workers(sleeper) != first
+        assert sleeper.end() == 0
+
+
+def workers(agent: Living) -> list[int]:
+    assert agent.process is not None
+    children: Callable[[int], str] = lambda pid: Path(f"/proc/{pid}/task/{pid}/children").read_text()  # noqa: E731
+    return [int(pid) for pid in children(agent.process.pid).split() if os.path.exists(f"/proc/{pid}")]
