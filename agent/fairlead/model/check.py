@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -60,14 +60,16 @@ class Past(Struct, frozen=True, kw_only=True):
     """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
 
     ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
-    ``readable``: ``device/field`` names that could be read earlier in this machine's life. ``log``: why the kernel log
-    cannot be read now, None when it can.
+    ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``boards``: the board
+    (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``log``: why the kernel log cannot be
+    read now, None when it can.
     """
 
     available: bool = False
     records: tuple[KernelRecord, ...] = ()
     samples: tuple[Sample, ...] = ()
     readable: frozenset[str] = frozenset()
+    boards: Mapping[str, str] = {}
     overrun: int = 0  # kernel records lost to a ring buffer overrun
     log: Missing | None = None
 
