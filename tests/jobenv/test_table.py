@@ -9,7 +9,6 @@ from fairlead.errors import ConfigError, DataError
 from fairlead.jobenv.never import NEVER, SITE
 from fairlead.jobenv.render import explain, published, render, value_sum
 from fairlead.jobenv.table import ROWS, FabricRow, assemble
-from fairlead.settings import enroot
 
 NET = FabricRow(name="NCCL_NET", value="IB", when="nodes:4", unless="NCCL_NET_PLUGIN", why="w", source="s")
 ALL = assemble(fabric=[NET], interface="eth0", scratch="/local", crosses_rails=False, master_suffix="i")
@@ -96,12 +95,3 @@ def test_explain_says_what_the_user_overrode_and_what_nccl_conf_holds() -> None:
     assert (told["NCCL_SOCKET_IFNAME"]["origin"], told["NCCL_SOCKET_IFNAME"]["overrides"]) == ("user", "=eth0")
     assert (told["NCCL_IB_HCA"]["origin"], told["NCCL_IB_HCA"]["now"]) == ("nccl.conf", "=mlx5_0")
     assert told["GLOO_SOCKET_IFNAME"]["origin"] == "-"
-
-
-def test_containers_see_nccl_conf_and_the_hooks_and_may_not_write() -> None:
-    text = enroot.content(enroot.EnrootWant(files=("/etc/slurm/site-prolog",), scratch="/local"))
-    rows = {line.split()[0]: line.split()[3].split(",") for line in text.splitlines() if not line.startswith("#")}
-    assert {"/etc/nccl.conf", "/run/fairlead", "/etc/fairlead/hooks", "/etc/slurm/fairlead", "/local"} <= rows.keys()
-    assert all({"bind", "nofail", "nosuid"} <= set(options) for options in rows.values())
-    assert [path for path, options in rows.items() if "ro" not in options] == ["/local"]
-    assert "noexec" not in rows["/etc/slurm/fairlead"]
