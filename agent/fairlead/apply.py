@@ -199,9 +199,9 @@ def _ports(node: Node, selected: Mapping[str, tuple[Setting, Want]]) -> tuple[Po
 def _looker(
     document: Document, root: Root, selected: Mapping[str, tuple[Setting, Want]], nvml: Nvml | None
 ) -> Callable[[], Node]:
-    wanted = [s for s, want in selected.values() if want.managed]
-    reads = tuple(dict.fromkeys(path for s in wanted for path in s.reads))
-    ask = nvml if any(s.nvml for s in wanted) else None
+    wanted = [(s, want) for s, want in selected.values() if want.managed]
+    reads = tuple(dict.fromkeys(path for s, want in wanted for path in s.wanted_reads(want)))
+    ask = nvml if any(s.nvml for s, _ in wanted) else None
 
     def look() -> Node:
         answer = ask.sweep() if ask else None

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from fairlead.daemon import jobs, log
 from fairlead.daemon.evidence import Evidence
-from fairlead.daemon.history import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, SAMPLE_SECONDS, History
+from fairlead.daemon.history import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.publish import write_atomic, write_if_changed
 from fairlead.daemon.rules import applying, hold_of
+from fairlead.daemon.series import SAMPLE_SECONDS
 from fairlead.daemon.store import EVENTS_KEPT
 from fairlead.errors import SlurmUnavailable
 from fairlead.model.check import KernelRecord

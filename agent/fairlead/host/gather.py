@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from fairlead.host import cpus, gpu, kernel, kfd, network, pci, process
+from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
 from fairlead.host.gpu_load import Seen
 from fairlead.host.owners import Owners
 from fairlead.host.root import Root
@@ -42,6 +42,7 @@ class Gatherer:
         self._cpus: tuple[Cpu, ...] = ()
         self._nics: tuple[Nic, ...] = ()
         self._links: tuple[GpuLink, ...] = ()
+        self._aer: dict[str, tuple[aer.Counts, aer.Counts]] = {}
         self._virtual: bool | Missing | None = None
         self._name = kernel.node_name(root)
         self._module: str | Missing = ""
@@ -63,6 +64,7 @@ class Gatherer:
             self._software = software(root)
             self._next_thorough = now + self._slow_seconds
             self._look_at_cpus(now)
+            self._aer = aer.of_gpus(root, nvidia_gpus(devices))
             self._links = kfd.links(root) if any(d.vendor == _AMD for d in devices) else ()
             if self._virtual is None or isinstance(self._virtual, Missing):
                 self._virtual = kernel.virtual(root)
@@ -94,7 +96,8 @@ class Gatherer:
         gpus = self._converter.gpus(nvml)
         if isinstance(gpus, Missing):
             return gpus
-        return self._seen.add(self._owners.attribute(name_the_lost(gpus, devices), again=thorough), now)
+        gpus = aer.on_gpus(name_the_lost(gpus, devices), self._aer)
+        return self._seen.add(self._owners.attribute(gpus, again=thorough), now)
 
     def _look_at_cpus(self, now: float) -> None:
         """Some thousand files that change only when CPUs or memory go on- or offline: read again then, or once in a while."""

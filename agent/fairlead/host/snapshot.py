@@ -44,6 +44,7 @@ FILES = (
     *(f"{_PCI}/{a}" for a in (
         "config", "vendor", "device", "class", "subsystem_vendor", "subsystem_device", "numa_node", "local_cpulist",
         "current_link_speed", "max_link_speed", "current_link_width", "max_link_width", "enable", "irq", "resource",
+        "aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal",
     )),
     "/sys/bus/pci/slots/*/address",
     *MASKS,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from fairlead.model.gpu_health import AerCounts, RetiredPages
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
 from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
 from fairlead.model.missing import Why as Why  # noqa: PLC0414
@@ -54,6 +55,12 @@ class NvLink(Struct, frozen=True, kw_only=True):
     crc_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     replay_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     recovery_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    # NVLink 5 counts these instead (NVML_FI_DEV_NVLINK_COUNT_*)
+    malformed_packets: int | Missing = Missing(Why.UNREADABLE, "not read")
+    receive_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    recoveries_failed: int | Missing = Missing(Why.UNREADABLE, "not read")
+    recoveries: int | Missing = Missing(Why.UNREADABLE, "not read")
+    effective_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
 
 
 class GpuProcess(Struct, frozen=True):
@@ -92,6 +99,10 @@ class Gpu(Struct, frozen=True, kw_only=True):
     performance_state: int | Missing
     recovery_action: int | Missing  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: 0 none 1 reset 2 reboot 3 drain P2P 4 drain+reset
     processes: tuple[GpuProcess, ...] | Missing
+    retired: RetiredPages | Missing = Missing(Why.UNREADABLE, "not read")
+    inforom_valid: bool | Missing = Missing(Why.UNREADABLE, "not read")  # nvmlDeviceValidateInforom
+    aer: AerCounts | Missing | None = None  # None: the kernel keeps no such counts of it
+    port_aer: AerCounts | Missing | None = None  # of the port above the GPU
     load: GpuLoad = GpuLoad()
 
 
