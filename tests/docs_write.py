@@ -189,8 +189,8 @@ def environment_page() -> str:
     out += [
         "",
         "`always`; `gpu` with a GPU; `gpus` with several; `nodes` on more than one node (`nodes:N` on N or more); `distributed`",
-        "with several nodes or tasks; `share` in a task of several on a node, at most one GPU each. `!NAME`: not where the user set",
-        "NAME.",
+        "with several nodes or tasks; `share` in a task of several on a node, at most one GPU each. `!NAME`: not where the user",
+        "has set NAME.",
         "`@scratch` rows need `jobenv.scratch`, the interface a managed `settings.nccl`, `NCCL_CROSS_NIC` `jobenv.rail_only`.",
         "",
         "## Only where a site says so",
