@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from fairlead import checks, settings
 from fairlead.config import Document
@@ -27,6 +27,14 @@ def wanted(document: Document) -> Wanted:
     return Wanted(
         mounts=tuple(dict.fromkeys(path for want in asked for path in want.mounts)), units=any(want.units for want in asked)
     )
+
+
+def heeded_by(text: str, wakes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """The checks that a kernel record matters to. ``wakes``: prefixes by check."""
+    loaded = checks.load()
+    for name, known in wakes.items():
+        if text.startswith(known) and ((heeds := loaded[name].heeds) is None or heeds(text)):
+            yield name
 
 
 def prefixes(document: Document) -> dict[str, tuple[str, ...]]:

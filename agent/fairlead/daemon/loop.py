@@ -29,7 +29,7 @@ from fairlead.daemon.disk import Disk
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
-from fairlead.daemon.judge import fresh, judge, prefixes
+from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
@@ -277,6 +277,7 @@ class Loop:
         records = self.senses.kernel()
         self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
+        known = [r for r in known if any(heeded_by(r.text, self.wakes))]
         if not known:
             return
         self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
@@ -285,7 +286,7 @@ class Loop:
             return
         self.woken += len(known)
         if self.node is not None:
-            woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
+            woken = {name for r in known for name in heeded_by(r.text, self.wakes)}
             self._decide(judge(self.document, self.node, self._past(), woken), woken)
 
     def _past(self) -> Past:

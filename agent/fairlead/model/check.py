@@ -91,7 +91,8 @@ class Check(Struct, frozen=True, kw_only=True):
     summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings.
     mode: its default. confirm/confirm_of: bad sweeps needed out of the last so many (1 of 1: at once).
     recover: clean sweeps needed before it no longer counts. boot_grace_seconds: not judged earlier than that.
-    wakes_on: prefixes of kernel record text that run this check at once on the last known Node.
+    wakes_on: prefixes of kernel record text that run this check at once on the last known Node. heeds: which of the records
+    that begin so matter (unset: all); the others are not even remembered, however many there are.
     samples: extracts the counters to remember from a Node, as (device, name, value).
     daily: the same for counters of a board's life, which are remembered by the day and over boots.
     reads: files whose text the check needs in ``Node.texts``.
@@ -109,6 +110,7 @@ class Check(Struct, frozen=True, kw_only=True):
     recover: int = 3
     boot_grace_seconds: int = 0
     wakes_on: tuple[str, ...] = ()
+    heeds: Callable[[str], bool] | None = None
     samples: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     daily: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     reads: tuple[str, ...] = ()
