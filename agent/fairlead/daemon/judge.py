@@ -20,12 +20,18 @@ def reads(document: Document) -> tuple[str, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
+def quick_reads(document: Document) -> tuple[str, ...]:
+    """Those of them that are read at every sweep: of the checks that are judged at every sweep."""
+    quick = [c for name, c in checks.load().items() if document.checks[name].enabled and not c.slow]
+    return tuple(dict.fromkeys(path for check in quick for path in check.reads))
+
+
 def fresh(document: Document, node: Node) -> frozenset[str] | None:
-    """The checks and managed settings whose facts were read for this node; None: all of them."""
+    """The checks and managed settings whose facts were read for this node; None: all of them. Drift is looked for on thorough
+    looks: what was set stays set until a person or a daemon changes it."""
     if node.thorough:
         return None
-    quick = {n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow}
-    return frozenset(quick) | {f"setting.{n}" for n, want in document.settings.items() if want.managed}
+    return frozenset(n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow)
 
 
 def judge(document: Document, node: Node, past: Past, only: Collection[str] | None = None) -> tuple[Finding, ...]:

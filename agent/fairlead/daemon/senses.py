@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fairlead.config import Document
-from fairlead.daemon.judge import reads
+from fairlead.daemon.judge import quick_reads, reads
 from fairlead.host.clock import boot_id, boottime
 from fairlead.host.gather import Gatherer
 from fairlead.host.kmsg import Follower
@@ -38,7 +38,9 @@ class Senses:
 
     def change(self, document: Document) -> None:
         """Take up a document: which files to read, what the hardware cannot say, deadlines."""
-        self._gatherer = Gatherer(self.root, reads=reads(document), unsupported=document.unsupported)
+        self._gatherer = Gatherer(
+            self.root, reads=reads(document), quick_reads=quick_reads(document), unsupported=document.unsupported
+        )
         if self.worker is not None:
             self.worker.deadline_seconds = document.agent.nvml_deadline_seconds
 
@@ -63,6 +65,10 @@ class Senses:
         if self.worker is None:
             return 0.0 if self._asked else float("inf")
         return self.worker.next_poll()
+
+    def look_closely(self) -> None:
+        """The next sweep reads everything."""
+        self._gatherer.look_closely()
 
     def start_sweep(self) -> None:
         self._asked = True
