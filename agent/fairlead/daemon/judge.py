@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from fairlead import checks, settings
 from fairlead.config import Document
 from fairlead.errors import ConfigError
-from fairlead.model.check import Past
+from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.model.setting import drift
@@ -15,14 +15,18 @@ from fairlead.model.setting import drift
 
 def reads(document: Document) -> tuple[str, ...]:
     """The files whose text the enabled checks and the declared settings need."""
-    wanted = [path for name, check in checks.load().items() if document.checks[name].enabled for path in check.reads]
+    wanted = [path for name, check in checks.load().items() if _judges(check, document.checks[name]) for path in check.reads]
     wanted += [path for name in document.settings for path in settings.load()[name].reads]
     return tuple(dict.fromkeys(wanted))
 
 
+def _judges(check: Check, params: CheckParams) -> bool:
+    return params.enabled and (check.wanted is None or check.wanted(params))
+
+
 def quick_reads(document: Document) -> tuple[str, ...]:
     """Those of them that are read at every sweep: of the checks that are judged at every sweep."""
-    quick = [c for name, c in checks.load().items() if document.checks[name].enabled and not c.slow]
+    quick = [c for name, c in checks.load().items() if _judges(c, document.checks[name]) and not c.slow]
     return tuple(dict.fromkeys(path for check in quick for path in check.reads))
 
 

@@ -79,6 +79,7 @@ class Check(Struct, frozen=True, kw_only=True):
     wakes_on: prefixes of kernel record text that run this check at once on the last known Node.
     samples: extracts the counters to remember from a Node, as (device, name, value).
     reads: files whose text the check needs in ``Node.texts``.
+    wanted: whether it judges anything at all with these parameters (default: always); if not, nothing is read for it.
     slow: its facts are read on thorough looks only (``Node.thorough``): between them it is not judged, its last findings
     stand, and confirmation and recovery count thorough looks.
     """
@@ -95,3 +96,4 @@ class Check(Struct, frozen=True, kw_only=True):
     samples: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     reads: tuple[str, ...] = ()
     slow: bool = False
+    wanted: Callable[[Any], bool] | None = None
