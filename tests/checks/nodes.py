@@ -14,12 +14,14 @@ from fairlead.model.facts import (
     Missing,
     Nic,
     Node,
+    NvLink,
     PciDevice,
     PcieLink,
     RowRemap,
     Why,
     unreadable,
 )
+from fairlead.model.gpu_health import AerCounts
 from fairlead.model.gpu_load import Fabric, GpuLoad, Software
 
 BOOT = "11111111-2222-3333-4444-555555555555"
@@ -47,6 +49,8 @@ LOAD = GpuLoad(
     fabric=Fabric(state=3, status=0, clique=0, cluster="0" * 32, health=0),
 )
 GEN5 = PcieLink(gen_current=5, gen_max=5, width_current=16, width_max=16, replays=0)
+LINKS = tuple(NvLink(link=n, active=True, remote="switch", crc_errors=0, replay_errors=0, recovery_errors=0) for n in range(18))
+NO_ERRORS = AerCounts(correctable=0, nonfatal=0, fatal=0)
 
 
 def gpu(place: int = 0, **changes: Any) -> Gpu:
@@ -63,7 +67,7 @@ def gpu(place: int = 0, **changes: Any) -> Gpu:
         ecc=ECC,
         remap=REMAP,
         pcie=GEN5,
-        nvlinks=(),
+        nvlinks=LINKS,
         memory_total_bytes=85520809984,
         memory_used_bytes=0,
         temperature_celsius=34,
@@ -75,6 +79,9 @@ def gpu(place: int = 0, **changes: Any) -> Gpu:
         performance_state=0,
         recovery_action=0,
         processes=(),
+        inforom_valid=True,
+        aer=NO_ERRORS,
+        port_aer=NO_ERRORS,
         load=LOAD,
     )
     return replace(healthy, **changes)

@@ -6,11 +6,15 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairlead.jobenv.render import render
-from fairlead.topology import publish
+from fairlead.model.facts import Missing
+from fairlead.topology import plan, publish
 from tests.hooks.stage import HOOKS
 from tests.hooks.steps import for_planner
 from tests.lab.cluster import Cluster
@@ -81,13 +85,15 @@ def typed(order: list[str]) -> str:
         ((f"--cpu-bind=mask_cpu:{typed(CYCLIC)}",), CYCLIC),
         ((f"--cpu-bind=mask_cpu:{typed(NEAR[::-1])}",), NEAR[::-1]),
         (("--gpus-per-task=1",), CYCLIC),
+        (("--gpu-bind=closest",), CYCLIC),
+        (("--gpu-bind=map_gpu:7,6,5,4,3,2,1,0",), CYCLIC),
     ],
 )
 def test_the_users_binding_stays(simulated: Cluster, options: tuple[str, ...], expected: list[str]) -> None:
     gres = () if "--gpus-per-task=1" in options else ("--gres=gpu:8",)
     found = tasks(simulated, "n1", "-n8", "-c14", *gres, *options)
     assert cpus(found) == expected
-    assert {row[1] for row in found.values()} == {"-"}
+    assert {row[1] for row in found.values()} == {"14" if gres == () else "-"}  # threads by the share that Slurm dealt
 
 
 def test_off(simulated: Cluster) -> None:
@@ -140,13 +146,17 @@ def test_a_prolog_that_refuses_sends_the_job_away(simulated: Cluster) -> None:
         simulated.scontrol("update", "nodename=n1", "state=resume", check=False)
 
 
-@pytest.fixture(scope="module", params=list(SUITES))
-def real(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """This machine's own two CPUs as two sockets, steps in real cpusets; GPU 0 is on socket 1, GPU 1 on socket 0."""
+def real_cpusets() -> None:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     if not {"cpuset"} <= set(v1_controllers()) or sorted(os.sched_getaffinity(0))[:2] != [0, 1]:
         pytest.skip("needs CPUs 0 and 1 and a v1 cpuset controller")
+
+
+@pytest.fixture(scope="module", params=list(SUITES))
+def real(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """This machine's own two CPUs as two sockets, steps in real cpusets; GPU 0 is on socket 1, GPU 1 on socket 0."""
+    real_cpusets()
     inside = f"/run/lab-hooks{TOPOLOGY}"
     hook, site = HOOKS / "task-prolog", "TaskPluginParam=autobind=cores"
     cluster = Cluster(request.param, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, extra_conf=site)
@@ -191,12 +201,113 @@ def test_real_one_core_mask_on_a_whole_node(real: Cluster) -> None:
     look = 'echo "$STEP $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
     steps = (("wide", ""), ("asked", "-c1"), ("exact", "--exact"))
     script = "#!/bin/sh\n" + "".join(f"STEP={name} srun {option} sh -c '{look}'\n" for name, option in steps)
-    job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2")
+    job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2", "--error=/dev/null")  # srun may have to wait
     real.wait_job(job, "COMPLETED")
     assert real.output(job) == "wide 0-1\nasked 0\nexact 0\n"
 
 
-@pytest.mark.parametrize("suite", ["trixie", *(pytest.param(s, marks=pytest.mark.slow) for s in SUITES if s != "trixie")])
+def test_real_steps_that_overlap_are_not_widened_over_one_another(real: Cluster) -> None:
+    """Beside an earlier step a step without -c keeps its one core, alone it gets both; of steps that start together at most
+    one gets both."""
+    look = 'echo "$STEP $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
+    wait = "n=0; while [ ! -e $0 ] && [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done"
+    script = f"""#!/bin/sh
+cd /tmp && rm -f up go up-*
+STEP=first srun --overlap sh -c '{look}; : >up; {wait.replace("$0", "go")}' &
+{wait.replace("$0", "up")}
+STEP=beside srun --overlap sh -c '{look}'
+STEP=cpus srun --overlap --gres=none sh -c '{look}'
+: >go
+wait
+STEP=alone srun --overlap sh -c '{look}'
+for round in 1 2 3; do
+	STEP=$round srun --overlap sh -c '{look}; : >up-{{}}$round-a; {wait.replace("$0", "up-$STEP-b")}' &
+	STEP=$round srun --overlap sh -c '{look}; : >up-{{}}$round-b; {wait.replace("$0", "up-$STEP-a")}' &
+	wait
+done
+""".replace("{}$round", "$STEP")
+    job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2", user="root")
+    assert real.wait_job(job) == "COMPLETED", real.output(job)
+    found = [line.split() for line in real.output(job).splitlines()]
+    assert found[:4] == [["first", "0-1"], ["beside", "0"], ["cpus", "0"], ["alone", "0-1"]]
+    assert [step for step, _ in found[4:]] == ["1", "1", "2", "2", "3", "3"]
+    for first, second in zip(found[4::2], found[5::2], strict=True):
+        assert sorted([first[1], second[1]]) in (["0", "0-1"], ["0", "0"])
+
+
+ONE_OF_ALL = ["trixie", *(pytest.param(s, marks=pytest.mark.slow) for s in SUITES if s != "trixie")]
+
+
+@pytest.mark.parametrize("suite", ONE_OF_ALL)
+def test_specialised_cores_stay_the_systems(suite: str) -> None:
+    """CoreSpecCount on real cpusets: a job with the whole node is never bound to the core that Slurm keeps from it, and where it
+    gave it up (--core-spec=0) the shares are dealt as on any node."""
+    real_cpusets()
+    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{TOPOLOGY}"
+    site = "TaskPluginParam=autobind=cores\nAllowSpecResourcesUsage=1"
+    cluster = Cluster(suite, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, extra_conf=site)
+    cluster.slurm_nodes = tuple(replace(node, core_spec=1) for node in cluster.slurm_nodes)
+    look = 'echo "$STEP $SLURM_LOCALID $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
+    script = f"#!/bin/sh\nSTEP=one srun -n1 sh -c '{look}'\nSTEP=two srun -n2 --overcommit sh -c '{look}'\n"
+    with running(cluster) as up:
+        lay_out(up, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
+        found = []
+        for options in (("-n1",), ("-n1", "--core-spec=1"), ("-n2", "--core-spec=0")):
+            job = up.submit(script, "-w", "r1", "--exclusive", "--gres=gpu:2", *options, user="root")
+            assert up.wait_job(job) == "COMPLETED", up.output(job)
+            found.append(sorted(up.output(job).splitlines()))
+    assert found[0] == found[1] == ["one 0 0", "two 0 0", "two 1 0"]
+    assert found[2] == ["one 0 0-1", "two 0 1", "two 1 0"]
+
+
+def test_parts_of_gpus_are_left_alone() -> None:
+    """MIG without NVML: four instances of two GPUs (gres.conf(5), MultipleFiles). Slurm numbers them 0 to 3, and what a task sees
+    looks like whole GPUs; only the published topology tells. Instances 0 and 1 are both of GPU 0."""
+    real_cpusets()
+    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{TOPOLOGY}"
+    lines = [f"NodeName=r1 Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{i // 2},/dev/nvidia{2 + i}" for i in range(4)]
+    files = {"/etc/slurm/gres.conf": "".join(f"{line}\n" for line in lines)}
+    cluster = Cluster("trixie", nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, files=files)
+    cluster.slurm_nodes = tuple(replace(node, gpus=4, gpu_type="1g.10gb") for node in cluster.slurm_nodes)
+    node = hgx(sockets=2, cores=1, gpus=2, numa=[1, 0])
+    assert not isinstance(node.gpus, Missing)
+    split = msgspec.structs.replace(node, gpus=tuple(msgspec.structs.replace(g, mig_current=True) for g in node.gpus))
+    look = 'echo "$SLURM_LOCALID $(taskset -cp $$ | sed "s/.*: //") $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS"'
+    with running(cluster) as up:
+        lay_out(up, "r1", split, python="/usr/bin/python3")
+        found = tasks(up, "r1", "-n2", "-c1", "--gres=gpu:1g.10gb:2", script=look)
+    assert found == {0: ["0", "0,1", "0,1"], 1: ["1", "0,1", "0,1"]}
+
+
+@pytest.mark.parametrize("suite", ONE_OF_ALL)
+def test_hardware_threads(suite: str, tmp_path: Path) -> None:
+    """2 x 8 cores of two hardware threads: a task keeps as many cores, and as many threads of them, as Slurm gave it."""
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    tmp_path.chmod(0o755)
+    (tmp_path / "cgroup/cpuset").mkdir(parents=True)
+    for name in ("cpuset/cpuset.effective_cpus", "cpuset.cpus.effective"):  # v1, v2: tasks in the top group may use all
+        (tmp_path / "cgroup" / name).write_text("0-31\n")
+    binds: dict[str | Path, str] = {TOPOLOGY: f"/run/lab-hooks{TOPOLOGY}", tmp_path / "cgroup": "/sys/fs/cgroup"}
+    hook = HOOKS / "task-prolog"
+    first, second = (list(range(0, 8, 2)), list(range(8, 16, 2)))
+    with running(Cluster(suite, nodes=1, simulated=True, cores=8, threads=2, task_prolog=hook, binds=binds)) as up:
+        lay_out(up, "n1", hgx(cores=8, threads=2), python="/usr/bin/python3")
+
+        def seen(*options: str) -> list[list[int]]:
+            masks = [plan.parse_cpulist(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
+            return [[cpu for cpu in range(32) if mask >> cpu & 1] for mask in masks]
+
+        assert seen("-c4") == [[a, a + 1, a + 16, a + 17] for a in first + second]
+        assert seen("-c2", "--hint=nomultithread") == [[a, a + 1] for a in first + second]
+        # Slurm lets two tasks share a core: the planner swaps whole shares.
+        for count in (1, 3):
+            off, on = (seen(f"-c{count}", f"--export=ALL,FAIRLEAD_PROFILE={profile}") for profile in ("off", "full"))
+            assert sorted(on) == sorted(off) and off != on
+            assert [{cpu % 16 // 8 for cpu in mask} for mask in on] == [{0}] * 4 + [{1}] * 4
+
+
+@pytest.mark.parametrize("suite", ONE_OF_ALL)
 def test_a_job_that_is_refused_for_missing_verdicts_does_not_drain_the_cluster(suite: str) -> None:
     """on_stale = refuse and no agent anywhere: the job drains three nodes, with nohold_on_prolog_fail, and runs on the next."""
     if os.geteuid():

@@ -19,6 +19,8 @@ FABRIC = {"state": 3, "status": 0, "clique_id": 0, "cluster_uuid": "0" * 32, "he
 # Counters that every driver has, and those that came with r575: this one has not got them.
 CLOCK_EVENTS = ("sw_power_cap", "thermal", "sync_boost", "board_limit", "reliability")
 SLOWDOWN_EVENTS = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
+# Counters that only NVLink 5 has
+NVLINK5 = ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors")
 # What the driver still answers for a GPU that is lost.
 IDENTITY = ("index", "pci", "pci_device_id", "pci_subsystem_id", "uuid", "minor")
 
@@ -56,7 +58,8 @@ def gpu_facts(
     sram = [f"{when}_{what}" for when in ("volatile", "aggregate")
             for what in ("corrected", "uncorrected_parity", "uncorrected_secded")]  # fmt: skip
     link = {"active": 1, "version": g.nvlink_version, "remote": "switch",
-            "crc_errors": 0, "replay_errors": 0, "recovery_errors": 0}  # fmt: skip
+            "crc_errors": 0, "replay_errors": 0, "recovery_errors": 0,
+            **{key: error(NOT_SUPPORTED) for key in NVLINK5}}  # fmt: skip
     return {
         "index": index,
         "pci": pci,
@@ -101,6 +104,7 @@ def gpu_facts(
         "utilization": {"gpu_percent": 0, "memory_percent": 0},
         "performance_state": 0,
         "recovery_action": 0,
+        "inforom_valid": 1,
         "fabric": dict(FABRIC) if g.fabric else error(NOT_SUPPORTED),
         "nvlink": [dict(link) for _ in range(g.nvlinks)],
         "cpu_affinity": cpus,

@@ -72,8 +72,20 @@ def _fabric(member: str) -> Callable[[Any], Any]:
     return read
 
 
+NVLINK5 = {"malformed_packets": 206, "receive_errors": 208, "recoveries_failed": 214, "recoveries": 215, "effective_errors": 219}
+
+
+def _field_of(handle: Any, field: int, scope: int) -> int:
+    value = n.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
+    if value.nvmlReturn:
+        raise n.NVMLError(value.nvmlReturn)
+    return value.value.ullVal
+
+
 def _nvlink(link: int, what: str) -> Callable[[Any], Any]:
     counters = {"replay_errors": 0, "recovery_errors": 1, "crc_errors": 2}
+    if what in NVLINK5:
+        return lambda h: _field_of(h, NVLINK5[what], link)
     if what in counters:
         return lambda h: n.nvmlDeviceGetNvLinkErrorCounter(h, link, counters[what])
     if what == "remote":
@@ -170,6 +182,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "utilization.memory_percent": lambda h: n.nvmlDeviceGetUtilizationRates(h).memory,
     "performance_state": n.nvmlDeviceGetPerformanceState,
     "recovery_action": _field(230),
+    "inforom_valid": lambda h: 1 if n.nvmlDeviceValidateInforom(h) is None else 0,
     "fabric.state": _fabric("state"),
     "fabric.status": _fabric("status"),
     "fabric.clique_id": _fabric("cliqueId"),

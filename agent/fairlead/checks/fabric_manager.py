@@ -63,5 +63,5 @@ check = Check(
     boot_grace_seconds=300,
     reads=(STAT,),
     slow=True,
-    wanted=lambda params: bool(params.required),
+    judges=lambda params: bool(params.required),
 )

@@ -85,5 +85,5 @@ check = Check(
     boot_grace_seconds=300,
     reads=(STAT, NODES),
     slow=True,
-    wanted=lambda params: bool(params.required),
+    judges=lambda params: bool(params.required),
 )

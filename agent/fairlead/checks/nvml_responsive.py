@@ -20,7 +20,7 @@ from fairlead.model.facts import Gpu, Missing, Node, StuckCall, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 
 MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
-VITAL = ("uuid", "memory_total_bytes", "temperature_celsius")
+VITAL = ("memory_used_bytes", "temperature_celsius", "performance_state")  # read anew each time; who it is, is remembered
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ def _mute(gpu: Gpu) -> bool:
 
 
 def _detail(gpu: Gpu) -> str:
-    return gpu.uuid.detail if isinstance(gpu.uuid, Missing) else ""
+    return gpu.temperature_celsius.detail if isinstance(gpu.temperature_celsius, Missing) else ""
 
 
 check = Check(

@@ -17,10 +17,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from fairlead import __version__, checks
+from fairlead import __version__
 from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
-from fairlead.daemon import log, status, transitions
+from fairlead.daemon import log, remember, status, transitions
 from fairlead.daemon.account import account_of, troubles_of
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
@@ -29,7 +29,7 @@ from fairlead.daemon.disk import Disk
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
-from fairlead.daemon.judge import fresh, judge
+from fairlead.daemon.judge import fresh, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
@@ -125,9 +125,8 @@ class Loop:
     def _take_up(self, document: Document) -> None:
         self.document = document
         self.policies = policies_of(document)
-        loaded = checks.load()
-        self.wakes = {n: loaded[n].wakes_on for n in loaded if document.checks[n].enabled and loaded[n].wakes_on}
-        self.prefixes = tuple(prefix for prefixes in self.wakes.values() for prefix in prefixes)
+        self.wakes = prefixes(document)
+        self.prefixes = tuple(prefix for known in self.wakes.values() for prefix in known)
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -251,15 +250,12 @@ class Loop:
         self.sweeps += 1
         self.history.heal()
         seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else boottime()
+        remember.before(self.history, node)
         ran = fresh(self.document, node)
         findings = judge(self.document, node, self._past(), ran)
-        for name, check in checks.load().items():
-            if check.samples is not None and self.document.checks[name].enabled and (ran is None or name in ran):
-                self.history.add_samples(seconds, check.samples(node))
-        if self.sweeps % 16 == 1:
-            from fairlead.model.device import readable_fields
-
-            self.history.add_readable(readable_fields(node))
+        thorough = self.sweeps % 16 == 1
+        remember.after(self.history, self.document, node, seconds, ran=ran, thorough=thorough)
+        if thorough:
             self.history.save_samples()
             if self.senses.follower is not None:
                 self.history.save_cursor(self.senses.follower.cursor)

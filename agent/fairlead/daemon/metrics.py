@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from fairlead.daemon import metrics_load
+from fairlead.daemon import gpu_error_metrics, metrics_load
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
 from fairlead.model.gpu_load import REASONS
@@ -22,7 +22,10 @@ from fairlead.model.verdict import State
 from fairlead.policy.fleet import Hold
 
 _ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
-_LINK_ERRORS = ("crc_errors", "replay_errors", "recovery_errors")
+_LINK_ERRORS = (
+    "crc_errors", "replay_errors", "recovery_errors",
+    "malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors",
+)  # fmt: skip
 #: Facts of a GPU that are plain gauges: attribute, metric, help.
 _GAUGES = (
     ("temperature_celsius", "temperature_celsius", "GPU core temperature."),
@@ -39,6 +42,8 @@ _GAUGES = (
     ),
     ("persistence", "persistence_mode", "Persistence mode, 1 is on."),
     ("mig_current", "mig_mode", "MIG mode, 1 is on."),
+    ("mig_pending", "mig_mode_pending", "MIG mode after the next reset, 1 is on."),
+    ("inforom_valid", "inforom_valid", "1 when the InfoROM's checksums are right; read once an hour."),
 )
 _PCIE = (
     ("gen_current", "pcie_link_generation"),
@@ -292,6 +297,7 @@ def _memory(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
                 for left, banks in zip(("max", "high", "partial", "low", "none"), gpu.remap.histogram, strict=False):
                     spare.add_metric([gpu.pci, left], banks)
     yield from (errors, mode, sram, rows, state, spare)
+    yield from gpu_error_metrics.families(gpus)
 
 
 def _links(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:

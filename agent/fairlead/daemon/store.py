@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from fairlead.daemon.days import Days
 from fairlead.daemon.disk import START_SECONDS, WAIT_SECONDS, Storage
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord, Sample
@@ -49,6 +50,8 @@ class Stored(Struct, frozen=True):
     records: dict[Key, KernelRecord]
     samples: list[Sample]
     readable: frozenset[str]
+    boards: dict[str, str]
+    days: bytes
 
 
 class Store:
@@ -75,6 +78,8 @@ class Store:
 
     def open(self, *, first: bool = False) -> Stored | None:
         """Open the file, make it where there is none; what it holds. None, with ``trouble``, when that does not work."""
+        if not self._folder:
+            return None
         wait = START_SECONDS if first else WAIT_SECONDS
         for _ in range(2):
             try:
@@ -190,6 +195,7 @@ class Store:
                 boot_id=self.boot_id,
                 jobs=numbers(jobs),
                 uids=numbers(uids),
+                attributed=bool(jobs),
             )
             for sequence, seconds, priority, text, jobs, uids in db.execute(
                 "SELECT sequence, seconds, priority, text, jobs, uids FROM record WHERE boot_id = ?", (self.boot_id,)
@@ -203,8 +209,12 @@ class Store:
         ]
         kept = db.execute("SELECT value FROM kept WHERE key = 'readable'").fetchone()
         readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
+        kept = db.execute("SELECT value FROM kept WHERE key = 'boards'").fetchone()
+        boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
+        kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
+        Days().merge(kept[0] if kept else b"")  # damaged as a whole, or not at all
         db.commit()
-        return Stored(records, samples, readable)
+        return Stored(records, samples, readable, boards, kept[0] if kept else b"")
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):

@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from fairlead.host import cpus, gpu, kernel, kfd, network, pci, process
+from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
 from fairlead.host.gpu_load import Seen
+from fairlead.host.host_facts import HostLooks
 from fairlead.host.owners import Owners
 from fairlead.host.root import Root
 from fairlead.host.software import software
-from fairlead.model.facts import Cpu, Gpu, GpuLink, Missing, Nic, Node, NumaNode, PciDevice, StuckCall
+from fairlead.model.facts import Cpu, Gpu, GpuLink, Missing, Nic, Node, NumaNode, PciDevice, StuckCall, unreadable
 from fairlead.model.gpu_load import Software
+from fairlead.model.host_facts import Host, Wanted
 
 T = TypeVar("T")
 SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
@@ -35,6 +37,7 @@ class Gatherer:
         reads: Sequence[str] = (),
         quick_reads: Sequence[str] | None = None,
         unsupported: Sequence[str] = (),
+        wanted: Wanted | None = None,
         slow_seconds: float = SLOW_SECONDS,
     ) -> None:
         self._root = root
@@ -50,6 +53,7 @@ class Gatherer:
         self._cpus: tuple[Cpu, ...] = ()
         self._nics: tuple[Nic, ...] = ()
         self._links: tuple[GpuLink, ...] = ()
+        self._aer: dict[str, tuple[aer.Counts, aer.Counts]] = {}
         self._virtual: bool | Missing | None = None
         self._name = kernel.node_name(root)
         self._module: str | Missing = ""
@@ -57,6 +61,8 @@ class Gatherer:
         self._globs: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[int, ...] | None] = {}
         self._processes = process.Found(root)
+        self._looks = HostLooks(root, wanted, once=not slow_seconds) if wanted is not None else None
+        self._host: Host | Missing = unreadable("not read")
         self._seen = Seen()
         self._owners = Owners(root)
         self._software = Software()
@@ -75,11 +81,14 @@ class Gatherer:
             self._software = software(root)
             self._next_thorough = now + self._slow_seconds
             self._look_at_cpus(now)
+            self._aer = aer.of_gpus(root, nvidia_gpus(devices))
             self._links = kfd.links(root) if any(d.vendor == _AMD for d in devices) else ()
             if self._virtual is None or isinstance(self._virtual, Missing):
                 self._virtual = kernel.virtual(root)
         if thorough or not self._nics:
             self._nics = network.nics(root, devices)
+        if thorough and self._looks is not None:
+            self._host = self._looks.look(self._nics)
         self._module = kernel.module_version(root)
         self._read_texts(thorough)
         gpus = self._gpus(nvml, devices, now, thorough=thorough)
@@ -97,8 +106,14 @@ class Gatherer:
             stuck=stuck,
             gpu_links=self._links,
             thorough=thorough,
+            host=self._host,
             texts=dict(self._texts),
         )
+
+    def end(self) -> None:
+        """End the processes that still look for us."""
+        if self._looks is not None:
+            self._looks.end()
 
     def _gpus(
         self, nvml: Mapping[str, Any] | Missing | None, devices: tuple[PciDevice, ...], now: float, *, thorough: bool
@@ -106,7 +121,8 @@ class Gatherer:
         gpus = self._converter.gpus(nvml)
         if isinstance(gpus, Missing):
             return gpus
-        return self._seen.add(self._owners.attribute(name_the_lost(gpus, devices), again=thorough), now)
+        gpus = aer.on_gpus(name_the_lost(gpus, devices), self._aer)
+        return self._seen.add(self._owners.attribute(gpus, again=thorough), now)
 
     def _look_at_cpus(self, now: float) -> None:
         """Some thousand files that change only when CPUs or memory go on- or offline: read again then, or once in a while."""
@@ -143,14 +159,16 @@ def gather(
     *,
     reads: Sequence[str] = (),
     unsupported: Sequence[str] = (),
+    wanted: Wanted | None = None,
     stuck: StuckCall | None = None,
 ) -> Node:
     """One thorough look.
 
     reads: files for ``Node.texts``; of a glob every match is a key of its own. unsupported: dotted Gpu fields that the
-    hardware profile excuses. stuck: an NVML call that has not come back.
+    hardware profile excuses. wanted: what to ask the host for; None: nothing about the host is read. stuck: an NVML call that
+    has not come back.
     """
-    return Gatherer(root, reads=reads, unsupported=unsupported, slow_seconds=0).gather(nvml, stuck=stuck)
+    return Gatherer(root, reads=reads, unsupported=unsupported, wanted=wanted, slow_seconds=0).gather(nvml, stuck=stuck)
 
 
 def nvidia_gpus(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:

@@ -92,6 +92,11 @@ def slow_calls(lib: Any, structs: Any) -> list[Call]:
     ]  # fmt: skip
 
 
+def rare_calls(lib: Any) -> list[Call]:
+    """Made once an hour: what reads flash. nvmlDeviceValidateInforom gives nothing but its return code."""
+    return [Call(lib, "nvmlDeviceValidateInforom", ("inforom_valid", None), (), lambda: 1)]
+
+
 def _uint(lib: Any, name: str, part: str, key: str | None, *, before: tuple[Any, ...] = (), scale: int = 1) -> Call:
     value = ctypes.c_uint()
     return Call(lib, name, (part, key), (*before, ctypes.byref(value)), lambda: value.value * scale)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Mode
+from fairlead.model.host_facts import Wanted
 
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
 
@@ -33,7 +34,8 @@ class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class KernelRecord(Struct, frozen=True, kw_only=True):
     """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot.
 
-    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known.
+    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known, and where
+    there were none, which is known when it is ``attributed``.
     """
 
     sequence: int
@@ -43,6 +45,7 @@ class KernelRecord(Struct, frozen=True, kw_only=True):
     boot_id: str = ""
     jobs: tuple[int, ...] = ()
     uids: tuple[int, ...] = ()
+    attributed: bool = False
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -54,18 +57,30 @@ class Sample(Struct, frozen=True, kw_only=True):
     value: float
 
 
+class Daily(Struct, frozen=True, kw_only=True):
+    """A counter of a board's life as it was some days ago (today: 0), over all boots."""
+
+    device: str
+    name: str
+    days_ago: int
+    value: float
+
+
 class Past(Struct, frozen=True, kw_only=True):
     """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
 
     ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
-    ``readable``: ``device/field`` names that could be read earlier in this machine's life. ``log``: why the kernel log
-    cannot be read now, None when it can.
+    ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``boards``: the board
+    (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``daily``: by counter, oldest first.
+    ``log``: why the kernel log cannot be read now, None when it can.
     """
 
     available: bool = False
     records: tuple[KernelRecord, ...] = ()
     samples: tuple[Sample, ...] = ()
     readable: frozenset[str] = frozenset()
+    boards: Mapping[str, str] = {}
+    daily: tuple[Daily, ...] = ()
     overrun: int = 0  # kernel records lost to a ring buffer overrun
     log: Missing | None = None
 
@@ -78,10 +93,12 @@ class Check(Struct, frozen=True, kw_only=True):
     recover: clean sweeps needed before it no longer counts. boot_grace_seconds: not judged earlier than that.
     wakes_on: prefixes of kernel record text that run this check at once on the last known Node.
     samples: extracts the counters to remember from a Node, as (device, name, value).
+    daily: the same for counters of a board's life, which are remembered by the day and over boots.
     reads: files whose text the check needs in ``Node.texts``.
-    wanted: whether it judges anything at all with these parameters (default: always); if not, nothing is read for it.
+    judges: whether it judges anything at all with these parameters (default: always); if not, nothing is read for it.
     slow: its facts are read on thorough looks only (``Node.thorough``): between them it is not judged, its last findings
-    stand, and confirmation and recovery count thorough looks.
+    stand, and confirmation and recovery count thorough looks. wants: what its parameters want to be asked of the host.
+    reads_records: the kernel log records that its parameters declare, as prefixes (with ``wakes_on``).
     """
 
     summary: str
@@ -94,6 +111,9 @@ class Check(Struct, frozen=True, kw_only=True):
     boot_grace_seconds: int = 0
     wakes_on: tuple[str, ...] = ()
     samples: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
+    daily: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     reads: tuple[str, ...] = ()
     slow: bool = False
-    wanted: Callable[[Any], bool] | None = None
+    judges: Callable[[Any], bool] | None = None
+    wants: Callable[[Any], Wanted] | None = None
+    reads_records: Callable[[Any], tuple[str, ...]] | None = None

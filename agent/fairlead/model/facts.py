@@ -9,7 +9,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from fairlead.model.gpu_health import AerCounts, RetiredPages
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
+from fairlead.model.host_facts import Host
 from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
 from fairlead.model.missing import Why as Why  # noqa: PLC0414
 from fairlead.model.missing import unreadable as unreadable  # noqa: PLC0414
@@ -54,6 +56,12 @@ class NvLink(Struct, frozen=True, kw_only=True):
     crc_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     replay_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     recovery_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    # NVLink 5 counts these instead (NVML_FI_DEV_NVLINK_COUNT_*)
+    malformed_packets: int | Missing = Missing(Why.UNREADABLE, "not read")
+    receive_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    recoveries_failed: int | Missing = Missing(Why.UNREADABLE, "not read")
+    recoveries: int | Missing = Missing(Why.UNREADABLE, "not read")
+    effective_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
 
 
 class GpuProcess(Struct, frozen=True):
@@ -92,6 +100,10 @@ class Gpu(Struct, frozen=True, kw_only=True):
     performance_state: int | Missing
     recovery_action: int | Missing  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: 0 none 1 reset 2 reboot 3 drain P2P 4 drain+reset
     processes: tuple[GpuProcess, ...] | Missing
+    retired: RetiredPages | Missing = Missing(Why.UNREADABLE, "not read")
+    inforom_valid: bool | Missing = Missing(Why.UNREADABLE, "not read")  # nvmlDeviceValidateInforom
+    aer: AerCounts | Missing | None = None  # None: the kernel keeps no such counts of it
+    port_aer: AerCounts | Missing | None = None  # of the port above the GPU
     load: GpuLoad = GpuLoad()
 
 
@@ -161,6 +173,15 @@ class Cpu(Struct, frozen=True, kw_only=True):
     online: bool = True
 
 
+class Gid(Struct, frozen=True):
+    """One entry of a RoCE port's GID table (sysfs-class-infiniband: gids/, gid_attrs/types/): an IPv6 address, in which an
+    IPv4 one is ``::ffff:a.b.c.d``. ``version``: RoCE 1 or 2."""
+
+    index: int
+    text: str
+    version: int
+
+
 class Nic(Struct, frozen=True, kw_only=True):
     """A network device: an RDMA device's port (``rdma`` set), or a plain interface."""
 
@@ -175,6 +196,9 @@ class Nic(Struct, frozen=True, kw_only=True):
     interfaces: tuple[str, ...] = ()  # netdevs of an RDMA device
     virtual_function: bool = False
     numa: int | Missing = Missing(Why.UNREADABLE, "not read")
+    mtu_bytes: int | Missing = Missing(Why.UNREADABLE, "not read")  # of the interface
+    master: str = ""  # the bond or bridge that the interface belongs to
+    gids: tuple[Gid, ...] | Missing = ()  # of an RDMA port on Ethernet
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -199,6 +223,7 @@ class Node(Struct, frozen=True, kw_only=True):
     stuck: StuckCall | None = None
     gpu_links: tuple[GpuLink, ...] = ()
     thorough: bool = True
+    host: Host | Missing = Missing(Why.UNREADABLE, "not read")
     texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | Missing | None:

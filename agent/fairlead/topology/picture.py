@@ -86,8 +86,8 @@ def _places(plan: Layout) -> list[str]:
         fill, edge = ("#ffffff", "#7986b5") if known else ("#fff8e1", AMBER)
         out.append(_rect(place.x, PLACE_TOP, place.wide, PLACE_HIGH, fill, edge, 6, dash="" if known else "6 4"))
         for i, line in enumerate(place.lines):
-            line, size = fit(line, place.wide - 14, 11 if i else 13, bold=not i)
-            out.append(_text(place.x + 8, PLACE_TOP + 18 + 17 * i, line, size=size, weight="" if i else "bold"))
+            text, size = fit(line, place.wide - 14, 11 if i else 13, bold=not i)
+            out.append(_text(place.x + 8, PLACE_TOP + 18 + 17 * i, text, size=size, weight="" if i else "bold"))
     return out
 
 
@@ -138,8 +138,8 @@ def _box(spot: Spot, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
     for i, line in enumerate(lines):
         bold = "bold" if i == 0 and spot.kind in ("gpu", "nic") else ""
         size = 12 if bold else 9 if spot.kind == "root" or (spot.kind == "gpu" and i == 1) else 10
-        line, size = fit(line, spot.wide - 6, size, bold=bool(bold))
-        out.append(_text(spot.x, first + 13 * i, line, size=size, weight=bold, middle=True))
+        text, size = fit(line, spot.wide - 6, size, bold=bool(bold))
+        out.append(_text(spot.x, first + 13 * i, text, size=size, weight=bold, middle=True))
     for i, (number, colour) in enumerate(dict.fromkeys(own)):
         at = left + 2 + 18 * i
         out.append(f'<circle cx="{at:.1f}" cy="{top + high - 1:.1f}" r="8" fill="{colour}"/>')

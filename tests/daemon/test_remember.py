@@ -1,0 +1,88 @@
+"""What of a look at the node is remembered: boards, what could be read, and that nothing is written without a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from fairlead.config import profile_document
+from fairlead.daemon import remember
+from fairlead.daemon.history import History
+from fairlead.model.verdict import State
+from tests.checks.nodes import ADDRESSES, node
+from tests.daemon.conftest import MACHINES, PROJECT, Agent
+
+
+def test_history_without_a_folder_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    history = History("", "b")
+    history.event("x", "y")
+    history.add_boards({"0000:1b:00.0": "1"})
+    assert not history.on_disk and history.trouble == "" and history.past().boards
+    history.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_boards_are_known_as_first_seen_until_a_repair(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    history.add_boards({"0000:1b:00.0": "1", "0000:43:00.0": "2"})
+    history.add_boards({"0000:1b:00.0": "9"})
+    history.add_readable(frozenset({"1/x", "2/x"}))
+    history.close()
+    again = History(str(tmp_path), "next boot")
+    assert again.past().boards == {"0000:1b:00.0": "1", "0000:43:00.0": "2"}
+    again.forget(["0000:1b:00.0"])
+    again.add_boards({"0000:1b:00.0": "9"})
+    assert again.past().boards == {"0000:1b:00.0": "9", "0000:43:00.0": "2"} and "2/x" in again.past().readable
+    again.forget((), everything=True)
+    assert again.past().boards == {} and again.past().readable == frozenset()
+    again.close()
+
+
+def test_another_driver_begins_anew_with_what_can_be_read(tmp_path: Path) -> None:
+    history, document = History(str(tmp_path), "b"), profile_document("n1", "hgx-h100")
+    remember.before(history, node())
+    remember.after(history, document, node(), 10.0, ran=None, thorough=True)
+    known = history.past()
+    assert "1651223002/ecc.volatile_corrected" in known.readable and known.boards[ADDRESSES[2]] == "1651223002"
+    remember.before(history, node())
+    assert history.past().readable == known.readable
+    other = replace(node().driver, library_version="999.1")
+    remember.before(history, node(driver=other))
+    assert history.past().readable == frozenset() and history.past().boards == known.boards
+    history.close()
+
+
+def test_over_a_restart_a_swapped_board_and_a_fact_that_went_dark_are_named_until_cleared(
+    agents: Callable[..., Agent], tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(MACHINES / "hgx-h100.tuned", tree, symlinks=True)
+    agent = agents(tree).start()
+    assert agent.verdict().state is State.OK
+    agent.end()
+    nvml = json.loads((tree / "nvml.json").read_text())
+    nvml["gpus"][0] |= {"serial": "1650000000000", "uuid": "GPU-00000000-1111-4222-8333-444444444444"}
+    nvml["gpus"][1]["performance_state"] = {"error": 3}
+    (tree / "nvml.json").write_text(json.dumps(nvml))
+    agent = agents(tree).start()
+    agent.until(lambda: agent.status()["findings"] != [], "findings")
+    found = {(f["check"], f["device"]): f["level"] for f in agent.status()["findings"]}
+    swapped, dark = (str(gpu["pci"]) for gpu in nvml["gpus"][:2])
+    assert found == {("gpu_identity", swapped): "warn", ("gpu_readings", dark): "unknown"}
+    assert agent.verdict().state is State.UNKNOWN and "performance_state" in agent.verdict().text
+    agent.end()
+    for device in (swapped, dark):
+        clear = ["clear", device, "--reason", "replaced", "--document", str(agent.document)]
+        subprocess.run([sys.executable, "-m", "fairlead", *clear], check=True, cwd=PROJECT, env=os.environ, capture_output=True)
+    agent = agents(tree).start()
+    agent.until(lambda: agent.status()["findings"] == [], "an account without findings")
+    assert agent.verdict().state is State.OK
