@@ -1,7 +1,7 @@
 """`fairlead fleet` over 128 real slurmds: the whole command, from its start to its end, with Python's start.
 
-The agents' accounts come by a program in place of ssh that reads each node's files: 128 processes and a shell each, without
-the cost of 128 ssh connections, whose two ends would share these cores here and do not on a cluster.
+The agents' accounts come by a program in place of ssh that prints what a node would: a process for each node, without the cost
+of 128 ssh connections, whose two ends would share these cores here and do not on a cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.bench.rows import Row, median
 from tests.lab.cluster import Cluster
-from tests.provision.test_accounts import Nodes
+from tests.provision.test_accounts import STATUS, answer
 
 SUITE = "trixie"
 NODES = 128
@@ -28,11 +28,13 @@ def rows() -> list[Row]:
         for size in range(1, 9):
             cluster.submit("#!/bin/sh\nsleep 600\n", f"-N{size}")
         cluster.scontrol("update", "nodename=n[100-110]", "state=drain", "reason=riser swap")
-        nodes = Nodes(Path(folder))
+        program = Path(folder, "ssh")
+        program.write_text(f'#!/bin/sh\nfor word; do host=$command; command=$word; done\nexec cat "{folder}/$host"\n')
+        program.chmod(0o755)
         for name in cluster.node_names:
-            nodes.add(name)
+            Path(folder, name).write_bytes(answer(status={**STATUS, "slurm_node": name}))
         alone = [_seconds(cluster, "--no-agents") for _ in range(TRIALS)]
-        agents = [_seconds(cluster, "--ssh", str(nodes.program)) for _ in range(TRIALS)]
+        agents = [_seconds(cluster, "--ssh", str(program)) for _ in range(TRIALS)]
     return [
         Row(f"fleet, {NODES} slurmds, Slurm alone, median", median(alone), 2, "s", f"longest of {TRIALS}: {max(alone):.2f} s"),
         Row("... and the agents' accounts", median(agents), 2, "s", f"longest of {TRIALS}: {max(agents):.2f} s",
