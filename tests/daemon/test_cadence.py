@@ -20,13 +20,13 @@ def document(**params: CheckParams) -> Document:
     return replace(known, checks={**known.checks, **params})
 
 
-def test_between_thorough_looks_only_quick_checks_and_settings_are_judged() -> None:
+def test_between_thorough_looks_only_quick_checks_are_judged() -> None:
     known = document()
     node = host_node()
     assert fresh(known, node) is None
     quick = fresh(known, replace(node, thorough=False))
     assert quick is not None and not quick & SLOW
-    assert {"gpu_count", "nvml_responsive", "xid", "setting.persistence"} <= quick
+    assert {"gpu_count", "nvml_responsive", "xid"} <= quick and "setting.persistence" not in quick
     blind = replace(node, host=unreadable("gone"), thorough=False)
     assert {f.check for f in judge(known, blind, Past(available=True), quick)} & SLOW == set()
     assert {f.check for f in judge(known, blind, Past(available=True))} & SLOW
