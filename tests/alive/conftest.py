@@ -16,6 +16,7 @@ import pytest
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, PROJECT, Agent
 from tests.hooks.stage import Ran, Stage
+from tests.lab import kernel
 from tests.lab.faults import Faults
 from tests.lab.nvml.library import build, write_conf
 
@@ -102,6 +103,12 @@ class Living(Agent):
 def library(request: pytest.FixtureRequest) -> Path:
     """The folder of the simulated libnvidia-ml.so.1, kept in pytest's cache between runs."""
     return build(Path(request.config.cache.mkdir("simulated-nvml"))).parent
+
+
+@pytest.fixture(scope="session")
+def preload(request: pytest.FixtureRequest) -> Path:
+    """The library with a kernel's clocks and log."""
+    return kernel.build(Path(request.config.cache.mkdir("simulated-kernel")))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import fresh, judge
 from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.moment import now_of
+from fairlead.daemon.moment import now_of, uptime_of
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
@@ -47,7 +47,7 @@ from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Order, decide
-from fairlead.policy.request import since_repair
+from fairlead.policy.request import known_of
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
@@ -106,6 +106,7 @@ class Loop:
         self.presence = Presence()
         self._gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
+        self._lost = 0
         self._troubles: tuple[str, ...] = ()
         self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
         self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
@@ -249,7 +250,7 @@ class Loop:
         self.node = node
         self.sweeps += 1
         self.history.heal()
-        seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else boottime()
+        seconds = uptime_of(node, self.root)
         ran = fresh(self.document, node)
         findings = judge(self.document, node, self._past(), ran)
         for name, check in checks.load().items():
@@ -279,7 +280,11 @@ class Loop:
         if follower is None:
             return
         records = self.senses.kernel()
-        self.history.set_log(follower.state, follower.overruns)
+        lost = self.senses.lost
+        self.history.set_log(follower.state, lost, uptime_of(self.node, self.root), follower.cursor)
+        if lost > self._lost:
+            log.line(log.WARNING, "kernel records lost", count=lost - self._lost, now="read on from the oldest that is left")
+            self._lost, self._next_sweep = lost, 0.0  # what the driver itself says of its GPUs, at once
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
         if not known:
             return
@@ -293,7 +298,7 @@ class Loop:
             self._decide(judge(self.document, self.node, self._past(), woken), woken)
 
     def _past(self) -> Past:
-        return since_repair(self.history.past(), self.state.repairs, self.senses.boot_id)
+        return known_of(self.history.past(), self.state, self.senses.boot_id)
 
     def _look_at_jobs(self) -> None:
         folder = f"{self.document.agent.run_dir}/jobs"

@@ -44,11 +44,12 @@ Statement = tuple[str, Sequence[tuple[object, ...]]]
 
 
 class Stored(Struct, frozen=True):
-    """What the file has of this boot, and which fields could be read in the machine's life."""
+    """What the file has of this boot, and which fields could be read in the machine's life. lost: kernel records, and when."""
 
     records: dict[Key, KernelRecord]
     samples: list[Sample]
     readable: frozenset[str]
+    lost: tuple[int, float] = (0, 0.0)
 
 
 class Store:
@@ -75,6 +76,8 @@ class Store:
 
     def open(self, *, first: bool = False) -> Stored | None:
         """Open the file, make it where there is none; what it holds. None, with ``trouble``, when that does not work."""
+        if not self._folder:
+            return None
         wait = START_SECONDS if first else WAIT_SECONDS
         for _ in range(2):
             try:
@@ -203,8 +206,9 @@ class Store:
         ]
         kept = db.execute("SELECT value FROM kept WHERE key = 'readable'").fetchone()
         readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
+        lost = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
         db.commit()
-        return Stored(records, samples, readable)
+        return Stored(records, samples, readable, msgspec.json.decode(lost[0], type=tuple[int, float]) if lost else (0, 0.0))
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):
