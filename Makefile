@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests/conftest.py says which tests stay together; one process: make test PARALLEL=
 PARALLEL ?= -n auto --max-worker-restart=1
 
-.PHONY: setup apt demo test test-all lint unit bench lab-down docs clean
+.PHONY: setup apt demo test test-all lint unit bench scorecard lab-down docs clean
 
 setup: $(VENV)/.done ## .venv with fairlead and every developer tool
 
@@ -45,6 +45,11 @@ bench: ## the budgets of the design, measured now, beside what they are compared
 	@tests/lab/apt.sh
 	@$(MAKE) --no-print-directory setup
 	@$(BIN)/python -m tests.bench
+
+scorecard: ## faults and their harmless twins, noticed by whom and how soon: fairlead and the peers found here (NHC= GCM=)
+	@tests/lab/apt.sh
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python -m tests.scorecard --page
 
 docs: setup ## generated tables: README, docs/reference
 	@$(BIN)/python -m tests.docs_write

@@ -9,6 +9,8 @@ import argparse
 import importlib
 import re
 import sys
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 from fairlead import __version__, checks, config, settings
@@ -102,15 +104,20 @@ def row(*cells: str) -> str:
 
 
 def readme_table() -> str:
-    out = [row("check", "what it judges", "drains by default"), row("---", "---", "---")]
-    out += [
-        row(f"`{n}`", c.summary, "yes" if c.mode.value == "enforce" else "when the site says so")
-        for n, c in checks.load().items()
-    ]
-    out += ["", row("setting", "what it makes so", "needs"), row("---", "---", "---")]
+    """Checks by name only: there are many, and the reference says what each judges."""
+    of_mode = {word: [n for n, c in checks.load().items() if c.mode.value == word] for word in ("enforce", "observe")}
+    said = {"enforce": "drain by default", "observe": "only warn until the site says so"}
+    out = [f"{len(checks.load())} [checks](docs/reference/checks.md).", ""]
+    for word, names in of_mode.items():
+        out += [f"Those that {said[word]}:", *_filled(f"`{n}`" for n in names), ""]
+    out += [row("setting", "what it makes so", "needs"), row("---", "---", "---")]
     needs = {"none": "nothing: also on busy nodes", "idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
     out += [row(f"`{n}`", s.summary, needs[s.disruption.value]) for n, s in settings.load().items()]
     return "\n".join(out)
+
+
+def _filled(words: Iterable[str]) -> list[str]:
+    return textwrap.wrap(", ".join(words) + ".", 120, break_long_words=False, break_on_hyphens=False)
 
 
 def reference(kind: str) -> str:

@@ -26,6 +26,8 @@ from fairlead.host.root import Root
 from fairlead.model.change import AnyChange, Disruption, File, Layer
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
+from fairlead.nccl import fleet
+from fairlead.nccl.fleet import Port
 
 Phase = Literal["all", "boot"]
 APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
@@ -93,6 +95,7 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
     changed: int
     failed: int
     items: tuple[Item, ...]
+    ports: tuple[Port, ...] = ()  # NCCL's, for the comparison of all nodes of a class
 
     @property
     def exit_code(self) -> ExitCode:
@@ -183,15 +186,22 @@ def apply(
         changed=changed,
         failed=sum(i.state in {"failed", "refused", "unreadable"} for i in items),
         items=tuple(items),
+        ports=_ports(before, selected),
     )
+
+
+def _ports(node: Node, selected: Mapping[str, tuple[Setting, Want]]) -> tuple[Port, ...]:
+    routes = node.texts.get("/proc/net/route")
+    exclude = getattr(selected["nccl"][1], "exclude", ()) if "nccl" in selected else ()
+    return fleet.ports(node, exclude=exclude, routes=routes if isinstance(routes, str) else "")
 
 
 def _looker(
     document: Document, root: Root, selected: Mapping[str, tuple[Setting, Want]], nvml: Nvml | None
 ) -> Callable[[], Node]:
-    wanted = [s for s, want in selected.values() if want.managed]
-    reads = tuple(dict.fromkeys(path for s in wanted for path in s.reads))
-    ask = nvml if any(s.nvml for s in wanted) else None
+    wanted = [(s, want) for s, want in selected.values() if want.managed]
+    reads = tuple(dict.fromkeys(path for s, want in wanted for path in s.wanted_reads(want)))
+    ask = nvml if any(s.nvml for s, _ in wanted) else None
 
     def look() -> Node:
         answer = ask.sweep() if ask else None

@@ -24,7 +24,7 @@ CHILD = """
 import sys, time
 start = time.perf_counter()
 sys.path[:0] = [sys.argv[1]]
-import plan
+from fairlead.topology import plan
 text = open(sys.argv[2]).read()
 said = plan.answer(text, sys.argv[3], "0,1,2,3", 4, allowed=(1 << 288) - 1, cpus_on_node="")
 print((time.perf_counter() - start) * 1000, said)
@@ -42,7 +42,7 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "topology")
         text.write_text(publish.render_topology(replace(node, numa=node.numa + memory)))
-        room = str(Path(plan.__file__).parent)
+        room = str(Path(plan.__file__).parents[2])
         for _ in range(RUNS):
             start = time.perf_counter()
             argv = [sys.executable, "-I", "-S", "-E", "-c", CHILD, room, str(text), bind_list]

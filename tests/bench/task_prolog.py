@@ -1,12 +1,15 @@
-"""The task prolog in an 8-task step of real Slurm, step by step beside a step without any task prolog.
+"""The task prolog in steps of real Slurm, beside steps without any and beside the wrapper script that sites write by hand.
 
-The node's CPUs are simulated (2 x 56), so all eight tasks and their hooks share this machine's own few CPUs: on a node
-with a core for each task they run side by side instead.
+Kinds take turns step by step in one job, so that whatever else the machine does falls on all of them. The node's CPUs are
+simulated (2 x 56), so all eight tasks and their hooks share this machine's own few CPUs: on a node with a core for each task they
+run side by side instead.
 """
 
 from __future__ import annotations
 
-import time
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairlead.jobenv.render import render
@@ -15,56 +18,116 @@ from tests.bench.rows import Row, median
 from tests.lab.cluster import Cluster
 from tests.topology.build import hgx
 
-ROOT = Path(__file__).resolve().parents[2]
-HOOK = ROOT / "slurm" / "task-prolog"
-ROUNDS = 5
-STEPS = 8
-KINDS = ("none", "whole", "part")
-SCRIPT = f"""
-i=0
-while [ $i -lt {STEPS} ]; do
-	a=$(date +%s%N)
-	srun -n8 -c14 --gres=gpu:8 --overlap true
-	b=$(date +%s%N)
-	echo $(((b - a) / 1000))
-	i=$((i + 1))
-done"""
+HOOKS = Path(__file__).resolve().parents[2] / "slurm"
+HOOK = f"/run/lab-hooks{HOOKS}/task-prolog"
+ROUNDS = 25
+#: What a site's own wrapper does: look the local rank up in a table and call taskset.
+WRAPPER = """#!/bin/sh
+case $SLURM_LOCALID in
+0) c=0-13 ;; 1) c=14-27 ;; 2) c=28-41 ;; 3) c=42-55 ;; 4) c=56-69 ;; 5) c=70-83 ;; 6) c=84-97 ;; *) c=98-111 ;;
+esac
+exec taskset -c $c "$@"
+"""
+#: A release as provisioning lays it out, with what the planner needs: compiled beforehand.
+RELEASE = """set -e
+v=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+site=/opt/fairlead/current/lib/python$v/site-packages/fairlead
+mkdir -p $site/topology /opt/fairlead/current/bin
+ln -s /usr/bin/python3 /opt/fairlead/current/bin/python
+echo home = /usr/bin >/opt/fairlead/current/pyvenv.cfg
+for f in __init__.py topology/__init__.py topology/plan.py topology/transport.py; do cp /run/package/$f $site/$f; done
+/usr/bin/python3 -m compileall -q $site
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to run a step of the whole node's job: srun's options, the task prolog if any, what is run."""
+
+    options: str
+    hook: str = HOOK
+    command: str = "true"
+
+
+EIGHT, ONE = "-n8 -c14 --gres=gpu:8", "-n1 -c112 --gres=gpu:8"
+KINDS = {
+    "none": Kind(EIGHT, hook=""),
+    "wrapper": Kind(EIGHT, hook="", command="/usr/local/bin/wrapper true"),
+    "whole": Kind(EIGHT),
+    "part": Kind("-n8 -c13 --gres=gpu:8"),  # no ready plan has these shares
+    "planner": Kind("-n8 -c14 --gres=gpu:7"),  # five tasks for four shares of a socket
+    "none-1": Kind(ONE, hook=""),
+    "wrapper-1": Kind(ONE, hook="", command="/usr/local/bin/wrapper true"),
+    "whole-1": Kind(ONE),
+}
+
+
+def measure(
+    kinds: Mapping[str, Kind], rounds: int, *, suite: str = "bookworm", binds: Mapping[str | Path, str] | None = None
+) -> dict[str, list[float]]:
+    """Milliseconds of the steps of each kind; the i-th of every kind ran one after the other."""
+    lines = [
+        f"a=$(date +%s%N); srun {f'--task-prolog={kind.hook}' if kind.hook else ''} {kind.options} {kind.command}"
+        f"; b=$(date +%s%N); echo took {name} $(((b - a) / 1000))"
+        for name, kind in kinds.items()
+    ]
+    script = f"i=0; while [ $i -lt {rounds} ]; do\n" + "\n".join(lines) + "\ni=$((i + 1)); done"
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "online").write_text("0-111\n")
+        (folder / "cgroup/cpuset").mkdir(parents=True)
+        for file in ("cpuset/cpuset.effective_cpus", "cpuset.cpus.effective"):  # v1, v2: the tasks are in the top group
+            (folder / "cgroup" / file).write_text("0-111\n")
+        (folder / "wrapper").write_text(WRAPPER)
+        (folder / "wrapper").chmod(0o755)
+        bound: dict[str | Path, str] = {
+            folder / "online": "/sys/devices/system/cpu/online",
+            folder / "cgroup": "/sys/fs/cgroup",
+            folder / "wrapper": "/usr/local/bin/wrapper",
+            Path(plan.__file__).parents[1]: "/run/package",
+            HOOKS: f"/run/lab-hooks{HOOKS}",
+            **(binds or {}),
+        }
+        with Cluster(suite, nodes=1, simulated=True, binds=bound) as cluster:
+            cluster.run(["/bin/sh", "-c", RELEASE])
+            dirs = cluster.node_dirs("n1")
+            node = hgx()
+            (dirs.run / "jobs").mkdir(exist_ok=True)
+            (dirs.run / "topology").write_text(publish.render_topology(node))
+            (dirs.run / "env").write_text(render())
+            (dirs.etc / "hooks").write_text("1\tallow\tfull\t-\t/opt/fairlead/current/bin/python\n")
+            (dirs.run / "plans").mkdir(exist_ok=True)
+            for tasks, text in publish.render_plans(node).items():
+                (dirs.run / "plans" / str(tasks)).write_text(text)
+            argv = ["/usr/bin/salloc", "-n8", "-c14", "--gres=gpu:8", "-w", "n1", "/bin/sh", "-c", script]
+            said = cluster.run(argv, timeout=900).stdout
+    took: dict[str, list[float]] = {name: [] for name in kinds}
+    for line in said.splitlines():
+        match line.split():
+            case ["took", name, microseconds]:
+                took[name].append(int(microseconds) / 1000)
+    assert all(len(times) == rounds for times in took.values()), said[-2000:]
+    return took
+
+
+def over(took: Mapping[str, list[float]], name: str, base: str) -> float:
+    """The median of the paired differences, in milliseconds."""
+    return median([t - b for t, b in zip(took[name], took[base], strict=True)])
 
 
 def rows(suite: str = "bookworm") -> list[Row]:
-    """``part``: no ready plan fits, so every task runs the planner."""
-    room = Path(plan.__file__).parent
-    took: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    cluster = Cluster(suite, nodes=1, simulated=True, task_prolog=HOOK, binds={room: f"/run/lab-hooks{room}"})
-    with cluster:
-        dirs = cluster.node_dirs("n1")
-        node = hgx()
-        (dirs.run / "jobs").mkdir(exist_ok=True)
-        (dirs.run / "topology").write_text(publish.render_topology(node))
-        (dirs.run / "env").write_text(render())
-        (dirs.etc / "hooks").write_text("1\tallow\tfull\t-\t/usr/bin/python3\n")
-        plans = dirs.run / "plans"
-        for _ in range(ROUNDS):
-            for kind in KINDS:
-                plans.mkdir(exist_ok=True)
-                for tasks, text in publish.render_plans(node).items():
-                    (plans / str(tasks)).unlink(missing_ok=True)
-                    if kind == "whole":
-                        (plans / str(tasks)).write_text(text)
-                cluster.write_conf(task_prolog=None if kind == "none" else HOOK)
-                cluster.scontrol("reconfigure")
-                time.sleep(0.5)  # slurmd reads the new file
-                argv = ["/usr/bin/salloc", "-n8", "-c14", "--gres=gpu:8", "-w", "n1", "/bin/sh", "-c", SCRIPT]
-                said = cluster.run(argv, timeout=120).stdout.split()
-                took[kind] += [int(word) / 1000 for word in said if word.isdigit()]
-    none = median(took["none"])
-    beside = f"step without task prolog {none:.0f} ms"
-    detail = f"{len(took['none'])} steps each, Slurm of {suite}"
+    took = measure(KINDS, ROUNDS, suite=suite)
+    beside = f"a taskset wrapper {over(took, 'wrapper', 'none'):+.1f} ms; step without either {median(took['none']):.0f} ms"
+    single = f"a taskset wrapper {over(took, 'wrapper-1', 'none-1'):+.1f} ms; step without either {median(took['none-1']):.0f} ms"
+    detail = f"{ROUNDS} steps each in turn, Slurm of {suite}"
     return [
-        Row("task prolog, 8 tasks, whole node, over none", median(took["whole"]) - none, 15, "ms", beside, detail),
-        Row("task prolog, 8 tasks, with the planner, over none", median(took["part"]) - none, 40, "ms", beside, detail),
+        Row("task prolog, 8 tasks, whole node, over none", over(took, "whole", "none"), 15, "ms", beside, detail),
+        Row("task prolog, 8 tasks, part of a node, over none", over(took, "part", "none"), 40, "ms", beside, detail),
+        Row("task prolog, 8 tasks, with the planner, over none", over(took, "planner", "none"), 40, "ms", beside, detail),
+        Row("task prolog, 1 task, over none", over(took, "whole-1", "none-1"), None, "ms", single, detail),
     ]
 
 
 if __name__ == "__main__":
-    print(rows())
+    print(*rows(), sep="\n")

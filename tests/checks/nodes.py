@@ -14,12 +14,15 @@ from fairlead.model.facts import (
     Missing,
     Nic,
     Node,
+    NvLink,
     PciDevice,
     PcieLink,
     RowRemap,
     Why,
     unreadable,
 )
+from fairlead.model.gpu_health import AerCounts
+from fairlead.model.gpu_load import Fabric, GpuLoad, Software
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF))
@@ -35,7 +38,19 @@ ECC = Ecc(
     sram_threshold_exceeded=False,
 )
 REMAP = RowRemap(corrected=0, uncorrected=0, pending=False, failed=False, histogram=(640, 0, 0, 0, 0))
+LOAD = GpuLoad(
+    margin_celsius=53,
+    slowdown_celsius=89,
+    shutdown_celsius=92,
+    memory_celsius=40,
+    memory_max_celsius=UNSUPPORTED,
+    clock_sm_max_hertz=1980000000,
+    power_default_watts=700.0,
+    fabric=Fabric(state=3, status=0, clique=0, cluster="0" * 32, health=0),
+)
 GEN5 = PcieLink(gen_current=5, gen_max=5, width_current=16, width_max=16, replays=0)
+LINKS = tuple(NvLink(link=n, active=True, remote="switch", crc_errors=0, replay_errors=0, recovery_errors=0) for n in range(18))
+NO_ERRORS = AerCounts(correctable=0, nonfatal=0, fatal=0)
 
 
 def gpu(place: int = 0, **changes: Any) -> Gpu:
@@ -52,7 +67,7 @@ def gpu(place: int = 0, **changes: Any) -> Gpu:
         ecc=ECC,
         remap=REMAP,
         pcie=GEN5,
-        nvlinks=(),
+        nvlinks=LINKS,
         memory_total_bytes=85520809984,
         memory_used_bytes=0,
         temperature_celsius=34,
@@ -64,6 +79,10 @@ def gpu(place: int = 0, **changes: Any) -> Gpu:
         performance_state=0,
         recovery_action=0,
         processes=(),
+        inforom_valid=True,
+        aer=NO_ERRORS,
+        port_aer=NO_ERRORS,
+        load=LOAD,
     )
     return replace(healthy, **changes)
 
@@ -107,7 +126,11 @@ def node(*changed: Gpu, **changes: Any) -> Node:
         pci=tuple(d for a in ADDRESSES for d in (port(a), endpoint(a))),
         nics=(),
         driver=Driver(
-            module_version="570.172.08", library_version="570.172.08", nvml_version="12.570.172.08", cuda_version=12080
+            module_version="570.172.08",
+            library_version="570.172.08",
+            nvml_version="12.570.172.08",
+            cuda_version=12080,
+            software=Software(library_file="570.172.08", open_module=True, kernel=(6, 1), peermem=True, imex_channels=0),
         ),
         gpus=tuple(by_address.values()),
     )

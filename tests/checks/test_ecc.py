@@ -46,7 +46,9 @@ def test_counters(changes: dict[str, object], level: Level, action: Action, serv
 def test_limits_are_the_site_s() -> None:
     assert judged(sick(volatile_uncorrected=2), volatile_uncorrected_max=2) == []
     assert judged(sick(aggregate_uncorrected=9999), aggregate_uncorrected_max=0) == []
-    assert judged(sick(mode_current=False), required=False) == []
+    assert judged(sick(mode_current=False, mode_pending=False), required=False) == []
+    (finding,) = judged(sick(mode_current=False), required=False)
+    assert finding.level is Level.WARN and "goes on at the next reset" in finding.summary
 
 
 def test_more_errors_are_new_evidence() -> None:
@@ -89,7 +91,8 @@ def past(*points: tuple[float, float], device: str = "1651223002") -> Past:
         (((9000.0, 0.0),), 27778, True),
         (((7000.0, 0.0), (9990.0, 100000.0)), 100000, True),
         (((9000.0, 100000.0),), 100000, False),
-        (((9000.0, 200000.0),), 100000, False),
+        (((9000.0, 200000.0),), 100000, True),  # the driver was loaded anew, and so many have come since
+        (((9000.0, 200000.0),), 1000, False),
         (((9800.0, 0.0),), 100000, False),
         (((100.0, 0.0),), 10**9, False),
         ((), 10**9, False),

@@ -65,23 +65,17 @@ def test_no_driver() -> None:
     assert "NVML: driver not loaded (9)" in finding.evidence
 
 
-def test_module_and_library_differ() -> None:
-    (finding,) = judged(node(driver=replace(node().driver, library_version="575.57.08")))
-    assert (finding.level, finding.action) == (Level.DRAIN, Action.REBOOT_NODE)
-    assert "570.172.08" in finding.summary and "575.57.08" in finding.summary
-
-
 def test_nvml_gives_no_list() -> None:
     (finding,) = judged(node(gpus=unreadable("NVML: library version mismatch (18)")))
     assert (finding.level, finding.evidence) == (Level.DRAIN, ("NVML: library version mismatch (18)",))
 
 
 def test_a_gpu_that_answers_nothing_is_named_a_lost_one_is_left_to_gpu_count() -> None:
-    mute = gpu(4, uuid=NA, memory_total_bytes=NA, temperature_celsius=NA)
+    mute = gpu(4, memory_used_bytes=NA, temperature_celsius=NA, performance_state=NA)  # the worker remembers who it is
     (finding,) = judged(node(mute))
     assert (finding.level, finding.device) == (Level.DRAIN, ADDRESSES[4])
     assert judged(node(replace(mute, lost=True))) == []
-    assert judged(node(gpu(4, uuid=NA))) == []
+    assert judged(node(gpu(4, uuid=NA, temperature_celsius=NA))) == []
 
 
 def test_it_enforces() -> None:

@@ -20,6 +20,19 @@ def of_users(*faults: tuple[str, int, int], seconds: float = 9990.0) -> Past:
     return Past(available=True, records=tuple(replace(r, jobs=(job,), uids=(uid,)) for r, (_, job, uid) in whose))
 
 
+def test_the_jobs_of_a_finding_are_those_of_its_newest_record() -> None:
+    """What names one job in a drain's reason (policy.decide)."""
+    past = of_users(("79, GPU has fallen off the bus.", 11, 1001), ("79, GPU has fallen off the bus.", 12, 1002))
+    (finding,) = check.judge(node(), past, Params())
+    assert finding.jobs == (12,)
+    nobody = replace(past, records=tuple(replace(r, jobs=(), uids=(), attributed=True) for r in past.records))
+    unknown = replace(past, records=tuple(replace(r, jobs=(), uids=()) for r in past.records))
+    assert [f.jobs for f in check.judge(node(), nobody, Params())] == [()]
+    assert [f.jobs for f in check.judge(node(), unknown, Params())] == [None]
+    (suspect,) = check.judge(node(), of_users(*THREE), Params())
+    assert suspect.jobs == ()  # the GPU is to blame
+
+
 THREE = (("31, Ch 1", 11, 1001), ("13, Graphics", 12, 1002), ("31, Ch 1", 13, 1003))
 
 

@@ -37,6 +37,7 @@ class Run:
         rows = [f"gpu\t{i}\t{i}\tGPU-{i}\t{pci}\t0\t0-7\t-" for i, pci in enumerate(ADDRESSES)]
         (folder / "topology").write_text("1\tnode\tn1\t8\t0-7\t8\n" + "\n".join(rows) + "\n")
         self.blame = jobs.Blame()
+        self.attributed = False
 
     def job(self, number: int, uid: int, gpus: str, start: object = "1", end: object = None) -> None:
         state = "running" if end is None else "ended"
@@ -55,7 +56,9 @@ class Run:
         machine = node(gpu(0, mig_current=True)) if mig else node()
         made = record(text, seconds=seconds)
         (found,) = self.blame.attribute([made], str(self.folder), None if seconds is not None else machine)
-        assert replace(found, jobs=(), uids=()) == made
+        assert replace(found, jobs=(), uids=(), attributed=False) == made
+        assert found.attributed or not found.jobs
+        self.attributed = found.attributed
         return found.jobs, found.uids
 
 
@@ -87,6 +90,18 @@ def test_the_jobs_on_that_gpu_and_no_others(run: Run) -> None:
 def test_records_of_no_known_gpu_blame_nobody(run: Run, text: str) -> None:
     run.job(11, 1001, "0-7")
     assert run.blamed(text) == ((), ())
+
+
+def test_that_nobody_was_on_the_gpu_is_known_or_not(run: Run) -> None:
+    fault = XID31.format(BUSES[7], 7)
+    assert run.blamed(fault) == ((), ()) and not run.attributed  # no job's record: nothing is known
+    run.job(11, 1001, "0-3")
+    assert run.blamed(fault) == ((), ()) and run.attributed
+    assert run.blamed(XID31.format("99", 7)) == ((), ()) and not run.attributed
+    run.job(12, 1002, "-")  # no GPU of Slurm's: it may use any
+    assert run.blamed(fault) == ((), ()) and not run.attributed
+    run.job(12, 1002, "-", end=2)
+    assert run.blamed(fault) == ((), ()) and run.attributed
 
 
 def test_without_a_topology_nobody_is_blamed(run: Run) -> None:
@@ -153,17 +168,20 @@ def test_gpu_lists(text: str, expected: set[int]) -> None:
 
 
 def attributed(sequence: int, text: str, job: int, uid: int) -> KernelRecord:
-    return replace(record(text, sequence=sequence, seconds=float(sequence)), boot_id="b", jobs=(job,), uids=(uid,))
+    made = record(text, sequence=sequence, seconds=float(sequence))
+    return replace(made, boot_id="b", jobs=(job,), uids=(uid,), attributed=True)
 
 
 def test_attribution_comes_back_from_disk_and_is_not_overwritten(tmp_path: Path) -> None:
     history = History(str(tmp_path), "b")
     made = attributed(1, XID31.format("1b", 7), 11, 1001)
-    assert history.add_records([made, replace(made, sequence=2, jobs=(), uids=())]) == 2
+    unknown = replace(made, sequence=2, jobs=(), uids=(), attributed=False)
+    nobody = replace(made, sequence=3, jobs=(), uids=())
+    assert history.add_records([made, unknown, nobody]) == 3
     assert history.add_records([replace(made, jobs=(99,), uids=(9,))]) == 0  # the same record, read again
     history.close()
     history = History(str(tmp_path), "b")
-    assert history.past().records == (made, replace(made, sequence=2, jobs=(), uids=()))
+    assert history.past().records == (made, unknown, nobody)
     assert history.trouble == ""
     history.close()
 

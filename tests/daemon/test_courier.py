@@ -29,6 +29,7 @@ class Ctld:
         idle = frozenset({"IDLE"})
         self.all = {n: NodeState(name=n, states=idle, partitions=("gpu",)) for n in (f"n{i}" for i in range(1, 11))}
         self.calls: list[str] = []
+        self.booted = 0.0
         self.before_write: Callable[[], None] = lambda: None
 
     def node(self, name: str) -> NodeState:
@@ -41,6 +42,10 @@ class Ctld:
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
         return ()
+
+    def began(self) -> float:
+        self.calls.append("began")
+        return self.booted
 
     def drain(self, name: str, reason: str, user: str = "root") -> None:
         self.before_write()

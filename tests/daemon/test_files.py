@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from fairlead.daemon import jobs, log
 from fairlead.daemon.evidence import Evidence
-from fairlead.daemon.history import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, SAMPLE_SECONDS, History
+from fairlead.daemon.history import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.publish import write_atomic, write_if_changed
 from fairlead.daemon.rules import applying, hold_of
+from fairlead.daemon.series import SAMPLE_SECONDS
 from fairlead.daemon.store import EVENTS_KEPT
 from fairlead.errors import SlurmUnavailable
 from fairlead.model.check import KernelRecord
@@ -276,9 +277,8 @@ def test_history_survives_a_disk_that_was_away(tmp_path: Path) -> None:
     history.add_records([while_away := record(11, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")])
     history.add_samples(100.0, [("gpu", "x", 1.0)])
     history._store._retry_at = 0.0
-    history.event("disk", "back")
-    assert history.trouble == ""
-    assert set(history.past().records) == {*flood, while_away}
+    history.heal()
+    assert (history.trouble, set(history.past().records)) == ("", {*flood, while_away})
     history.add_records(record(n, f"NVRM: Xid (PCI:0000:43:00): 13, pid={n}, Graphics Exception") for n in range(12, 60))
     assert len(history.past().records) == 1 + FIRST_KEPT + LAST_KEPT
     history.close()

@@ -32,10 +32,28 @@ def python_for_all() -> str:
 PYTHON = python_for_all() if os.geteuid() == 0 else sys.executable
 
 
-def lay_out(stage: Stage, *, python: str = "-", numa: list[int] | None = None, online: int = 2, site: str = "-") -> None:
-    """A node of two one-core sockets with GPU 0 on socket 1 and GPU 1 on socket 0, so that Slurm's order is wrong."""
+def for_planner(topology: str) -> str:
+    """A published topology whose cores the shell cannot tell from CPU numbers: then the planner is asked."""
+    head, line, rest = topology.partition("\n")
+    return head.rpartition("\t")[0] + "\t-" + line + rest
+
+
+def lay_out(
+    stage: Stage,
+    *,
+    python: str = "-",
+    numa: list[int] | None = None,
+    online: int = 2,
+    site: str = "-",
+    clear: bool = True,
+) -> None:
+    """A node of two one-core sockets with GPU 0 on socket 1 and GPU 1 on socket 0, so that Slurm's order is wrong.
+
+    ``clear``: CPU numbers tell which CPUs are one core.
+    """
     node = hgx(sockets=online, cores=1, gpus=2, numa=[1, 0] if numa is None else numa)
-    (stage.run / "topology").write_text(publish.render_topology(node))
+    text = publish.render_topology(node)
+    (stage.run / "topology").write_text(text if clear else for_planner(text))
     (stage.run / "plans").mkdir()
     for tasks, text in publish.render_plans(node).items():
         (stage.run / "plans" / str(tasks)).write_text(text)

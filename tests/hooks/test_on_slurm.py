@@ -6,12 +6,14 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from fairlead.jobenv.render import render
 from fairlead.topology import publish
 from tests.hooks.stage import HOOKS
+from tests.hooks.steps import for_planner
 from tests.lab.cluster import Cluster
 from tests.lab.cpus import v1_controllers
 from tests.lab.roots import SUITES
@@ -86,7 +88,7 @@ def test_the_users_binding_stays(simulated: Cluster, options: tuple[str, ...], e
     gres = () if "--gpus-per-task=1" in options else ("--gres=gpu:8",)
     found = tasks(simulated, "n1", "-n8", "-c14", *gres, *options)
     assert cpus(found) == expected
-    assert {row[1] for row in found.values()} == {"-"}
+    assert {row[1] for row in found.values()} == {"14" if gres == () else "-"}  # threads by the share that Slurm dealt
 
 
 def test_off(simulated: Cluster) -> None:
@@ -139,13 +141,17 @@ def test_a_prolog_that_refuses_sends_the_job_away(simulated: Cluster) -> None:
         simulated.scontrol("update", "nodename=n1", "state=resume", check=False)
 
 
-@pytest.fixture(scope="module", params=list(SUITES))
-def real(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """This machine's own two CPUs as two sockets, steps in real cpusets; GPU 0 is on socket 1, GPU 1 on socket 0."""
+def real_cpusets() -> None:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     if not {"cpuset"} <= set(v1_controllers()) or sorted(os.sched_getaffinity(0))[:2] != [0, 1]:
         pytest.skip("needs CPUs 0 and 1 and a v1 cpuset controller")
+
+
+@pytest.fixture(scope="module", params=list(SUITES))
+def real(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """This machine's own two CPUs as two sockets, steps in real cpusets; GPU 0 is on socket 1, GPU 1 on socket 0."""
+    real_cpusets()
     inside = f"/run/lab-hooks{TOPOLOGY}"
     hook, site = HOOKS / "task-prolog", "TaskPluginParam=autobind=cores"
     cluster = Cluster(request.param, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, extra_conf=site)
@@ -160,18 +166,22 @@ def test_real_cpus_by_the_ready_plan(real: Cluster) -> None:
     assert {row[1] for row in found.values()} == {"1"}
 
 
-def test_real_cpus_by_the_planner(real: Cluster) -> None:
+@pytest.mark.parametrize("way", ["planner", "swap"])
+def test_real_cpus_without_a_ready_plan(real: Cluster, way: str) -> None:
     dirs = real.node_dirs("r1")
-    plans = {p.name: p.read_text() for p in (dirs.run / "plans").iterdir()}
-    for name in plans:
-        (dirs.run / "plans" / name).unlink()
+    topology = (dirs.run / "topology").read_text()
+    if way == "planner":
+        (dirs.run / "topology").write_text(for_planner(topology))
+    else:
+        (dirs.etc / "hooks").write_text("1\tallow\tfull\t-\t-\n")
+    for path in (dirs.run / "plans").iterdir():
+        path.unlink()
     try:
         found = tasks(real, "r1", "-n2", "-c1", "--gres=gpu:2")
         assert cpus(found) == ["1", "0"]
         assert {row[1] for row in found.values()} == {"1"}
     finally:
-        for name, text in plans.items():
-            (dirs.run / "plans" / name).write_text(text)
+        lay_out(real, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
 
 
 def test_real_status_agrees(real: Cluster) -> None:
@@ -186,12 +196,66 @@ def test_real_one_core_mask_on_a_whole_node(real: Cluster) -> None:
     look = 'echo "$STEP $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
     steps = (("wide", ""), ("asked", "-c1"), ("exact", "--exact"))
     script = "#!/bin/sh\n" + "".join(f"STEP={name} srun {option} sh -c '{look}'\n" for name, option in steps)
-    job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2")
+    job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2", "--error=/dev/null")  # srun may have to wait
     real.wait_job(job, "COMPLETED")
     assert real.output(job) == "wide 0-1\nasked 0\nexact 0\n"
 
 
-@pytest.mark.parametrize("suite", ["trixie", *(pytest.param(s, marks=pytest.mark.slow) for s in SUITES if s != "trixie")])
+def test_real_steps_that_overlap_are_not_widened_over_one_another(real: Cluster) -> None:
+    """Beside an earlier step a step without -c keeps its one core, alone it gets both; of steps that start together at most
+    one gets both."""
+    look = 'echo "$STEP $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
+    wait = "n=0; while [ ! -e $0 ] && [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done"
+    script = f"""#!/bin/sh
+cd /tmp && rm -f up go up-*
+STEP=first srun --overlap sh -c '{look}; : >up; {wait.replace("$0", "go")}' &
+{wait.replace("$0", "up")}
+STEP=beside srun --overlap sh -c '{look}'
+STEP=cpus srun --overlap --gres=none sh -c '{look}'
+: >go
+wait
+STEP=alone srun --overlap sh -c '{look}'
+for round in 1 2 3; do
+	STEP=$round srun --overlap sh -c '{look}; : >up-{{}}$round-a; {wait.replace("$0", "up-$STEP-b")}' &
+	STEP=$round srun --overlap sh -c '{look}; : >up-{{}}$round-b; {wait.replace("$0", "up-$STEP-a")}' &
+	wait
+done
+""".replace("{}$round", "$STEP")
+    job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2", user="root")
+    assert real.wait_job(job) == "COMPLETED", real.output(job)
+    found = [line.split() for line in real.output(job).splitlines()]
+    assert found[:4] == [["first", "0-1"], ["beside", "0"], ["cpus", "0"], ["alone", "0-1"]]
+    assert [step for step, _ in found[4:]] == ["1", "1", "2", "2", "3", "3"]
+    for first, second in zip(found[4::2], found[5::2], strict=True):
+        assert sorted([first[1], second[1]]) in (["0", "0-1"], ["0", "0"])
+
+
+ONE_OF_ALL = ["trixie", *(pytest.param(s, marks=pytest.mark.slow) for s in SUITES if s != "trixie")]
+
+
+@pytest.mark.parametrize("suite", ONE_OF_ALL)
+def test_specialised_cores_stay_the_systems(suite: str) -> None:
+    """CoreSpecCount on real cpusets: a job with the whole node is never bound to the core that Slurm keeps from it, and where it
+    gave it up (--core-spec=0) the shares are dealt as on any node."""
+    real_cpusets()
+    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{TOPOLOGY}"
+    site = "TaskPluginParam=autobind=cores\nAllowSpecResourcesUsage=1"
+    cluster = Cluster(suite, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, extra_conf=site)
+    cluster.slurm_nodes = tuple(replace(node, core_spec=1) for node in cluster.slurm_nodes)
+    look = 'echo "$STEP $SLURM_LOCALID $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
+    script = f"#!/bin/sh\nSTEP=one srun -n1 sh -c '{look}'\nSTEP=two srun -n2 --overcommit sh -c '{look}'\n"
+    with running(cluster) as up:
+        lay_out(up, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
+        found = []
+        for options in (("-n1",), ("-n1", "--core-spec=1"), ("-n2", "--core-spec=0")):
+            job = up.submit(script, "-w", "r1", "--exclusive", "--gres=gpu:2", *options, user="root")
+            assert up.wait_job(job) == "COMPLETED", up.output(job)
+            found.append(sorted(up.output(job).splitlines()))
+    assert found[0] == found[1] == ["one 0 0", "two 0 0", "two 1 0"]
+    assert found[2] == ["one 0 0-1", "two 0 1", "two 1 0"]
+
+
+@pytest.mark.parametrize("suite", ONE_OF_ALL)
 def test_a_job_that_is_refused_for_missing_verdicts_does_not_drain_the_cluster(suite: str) -> None:
     """on_stale = refuse and no agent anywhere: the job drains three nodes, with nohold_on_prolog_fail, and runs on the next."""
     if os.geteuid():

@@ -29,8 +29,9 @@ def test_ready_plan_puts_the_task_beside_its_gpu(stage: Stage, shell: str, task:
 
 @two_cpus
 @pytest.mark.parametrize("local", [0, 1])
-def test_the_planner_does_the_same(stage: Stage, shell: str, task: int, local: int) -> None:
-    lay_out(stage, python=PYTHON)
+@pytest.mark.parametrize("way", ["planner", "swap"])
+def test_without_a_ready_plan_the_same(stage: Stage, shell: str, task: int, local: int, way: str) -> None:
+    lay_out(stage, python=PYTHON if way == "planner" else "-", clear=way == "swap")
     shutil.rmtree(stage.run / "plans")
     os.sched_setaffinity(task, {local})
     ran = run(stage, shell, step(task, local))
@@ -97,6 +98,22 @@ LEFT_ALONE: dict[str, dict[str, str]] = {
 }
 
 
+#: The CPUs stay as they are, and threads are counted by the mask that Slurm dealt.
+A_SHARE_OF_ITS_OWN = {
+    "typed in another order",
+    "a mask outside the node",
+    "a GPU that is not there",
+    "a GPU for each task",
+    "gpu-bind",
+    "GPUs hidden by task",
+    "parts of GPUs (MIG)",
+    "fewer GPUs than the step has",
+    "tres-per-task",
+    "marked as the user's by cli_filter or SPANK",
+    "skipped",
+}
+
+
 @two_cpus
 @pytest.mark.parametrize("case", LEFT_ALONE)
 def test_left_alone(stage: Stage, shell: str, task: int, case: str) -> None:
@@ -106,7 +123,8 @@ def test_left_alone(stage: Stage, shell: str, task: int, case: str) -> None:
     ran = run(stage, shell, {**step(task, 0), **LEFT_ALONE[case]})
     assert ran.rc == 0
     assert os.sched_getaffinity(task) == {0}
-    assert "OMP_NUM_THREADS" not in exports(ran)
+    own = {exports(ran).get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    assert own == {"1" if case in A_SHARE_OF_ITS_OWN else None}
 
 
 @two_cpus
@@ -114,7 +132,7 @@ def test_left_alone(stage: Stage, shell: str, task: int, case: str) -> None:
     "broken", ["no topology", "cut topology", "foreign plan", "cut plan", "hanging planner", "failing planner"]
 )
 def test_broken_files_leave_slurms_mask(stage: Stage, shell: str, task: int, broken: str) -> None:
-    lay_out(stage)
+    lay_out(stage, clear=False)
     os.sched_setaffinity(task, {0})
     ready = stage.run / "plans/2"
     if broken == "no topology":
@@ -141,12 +159,12 @@ def test_a_task_that_has_gone_does_not_fail_the_hook(stage: Stage, shell: str) -
     lay_out(stage)
     ran = run(stage, shell, step(4194000, 0))
     assert ran.rc == 0
-    assert "OMP_NUM_THREADS" not in exports(ran)
+    assert exports(ran)["OMP_NUM_THREADS"] == "1"  # by the mask that it had
 
 
 @two_cpus
 def test_the_planner_of_an_installed_release(stage: Stage, task: int) -> None:
-    """As provisioning lays it out: hooks in a folder of their own, plan.py in the release's environment only."""
+    """As provisioning lays it out: hooks in a folder of their own, the rules in the release's environment only."""
     base = os.path.realpath(PYTHON)
     version = subprocess.run([base, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True)
     site = stage.run / f"release/lib/python{version.stdout.strip()}/site-packages/fairlead/topology"
@@ -154,11 +172,12 @@ def test_the_planner_of_an_installed_release(stage: Stage, task: int) -> None:
     (stage.run / "release/bin").mkdir()
     (stage.run / "release/bin/python").symlink_to(base)
     (stage.run / "release/pyvenv.cfg").write_text(f"home = {os.path.dirname(base)}\n")
-    shutil.copy(HOOKS.parent / "agent/fairlead/topology/plan.py", site)
+    for name in ("__init__.py", "topology/__init__.py", "topology/plan.py", "topology/transport.py"):
+        shutil.copy(HOOKS.parent / "agent/fairlead" / name, site.parent / name)
     (stage.run / "hooks").mkdir()
     for name in ("task-prolog", "bind-plan"):
         shutil.copy(HOOKS / name, stage.run / "hooks")
-    lay_out(stage, python="/run/fairlead/release/bin/python")
+    lay_out(stage, python="/run/fairlead/release/bin/python", clear=False)
     shutil.rmtree(stage.run / "plans")
     os.sched_setaffinity(task, {0})
     ran = stage.start("dash", "/run/fairlead/hooks/task-prolog", step(task, 0), as_nobody=True)

@@ -27,6 +27,10 @@ class Faults:
         text = f"error {_whole(value['error'])}" if isinstance(value, dict) else str(value)
         self._write("set", f"gpu.{_whole(gpu)}.{_word(key)}", _line(text))
 
+    def system(self, key: str, value: str) -> None:
+        """Give a key of nvml.json that is no GPU's, as `driver_version`, another value."""
+        self._write("set", _word(key), _line(value))
+
     def step(self, gpu: int, key: str, by: int = 1) -> None:
         """Add to a counter."""
         self._write("step", f"gpu.{_whole(gpu)}.{_word(key)}", str(int(by)))

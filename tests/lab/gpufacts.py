@@ -14,6 +14,13 @@ from tests.lab.models import Model
 
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999
 DRIVER_VERSION = "570.172.08"
+# Completed, in no cluster of several nodes; this driver says nothing of its health (as an HGX H100 with 590.48 does).
+FABRIC = {"state": 3, "status": 0, "clique_id": 0, "cluster_uuid": "0" * 32, "health_mask": 0}
+# Counters that every driver has, and those that came with r575: this one has not got them.
+CLOCK_EVENTS = ("sw_power_cap", "thermal", "sync_boost", "board_limit", "reliability")
+SLOWDOWN_EVENTS = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
+# Counters that only NVLink 5 has
+NVLINK5 = ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors")
 # What the driver still answers for a GPU that is lost.
 IDENTITY = ("index", "pci", "pci_device_id", "pci_subsystem_id", "uuid", "minor")
 
@@ -51,7 +58,8 @@ def gpu_facts(
     sram = [f"{when}_{what}" for when in ("volatile", "aggregate")
             for what in ("corrected", "uncorrected_parity", "uncorrected_secded")]  # fmt: skip
     link = {"active": 1, "version": g.nvlink_version, "remote": "switch",
-            "crc_errors": 0, "replay_errors": 0, "recovery_errors": 0}  # fmt: skip
+            "crc_errors": 0, "replay_errors": 0, "recovery_errors": 0,
+            **{key: error(NOT_SUPPORTED) for key in NVLINK5}}  # fmt: skip
     return {
         "index": index,
         "pci": pci,
@@ -82,17 +90,22 @@ def gpu_facts(
         "pcie": {"gen_current": g.pcie_generation, "gen_max": g.pcie_generation, "width_current": 16, "width_max": 16,
                  "replays": 0, "transmit_bytes": 0, "receive_bytes": 0},
         "temperature": {"gpu_celsius": 34, "slowdown_celsius": g.slowdown_celsius, "shutdown_celsius": g.shutdown_celsius,
+                        "margin_celsius": g.slowdown_celsius - 34,
+                        "memory_max_celsius": g.memory_max_celsius or error(NOT_SUPPORTED),
                         "memory_celsius": 40 if g.memory_temperature else error(NOT_SUPPORTED)},
         "power": {"draw_milliwatts": g.idle_milliwatts, "limit_milliwatts": g.power_milliwatts,
                   "default_limit_milliwatts": g.power_milliwatts, "minimum_limit_milliwatts": g.power_minimum_milliwatts,
                   "maximum_limit_milliwatts": g.power_milliwatts, "energy_millijoules": 0},
         "clocks": {"sm_hertz": g.sm_clock * 10**6, "memory_hertz": g.memory_clock * 10**6,
                    "sm_max_hertz": g.sm_clock_maximum * 10**6, "memory_max_hertz": g.memory_clock * 10**6},
+        "clock_events": {**{f"{name}_nanoseconds": 0 for name in CLOCK_EVENTS},
+                         **{f"{name}_nanoseconds": error(NOT_SUPPORTED) for name in SLOWDOWN_EVENTS}},
         "throttle_reasons": 1,  # nvmlClocksEventReasonGpuIdle
         "utilization": {"gpu_percent": 0, "memory_percent": 0},
         "performance_state": 0,
         "recovery_action": 0,
-        "fabric": {"state": 3, "status": 0, "clique_id": 0, "cluster_uuid": "0" * 32} if g.fabric else error(NOT_SUPPORTED),
+        "inforom_valid": 1,
+        "fabric": dict(FABRIC) if g.fabric else error(NOT_SUPPORTED),
         "nvlink": [dict(link) for _ in range(g.nvlinks)],
         "cpu_affinity": cpus,
         "numa": numa,

@@ -1,4 +1,4 @@
-"""The process that holds a bare cluster's namespaces: ``python -m tests.lab.hold SPEC``, SPEC a JSON file.
+"""The process that holds a bare cluster's, or a scorecard node's, namespaces: ``python -m tests.lab.hold SPEC``, a JSON file.
 
 It forks a first process that puts the root together and then only reaps what is reparented to it, prints that
 process's pid and waits. It dies with the process that started it, and everything inside dies with it.
@@ -45,6 +45,8 @@ def main(spec: Path) -> int:
         hostname=given["hostname"],
         lower=Path(given["lower"]),
         scratch=Path(given["scratch"]),
+        sysfs=Path(given["sysfs"]) if given.get("sysfs") else None,
+        proc_ro=given.get("proc_ro", False),
         binds=tuple((str(a), str(b), bool(c)) for a, b, c in given["binds"]),
         devices=tuple((str(a), int(b), int(c), int(d)) for a, b, c, d in given["devices"]),
         cgroups=tuple(given["controllers"]),
@@ -57,7 +59,7 @@ def main(spec: Path) -> int:
             box.compose(made)
             # Slurm resolves even 127.0.0.1 with AI_ADDRCONFIG, which wants an address that is not the loopback's.
             for command in _NETWORK:
-                subprocess.run(["/usr/sbin/ip", *command.split()], check=True, capture_output=True)
+                subprocess.run(["ip", *command.split()], check=True, capture_output=True)
             os.write(ready_write, b"ready")
         except (OSError, subprocess.CalledProcessError) as error:
             os.write(ready_write, str(error).encode())

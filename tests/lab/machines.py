@@ -16,8 +16,10 @@ from typing import Any
 
 from tests.lab.cpufacts import CpuLayout, cpulist, layout, write_cpus
 from tests.lab.gpufacts import DRIVER_VERSION, digest, gpu_facts, machine_facts, uuid
+from tests.lab.kernelfacts import write_settings
 from tests.lab.models import MODELS, Model
 from tests.lab.pcitree import Function, link_to, put, walk, write_function
+from tests.lab.software import write_software
 
 MACHINES = Path(__file__).resolve().parent.parent / "machines"
 KERNEL = "6.1.0-38-amd64"
@@ -66,6 +68,8 @@ def write_machine(
     write_nvml(tree, machine_facts(gpus))
     _write_kernel(tree, m, gpus, node=node, seed=seed, tuned=tuned)
     _write_dev(tree / "dev", m, gpus, devices)
+    write_settings(tree, m, processors, tuned=tuned)
+    write_software(tree, m)
     put(tree / "README.md", _readme(m, cpus, tuned))
     return tree
 
@@ -161,7 +165,6 @@ def _write_kernel(tree: Path, m: Model, gpus: list[dict[str, Any]], *, node: str
     header = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"
     put(proc / "net/route", f"{header}\n{ethernet}\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0")
     put(proc / "sys/kernel/numa_balancing", 0 if tuned else 1)
-    put(proc / "sys/vm/zone_reclaim_mode", 0)
     put(proc / "sys/kernel/random/boot_id", uuid(node, seed, "boot"))
     put(proc / "driver/nvidia/version",
         f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER_VERSION}  Release Build\n"

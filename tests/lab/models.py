@@ -38,6 +38,7 @@ class GpuModel:
     pcie_generation: int
     cores: int
     memory_temperature: bool = True
+    memory_max_celsius: int = 0  # 0: the driver says none
     nvlinks: int = 0
     nvlink_version: int = 0
     fabric: bool = False
@@ -109,7 +110,7 @@ A100 = GpuModel(
     memory_bytes=81920 << 20, reserved_bytes=640 << 20, bar1_bytes=131072 << 20,
     power_milliwatts=400000, power_minimum_milliwatts=100000, idle_milliwatts=58000,
     sm_clock=210, sm_clock_maximum=1410, memory_clock=1593, slowdown_celsius=89, shutdown_celsius=92,
-    remap_banks=640, pcie_generation=4, cores=6912, nvlinks=12, nvlink_version=3,
+    remap_banks=640, pcie_generation=4, cores=6912, memory_max_celsius=95, nvlinks=12, nvlink_version=3,
 )  # fmt: skip
 L40S = GpuModel(
     name="NVIDIA L40S", gres_type="l40s", product=replace(_GPU, device=0x26B9, subsystem=(0x10DE, 0x1851)),

@@ -116,7 +116,7 @@ def grub(disk: Path) -> str:
     return " ".join(done.stdout.split())
 
 
-def _binds(spec: HostSpec) -> tuple[box.Bind, ...]:
+def binds_of(spec: HostSpec) -> tuple[box.Bind, ...]:
     """What is laid over the root, /proc and /etc; only over files of /proc that this kernel has."""
     folder = Path(spec.folder)
     proc = folder / "hw/proc"
@@ -143,7 +143,7 @@ def boot(spec: HostSpec, leave: Callable[[], None]) -> int:
         scratch=folder / "scratch",
         upper=folder / "disk",
         sysfs=Path(spec.tree, "sys") if spec.tree else None,
-        binds=_binds(spec),
+        binds=binds_of(spec),
         devices=tuple((name, majors[major], minor, mode) for name, major, minor, mode in devices),
         proc_ro=True,
     )

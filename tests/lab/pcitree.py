@@ -15,6 +15,14 @@ from pathlib import Path
 
 ENDPOINT, ROOT_PORT, UPSTREAM, DOWNSTREAM = 0, 4, 5, 6
 SPEEDS = {1: "2.5 GT/s PCIe", 2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
+# Lines of the AER counters (drivers/pci/pcie/aer.c); only those of GPUs and of the ports above them are written
+AER = {
+    "aer_dev_correctable": (
+        "RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF", "TOTAL_ERR_COR",
+    ),
+    "aer_dev_nonfatal": ("DLP", "FCP", "CmpltTO", "CmpltAbrt", "MalfTLP", "ECRC", "UnsupReq", "ACSViol", "TOTAL_ERR_NONFATAL"),
+    "aer_dev_fatal": ("DLP", "SDES", "FCP", "CmpltTO", "CmpltAbrt", "RxOF", "MalfTLP", "ECRC", "TOTAL_ERR_FATAL"),
+}  # fmt: skip
 ACS_AT_POWER_ON = 0x001D  # what Linux sets where an IOMMU is on: SV, RR, CR, UF
 
 
@@ -165,6 +173,8 @@ def write_function(sys: Path, directory: Path, f: Function, local_cpulist: str) 
         "irq": 0,
         "resource": "\n".join(["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 13),
     }
+    if f.kind == "gpu" or any(child.kind == "gpu" for child in f.children):
+        attributes |= {name: "\n".join(f"{word} 0" for word in words) for name, words in AER.items()}
     for name, value in attributes.items():
         put(directory / name, value)
     link_to(sys / "bus/pci/devices" / f.address, directory)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import access, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf
+from tests.lab import access, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf, software
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
 from tests.lab.nvml import library
@@ -253,6 +253,8 @@ class Rack(clients.SlurmClients):
             agent = units / "fairlead-agent.service.d"
             agent.mkdir()
             (agent / "50-lab.conf").write_text("[Service]\nProtectControlGroups=no\n")
+            if host.tree is not None and software.has_fabric_manager(host.tree):
+                software.write_fabric_manager_unit(units)
         state = self.controller.folder / "disk/up/var/spool/slurm/state"
         state.mkdir(parents=True)
         os.chown(state, owner, owner)

@@ -13,7 +13,7 @@ class SlurmNode:
     """One NodeName line. CPUs are declared; the machine may have fewer (SlurmdParameters=config_overrides).
 
     ``gpus`` are split evenly over the sockets in GRES order, /dev/nvidia0 first; ``minors`` gives another order of
-    device minors where GRES index and minor differ.
+    device minors where GRES index and minor differ. ``core_spec`` cores are kept from jobs (CoreSpecCount).
     """
 
     name: str
@@ -28,6 +28,7 @@ class SlurmNode:
     memory_mib: int = 2_000_000
     weight: int = 1
     minors: tuple[int, ...] = ()
+    core_spec: int = 0
 
     @property
     def cpus(self) -> int:
@@ -126,6 +127,7 @@ def slurm_conf(
             f"NodeName={node.name} NodeHostname={node.hostname} NodeAddr={node.address} Port={node.port} Boards=1"
             f" SocketsPerBoard={node.sockets} CoresPerSocket={node.cores} ThreadsPerCore={node.threads}"
             f" RealMemory={node.memory_mib}{gres} Weight={node.weight} State=UNKNOWN"
+            + (f" CoreSpecCount={node.core_spec}" if node.core_spec else "")
         )
     if "PartitionName=" not in extra:
         lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")

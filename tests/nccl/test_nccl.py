@@ -216,8 +216,25 @@ def test_a_topology_file_only_in_a_virtual_machine_and_only_for_these_gpus(tmp_p
         planned(tmp_path, topology_file=path)
     xml = tmp_path / "tree/etc/nccl/topo.xml"
     xml.parent.mkdir(parents=True)
-    xml.write_text('<system><pci busid="ffff:ff:01.0"/></system>')
-    with pytest.raises(ConfigError, match="names none of this node's GPUs"):
-        planned(tmp_path, topology_file=path)
-    xml.write_text('<system><pci busid="0000:1B:00.0"/></system>')
+    gpus = [d.address for d in machine_pci(tmp_path) if d.vendor == 0x10DE and d.class_code >> 8 == 0x0302]
+    for text, words in (
+        ('<system><pci busid="ffff:ff:01.0" class="0x060400"/></system>', "names no GPU and no NIC"),
+        ("<graphs/>", "no topology of NCCL's"),
+        (xml_of([*gpus, "0000:77:00.0"]), "names 1 of 9 devices that are not here, GPU 0000:77:00.0 the first"),
+        (xml_of(gpus[:7]), f"leaves out GPU {gpus[7]}"),
+    ):
+        xml.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            planned(tmp_path, topology_file=path)
+    xml.write_text(xml_of(gpus).upper().replace("PCI BUSID", "pci busid").replace("CLASS", "class").replace("SYSTEM", "system"))
     assert f"NCCL_TOPO_FILE={path}" in (planned(tmp_path, topology_file=path) or "")
+
+
+def xml_of(gpus: list[str]) -> str:
+    inside = "".join(f'<pci busid="{a}" class="0x030200"/>' for a in gpus)
+    comment = '<!-- <pci busid="0000:99:00.0" class="0x030200"/> -->'
+    return f'<system version="1">{comment}<pci busid="ffff:ff:01.0">{inside}</pci></system>'
+
+
+def machine_pci(folder: Path) -> tuple[PciDevice, ...]:
+    return gather(Root(str(folder / "tree")), unreadable("not asked")).pci

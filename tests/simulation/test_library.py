@@ -160,7 +160,7 @@ def test_the_trace_names_each_entry_point_once(machine, tmp_path):
 def test_processes_of_a_gpu_are_listed(gpus, machine):
     machine.conf.write_text(
         machine.conf.read_text().replace("gpu.2.processes.count=0", "gpu.2.processes.count=2")
-        + f"gpu.2.processes.0.pid={os.getpid()}\ngpu.2.processes.0.used_memory_bytes=1048576\n"
+        + f"gpu.2.processes.0.pid={os.getpid()}\ngpu.2.processes.0.used_bytes=1048576\n"
         "gpu.2.processes.1.pid=7\ngpu.2.processes.1.type=G\n"
     )
     n.nvmlInit()

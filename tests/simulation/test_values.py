@@ -72,8 +72,20 @@ def _fabric(member: str) -> Callable[[Any], Any]:
     return read
 
 
+NVLINK5 = {"malformed_packets": 206, "receive_errors": 208, "recoveries_failed": 214, "recoveries": 215, "effective_errors": 219}
+
+
+def _field_of(handle: Any, field: int, scope: int) -> int:
+    value = n.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
+    if value.nvmlReturn:
+        raise n.NVMLError(value.nvmlReturn)
+    return value.value.ullVal
+
+
 def _nvlink(link: int, what: str) -> Callable[[Any], Any]:
     counters = {"replay_errors": 0, "recovery_errors": 1, "crc_errors": 2}
+    if what in NVLINK5:
+        return lambda h: _field_of(h, NVLINK5[what], link)
     if what in counters:
         return lambda h: n.nvmlDeviceGetNvLinkErrorCounter(h, link, counters[what])
     if what == "remote":
@@ -148,6 +160,13 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "temperature.slowdown_celsius": lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 1),
     "temperature.shutdown_celsius": lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 0),
     "temperature.memory_celsius": _field(82),
+    "temperature.margin_celsius": n.nvmlDeviceGetMarginTemperature,
+    "temperature.memory_max_celsius": lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 2),
+    "clock_events.sw_power_cap_nanoseconds": _field(74),
+    "clock_events.thermal_nanoseconds": _field(75),
+    "clock_events.sync_boost_nanoseconds": _field(76),
+    "clock_events.board_limit_nanoseconds": _field(77),
+    "clock_events.reliability_nanoseconds": _field(79),
     "power.draw_milliwatts": n.nvmlDeviceGetPowerUsage,
     "power.limit_milliwatts": n.nvmlDeviceGetPowerManagementLimit,
     "power.default_limit_milliwatts": n.nvmlDeviceGetPowerManagementDefaultLimit,
@@ -163,9 +182,11 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "utilization.memory_percent": lambda h: n.nvmlDeviceGetUtilizationRates(h).memory,
     "performance_state": n.nvmlDeviceGetPerformanceState,
     "recovery_action": _field(230),
+    "inforom_valid": lambda h: 1 if n.nvmlDeviceValidateInforom(h) is None else 0,
     "fabric.state": _fabric("state"),
     "fabric.status": _fabric("status"),
     "fabric.clique_id": _fabric("cliqueId"),
+    "fabric.health_mask": _fabric("healthMask"),
     "fabric.cluster_uuid": _fabric("clusterUuid"),
     "cpu_affinity": _cpus,
     "numa": _numa,
@@ -178,6 +199,7 @@ FIELDS = {
     "retired_pages.double_bit": 30, "retired_pages.pending": 31, "power.energy_millijoules": 83, "pcie.replays": 94,
     "remap.corrected": 142, "remap.uncorrected": 143, "remap.pending": 144, "remap.failed": 145,
     "power.draw_milliwatts": 186, "power.default_limit_milliwatts": 189, "power.limit_milliwatts": 190,
+    "clock_events.hw_thermal_slowdown_nanoseconds": 252, "clock_events.hw_power_brake_slowdown_nanoseconds": 253,
 }  # fmt: skip
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.drain import SAVED_SECONDS, Drain
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.daemon.outcome import Steps, finish
+from fairlead.daemon.own_node import SAVED_SECONDS
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, strip_suffixes
 from fairlead.slurm.client import JobOn, NodeState
@@ -57,6 +58,16 @@ class Wire:
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
         return self.client.jobs_on(name)
+
+    def began(self) -> float:
+        self._answer()
+        self.monitor.counts["calls"] += 1
+        began = self.client.began()
+        entry = self.agent.protocol().ledger.load()
+        if entry is not None and 0 < entry.written <= began:  # lost or lifted: that cannot be told, and is taken for lost
+            self.monitor.counts["perhaps lost"] += 1
+            self.agent.lift = None
+        return began
 
     def drain(self, name: str, reason: str) -> None:
         self.texts.add(reason)
@@ -117,12 +128,14 @@ class Agent:
 
     def __init__(self, name: str, world: World, folder: Path, clock: Clock, monitor: Monitor) -> None:
         self.name = name
+        self.world = world
         self.node = world.node
         self.folder = folder
         self.clock = clock
         self.wire = Wire(world, monitor, self)
         self.evidence = self.known = 0
         self.broken = self.record = self.knew_refusal = False
+        self.was_lifted = True  # since slurmctld was last killed and forgot a drain
         self.covered: int | None = None
         self.lift: tuple[int, int] | None = None
         self.unsure = -1e9
@@ -170,9 +183,12 @@ class Agent:
 
     def lifted(self, at: int) -> None:
         """A person has lifted this agent's drain, or their own that stood in its place; and the agent had seen its own."""
+        self.was_lifted = True
         entry = self.protocol().ledger.load()
         if entry is None or entry.phase not in (Phase.DRAINED, Phase.TAKEN) or not self.sure():
             return
+        if entry.written and self.world.watch.began() >= entry.written:
+            return  # a slurmctld that began anew may have lost it, too
         if entry.late_lift(self.clock.wall()):
             return  # it may have sent a resume of its own just before: to its mind that has arrived now
         self.lift = (at, self.evidence if self.covered is None else self.covered)
@@ -183,6 +199,8 @@ class Agent:
         if self.standing.drained and self.standing.looks > before.looks:
             self.covered = self.evidence
         if self.standing.acknowledged > before.acknowledged:
+            if not self.was_lifted:
+                raise Violation(f"{self.name} takes for a person's resume what slurmctld has lost")
             self.known = max(self.known, self.evidence if self.covered is None else self.covered)
             self.covered = None
         if not self.courier.refusal_pending:
@@ -212,7 +230,7 @@ class Agent:
         """`fairlead drain` or `resume`, which wait for what is under way and tell the agent."""
         while self.turn is not None:
             self.step()
-        self.wire.by_hand = True
+        self.wire.by_hand = self.was_lifted = True
         try:
             finish(steps(self.protocol()))
         except SlurmError:
@@ -254,6 +272,7 @@ def _random(world: World, monitor: Monitor, clock: Clock, agents: list[Agent], c
         for each in agents:  # what slurmctld still does for a client that gave up, it does within that time
             each.wire.deliver(until=clock.now + step - LATE_SECONDS + SAVED_SECONDS + 1.0)
         clock.now += step
+        world.passed(step)
     elif what == "clock":
         for each in agents:
             each.wire.deliver()
@@ -293,7 +312,7 @@ def _random(world: World, monitor: Monitor, clock: Clock, agents: list[Agent], c
         monitor.change(f"person {state or 'reason'} {reason!r}", lambda: world.update(state, reason), agents, person=True)
     else:
         event = chance.choice(world.events)
-        monitor.change(event, lambda: world.event(event), agents, person=event.startswith("reboot"))
+        monitor.change(event, lambda: world.event(event), agents, person=event.split()[0] == "reboot")
 
 
 _WEIGHTS = {
@@ -321,6 +340,7 @@ def _rest(world: World, monitor: Monitor, clock: Clock, agents: list[Agent]) -> 
             while agent.turn is not None:
                 agent.step()
         clock.now += 40.0
+        world.passed(40.0)
     if monitor.counts["drain written"] + monitor.counts["resume written"] != written:
         raise Violation("still writing after minutes of rest")
     node = monitor.now()

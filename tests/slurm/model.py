@@ -9,6 +9,7 @@ NOT_RESPONDING comes and goes with slurmctld's pings and is left out of a node t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from fairlead.errors import SlurmError, SlurmUnavailable
@@ -31,17 +32,23 @@ class Record:
     next_state: frozenset[str] = frozenset()
 
 
+SAVE_SECONDS = 5  # SAVE_MAX_WAIT of state_save.c
+
+
 class Ctld:
     """A slurmctld of one release ("22", "24" or "26"); a SlurmClient too, as root.
 
-    ``away``: every call fails unanswered. ``clock``: whole seconds, slurmctld's own.
+    ``away``: every call fails unanswered. ``clock``: whole seconds, slurmctld's own. ``saved``: what is on disk.
     """
 
     def __init__(self, release: str, names: Sequence[str]) -> None:
         self.release = release
         self.records = {name: Record() for name in names}
         self.away = False
-        self.clock = 1_800_000_000
+        self.clock = 1_800_001_000  # the agents' Clock
+        self.booted = self.clock - 86400
+        self.saved = deepcopy(self.records)
+        self._saved_at = self.clock
         self.on_write: Callable[[str], None] = lambda name: None
 
     # -- SlurmClient ----------------------------------------------------------------------------------
@@ -56,6 +63,10 @@ class Ctld:
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
         self._answer()
         return tuple(JobOn(id=str(i + 1), state="R", nodes=1) for i in range(self.records[name].jobs))
+
+    def began(self) -> float:
+        self._answer()
+        return self.booted
 
     def drain(self, name: str, reason: str) -> None:
         self.update(name, "DRAIN", reason)
@@ -164,8 +175,20 @@ class Ctld:
             if n.base != "DOWN" and not n.flags & {"DRAIN", "FAIL"}:
                 self._up(n)
 
+    def passed(self, seconds: int) -> None:
+        """Time goes by: what has changed is saved."""
+        self.clock += seconds
+        if self.clock - self._saved_at >= SAVE_SECONDS:
+            self.saved, self._saved_at = deepcopy(self.records), self.clock
+
+    def killed(self) -> None:
+        """slurmctld ends by SIGKILL and starts again, with what it had saved."""
+        self.records = deepcopy(self.saved)
+        self.restart()
+
     def restart(self) -> None:
         """slurmctld stops and starts from its saved state; nodes that are up are UNKNOWN until they register."""
+        self.saved, self._saved_at, self.booted = deepcopy(self.records), self.clock, self.clock
         for n in self.records.values():
             if n.base != "DOWN":
                 n.base = "UNKNOWN"

@@ -21,9 +21,9 @@ STOPPED = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"})
 
 class World(Protocol):
     """One node of a slurmctld. ``update`` is a person's `scontrol update`, ``event`` anything else of ``events``: True when it
-    could happen. ``rest``: nothing is to disturb what is done in it. ``settle``: what is under way in slurmctld comes to its
-    end; the node is up and registered. ``watch``: the monitor's client, which waits for an answer. ``away``: the agents get
-    none. ``steady``: nothing changes by itself."""
+    could happen. ``passed``: so many seconds have gone by for the agents. ``rest``: nothing is to disturb what is done in it.
+    ``settle``: what is under way in slurmctld comes to its end; the node is up and registered. ``watch``: the monitor's
+    client, which waits for an answer. ``away``: the agents get none. ``steady``: nothing changes by itself."""
 
     client: SlurmClient
     watch: SlurmClient
@@ -37,6 +37,8 @@ class World(Protocol):
     def event(self, what: str) -> bool: ...
 
     def settle(self) -> None: ...
+
+    def passed(self, seconds: float) -> None: ...
 
     def rest(self) -> AbstractContextManager[None]: ...
 
@@ -101,8 +103,12 @@ class Monitor:
         after = self.now(changed=True)
         self.story[-1] += f" -> {'+'.join(sorted(after.states))} {after.reason!r}"
         was, stops = bool(before.states & STOPPED), bool(after.states & STOPPED)
+        if what == "killed":
+            self._forgotten(before, after, agents)
+            return
         if before.drained and not after.drained and (not stops or person):
             for agent in agents:
+                agent.was_lifted = True
                 if agent.name in (self.holder, self.replaced):
                     agent.lifted(self.time)
         if was and not stops:
@@ -114,6 +120,18 @@ class Monitor:
         elif stops and not person and after.reason != before.reason and not after.reason.startswith(before.reason):
             self.covered = True
             self.since = self.time if self.holder == "slurm" else self.since
+
+    def _forgotten(self, before: NodeState, after: NodeState, agents: Sequence[Agent]) -> None:
+        """slurmctld was killed and has the state that it had saved. Words that stand again are nobody's; who lifted them or
+        wrote others does not know."""
+        for agent in agents:
+            agent.lift = None
+            agent.was_lifted = agent.was_lifted and not (before.drained and not after.drained)
+        drained = (before.drained, before.reason) == (after.drained, after.reason)
+        if not after.states & STOPPED:
+            self.free()
+        elif not drained or not before.states & STOPPED:
+            self.hold("slurm")
 
     def write(self, agent: Agent, kind: str, read: int, text: str, *, by_hand: bool, issued: bool) -> None:
         """Before an agent's write reaches slurmctld. ``read``: when it last read. ``issued``: it was well when it was ordered."""

@@ -34,6 +34,7 @@ class Modelled:
             "reboots",
             "booted",
             "restart",
+            "killed",
             "job",
             "job",
             "no job",
@@ -48,6 +49,12 @@ class Modelled:
         self.client = self.watch = self.ctld
         self.away = False
         self.steady = False
+        self._time = 0.0
+
+    def passed(self, seconds: float) -> None:
+        self._time += seconds
+        self.ctld.passed(int(self._time))
+        self._time -= int(self._time)
 
     def rest(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -71,6 +78,8 @@ class Modelled:
             self.away = what == "away"
         elif what == "restart":
             ctld.restart()
+        elif what == "killed":
+            ctld.killed()
         elif what == "job":
             return ctld.start_job("n1")
         elif what in ("no job", "completing"):

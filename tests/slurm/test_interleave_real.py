@@ -40,6 +40,15 @@ class Patient(Scontrol):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 
+    def began(self) -> float:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return super().began()
+            except SlurmUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
 
 class Calm:
     """Sequences that come to rest, and a restart of slurmctld, are not at the same time: the rest's clock runs ahead of
@@ -87,6 +96,9 @@ class Real:
         self.away = False
         self.steady = not slow
         self.events: tuple[str, ...] = ("mark", "job", "no job") if slow else ("mark",)
+
+    def passed(self, seconds: float) -> None:
+        """Its time is its own."""
 
     def update(self, state: str, reason: str) -> None:
         words = [*([f"state={state}"] if state else []), *([f"reason={reason}"] if reason else [])]

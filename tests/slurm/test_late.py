@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import STALE_SECONDS, Drain
+from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.daemon.outcome import Outcome, finish
+from fairlead.daemon.own_node import STALE_SECONDS
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import Rules

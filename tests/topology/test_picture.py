@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fairlead.model.facts import Missing, Node
 from fairlead.topology.audit import audit
-from fairlead.topology.picture import RED, draw
+from fairlead.topology.picture import RED, draw, fit, text_width
 from fairlead.topology.picture_layout import layout
 from fairlead.topology.scene import Scene
 from tests.topology.build import hgx, link
@@ -50,6 +50,31 @@ def test_a_machine_of_the_world(name: str) -> None:
             assert apart, (a.address, b.address)
     for a, b in zip(plan.places, plan.places[1:], strict=False):
         assert a.x + a.wide < b.x
+    assert_texts_fit(root)
+
+
+def assert_texts_fit(root: ET.Element) -> None:
+    """No text in a box reaches beyond it (text at the middle of a box is the box's), none ends beyond the picture."""
+    boxes = [{key: float(e.get(key, "0")) for key in ("x", "y", "width", "height")} for e in root.iter(f"{SVG}rect")]
+    for e in root.iter(f"{SVG}text"):
+        x, y, size = (float(e.get(key, "0")) for key in ("x", "y", "font-size"))
+        wide = text_width(e.text or "", size, bold=e.get("font-weight") == "bold")
+        left, right = (x - wide / 2, x + wide / 2) if e.get("text-anchor") == "middle" else (x, x + wide)
+        # Sentences are narrower than names. The title may be as long as the machine's name is.
+        assert left >= 0 and (x + (right - x) * 0.9 <= float(root.get("width", "0")) or y < 40), e.text
+        for box in boxes:
+            if box["height"] < 200 and box["x"] < x < box["x"] + box["width"] and box["y"] < y < box["y"] + box["height"] - 2:
+                assert left >= box["x"] - 0.5 and right <= box["x"] + box["width"] + 0.5, (e.text, box)
+
+
+def test_long_names_are_made_to_fit() -> None:
+    assert fit("mlx5_0", 86, 12, bold=True) == ("mlx5_0", 12)
+    assert fit("mlx5_X_0000101b", 86, 12, bold=True) == ("mlx5_X_0000101b", 8)
+    text, size = fit("a-very-long-name-of-a-network-interface", 86, 12, bold=True)
+    assert size == 7 and text.endswith("\N{HORIZONTAL ELLIPSIS}") and len(text) > 12
+    node = hgx(gpus=2)
+    named = replace(node, nics=tuple(replace(n, name=f"{n.name}_bonded_and_renamed_by_somebody") for n in node.nics))
+    assert_texts_fit(ET.fromstring(draw(named).encode()))
 
 
 def test_what_the_audit_found_is_marked_and_told() -> None:

@@ -13,8 +13,9 @@ def test_topology_text_comes_back() -> None:
     text = publish.render_topology(node)
     lines = [line.split("\t") for line in text.splitlines()]
     assert all(field for line in lines for field in line)
-    assert lines[0] == ["1", "node", "n1", "8", "0-223", "224"]
-    assert lines[1] == ["gpu", "0", "0", "GPU-00000000", "0000:13:00.0", "0", "0-55,112-167", "mlx5_0"]
+    assert lines[0] == ["1", "node", "n1", "8", "0-223", "224", "2"]
+    assert lines[1] == ["gpu", "0", "0", "GPU-00000000", "0000:13:00.0", "0", "0-55,112-167", "mlx5_0", lines[1][8]]
+    assert plan.format_cpulist(int(lines[1][8], 16)) == "0-55,112-167" and lines[1][8].isupper()
     assert lines[9] == ["core", "0", "0", "0", "0,112"]
     made, read = publish.machine(node), plan.parse_topology(text)
     assert read.online == made.online
@@ -22,6 +23,16 @@ def test_topology_text_comes_back() -> None:
     assert [(g.index, g.pci, g.numa, g.near, g.nics) for g in read.gpus] == [
         (g.index, g.pci, g.numa, g.near, g.nics) for g in made.gpus
     ]
+
+
+def test_what_cpu_numbers_tell_of_cores() -> None:
+    assert publish.threads(publish.machine(hgx())) == "1"
+    assert publish.threads(publish.machine(hgx(threads=2))) == "2"
+    assert publish.threads(publish.machine(hgx(threads=4, cores=8))) == "-"
+    neighbours = plan.Machine(0b1111, [plan.Core(0, 0, 0, 0b11), plan.Core(0, 0, 0, 0b1100)], [])
+    assert publish.threads(neighbours) == "-"
+    one_offline = plan.Machine(0b0111, [plan.Core(0, 0, 0, 0b101), plan.Core(0, 0, 0, 0b10)], [])
+    assert publish.threads(one_offline) == "-"
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, 200, 400])

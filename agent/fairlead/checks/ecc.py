@@ -16,11 +16,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import device_of, field, names_of, unlisted
+from fairlead.model.device import device_of, field, unlisted, was_readable
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.trend import growth, series
 
 CORRECTED = "ecc.volatile_corrected"
+FIELDS = Ecc.__struct_fields__
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _finding(
                     gpu, Level.DRAIN, f"ECC is off on GPU {gpu.pci}{pending}", Action.RESET_GPU, Service.DRAIN_AFTER_JOB
                 )
+            elif gpu.ecc.mode_pending is True:
+                yield _finding(gpu, Level.WARN, f"ECC of GPU {gpu.pci} goes on at the next reset", Action.PROVISION, Service.KEEP)
             continue  # without ECC there are no counters
         yield from _unreadable(gpu, past)
         if isinstance(gpu.ecc, Ecc):
@@ -67,22 +71,19 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
-    """One finding per GPU for all counters that should answer and do not."""
-    gone: list[str] = []
-    never: list[str] = []
-    for name in ("ecc.volatile_uncorrected", "ecc.aggregate_uncorrected", CORRECTED, "ecc.sram_threshold_exceeded"):
-        value = field(gpu, name)
-        if isinstance(value, Missing) and value.why is Why.UNREADABLE:
-            known = any(f"{device}/{name}" in past.readable for device in names_of(gpu))
-            (gone if known else never).append(name.removeprefix("ecc."))
-    if gone:
+    """One finding per GPU for all that should answer and does not."""
+    dark = [n for n in FIELDS if isinstance(value := field(gpu, f"ecc.{n}"), Missing) and value.why is Why.UNREADABLE]
+    lost = [name for name in dark if was_readable(gpu, f"ecc.{name}", past)]
+    never = [name for name in dark if name not in lost and not name.startswith("mode_")]
+    if lost:
+        what = "counters" if any("corrected" in name for name in lost) else "state"
         yield _finding(
             gpu,
             Level.DRAIN,
-            f"ECC counters of GPU {gpu.pci} cannot be read any more",
+            f"ECC {what} of GPU {gpu.pci} cannot be read any more",
             Action.RESET_GPU,
             Service.DRAIN_AFTER_JOB,
-            evidence_id=f"gone={','.join(gone)}",
+            evidence_id=f"gone={','.join(lost)}",
         )
     if never:
         yield _finding(gpu, Level.UNKNOWN, f"ECC of GPU {gpu.pci} cannot be read ({', '.join(never)})", Action.NONE, Service.KEEP)
@@ -117,7 +118,7 @@ def _counted(gpu: Gpu, ecc: Ecc, params: Params) -> Iterator[Finding]:
             Service.KEEP,
             evidence_id=f"aggregate_uncorrected={life}",
         )
-    if isinstance(ecc.mode_pending, bool) and isinstance(ecc.mode_current, bool) and not ecc.mode_pending and params.required:
+    if ecc.mode_current is True and ecc.mode_pending is False:
         yield _finding(gpu, Level.WARN, f"ECC of GPU {gpu.pci} goes off at the next reset", Action.PROVISION, Service.KEEP)
 
 
@@ -125,34 +126,29 @@ def _rate(gpu: Gpu, ecc: Ecc, node: Node, past: Past, params: Params) -> Iterato
     value, now = ecc.volatile_corrected, node.uptime_seconds
     if isinstance(value, Missing) or isinstance(now, Missing) or value == 0:
         return
-    device = device_of(gpu)
-    old = [
-        s
-        for s in past.samples
-        if s.device == device and s.name == CORRECTED and params.window_least_seconds <= now - s.seconds <= params.window_seconds
-    ]
-    if not old:
-        if not past.available:
-            yield Finding(
-                check="ecc",
-                level=Level.OK,
-                device=gpu.pci,
-                summary=f"{value} corrected ECC errors on GPU {gpu.pci}: their rate needs history",
-                service=Service.KEEP,
-                needs_history=True,
-            )
-        return
-    first = min(old, key=lambda s: s.seconds)
-    if value < first.value:
-        return  # the counter began again: the driver was loaded in between
-    per_hour = (value - first.value) * 3600 / (now - first.seconds)
-    if per_hour >= params.corrected_per_hour_max > 0:
+    grown = growth(
+        series(past).get((device_of(gpu), CORRECTED), ()),
+        value,
+        now,
+        window_seconds=params.window_seconds,
+        least_seconds=params.window_least_seconds,
+    )
+    if grown is None and not past.available:
+        yield Finding(
+            check="ecc",
+            level=Level.OK,
+            device=gpu.pci,
+            summary=f"{value} corrected ECC errors on GPU {gpu.pci}: their rate needs history",
+            service=Service.KEEP,
+            needs_history=True,
+        )
+    if grown is not None and grown.per_hour >= params.corrected_per_hour_max > 0:
         yield Finding(
             check="ecc",
             level=Level.WARN,
             device=gpu.pci,
             summary=f"corrected ECC errors come too fast on GPU {gpu.pci}: check_hardware",
-            evidence=(f"{per_hour:.0f} per hour over {now - first.seconds:.0f} s, {value} since the driver loaded",),
+            evidence=(f"{grown.per_hour:.0f} per hour over {grown.seconds:.0f} s, {value} since the driver loaded",),
             action=Action.CHECK_HARDWARE,
             service=Service.KEEP,
         )

@@ -14,7 +14,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import names_of, unlisted
+from fairlead.model.device import unlisted, was_readable
 from fairlead.model.facts import Gpu, Missing, Node, PciDevice, PcieLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 
@@ -82,7 +82,7 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
     if width is None:
         unsupported = isinstance(gpu.pcie, Missing) and gpu.pcie.why is Why.UNSUPPORTED
         if not unsupported:
-            gone = any(f"{name}/pcie.width_current" in past.readable for name in names_of(gpu))
+            gone = was_readable(gpu, "pcie.width_current", past)
             words = "cannot be read any more" if gone else "cannot be read"
             yield _finding("GPU", gpu.pci, Level.DRAIN if gone else Level.UNKNOWN, words)
         return

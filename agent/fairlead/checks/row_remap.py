@@ -13,9 +13,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import names_of, unlisted
+from fairlead.model.device import unlisted, was_readable
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.gpu_health import RetiredPages
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -32,8 +33,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             continue  # gpu_count says so
         remap = gpu.remap
         if isinstance(remap, Missing):
-            if remap.why is Why.UNREADABLE:
-                gone = any(f"{name}/remap" in past.readable for name in names_of(gpu))
+            if remap.why is Why.UNREADABLE and not isinstance(gpu.retired, RetiredPages):  # before Ampere: retired_pages
+                gone = was_readable(gpu, "remap", past)
                 yield Finding(
                     check="row_remap",
                     level=Level.DRAIN if gone else Level.UNKNOWN,

@@ -23,7 +23,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
-from fairlead.model.device import names_of
+from fairlead.model.device import was_readable
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import OVERRUN, Action, Finding, Level, Mode, Service
 from fairlead.xid import Kind, XidLine, read
@@ -233,6 +233,7 @@ def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding 
         service=service,
         evidence_id=f"{_boot(fault.last, node)}:{fault.last.sequence}",
         fault=f"{name.lower()}{line.code}",
+        jobs=fault.last.jobs if fault.last.attributed or fault.last.jobs else None,
     )
 
 
@@ -295,6 +296,7 @@ def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterato
             service=params.suspect_service if drains else Service.KEEP,
             evidence_id=f"{_boot(newest, node)}:{newest.sequence}:users",
             fault="users",
+            jobs=(),  # the GPU is to blame
         )
 
 
@@ -317,7 +319,7 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
     for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
         number = gpu.recovery_action
         if isinstance(number, Missing):
-            known = any(f"{name}/recovery_action" in past.readable for name in names_of(gpu))
+            known = was_readable(gpu, "recovery_action", past)
             if known and number.why is Why.UNREADABLE and not gpu.lost:
                 yield Finding(
                     check="xid",

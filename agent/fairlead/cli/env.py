@@ -1,9 +1,10 @@
 """The job environment that the task prolog sets.
 
-  fairlead env explain          variable, value, where it comes from, why; in a job: what the user overrode
-  fairlead env list             everything that may be set, and what is never set, without looking at an environment
+  fairlead env explain             in a job: variable, value, where it comes from, why; what the user overrode
+  fairlead env explain --job ID    the same of a job's tasks on this node (one's own job, or as root)
+  fairlead env list                everything that may be set, what only a site decides, and what is never set
 
-In a job, FAIRLEAD_PROFILE=off|minimal and FAIRLEAD_SKIP=NAME,... steer it; --comment=fairlead:off turns it off.
+In a job, FAIRLEAD_PROFILE=off|minimal|PRESET and FAIRLEAD_SKIP=NAME,... steer it; --comment=fairlead:off turns it off.
 """
 
 from __future__ import annotations
@@ -12,42 +13,120 @@ import argparse
 import os
 
 from fairlead.cli.show import columns, print_json
-from fairlead.errors import ExitCode
-from fairlead.jobenv.render import explain
-from fairlead.jobenv.table import NEVER, ROWS
+from fairlead.errors import ExitCode, FairleadError, InputMissing, UsageError
+from fairlead.jobenv.never import NEVER, SITE
+from fairlead.jobenv.render import explain, published
+from fairlead.jobenv.table import ROWS, Row, assemble
+from fairlead.nccl.conf import parse
+
+TABLE = "/run/fairlead/env"
+PRESETS = "/run/fairlead/presets"
+CONF = "/etc/nccl.conf"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["explain", "list"])
+    parser.add_argument("--job", default="", metavar="ID", help="explain: a job's tasks on this node instead of this process")
     parser.add_argument("--json", action="store_true")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     if args.what == "list":
-        rows = [
-            {"name": r.name, "when": r.when.value, "value": r.value, "what": r.what, "why": r.why, "source": r.source}
-            for r in ROWS
-        ]
-        if args.json:
-            print_json({"set": rows, "never": NEVER})
-            return ExitCode.OK
-        print(columns([(r["name"], r["when"], r["value"], r["what"]) for r in rows], head=("variable", "when", "value", "what")))
-        print("\nnever set:")
-        print(columns([(f"  {name}", why) for name, why in NEVER.items()]))
+        if args.job:
+            raise UsageError("env list takes no --job")
+        return _list(args.json)
+    if not args.job:
+        return _explain([{"job": os.environ.get("SLURM_JOB_ID", ""), **_told(dict(os.environ))}], as_json=args.json)
+    from fairlead.host.environments import of_job
+
+    tasks = of_job(args.job)
+    if not tasks:
+        raise InputMissing(
+            f"job {args.job}: no task on this node whose environment you may read",
+            hint=f"on a node of the job, as its user: srun --jobid={args.job} --overlap fairlead env explain",
+        )
+    told = [{"job": args.job, "step": t.step, "rank": t.rank, "pid": t.pid, **_told(t.environment)} for t in tasks]
+    return _explain(told, as_json=args.json)
+
+
+def _list(as_json: bool) -> ExitCode:
+    rows = [
+        {"name": r.name, "when": r.condition, "value": r.value, "what": r.what, "why": r.why, "source": r.source}
+        for r in _known()
+    ]
+    if as_json:
+        print_json({"set": rows, "site": SITE, "never": NEVER})
         return ExitCode.OK
-    profile = os.environ.get("FAIRLEAD_PROFILE") or "full"
-    told = explain(os.environ, profile)
-    job = os.environ.get("SLURM_JOB_ID", "")
-    if args.json:
-        print_json({"job": job, "profile": profile, "variables": told})
+    print(columns([(r["name"], r["when"], r["value"], r["what"]) for r in rows], head=("variable", "when", "value", "what")))
+    print("\nonly where the site says so (jobenv.extra, presets, fabric profiles):")
+    print(columns([(f"  {name}", why) for name, why in SITE.items()]))
+    print("\nnever set:")
+    print(columns([(f"  {name}", why) for name, why in NEVER.items()]))
+    return ExitCode.OK
+
+
+def _known() -> tuple[Row, ...]:
+    """Every row that this node's document knows of, with its reasons; of a document that cannot be read, the fixed ones."""
+    from fairlead import config
+
+    try:
+        options = config.load_document("/etc/fairlead/node.json").jobenv
+    except FairleadError:
+        options = config.JobEnvOptions()
+    return assemble(
+        fabric=options.fabric,
+        interface="(NCCL's)",
+        scratch=options.scratch or "(jobenv.scratch)",
+        crosses_rails=not options.rail_only,
+        master_suffix=options.master_suffix,
+    )
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            return f.read(1 << 20)
+    except OSError:
+        return ""
+
+
+def _told(environment: dict[str, str]) -> dict[str, object]:
+    """What is said of one environment, by what is published on this node."""
+    profile = environment.get("FAIRLEAD_PROFILE") or "full"
+    table = TABLE
+    if profile not in ("full", "minimal", "off"):
+        table = f"{PRESETS}/{profile}"
+        if "/" in profile or not os.path.isfile(table):
+            profile = "off"
+    rows = published(_text(table), _known()) or ROWS
+    told = explain(environment, profile, rows=rows, conf=parse(_text(CONF)))
+    return {"profile": environment.get("FAIRLEAD_PROFILE") or "full", "set": "FAIRLEAD_SET" in environment, "variables": told}
+
+
+def _explain(told: list[dict[str, object]], *, as_json: bool) -> ExitCode:
+    if as_json:
+        print_json({k: v for k, v in told[0].items() if k != "set"} if len(told) == 1 and "step" not in told[0] else told)
         return ExitCode.OK
+    for number, each in enumerate(told):
+        if number:
+            print()
+        _print(each)
+    return ExitCode.OK
+
+
+def _print(each: dict[str, object]) -> None:
+    job = each["job"]
+    if "step" in each:
+        rank = f", rank {each['rank']}" if each["rank"] != "" else ""
+        print(f"Job {job}, step {each['step']}{rank} (pid {each['pid']}):\n")
     if not job:
         print("Not in a job: what a job would get when its user has not set it.\n")
-    elif not os.environ.get("FAIRLEAD_SET"):
+    elif not each["set"]:
         print(f"Job {job}: fairlead set nothing here (turned off, or no task prolog).\n")
-    for v in told:
-        value = v["now"] if v["now"] else f"({v['rule']})"
-        print(f"{v['name']}={value}")
+    variables = each["variables"]
+    for v in variables if isinstance(variables, list) else ():
+        print(f"{v['name']}={v['now'] or '(' + v['rule'] + ')'}")
         print(f"    from: {v['origin'] if job else '-'}   when: {v['when']}")
+        if v["overrides"] and job:
+            print(f"    instead of fairlead's {v['overrides']}")
         print(f"    {v['what']}: {v['why']} [{v['source']}]")
-    return ExitCode.OK

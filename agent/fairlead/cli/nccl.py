@@ -1,9 +1,10 @@
-"""Read outputs of nccl-tests.
+"""NCCL: read outputs of nccl-tests, and show what /etc/nccl.conf should say on a node.
 
 fairlead nccl parse FILE     an output of all_reduce_perf or another *_perf, text or the JSON of its -J; - for standard input
+fairlead nccl conf           the file of this node, or of a machine tree (--root), with a reason above each line; writes nothing
 
 Exit code of parse: 0 every run complete and right, 1 right but its data was never checked, 2 a wrong value in any row, a
-failure, or an incomplete run. Speed is not judged here.
+failure, or an incomplete run. Speed is not judged here. Of conf: 0, or 78 where a problem of the node keeps the file as it is.
 """
 
 from __future__ import annotations
@@ -14,19 +15,36 @@ import msgspec
 
 from fairlead.cli.given import text_of
 from fairlead.cli.show import columns
-from fairlead.errors import DataError, ExitCode
+from fairlead.errors import DataError, ExitCode, UsageError
 from fairlead.nccl.results import Run, parse
 
 SIZE_MAX = 64 << 20  # bytes; -I with -J of many ranks makes a few MiB
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["parse"], help="parse: read an output of nccl-tests")
-    parser.add_argument("file", metavar="FILE", help="the output; - for standard input")
-    parser.add_argument("--json", action="store_true", help="one JSON object per run")
+    parser.add_argument("what", choices=["parse", "conf"], help="parse: read an output of nccl-tests; conf: show nccl.conf")
+    parser.add_argument("file", metavar="FILE", nargs="?", default="", help="parse: the output; - for standard input")
+    parser.add_argument("--json", action="store_true", help="parse: one JSON object per run; conf: one object")
+    parser.add_argument("--root", default="/", metavar="TREE", help="conf: of a machine tree instead of this machine")
+    parser.add_argument("--document", default="", metavar="FILE", help="conf: the node's document (default: the machine's own)")
+    parser.add_argument(
+        "--profile",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="conf: by this fabric profile, or hardware profile, instead of a document; may be given twice",
+    )
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    if args.what == "conf":
+        from fairlead.cli.nccl_conf import conf
+
+        if args.file:
+            raise UsageError("nccl conf takes no FILE", hint="a machine tree: --root TREE; a document: --document FILE")
+        return conf(args)
+    if not args.file:
+        raise UsageError("nccl parse needs a FILE", hint="- for standard input")
     text = text_of(args.file, SIZE_MAX)
     try:
         runs = parse(text)

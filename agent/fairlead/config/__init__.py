@@ -17,6 +17,7 @@ from fairlead.config.document import (
     resolve_layers,
     to_data,
 )
+from fairlead.config.fabric import fabric_layer, fabric_names, load_fabric
 from fairlead.config.site import (
     AnsibleOptions,
     NodeClass,
@@ -42,9 +43,12 @@ __all__ = [
     "content_hash",
     "decode_document",
     "encode_document",
+    "fabric_layer",
+    "fabric_names",
     "hooks_line",
     "json_schema",
     "load_document",
+    "load_fabric",
     "load_profile",
     "load_site",
     "profile_document",

@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
 from fairlead import checks as check_list
 from fairlead import settings as setting_list
 from fairlead.errors import ConfigError, DataError, InputMissing
+from fairlead.jobenv.table import FabricRow
 from fairlead.model.check import CheckParams
 from fairlead.model.setting import Want
 from fairlead.policy import Rules
@@ -73,9 +74,30 @@ class HookOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     ] = "/opt/fairlead/current/bin/python"
 
 
+class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    extra: Annotated[dict[str, str], Meta(description="Variables of this preset.")] = field(default_factory=dict)
+    skip: Annotated[tuple[str, ...], Meta(description="Variables that it leaves out.")] = ()
+
+
 class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     extra: Annotated[dict[str, str], Meta(description="Variables set when the user did not.")] = field(default_factory=dict)
     skip: Annotated[tuple[str, ...], Meta(description="Variables of ours this site does not want.")] = ()
+    scratch: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
+            description="Folder on a local disk (root's, mode 1777) for TMPDIR and caches, one folder a job; empty: none.",
+        ),
+    ] = ""
+    rail_only: Annotated[bool, Meta(description="The rails are joined nowhere: NCCL_CROSS_NIC=0.")] = False
+    master_suffix: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9.-]*(?!\n)$", description="What makes a host's name that of the fast network: i, -ib0.")
+    ] = ""
+    presets: Annotated[
+        dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}(?!\n)$")], Preset],
+        Meta(description="Named choices: FAIRLEAD_PROFILE=NAME in a job."),
+    ] = field(default_factory=dict)
+    fabric: Annotated[tuple[FabricRow, ...], Meta(description="Of the fabric profile, for jobs on several nodes.")] = ()
 
 
 class Document(Struct, frozen=True, kw_only=True):
@@ -274,16 +296,31 @@ def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
 def _check_extras(origin: str, layer: Mapping[str, Any]) -> None:
     """What only the nodes would refuse otherwise: variables of the site's own that must not be set."""
     from fairlead.jobenv.render import render
+    from fairlead.jobenv.table import of_fabric
     from fairlead.nccl.conf import fault
 
+    options = layer.get("jobenv", {})
+    presets = options.get("presets", {})
+    for reserved in {"full", "minimal", "off"} & presets.keys():
+        raise ConfigError(origin, f"jobenv.presets.{reserved}", "is one of full, minimal, off already")
+    tables = {"jobenv.extra": options.get("extra")}
+    tables |= {f"jobenv.presets.{name}.extra": preset.get("extra") for name, preset in presets.items()}
+    for key, extra in tables.items():
+        try:
+            render((), extra=extra)
+        except DataError as e:
+            raise ConfigError(origin, key, str(e)) from None
     try:
-        render((), extra=layer.get("jobenv", {}).get("extra"))
+        render(of_fabric(msgspec.convert(options.get("fabric", ()), tuple[FabricRow, ...])))
     except DataError as e:
-        raise ConfigError(origin, "jobenv.extra", str(e)) from None
-    for name, value in layer.get("settings", {}).get("nccl", {}).get("extra", {}).items():
+        raise ConfigError(origin, "jobenv.fabric", str(e)) from None
+    nccl = layer.get("settings", {}).get("nccl", {})
+    given = [("extra", n, v) for n, v in nccl.get("extra", {}).items()]
+    given += [("variables", v["name"], v["value"]) for v in nccl.get("variables", ())]
+    for table, name, value in given:
         reason = fault(name, value)
         if reason:
-            raise ConfigError(origin, f"settings.nccl.extra.{name}", reason)
+            raise ConfigError(origin, f"settings.nccl.{table}.{name}", reason)
 
 
 def json_schema() -> dict[str, Any]:

@@ -7,6 +7,7 @@ interval_seconds = 15
 [classes.h100]                      # a class of equal nodes
 nodes = "gpu[001-412]"              # Slurm nodelist
 profile = "hgx-h100"
+fabric = "infiniband"               # what NCCL needs on this network
 [classes.h100.settings.nccl]
 [nodes.gpu017.checks.xid]           # one node
 mode = "observe"
@@ -26,6 +27,7 @@ from msgspec import Meta, Struct
 
 from fairlead import assets
 from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, config_error, resolve_layers
+from fairlead.config.fabric import fabric_layer, load_fabric
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
 
@@ -44,12 +46,13 @@ class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class NodeClass(Struct, frozen=True, kw_only=True):
-    """A class of equal nodes: a Slurm nodelist, a profile, and a layer of the document."""
+    """A class of equal nodes: a Slurm nodelist, a hardware and a fabric profile, and a layer of the document."""
 
     name: str
     nodes: str
     profile: str
     layer: dict[str, Any]
+    fabric: str = ""
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -129,13 +132,15 @@ def load_site(path: str) -> Site:
     layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "ansible"))
     classes = []
     for name, table in _tables(data, "classes", path):
-        nodes, profile = table.get("nodes"), table.get("profile", "")
+        nodes, profile, fabric = table.get("nodes"), table.get("profile", ""), table.get("fabric", "")
         if not isinstance(nodes, str) or not nodes:
             raise ConfigError(path, f"classes.{name}.nodes", 'missing: a Slurm nodelist such as "gpu[001-004]"')
         if not isinstance(profile, str):
             raise ConfigError(path, f"classes.{name}.profile", "must be a profile's name")
-        own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile"))
-        classes.append(NodeClass(name=name, nodes=nodes, profile=profile, layer=own))
+        if not isinstance(fabric, str):
+            raise ConfigError(path, f"classes.{name}.fabric", "must be a fabric profile's name")
+        own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile", "fabric"))
+        classes.append(NodeClass(name=name, nodes=nodes, profile=profile, layer=own, fabric=fabric))
     nodes = {name: _layer_of(table, path, f"nodes.{name}.", ()) for name, table in _tables(data, "nodes", path)}
     try:
         ansible = msgspec.convert(data.get("ansible", {}), AnsibleOptions)
@@ -151,23 +156,36 @@ def _tables(data: Mapping[str, Any], key: str, path: str) -> list[tuple[str, dic
     return list(table.items())
 
 
+def _hardware(name: str) -> dict[str, Any]:
+    return profile_layer(load_profile(name))
+
+
+def _fabric(name: str) -> dict[str, Any]:
+    return fabric_layer(load_fabric(name))
+
+
+def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> str:
+    """The profile of this kind that the node's classes name, "" for none."""
+    named = {getattr(c, kind) for c in chosen if getattr(c, kind)}
+    if len(named) > 1:
+        names = ", ".join(c.name for c in chosen)
+        raise ConfigError(site.file, "classes", f"node {node} is in {names} with different {kind}s")
+    return named.pop() if named else ""
+
+
 def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, dict[str, str]]:
     """A node's document and the origin of each given value. ``classes``: the names of the classes that hold the node
     (the caller knows nodelists). Raises ConfigError when two classes name different profiles."""
     chosen = [c for c in site.classes if c.name in classes]
-    profiles = {c.profile for c in chosen if c.profile}
-    if len(profiles) > 1:
-        names = ", ".join(c.name for c in chosen)
-        raise ConfigError(site.file, "classes", f"node {node} is in {names} with different profiles")
-    name = profiles.pop() if profiles else ""
+    name = _one_of(site, node, chosen, "profile")
     layers: list[tuple[str, Mapping[str, Any]]] = []
-    if name:
-        try:
-            profile = load_profile(name)
-        except InputMissing as e:
-            key = next(f"classes.{c.name}.profile" for c in chosen if c.profile)
-            raise InputMissing(f"{site.file}: {key}: {e.message}", hint=e.hint) from None
-        layers.append((f"profile {name}", profile_layer(profile)))
+    for kind, named, layer_of in (("profile", name, _hardware), ("fabric", _one_of(site, node, chosen, "fabric"), _fabric)):
+        if named:
+            try:
+                layers.append((f"{kind} {named}", layer_of(named)))
+            except InputMissing as e:
+                key = next(f"classes.{c.name}.{kind}" for c in chosen if getattr(c, kind))
+                raise InputMissing(f"{site.file}: {key}: {e.message}", hint=e.hint) from None
     layers.append((site.file, site.layer))
     layers += [(f"{site.file} classes.{c.name}", c.layer) for c in chosen]
     if node in site.nodes:
@@ -175,7 +193,8 @@ def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, di
     return resolve_layers(node, layers, profile=name, generation=site.generation)
 
 
-def profile_document(node: str, profile: str = "") -> Document:
-    """A document of a profile (or nothing) and the defaults: for a look at a machine without a site."""
-    layers = [(f"profile {profile}", profile_layer(load_profile(profile)))] if profile else []
+def profile_document(node: str, profile: str = "", fabric: str = "") -> Document:
+    """A document of profiles (or nothing) and the defaults: for a look at a machine without a site."""
+    layers = [(f"profile {profile}", _hardware(profile))] if profile else []
+    layers += [(f"fabric {fabric}", _fabric(fabric))] if fabric else []
     return resolve_layers(node, layers, profile=profile)[0]

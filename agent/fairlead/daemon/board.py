@@ -19,6 +19,7 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.verdict import State, Verdict, parse_line
 
 if TYPE_CHECKING:
+    from fairlead.daemon.job_tables import JobTables
     from fairlead.daemon.metrics import Metrics, View
 
 TEXTFILE_SECONDS = 10.0  # scrapes come every 15 s or so; rendering costs milliseconds
@@ -45,7 +46,8 @@ class Board:
         """Take up a document; makes the folders."""
         self.document = document
         self.run_dir = document.agent.run_dir
-        for folder, mode in ((self.run_dir, 0o755), (f"{self.run_dir}/plans", 0o755), (f"{self.run_dir}/jobs", 0o711)):
+        for sub, mode in (("", 0o755), ("/plans", 0o755), ("/presets", 0o755), ("/jobs", 0o711)):
+            folder = self.run_dir + sub
             try:
                 os.makedirs(folder, mode=mode, exist_ok=True)
                 os.chmod(folder, mode)
@@ -53,6 +55,7 @@ class Board:
                 self._note(folder, e)
         self._place = self._where()
         self._facts = None
+        self._tables: JobTables | None = None
 
     def _where(self) -> tuple[int, int] | None:
         try:
@@ -105,7 +108,12 @@ class Board:
                 return
         else:
             gpus = tuple((g.pci, g.uuid, g.minor) for g in node.gpus)
-        facts = (node.cpus, node.numa, gpus, tuple((n.name, n.pci, n.numa) for n in node.nics))
+        if self._tables is None:
+            from fairlead.daemon.job_tables import JobTables
+
+            self._tables = JobTables(self.document)
+        of_jobs = self._tables.facts(node)
+        facts = (node.cpus, node.numa, gpus, tuple((n.name, n.pci, n.numa) for n in node.nics), of_jobs)
         if facts == self._facts:
             return
         from fairlead.topology import publish as topology
@@ -113,31 +121,41 @@ class Board:
         files = {"topology": topology.render_topology(node)}
         files |= {f"plans/{tasks}": text for tasks, text in topology.render_plans(node).items()}
         written = [self._write_if_changed(f"{self.run_dir}/{name}", text.encode()) for name, text in files.items()]
-        ok = all(written)
-        for name in self._plans():
-            if f"plans/{name}" not in files:
-                try:
-                    os.unlink(f"{self.run_dir}/plans/{name}")
-                except OSError:
-                    ok = False
-        if self._environment() and ok:
+        written += [self._remove(f"plans/{name}") for name in self._names("plans") if f"plans/{name}" not in files]
+        if self._environment(self._tables, *of_jobs) and all(written):
             self._facts = facts
 
-    def _plans(self) -> list[str]:
+    def _names(self, sub: str) -> list[str]:
         try:
-            return os.listdir(f"{self.run_dir}/plans")
+            return os.listdir(f"{self.run_dir}/{sub}")
         except OSError:
             return []
 
-    def _environment(self) -> bool:
-        from fairlead.jobenv.render import render
-
+    def _remove(self, name: str) -> bool:
         try:
-            text = render(skip=self.document.jobenv.skip, extra=self.document.jobenv.extra)
+            os.unlink(f"{self.run_dir}/{name}")
+        except FileNotFoundError:
+            return True
+        except OSError as e:
+            self._note(f"{self.run_dir}/{name}", e)
+            return False
+        return True
+
+    def _environment(self, tables: JobTables, interface: str, scratch: str) -> bool:
+        try:
+            files = tables.texts(interface, scratch)
         except DataError as e:
             self._note("env", e)
             return False
-        return self._write_if_changed(f"{self.run_dir}/env", text.encode())
+        if tables.trouble:
+            self._note("jobenv.scratch", DataError(tables.trouble))
+        else:
+            self.trouble.pop("jobenv.scratch", None)
+        written = [self._write_if_changed(f"{self.run_dir}/{name}", text.encode()) for name, text in files.items()]
+        written += [self._remove(f"presets/{name}") for name in self._names("presets") if f"presets/{name}" not in files]
+        if "scratch" not in files:
+            written.append(self._remove("scratch"))
+        return all(written)
 
     def status(self, data: bytes) -> None:
         """Publish status.json."""

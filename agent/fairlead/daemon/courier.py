@@ -49,9 +49,9 @@ class Standing(Struct, frozen=True, kw_only=True):
     reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
     over_budget: the rule across nodes that left no room, in one line, for a while after it was asked; limit: the same as
     data. error: slurmctld's last refusal or silence.
-    acknowledged: how many drains of ours a person has resumed. manual: a person drained it through fairlead.
-    looks: how often our drain was seen standing. check, since: of our own drain, what it is for and when it was begun
-    (Unix time in seconds).
+    acknowledged: how many drains of ours a person has resumed; lost: how many a killed slurmctld has forgotten. manual: a
+    person drained it through fairlead. looks: how often our drain was seen standing. check, since: of our own drain, what it
+    is for and when it was begun (Unix time in seconds).
     """
 
     drained: bool = False
@@ -62,6 +62,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     limit: Hold | None = None
     error: str = ""
     acknowledged: int = 0
+    lost: int = 0
     manual: bool = False
     looks: int = 0
     check: str = ""
@@ -289,6 +290,7 @@ class Courier:
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
                 limit=result.limit if outcome is Outcome.OVER_BUDGET else None,
                 acknowledged=before.acknowledged + acknowledged,
+                lost=before.lost + (outcome is Outcome.LOST),
                 looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
                 manual=bool(entry and drained and entry.manual),
                 check=entry.token.check if entry is not None and drained else "",

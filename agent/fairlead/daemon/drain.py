@@ -3,63 +3,24 @@
 slurmctld has no compare-and-swap: a second drain erases the first reason. So every change is read, intent on disk,
 write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``outcome.finish``
 runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
-next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2.
+next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2; and 2
+more where a young drain is gone.
 """
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
-from fairlead.daemon.fleet import Fleet
-from fairlead.daemon.ledger import Entry, Ledger, Phase
+from fairlead.daemon.ledger import Entry, Phase
 from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
-from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.daemon.own_node import OwnNode
 from fairlead.policy.fleet import Hold
-from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, Owner, Token, build, classify, keep_off, parse
-from fairlead.policy.rules import Rules
-from fairlead.slurm.client import NodeState, SlurmClient
-
-STALE_SECONDS = 2.0  # how long a reading is good for: it bounds the window in which another's change could be overwritten
-SAVED_SECONDS = 30.0  # and the intent in the ledger, whose time says until when what was sent may still arrive
+from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, Owner, keep_off, parse
+from fairlead.slurm.client import NodeState
 
 
-class Drain:
-    """The protocols of one node.
-
-    hidden: looks for what Slurm hid under our reason since a Unix time; stranger: why this machine is not that node;
-    barred: why nothing may be written now (a hold), asked with the ledger's lock. Each gives one line, "" for nothing.
-    """
-
-    def __init__(
-        self,
-        client: SlurmClient,
-        ledger: Ledger,
-        node: str,
-        rules: Rules,
-        *,
-        hidden: Callable[[float], str] = lambda since: "",
-        stranger: Callable[[NodeState], str] = lambda mine: "",
-        barred: Callable[[], str] = lambda: "",
-        fleet: Fleet | None = None,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.client = client
-        self.ledger = ledger
-        self.node = node
-        self.rules = rules
-        self.hidden = hidden
-        self.stranger = stranger
-        self.barred = barred
-        self.fleet = fleet or Fleet(rules)
-        self.wall = wall
-        self.clock = clock
-        self._saved_at = self._saved_wall = 0.0
-        self._asked_at = 0.0  # Unix time before the last reading: what arrived later is not in it
+class Drain(OwnNode):
+    """The protocols of one node."""
 
     def drain(
         self, check: str, summary: str, *, job: int | None = None, certain: bool = False, prolog_refused: bool = False
@@ -85,11 +46,9 @@ class Drain:
                 if why := keep_off(mine.states):
                     return result(Outcome.HELD, mine, why)
                 return (yield from self._take_over(summary, read_at))
-            return (yield from self._stand(entry, listed, read_at))
+            return (yield from self._stand(entry, mine, listed, read_at))
         if entry.phase is not Phase.DRAINING:
-            yield "save"
-            marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
-            gone = replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
+            gone = yield from self._gone(entry, owner, mine)
             if check == MANUAL and gone.outcome not in (Outcome.FOREIGN, Outcome.HELD):
                 return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
             return gone
@@ -116,15 +75,15 @@ class Drain:
         entry = replace(entry, sent=0.0)
         owner, entry = self._owner(mine, entry)
         if owner is Owner.OURS:
-            return replace((yield from self._stand(entry, listed, read_at)), window_seconds=window)
-        yield "save"
-        return replace(self._forget(replace(entry, phase=Phase.DRAINED), owner, mine), window_seconds=window)
+            return replace((yield from self._stand(entry, mine, listed, read_at)), window_seconds=window)
+        entry = replace(entry, phase=Phase.DRAINED, written=self._just_now(mine))
+        return replace((yield from self._gone(entry, owner, mine, again=False)), window_seconds=window)
 
     def _take_over(self, summary: str, read_at: float) -> Steps:
         """A person's words in place of the agent's own: the node is drained already, and from now on until that person
         says otherwise."""
         before = self.ledger.load()
-        entry = replace(self._intent(before, MANUAL, summary, None), phase=Phase.DRAINED)
+        entry = replace(self._intent(before, MANUAL, summary, None), phase=Phase.DRAINED, written=self._just_now())
         yield "save"
         self.ledger.save(entry)
         yield "write"
@@ -134,7 +93,9 @@ class Drain:
         mine = self._node()
         entry = replace(entry, sent=0.0)
         owner, entry = self._owner(mine, entry)
-        return (yield from self._stand(entry, (), 0.0)) if owner is Owner.OURS else self._forget(entry, owner, mine)
+        if owner is Owner.OURS:
+            return (yield from self._stand(replace(entry, phase=Phase.DRAINING), mine, (), 0.0))
+        return (yield from self._gone(replace(entry, written=self._just_now(mine)), owner, mine, again=False))
 
     def resume(self, *, by_hand: bool = False) -> Steps:
         """Lift our own drain, and only that. ``by_hand``: a person does; the ledger goes on naming the drain, so that the
@@ -158,6 +119,8 @@ class Drain:
         owner, entry = self._owner(mine, entry)
         if owner not in (Owner.OURS, Owner.COVERED) or not mine.drained:
             if by_hand and owner is Owner.FREE and entry.phase is not Phase.DRAINING:
+                yield "save"
+                self.ledger.save(replace(entry, written=0))  # whoever or whatever has lifted it, a person wants it so
                 return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")  # the agent is to hear of it too
             yield "save"
             return self._forget(replace(entry, lifting=0.0), owner, mine)
@@ -187,7 +150,7 @@ class Drain:
         if theirs := erased(mine, ours):
             self.ledger.save(replace(entry, phase=Phase.TAKEN))
             return replace((yield from self._put_back(mine, theirs, read_at)), window_seconds=window)
-        self.ledger.save(replace(entry, phase=Phase.DRAINED) if by_hand else self._left(entry))
+        self.ledger.save(replace(entry, phase=Phase.DRAINED, written=0) if by_hand else self._left(entry))
         return replace(result(Outcome.RESUMED, mine), window_seconds=window)
 
     def look(self, *, prolog_refused: bool = False, lift: bool = False, since: float = 0.0) -> Steps:
@@ -222,13 +185,12 @@ class Drain:
             return self._unknown(mine)
         owner, entry = self._owner(mine, entry, prolog_refused=prolog_refused)
         if owner is Owner.OURS and mine.drained:
-            return (yield from self._stand(entry, listed, read_at))
-        yield "save"
+            return (yield from self._stand(entry, mine, listed, read_at))
         if owner is Owner.COVERED:
+            yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED))
             return result(Outcome.DRAINED, mine, who(mine))
-        marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: somebody had lifted ours
-        return replace(self._forget(entry, Owner.FREE if marked else owner, mine), marked=marked)
+        return (yield from self._gone(entry, owner, mine))
 
     def _unmark(self, before: Entry | None, marked: NodeState, read_at: float) -> Steps:
         """Lift Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
@@ -253,16 +215,6 @@ class Drain:
         self.client.drain(self.node, theirs)
         return result(Outcome.FOREIGN, mine, f"put back: {theirs}")
 
-    def foresee(self, mine: NodeState, *, lift: bool) -> str:
-        """Why a drain (``lift``: a resume) by hand would be refused now, in one line; "" for nothing seen. Writes nothing."""
-        entry = self.ledger.load()
-        owner, entry = self._owner(mine, entry) if entry else (self._classify(mine, None), None)
-        if owner in (Owner.FOREIGN, Owner.ORPHAN):
-            return f"{owner.value}: {who(mine)}"
-        if not lift:
-            return "" if mine.drained else keep_off(mine.states) or self.stranger(mine)
-        return self._not_yet(mine, entry.since) if entry and mine.drained else "nothing of ours to lift"
-
     def adopt(self) -> Steps:
         """Take over a drain of fairlead's form whose ledger was lost; the caller has asked a person."""
         yield "read"
@@ -274,15 +226,14 @@ class Drain:
         self.ledger.save(self._entry(found, Phase.DRAINED))
         return result(Outcome.DRAINED, mine, mine.reason)
 
-    def _stand(self, entry: Entry, listed: tuple[NodeState, ...], read_at: float) -> Steps:
+    def _stand(self, entry: Entry, mine: NodeState, listed: tuple[NodeState, ...], read_at: float) -> Steps:
         """Our drain is there: keep it, or undo it where it is past a limit that looks across nodes."""
         over: Hold | None = None
-        mine = self._own(listed) if listed else None
-        if mine is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
+        if listed and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             over = self.fleet.after(self.node, entry.token, listed)
-        if mine is not None and over is not None and over.wait:
+        if over is not None and over.wait:
             return replace(result(Outcome.CONTESTED, mine, over.text), limit=over)
-        if mine is not None and over is not None:
+        if over is not None:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self._saved()))
             yield "undo"
@@ -291,10 +242,33 @@ class Drain:
             yield "save"
             self.ledger.save(self._left(replace(entry, sent=0.0)))
             return replace(result(Outcome.OVER_BUDGET, mine, over.text), limit=over, undone=True)
-        if entry.phase is not Phase.DRAINED or entry.sent:
+        stands = self._seen(entry, mine)
+        if stands != entry:
             yield "save"
-            self.ledger.save(replace(entry, phase=Phase.DRAINED, sent=0.0))
-        return Result(outcome=Outcome.DRAINED, detail=entry.token.text, states=mine.states if mine else frozenset())
+            self.ledger.save(stands)
+        return result(Outcome.DRAINED, mine, entry.token.text)
+
+    def _gone(self, entry: Entry, owner: Owner, mine: NodeState, *, again: bool = True) -> Steps:
+        """Our drain, or one that we have just written, does not stand (any more). A slurmctld that was killed forgets what it had
+        not saved: then nobody need have lifted it, and it is to be made again: a person's (``again``) here, the agent's by its
+        next order. RPCs: 2 more, for a drain that is young."""
+        marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: ours had gone before
+        owner = Owner.FREE if marked else owner
+        young = entry.written and entry.phase in (Phase.DRAINED, Phase.TAKEN)
+        if young and (mine.drained or not keep_off(mine.states)):
+            yield "ask"
+            lost = self.client.began() >= entry.written
+            if lost and entry.manual and again and (why := self.barred()):
+                return result(Outcome.HELD, mine, f"slurmctld has lost our drain, which is not made again: {why}")
+            if lost and owner is Owner.FREE:
+                yield "save"
+                self.ledger.save(self._left(entry))
+                if entry.manual and again:
+                    return (yield from self.drain(MANUAL, entry.token.summary))
+                return replace(result(Outcome.LOST, mine, f"slurmctld has lost {entry.token.text}"), marked=marked)
+            entry = replace(entry, phase=Phase.DRAINING, written=0) if lost else self._aged(entry)
+        yield "save"
+        return replace(self._forget(entry, owner, mine), marked=marked)
 
     def _forget(self, entry: Entry, owner: Owner, mine: NodeState) -> Result:
         """The node is not drained by us (any more): by whom, or by nobody; and what that means."""
@@ -316,78 +290,3 @@ class Drain:
         if stood:
             return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
         return result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)
-
-    def _fresh(self, read_at: float, otherwise: Entry | None) -> None:
-        """Nothing is written on a reading that is old: this process was stopped, or the disk was, and people act meanwhile.
-        Raises SlurmUnavailable then, for another try; the ledger says ``otherwise``."""
-        now = self.clock()
-        stepped = abs(self.wall() - self._saved_wall - (now - self._saved_at)) > STALE_SECONDS  # the ledger's times are wall time
-        if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS or stepped:
-            self.ledger.save(otherwise)
-            raise SlurmUnavailable(f"{now - read_at:.0f} s went by after the reading of {self.node}: not written")
-
-    def _left(self, entry: Entry) -> Entry | None:
-        return entry.dropped(self._asked_at)
-
-    def _unknown(self, mine: NodeState) -> Result:
-        """Without an entry: is it somebody's?"""
-        owner = self._classify(mine, None)
-        return result(Outcome.FREE if owner is Owner.FREE else Outcome(owner.value), mine, who(mine))
-
-    def _not_yet(self, mine: NodeState, since: float) -> str:
-        """Why a drain of Unix time ``since`` may not be lifted now."""
-        if why := keep_off(mine.states):
-            return why
-        if "INVALID_REG" in mine.states:  # slurmctld refuses it then
-            return "slurmd registers with less than slurm.conf says: scontrol show node"
-        if "DOWN" in mine.states:
-            return "down in slurmctld: slurmd does not answer, or somebody set it"
-        if "COMPLETING" in mine.states:
-            return "a job is still completing: a step that cannot be killed, or an epilog that runs"
-        return self.hidden(since)
-
-    def _node(self) -> NodeState:
-        self._asked_at = self.wall()
-        return self.client.node(self.node)
-
-    def _nodes(self) -> tuple[NodeState, ...]:
-        self._asked_at = self.wall()
-        return self.client.nodes()
-
-    def _own(self, listed: tuple[NodeState, ...]) -> NodeState:
-        for node in listed:
-            if node.name == self.node:
-                return node
-        raise SlurmError(f"slurmctld has no node {self.node} in any partition", hint="slurm.node_name must be its NodeName")
-
-    def _classify(self, mine: NodeState, token: Token | None, *, prolog_refused: bool = False) -> Owner:
-        return classify(mine.states, mine.reason, mine.reason_user, token, self.rules, prolog_refused=prolog_refused)
-
-    def _owner(self, mine: NodeState, entry: Entry, *, prolog_refused: bool = False) -> tuple[Owner, Entry]:
-        """Whose it is, and the entry with the text that stands where several may."""
-        owner = self._classify(mine, entry.token, prolog_refused=prolog_refused)
-        if owner is not Owner.OURS:
-            for token in entry.late:
-                if self._classify(mine, token) is Owner.OURS:
-                    owner, entry = Owner.OURS, entry.turned_to(token)
-        if (owner is Owner.COVERED and not entry.ours) or (owner is Owner.OURS and entry.phase is Phase.TAKEN):
-            return Owner.FOREIGN, entry  # whose words slurmctld, or a late write of ours, has replaced is not known
-        return owner, entry
-
-    def _intent(self, before: Entry | None, check: str, summary: str, job: int | None) -> Entry:
-        """A drain about to be written, after what the ledger said ``before``."""
-        token = build(check, secrets.token_hex(6), summary, job=job)
-        now = self._saved()
-        return before.intend(token, now) if before else replace(self._entry(token, Phase.DRAINING), sent=now)
-
-    def _nothing(self) -> Entry:
-        """An entry that says only that something may still arrive."""
-        return self._entry(build("prolog", secrets.token_hex(6), "-"), Phase.DRAINING)
-
-    def _saved(self) -> float:
-        """Unix time, for the ledger; what is saved now has to be written soon or not at all."""
-        self._saved_at, self._saved_wall = self.clock(), self.wall()
-        return self._saved_wall
-
-    def _entry(self, token: Token, phase: Phase) -> Entry:
-        return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)

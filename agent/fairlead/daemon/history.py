@@ -8,25 +8,24 @@ not here.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
 from fairlead.daemon.disk import Direct, Storage
+from fairlead.daemon.series import KEEP_SECONDS, Series
 from fairlead.daemon.store import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
 from fairlead.policy.state import PolicyState
 from fairlead.xid import parse
 
-SAMPLE_SECONDS = 60.0  # one value per counter and minute at most, ...
-KEEP_SECONDS = 7200.0  # ... for two hours: twice the longest window of a check
 EVENTS_SPARE = 100  # so many more before they are pruned
 #: Lines that say the same of the same device are one kind; of each so many first and last are kept, so that a job that
 #: floods the log with its own faults cannot push another fault out. Kinds past the limit share one.
 FIRST_KEPT, LAST_KEPT = 5, 20
-KINDS_MAX, OTHERS_MAX = 200, 50  # of lines that the Xid parser knows, and of others
+KINDS_MAX, OTHERS_MAX = 200, 200  # of lines that the Xid parser knows, and of others
 _OTHER_CHARACTERS = 40
 Kind = tuple[object, ...]
 
@@ -48,8 +47,8 @@ class History:
         self._kinds: dict[Kind, list[Key]] = {}
         self._others = 0
         self._events = 0
-        self._samples: dict[tuple[str, str], list[Sample]] = {}
-        self._unsaved: list[Sample] = []
+        self._series = Series()
+        self._boards: dict[str, str] = {}
         self._readable: set[str] = set()
         self._past: Past | None = None
         self._open(first=True)
@@ -62,8 +61,9 @@ class History:
             self._past = Past(
                 available=True,
                 records=tuple(self._records.values()),
-                samples=tuple(s for series in self._samples.values() for s in series),
+                samples=self._series.all(),
                 readable=frozenset(self._readable),
+                boards=dict(self._boards),
                 overrun=self.overrun,
                 overrun_seconds=self._overrun_seconds,
                 log=self.log,
@@ -110,20 +110,21 @@ class History:
 
     def _row(self, record: KernelRecord) -> tuple[object, ...]:
         jobs, uids = (",".join(map(str, numbers)) for numbers in (record.jobs, record.uids))
+        jobs = jobs or ("," if record.attributed else "")  # no job, and not known: an older agent reads both alike
         return (self.boot_id, record.sequence, record.seconds, record.priority, record.text, jobs, uids)
 
     def add_samples(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> None:
         """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; at most one a minute of each."""
-        for device, name, value in values:
-            series = self._samples.setdefault((device, name), [])
-            if series and seconds - series[-1].seconds < SAMPLE_SECONDS:
-                continue
-            sample = Sample(device=device, name=name, seconds=seconds, value=value)
-            while series and seconds - series[0].seconds > KEEP_SECONDS:
-                series.pop(0)
-            series.append(sample)
-            self._unsaved.append(sample)
+        if self._series.add(seconds, values):
             self._past = None
+
+    def add_boards(self, boards: Mapping[str, str]) -> None:
+        """Remember which board sits where, once: one in another's place is for a person to say (`fairlead clear`)."""
+        new = {slot: board for slot, board in boards.items() if slot not in self._boards}
+        if new:
+            self._boards |= new
+            self._past = None
+            self._put("boards", msgspec.json.encode(self._boards))
 
     def add_readable(self, names: frozenset[str]) -> None:
         """Remember which fields of which devices could be read."""
@@ -133,12 +134,21 @@ class History:
             self._put("readable", msgspec.json.encode(sorted(self._readable)))
 
     def forget_readable(self, devices: Collection[str], *, everything: bool = False) -> None:
-        """What could be read of these devices says nothing about what comes after a repair."""
+        """What could be read of these devices earlier says nothing any more."""
         left = {n for n in self._readable if not (everything or n.partition("/")[0] in devices)}
         if left != self._readable:
             self._readable = left
             self._past = None
             self._put("readable", msgspec.json.encode(sorted(left)))
+
+    def forget(self, devices: Collection[str], *, everything: bool = False) -> None:
+        """These are repaired: neither what could be read of them nor which board sits there is known."""
+        self.forget_readable(devices, everything=everything)
+        boards = {s: b for s, b in self._boards.items() if not (everything or s in devices or b in devices)}
+        if boards != self._boards:
+            self._boards = boards
+            self._past = None
+            self._put("boards", msgspec.json.encode(boards))
 
     def set_log(self, log: Missing | None, lost: int, seconds: float = 0.0, cursor: int | None = None) -> None:
         """How it is with the kernel log: why it cannot be read, and how many records this run of the agent has lost.
@@ -201,16 +211,16 @@ class History:
 
     def save_samples(self) -> None:
         """Write what has gathered, and drop what is too old."""
-        if self._unsaved:
-            oldest = self._unsaved[-1].seconds - KEEP_SECONDS
+        unsaved = self._series.unsaved()
+        if unsaved:
+            oldest = unsaved[-1].seconds - KEEP_SECONDS
             self._write(
                 (
                     "INSERT INTO sample VALUES (?, ?, ?, ?, ?)",
-                    [(self.boot_id, s.device, s.name, s.seconds, s.value) for s in self._unsaved],
+                    [(self.boot_id, s.device, s.name, s.seconds, s.value) for s in unsaved],
                 ),
                 ("DELETE FROM sample WHERE boot_id != ? OR seconds < ?", [(self.boot_id, oldest)]),
             )
-            self._unsaved.clear()
 
     @property
     def on_disk(self) -> bool:
@@ -259,6 +269,9 @@ class History:
         if not self._readable <= stored.readable:
             statements.append((PUT, [("readable", msgspec.json.encode(sorted(self._readable | stored.readable)))]))
         self._readable |= stored.readable
+        if self._boards | stored.boards != stored.boards:
+            statements.append((PUT, [("boards", msgspec.json.encode(self._boards | stored.boards))]))
+        self._boards |= stored.boards
         self._past = None
         self._saved_state = b""
         self._store.write(*statements)
@@ -268,10 +281,7 @@ class History:
         self._records, self._kinds, self._others = {}, {}, 0
         for key, record in sorted(together.items(), key=lambda item: (item[0][1], item[0][0])):
             self._remember(key, record)
-        series: dict[tuple[str, str], dict[float, Sample]] = {}
-        for sample in (*samples, *(s for known in self._samples.values() for s in known)):
-            series.setdefault((sample.device, sample.name), {})[sample.seconds] = sample
-        self._samples = {name: [s for _, s in sorted(found.items())] for name, found in series.items()}
+        self._series.merge(samples)
 
     def _write(self, *statements: Statement, commit: bool = True) -> None:
         self.heal()

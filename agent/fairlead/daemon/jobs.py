@@ -138,20 +138,29 @@ class Blame:
             if line is None or not of_a_gpu or not self._jobs:
                 attributed.append(record)
                 continue
-            found = self._at(line, order, record.seconds if now is None else now)
+            found, exact = self._at(line, order, record.seconds if now is None else now)
             users = {job.uid for job in found if job.uid is not None}
-            attributed.append(replace(record, jobs=tuple(sorted(j.id for j in found)), uids=tuple(sorted(users))))
+            numbers = tuple(sorted(j.id for j in found))
+            attributed.append(replace(record, jobs=numbers, uids=tuple(sorted(users)), attributed=exact or bool(found)))
         return attributed
 
-    def _at(self, line: XidLine, order: dict[str, int] | None, seconds: float) -> list[Job]:
-        """The jobs on the line's GPU at that time. order: None where indices name MIG instances."""
-        jobs = [j for j in self._jobs.values() if j.gpus]
-        if line.gi is None and order is not None and all(j.gpus <= set(order.values()) for j in jobs):
+    def _at(self, line: XidLine, order: dict[str, int] | None, seconds: float) -> tuple[list[Job], bool]:
+        """The jobs on the line's GPU at that time, and whether no other can have been. order: None where indices name MIG
+        instances. A job without GPUs of Slurm's may use any where the site does not confine it."""
+        there = [j for j in self._jobs.values() if (j.start or 0) <= seconds + 1]
+        jobs = [j for j in there if j.gpus]
+        index = None
+        if line.gi is None and order is not None and all(j.gpus <= set(order.values()) for j in self._jobs.values()):
             index = order.get(line.pci)
             jobs = [j for j in jobs if index in j.gpus]
-        there = [j for j in jobs if (j.start or 0) <= seconds + 1]
-        on_it = [j for j in there if j.end is None or seconds <= j.end]
-        return on_it or [j for j in there if j.end is not None and seconds <= j.end + LINGER_SECONDS]
+        found = _then(jobs, seconds)
+        return found, index is not None and all(j.gpus for j in _then(there, seconds))
+
+
+def _then(jobs: list[Job], seconds: float) -> list[Job]:
+    """Of jobs that had begun those that had not ended, or only just."""
+    ran = [j for j in jobs if j.end is None or seconds <= j.end]
+    return ran or [j for j in jobs if j.end is not None and seconds <= j.end + LINGER_SECONDS]
 
 
 def _order(run_dir: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from fairlead.model.setting import drift
 def reads(document: Document) -> tuple[str, ...]:
     """The files whose text the enabled checks and the declared settings need."""
     wanted = [path for name, check in checks.load().items() if document.checks[name].enabled for path in check.reads]
-    wanted += [path for name in document.settings for path in settings.load()[name].reads]
+    wanted += [path for name, want in document.settings.items() for path in settings.load()[name].wanted_reads(want)]
     return tuple(dict.fromkeys(wanted))
 
 

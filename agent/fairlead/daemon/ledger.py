@@ -44,11 +44,12 @@ class Phase(StrEnum):
     TAKEN = "taken"
 
 
-class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on.
 
     sent: when a drain with this text was last about to be written, 0 once it was read back. unanswered: when one with a
     text of ``late`` was. lifting: when a resume was last about to be written, 0 once it was read back. All Unix time.
+    written: when our drain was written, by slurmctld's clock, as long as slurmctld may not have saved it; then 0.
     """
 
     node: str
@@ -59,6 +60,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sent: float = 0.0
     unanswered: float = 0.0
     lifting: float = 0.0
+    written: int = 0
     late: tuple[Token, ...] = ()
 
     @property
@@ -81,9 +83,10 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         still says the same; every other text that may still arrive stays known as ours."""
         sent = max(self.sent, self.unanswered)
         if self.token not in self.late and self.token == replace(token, token=self.token.token):
-            return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent)
+            return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent, written=0)
         late = self.texts[:LATE_MAX]
-        return replace(self, phase=Phase.DRAINING, token=token, since=now, sent=now, unanswered=sent, late=late)
+        changes = {"token": token, "since": now, "sent": now, "unanswered": sent, "late": late, "written": 0}
+        return replace(self, phase=Phase.DRAINING, **changes)
 
     def turned_to(self, token: Token) -> Entry:
         """Another of ``late`` stands; the text that was sent last may still arrive."""
@@ -99,7 +102,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         sent = max(self.sent, self.unanswered)
         if abs(now - max(sent, self.lifting)) >= LATE_SECONDS:
             return None
-        changes = {"phase": Phase.DRAINING, "late": self.texts[:LATE_MAX], "sent": 0.0, "unanswered": sent}
+        changes = {"phase": Phase.DRAINING, "late": self.texts[:LATE_MAX], "sent": 0.0, "unanswered": sent, "written": 0}
         return replace(self, **changes)
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from fairlead import __version__, checks
 from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
-from fairlead.daemon import log, status, transitions
+from fairlead.daemon import log, remember, status, transitions
 from fairlead.daemon.account import account_of, troubles_of
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
@@ -261,15 +261,12 @@ class Loop:
         self.sweeps += 1
         self.history.heal()
         seconds = uptime_of(node, self.root)
+        remember.before(self.history, node)
         ran = fresh(self.document, node)
         findings = judge(self.document, node, self._past(), ran)
-        for name, check in checks.load().items():
-            if check.samples is not None and self.document.checks[name].enabled and (ran is None or name in ran):
-                self.history.add_samples(seconds, check.samples(node))
-        if self.sweeps % 16 == 1:
-            from fairlead.model.device import readable_fields
-
-            self.history.add_readable(readable_fields(node))
+        thorough = self.sweeps % 16 == 1
+        remember.after(self.history, self.document, node, seconds, ran=ran, thorough=thorough)
+        if thorough:
             self.history.save_samples()
             if self.senses.follower is not None:
                 self.history.save_cursor(self.senses.follower.cursor)

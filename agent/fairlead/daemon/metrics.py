@@ -14,13 +14,18 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from fairlead.daemon import gpu_error_metrics, metrics_load
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
+from fairlead.model.gpu_load import REASONS
 from fairlead.model.verdict import State
 from fairlead.policy.fleet import Hold
 
 _ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
-_LINK_ERRORS = ("crc_errors", "replay_errors", "recovery_errors")
+_LINK_ERRORS = (
+    "crc_errors", "replay_errors", "recovery_errors",
+    "malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors",
+)  # fmt: skip
 #: Facts of a GPU that are plain gauges: attribute, metric, help.
 _GAUGES = (
     ("temperature_celsius", "temperature_celsius", "GPU core temperature."),
@@ -37,18 +42,8 @@ _GAUGES = (
     ),
     ("persistence", "persistence_mode", "Persistence mode, 1 is on."),
     ("mig_current", "mig_mode", "MIG mode, 1 is on."),
-)
-#: nvml.h, nvmlClocksEventReason*.
-_THROTTLE = (
-    (0x001, "gpu_idle"),
-    (0x002, "applications_clocks_setting"),
-    (0x004, "sw_power_cap"),
-    (0x008, "hw_slowdown"),
-    (0x010, "sync_boost"),
-    (0x020, "sw_thermal_slowdown"),
-    (0x040, "hw_thermal_slowdown"),
-    (0x080, "hw_power_brake_slowdown"),
-    (0x100, "display_clock_setting"),
+    ("mig_pending", "mig_mode_pending", "MIG mode after the next reset, 1 is on."),
+    ("inforom_valid", "inforom_valid", "1 when the InfoROM's checksums are right; read once an hour."),
 )
 _PCIE = (
     ("gen_current", "pcie_link_generation"),
@@ -111,6 +106,7 @@ class Metrics:
         if view.node is not None and not isinstance(view.node.gpus, Missing):
             yield from _gpus(view.node.gpus)
         if view.node is not None:
+            yield from metrics_load.load(view.node)
             yield from _nics(view.node)
 
     def render(self) -> bytes:
@@ -270,7 +266,7 @@ def _gpus(gpus: Iterable[Gpu]) -> Iterator[Metric]:
     slow = GaugeMetricFamily("fairlead_gpu_clock_event", "1 while this is why clocks are not higher.", labels=["pci", "reason"])
     for gpu in gpus:
         if not isinstance(gpu.throttle_reasons, Missing):
-            for bit, reason in _THROTTLE:
+            for bit, reason in REASONS:
                 slow.add_metric([gpu.pci, reason], bool(gpu.throttle_reasons & bit))
     yield slow
     yield from _memory(gpus)
@@ -301,6 +297,7 @@ def _memory(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
                 for left, banks in zip(("max", "high", "partial", "low", "none"), gpu.remap.histogram, strict=False):
                     spare.add_metric([gpu.pci, left], banks)
     yield from (errors, mode, sram, rows, state, spare)
+    yield from gpu_error_metrics.families(gpus)
 
 
 def _links(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:

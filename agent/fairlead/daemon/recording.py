@@ -254,6 +254,7 @@ def _from_tables(db: sqlite3.Connection, path: str, prefixes: tuple[str, ...]) -
                     boot_id=boot_id,
                     jobs=numbers(jobs),
                     uids=numbers(uids),
+                    attributed=bool(jobs),
                 )
                 boot.records.append((number, record))
                 boot.ended = max(boot.ended, start + seconds)

@@ -62,7 +62,7 @@ class Requests:
         for request in new:
             if isinstance(request, Clear):
                 request = _placed(request, history, boot_id)  # noqa: PLW2901
-                history.forget_readable(request.devices, everything=request.everything)
+                history.forget(request.devices, everything=request.everything)
             made = apply(made, request)
         if new:
             history.save_state(made)

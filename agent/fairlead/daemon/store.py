@@ -49,6 +49,7 @@ class Stored(Struct, frozen=True):
     records: dict[Key, KernelRecord]
     samples: list[Sample]
     readable: frozenset[str]
+    boards: dict[str, str]
     lost: tuple[int, float] = (0, 0.0)
 
 
@@ -193,6 +194,7 @@ class Store:
                 boot_id=self.boot_id,
                 jobs=numbers(jobs),
                 uids=numbers(uids),
+                attributed=bool(jobs),
             )
             for sequence, seconds, priority, text, jobs, uids in db.execute(
                 "SELECT sequence, seconds, priority, text, jobs, uids FROM record WHERE boot_id = ?", (self.boot_id,)
@@ -206,9 +208,12 @@ class Store:
         ]
         kept = db.execute("SELECT value FROM kept WHERE key = 'readable'").fetchone()
         readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
-        lost = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
+        kept = db.execute("SELECT value FROM kept WHERE key = 'boards'").fetchone()
+        boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
+        kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
+        lost = msgspec.json.decode(kept[0], type=tuple[int, float]) if kept else (0, 0.0)
         db.commit()
-        return Stored(records, samples, readable, msgspec.json.decode(lost[0], type=tuple[int, float]) if lost else (0, 0.0))
+        return Stored(records, samples, readable, boards, lost)
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):

@@ -62,6 +62,8 @@ def slurm(trail: Trail, before: Standing, after: Standing) -> None:
     elif before.drained and not after.drained:
         if after.acknowledged > before.acknowledged:
             what, detail = "resumed by a person", "what stood then counts as acknowledged"
+        elif after.lost > before.lost:
+            what, detail = "drain lost", "slurmctld began anew before it had saved it; it is made again where it is still due"
         elif after.foreign or after.held:
             what, detail = "drain given up", after.held
         else:

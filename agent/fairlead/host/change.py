@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import difflib
+import errno
 import hashlib
 import json
 import os
@@ -20,10 +21,13 @@ from msgspec import Struct
 
 from fairlead.errors import FairleadError, HostError
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, Disruption, File, KernelValue, Nvml, PciBits, Unit
+from fairlead.model.change import AnyChange, BootLoader, Disruption, File, KernelValue, Layer, Module, Nvml, PciBits, Reboot, Unit
 
 UNDO = "/var/lib/fairlead/undo"
 SYSTEMCTL_SECONDS = 60.0
+MODPROBE_SECONDS = 60.0
+BOOT_LOADER_SECONDS = 120.0
+NOT_UNDONE = Unit | Module | BootLoader | Reboot  # what was there before is in a file of theirs, or was nothing
 NvmlSet = Callable[[str, str, int], None]
 
 
@@ -45,7 +49,7 @@ def target(change: AnyChange) -> str:
             return f"{address} {what or hex(offset)}"
         case Nvml(pci=pci, what=what):
             return f"{pci} {what}"
-        case Unit(name=name):
+        case Unit(name=name) | Module(name=name) | BootLoader(tool=name) | Reboot(what=name):
             return name
 
 
@@ -69,20 +73,36 @@ def diff(change: AnyChange) -> str:
             return f"--- {target(change)}\n- {old}\n+ {new}\n"
         case Unit():
             return f"--- {target(change)}\n+ {', '.join(_verbs(change))}\n"
+        case Module():
+            return f"--- module {change.name}\n+ loaded\n"
+        case BootLoader():
+            return f"--- boot loader ({change.tool})\n" + "".join(f"+ {w}\n" for w in change.words or ("made anew",))
+        case Reboot():
+            return f"--- running kernel\n+ {change.what} (after a reboot)\n"
 
 
 def execute(
     changes: Iterable[AnyChange], root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO
 ) -> tuple[Outcome, ...]:
-    """Make the changes in order. One that fails does not stop the others; nothing is raised for a failure."""
+    """Make the changes in order. One that fails does not stop the others, but that what the kernel refused is not persisted:
+    no file of the same setting is written after it. Nothing is raised for a failure."""
     outcomes: list[Outcome] = []
+    refused: set[str] = set()
     for change in changes:
+        if change.setting in refused and change.layer is Layer.PERSISTED:
+            words = f"{target(change)}: not written, since the running kernel refused it"
+            outcomes.append(Outcome(change=change, done=False, message=words))
+            continue
         try:
-            if not isinstance(change, Unit):
+            if not isinstance(change, NOT_UNDONE):
                 _remember(change, root, undo)
             outcomes.append(_make(change, root, nvml_set))
         except (OSError, FairleadError) as e:
             words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
+            if isinstance(change, KernelValue):
+                refused.add(change.setting)
+                if isinstance(e, OSError) and e.errno == errno.EINVAL:
+                    words = f"the kernel refuses {change.value!r} ({words})"
             outcomes.append(Outcome(change=change, done=False, message=f"{target(change)}: {words}"))
     return tuple(outcomes)
 
@@ -111,6 +131,13 @@ def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None) -> Outcome:
             for argv in _commands(change):
                 systemctl(argv)
             return Outcome(change=change, done=True, message=f"{change.name}: {', '.join(_verbs(change))}")
+        case Reboot():
+            return Outcome(change=change, done=False, skipped=True, message=f"{change.what}: waits for a reboot")
+        case Module() | BootLoader():
+            if not root.is_live:
+                return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
+            made_anew(change)
+            return Outcome(change=change, done=True, message=f"{target(change)}: done")
 
 
 def _bytes(content: str | None) -> bytes | None:
@@ -225,21 +252,32 @@ def _commands(change: Unit) -> list[list[str]]:
 
 def systemctl(arguments: list[str]) -> None:
     """Run systemctl with a deadline. Raises HostError with its own words."""
+    _run(["systemctl", "--no-ask-password", *arguments], SYSTEMCTL_SECONDS, "this node does not run systemd")
+
+
+def made_anew(change: Module | BootLoader) -> None:
+    """Load the module, or have the boot loader's configuration written. Raises HostError with the tool's own words."""
+    if isinstance(change, Module):
+        _run(["modprobe", "--", change.name], MODPROBE_SECONDS, "install kmod")
+    elif change.tool == "grubby":
+        words = [f"--args={' '.join(change.words)}"] if change.words else []
+        words += [f"--remove-args={' '.join(change.without)}"] if change.without else []
+        _run(["grubby", "--update-kernel=ALL", *words], BOOT_LOADER_SECONDS, "install grubby")
+    else:
+        _run([change.tool], BOOT_LOADER_SECONDS, f"install {change.tool}")
+
+
+def _run(command: list[str], seconds: float, missing: str) -> None:
+    words = " ".join(w for w in command if w not in ("--no-ask-password", "--"))
     try:
-        done = subprocess.run(
-            ["systemctl", "--no-ask-password", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=SYSTEMCTL_SECONDS,
-            check=False,
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
     except FileNotFoundError:
-        raise HostError("systemctl: not installed; this node does not run systemd") from None
+        raise HostError(f"{command[0]}: not installed; {missing}") from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"systemctl {' '.join(arguments)}: no answer within {SYSTEMCTL_SECONDS:.0f} s") from None
+        raise HostError(f"{words}: no answer within {seconds:.0f} s") from None
     if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise HostError(f"systemctl {' '.join(arguments)}: {words[0] if words else f'exit code {done.returncode}'}")
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise HostError(f"{words}: {said[0] if said else f'exit code {done.returncode}'}")
 
 
 def _record(change: AnyChange, root: Root) -> dict[str, Any]:
@@ -268,8 +306,8 @@ def _record(change: AnyChange, root: Root) -> dict[str, Any]:
             }
         case Nvml():
             return {"kind": "nvml", "setting": change.setting, "pci": change.pci, "what": change.what, "value": change.before}
-        case Unit():
-            raise TypeError("units have no undo record")
+        case Unit() | Module() | BootLoader() | Reboot():
+            raise TypeError(f"{target(change)} has no undo record")
 
 
 def _undo_path(change: AnyChange, undo: str) -> str:

@@ -8,9 +8,13 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from fairlead.host import cpus, gpu, kernel, kfd, network, pci, process
+from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
+from fairlead.host.gpu_load import Seen
+from fairlead.host.owners import Owners
 from fairlead.host.root import Root
+from fairlead.host.software import software
 from fairlead.model.facts import Cpu, Gpu, GpuLink, Missing, Nic, Node, NumaNode, PciDevice, StuckCall
+from fairlead.model.gpu_load import Software
 
 T = TypeVar("T")
 SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
@@ -38,6 +42,7 @@ class Gatherer:
         self._cpus: tuple[Cpu, ...] = ()
         self._nics: tuple[Nic, ...] = ()
         self._links: tuple[GpuLink, ...] = ()
+        self._aer: dict[str, tuple[aer.Counts, aer.Counts]] = {}
         self._virtual: bool | Missing | None = None
         self._name = kernel.node_name(root)
         self._module: str | Missing = ""
@@ -45,6 +50,9 @@ class Gatherer:
         self._globs: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[int, ...] | None] = {}
         self._processes = process.Found(root)
+        self._seen = Seen()
+        self._owners = Owners(root)
+        self._software = Software()
 
     def gather(self, nvml: Mapping[str, Any] | Missing | None, *, stuck: StuckCall | None = None) -> Node:
         """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked."""
@@ -53,8 +61,10 @@ class Gatherer:
         root = self._root
         devices = self._tour.devices(thorough=thorough)
         if thorough:
+            self._software = software(root)
             self._next_thorough = now + self._slow_seconds
             self._look_at_cpus(now)
+            self._aer = aer.of_gpus(root, nvidia_gpus(devices))
             self._links = kfd.links(root) if any(d.vendor == _AMD for d in devices) else ()
             if self._virtual is None or isinstance(self._virtual, Missing):
                 self._virtual = kernel.virtual(root)
@@ -62,7 +72,7 @@ class Gatherer:
             self._nics = network.nics(root, devices)
         self._module = kernel.module_version(root)
         self._read_texts(thorough)
-        gpus = self._converter.gpus(nvml)
+        gpus = self._gpus(nvml, devices, now, thorough=thorough)
         return Node(
             name=self._name,
             boot_id=kernel.boot_id(root),
@@ -72,13 +82,22 @@ class Gatherer:
             numa=self._numa,
             pci=devices,
             nics=self._nics,
-            driver=gpu.driver(nvml, self._module),
-            gpus=gpus if isinstance(gpus, Missing) else name_the_lost(gpus, devices),
+            driver=replace(gpu.driver(nvml, self._module), software=self._software),
+            gpus=gpus,
             stuck=stuck,
             gpu_links=self._links,
             thorough=thorough,
             texts=dict(self._texts),
         )
+
+    def _gpus(
+        self, nvml: Mapping[str, Any] | Missing | None, devices: tuple[PciDevice, ...], now: float, *, thorough: bool
+    ) -> tuple[Gpu, ...] | Missing:
+        gpus = self._converter.gpus(nvml)
+        if isinstance(gpus, Missing):
+            return gpus
+        gpus = aer.on_gpus(name_the_lost(gpus, devices), self._aer)
+        return self._seen.add(self._owners.attribute(gpus, again=thorough), now)
 
     def _look_at_cpus(self, now: float) -> None:
         """Some thousand files that change only when CPUs or memory go on- or offline: read again then, or once in a while."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fairlead.host import gpu_health
+from fairlead.host.gpu_load import load
 from fairlead.host.pci import normal_address
 from fairlead.model.facts import (
     Driver,
@@ -24,6 +26,7 @@ from fairlead.model.facts import (
 )
 
 GPU_IS_LOST = 15
+LINK_ERRORS = tuple(name for name in NvLink.__struct_fields__ if name not in ("link", "active", "remote"))
 # nvml.h, nvmlReturn_t
 RETURN_NAMES = {
     1: "UNINITIALIZED", 2: "INVALID_ARGUMENT", 3: "NOT_SUPPORTED", 4: "NO_PERMISSION", 5: "ALREADY_INITIALIZED",
@@ -151,6 +154,9 @@ class Converter:
             performance_state=read.number("performance_state", "performance_state"),
             recovery_action=read.number("recovery_action", "recovery_action"),
             processes=_processes(read),
+            retired=self._part(position, read, gpu_health.retired, "retired_pages"),
+            inforom_valid=gpu_health.inforom_valid(read),
+            load=self._part(position, read, load, "temperature", "fabric", "clock_events", "clocks", "power"),
         )
 
 
@@ -182,11 +188,13 @@ def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missin
     if isinstance(raw, Missing):
         return Driver(module_version=module_version, library_version=raw, nvml_version=raw, cuda_version=raw)
     read = Reader(raw)
+    code = raw.get("error")
     return Driver(
         module_version=module_version,
         library_version=read.text("driver_version", "driver_version"),
         nvml_version=read.text("nvml_version", "nvml_version"),
         cuda_version=read.number("cuda_driver_version", "cuda_driver_version"),
+        init_code=code if type(code) is int else 0,
     )
 
 
@@ -282,24 +290,23 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
         return NvLink(link=number, active=missing("nvlinks", f"nvml: nvlink.{number} is no table"))
     if "error" in raw:
         code = raw["error"]
-        why = missing("nvlinks", code if type(code) is int else "nvml: error is no number")
-        return NvLink(link=number, active=why, crc_errors=why, replay_errors=why, recovery_errors=why)
-    values = []
-    for key in ("active", "crc_errors", "replay_errors", "recovery_errors"):
+        whole = missing("nvlinks", code if type(code) is int else "nvml: error is no number")
+        return NvLink(link=number, active=whole, **dict.fromkeys(LINK_ERRORS, whole))  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key in ("active", *LINK_ERRORS):
         value = raw.get(key)
         if type(value) is not int:
             code = value.get("error") if isinstance(value, dict) else None
-            value = missing("nvlinks", code if type(code) is int else f"nvml: nvlink.{number}.{key} is not a number")
-        values.append(value)
-    active, crc, replay, recovery = values
+            why = code if type(code) is int else f"nvml: nvlink.{number}.{key} is not a number"
+            value = missing("nvlinks" if key == "active" else f"nvlinks.{key}", why)
+        values[key] = value
+    active = values.pop("active")
     remote = raw.get("remote", "")
     return NvLink(
         link=number,
         active=active if isinstance(active, Missing) else active != 0,
         remote=remote if isinstance(remote, str) else "",
-        crc_errors=crc,
-        replay_errors=replay,
-        recovery_errors=recovery,
+        **values,
     )
 
 

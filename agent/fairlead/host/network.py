@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from fairlead.host.pci import ADDRESS
 from fairlead.host.root import Root
-from fairlead.model.facts import Missing, Nic, PciDevice, unreadable
+from fairlead.model.facts import Gid, Missing, Nic, PciDevice, unreadable
 
 _RDMA = "/sys/class/infiniband"
 _NET = "/sys/class/net"
+_GIDS_MAX = 64  # of a table that may have 256 places; the first are taken first
+_GIDS_EMPTY = 8  # free places in a row that end the search
 _TYPES = {"1": "Ethernet", "32": "InfiniBand"}  # include/uapi/linux/if_arp.h ARPHRD_*
 
 
@@ -27,22 +29,62 @@ def _rdma(root: Root, name: str, pci: dict[str, PciDevice]) -> list[Nic]:
     address = _address(root, folder)
     interfaces = root.names(f"{folder}/device/net") if address else ()
     ports = [p for p in root.names(f"{folder}/ports") if p.isascii() and p.isdigit() and len(p) < 4]
-    return [
-        Nic(
-            name=name,
-            pci=address,
-            rdma=True,
-            port=int(port),
-            link_layer=_text(root.value(f"{folder}/ports/{port}/link_layer")),
-            state=_word(root.value(f"{folder}/ports/{port}/state")),
-            physical_state=_word(root.value(f"{folder}/ports/{port}/phys_state")),
-            rate_gbps=_rate(root.value(f"{folder}/ports/{port}/rate")),
-            interfaces=interfaces,
-            virtual_function=address in pci and pci[address].virtual_function,
-            numa=_numa(address, pci),
-        )
-        for port in sorted(ports, key=int)
-    ]
+    return [_port(root, name, int(port), address, interfaces, pci) for port in sorted(ports, key=int)]
+
+
+def _port(root: Root, name: str, port: int, address: str, interfaces: tuple[str, ...], pci: dict[str, PciDevice]) -> Nic:  # noqa: PLR0917
+    folder = f"{_RDMA}/{name}/ports/{port}"
+    layer = _text(root.value(f"{folder}/link_layer"))
+    own = _own(root, interfaces, port)
+    return Nic(
+        name=name,
+        pci=address,
+        rdma=True,
+        port=port,
+        link_layer=layer,
+        state=_word(root.value(f"{folder}/state")),
+        physical_state=_word(root.value(f"{folder}/phys_state")),
+        rate_gbps=_rate(root.value(f"{folder}/rate")),
+        interfaces=interfaces,
+        virtual_function=address in pci and pci[address].virtual_function,
+        numa=_numa(address, pci),
+        mtu_bytes=root.number(f"{_NET}/{own}/mtu") if own else unreadable("no interface"),
+        master=_master(root, own),
+        gids=_gids(root, folder) if layer == "Ethernet" else (),
+    )
+
+
+def _own(root: Root, interfaces: tuple[str, ...], port: int) -> str:
+    """The port's interface, where the device's function has several by dev_port; "" for none."""
+    if len(interfaces) < 2:
+        return "".join(interfaces)
+    return next((i for i in interfaces if root.read_line(f"{_NET}/{i}/dev_port") == str(port - 1)), interfaces[0])
+
+
+def _master(root: Root, interface: str) -> str:
+    link = root.readlink(f"{_NET}/{interface}/master") if interface else None
+    return link.rpartition("/")[2] if isinstance(link, str) else ""
+
+
+def _gids(root: Root, folder: str) -> tuple[Gid, ...] | Missing:
+    """The GIDs in use. The kernel gives EINVAL for the type of a free place; EACCES, as in containers, is Missing."""
+    found: list[Gid] = []
+    empty = 0
+    for index in range(_GIDS_MAX):
+        kind = root.read_line(f"{folder}/gid_attrs/types/{index}")
+        if isinstance(kind, Missing) and "Invalid argument" not in kind.detail:
+            return kind
+        if not isinstance(kind, str) or not kind:
+            empty += 1
+            if empty == _GIDS_EMPTY:
+                break
+            continue
+        empty = 0
+        text = root.value(f"{folder}/gids/{index}")
+        if isinstance(text, Missing):
+            return text
+        found.append(Gid(index, text, 2 if kind == "RoCE v2" else 1))
+    return tuple(found)
 
 
 def _interface(root: Root, name: str, pci: dict[str, PciDevice]) -> Nic | None:
@@ -62,6 +104,8 @@ def _interface(root: Root, name: str, pci: dict[str, PciDevice]) -> Nic | None:
         rate_gbps=_megabits(root.value(f"{folder}/speed")),
         virtual_function=address in pci and pci[address].virtual_function,
         numa=_numa(address, pci),
+        mtu_bytes=root.number(f"{folder}/mtu"),
+        master=_master(root, name),
     )
 
 

@@ -68,7 +68,6 @@ def fast_calls(lib: Any, structs: Any) -> list[Call]:
 def slow_calls(lib: Any, structs: Any) -> list[Call]:
     """Made once a minute."""
     bar1 = structs.c_nvmlBAR1Memory_t()
-    fabric = structs.c_nvmlGpuFabricInfo_v2_t()
     nodes = (ctypes.c_ulonglong * 4)()
     cpus = (ctypes.c_ulonglong * 64)()
     low, high = ctypes.c_uint(), ctypes.c_uint()
@@ -88,12 +87,14 @@ def slow_calls(lib: Any, structs: Any) -> list[Call]:
              (ctypes.byref(low), ctypes.byref(high)), lambda: high.value),
         _uint(lib, "nvmlDeviceGetMaxClockInfo", "clocks", "sm_max_hertz", before=(one(1),), scale=1_000_000),
         _uint(lib, "nvmlDeviceGetMaxClockInfo", "clocks", "memory_max_hertz", before=(one(2),), scale=1_000_000),
-        Call(lib, "nvmlDeviceGetGpuFabricInfoV", ("fabric", None), (ctypes.byref(fabric),),
-             lambda: {"state": fabric.state, "status": fabric.status, "clique_id": fabric.cliqueId,
-                      "cluster_uuid": bytes(fabric.clusterUuid).hex()}),
         Call(lib, "nvmlDeviceGetCpuAffinity", ("cpu_affinity", None), (one(64), cpus), lambda: cpu_list(cpus)),
         Call(lib, "nvmlDeviceGetMemoryAffinity", ("numa", None), (one(4), nodes, one(0)), lambda: lowest_bit(nodes)),
     ]  # fmt: skip
+
+
+def rare_calls(lib: Any) -> list[Call]:
+    """Made once an hour: what reads flash. nvmlDeviceValidateInforom gives nothing but its return code."""
+    return [Call(lib, "nvmlDeviceValidateInforom", ("inforom_valid", None), (), lambda: 1)]
 
 
 def _uint(lib: Any, name: str, part: str, key: str | None, *, before: tuple[Any, ...] = (), scale: int = 1) -> Call:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from fairlead.host.nvml_calls import Call, fast_calls, slow_calls
+from fairlead.host import nvml_load
+from fairlead.host.nvml_calls import Call, fast_calls, rare_calls, slow_calls
 from fairlead.host.nvml_fields import FIELDS, FUNCTION_NOT_FOUND, Batch
 from fairlead.host.nvml_links import FATAL, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
 
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 PROBE_AGAIN_SECONDS = 600.0
 SLOW_SECONDS = 60.0
+RARE_SECONDS = 3600.0
 LINK_SECONDS = 4.0  # NVLink error counters are most of the values of a sweep, and are judged as rates over minutes
 _VALUE_NOT_AVAILABLE = 2**64 - 1
 
@@ -32,9 +34,12 @@ class Device:
         self.handle = handle
         self._beat = beat
         self._slow_due = 0.0
-        self._fast = fast_calls(lib, structs)
-        self._slow = slow_calls(lib, structs)
+        self._rare_due = 0.0
+        self._rare = rare_calls(lib)
+        self._fast = fast_calls(lib, structs) + nvml_load.fast_calls(lib, structs)
+        self._slow = slow_calls(lib, structs) + nvml_load.slow_calls(lib, structs)
         self._links = Links(lib, structs, self.pci, beat)
+        self._events = nvml_load.ClockEvents(lib, self.pci, beat)
         self._batch_due = 0.0
         self._links_due = 0.0
         self._batches: list[Batch | None] = [None, None]
@@ -47,25 +52,35 @@ class Device:
             self.failed = False
             self.values = dict(self.identity)
         slow = now >= self._slow_due
-        code = self._run(self._fast, now) or (self._run(self._slow, now) if slow else 0)
+        rare = now >= self._rare_due
+        code = (
+            self._run(self._fast, now)
+            or (self._run(self._slow, now) if slow else 0)
+            or (self._run(self._rare, now) if rare else 0)
+        )
         if not code and slow:
             code = self._find_links()
         code = code or self._read_all_fields(now) or self._links.read(self.handle, self.values) or self._read_processes()
+        code = code or self._events.read(self.handle, self.values, now)
         if code:
             self.fail(code)
-        elif slow:
-            self._slow_due = now + SLOW_SECONDS
+        else:
+            self._slow_due = now + SLOW_SECONDS if slow else self._slow_due
+            self._rare_due = now + RARE_SECONDS if rare else self._rare_due
         return code
 
     def fail(self, code: int) -> None:
         """Every value but the identity becomes this error; all is read again when the GPU comes back."""
         self.failed = True
-        self._slow_due = self._batch_due = self._links_due = 0.0
+        self._slow_due = self._rare_due = self._batch_due = self._links_due = 0.0
         self._links.forget()
-        for call in (*self._fast, *self._slow):
+        calls = (*self._fast, *self._slow, *self._rare)
+        self._events.forget()
+        for call in calls:
             call.not_before = 0.0
         error = {"error": code}
-        parts = {c.part for c in (*self._fast, *self._slow)} | {p for p, _ in FIELDS.values()} | {"nvlink", "processes"}
+        read = {c.part for c in calls} | {p for p, _ in FIELDS.values()}
+        parts = read | {"nvlink", "processes", nvml_load.PART}
         self.values = {**dict.fromkeys(sorted(parts), error), **self.identity}
 
     def _run(self, calls: list[Call], now: float) -> int:

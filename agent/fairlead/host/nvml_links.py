@@ -14,6 +14,14 @@ FATAL = (1, 9, 15)  # UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: no use in a
 LINKS_MAX = 18  # NVML_NVLINK_MAX_LINKS
 # NVML_FI_DEV_NVLINK_ERROR_DL_*, scopeId: the link
 LINK_FIELDS = {161: "replay_errors", 162: "recovery_errors", 163: "crc_errors"}
+# NVLink 5 counts otherwise (NVML_FI_DEV_NVLINK_COUNT_*); a GPU that does not know these, or those above, is not asked again
+LINK_FIELDS |= {
+    206: "malformed_packets",
+    208: "receive_errors",
+    214: "recoveries_failed",
+    215: "recoveries",
+    219: "effective_errors",
+}
 LINK_COUNTERS = {0: "replay_errors", 1: "recovery_errors", 2: "crc_errors"}  # nvmlNvLinkErrorCounter_t
 
 

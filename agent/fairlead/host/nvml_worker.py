@@ -206,8 +206,8 @@ class Session:
 
 _PARTS = (
     "memory", "persistence_mode", "mig_mode", "ecc_mode", "ecc", "sram", "remap", "pcie", "temperature", "power", "clocks",
-    "throttle_reasons", "utilization", "performance_state", "recovery_action", "fabric", "nvlink", "processes", "uuid", "serial",
-    "minor", "name",
+    "throttle_reasons", "utilization", "performance_state", "recovery_action", "fabric", "clock_events", "nvlink", "processes",
+    "uuid", "serial", "minor", "name", "retired_pages", "inforom_valid",
 )  # fmt: skip
 
 

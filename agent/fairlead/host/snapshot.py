@@ -16,8 +16,10 @@ from typing import Any
 
 from fairlead.errors import HostError
 from fairlead.host import config_space, kernel
+from fairlead.host.process import read_text
 from fairlead.host.redact import Redactor
 from fairlead.host.root import Root
+from fairlead.host.software import FOLDERS, LIBRARY
 from fairlead.model.facts import Missing
 
 _PCI = "/sys/bus/pci/devices/*"
@@ -30,6 +32,8 @@ _COUNTERS = (
     "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards", "port_rcv_data",
     "port_xmit_data", "local_link_integrity_errors", "excessive_buffer_overrun_errors",
 )  # fmt: skip
+IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
+DAEMONS = ("nv-fabricmanage", "nvidia-imex")  # /proc/PID/comm keeps 15 characters
 # what kernels before 2.6.26 have instead of lists
 MASKS = {
     f"{_CPU}/cpu[0-9]*/topology/thread_siblings": "thread_siblings_list",
@@ -40,6 +44,7 @@ FILES = (
     *(f"{_PCI}/{a}" for a in (
         "config", "vendor", "device", "class", "subsystem_vendor", "subsystem_device", "numa_node", "local_cpulist",
         "current_link_speed", "max_link_speed", "current_link_width", "max_link_width", "enable", "irq", "resource",
+        "aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal",
     )),
     "/sys/bus/pci/slots/*/address",
     *MASKS,
@@ -61,7 +66,7 @@ FILES = (
     "/proc/cmdline", "/proc/cpuinfo", "/proc/meminfo", "/proc/version", "/proc/uptime", "/proc/modules", "/proc/mounts",
     "/proc/net/route", "/proc/sys/kernel/numa_balancing", "/proc/sys/vm/zone_reclaim_mode",
     "/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version", "/proc/driver/nvidia/gpus/*/information",
-    "/etc/nccl.conf",
+    "/sys/kernel/mm/memory_peers/*/version", "/etc/nccl.conf", IMEX_NODES,
 )  # fmt: skip
 LINKS = (
     f"{_PCI}/driver", f"{_PCI}/physfn", f"{_PCI}/iommu_group", f"{_IB}/device", "/sys/class/net/*/device",
@@ -111,6 +116,10 @@ class _Writer:
             self._put("/proc/sys/kernel/hostname", kernel.node_name(self._root) + "\n")
         if self._root.is_live:
             self._put("/proc/uptime", f"{kernel.uptime_seconds(self._root):.2f} 0.00\n")
+        for folder in FOLDERS:  # a name is all that is asked of it
+            if isinstance(self._root.readlink(f"{folder}/{LIBRARY}"), str):
+                self._put(self._place(f"{folder}/{LIBRARY}"), "")
+        self._put_processes()
         self._put("/dev/nodes", self._device_nodes())
         self._put("/dev/kmsg", self._kernel_log())
         self._put("/nvml.json", self._nvml_json())
@@ -167,7 +176,7 @@ class _Writer:
         text = data.decode("utf-8", "replace")
         if path.startswith(_KFD):
             text = _UNIQUE.sub("unique_id 0", text)
-        special = {"/proc/net/route": self._redactor.route, "/proc/mounts": self._redactor.mounts}
+        special = {"/proc/net/route": self._redactor.route, "/proc/mounts": self._redactor.mounts, IMEX_NODES: _numbered}
         return special.get(path, self._redactor.text)(text).encode()
 
     def _put(self, path: str, text: str) -> None:
@@ -175,6 +184,19 @@ class _Writer:
         os.makedirs(os.path.dirname(at), exist_ok=True)
         with open(at, "w", encoding="utf-8") as f:
             f.write(text)
+
+    def _put_processes(self) -> None:
+        """Daemons by name, and the control groups of the processes on the GPUs."""
+        for name in DAEMONS:
+            text = read_text(self._root, path := f"/proc/@{name}/stat")
+            if isinstance(text, str):
+                self._put(path, text)
+        gpus = self._nvml.get("gpus") if isinstance(self._nvml, Mapping) else None
+        listed = [g.get("processes") for g in gpus if isinstance(g, Mapping)] if isinstance(gpus, list) else []
+        for process in (p for some in listed if isinstance(some, list) for p in some if isinstance(p, Mapping)):
+            text = self._root.read_text(path := f"/proc/{process.get('pid')}/cgroup")
+            if isinstance(text, str):
+                self._put(path, text)
 
     def _device_nodes(self) -> str:
         recorded = self._root.read_text("/dev/nodes")
@@ -215,6 +237,11 @@ class _Writer:
             f"Written by `fairlead snapshot` from {what}; {how}.\n"
             "`sys/`, `proc/` and `dev/` follow the kernel's layout, `nvml.json` holds what NVML said.\n"
         )
+
+
+def _numbered(text: str) -> str:
+    """As many lines, of addresses for documentation (RFC 5737)."""
+    return "".join(f"192.0.2.{n % 256}\n" for n, line in enumerate(text.splitlines(), 1) if line.strip())
 
 
 def _kernel_records(at: str) -> bytes:

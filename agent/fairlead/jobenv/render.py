@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fairlead.errors import DataError
-from fairlead.jobenv.table import NEVER, ROWS, Level, Row, When
+from fairlead.jobenv.never import NEVER
+from fairlead.jobenv.table import ROWS, Level, Row, When
 
 END = "."
 
 
 def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
     """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL``, then a line with a dot (the file is complete).
+
+    WHEN: Row.condition. A row that names another in ``unless`` must come after it.
 
     ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
     a row of the same name. Raises DataError for a name that is never set, or a row that the shell could not take.
@@ -31,19 +34,61 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
             raise DataError(f"job environment: {row.name}: a value is one printable line")
         if row in own and row.value.startswith("@"):
             raise DataError(f"job environment: {row.name}: a value of the site's does not begin with @")
-        lines.append("\t".join((row.name, row.when.value, row.value, row.level.value)) + "\n")
+        lines.append("\t".join((row.name, row.condition, row.value, row.level.value)) + "\n")
     return "".join(lines) + END + "\n"
 
 
-def explain(environment: Mapping[str, str], profile: str = "full") -> list[dict[str, str]]:
-    """Every row beside a job's environment: ``{"name", "now", "origin", "when", "rule", "what", "why", "source"}``.
+def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows of a text that ``render`` made, with the reasons of the ``known`` rows of the same names; () where it is cut off.
 
-    ``origin``: "fairlead" (we set it), "user" (set, changed or unset by the user), "-" (not set here).
+    A row that is not known is the site's own.
+    """
+    named = {r.name: r for r in known}
+    rows = []
+    lines = text.splitlines()
+    if not lines or lines[-1] != END:
+        return ()
+    for line in lines[:-1]:
+        fields = line.split("\t")
+        if len(fields) != 4 or fields[3] not in set(Level):
+            return ()
+        condition, _, unless = fields[1].partition("!")
+        when, _, least = condition.partition(":")
+        if when not in set(When):
+            return ()
+        row = named.get(fields[0])
+        rows.append(
+            Row(
+                name=fields[0],
+                when=When(when),
+                value=fields[2],
+                level=Level(fields[3]),
+                what=row.what if row else "the site's own",
+                why=row.why if row else "declared in jobenv.extra, or in a preset",
+                source=row.source if row else "site",
+                at_least=int(least) if least.isdecimal() else 0,
+                unless=unless,
+            )
+        )
+    return tuple(rows)
+
+
+def explain(
+    environment: Mapping[str, str],
+    profile: str = "full",
+    *,
+    rows: Iterable[Row] = ROWS,
+    conf: Mapping[str, str] | None = None,
+) -> list[dict[str, str]]:
+    """Every row beside a job's environment: ``{"name", "now", "origin", "overrides", "when", "rule", "what", "why", "source"}``.
+
+    ``origin``: "fairlead" (we set it), "user" (set, changed or unset by the user), "nccl.conf" (NCCL takes it from there), "-"
+    (not set here). ``overrides``: what the user's value took the place of. ``conf``: the assignments of /etc/nccl.conf.
     """
     ours = dict(part.split(":", 1) for part in environment.get("FAIRLEAD_SET", "").split(",") if ":" in part)
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
     told = []
-    for row in ROWS:
+    for row in rows:
         if profile == "off" or row.name in skipped or (profile == "minimal" and row.level is not Level.MINIMAL):
             continue
         now = environment.get(row.name)
@@ -55,11 +100,27 @@ def explain(environment: Mapping[str, str], profile: str = "full") -> list[dict[
                 "name": row.name,
                 "now": "" if now is None else now,
                 "origin": origin,
-                "when": row.when.value,
+                "overrides": row.value if origin == "user" else "",
+                "when": row.condition,
                 "rule": row.value,
                 "what": row.what,
                 "why": row.why,
                 "source": row.source,
+            }
+        )
+    for name, value in (conf or {}).items():
+        own = environment.get(name)
+        told.append(
+            {
+                "name": name,
+                "now": value if own is None else own,
+                "origin": "nccl.conf" if own is None else "user",
+                "overrides": "" if own is None else value,
+                "when": When.ALWAYS.value,
+                "rule": value,
+                "what": "a fact of this node in /etc/nccl.conf, which NCCL reads where the environment says nothing",
+                "why": "its reason stands in that file, or in `fairlead nccl conf`",
+                "source": "/etc/nccl.conf",
             }
         )
     return told

@@ -1,21 +1,29 @@
 """A job's environment as data: what is set, when, why, and who says so. Nothing here reads a machine.
 
 Only what a job's shape needs, only where the user set nothing; facts of the node (interfaces, HCAs) go to /etc/nccl.conf
-by the setting ``nccl`` instead. `fairlead env explain` shows these rows, the task prolog applies them.
+by the setting ``nccl`` instead. `fairlead env explain` shows these rows, the task prolog applies them. What is never set, and
+what only a site can decide, stands in ``never.py``.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from fairlead.errors import DataError
 
 
 class When(StrEnum):
     """In which steps a row applies. The words are what slurm/task-prolog reads."""
 
     ALWAYS = "always"
+    GPU = "gpu"  # a GPU
     GPUS = "gpus"  # more than one GPU: several on this node, or several tasks that have one
+    NODES = "nodes"  # more than one node
     DISTRIBUTED = "distributed"  # more than one node, or more than one task
     SHARE = "share"  # a task of several on a node, at most one GPU each, whose CPUs fairlead knows
 
@@ -28,7 +36,10 @@ class Level(StrEnum):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One variable. ``value``: literal, or a rule of the task prolog: @cores, @first_host, @port."""
+    """One variable. ``value``: literal, or a rule of the task prolog: @cores, @first_host, @port, @scratch.
+
+    at_least: of NODES, how many. unless: not where the user has set that other variable, which says the same.
+    """
 
     name: str
     when: When
@@ -37,6 +48,13 @@ class Row(Struct, frozen=True, kw_only=True):
     what: str
     why: str
     source: str
+    at_least: int = 0
+    unless: str = ""
+
+    @property
+    def condition(self) -> str:
+        """WHEN as the task prolog reads it: ``nodes``, ``nodes:128``, ``share!OMP_NUM_THREADS``."""
+        return f"{self.when.value}{f':{self.at_least}' if self.at_least else ''}{f'!{self.unless}' if self.unless else ''}"
 
 
 ROWS: tuple[Row, ...] = (
@@ -67,6 +85,44 @@ ROWS: tuple[Row, ...] = (
         why="torchrun and some libraries assume 1 where it is unset, others all CPUs of the node",
         source="https://docs.pytorch.org/docs/stable/elastic/run.html",
     ),
+    *(
+        Row(
+            name=name,
+            when=When.SHARE,
+            value="@cores",
+            level=Level.FULL,
+            what=f"as many threads of {whose} as the task has physical cores",
+            why=why,
+            source=source,
+            unless="OMP_NUM_THREADS",
+        )
+        for name, whose, why, source in (
+            (
+                "MKL_NUM_THREADS",
+                "MKL",
+                "MKL takes the cores of its mask, in some builds those of the node",
+                "https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2025-0/onemkl-specific-env-vars.html",
+            ),
+            (
+                "OPENBLAS_NUM_THREADS",
+                "OpenBLAS",
+                "builds with their own threads start one for each CPU of the node",
+                "https://github.com/OpenMathLib/OpenBLAS#setting-the-number-of-threads-at-runtime",
+            ),
+            (
+                "NUMEXPR_NUM_THREADS",
+                "NumExpr",
+                "NumExpr counts the CPUs of the node, not of the task",
+                "https://numexpr.readthedocs.io/en/latest/user_guide.html#threadpool-configuration",
+            ),
+            (
+                "NUMEXPR_MAX_THREADS",
+                "NumExpr's pool",
+                "without it NumExpr caps its pool and says so in every task",
+                "https://numexpr.readthedocs.io/en/latest/user_guide.html#threadpool-configuration",
+            ),
+        )
+    ),
     Row(
         name="MASTER_ADDR",
         when=When.DISTRIBUTED,
@@ -81,7 +137,7 @@ ROWS: tuple[Row, ...] = (
         when=When.DISTRIBUTED,
         value="@port",
         level=Level.FULL,
-        what="20000 to 29999 by job and step number",
+        what="20000 to 32749 by job and step number",
         why="two jobs or steps on one node must not meet on one port; the range lies below net.ipv4.ip_local_port_range",
         source="https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
     ),
@@ -93,6 +149,7 @@ ROWS: tuple[Row, ...] = (
         what="PyTorch remembers the last 2000 collectives",
         why="makes a hang diagnosable (flight recorder); costs some kilobytes",
         source="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
+        unless="TORCH_FR_BUFFER_SIZE",  # its name since PyTorch 2.9, which still reads this one
     ),
     Row(
         name="TORCH_NCCL_DUMP_ON_TIMEOUT",
@@ -105,32 +162,107 @@ ROWS: tuple[Row, ...] = (
     ),
 )
 
-# Never set for users, each with the reason. A test holds ROWS against it.
-NEVER: dict[str, str] = {
-    "NCCL_ALGO": "NCCL chooses by size; forcing ring costs a quarter of NVSwitch bandwidth",
-    "NCCL_PROTO": "forced LL128 has corrupted data (nccl#2001)",
-    "NCCL_BUFFSIZE": "must be equal on all ranks; suffixes such as 4M are read as 4",
-    "NCCL_NTHREADS": "must be equal on all ranks",
-    "NCCL_MIN_NCHANNELS": "must be equal on all ranks",
-    "NCCL_MAX_NCHANNELS": "must be equal on all ranks",
-    "NCCL_MIN_CTAS": "must be equal on all ranks",
-    "NCCL_MAX_CTAS": "must be equal on all ranks",
-    "NCCL_P2P_DISABLE": "hides a broken node instead of repairing it",
-    "NCCL_SHM_DISABLE": "hides a broken node instead of repairing it",
-    "NCCL_IB_DISABLE": "falls back to TCP silently",
-    "NCCL_IB_GID_INDEX": "NCCL chooses it by itself since 2.21",
-    "NCCL_CUMEM_ENABLE": "a debugging variable by NVIDIA's own classes",
-    "NCCL_CHECKS_DISABLE": "removed from NCCL in 2.2.12",
-    "CUDA_VISIBLE_DEVICES": "Slurm owns it",
-    "CUDA_LAUNCH_BLOCKING": "serialises every kernel launch",
-    "LD_PRELOAD": "the user's program is the user's",
-    "LD_LIBRARY_PATH": "the user's program is the user's",
-    "PYTHONPATH": "the user's program is the user's",
-    "PATH": "the user's program is the user's",
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable segments clash with some memory registrations",
-    "NVIDIA_TF32_OVERRIDE": "changes results",
-    "OMP_PROC_BIND": "with torchrun it binds all workers to the same cores",
-    "RANK": "belongs to the launcher",
-    "WORLD_SIZE": "belongs to the launcher",
-    "LOCAL_RANK": "belongs to the launcher",
-}
+
+def of_interface(name: str) -> tuple[Row, ...]:
+    """Gloo's interface: the one of NCCL's sockets on this node, "" where it is not known."""
+    if not name:
+        return ()
+    why = "Gloo listens where the host name leads, which is the loopback on many systems; NCCL's sockets use this interface too"
+    return (
+        Row(
+            name="GLOO_SOCKET_IFNAME",
+            when=When.NODES,
+            value=name,
+            level=Level.FULL,
+            what="the interface that reaches the other nodes",
+            why=why,
+            source="https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use",
+        ),
+    )
+
+
+def of_scratch(folder: str) -> tuple[Row, ...]:
+    """Temporary files and caches of compilers below ``folder`` on a local disk; "" for none declared."""
+    if not folder:
+        return ()
+    rows = (
+        ("TMPDIR", When.ALWAYS, "tmp", "temporary files on the local disk", "/tmp may be small, in memory, or full",
+         "https://pubs.opengroup.org/onlinepubs/9799919799/basedefs/V1_chap08.html"),
+        ("CUDA_CACHE_PATH", When.GPU, "cuda", "CUDA's cache of compiled kernels on the local disk",
+         "in a home on a network file system thousands of ranks lock one file", "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables"),
+        ("TRITON_CACHE_DIR", When.GPU, "triton", "Triton's cache on the local disk",
+         "in a home on a network file system ranks race for the same files", "https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"),
+        ("TORCHINDUCTOR_CACHE_DIR", When.GPU, "inductor", "torch.compile's cache on the local disk",
+         "its default is in /tmp, one folder for all jobs of a user", "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_configuration_tutorial.html"),
+    )  # fmt: skip
+    return tuple(
+        Row(name=name, when=when, value=f"@scratch:{folder}:{sub}", level=Level.FULL, what=what, why=why, source=source)
+        for name, when, sub, what, why, source in rows
+    )
+
+
+def rail_only(declared: bool) -> tuple[Row, ...]:
+    """NCCL_CROSS_NIC=0, for a fabric whose rails are joined nowhere."""
+    if not declared:
+        return ()
+    return (
+        Row(
+            name="NCCL_CROSS_NIC",
+            when=When.NODES,
+            value="0",
+            level=Level.FULL,
+            what="each ring stays on one rail",
+            why="the site's rails are not joined: NCCL's default tries a way from rail to rail and ends with a timeout",
+            source="https://github.com/NVIDIA/nccl/issues/2013",
+        ),
+    )
+
+
+class FabricRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A variable of the fabric profile, for jobs. ``when``: nodes, or nodes:N for at least N."""
+
+    name: str
+    value: str
+    when: str = "nodes"
+    unless: str = ""
+    why: str = ""
+    source: str = ""
+
+
+def of_fabric(rows: Iterable[FabricRow]) -> tuple[Row, ...]:
+    """The fabric profile's variables. Raises DataError for a condition that is none."""
+    found = []
+    for row in rows:
+        match = re.fullmatch(r"nodes(?::([0-9]{1,5}))?", row.when)
+        if not match or not re.fullmatch(r"[A-Z0-9_]*", row.unless):
+            raise DataError(f"job environment: {row.name}: when is nodes or nodes:N, unless a variable's name")
+        made = Row(
+            name=row.name,
+            when=When.NODES,
+            value=row.value,
+            level=Level.FULL,
+            what="from the fabric profile",
+            why=row.why,
+            source=row.source,
+            at_least=int(match[1] or 0),
+            unless=row.unless,
+        )
+        found.append(made)
+    return tuple(found)
+
+
+def assemble(
+    *,
+    fabric: Iterable[FabricRow] = (),
+    interface: str = "",
+    scratch: str = "",
+    crosses_rails: bool = True,
+    master_suffix: str = "",
+) -> tuple[Row, ...]:
+    """All rows of one node. interface: NCCL's here. scratch: the folder on a local disk. master_suffix: what makes a host's name
+    that of its address on the fast network (JUWELS: "i"). Raises DataError."""
+    own = of_fabric(fabric)
+    rows = [replace(r, value=r.value + master_suffix) if r.value == "@first_host" else r for r in ROWS]
+    rows += [*of_interface(interface), *of_scratch(scratch), *rail_only(not crosses_rails)]
+    named = {r.name for r in own}
+    return (*(r for r in rows if r.name not in named), *own)

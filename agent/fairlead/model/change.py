@@ -69,6 +69,27 @@ class Unit(Change, frozen=True, kw_only=True):
     daemon_reload: bool = False
 
 
+class Module(Change, frozen=True, kw_only=True):
+    """A kernel module that is to be loaded now (modprobe(8))."""
+
+    name: str
+
+
+class BootLoader(Change, frozen=True, kw_only=True):
+    """The boot loader's own configuration, made anew from its sources: ``update-grub``, or ``grubby`` for boot entries
+    (Boot Loader Specification) with ``words`` to add to the kernel command line and ``without`` (keys) to remove."""
+
+    tool: str
+    words: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+class Reboot(Change, frozen=True, kw_only=True):
+    """Nothing more to write: what is persisted takes effect with a reboot, which is not the apply run's to make."""
+
+    what: str  # "iommu=pt"
+
+
 class Nvml(Change, frozen=True, kw_only=True):
     """A setting of one GPU by NVML, made in the NVML worker with a deadline."""
 
@@ -78,4 +99,4 @@ class Nvml(Change, frozen=True, kw_only=True):
     before: int
 
 
-AnyChange = File | KernelValue | PciBits | Unit | Nvml
+AnyChange = File | KernelValue | PciBits | Unit | Module | BootLoader | Reboot | Nvml

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -33,7 +33,8 @@ class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class KernelRecord(Struct, frozen=True, kw_only=True):
     """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot.
 
-    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known.
+    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known, and where
+    there were none, which is known when it is ``attributed``.
     """
 
     sequence: int
@@ -43,6 +44,7 @@ class KernelRecord(Struct, frozen=True, kw_only=True):
     boot_id: str = ""
     jobs: tuple[int, ...] = ()
     uids: tuple[int, ...] = ()
+    attributed: bool = False
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -58,14 +60,16 @@ class Past(Struct, frozen=True, kw_only=True):
     """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
 
     ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
-    ``readable``: ``device/field`` names that could be read earlier in this machine's life. ``log``: why the kernel log
-    cannot be read now, None when it can.
+    ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``boards``: the board
+    (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``log``: why the kernel log cannot be
+    read now, None when it can.
     """
 
     available: bool = False
     records: tuple[KernelRecord, ...] = ()
     samples: tuple[Sample, ...] = ()
     readable: frozenset[str] = frozenset()
+    boards: Mapping[str, str] = {}
     overrun: int = 0  # kernel records of this boot lost to ring buffer overruns,
     overrun_seconds: float = 0.0  # the last of them noticed at (CLOCK_BOOTTIME)
     log: Missing | None = None

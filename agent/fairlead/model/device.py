@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.model.check import Past
+from fairlead.model.facts import Gpu, Missing, Node, Why, unreadable
 from fairlead.model.finding import Finding, Level, Service
+
+LISTS = frozenset({"nvlinks"})  # facts that are a list whose places mean something (not processes, which come and go)
+_NOT_THERE = unreadable("not there any more")
 
 
 def device_of(gpu: Gpu) -> str:
@@ -20,6 +24,13 @@ def names_of(gpu: Gpu) -> tuple[str, ...]:
     return (gpu.pci,) if isinstance(gpu.serial, Missing) else (gpu.serial, gpu.pci)
 
 
+def boards_of(node: Node) -> dict[str, str]:
+    """Which board sits where: serial, else UUID, by PCI address, of the GPUs that say so."""
+    known = {} if isinstance(node.gpus, Missing) else {g.pci: (g.serial, g.uuid) for g in node.gpus if g.pci and not g.lost}
+    named = {pci: next((n for n in names if isinstance(n, str)), "") for pci, names in known.items()}
+    return {pci: name for pci, name in named.items() if name}
+
+
 def readable_fields(node: Node) -> frozenset[str]:
     """``device/field`` for every fact of every GPU that was read, under both names of the GPU (``Past.readable``).
 
@@ -27,27 +38,65 @@ def readable_fields(node: Node) -> frozenset[str]:
     """
     if isinstance(node.gpus, Missing):
         return frozenset()
-    return frozenset(f"{name}/{field}" for gpu in node.gpus for field in _fields(gpu, "") for name in names_of(gpu))
+    return frozenset(f"{name}/{fact}" for gpu in node.gpus for fact in _fields(gpu, "") for name in names_of(gpu))
 
 
 def _fields(value: Struct, prefix: str) -> Iterator[str]:
     for name in value.__struct_fields__:
         inner = getattr(value, name)
-        if isinstance(inner, Missing):
+        if isinstance(inner, Missing) or inner is None:
             continue
         yield f"{prefix}{name}"
         if isinstance(inner, Struct):
             yield from _fields(inner, f"{prefix}{name}.")
+        elif name in LISTS:
+            for place, item in enumerate(inner):
+                yield f"{prefix}{name}.{place}"
+                yield from _fields(item, f"{prefix}{name}.{place}.")
 
 
 def field(gpu: Gpu, name: str) -> object:
-    """A fact by its dotted name; the Missing that hides it when an outer one is missing."""
+    """A fact by its dotted name; the Missing that hides it when an outer one is missing, or when it is not there at all."""
     value: object = gpu
     for part in name.split("."):
         if isinstance(value, Missing):
             return value
-        value = getattr(value, part)
+        if isinstance(value, tuple):
+            value = value[int(part)] if int(part) < len(value) else None
+        else:
+            value = getattr(value, part)
+        if value is None:
+            return _NOT_THERE
     return value
+
+
+def was_readable(gpu: Gpu, name: str, past: Past) -> bool:
+    """Whether a fact of this very GPU could be read earlier. A board that is new in its slot has no past of its own."""
+    if isinstance(gpu.serial, str) and f"{gpu.serial}/pci" not in past.readable and f"{gpu.pci}/serial" in past.readable:
+        return False
+    return any(f"{device}/{name}" in past.readable for device in names_of(gpu))
+
+
+def gone(gpu: Gpu, past: Past) -> dict[str, Missing]:
+    """Every fact of a GPU, by its dotted name, that could be read earlier and cannot now. What the profile excuses, and what
+    is above or below something that is listed, is not."""
+    return {name: why for name, why in _unreadable(gpu, "") if was_readable(gpu, name, past)} if past.readable else {}
+
+
+def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:
+    for name in value.__struct_fields__:
+        inner = getattr(value, name)
+        if inner is None:
+            yield f"{prefix}{name}", _NOT_THERE
+        elif isinstance(inner, Missing):
+            if inner.why is Why.UNREADABLE:
+                yield f"{prefix}{name}", inner
+        elif isinstance(inner, Struct):
+            yield from _unreadable(inner, f"{prefix}{name}.")
+        elif name in LISTS:
+            for place, item in enumerate(inner):
+                yield from _unreadable(item, f"{prefix}{name}.{place}.")
+            yield f"{prefix}{name}.{len(inner)}", _NOT_THERE  # the first one past the end: was there one?
 
 
 def unlisted(check: str, node: Node) -> Iterator[Finding]:

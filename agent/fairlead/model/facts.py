@@ -6,27 +6,14 @@ A value is either there or :class:`Missing`. Units are in the names; PCI address
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 from msgspec import Struct, field
 
-
-class Why(StrEnum):
-    """Why a value is missing. Only the hardware profile may say UNSUPPORTED; all else is a finding."""
-
-    UNSUPPORTED = "unsupported"
-    UNREADABLE = "unreadable"
-
-
-class Missing(Struct, frozen=True):
-    """A value that is not there. ``detail`` says what was tried and what came back, in one line."""
-
-    why: Why
-    detail: str = ""
-
-
-def unreadable(detail: str) -> Missing:
-    return Missing(Why.UNREADABLE, detail)
+from fairlead.model.gpu_health import AerCounts, RetiredPages
+from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
+from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
+from fairlead.model.missing import Why as Why  # noqa: PLC0414
+from fairlead.model.missing import unreadable as unreadable  # noqa: PLC0414
 
 
 class Ecc(Struct, frozen=True, kw_only=True):
@@ -68,6 +55,12 @@ class NvLink(Struct, frozen=True, kw_only=True):
     crc_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     replay_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     recovery_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    # NVLink 5 counts these instead (NVML_FI_DEV_NVLINK_COUNT_*)
+    malformed_packets: int | Missing = Missing(Why.UNREADABLE, "not read")
+    receive_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    recoveries_failed: int | Missing = Missing(Why.UNREADABLE, "not read")
+    recoveries: int | Missing = Missing(Why.UNREADABLE, "not read")
+    effective_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
 
 
 class GpuProcess(Struct, frozen=True):
@@ -75,6 +68,7 @@ class GpuProcess(Struct, frozen=True):
 
     pid: int
     used_bytes: int
+    owner: Owner | Missing = NOT_READ
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
@@ -105,6 +99,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
     performance_state: int | Missing
     recovery_action: int | Missing  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: 0 none 1 reset 2 reboot 3 drain P2P 4 drain+reset
     processes: tuple[GpuProcess, ...] | Missing
+    retired: RetiredPages | Missing = Missing(Why.UNREADABLE, "not read")
+    inforom_valid: bool | Missing = Missing(Why.UNREADABLE, "not read")  # nvmlDeviceValidateInforom
+    aer: AerCounts | Missing | None = None  # None: the kernel keeps no such counts of it
+    port_aer: AerCounts | Missing | None = None  # of the port above the GPU
+    load: GpuLoad = GpuLoad()
 
 
 class Driver(Struct, frozen=True, kw_only=True):
@@ -114,6 +113,8 @@ class Driver(Struct, frozen=True, kw_only=True):
     library_version: str | Missing  # nvmlSystemGetDriverVersion
     nvml_version: str | Missing
     cuda_version: int | Missing  # 12080 means 12.8
+    init_code: int = 0  # why NVML as a whole does not answer (nvmlReturn_t), 0 when it does or nobody knows
+    software: Software = Software()
 
 
 class StuckCall(Struct, frozen=True, kw_only=True):
@@ -171,6 +172,15 @@ class Cpu(Struct, frozen=True, kw_only=True):
     online: bool = True
 
 
+class Gid(Struct, frozen=True):
+    """One entry of a RoCE port's GID table (sysfs-class-infiniband: gids/, gid_attrs/types/): an IPv6 address, in which an
+    IPv4 one is ``::ffff:a.b.c.d``. ``version``: RoCE 1 or 2."""
+
+    index: int
+    text: str
+    version: int
+
+
 class Nic(Struct, frozen=True, kw_only=True):
     """A network device: an RDMA device's port (``rdma`` set), or a plain interface."""
 
@@ -185,6 +195,9 @@ class Nic(Struct, frozen=True, kw_only=True):
     interfaces: tuple[str, ...] = ()  # netdevs of an RDMA device
     virtual_function: bool = False
     numa: int | Missing = Missing(Why.UNREADABLE, "not read")
+    mtu_bytes: int | Missing = Missing(Why.UNREADABLE, "not read")  # of the interface
+    master: str = ""  # the bond or bridge that the interface belongs to
+    gids: tuple[Gid, ...] | Missing = ()  # of an RDMA port on Ethernet
 
 
 class Node(Struct, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     ``evidence_id`` names the evidence itself (a kernel record, a counter value): an acknowledgement covers it,
     and only new evidence counts again. Neither holds a process name, a comment or other text of a user.
+    ``jobs``: those on the device when the newest evidence came; None where the check does not know.
     """
 
     check: str
@@ -71,6 +72,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence_id: str = ""
     fault: str = ""  # which of its check's faults this is, such as an Xid's code: what "the same again" means
     needs_history: bool = False  # one look is not enough to judge this
+    jobs: tuple[int, ...] | None = None
 
     @property
     def key(self) -> str:

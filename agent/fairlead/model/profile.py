@@ -1,10 +1,10 @@
-"""Hardware profiles: what a kind of node should be. Every value carries why and source."""
+"""Profiles: what a kind of node should be, and what NCCL needs on a kind of network. Every value carries why and source."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -25,3 +25,51 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     unsupported: tuple[str, ...] = ()
     unsupported_why: str = ""
     values: tuple[Value, ...] = ()
+
+
+Day = Annotated[str, Meta(pattern=r"^20[0-9]{2}-[01][0-9]-[0-3][0-9]$")]
+
+
+class FabricValue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A key of the node document. ``reviewed``: the day on which somebody last looked at the source."""
+
+    key: str
+    value: Any
+    why: str
+    source: str
+    reviewed: Day
+
+
+class FabricVariable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A variable that differs from NCCL's default. ``where``: node (/etc/nccl.conf), or job (the task prolog), there ``when``:
+    nodes (more than one), nodes:N (at least N), and ``unless`` the user has set that other variable. ``nccl``: the versions
+    that it is for (>=2.21,<2.30), "any"."""
+
+    name: str
+    value: str
+    where: Literal["node", "job"]
+    nccl: str
+    why: str
+    source: str
+    reviewed: Day
+    when: str = "nodes"
+    unless: str = ""
+
+
+class LeftOut(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What others set on this fabric and fairlead does not."""
+
+    name: str
+    why: str
+    source: str
+
+
+class Fabric(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fabric profile file (TOML). ``owner``: the vendor's plugin that sets the variables; fairlead then sets none."""
+
+    name: str
+    summary: str
+    owner: str = ""
+    values: tuple[FabricValue, ...] = ()
+    variables: tuple[FabricVariable, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()

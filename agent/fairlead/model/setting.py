@@ -26,7 +26,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     summary: one line for the docs table. want: its Want class. reads: files (globs allowed) whose text it needs.
     observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
     disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
-    nvml: observe needs what NVML says.
+    reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says.
     plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
     """
 
@@ -38,6 +38,11 @@ class Setting(Struct, frozen=True, kw_only=True):
     disruption: Disruption = Disruption.NONE
     volatile: bool = False
     nvml: bool = False
+    reads_for: Callable[[Any], tuple[str, ...]] | None = None
+
+    def wanted_reads(self, want: Want) -> tuple[str, ...]:
+        """All files whose text it needs for ``want``."""
+        return self.reads + (self.reads_for(want) if self.reads_for else ())
 
 
 def drift(name: str, setting: Setting, want: Want, node: Node) -> Iterable[Finding]:

@@ -58,6 +58,25 @@ class Line(Struct, frozen=True):
     why: str
 
 
+class Problem(Struct, frozen=True):
+    """Why the file must stay as it is. ``key``: the variable; ``hint``: what to do next."""
+
+    key: str
+    reason: str
+    hint: str
+
+
+class Draft(Struct, frozen=True, kw_only=True):
+    """What should stand in the file. notes: what was left alone and why, for people."""
+
+    lines: tuple[Line, ...] = ()
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def __add__(self, other: Draft) -> Draft:
+        return Draft(lines=self.lines + other.lines, notes=self.notes + other.notes, problems=self.problems + other.problems)
+
+
 def is_ours(text: str) -> bool:
     return text.startswith("# Written by fairlead")
 

@@ -18,15 +18,17 @@ NVIDIA = 0x10DE
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """``compute``: ports for NCCL. ``default``: the ports NCCL would take itself. ``problems``: why the set cannot be trusted.
-
-    ``left_out`` says for each port that is not compute why, by name.
+    """``compute``: ports for NCCL. ``default``: the ports NCCL would take itself once all are up, so that a port that comes and
+    goes changes no file. ``problems``: why the set cannot be trusted. ``left_out``: for each port that is not compute why.
+    ``ports``: the compute ports themselves, by PCI address, which is NCCL's order. ``down``: ports that would be compute if up.
     """
 
     compute: tuple[str, ...]
     default: tuple[str, ...]
     left_out: Mapping[str, str]
     problems: tuple[str, ...] = ()
+    ports: tuple[Nic, ...] = ()
+    down: tuple[str, ...] = ()
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -72,7 +74,7 @@ def choose(
     paths = {d.address: d.path for d in pci}
     gpus = gpu_paths(pci)
     all_virtual = all(n.virtual_function for n in rdma)
-    only_bond = all("bond" in n.name for n in rdma)
+    only_bond = all("bond" in n.name or n.master for n in rdma)
     left_out: dict[str, str] = {}
     candidates: list[tuple[Nic, bool]] = []
     for nic in rdma:
@@ -84,6 +86,8 @@ def choose(
             left_out[names[id(nic)]] = "a virtual function"
         elif "bond" in nic.name and not only_bond:
             left_out[names[id(nic)]] = "a bond"
+        elif nic.master and not only_bond:
+            left_out[names[id(nic)]] = f"part of {nic.master}"
         elif carries and not near and len(rdma) > 1:
             left_out[names[id(nic)]] = f"carries {carries[0]}"
         else:
@@ -99,6 +103,7 @@ def choose(
         if nic not in compute:
             left_out[names[id(nic)]] = "another link layer or rate"
     down = [n for n, _ in candidates if not up(n)]
+    left_out.update({names[id(n)]: _state(n) for n in down})
     problems: tuple[str, ...] = ()
     if expected is not None and len(compute) != expected:
         said = "".join(f"; {names[id(n)]} is {_state(n)}" for n in down)
@@ -109,9 +114,11 @@ def choose(
         problems = (f"{expected} compute ports expected, {len(compute)} usable{said}",)
     return Choice(
         compute=tuple(sorted((names[id(n)] for n in compute), key=_natural)),
-        default=tuple(sorted((names[id(n)] for n in rdma if up(n)), key=_natural)),
+        default=tuple(sorted((names[id(n)] for n in rdma), key=_natural)),
         left_out=left_out,
         problems=problems,
+        down=tuple(sorted((names[id(n)] for n in down), key=_natural)),
+        ports=tuple(sorted(compute, key=lambda n: (n.pci, n.port))),
     )
 
 

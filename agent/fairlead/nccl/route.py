@@ -1,14 +1,19 @@
 """Which interface carries what else: the default route, and the way to file servers.
 
-Sources: /proc/net/route (proc_net(5): addresses and masks as hexadecimal in host byte order) and /proc/mounts (fstab(5)).
+Sources: /proc/net/route (proc_net(5): addresses and masks as hexadecimal in host byte order), /proc/net/ipv6_route and
+/proc/net/if_inet6 (Linux net/ipv6/route.c, addrconf.c), and /proc/mounts (fstab(5)).
 """
 
 from __future__ import annotations
+
+import ipaddress
 
 from msgspec import Struct
 
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "beegfs", "ceph", "gpfs", "wekafs"})
 RTF_UP = 0x1
+RTF_GATEWAY = 0x2
+RTF_REJECT = 0x200
 
 
 class Route(Struct, frozen=True):
@@ -18,6 +23,7 @@ class Route(Struct, frozen=True):
     destination: int
     mask: int
     metric: int
+    gateway: bool = False
 
 
 def _address(word: str) -> int:
@@ -31,7 +37,7 @@ def parse_routes(text: str) -> tuple[Route, ...]:
         f = line.split()
         try:
             if len(f) >= 8 and int(f[3], 16) & RTF_UP:
-                found.append(Route(f[0], _address(f[1]), _address(f[7]), int(f[6])))
+                found.append(Route(f[0], _address(f[1]), _address(f[7]), int(f[6]), bool(int(f[3], 16) & RTF_GATEWAY)))
         except ValueError:
             continue
     return tuple(found)
@@ -47,6 +53,43 @@ def default_interface(routes: tuple[Route, ...]) -> str:
     """The interface of the default route with the lowest metric; "" when there is none."""
     default = [r for r in routes if r.mask == 0 and r.destination == 0]
     return min(default, key=lambda r: r.metric).interface if default else ""
+
+
+def connected(routes: tuple[Route, ...], net: ipaddress.IPv4Network) -> tuple[str, ...]:
+    """The interfaces with a network of their own inside ``net``."""
+    first, mask = int(net.network_address), int(net.netmask)
+    own = [r for r in routes if not r.gateway and r.mask & mask == mask and r.mask and r.destination & mask == first]
+    return tuple(dict.fromkeys(r.interface for r in own))
+
+
+def default_interface6(text: str) -> str:
+    """The interface of the IPv6 default route in /proc/net/ipv6_route (lowest metric); "" when there is none."""
+    found: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        f = line.split()
+        try:
+            whole = len(f) >= 10 and int(f[0], 16) == 0 and int(f[1], 16) == 0
+            flags = int(f[8], 16) if whole else 0
+            if whole and f[9] != "lo" and flags & RTF_UP and not flags & RTF_REJECT:
+                found.append((int(f[5], 16), f[9]))
+        except ValueError:
+            continue
+    return min(found)[1] if found else ""
+
+
+def parse_addresses6(text: str) -> tuple[tuple[str, ipaddress.IPv6Address], ...]:
+    """(interface, address) of /proc/net/if_inet6, without link-local and loopback ones."""
+    found = []
+    for line in text.splitlines():
+        f = line.split()
+        try:
+            if len(f) == 6 and len(f[0]) == 32:
+                address = ipaddress.IPv6Address(int(f[0], 16))
+                if not address.is_link_local and not address.is_loopback:
+                    found.append((f[5], address))
+        except ValueError:
+            continue
+    return tuple(found)
 
 
 def ipv4(text: str) -> int | None:

@@ -27,7 +27,7 @@ from fairlead.policy.words import Order, line, proof_words, summary, weight
 class Decision(Struct, frozen=True, kw_only=True):
     """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
 
-    reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame.
+    reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame, if it is one.
     certain: the device is gone for any job (``policy.fleet``). limited: a rule across nodes alone holds the drain, whose
     parts these are. counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits:
     the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told
@@ -205,7 +205,7 @@ def _conclude(
         state=replace(state, drained=now.drained, drained_for=drained_for),
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
-        job=state.tracks[top[0].key].job if top else None,
+        job=_blamed(top[0], state) if top else None,
         certain=any(certain(f) for f in counted or limited),
         limited=bool(limited) and not counted and not now.drained,
         counted=drains,
@@ -217,6 +217,13 @@ def _conclude(
         rungs=rungs,
         prove=prove and not now.job_running,
     )
+
+
+def _blamed(finding: Finding, state: PolicyState) -> int | None:
+    """The job to name: the one on the finding's device where the check knows, else the one that ran alone on the node."""
+    if finding.jobs is not None:
+        return finding.jobs[0] if len(finding.jobs) == 1 else None
+    return state.tracks[finding.key].job
 
 
 def _drained_for(state: PolicyState, drains: tuple[Finding, ...], order: Order, now: Now) -> frozenset[str]:

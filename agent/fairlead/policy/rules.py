@@ -10,8 +10,9 @@ from msgspec import Meta, Struct
 from fairlead.model.check import Check, CheckParams
 from fairlead.model.finding import Mode
 
-#: Findings of these checks say "the driver is away", which is what an installation of the driver looks like.
-DRIVER_CHECKS = frozenset({"nvml_responsive", "gpu_count"})
+#: Findings of these checks are what an installation of the driver looks like, and of the software that goes with it.
+_SOFTWARE_CHECKS = frozenset({"driver_library", "driver_version", "fabric_manager", "gpu_fabric", "imex", "gpu_direct_rdma"})
+DRIVER_CHECKS = frozenset({"nvml_responsive", "gpu_count"}) | _SOFTWARE_CHECKS
 SETTING_PREFIX = "setting."
 
 

@@ -29,6 +29,7 @@ HOOKS = {
     "epilog": "/etc/slurm/epilog.d/50-fairlead",
     "task-prolog": "/etc/slurm/fairlead/task-prolog",
     "bind-plan": "/etc/slurm/fairlead/bind-plan",
+    "scratch-clean": "/etc/slurm/fairlead/scratch-clean",
     "health-check": "/etc/slurm/fairlead/health-check",
 }
 UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})

@@ -35,7 +35,8 @@ def fold(nodes: tuple[str, ...] | list[str]) -> str:
     return str(NodeSet.fromlist(list(nodes)))
 
 
-def _members(site: Site) -> dict[str, tuple[str, ...]]:
+def members(site: Site) -> dict[str, tuple[str, ...]]:
+    """The nodes of each class."""
     found = {}
     for entry in site.classes:
         try:
@@ -47,12 +48,12 @@ def _members(site: Site) -> dict[str, tuple[str, ...]]:
 
 def classes_of(site: Site, node: str) -> tuple[str, ...]:
     """The names of the classes that hold the node."""
-    return tuple(name for name, nodes in _members(site).items() if node in nodes)
+    return tuple(name for name, nodes in members(site).items() if node in nodes)
 
 
 def all_nodes(site: Site) -> tuple[str, ...]:
     """Every node that the site declares, by class, then those with a table of their own."""
-    named = [n for nodes in _members(site).values() for n in nodes]
+    named = [n for nodes in members(site).values() for n in nodes]
     return tuple(dict.fromkeys([*named, *site.nodes]))
 
 
@@ -76,9 +77,9 @@ def _addresses(site: Site, nodes: tuple[str, ...]) -> dict[str, str]:
 
 def targets(site: Site, nodelist: str = "") -> tuple[Target, ...]:
     """The nodes of a run with their documents. Raises UsageError for a node that the site does not declare."""
-    members = _members(site)
+    by_class = members(site)
     classes: dict[str, list[str]] = {}
-    for name, nodes in members.items():
+    for name, nodes in by_class.items():
         for node in nodes:
             classes.setdefault(node, []).append(name)
     known = all_nodes(site)

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from fairlead.errors import ExitCode
+from fairlead.nccl.fleet import Difference
 from fairlead.provision.inventory import fold
 
 
@@ -28,6 +29,18 @@ class NodeResult(Struct, frozen=True, kw_only=True):
     no_wheel: Mapping[str, str] = field(default_factory=dict)
 
 
+class ClassDifference(Struct, frozen=True, kw_only=True):
+    """A difference between the nodes of one class (a site's name for it)."""
+
+    name: str
+    difference: Difference
+
+    def text(self) -> str:
+        """One line: "class h100: gpu[3,17]: ports: 7 InfiniBand up, mlx5_3 down; the other 410 have 8 InfiniBand up"."""
+        d = self.difference
+        return f"class {self.name}: {fold(d.nodes)}: {d.aspect}: {d.said}; {_others(d.others)} {d.usual}"
+
+
 class Report(Struct, frozen=True, kw_only=True):
     schema: int = 1
     site: str
@@ -35,6 +48,7 @@ class Report(Struct, frozen=True, kw_only=True):
     check: bool
     seconds: float
     nodes: tuple[NodeResult, ...]
+    networks: tuple[ClassDifference, ...] = ()  # nodes whose network is unlike the most of their class
 
     @property
     def exit_code(self) -> ExitCode:
@@ -133,7 +147,12 @@ def text(report: Report, *, diff: bool = False) -> str:
             lines.append(f"  next: {example.hint}" if example.hint else "")
         if diff:
             lines += [f"    {line}" for d in example.diffs for line in d.splitlines()]
+    lines += [each.text() for each in report.networks]
     return "\n".join([line for line in lines if line] + [summary(report)])
+
+
+def _others(count: int) -> str:
+    return "the other one has" if count == 1 else f"the other {count} have"
 
 
 def summary(report: Report) -> str:

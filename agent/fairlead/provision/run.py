@@ -27,6 +27,7 @@ from fairlead.provision import wheels
 from fairlead.provision.bundle import write_bundle
 from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, targets
+from fairlead.provision.networks import differences
 from fairlead.provision.progress import Silent, display
 from fairlead.provision.report import NodeResult, Report, node_result
 
@@ -73,12 +74,14 @@ def run(site: Site, options: Options) -> Report:
         for target in chosen:
             if results[target.node].no_wheel:
                 shown.done(results[target.node])
+    nodes = tuple(results[t.node] for t in chosen)
     return Report(
         site=site.file,
         generation=site.generation,
         check=options.check,
         seconds=time.monotonic() - begin,
-        nodes=tuple(results[t.node] for t in chosen),
+        nodes=nodes,
+        networks=differences(site, nodes),
     )
 
 

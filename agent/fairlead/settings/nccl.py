@@ -1,14 +1,14 @@
-"""NCCL's node facts in /etc/nccl.conf: which HCAs, which interface, which topology file.
+"""NCCL's node facts in /etc/nccl.conf: which HCAs, which interface, which addresses, which topology file.
 
 Only facts of this node go there: NCCL lets the job's environment win over the file, and ranks must agree on all else.
-Sources: NCCL user guide, environment variables NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_TOPO_FILE; NCCL 2.30.7
+Sources: NCCL user guide, environment variables NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_IB_ADDR_RANGE, NCCL_TOPO_FILE; NCCL 2.30.7
 src/misc/param.cc for the file. A node whose ports do not match the declared number gets a finding, never a shorter list.
 A file that somebody else wrote is left alone until ``replace_existing`` says otherwise.
 """
 
 from __future__ import annotations
 
-import re
+import ipaddress
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -18,19 +18,32 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import File
 from fairlead.model.facts import Missing, Nic, Node, PciDevice
 from fairlead.model.setting import Setting, Want
-from fairlead.nccl.conf import Line, fault, is_ours, render
+from fairlead.nccl import roce, socket, topology_file, version
+from fairlead.nccl.conf import Draft, Line, Problem, fault, is_ours, render
 from fairlead.nccl.hca import choose
-from fairlead.nccl.route import default_interface, other_traffic, parse_routes
+from fairlead.nccl.route import connected, other_traffic, parse_routes
 
 FILE = "/etc/nccl.conf"
 ROUTE = "/proc/net/route"
 MOUNTS = "/proc/mounts"
-TOPOLOGY_FILES = ("/etc/fairlead/nccl-topology.xml", "/opt/microsoft/*.xml", "/etc/nccl/*.xml")
-# Never for NCCL's own sockets: container and tunnel interfaces are UP everywhere and reach nobody (NVIDIA/nccl#913).
-NOT_FOR_SOCKETS = ("lo", "docker", "br-", "veth", "cni", "cali", "flannel", "tun", "tap", "virbr", "dummy", "kube")
+ADDRESSES6 = "/proc/net/if_inet6"
+ROUTES6 = "/proc/net/ipv6_route"
+NETWORK = (ROUTE, ADDRESSES6, ROUTES6)
+TOPOLOGY_FILES = ("/etc/fairlead/nccl-topology.xml", "/opt/microsoft/*.xml", "/opt/microsoft/*/*.xml", "/etc/nccl/*.xml")
+
+
+class Stated(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A variable of the fabric profile: its value, why, and who says so. ``nccl``: the versions that it is for."""
+
+    name: str
+    value: str
+    why: str
+    source: str = ""
+    nccl: str = ""
 
 
 class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    network: Annotated[bool, Meta(description="false: nothing about networks is written (nodes that compute alone).")] = True
     hcas: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
         Meta(description="Compute HCA ports that this node must have up; unset: not checked."),
@@ -41,13 +54,28 @@ class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     socket_interface: Annotated[
         str,
         Meta(
-            pattern=r"^[A-Za-z0-9_.:-]{0,15}$",
-            description="NCCL's bootstrap interface: auto (the default route's), a name, or none.",
+            pattern=r"^[A-Za-z0-9_.:-]{0,15}$|^[0-9A-Fa-f.:]{2,39}/[0-9]{1,3}$",
+            description="NCCL's bootstrap interface: auto (the default route's), a name, a network (10.1.0.0/16), or none.",
         ),
     ] = "auto"
+    roce_subnet: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^[0-9A-Fa-f.:]{2,39}/[0-9]{1,3}$",
+            description="RoCE: the network of the compute ports' addresses, where ports have several.",
+        ),
+    ] = ""
+    gid_index: Annotated[
+        Annotated[int, Meta(ge=0, le=255)] | None,
+        Meta(description="RoCE with NCCL before 2.21 only: the GID index that is RoCE v2 on all ports of all nodes."),
+    ] = None
+    nccl_version: Annotated[
+        str, Meta(pattern=r"^$|^[0-9]+(\.[0-9]+){1,3}$", description="The oldest NCCL that jobs bring; empty: a current one.")
+    ] = ""
     topology_file: Annotated[
         str, Meta(pattern=r"^(/[\x21-\x7e]+)?$", description="The vendor's topology XML, used only in virtual machines.")
     ] = ""
+    variables: Annotated[tuple[Stated, ...], Meta(description="Variables of the fabric profile, each with why and source.")] = ()
     extra: Annotated[dict[str, str], Meta(description="More NCCL_ variables of this node.")] = field(default_factory=dict)
     replace_existing: Annotated[bool, Meta(description="Replace an /etc/nccl.conf that fairlead did not write.")] = False
 
@@ -60,6 +88,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     mounts: str
     virtual: bool | Missing
     topologies: Mapping[str, str]
+    addresses6: str = ""
+    routes6: str = ""
 
 
 def observe(node: Node) -> Observed | Missing:
@@ -67,7 +97,7 @@ def observe(node: Node) -> Observed | Missing:
         text = node.text(path)
         if isinstance(text, Missing):
             return text
-    file, routes, mounts = (node.texts.get(p) for p in (FILE, ROUTE, MOUNTS))
+    file, routes, mounts, addresses6, routes6 = (node.texts.get(p) for p in (FILE, ROUTE, MOUNTS, ADDRESSES6, ROUTES6))
     return Observed(
         file=file if isinstance(file, str) else None,
         nics=node.nics,
@@ -76,82 +106,104 @@ def observe(node: Node) -> Observed | Missing:
         mounts=mounts if isinstance(mounts, str) else "",
         virtual=node.virtual,
         topologies={p: t for p, t in node.texts.items() if p.endswith(".xml") and isinstance(t, str)},
+        addresses6=addresses6 if isinstance(addresses6, str) else "",
+        routes6=routes6 if isinstance(routes6, str) else "",
     )
 
 
-def _hca_lines(want: NcclWant, seen: Observed) -> list[Line]:
-    choice = choose(
-        seen.nics, seen.pci, expected=want.hcas, exclude=want.exclude, other_traffic=other_traffic(seen.routes, seen.mounts)
-    )
+def _hcas(want: NcclWant, seen: Observed) -> Draft:
+    traffic = other_traffic(seen.routes, seen.mounts)
+    if "." in want.socket_interface and "/" in want.socket_interface:  # the network of the nodes' own addresses
+        for name in connected(parse_routes(seen.routes), ipaddress.IPv4Network(want.socket_interface, strict=False)):
+            traffic.setdefault(name, "the nodes' own addresses")
+    choice = choose(seen.nics, seen.pci, expected=want.hcas, exclude=want.exclude, other_traffic=traffic)
     if choice.problems:
-        raise ConfigError(
-            FILE,
-            "NCCL_IB_HCA",
-            choice.problems[0],
-            hint="repair the port, or declare the right number in settings.nccl.hcas; the file is left as it is",
-        )
-    others = tuple(p for p in choice.default if p not in choice.compute)
-    if not choice.compute or not others:
-        return []  # NCCL takes exactly these by itself
-    reasons = ", ".join(f"{p} {choice.left_out.get(p, 'left out')}" for p in others)
-    if want.hcas is None:  # nothing declared how many there should be: a list could be one too short, an exclusion cannot
-        return [Line("NCCL_IB_HCA", "^=" + ",".join(others), f"All HCAs but these: {reasons}.")]
-    return [Line("NCCL_IB_HCA", "=" + ",".join(choice.compute), f"The compute HCAs by exact name; not {reasons}.")]
+        hint = "repair the port, or declare the right number in settings.nccl.hcas; the file is left as it is"
+        return Draft(problems=tuple(Problem("NCCL_IB_HCA", p, hint) for p in choice.problems))
+    notes: tuple[str, ...] = ()
+    if choice.down and want.hcas is None:
+        down = ", ".join(f"{p} is {choice.left_out[p]}" for p in choice.down)
+        notes = (f"{down}; how many ports there must be is not declared (settings.nccl.hcas)",)
+    others = tuple(p for p in choice.default if p not in choice.compute and p not in choice.down)
+    lines: tuple[Line, ...] = ()
+    if choice.compute and others:  # else NCCL takes exactly these by itself
+        reasons = ", ".join(f"{p} {choice.left_out.get(p, 'left out')}" for p in others)
+        if want.hcas is None:  # nothing declared how many there should be: a list could be too short, an exclusion cannot
+            lines = (Line("NCCL_IB_HCA", "^=" + ",".join(others), f"All HCAs but these: {reasons}."),)
+        else:
+            lines = (Line("NCCL_IB_HCA", "=" + ",".join(choice.compute), f"The compute HCAs by exact name; not {reasons}."),)
+    made = Draft(lines=lines, notes=notes)
+    if choice.ports and all(n.link_layer == "Ethernet" for n in choice.ports):
+        numbers = version.parse(want.nccl_version)
+        made += roce.draft(choice.ports, version=numbers, subnet=want.roce_subnet, gid_index=want.gid_index)
+    return made
 
 
-def _socket_lines(want: NcclWant, seen: Observed) -> list[Line]:
-    if want.socket_interface in ("none", ""):
-        return []
-    plain = {n.name: n for n in seen.nics if not n.rdma}
-    name, why = want.socket_interface, "Declared by the site."
-    if name == "auto":
-        name, why = default_interface(parse_routes(seen.routes)), "The interface of the default route."
-        usable = [n.name for n in plain.values() if n.state == "UP" and not n.name.startswith(NOT_FOR_SOCKETS)]
-        if not name and len(usable) == 1:
-            name, why = usable[0], "The only interface that is up."
-        if not name or name.startswith(NOT_FOR_SOCKETS):
-            return []
-    elif name in plain and plain[name].state != "UP":
-        raise ConfigError(FILE, "NCCL_SOCKET_IFNAME", f"interface {name} is {plain[name].state}", hint="bring it up")
-    elif name not in plain and all(name not in n.interfaces for n in seen.nics):
-        raise ConfigError(FILE, "NCCL_SOCKET_IFNAME", f"no interface {name} on this node", hint="see socket_interface")
-    return [Line("NCCL_SOCKET_IFNAME", f"={name}", why)]
-
-
-def _topology_lines(want: NcclWant, seen: Observed) -> list[Line]:
-    if not want.topology_file or seen.virtual is not True:  # bare metal shows its real topology: never a file there
-        return []
+def _topology(want: NcclWant, seen: Observed) -> Draft:
+    if not want.topology_file:
+        return Draft()
+    if seen.virtual is not True:  # bare metal shows its real topology: never a file there
+        return Draft(notes=(f"{want.topology_file} is not for bare metal, which shows its real topology",))
     text = seen.topologies.get(want.topology_file)
     if text is None:
-        raise ConfigError(
-            FILE,
-            "NCCL_TOPO_FILE",
-            f"{want.topology_file}: no such file, or not one of {' '.join(TOPOLOGY_FILES)}",
-            hint="install the vendor's file there",
-        )
-    real = {d.address for d in seen.pci}
-    named = {m.lower() for m in re.findall(r'busid="([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"', text)}
-    gpus = {d.address for d in seen.pci if d.vendor == 0x10DE and d.class_code >> 16 == 0x03}
-    if gpus and not gpus & named:
-        raise ConfigError(
-            FILE,
-            "NCCL_TOPO_FILE",
-            f"{want.topology_file} names none of this node's GPUs ({len(named - real)} of its {len(named)} devices are not here)",
-            hint="use the file of this machine type",
-        )
-    return [Line("NCCL_TOPO_FILE", want.topology_file, "A virtual machine hides its PCIe topology.")]
+        reason = f"{want.topology_file}: no such file, or not one of {' '.join(TOPOLOGY_FILES)}"
+        return Draft(problems=(Problem("NCCL_TOPO_FILE", reason, "install the vendor's file there"),))
+    wrong = topology_file.fault(text, seen.pci)
+    if wrong:
+        return Draft(problems=(Problem("NCCL_TOPO_FILE", f"{want.topology_file} {wrong}", "use the file of this machine type"),))
+    return Draft(lines=(Line("NCCL_TOPO_FILE", want.topology_file, "A virtual machine hides its PCIe topology."),))
+
+
+def _stated(want: NcclWant) -> Draft:
+    lines, notes, numbers = [], [], version.parse(want.nccl_version)
+    for v in want.variables:
+        if version.within(numbers, v.nccl):
+            lines.append(Line(v.name, v.value, f"{v.why} [{v.source}]" if v.source else v.why))
+        else:
+            notes.append(f"{v.name} is for NCCL {v.nccl}")
+    return Draft(lines=tuple(lines), notes=tuple(notes))
+
+
+def draft(want: NcclWant, seen: Observed) -> Draft:
+    """What should stand in the file of this node, what was left alone, and why it may have to stay as it is.
+
+    Raises ConfigError for a variable that must not stand there.
+    """
+    for key, given in (("extra", want.extra), ("variables", {v.name: v.value for v in want.variables})):
+        for name, value in given.items():
+            if reason := fault(name, value):
+                raise ConfigError("node.json", f"settings.nccl.{key}.{name}", reason)
+    made = Draft()
+    if want.network:
+        made += _hcas(want, seen)
+        network = socket.Network(nics=seen.nics, routes=seen.routes, addresses6=seen.addresses6, routes6=seen.routes6)
+        made += socket.draft(want.socket_interface, network)
+    made += _topology(want, seen)
+    made += _stated(want)
+    lines = [x for x in made.lines if x.name not in want.extra]
+    lines += [Line(name, value, "Declared by the site.") for name, value in sorted(want.extra.items())]
+    return Draft(lines=tuple(lines), notes=made.notes, problems=made.problems)
 
 
 def wanted(want: NcclWant, seen: Observed) -> str | None:
-    """The file's text for this node, None for no file."""
-    for name, value in want.extra.items():
-        reason = fault(name, value)
-        if reason:
-            raise ConfigError("node.json", f"settings.nccl.extra.{name}", reason)
-    lines = _hca_lines(want, seen) + _socket_lines(want, seen) + _topology_lines(want, seen)
-    lines = [x for x in lines if x.name not in want.extra]
-    lines += [Line(name, value, "Declared by the site.") for name, value in sorted(want.extra.items())]
-    return render(tuple(lines))
+    """The file's text for this node, None for no file. Raises ConfigError for the first problem: the file stays as it is."""
+    made = draft(want, seen)
+    for problem in made.problems:
+        raise ConfigError(FILE, problem.key, problem.reason, hint=problem.hint)
+    return render(made.lines)
+
+
+def interface(want: NcclWant, node: Node) -> str:
+    """The interface of NCCL's sockets on this node, by its bare name; "" where it is not certain."""
+    given = want.extra.get(socket.NAME, "")
+    if given:
+        return given[1:] if given.startswith("=") and "," not in given else ""
+    seen = observe(node)
+    if isinstance(seen, Missing) or not want.managed or not want.network:
+        return ""
+    network = socket.Network(nics=seen.nics, routes=seen.routes, addresses6=seen.addresses6, routes6=seen.routes6)
+    made = socket.draft(want.socket_interface, network)
+    return next((x.value.removeprefix("=") for x in made.lines if x.name == socket.NAME), "")
 
 
 def plan(want: NcclWant, observed: Observed) -> tuple[File, ...]:
@@ -180,5 +232,5 @@ setting = Setting(
     want=NcclWant,
     observe=observe,
     plan=plan,
-    reads=(FILE, ROUTE, MOUNTS, *TOPOLOGY_FILES),
+    reads=(FILE, ROUTE, MOUNTS, ADDRESSES6, ROUTES6, *TOPOLOGY_FILES),
 )

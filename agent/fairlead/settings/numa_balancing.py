@@ -8,7 +8,6 @@ next boot (sysctl.d(5)): that is reported instead of being fought.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -17,12 +16,11 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, KernelValue, Layer
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
+from fairlead.model.sysctl import GLOBS, later_writers
 
 VALUE = "/proc/sys/kernel/numa_balancing"
 KEY = "kernel.numa_balancing"
 FILE = "/etc/sysctl.d/90-fairlead-numa-balancing.conf"
-# sysctl.d(5): sorted by file name whatever the directory; a file in /etc hides one of the same name in /run and /usr/lib.
-DIRECTORIES = ("/etc/sysctl.d/", "/run/sysctl.d/", "/usr/local/lib/sysctl.d/", "/usr/lib/sysctl.d/", "/lib/sysctl.d/")
 
 
 class NumaBalancingWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,24 +36,6 @@ class Observed(Struct, frozen=True):
     later: tuple[str, str] | None
 
 
-def _later_writer(texts: Mapping[str, str | Missing | None]) -> tuple[str, str] | None:
-    chosen: dict[str, str] = {}  # file name -> path; the first directory wins
-    for directory in DIRECTORIES:
-        for path in sorted(texts):
-            name = path.removeprefix(directory)
-            if path.startswith(directory) and "/" not in name and name.endswith(".conf"):
-                chosen.setdefault(name, path)
-    ours = FILE.rpartition("/")[2]
-    last: tuple[str, str] | None = None
-    for name in sorted(n for n in chosen if n > ours):
-        text = texts[chosen[name]]
-        for line in text.splitlines() if isinstance(text, str) else ():
-            key, sign, value = line.strip().lstrip("-").partition("=")
-            if sign and not line.lstrip().startswith(("#", ";")) and key.strip().replace("/", ".") == KEY:
-                last = (chosen[name], value.strip())
-    return last
-
-
 def observe(node: Node) -> Observed | Missing:
     text = node.text(VALUE)
     if text is None:
@@ -65,7 +45,7 @@ def observe(node: Node) -> Observed | Missing:
     if not text.strip().isdecimal():
         return unreadable(f"{VALUE}: not a number: {text.strip()[:20]!r}")
     file = node.text(FILE)
-    return file if isinstance(file, Missing) else Observed(int(text), file, _later_writer(node.texts))
+    return file if isinstance(file, Missing) else Observed(int(text), file, later_writers(node.texts, FILE, (KEY,)).get(KEY))
 
 
 def content(value: int) -> str:
@@ -110,5 +90,5 @@ setting = Setting(
     want=NumaBalancingWant,
     observe=observe,
     plan=plan,
-    reads=(VALUE, FILE, *(f"{d}*.conf" for d in DIRECTORIES)),
+    reads=(VALUE, FILE, *GLOBS),
 )

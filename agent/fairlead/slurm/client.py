@@ -53,13 +53,20 @@ class SlurmClient(Protocol):
     """Every call may raise SlurmUnavailable (no answer: try again) or SlurmError (slurmctld said no)."""
 
     def node(self, name: str) -> NodeState:
-        """One node; raises SlurmError when slurmctld has no such node."""
+        """One node; raises SlurmError when slurmctld has no such node.
+
+        Its ALLOCATED or MIXED may be old: slurmctld counts what is allocated when somebody lists all nodes, and not for one
+        (src/slurmctld/proc_req.c, _slurm_rpc_dump_node_single; seen on 22.05, 24.11 and 26.05).
+        """
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
         """The named nodes, or all of them."""
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
         """Jobs that have this node now, completing ones included."""
+
+    def began(self) -> float:
+        """Since when this slurmctld has had its state in memory, Unix time by its own clock; inf where that is not known."""
 
     def drain(self, name: str, reason: str) -> None:
         """Set DRAIN and the reason. This replaces whatever reason there is: read first."""

@@ -85,6 +85,9 @@ class Pyslurm:
     def topology(self) -> tuple[NodeGroup, ...]:
         return self._scontrol.topology()
 
+    def began(self) -> float:
+        return self._scontrol.began()
+
     def close(self) -> None:
         """End the worker. The next call would start another."""
         with self._lock:

@@ -79,6 +79,9 @@ class Scontrol:
         """Leaf switches and blocks, () where slurmctld has no topology of that kind. One RPC (REQUEST_TOPO_INFO)."""
         return parse_topology(self._run(["scontrol", "-o", "show", "topology"]))
 
+    def began(self) -> float:
+        return parse_began(self._run(["scontrol", "show", "config"]))
+
     def drain(self, name: str, reason: str) -> None:
         self._run(["scontrol", "update", f"NodeName={plain(name)}", "State=DRAIN", f"Reason={reason}"])
 
@@ -196,6 +199,16 @@ def parse_jobs(text: str) -> tuple[JobOn, ...]:
             if nodes is not None:
                 jobs.append(JobOn(id=words[0], state=words[1], nodes=nodes))
     return tuple(jobs)
+
+
+def parse_began(text: str) -> float:
+    """BOOT_TIME of `scontrol show config`: when slurmctld's process began (slurmctld/controller.c, _init_config).
+
+    Where the primary is not up, a backup has answered, which took the state over some time after its own beginning: inf.
+    """
+    began = re.search(r"^BOOT_TIME\s*= (\d{1,15})$", text, re.M)
+    primary = re.search(r"^Slurmctld\(primary\)[^\n]* is UP$", text, re.M)
+    return float(began[1]) if began and primary else float("inf")
 
 
 def _number(text: str) -> int | None:

@@ -7,7 +7,8 @@ costs time: `fairlead run` starts once for every rank.
 from __future__ import annotations
 
 from fairlead.topology import plan
-from fairlead.topology.plan import Item, Machine, Place
+from fairlead.topology.plan import Machine, Place
+from fairlead.topology.transport import Item, share_out
 
 
 def deal(machine: Machine, parts: list[int], hands: list[list[Place]], notes: list[str]) -> list[int]:
@@ -28,7 +29,7 @@ def deal(machine: Machine, parts: list[int], hands: list[list[Place]], notes: li
     groups = plan.alike(hands)
     costs = [_Cost(machine, hands[group[0]]) for group in groups]
     items = [Item(piece, tuple(cost(home, piece) for cost in costs)) for home, piece in pieces]
-    dealt = plan.share_out(items, groups, [each] * tasks)
+    dealt = share_out(items, groups, [each] * tasks)
     return [dealt[rank] for rank in range(tasks)]
 
 

@@ -86,9 +86,8 @@ def _places(plan: Layout) -> list[str]:
         fill, edge = ("#ffffff", "#7986b5") if known else ("#fff8e1", AMBER)
         out.append(_rect(place.x, PLACE_TOP, place.wide, PLACE_HIGH, fill, edge, 6, dash="" if known else "6 4"))
         for i, line in enumerate(place.lines):
-            out.append(
-                _text(place.x + 8, PLACE_TOP + 18 + 17 * i, line, size=13 if not i else 11, weight="bold" if not i else "")
-            )
+            text, size = fit(line, place.wide - 14, 11 if i else 13, bold=not i)
+            out.append(_text(place.x + 8, PLACE_TOP + 18 + 17 * i, text, size=size, weight="" if i else "bold"))
     return out
 
 
@@ -139,7 +138,8 @@ def _box(spot: Spot, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
     for i, line in enumerate(lines):
         bold = "bold" if i == 0 and spot.kind in ("gpu", "nic") else ""
         size = 12 if bold else 9 if spot.kind == "root" or (spot.kind == "gpu" and i == 1) else 10
-        out.append(_text(spot.x, first + 13 * i, line, size=size, weight=bold, middle=True))
+        text, size = fit(line, spot.wide - 6, size, bold=bool(bold))
+        out.append(_text(spot.x, first + 13 * i, text, size=size, weight=bold, middle=True))
     for i, (number, colour) in enumerate(dict.fromkeys(own)):
         at = left + 2 + 18 * i
         out.append(f'<circle cx="{at:.1f}" cy="{top + high - 1:.1f}" r="8" fill="{colour}"/>')
@@ -232,6 +232,20 @@ def _texts(found: tuple[Finding, ...], plan: Layout, top: float) -> tuple[list[s
             top += 16
         top += 6
     return out, top + 8
+
+
+def text_width(text: str, size: float, *, bold: bool = False) -> float:
+    """Roughly how wide a text gets, in the widest of the usual fonts (DejaVu Sans)."""
+    return len(text) * size * (0.71 if bold else 0.61)
+
+
+def fit(text: str, wide: float, size: int, *, bold: bool = False) -> tuple[str, int]:
+    """The text as it fits: in a smaller size, not below 7; then without its end."""
+    while size > 7 and text_width(text, size, bold=bold) > wide:
+        size -= 1
+    if text_width(text, size, bold=bold) > wide:
+        text = text[: max(1, int(wide / text_width("x", size, bold=bold)) - 1)] + "\N{HORIZONTAL ELLIPSIS}"
+    return text, size
 
 
 def _clean(text: str) -> str:

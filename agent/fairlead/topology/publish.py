@@ -2,9 +2,13 @@
 
 TAB separated, no empty field, ``-`` for none or unknown. topology:
 
-    1 node NAME GPUS CPUS COUNT             GPUS how many, CPUS the online CPU list, COUNT how many CPUs
-    gpu GRES_INDEX MINOR UUID PCI NUMA CORES NICS      by PCI address; CORES the list of the nearest CPUs
+    1 node NAME GPUS CPUS COUNT THREADS     GPUS how many, CPUS the online CPU list, COUNT how many CPUs, THREADS as below
+    gpu GRES_INDEX MINOR UUID PCI NUMA CORES NICS MASK  by PCI address; CORES the list of the nearest CPUs, MASK the same in
+                                            capital hex digits
     core PACKAGE NUMA L3 CPULIST            one physical core, CPULIST its online hardware threads
+
+THREADS is 1 where every core has one CPU; 2 where the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
+i + COUNT / 2, as Linux numbers hardware threads on x86; else -.
 
 plans/N, one line for each of N local tasks that have the whole node:
 
@@ -57,16 +61,27 @@ def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
     gpus = {g.pci: g for g in devices.for_jobs(node)}
     count = made.online.bit_count()
     lines: list[tuple[str, ...]] = [
-        (VERSION, "node", node.name, str(len(made.gpus)), plan.format_cpulist(made.online), str(count))
+        (VERSION, "node", node.name, str(len(made.gpus)), plan.format_cpulist(made.online), str(count), threads(made))
     ]
     for place in made.gpus:
         gpu = gpus[place.pci]
         near = plan.format_cpulist(place.near)
-        lines.append(("gpu", str(place.index), _minor(gpu), _uuid(gpu), place.pci, _known(place.numa), near, place.nics))
+        mask = f"{place.near:X}" if place.near else "-"
+        lines.append(("gpu", str(place.index), _minor(gpu), _uuid(gpu), place.pci, _known(place.numa), near, place.nics, mask))
     for core in made.cores:
         cpus = plan.format_cpulist(core.cpus)
         lines.append(("core", _known(core.package), _known(core.numa), _known(core.l3), cpus))
     return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def threads(made: plan.Machine) -> str:
+    """THREADS: how CPU numbers tell which CPUs are one core, where they do so simply."""
+    count = made.online.bit_count()
+    cores = {c.cpus & made.online for c in made.cores} - {0}
+    if all(c.bit_count() == 1 for c in cores):
+        return "1"
+    pairs = {1 << i | 1 << i + count // 2 for i in range(count // 2)}
+    return "2" if count % 2 == 0 and made.online == (1 << count) - 1 and cores == pairs else "-"
 
 
 def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, str]:

@@ -224,20 +224,11 @@ NVML_API nvmlReturn nvmlDeviceGetTemperatureV(nvmlDevice device, c_nvmlTemperatu
     out->temperature = (int)celsius;
     return NVML_SUCCESS;
 }
-NVML_API nvmlReturn nvmlDeviceGetMarginTemperature(nvmlDevice device, c_nvmlMarginTemperature_v1_t *out) {
-    unsigned int celsius, slowdown;
-    ENTER_GPU();
-    NEED(out);
-    if (out->version != (sizeof *out | 1u << 24)) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    TRY(sim_uint(gpu, "temperature.gpu_celsius", &celsius));
-    TRY(sim_uint(gpu, "temperature.slowdown_celsius", &slowdown));
-    out->marginTemperature = (int)slowdown - (int)celsius;
-    return NVML_SUCCESS;
-}
 NVML_API nvmlReturn nvmlDeviceGetTemperatureThreshold(nvmlDevice device, unsigned int kind, unsigned int *out) {
     ENTER_GPU();
     if (kind == NVML_TEMPERATURE_THRESHOLD_SHUTDOWN) return sim_uint(gpu, "temperature.shutdown_celsius", out);
     if (kind == NVML_TEMPERATURE_THRESHOLD_SLOWDOWN) return sim_uint(gpu, "temperature.slowdown_celsius", out);
+    if (kind == NVML_TEMPERATURE_THRESHOLD_MEM_MAX) return sim_uint(gpu, "temperature.memory_max_celsius", out);
     return NVML_ERROR_NOT_SUPPORTED;
 }
 

@@ -104,7 +104,7 @@ static int process(int gpu, unsigned int number, char type, c_nvmlProcessInfo_v3
     memset(out, 0, sizeof *out);
     snprintf(key, sizeof key, "processes.%u.pid", number);
     if (sim_uint(gpu, key, &out->pid) != NVML_SUCCESS) return 0;
-    snprintf(key, sizeof key, "processes.%u.used_memory_bytes", number);
+    snprintf(key, sizeof key, "processes.%u.used_bytes", number);
     (void)sim_ull(gpu, key, &bytes);
     out->usedGpuMemory = bytes;
     out->gpuInstanceId = out->computeInstanceId = 0xFFFFFFFFu;

@@ -108,6 +108,12 @@ NVML_API nvmlReturn nvmlDeviceGetRetiredPages_v2(nvmlDevice device, unsigned int
     for (unsigned int i = 0; times && i < room && i < *count; i++) times[i] = 0;
     return NVML_SUCCESS;
 }
+/* Its answer is its return code: `error 14` as the value of inforom_valid is a corrupted one. */
+NVML_API nvmlReturn nvmlDeviceValidateInforom(nvmlDevice device) {
+    unsigned int valid;
+    ENTER_GPU();
+    return sim_uint(gpu, "inforom_valid", &valid);
+}
 NVML_API nvmlReturn nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice device, unsigned int *out) {
     ENTER_GPU();
     return sim_uint(gpu, "retired_pages.pending", out);
@@ -152,7 +158,11 @@ static const struct field fields[] = {
     {NVML_FI_DEV_POWER_REQUESTED_LIMIT, U32, "power.limit_milliwatts"},
     {NVML_FI_DEV_PCIE_COUNT_TX_BYTES, U64, "pcie.transmit_bytes"},
     {NVML_FI_DEV_PCIE_COUNT_RX_BYTES, U64, "pcie.receive_bytes"},
-    {NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, U64, "nvlink.#.recovery_errors"},
+    {NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS, U64, "nvlink.#.malformed_packets"},
+    {NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS, U64, "nvlink.#.receive_errors"},
+    {NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, U64, "nvlink.#.recoveries_failed"},
+    {NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, U64, "nvlink.#.recoveries"},
+    {NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, U64, "nvlink.#.effective_errors"},
     {NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, U32, "recovery_action"},
 };
 
@@ -186,7 +196,11 @@ static nvmlReturn one_field(int gpu, c_nvmlFieldValue_t *v) {
         else v->value.ullVal = value;
         return NVML_SUCCESS;
     }
-    return NVML_ERROR_NOT_SUPPORTED;
+    unsigned long long events;
+    TRY(sim_clock_field(gpu, v->fieldId, &events));
+    v->valueType = U64;
+    v->value.ullVal = events;
+    return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn nvmlDeviceGetFieldValues(nvmlDevice device, int count, c_nvmlFieldValue_t *values) {

@@ -47,13 +47,14 @@ NVML_API nvmlReturn nvmlDeviceGetNvLinkErrorCounter(nvmlDevice device, unsigned 
     return NVML_SUCCESS;
 }
 
-struct fabric { unsigned int state, status, clique; unsigned char cluster[16]; };
+struct fabric { unsigned int state, status, clique, health; unsigned char cluster[16]; };
 static nvmlReturn fabric(int gpu, struct fabric *f) {
     char text[SIM_TEXT], digits[33] = {0};
     size_t n = 0;
     TRY(sim_uint(gpu, "fabric.state", &f->state));
     TRY(sim_uint(gpu, "fabric.status", &f->status));
     TRY(sim_uint(gpu, "fabric.clique_id", &f->clique));
+    TRY(sim_uint(gpu, "fabric.health_mask", &f->health));
     TRY(sim_text(gpu, "fabric.cluster_uuid", text, sizeof text));
     for (const char *c = text; *c && n < 32; c++)
         if (*c != '-') digits[n++] = *c;
@@ -89,14 +90,14 @@ NVML_API nvmlReturn nvmlDeviceGetGpuFabricInfoV(nvmlDevice device, void *out) {
         c_nvmlGpuFabricInfo_v2_t *v2 = out;
         TRY(fabric(gpu, &f));
         FILL_FABRIC(v2, f);
-        v2->healthMask = 0;
+        v2->healthMask = f.health;
         return NVML_SUCCESS;
     }
     if (version == (sizeof(c_nvmlGpuFabricInfo_v3_t) | 3u << 24)) {
         c_nvmlGpuFabricInfo_v3_t *v3 = out;
         TRY(fabric(gpu, &f));
         FILL_FABRIC(v3, f);
-        v3->healthMask = 0;
+        v3->healthMask = f.health;
         v3->healthSummary = 0;
         return NVML_SUCCESS;
     }

@@ -37,6 +37,9 @@ nvmlReturn sim_append_set(int gpu, const char *key, long long value);
 long sim_xid_count(void);
 int sim_xid_at(long number, struct sim_xid *out);
 
+/* clocks.c */
+nvmlReturn sim_clock_field(int gpu, unsigned int id, unsigned long long *out);
+
 /* faults.c: what goes wrong, and the way into every call */
 enum fault_kind { FAULT_ERROR, FAULT_DELAY, FAULT_HANG, FAULT_DSTATE, FAULT_CRASH };
 void fault_add(enum fault_kind kind, const char *call, int gpu, long number, const char *path);

@@ -127,8 +127,6 @@ NVML_API nvmlReturn nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevic
     return by_pci(__func__, text, out);
 }
 
-NVML_API nvmlReturn nvmlDeviceValidateInforom(nvmlDevice device) { ENTER_GPU(); (void)gpu; return NVML_SUCCESS; }
-
 /* Bus ids: the driver prints 8 digits of domain in capitals, and 4 in the legacy field. */
 static nvmlReturn fill_pci(const char *text, int gpu, nvmlPciInfo_t *out) {
     struct bdf at;

@@ -1,0 +1,69 @@
+"""The NVIDIA kernel module and the driver's library are of one version.
+
+The module's is in /sys/module/nvidia/version. nvmlInit refuses another one with NVML_ERROR_LIB_RM_VERSION_MISMATCH (18,
+nvml.h), and so do CUDA and nvidia-smi ("Failed to initialize NVML: Driver/library version mismatch"). A process that runs
+keeps the library it has loaded, this agent's too, so the file that libnvidia-ml.so.1 leads to is looked at as well: its name
+ends in the version that the next job will load (where it is in none of the usual folders, NVML's word counts alone). Such a
+mismatch comes of an upgrade of the driver's packages without a reboot or a reload of the module. While a driver is being
+installed (`apply`, maintenance) this drains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    pass
+
+
+def _finding(level: Level, summary: str, *evidence: str, evidence_id: str = "") -> Finding:
+    drain = level is Level.DRAIN
+    return Finding(
+        check="driver_library",
+        level=level,
+        summary=f"{summary}: {Action.REBOOT_NODE.value}" if drain else summary,
+        evidence=evidence,
+        action=Action.REBOOT_NODE if drain else Action.NONE,
+        service=Service.DRAIN_NOW if drain else Service.KEEP,
+        evidence_id=evidence_id,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    driver = node.driver
+    module, loaded, file = driver.module_version, driver.library_version, driver.software.library_file
+    if isinstance(module, Missing):
+        yield _finding(Level.UNKNOWN, "the version of the NVIDIA kernel module cannot be read", module.detail)
+        return
+    if isinstance(loaded, str) and loaded != module:
+        yield _finding(Level.DRAIN, f"NVIDIA module {module} is loaded, but its library is {loaded}", evidence_id=loaded)
+    elif isinstance(file, str) and file != module:
+        yield _finding(
+            Level.DRAIN,
+            f"NVIDIA module {module} is loaded, but the library on disk is {file}",
+            "upgraded without a reboot: what starts now cannot use the GPUs",
+            evidence_id=file,
+        )
+    elif driver.init_code == MISMATCH:
+        yield _finding(Level.DRAIN, f"NVML does not fit the NVIDIA module {module} (18)", evidence_id="18")
+    elif isinstance(loaded, Missing) and not isinstance(file, str):
+        yield _finding(Level.UNKNOWN, "the version of the NVIDIA library cannot be read", loaded.detail)
+
+
+check = Check(
+    summary="The NVIDIA kernel module and the library, loaded and on disk, are of one version",
+    params=Params,
+    judge=judge,
+    mode=Mode.ENFORCE,
+    confirm=2,
+    confirm_of=2,
+    recover=1,
+    boot_grace_seconds=60,
+)

@@ -1,0 +1,58 @@
+"""The NVIDIA driver that is loaded is the one that the site wants.
+
+The loaded one is in /sys/module/nvidia/version (else /proc/driver/nvidia/version). Wanted is a version or the beginning of
+one, as `570` or `570.172`: a branch of the driver (NVIDIA data center driver documentation, "Driver Lifecycle"). Whether the
+driver works is the business of `nvml_responsive` and `driver_library`. While a driver is being installed (`apply`,
+maintenance) this drains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+Version = Annotated[str, Meta(pattern=r"^\d{3}(\.\d{1,3}){0,2}\Z")]
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    wanted: Annotated[
+        Version | None, Meta(description="Version of the driver, or its beginning (`570`, `570.172`); unset: any.")
+    ] = None
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    wanted, loaded = params.wanted, node.driver.module_version
+    if wanted is None:
+        return
+    if isinstance(loaded, Missing):
+        yield Finding(
+            check="driver_version",
+            level=Level.UNKNOWN,
+            summary="the version of the NVIDIA driver cannot be read",
+            evidence=(loaded.detail,),
+            service=Service.KEEP,
+        )
+    elif loaded.split(".")[: wanted.count(".") + 1] != wanted.split("."):
+        yield Finding(
+            check="driver_version",
+            level=Level.DRAIN,
+            summary=f"NVIDIA driver {loaded} is loaded, {wanted} is wanted: {Action.PROVISION.value}",
+            action=Action.PROVISION,
+            service=Service.DRAIN_AFTER_JOB,
+            evidence_id=loaded,
+        )
+
+
+check = Check(
+    summary="The NVIDIA driver is of the wanted version or branch",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    recover=1,
+)

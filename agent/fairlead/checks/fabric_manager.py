@@ -1,0 +1,66 @@
+"""The fabric manager runs on nodes whose GPUs are joined by NVSwitches of the node's own.
+
+Without it no CUDA program starts there (cudaErrorSystemNotReady, 802), and by default running ones are aborted when it goes
+(ABORT_CUDA_JOBS_ON_FM_EXIT; NVIDIA Fabric Manager user guide, "Fabric Manager Config Options"). Its process is looked for by
+its name, nv-fabricmanager, of which /proc/PID/comm keeps 15 characters (proc_pid_comm(5)); a zombie (state Z in
+proc_pid_stat(5)) does not run. Which unit or container started it is the site's affair. Whether the fabric it made is well
+is the business of `gpu_fabric`. A fabric manager that stays dead goes unseen: 20 days on one fleet (NVSentinel pull request
+891). On some start-ups it takes minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+STAT = "/proc/@nv-fabricmanage/stat"  # "@": found by name by the reader of the machine
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    required: Annotated[bool, Meta(description="The node has NVSwitches that a fabric manager of its own looks after.")] = False
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if not params.required:
+        return
+    stat = node.text(STAT)
+    if isinstance(stat, Missing):
+        yield Finding(
+            check="fabric_manager",
+            level=Level.UNKNOWN,
+            summary="whether the fabric manager runs cannot be read",
+            evidence=(stat.detail,),
+            service=Service.KEEP,
+        )
+        return
+    state = (stat or "").rpartition(")")[2].split()[:1]
+    if state and state[0] not in "ZX":
+        return
+    yield Finding(
+        check="fabric_manager",
+        level=Level.DRAIN,
+        summary=f"the NVIDIA fabric manager {'is a zombie' if state else 'does not run'}: {Action.CHECK_FABRIC.value}",
+        evidence=("systemctl status nvidia-fabricmanager; /var/log/fabricmanager.log",),
+        action=Action.CHECK_FABRIC,
+        service=Service.DRAIN_NOW,
+    )
+
+
+check = Check(
+    summary="The NVIDIA fabric manager runs where the node has NVSwitches",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=2,
+    recover=2,
+    boot_grace_seconds=300,
+    reads=(STAT,),
+    slow=True,
+)

@@ -1,0 +1,104 @@
+"""SM clocks that stay low under load although nothing holds them.
+
+A loaded GPU runs near its highest clock (nvmlDeviceGetMaxClockInfo) unless one of nvmlDeviceGetCurrentClocksEventReasons says
+why not: power cap, heat, a clock that somebody set. A GPU that is loaded, has no reason and still runs slowly makes the whole
+job slow and shows in no error counter. Judged is the mean clock (nvmlDeviceGetClockInfo, NVML_CLOCK_SM) over the loaded time
+without any reason, over a window; low clocks of an idle GPU are how it saves power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import device_of, unlisted
+from fairlead.model.facts import Gpu, Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.load_window import Window, blind, is_busy, working
+
+SECONDS, CYCLES = "load.free_seconds", "load.free_cycles"
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which the mean clock is taken.")] = 1800
+    load_least_seconds: Annotated[int, Meta(ge=10, description="No mean of less loaded time than this.")] = 180
+    full_hertz: Annotated[
+        Annotated[int, Meta(ge=100_000_000)] | None,
+        Meta(description="SM clock under load, as where the site locks clocks; unset: the GPU's highest."),
+    ] = None
+    share_min: Annotated[float, Meta(gt=0, le=1, description="Share of that clock below which it is too slow.")] = 0.6
+
+
+def _unknown(gpu: Gpu, what: str, missing: Missing) -> Finding:
+    return Finding(
+        check="gpu_clocks",
+        level=Level.UNKNOWN,
+        device=gpu.pci,
+        summary=f"the {what} of GPU {gpu.pci} cannot be read",
+        evidence=(missing.detail,),
+        service=Service.KEEP,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_clocks", node)
+    for gpu in working(node):
+        yield from blind("gpu_clocks", gpu)
+        full = params.full_hertz if params.full_hertz is not None else gpu.load.clock_sm_max_hertz
+        if isinstance(full, Missing) or isinstance(gpu.clock_sm_hertz, Missing):
+            gone = next(v for v in (full, gpu.clock_sm_hertz) if isinstance(v, Missing))
+            if gone.why is Why.UNREADABLE:
+                yield _unknown(gpu, "SM clock", gone)
+            continue
+        least = params.share_min * full
+        if past.available and isinstance(node.uptime_seconds, float):
+            window = Window(past, gpu, node.uptime_seconds, params.window_seconds, params.load_least_seconds / 2)
+            yield from _mean(gpu, window, params, least, full)
+        elif is_busy(gpu) and gpu.throttle_reasons == 0 and gpu.clock_sm_hertz < least:
+            yield Finding(
+                check="gpu_clocks",
+                level=Level.OK,
+                device=gpu.pci,
+                summary=f"GPU {gpu.pci} is loaded and runs at {gpu.clock_sm_hertz / 1e6:.0f} MHz: its mean needs history",
+                service=Service.KEEP,
+                needs_history=True,
+            )
+
+
+def _mean(gpu: Gpu, window: Window, params: Params, least: float, full: float) -> Iterator[Finding]:
+    seen = gpu.load.seen
+    seconds, cycles = window.grown(SECONDS, seen.free_seconds), window.grown(CYCLES, seen.free_cycles)
+    if seconds is None or cycles is None or seconds < params.load_least_seconds or cycles >= least * seconds:
+        return
+    yield Finding(
+        check="gpu_clocks",
+        level=Level.DRAIN,
+        device=gpu.pci,
+        summary=f"GPU {gpu.pci} runs slowly under load and nothing says why: {Action.RESET_GPU.value}",
+        evidence=(f"mean {cycles / seconds / 1e6:.0f} of {full / 1e6:.0f} MHz over {seconds:.0f} s under load",),
+        action=Action.RESET_GPU,
+        service=Service.DRAIN_AFTER_JOB,
+    )
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """Sums of the GPUs that are loaded now."""
+    for gpu in working(node):
+        if is_busy(gpu):
+            yield device_of(gpu), SECONDS, gpu.load.seen.free_seconds
+            yield device_of(gpu), CYCLES, gpu.load.seen.free_cycles
+
+
+check = Check(
+    summary="SM clocks that stay low under load without a reason",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=2,
+    samples=samples,
+    slow=True,
+)

@@ -1,0 +1,69 @@
+"""Adapters can read and write GPU memory: by DMA-BUF, or by a peer memory module.
+
+NVIDIA's GPUDirect RDMA documentation (docs.nvidia.com/datacenter/cloud-native/gpu-operator, "GPUDirect RDMA"): DMA-BUF needs
+the open kernel modules and Linux 5.12 or later; else nvidia_peermem must be loaded, which is not loaded by itself and whose
+absence shows only as a slow job. NCCL looks for /sys/module/nvidia_peermem/version or /sys/kernel/mm/memory_peers/nv_mem
+(NCCL src/transport/net_ib). Which flavour the modules are is in /proc/driver/nvidia/version, the kernel in /proc/version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+DMA_BUF_KERNEL = (5, 12)
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    required: Annotated[bool, Meta(description="The node has RDMA adapters that jobs send GPU memory through.")] = False
+    peermem: Annotated[
+        bool, Meta(description="The module is wanted though the node could do DMA-BUF (older MPI and NCCL need it).")
+    ] = False
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    have = node.driver.software
+    if not params.required or have.peermem is True:
+        return
+    able = isinstance(have.open_module, bool) and isinstance(have.kernel, tuple)
+    dma_buf = have.open_module is True and isinstance(have.kernel, tuple) and have.kernel >= DMA_BUF_KERNEL
+    if dma_buf and not params.peermem:
+        return
+    if isinstance(have.peermem, Missing) or not (able or params.peermem):
+        missing = next((v for v in (have.peermem, have.open_module, have.kernel) if isinstance(v, Missing)), None)
+        yield Finding(
+            check="gpu_direct_rdma",
+            level=Level.UNKNOWN,
+            summary="whether adapters reach GPU memory cannot be read",
+            evidence=(missing.detail,) if missing else (),
+            service=Service.KEEP,
+        )
+        return
+    why = "" if params.peermem else "no DMA-BUF with " + ("this kernel" if have.open_module is True else "proprietary modules")
+    yield Finding(
+        check="gpu_direct_rdma",
+        level=Level.DRAIN,
+        summary=f"nvidia_peermem is not loaded{' and ' + why if why else ''}: {Action.PROVISION.value}",
+        evidence=("modprobe nvidia_peermem",),
+        action=Action.PROVISION,
+        service=Service.DRAIN_AFTER_JOB,
+    )
+
+
+check = Check(
+    summary="RDMA adapters reach GPU memory: DMA-BUF or nvidia_peermem",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=2,
+    recover=1,
+    boot_grace_seconds=300,
+    slow=True,
+)

@@ -1,0 +1,124 @@
+"""Each GPU has joined its NVLink fabric, and the fabric is well.
+
+nvmlDeviceGetGpuFabricInfoV (nvml.h, nvmlGpuFabricInfo_v2_t): state NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS or COMPLETED, a
+status that counts once it is completed, the clique and cluster, and NVML_GPU_FABRIC_HEALTH_MASK_*: degraded bandwidth, route
+recovery, unhealthy route, recovery from an access time-out, incorrect configuration. An HGX H100 has a fabric by itself: its
+GPUs are COMPLETED in clique 0 of cluster 0 and no health is given (recorded with 590.48). CUDA starts on no GPU before it is
+COMPLETED. The GPUs of one node belong to one clique of one cluster. HGX A100 has no fabric in this sense: NOT_SUPPORTED.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import unlisted
+from fairlead.model.facts import Gpu, Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.gpu_load import Fabric
+from fairlead.model.load_window import working
+
+NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
+_TRUE, _FALSE = 1, 2
+#: shift in the health mask, words, whether it drains: two bits each, 1 is true
+HEALTH = (
+    (0, "its bandwidth is degraded", True),
+    (2, "a route is being recovered", False),
+    (4, "a route is unhealthy", True),
+    (6, "it recovers from an access time-out", False),
+)
+_CONFIGURATION_SHIFT, _CONFIGURATION_NONE = 8, 1
+CONFIGURATION = {
+    2: "wrong system GUID", 3: "wrong chassis serial number", 4: "no partition", 5: "too few NVLinks",
+    6: "incompatible firmware", 7: "wrong location", 8: "invalid state of the GPU",
+}  # fmt: skip
+_PARTITION_SHIFT, _MANAGER_SHIFT = 12, 14
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    required: Annotated[bool, Meta(description="The GPUs of this kind of node form an NVLink fabric.")] = False
+
+
+def _finding(gpu: str, level: Level, words: str, *, evidence_id: str = "") -> Finding:
+    drain = level is Level.DRAIN
+    return Finding(
+        check="gpu_fabric",
+        level=level,
+        device=gpu,
+        summary=words + (f": {Action.CHECK_FABRIC.value}" if drain else ""),
+        action=Action.CHECK_FABRIC if drain else Action.NONE,
+        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
+        evidence_id=evidence_id,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_fabric", node)
+    joined: list[tuple[Gpu, Fabric]] = []
+    for gpu in working(node):
+        fabric = gpu.load.fabric
+        if isinstance(fabric, Missing):
+            if params.required and fabric.why is Why.UNREADABLE:
+                yield _finding(gpu.pci, Level.UNKNOWN, f"the NVLink fabric of GPU {gpu.pci} cannot be read ({fabric.detail})")
+            continue
+        if fabric.state == COMPLETED and fabric.status == 0:
+            joined.append((gpu, fabric))
+        yield from _state(gpu.pci, fabric, params)
+        if fabric.state == COMPLETED and isinstance(fabric.health, int):
+            yield from _health(gpu.pci, fabric.health)
+    yield from _together(joined)
+
+
+def _state(pci: str, fabric: Fabric, params: Params) -> Iterator[Finding]:
+    if fabric.state == COMPLETED:
+        if fabric.status:
+            yield _finding(pci, Level.DRAIN, f"GPU {pci} could not join its NVLink fabric (NVML {fabric.status})")
+    elif fabric.state == NOT_SUPPORTED:
+        if params.required:
+            yield _finding(pci, Level.DRAIN, f"GPU {pci} knows no NVLink fabric")
+    else:
+        words = {NOT_STARTED: "has not begun to join", IN_PROGRESS: "has not finished joining"}
+        yield _finding(pci, Level.DRAIN, f"GPU {pci} {words.get(fabric.state, 'is in an unknown state of')} its NVLink fabric")
+
+
+def _health(pci: str, mask: int) -> Iterator[Finding]:
+    for shift, words, drains in HEALTH:
+        if mask >> shift & 3 == _TRUE:
+            yield _finding(pci, Level.DRAIN if drains else Level.WARN, f"NVLink fabric of GPU {pci}: {words}", evidence_id=words)
+    configuration = mask >> _CONFIGURATION_SHIFT & 15
+    if configuration > _CONFIGURATION_NONE:
+        words = CONFIGURATION.get(configuration, f"code {configuration}")
+        yield _finding(pci, Level.DRAIN, f"NVLink fabric of GPU {pci} is configured wrongly: {words}", evidence_id=words)
+    if mask >> _PARTITION_SHIFT & 3 == _FALSE:
+        yield _finding(pci, Level.DRAIN, f"NVLink fabric of GPU {pci}: it has no partition", evidence_id="partition")
+    if mask >> _MANAGER_SHIFT & 3 == _FALSE:
+        yield _finding(pci, Level.WARN, f"NVLink fabric of GPU {pci}: its fabric manager is not connected", evidence_id="manager")
+
+
+def _together(joined: list[tuple[Gpu, Fabric]]) -> Iterator[Finding]:
+    """One finding for each GPU that is not where most of the node's are."""
+    places = Counter((f.cluster, f.clique) for _, f in joined)
+    if len(places) < 2:
+        return
+    usual = min(places, key=lambda place: (-places[place], place))
+    for gpu, fabric in joined:
+        if (fabric.cluster, fabric.clique) != usual:
+            other = "cluster" if fabric.cluster != usual[0] else f"clique {fabric.clique} instead of {usual[1]}"
+            yield _finding(gpu.pci, Level.DRAIN, f"GPU {gpu.pci} is in another NVLink {other} than the node's others")
+
+
+check = Check(
+    summary="Every GPU has joined its NVLink fabric, with full bandwidth and the node's others",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=2,
+    recover=2,
+    boot_grace_seconds=300,
+    slow=True,
+)

@@ -1,0 +1,69 @@
+"""The boards that sit in this node are the ones that a person knows of: none swapped, none moved to another slot.
+
+Serial number (nvmlDeviceGetSerial), else UUID, by PCI address, compared with what was first seen there (``Past.boards``,
+which only `fairlead clear` on the device forgets). Not a fault of the hardware: a swap that nobody has told of mixes up
+RMA cases, strikes and error trends, which all follow the serial. A board that is missing is the business of `gpu_count`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import boards_of, unlisted
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Finding, Level, Mode, Service
+
+CONFIRM = "`fairlead clear` says that it was meant"
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    pass
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_identity", node)
+    here = boards_of(node)
+    if not past.available and here:
+        yield Finding(
+            check="gpu_identity", level=Level.OK, summary="needs to know the boards of earlier", service=Service.KEEP,
+            needs_history=True,
+        )  # fmt: skip
+    before = {board: slot for slot, board in past.boards.items()}
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        known, board = past.boards.get(gpu.pci), here.get(gpu.pci)
+        if board is None and not gpu.lost:
+            yield _finding(gpu.pci, Level.UNKNOWN, f"GPU {gpu.pci} says neither its serial nor its UUID")
+        if known is None or board is None or board == known or _same(known, gpu.uuid):
+            continue
+        if board in before:
+            words = f"GPU {gpu.pci} is the board that was in slot {before[board]}: moved?"
+        else:
+            words = f"GPU {gpu.pci} is another board than before: swapped?"
+        yield _finding(gpu.pci, Level.WARN, words, f"{known} before, {board} now; {CONFIRM}", f"board={board}")
+
+
+def _same(known: str, uuid: str | Missing) -> bool:
+    """A board that was known by its UUID and now tells its serial too."""
+    return known == uuid
+
+
+def _finding(pci: str, level: Level, summary: str, evidence: str = "", evidence_id: str = "") -> Finding:
+    return Finding(
+        check="gpu_identity",
+        level=level,
+        device=pci,
+        summary=summary,
+        evidence=(evidence,) if evidence else (),
+        service=Service.KEEP,
+        evidence_id=evidence_id,
+    )
+
+
+check = Check(
+    summary="The boards in this node are the known ones: none swapped, none in another slot",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    slow=True,
+)

@@ -1,0 +1,115 @@
+"""Nothing is left on the GPUs that belongs to no job: processes, and memory that no process owns up to.
+
+nvmlDeviceGetComputeRunningProcesses_v3 lists the processes of a GPU; whose each is says its control group (/proc/PID/cgroup),
+which no user can choose: a job's are in Slurm's `job_N`. Services that the site allows are named by their systemd unit. Memory
+in use (nvmlDeviceGetMemoryInfo_v2, which leaves out what the driver keeps for itself) without any process is a context that
+the driver did not take down; the next job finds the GPU full. A process that NVML lists and that does not exist is one that
+ended and was not let go of, or one in another PID namespace. Nothing is ever killed; it takes several looks to count, since a
+process that has ended goes on for a while in the driver. In MIG mode memory is not judged: instances hold theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import unlisted
+from fairlead.model.facts import Gpu, GpuProcess, Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.load_window import working
+
+ALLOWED = (
+    "slurmd.service",  # jobs of a site without Slurm's cgroup plugin
+    "nvidia-persistenced.service", "nvidia-mps*.service", "nvidia-dcgm*.service", "dcgm*.service", "nv-hostengine*.service",
+    "nvidia-fabricmanager.service", "nvidia-imex.service", "display-manager.service", "gdm*.service", "lightdm.service",
+    "sddm.service", "fairlead*.service",
+)  # fmt: skip
+_PIDS_SHOWN = 4
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    allowed_units: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(description="Units (patterns) whose processes may use the GPUs beside the jobs."),
+    ] = ALLOWED
+    memory_max_bytes: Annotated[
+        int, Meta(ge=0, description="Memory in use without a process that is accepted (a desktop, CUDA services).")
+    ] = 1 << 30
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, action: Action, *evidence: str, evidence_id: str = "") -> Finding:
+    return Finding(
+        check="gpu_leftovers",
+        level=level,
+        device=gpu.pci,
+        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
+        evidence=evidence,
+        action=action,
+        service=Service.DRAIN_NOW if level is Level.DRAIN else Service.KEEP,
+        evidence_id=evidence_id,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_leftovers", node)
+    for gpu in working(node):
+        if isinstance(gpu.processes, Missing):
+            if gpu.processes.why is Why.UNREADABLE:
+                said = gpu.processes.detail
+                yield _finding(gpu, Level.UNKNOWN, f"the processes of GPU {gpu.pci} cannot be read", Action.NONE, said)
+            continue
+        yield from _processes(gpu, gpu.processes, params)
+        if not gpu.processes and gpu.mig_current is not True:
+            yield from _memory(gpu, params)
+
+
+def _processes(gpu: Gpu, processes: tuple[GpuProcess, ...], params: Params) -> Iterator[Finding]:
+    foreign: list[str] = []
+    gone: list[str] = []
+    for process in processes:
+        owner = process.owner
+        if isinstance(owner, Missing):
+            words = f"whose process {process.pid} on GPU {gpu.pci} is cannot be read"
+            yield _finding(gpu, Level.UNKNOWN, words, Action.NONE, owner.detail)
+        elif owner.gone:
+            gone.append(str(process.pid))
+        elif owner.job is None and not any(fnmatchcase(owner.unit, pattern) for pattern in params.allowed_units):
+            whose = f"user {owner.uid}" if owner.uid is not None else owner.unit or "no unit"
+            foreign.append(f"{process.pid} ({whose})")
+    if foreign:
+        words = f"processes of no job on GPU {gpu.pci}"
+        yield _finding(gpu, Level.DRAIN, words, Action.NONE, _some(foreign), evidence_id=",".join(foreign))
+    if gone:
+        words = f"GPU {gpu.pci} is held by processes that have ended"
+        yield _finding(gpu, Level.DRAIN, words, Action.RESET_GPU, _some(gone), evidence_id=",".join(gone))
+
+
+def _some(pids: list[str]) -> str:
+    more = len(pids) - _PIDS_SHOWN
+    return "processes " + ", ".join(pids[:_PIDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _memory(gpu: Gpu, params: Params) -> Iterator[Finding]:
+    used = gpu.memory_used_bytes
+    if isinstance(used, Missing):
+        if used.why is Why.UNREADABLE:
+            yield _finding(gpu, Level.UNKNOWN, f"the memory in use on GPU {gpu.pci} cannot be read", Action.NONE, used.detail)
+    elif used > params.memory_max_bytes:
+        words = f"memory of GPU {gpu.pci} is in use and no process has it"
+        yield _finding(gpu, Level.DRAIN, words, Action.RESET_GPU, f"{used / (1 << 20):.0f} MiB")
+
+
+check = Check(
+    summary="No process without a job, and no memory without a process, on the GPUs",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=3,
+    confirm_of=3,
+    recover=2,
+    slow=True,
+)

@@ -1,0 +1,91 @@
+"""The power brake: a signal from outside the GPU, as of a power supply that fails, halves its clocks.
+
+nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown: "External Power Brake Assertion is triggered (e.g. by the system power
+supply)"; the clocks fall by a factor of two or more. It counts whether the GPU is loaded or not, as a share of the time that
+was watched: some baseboards assert it for a moment when load steps. Where the driver counts it itself
+(NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, from r575 on, nanoseconds), what the sweeps missed counts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import device_of, unlisted
+from fairlead.model.facts import Gpu, Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.load_window import Window, working
+
+BRAKE = 0x080
+WATCHED, SEEN, COUNTED = "load.watched_seconds", "load.brake_seconds", "events.hw_power_brake_slowdown"
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which the share is measured.")] = 900
+    window_least_seconds: Annotated[int, Meta(ge=10, description="No share of less time than this.")] = 60
+    share_max: Annotated[float, Meta(ge=0, le=1, description="Share of the time with the power brake that is accepted.")] = 0.02
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, *evidence: str, needs_history: bool = False) -> Finding:
+    drain = level is Level.DRAIN
+    return Finding(
+        check="gpu_power_brake",
+        level=level,
+        device=gpu.pci,
+        summary=summary + (f": {Action.CHECK_HARDWARE.value}" if drain else ""),
+        evidence=evidence,
+        action=Action.CHECK_HARDWARE if drain else Action.NONE,
+        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
+        needs_history=needs_history,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_power_brake", node)
+    for gpu in working(node):
+        mask, load = gpu.throttle_reasons, gpu.load
+        if isinstance(mask, Missing):
+            if mask.why is Why.UNREADABLE:
+                yield _finding(gpu, Level.UNKNOWN, f"the power brake of GPU {gpu.pci} cannot be read", mask.detail)
+            continue
+        if not past.available or not isinstance(node.uptime_seconds, float):
+            if mask & BRAKE:
+                words = f"the power brake of GPU {gpu.pci} is on now: its share needs history"
+                yield _finding(gpu, Level.OK, words, needs_history=True)
+            continue
+        window = Window(past, gpu, node.uptime_seconds, params.window_seconds, params.window_least_seconds)
+        watched = window.grown(WATCHED, load.seen.watched_seconds)
+        if watched is None or watched < params.window_least_seconds:
+            continue
+        on = window.grown(SEEN, load.seen.brake_seconds) or 0.0
+        counted = window.grown(COUNTED, load.events.hw_power_brake_slowdown_seconds) or 0.0
+        share = min(1.0, max(on, counted) / watched)
+        if share > params.share_max:
+            said = f"{100 * share:.0f} % of {watched:.0f} s"
+            yield _finding(gpu, Level.DRAIN, f"the power brake slows GPU {gpu.pci}", said)
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """Sums of all GPUs: the brake comes without load too."""
+    for gpu in working(node):
+        device, load = device_of(gpu), gpu.load
+        yield device, WATCHED, load.seen.watched_seconds
+        yield device, SEEN, load.seen.brake_seconds
+        counted = load.events.hw_power_brake_slowdown_seconds
+        if not isinstance(counted, Missing):
+            yield device, COUNTED, counted
+
+
+check = Check(
+    summary="GPUs slowed by the power brake, a signal of the machine's power supply",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=2,
+    samples=samples,
+    slow=True,
+)

@@ -1,0 +1,67 @@
+"""The power limit of each GPU is not below what it should be.
+
+nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit, the limit that the board comes with, or
+against what the site declares: a limit that somebody lowered, a job with root among them, outlives the job and makes one GPU
+of a job of thousands the slowest. A higher limit than declared is somebody's as well, and warned of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import unlisted
+from fairlead.model.facts import Gpu, Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.load_window import working
+
+_TOLERANCE_WATTS = 0.5
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    limit_watts: Annotated[
+        Annotated[float, Meta(gt=0, le=5000)] | None, Meta(description="Limit of each GPU; unset: the board's default.")
+    ] = None
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, *evidence: str) -> Finding:
+    known = level is not Level.UNKNOWN
+    return Finding(
+        check="gpu_power_limit",
+        level=level,
+        device=gpu.pci,
+        summary=summary + (f": {Action.PROVISION.value}" if known else ""),
+        evidence=evidence,
+        action=Action.PROVISION if known else Action.NONE,
+        service=Service.DRAIN_AFTER_JOB if level is Level.DRAIN else Service.KEEP,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_power_limit", node)
+    for gpu in working(node):
+        limit = gpu.power_limit_watts
+        want = params.limit_watts if params.limit_watts is not None else gpu.load.power_default_watts
+        if isinstance(limit, Missing) or isinstance(want, Missing):
+            gone = next(v for v in (limit, want) if isinstance(v, Missing))
+            if gone.why is Why.UNREADABLE:
+                yield _finding(gpu, Level.UNKNOWN, f"the power limit of GPU {gpu.pci} cannot be read", gone.detail)
+        elif limit < want - _TOLERANCE_WATTS:
+            yield _finding(gpu, Level.DRAIN, f"the power limit of GPU {gpu.pci} is {limit:.0f} W, {want:.0f} W expected")
+        elif params.limit_watts is not None and limit > want + _TOLERANCE_WATTS:
+            yield _finding(gpu, Level.WARN, f"the power limit of GPU {gpu.pci} is {limit:.0f} W, {want:.0f} W declared")
+
+
+check = Check(
+    summary="The power limit of each GPU is the board's default or the declared one",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=2,
+    recover=1,
+    slow=True,
+)

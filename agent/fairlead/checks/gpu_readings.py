@@ -1,0 +1,88 @@
+"""Every fact of a GPU that could be read earlier can still be read, whatever it is: a value that went dark is a finding.
+
+After a double-bit error some drivers answer N/A to all ECC fields (nvidia-smi of 550.90.07 on such a GPU); other faults
+silence a sensor, a link or the whole board. What could be read is remembered by board and driver (``Past.readable``), so a
+new fact is covered as soon as it exists. Facts whose own check says what their loss means are left to it. NVML's
+RESET_REQUIRED (16, nvml.h: "the GPU requires a reset before it can be used again") is certain and drains.
+
+Not a loss: under MIG NVML gives no utilisation of the whole GPU (nvml.h, nvmlDeviceGetUtilizationRates), with ECC off there
+are no ECC counters, and another driver or board begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import gone, unlisted
+from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+#: Facts whose check tells their loss itself: ecc, row_remap, xid.
+OWN = ("ecc", "remap", "recovery_action")
+SHOWN = 4
+_RESET_REQUIRED = "RESET_REQUIRED (16)"
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    ignore: Annotated[
+        tuple[str, ...],
+        Meta(description='Facts whose loss does not matter here, such as ["power_draw_watts", "nvlinks"].'),
+    ] = ()
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_readings", node)
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if gpu.lost:
+            continue  # gpu_count says so
+        lost = {name: why for name, why in gone(gpu, past).items() if not _excused(gpu, name, params.ignore)}
+        if any(_RESET_REQUIRED in why.detail for why in _silent(gpu)):
+            yield Finding(
+                check="gpu_readings",
+                level=Level.DRAIN,
+                device=gpu.pci,
+                summary=f"GPU {gpu.pci} must be reset before it can be used again: reset_gpu",
+                evidence=(f"NVML {_RESET_REQUIRED}",),
+                action=Action.RESET_GPU,
+            )
+        elif lost:
+            yield Finding(
+                check="gpu_readings",
+                level=Level.UNKNOWN,
+                device=gpu.pci,
+                summary=f"GPU {gpu.pci} no longer answers for {_names(lost)}",
+                evidence=tuple(f"{name}: {why.detail}" for name, why in list(lost.items())[:SHOWN] if why.detail),
+                service=Service.KEEP,
+            )
+
+
+def _silent(gpu: Gpu) -> Iterator[Missing]:
+    """What a GPU does not say, of the facts that are not parts of others."""
+    return (value for name in gpu.__struct_fields__ if isinstance(value := getattr(gpu, name), Missing))
+
+
+def _excused(gpu: Gpu, name: str, ignored: tuple[str, ...]) -> bool:
+    if name in OWN or name.startswith("ecc.") or any(name == i or name.startswith(f"{i}.") for i in ignored):
+        return True
+    return name == "utilization_percent" and gpu.mig_current is True
+
+
+def _names(lost: dict[str, Missing]) -> str:
+    shown = ", ".join(list(lost)[:SHOWN])
+    return shown if len(lost) <= SHOWN else f"{shown} and {len(lost) - SHOWN} more"
+
+
+check = Check(
+    summary="Whatever a GPU could say earlier it can still say: sensors, counters and links that went dark",
+    params=Params,
+    judge=judge,
+    mode=Mode.ENFORCE,
+    confirm=2,
+    confirm_of=3,
+    boot_grace_seconds=60,
+    slow=True,
+)

@@ -1,0 +1,96 @@
+"""How far each GPU is from being too hot, and its memory too.
+
+nvmlDeviceGetMarginTemperature (driver r570 and later) is what nvidia-smi calls T.Limit: degrees to the slowdown, below 0
+past it (nvidia-smi: slowdown by hardware from -2, shutdown at -8 on H100). Older drivers give the GPU's temperature and
+NVML_TEMPERATURE_THRESHOLD_SLOWDOWN; margins of boards differ, so no temperature is written here. Memory is measured against
+NVML_TEMPERATURE_THRESHOLD_MEM_MAX where the driver has it, else against what the site declares. Hot and slow are two things:
+what it costs in clocks is `gpu_throttle`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import names_of, unlisted
+from fairlead.model.facts import Gpu, Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.load_window import working
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    margin_warn_celsius: Annotated[int, Meta(ge=-20, le=60, description="Degrees to the slowdown from which it warns.")] = 5
+    margin_drain_celsius: Annotated[int, Meta(ge=-20, le=60, description="Degrees to the slowdown from which it drains.")] = 0
+    memory_max_celsius: Annotated[
+        Annotated[int, Meta(ge=40, le=130)] | None,
+        Meta(description="Memory temperature from which it drains; unset: the driver's own, if it has one."),
+    ] = None
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, *evidence: str) -> Finding:
+    bad = level in (Level.DRAIN, Level.WARN)
+    return Finding(
+        check="gpu_temperature",
+        level=level,
+        device=gpu.pci,
+        summary=summary + (f": {Action.CHECK_HARDWARE.value}" if bad else ""),
+        evidence=evidence,
+        action=Action.CHECK_HARDWARE if bad else Action.NONE,
+        service=Service.DRAIN_AFTER_JOB if level is Level.DRAIN else Service.KEEP,
+    )
+
+
+def margin_of(gpu: Gpu) -> int | Missing:
+    """Degrees to the slowdown, by the driver or by its threshold."""
+    load = gpu.load
+    if isinstance(load.margin_celsius, int):
+        return load.margin_celsius
+    if isinstance(load.slowdown_celsius, int) and isinstance(gpu.temperature_celsius, int):
+        return load.slowdown_celsius - gpu.temperature_celsius
+    excused = load.margin_celsius.why is Why.UNSUPPORTED and isinstance(load.slowdown_celsius, Missing)
+    if not excused and isinstance(gpu.temperature_celsius, Missing):
+        return gpu.temperature_celsius
+    return load.margin_celsius
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_temperature", node)
+    for gpu in working(node):
+        margin = margin_of(gpu)
+        if isinstance(margin, Missing):
+            if margin.why is Why.UNREADABLE:
+                yield _finding(gpu, Level.UNKNOWN, f"how hot GPU {gpu.pci} is cannot be read", margin.detail)
+        elif margin <= params.margin_warn_celsius:
+            drain = margin <= params.margin_drain_celsius
+            said = f"{gpu.temperature_celsius} C" if isinstance(gpu.temperature_celsius, int) else ""
+            where = f"{margin} C from its slowdown" if margin > 0 else f"{-margin} C past its slowdown"
+            words = f"GPU {gpu.pci} is too hot" if drain else f"GPU {gpu.pci} is nearly too hot"
+            yield _finding(gpu, Level.DRAIN if drain else Level.WARN, words, f"{where}, {said}".rstrip(", "))
+        yield from _memory(gpu, past, params)
+
+
+def _memory(gpu: Gpu, past: Past, params: Params) -> Iterator[Finding]:
+    now = gpu.load.memory_celsius
+    if isinstance(now, Missing):
+        if now.why is Why.UNREADABLE and any(f"{name}/load.memory_celsius" in past.readable for name in names_of(gpu)):
+            words = f"the memory temperature of GPU {gpu.pci} cannot be read any more"
+            yield _finding(gpu, Level.UNKNOWN, words, now.detail)
+        return
+    most = params.memory_max_celsius if params.memory_max_celsius is not None else gpu.load.memory_max_celsius
+    if isinstance(most, int) and now >= most:
+        yield _finding(gpu, Level.DRAIN, f"the memory of GPU {gpu.pci} is too hot", f"{now} C, {most} C at most")
+
+
+check = Check(
+    summary="GPU temperature by its margin to the slowdown; memory temperature",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=3,
+    confirm_of=4,
+    recover=4,
+    slow=True,
+)

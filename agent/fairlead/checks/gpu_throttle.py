@@ -1,0 +1,121 @@
+"""Clocks that are held back under load, as shares of the time under load: heat and hardware slowdown, not the power cap.
+
+The mask of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason*) is seen at every sweep and added up while
+the GPU is loaded. One sight of it means nothing: nvml.h says of HwSlowdown that it "may be also reported during PState or
+clock change", and systems that drain on it flap. Software power capping is how a GPU stays within its limit, normal under
+full load, and not judged unless the site says so. HwSlowdown comes with HwThermalSlowdown or HwPowerBrakeSlowdown (judged by
+`gpu_power_brake`); by itself it is the fast trigger of too much power. Where the driver counts thermal slowdown itself
+(NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, from r575 on, nanoseconds), what the sweeps missed counts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import device_of, unlisted
+from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.load_window import BUSY, Window, blind, is_busy, reason_seconds, sums, working
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+HW, HW_THERMAL, HW_BRAKE = "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"
+SW_THERMAL, SW_POWER = "sw_thermal_slowdown", "sw_power_cap"
+SAMPLES = (BUSY, *(f"load.{reason}" for reason in (HW, HW_THERMAL, HW_BRAKE, SW_THERMAL, SW_POWER)))
+COUNTED = "events.hw_thermal_slowdown"
+_BAD = 0x008 | 0x020 | 0x040  # what is worth saying of one look
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which shares are measured.")] = 1800
+    load_least_seconds: Annotated[int, Meta(ge=10, description="No share of less time under load than this.")] = 180
+    hw_thermal_share_max: Annotated[
+        Share, Meta(description="Share of time under load in hardware thermal slowdown that is accepted.")
+    ] = 0.02
+    hw_slowdown_share_max: Annotated[
+        Share, Meta(description="The same for hardware slowdown that neither heat nor power brake explains.")
+    ] = 0.05
+    sw_thermal_share_max: Annotated[Share, Meta(description="The same for software thermal slowdown, from which it warns.")] = (
+        0.25
+    )
+    sw_power_cap_share_max: Annotated[
+        Share, Meta(description="The same for the software power cap, from which it warns; 1: never.")
+    ] = 1.0
+
+
+def _finding(gpu: Gpu, level: Level, words: str, share: float, loaded: float) -> Finding:
+    drain = level is Level.DRAIN
+    return Finding(
+        check="gpu_throttle",
+        level=level,
+        device=gpu.pci,
+        summary=f"GPU {gpu.pci} {words}: {Action.CHECK_HARDWARE.value}",
+        evidence=(f"{100 * share:.0f} % of {loaded:.0f} s under load",),
+        action=Action.CHECK_HARDWARE,
+        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
+        fault=words,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("gpu_throttle", node)
+    for gpu in working(node):
+        yield from blind("gpu_throttle", gpu)
+        if past.available and isinstance(node.uptime_seconds, float):
+            window = Window(past, gpu, node.uptime_seconds, params.window_seconds, params.load_least_seconds / 2)
+            yield from _shares(gpu, window, params)
+        elif is_busy(gpu) and isinstance(gpu.throttle_reasons, int) and gpu.throttle_reasons & _BAD:
+            yield Finding(
+                check="gpu_throttle",
+                level=Level.OK,
+                device=gpu.pci,
+                summary=f"GPU {gpu.pci} is held back now (reasons {gpu.throttle_reasons:#x}): its share needs history",
+                service=Service.KEEP,
+                needs_history=True,
+            )
+
+
+def _shares(gpu: Gpu, window: Window, params: Params) -> Iterator[Finding]:
+    seen = gpu.load.seen
+    loaded = window.grown(BUSY, seen.busy_seconds)
+    if loaded is None or loaded < params.load_least_seconds:
+        return
+    share = {}
+    for reason in (HW, HW_THERMAL, HW_BRAKE, SW_THERMAL, SW_POWER):
+        share[reason] = (window.grown(f"load.{reason}", reason_seconds(seen, reason)) or 0.0) / loaded
+    counted = window.grown(COUNTED, gpu.load.events.hw_thermal_slowdown_seconds) or 0.0
+    share[HW_THERMAL] = max(share[HW_THERMAL], min(1.0, counted / loaded))
+    other = share[HW] - share[HW_THERMAL] - share[HW_BRAKE]
+    if share[HW_THERMAL] > params.hw_thermal_share_max:
+        yield _finding(gpu, Level.DRAIN, "is slowed by heat (hardware)", share[HW_THERMAL], loaded)
+    if other > params.hw_slowdown_share_max:
+        yield _finding(gpu, Level.DRAIN, "is slowed by its hardware", other, loaded)
+    if share[SW_THERMAL] > params.sw_thermal_share_max:
+        yield _finding(gpu, Level.WARN, "is slowed by heat (software)", share[SW_THERMAL], loaded)
+    if share[SW_POWER] > params.sw_power_cap_share_max:
+        yield _finding(gpu, Level.WARN, "is held at its power cap", share[SW_POWER], loaded)
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """Sums under load of the GPUs that are loaded now, and the driver's counter."""
+    for gpu in working(node):
+        if is_busy(gpu):
+            yield from sums(gpu, SAMPLES)
+            counted = gpu.load.events.hw_thermal_slowdown_seconds
+            if not isinstance(counted, Missing):
+                yield device_of(gpu), COUNTED, counted
+
+
+check = Check(
+    summary="GPU clocks held back by heat or hardware, as shares of the time under load",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=2,
+    samples=samples,
+    slow=True,
+)

@@ -1,0 +1,88 @@
+"""IMEX, which lets GPUs of several nodes map each other's memory over NVLink: its daemon, its list of nodes, a channel.
+
+Source: NVIDIA IMEX service user guide (docs.nvidia.com/multi-node-nvlink-systems/imex-guide): the daemon nvidia-imex runs on
+every node of an NVLink domain, /etc/nvidia-imex/nodes_config.cfg holds the address of each node on a line of its own (a node
+that is not in it, or finds none, does not join), and CUDA needs a device /dev/nvidia-caps-imex-channels/channelN, which does
+not outlast a reboot. Sites whose scheduler starts IMEX for each job and makes channels then say `daemon = false` and
+`channels_min = 0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+STAT = "/proc/@nvidia-imex/stat"
+NODES = "/etc/nvidia-imex/nodes_config.cfg"
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    required: Annotated[bool, Meta(description="The node is part of an NVLink domain of several nodes.")] = False
+    daemon: Annotated[bool, Meta(description="nvidia-imex runs all the time.")] = True
+    channels_min: Annotated[int, Meta(ge=0, le=2048, description="Channel devices that are there all the time.")] = 1
+    nodes_expected: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Nodes in nodes_config.cfg; unset: at least one.")
+    ] = None
+
+
+def _drain(summary: str, *evidence: str) -> Finding:
+    return Finding(
+        check="imex",
+        level=Level.DRAIN,
+        summary=f"{summary}: {Action.PROVISION.value}",
+        evidence=evidence,
+        action=Action.PROVISION,
+        service=Service.DRAIN_AFTER_JOB,
+    )
+
+
+def _unknown(summary: str, detail: str) -> Finding:
+    return Finding(check="imex", level=Level.UNKNOWN, summary=summary, evidence=(detail,), service=Service.KEEP)
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if not params.required:
+        return
+    if params.daemon:
+        yield from _daemon(node, params)
+    channels = node.driver.software.imex_channels
+    if isinstance(channels, Missing):
+        yield _unknown("IMEX channels cannot be read", channels.detail)
+    elif channels < params.channels_min:
+        yield _drain(f"{channels} of {params.channels_min} IMEX channels in /dev/nvidia-caps-imex-channels")
+
+
+def _daemon(node: Node, params: Params) -> Iterator[Finding]:
+    stat, text = node.text(STAT), node.text(NODES)
+    if isinstance(stat, Missing):
+        yield _unknown("whether nvidia-imex runs cannot be read", stat.detail)
+    elif (stat or "").rpartition(")")[2].split()[:1] in ([], ["Z"], ["X"]):
+        yield _drain("nvidia-imex does not run", "systemctl status nvidia-imex; /var/log/nvidia-imex.log")
+    if isinstance(text, Missing):
+        yield _unknown(f"{NODES} cannot be read", text.detail)
+        return
+    lines = [line for line in (text or "").splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if not lines:
+        yield _drain(f"{NODES} {'is not there' if text is None else 'names no node'}")
+    elif params.nodes_expected is not None and len(lines) != params.nodes_expected:
+        yield _drain(f"{NODES} names {len(lines)} nodes, {params.nodes_expected} expected")
+
+
+check = Check(
+    summary="IMEX daemon, node list and channels, on nodes of a multi-node NVLink domain",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=2,
+    recover=2,
+    boot_grace_seconds=300,
+    reads=(STAT, NODES),
+    slow=True,
+)

@@ -1,0 +1,56 @@
+"""The InfoROM of each GPU is valid: where the board keeps its serial, its ECC history and its remapped rows.
+
+nvmlDeviceValidateInforom reads it from flash and verifies its checksums; NVML_ERROR_CORRUPTED_INFOROM (14) is what
+nvidia-smi prints as "WARNING: infoROM is corrupted at gpu ...". DCGM's diagnostic fails such a GPU
+(DCGM_FR_CORRUPT_INFOROM). It works on, but remapped rows and retired pages may be forgotten: a case for the vendor. Reading
+flash is dear, so it is done once an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import unlisted
+from fairlead.model.facts import Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    pass
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("inforom", node)
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if gpu.lost:
+            continue  # gpu_count says so
+        valid = gpu.inforom_valid
+        if valid is False:
+            yield Finding(
+                check="inforom",
+                level=Level.DRAIN,
+                device=gpu.pci,
+                summary=f"InfoROM of GPU {gpu.pci} is corrupted: contact_support",
+                evidence=("nvmlDeviceValidateInforom: CORRUPTED_INFOROM (14)",),
+                action=Action.CONTACT_SUPPORT,
+                service=Service.DRAIN_AFTER_JOB,
+            )
+        elif isinstance(valid, Missing) and valid.why is Why.UNREADABLE:
+            yield Finding(
+                check="inforom",
+                level=Level.UNKNOWN,
+                device=gpu.pci,
+                summary=f"InfoROM of GPU {gpu.pci} cannot be validated",
+                evidence=(valid.detail,) if valid.detail else (),
+                service=Service.KEEP,
+            )
+
+
+check = Check(
+    summary="InfoROM of each GPU: not corrupted",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    slow=True,
+)

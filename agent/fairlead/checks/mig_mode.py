@@ -1,0 +1,78 @@
+"""MIG mode: what was declared, and the same after the next reset.
+
+nvmlDeviceGetMigMode gives the current and the pending mode; a mode that was changed while the GPU was in use, or by a
+person for one job, takes effect at the next reset (NVIDIA Multi-Instance GPU user guide) and then changes what Slurm's
+gres.conf describes under running jobs. What is right is the site's to declare: nothing is learned from the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import unlisted
+from fairlead.model.facts import Gpu, Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    expected: Annotated[
+        bool | None, Meta(description="MIG on (true) or off (false) on every GPU; unset: only a pending change is told.")
+    ] = None
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("mig_mode", node)
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if not gpu.lost:  # gpu_count says so
+            yield from _one(gpu, params.expected)
+
+
+def _one(gpu: Gpu, expected: bool | None) -> Iterator[Finding]:
+    now, then = gpu.mig_current, gpu.mig_pending
+    if isinstance(now, Missing):
+        if now.why is Why.UNREADABLE and expected is not None:
+            yield _finding(gpu, Level.UNKNOWN, f"MIG mode of GPU {gpu.pci} cannot be read", Action.NONE, Service.KEEP)
+        elif expected:
+            yield _finding(gpu, Level.DRAIN, f"GPU {gpu.pci} has no MIG, declared on", Action.PROVISION, Service.DRAIN_AFTER_JOB)
+        return
+    if expected is not None and now is not expected:
+        due = " until the next reset" if then is expected else ""
+        yield _finding(
+            gpu,
+            Level.DRAIN,
+            f"MIG is {_word(now)} on GPU {gpu.pci}{due}, declared {_word(expected)}",
+            Action.RESET_GPU if due else Action.PROVISION,
+            Service.DRAIN_AFTER_JOB,
+        )
+    elif isinstance(then, bool) and then is not now:
+        words = f"MIG of GPU {gpu.pci} goes {_word(then)} at the next reset"
+        yield _finding(gpu, Level.WARN, words, Action.PROVISION, Service.KEEP)
+
+
+def _word(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, action: Action, service: Service) -> Finding:
+    return Finding(
+        check="mig_mode",
+        level=level,
+        device=gpu.pci,
+        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
+        action=action,
+        service=service,
+    )
+
+
+check = Check(
+    summary="MIG mode of each GPU as declared, now and after the next reset",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=3,
+)

@@ -1,0 +1,181 @@
+"""NVLinks of each GPU: as many active as the hardware has, and not too many errors on any of them.
+
+State: nvmlDeviceGetNvLinkState of each link; the number that must be active is declared (hardware profile), else what NVML
+lists. Links train after a boot, and whole fleets were drained for that (NVSentinel pull request 1715): hence the boot grace
+and three sweeps. Under MIG links may be trained off (NVIDIA Fabric Manager user guide, MIG): their state is not judged then.
+
+Errors are judged per link as growth over a window: NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to
+NVLink 4, NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214, 215, 219) on NVLink 5. CRC errors matter at 100 and more a second (DCGM
+dcgm_gpu_hardware_limits.h: "RM has informed us that CRC errors only matter at rates of 100+ per second"); DCGM's health
+watch fails a GPU for any replay or recovery in a minute, here single ones are let pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import device_of, unlisted
+from fairlead.model.facts import Gpu, Missing, Node, NvLink, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.trend import counters, growth, series
+
+OLDER = ("crc_errors", "replay_errors", "recovery_errors")  # up to NVLink 4
+NEWER = ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors")  # NVLink 5
+SHOWN = 6
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    links: Annotated[
+        Annotated[int, Meta(ge=0, le=64)] | None,
+        Meta(description="NVLinks of each GPU that must be active; unset: all that NVML lists."),
+    ] = None
+    crc_per_second_max: Annotated[float, Meta(ge=0, description="CRC errors a second on one link; 0: not judged.")] = 100.0
+    replays_per_hour_max: Annotated[float, Meta(ge=0, description="Replays an hour on one link; 0: not judged.")] = 3600.0
+    recoveries_per_hour_max: Annotated[
+        float, Meta(ge=0, description="Recoveries (retrained links) an hour on one link; 0: not judged.")
+    ] = 3.0
+    recoveries_failed_per_hour_max: Annotated[
+        float, Meta(ge=0, description="NVLink 5: failed recoveries an hour on one link; 0: not judged.")
+    ] = 1.0
+    receive_errors_per_hour_max: Annotated[
+        float, Meta(ge=0, description="NVLink 5: malformed packets and receive errors an hour on one link; 0: not judged.")
+    ] = 100.0
+    effective_errors_per_hour_max: Annotated[
+        float, Meta(ge=0, description="NVLink 5: errors left after forward error correction, an hour on one link; 0: not judged.")
+    ] = 1000.0
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which rates are measured.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 120
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, action: Action, service: Service, *evidence: str) -> Finding:
+    return Finding(
+        check="nvlink",
+        level=level,
+        device=gpu.pci,
+        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
+        evidence=evidence,
+        action=action,
+        service=service,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("nvlink", node)
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if gpu.lost:
+            continue  # gpu_count says so
+        if isinstance(gpu.nvlinks, Missing):
+            if gpu.nvlinks.why is Why.UNREADABLE and params.links != 0:
+                words = f"the NVLinks of GPU {gpu.pci} cannot be read"
+                yield _finding(gpu, Level.UNKNOWN, words, Action.NONE, Service.KEEP, gpu.nvlinks.detail)
+            continue
+        if gpu.mig_current is not True:
+            yield from _state(gpu, gpu.nvlinks, params)
+        yield from _unreadable(gpu, gpu.nvlinks)
+        yield from _errors(gpu, gpu.nvlinks, node, past, params)
+
+
+def _state(gpu: Gpu, links: tuple[NvLink, ...], params: Params) -> Iterator[Finding]:
+    want = len(links) if params.links is None else params.links
+    active = sum(link.active is True for link in links)
+    unknown = sum(isinstance(link.active, Missing) for link in links)
+    if active + unknown < want:
+        down = ", ".join(str(link.link) for link in links if link.active is False)
+        yield _finding(
+            gpu,
+            Level.DRAIN,
+            f"{active} of {want} NVLinks of GPU {gpu.pci} are active",
+            Action.CHECK_FABRIC,
+            Service.DRAIN_NOW,
+            f"down: {down or 'none'}, NVML lists {len(links)}",
+        )
+    elif params.links is not None and active > want:
+        yield _finding(
+            gpu, Level.WARN, f"{active} NVLinks of GPU {gpu.pci} are active, {want} declared", Action.PROVISION, Service.KEEP
+        )
+
+
+def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
+    """A link whose state is not known, or that counts its errors neither the older nor the newer way."""
+    state = [link for link in links if isinstance(link.active, Missing) and link.active.why is Why.UNREADABLE]
+    blind = [link for link in links if _blind(link, OLDER) and _blind(link, NEWER)]
+    for found, what in ((state, "state"), (blind, "error counters")):
+        if found:
+            numbers = ", ".join(str(link.link) for link in found[:SHOWN]) + (" ..." if len(found) > SHOWN else "")
+            yield _finding(
+                gpu, Level.UNKNOWN, f"NVLink {what} of GPU {gpu.pci} cannot be read", Action.NONE, Service.KEEP, f"link {numbers}"
+            )
+
+
+def _blind(link: NvLink, names: tuple[str, ...]) -> bool:
+    values = [getattr(link, name) for name in names]
+    return all(isinstance(v, Missing) and v.why is Why.UNREADABLE for v in values)
+
+
+def _errors(gpu: Gpu, links: tuple[NvLink, ...], node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    now, device, known = node.uptime_seconds, device_of(gpu), series(past)
+    if isinstance(now, Missing):
+        return
+    limits = (
+        ("crc_errors", "CRC errors", params.crc_per_second_max * 3600, Level.DRAIN),
+        ("recoveries_failed", "failed recoveries", params.recoveries_failed_per_hour_max, Level.DRAIN),
+        ("recovery_errors", "recoveries", params.recoveries_per_hour_max, Level.WARN),
+        ("recoveries", "recoveries", params.recoveries_per_hour_max, Level.WARN),
+        ("replay_errors", "replays", params.replays_per_hour_max, Level.WARN),
+        ("malformed_packets", "malformed packets", params.receive_errors_per_hour_max, Level.WARN),
+        ("receive_errors", "receive errors", params.receive_errors_per_hour_max, Level.WARN),
+        ("effective_errors", "effective errors", params.effective_errors_per_hour_max, Level.WARN),
+    )
+    for name, words, limit, level in limits:
+        worst: list[tuple[float, int, float]] = []
+        for link in links:
+            value = getattr(link, name)
+            if limit <= 0 or type(value) is not int or value == 0:
+                continue
+            grown = growth(
+                known.get((device, f"nvlink.{link.link}.{name}"), ()),
+                value,
+                now,
+                window_seconds=params.window_seconds,
+                least_seconds=params.window_least_seconds,
+            )
+            if grown is not None and grown.amount >= 1 and grown.per_hour >= limit:
+                worst.append((grown.amount, link.link, grown.seconds))
+        if worst:
+            amount, link_number, seconds = max(worst)
+            drains = level is Level.DRAIN
+            more = f" and {len(worst) - 1} more" if len(worst) > 1 else ""
+            yield _finding(
+                gpu,
+                level,
+                f"too many NVLink {words} on GPU {gpu.pci}, link {link_number}{more}",
+                Action.CHECK_FABRIC,
+                Service.DRAIN_AFTER_JOB if drains else Service.KEEP,
+                f"{amount:.0f} in {seconds:.0f} s",
+            )
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """The error counters of each link."""
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        device = device_of(gpu)
+        for link in () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks:
+            names = (n for n in (*OLDER, *NEWER))
+            yield from counters((device, f"nvlink.{link.link}.{name}", getattr(link, name)) for name in names)
+
+
+check = Check(
+    summary="NVLinks: all active that should be, errors on each as a rate",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=3,
+    confirm_of=3,
+    boot_grace_seconds=300,
+    samples=samples,
+    slow=True,
+)

@@ -1,0 +1,184 @@
+"""Errors on the PCIe links of GPUs: replays, and what Advanced Error Reporting (AER) tells of the GPU and the port above.
+
+Replays: NVML_FI_DEV_PCIE_REPLAY_COUNTER (94); 8 a minute is the most that NVIDIA's driver recommends (DCGM
+dcgm_gpu_hardware_limits.h, DCGM_LIMIT_MAX_PCIREPLAY_RATE). AER: /sys/bus/pci/devices/X/aer_dev_correctable, aer_dev_nonfatal
+and aer_dev_fatal (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; kernel 4.19 and newer), and the kernel's records
+of uncorrected errors (drivers/pci/pcie/aer.c). All counters are judged as growth over a window, never by their height: a
+link that trained badly at boot and runs well since is well. Correctable errors are corrected; many of them cost bandwidth
+and foretell worse. A fatal one means that the link was lost. A few non-fatal ones come from probing software.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, KernelRecord, Past, Sample
+from fairlead.model.device import device_of, unlisted
+from fairlead.model.facts import Gpu, Missing, Node, PcieLink, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.gpu_health import AerCounts
+from fairlead.model.trend import Growth, counters, growth, series
+
+KINDS = ("correctable", "nonfatal", "fatal")
+_SEVERITY = r"Uncorrect(?:ed|able) \((?P<fatal>Fatal|Non-Fatal)\)"
+_AT = r"(?P<pci>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+_FORMS = (
+    re.compile(rf"\S{{1,40}} {_AT}: (?:AER: )?PCIe Bus Error: severity={_SEVERITY}", re.ASCII),
+    re.compile(
+        rf"\S{{1,40}} [0-9a-f:.]{{7,16}}: AER: (?:Multiple )?{_SEVERITY} error (?:message )?received(?: from|:) {_AT}", re.ASCII
+    ),
+)
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    replays_per_minute_max: Annotated[float, Meta(ge=0, description="PCIe replays a minute from which it warns; 0: never.")] = 8.0
+    correctable_per_hour_max: Annotated[
+        float, Meta(ge=0, description="Correctable AER errors an hour, of GPU or port, from which it warns; 0: never.")
+    ] = 1000.0
+    nonfatal_per_hour_max: Annotated[
+        float, Meta(ge=0, description="Non-fatal AER errors an hour, of GPU or port, from which it warns; 0: never.")
+    ] = 10.0
+    fatal_per_hour_max: Annotated[
+        float, Meta(ge=0, description="Fatal AER errors an hour, of GPU or port, that are accepted.")
+    ] = 0.0
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which rates are measured.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
+    remember_seconds: Annotated[int, Meta(ge=0, description="How long a kernel record of a fatal error counts.")] = 3600
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, *evidence: str, evidence_id: str = "") -> Finding:
+    drains = level is Level.DRAIN
+    action = Action.NONE if level is Level.UNKNOWN else Action.CHECK_HARDWARE
+    return Finding(
+        check="pcie_errors",
+        level=level,
+        device=gpu.pci,
+        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
+        evidence=tuple(e for e in evidence if e),
+        action=action,
+        service=Service.DRAIN_AFTER_JOB if drains else Service.KEEP,
+        evidence_id=evidence_id,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("pcie_errors", node)
+    told = _records(node, past, params)
+    known = series(past)
+    paths = {d.address: d.path for d in node.pci}
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if gpu.lost:
+            continue  # gpu_count says so
+        yield from _unreadable(gpu)
+        path = paths.get(gpu.pci, (gpu.pci,))
+        record = next((told[a] for a in reversed(path) if a in told), None)
+        if record is not None:
+            yield _finding(
+                gpu,
+                Level.DRAIN,
+                f"fatal PCIe error on the way to GPU {gpu.pci}",
+                f"kernel log at {record.seconds:.1f} s, record {record.sequence}",
+                evidence_id=f"{record.boot_id or node.boot_id}:{record.sequence}",
+            )
+        if not isinstance(node.uptime_seconds, Missing):
+            yield from _rates(gpu, node.uptime_seconds, known, params, fatal_told=record is not None)
+
+
+def _unreadable(gpu: Gpu) -> Iterator[Finding]:
+    """Neither NVML nor the kernel says how the link does."""
+    replays = gpu.pcie.replays if isinstance(gpu.pcie, PcieLink) else gpu.pcie
+    if isinstance(replays, Missing) and replays.why is Why.UNREADABLE and not isinstance(gpu.aer, AerCounts):
+        yield _finding(gpu, Level.UNKNOWN, f"PCIe errors of GPU {gpu.pci} cannot be read", replays.detail)
+    for name, counts in (("GPU", gpu.aer), ("the port above GPU", gpu.port_aer)):
+        bad = [counts] if isinstance(counts, Missing) else [] if counts is None else [getattr(counts, kind) for kind in KINDS]
+        why = next((v.detail for v in bad if isinstance(v, Missing) and v.why is Why.UNREADABLE), None)
+        if why is not None:
+            yield _finding(gpu, Level.UNKNOWN, f"AER counts of {name} {gpu.pci} cannot be read", why)
+
+
+def _rates(
+    gpu: Gpu, now: float, known: Mapping[tuple[str, str], tuple[Sample, ...]], params: Params, *, fatal_told: bool
+) -> Iterator[Finding]:
+    def grown(name: str, value: object) -> Growth | None:
+        if type(value) is not int or value == 0:
+            return None
+        samples = known.get((device_of(gpu), name), ())
+        window, least = params.window_seconds, params.window_least_seconds
+        found = growth(samples, value, now, window_seconds=window, least_seconds=least)
+        return found if found is not None and found.amount > 0 else None
+
+    replays = grown("pcie.replays", gpu.pcie.replays if isinstance(gpu.pcie, PcieLink) else None)
+    if replays is not None and 0 < params.replays_per_minute_max <= replays.per_minute:
+        yield _finding(gpu, Level.WARN, f"too many PCIe replays on GPU {gpu.pci}", _amount(replays))
+    for part, where, counts in (("aer", "GPU", gpu.aer), ("port_aer", "the port above GPU", gpu.port_aer)):
+        if not isinstance(counts, AerCounts):
+            continue
+        many = grown(f"{part}.correctable", counts.correctable)
+        if many is not None and 0 < params.correctable_per_hour_max <= many.per_hour:
+            yield _finding(gpu, Level.WARN, f"too many correctable PCIe errors at {where} {gpu.pci}", _amount(many))
+        many = grown(f"{part}.nonfatal", counts.nonfatal)
+        if many is not None and 0 < params.nonfatal_per_hour_max <= many.per_hour:
+            yield _finding(gpu, Level.WARN, f"too many non-fatal PCIe errors at {where} {gpu.pci}", _amount(many))
+        many = grown(f"{part}.fatal", counts.fatal)
+        if many is not None and many.per_hour > params.fatal_per_hour_max and not fatal_told:
+            yield _finding(gpu, Level.DRAIN, f"fatal PCIe error at {where} {gpu.pci}", _amount(many))
+
+
+def _amount(grown: Growth) -> str:
+    return f"{grown.amount:.0f} in {grown.seconds:.0f} s"
+
+
+def _records(node: Node, past: Past, params: Params) -> dict[str, KernelRecord]:
+    """The last record of a fatal error by the address of who reported it, or had it."""
+    found: dict[str, KernelRecord] = {}
+    now = node.uptime_seconds
+    for record in past.records:
+        if record.boot_id and isinstance(node.boot_id, str) and record.boot_id != node.boot_id:
+            continue
+        if not isinstance(now, Missing) and now - record.seconds > params.remember_seconds:
+            continue
+        address = fatal(record.text)
+        if address and (address not in found or found[address].sequence < record.sequence):
+            found[address] = record
+    return found
+
+
+def fatal(text: str) -> str:
+    """The PCI address that a kernel record says had a fatal error; "" for any other record."""
+    if "(Fatal)" not in text:
+        return ""
+    match = next((m for m in (form.match(text) for form in _FORMS) if m), None)
+    if match is None or match["fatal"] != "Fatal":
+        return ""
+    address = match["pci"].lower()
+    domain, _, rest = address.partition(":") if address.count(":") == 2 else ("0000", "", address)
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """Replays, and AER counts of the GPU and of the port above it."""
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        device = device_of(gpu)
+        if isinstance(gpu.pcie, PcieLink):
+            yield from counters([(device, "pcie.replays", gpu.pcie.replays)])
+        for part, counts in (("aer", gpu.aer), ("port_aer", gpu.port_aer)):
+            if isinstance(counts, AerCounts):
+                yield from counters((device, f"{part}.{kind}", getattr(counts, kind)) for kind in KINDS)
+
+
+check = Check(
+    summary="PCIe errors of GPUs: replays and AER errors as rates, fatal ones",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=3,
+    boot_grace_seconds=120,
+    wakes_on=("pcieport ", "nvidia "),
+    samples=samples,
+    slow=True,
+)

@@ -1,0 +1,88 @@
+"""Memory pages that a GPU before Ampere has retired (newer ones remap rows: see `row_remap`).
+
+NVML_FI_DEV_RETIRED_SBE, _DBE, _PENDING (the same as nvmlDeviceGetRetiredPages and nvmlDeviceGetRetiredPagesPendingStatus).
+Pending: the page goes out of use when the driver is loaded anew, or the GPU reset (NVIDIA "Dynamic Page Retirement"). A GPU
+can retire 64 pages; DCGM fails it for more than 63, and warns from 15 for double-bit errors
+(dcgm_gpu_hardware_limits.h: DCGM_LIMIT_MAX_RETIRED_PAGES, _SOFT_LIMIT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.device import unlisted
+from fairlead.model.facts import Gpu, Missing, Node, RowRemap, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.gpu_health import RetiredPages
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    pages_max: Annotated[int, Meta(ge=0, description="Retired pages that are accepted; a GPU has room for 64.")] = 63
+    double_bit_pages: Annotated[
+        int, Meta(ge=0, description="Pages retired for double-bit errors from which it warns; 0: never.")
+    ] = 15
+
+
+def _finding(gpu: Gpu, level: Level, summary: str, action: Action, *evidence: str) -> Finding:
+    service = {Action.RESET_GPU: Service.DRAIN_AFTER_JOB, Action.CONTACT_SUPPORT: Service.DRAIN_NOW}.get(action, Service.KEEP)
+    return Finding(
+        check="retired_pages",
+        level=level,
+        device=gpu.pci,
+        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
+        evidence=tuple(e for e in evidence if e),
+        action=action,
+        service=service if level is Level.DRAIN else Service.KEEP,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unlisted("retired_pages", node)
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if gpu.lost or isinstance(gpu.remap, RowRemap):
+            continue  # it remaps rows instead: NVML answers NOT_SUPPORTED to all of this
+        pages = gpu.retired
+        if isinstance(pages, Missing):
+            if pages.why is Why.UNREADABLE and isinstance(gpu.remap, Missing) and gpu.remap.why is Why.UNSUPPORTED:
+                words = f"retired pages of GPU {gpu.pci} cannot be read"
+                yield _finding(gpu, Level.UNKNOWN, words, Action.NONE, pages.detail)
+            continue
+        yield from _counted(gpu, pages, params)
+
+
+def _counted(gpu: Gpu, pages: RetiredPages, params: Params) -> Iterator[Finding]:
+    counts = f"{_number(pages.single_bit)} for single-bit, {_number(pages.double_bit)} for double-bit errors"
+    total = sum(v for v in (pages.single_bit, pages.double_bit) if isinstance(v, int))
+    if total > params.pages_max:
+        words = f"{total} memory pages of GPU {gpu.pci} are retired (RMA)"
+        yield _finding(gpu, Level.DRAIN, words, Action.CONTACT_SUPPORT, counts)
+    elif isinstance(pages.double_bit, int) and 0 < params.double_bit_pages <= pages.double_bit:
+        words = f"{pages.double_bit} memory pages of GPU {gpu.pci} are retired for double-bit errors"
+        yield _finding(gpu, Level.WARN, words, Action.CONTACT_SUPPORT, counts)
+    if pages.pending is True:
+        words = f"retirement of memory pages is pending on GPU {gpu.pci}"
+        yield _finding(gpu, Level.DRAIN, words, Action.RESET_GPU, counts)
+    unread = [n for n in pages.__struct_fields__ if _dark(getattr(pages, n))]
+    if unread:
+        words = f"retired pages of GPU {gpu.pci} cannot be read ({', '.join(unread)})"
+        yield _finding(gpu, Level.UNKNOWN, words, Action.NONE)
+
+
+def _dark(value: object) -> bool:
+    return isinstance(value, Missing) and value.why is Why.UNREADABLE
+
+
+def _number(value: int | Missing) -> str:
+    return "?" if isinstance(value, Missing) else str(value)
+
+
+check = Check(
+    summary="Memory pages retired by GPUs before Ampere: too many, or pending",
+    params=Params,
+    judge=judge,
+    mode=Mode.ENFORCE,
+)

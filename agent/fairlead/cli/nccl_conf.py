@@ -1,0 +1,78 @@
+"""fairlead nccl conf: what /etc/nccl.conf should say on a machine, by its document or by profiles. Reads, never writes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fairlead import config
+from fairlead.cli.look import document_for
+from fairlead.cli.recorded import machine
+from fairlead.cli.show import print_json
+from fairlead.errors import ExitCode, HostError, UsageError
+from fairlead.host.gather import gather
+from fairlead.model.facts import Missing, unreadable
+from fairlead.nccl.conf import is_ours, render
+from fairlead.settings import nccl
+
+
+def conf(args: argparse.Namespace) -> ExitCode:
+    want = _want(args)
+    node = gather(machine(args.root), unreadable("not asked"), reads=nccl.setting.reads)
+    seen = nccl.observe(node)
+    if isinstance(seen, Missing):
+        raise HostError(f"cannot be read: {seen.detail}", hint="run it as root, or on a machine tree (--root)")
+    if not want.managed:
+        return _unmanaged(args)
+    made = nccl.draft(want, seen)
+    text = "" if made.problems else render(made.lines) or ""
+    if args.json:
+        print_json(
+            {
+                "file": nccl.FILE,
+                "text": text,
+                "lines": made.lines,
+                "notes": made.notes,
+                "problems": made.problems,
+                "now": _now(seen.file, text),
+            }
+        )
+    else:
+        print(text or f"# fairlead: {nccl.FILE} has nothing to say on this node: NCCL finds all of it by itself.\n", end="")
+        for note in made.notes:
+            print(f"fairlead: note: {note}", file=sys.stderr)
+        for problem in made.problems:
+            print(f"fairlead: {nccl.FILE}: {problem.key}: {problem.reason}\n  next: {problem.hint}", file=sys.stderr)
+    return ExitCode.CONFIG if made.problems else ExitCode.OK
+
+
+def _want(args: argparse.Namespace) -> nccl.NcclWant:
+    """The wishes of the profiles that were named, else of the document, else none but the defaults."""
+    if args.profile:
+        fabrics = [name for name in args.profile if name in config.fabric_names() or name.endswith(".toml")]
+        hardware = [name for name in args.profile if name not in fabrics]
+        if len(fabrics) > 1 or len(hardware) > 1:
+            raise UsageError("--profile: one fabric profile and one hardware profile at most")
+        document = config.profile_document("localhost", "".join(hardware), "".join(fabrics))
+    else:
+        args.profile = ""  # as document_for has it
+        document = document_for(args)
+    want = document.settings.get("nccl")
+    return want if isinstance(want, nccl.NcclWant) else nccl.NcclWant()
+
+
+def _unmanaged(args: argparse.Namespace) -> ExitCode:
+    why = f"{nccl.FILE} is not fairlead's here (settings.nccl.managed = false)"
+    if args.json:
+        print_json({"file": nccl.FILE, "text": "", "lines": (), "notes": (why,), "problems": (), "now": "unmanaged"})
+    else:
+        print(f"# fairlead: {why}.")
+    return ExitCode.OK
+
+
+def _now(file: str | None, text: str) -> str:
+    if (file or "") == text:
+        return "as shown"
+    if file is None:
+        return "absent"
+    return "differs" if is_ours(file) else "of somebody else"

@@ -1,0 +1,76 @@
+"""Fabric profiles: what NCCL needs on a kind of network, as one layer of a node's document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fairlead import assets
+from fairlead.errors import ConfigError, InputMissing
+from fairlead.model.profile import Fabric
+from fairlead.nccl.conf import fault
+from fairlead.nccl.version import parse, within
+
+
+def fabric_names() -> tuple[str, ...]:
+    """The fabric profiles that this installation carries."""
+    return tuple(sorted(p.stem for p in (assets.profile_directory() / "fabrics").glob("*.toml")))
+
+
+def load_fabric(name: str) -> Fabric:
+    """A fabric profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
+    import tomllib
+
+    path = Path(name) if "/" in name else assets.profile_directory() / "fabrics" / f"{name}.toml"
+    if not path.is_file():
+        raise InputMissing(f"fabric {name!r}: no such profile", hint=f"known fabrics: {', '.join(fabric_names())}")
+    try:
+        fabric = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Fabric)
+    except (msgspec.ValidationError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(str(path), "", str(e)) from None
+    _check(fabric, str(path))
+    return fabric
+
+
+def _check(fabric: Fabric, where: str) -> None:
+    """Raises ConfigError for a variable that could not be set, or that is set where a vendor's plugin does it."""
+    for v in fabric.variables:
+        reason = fault(v.name, v.value) if v.where == "node" else ""
+        if fabric.owner:
+            reason = f"{fabric.owner} owns the variables of this platform"
+        try:
+            within(parse(""), "" if v.nccl == "any" else v.nccl)
+        except ValueError as e:
+            reason = str(e)
+        if reason:
+            raise ConfigError(where, f"variables.{v.name}", reason)
+
+
+def fabric_layer(fabric: Fabric) -> dict[str, Any]:
+    """The profile as a layer of the document: its values, and its variables where the node's setting and the agent find them."""
+    layer: dict[str, Any] = {}
+    for value in fabric.values:
+        table = layer
+        *parents, last = value.key.split(".")
+        for part in parents:
+            table = table.setdefault(part, {})
+        if last in table:
+            raise ConfigError(f"fabric {fabric.name}", value.key, "given twice")
+        table[last] = value.value
+    of_node = [
+        {"name": v.name, "value": v.value, "why": v.why, "source": v.source, "nccl": "" if v.nccl == "any" else v.nccl}
+        for v in fabric.variables
+        if v.where == "node"
+    ]
+    of_job = [
+        {"name": v.name, "value": v.value, "when": v.when, "unless": v.unless, "why": v.why, "source": v.source}
+        for v in fabric.variables
+        if v.where == "job"
+    ]
+    if of_node:
+        layer.setdefault("settings", {}).setdefault("nccl", {})["variables"] = of_node
+    if of_job:
+        layer.setdefault("jobenv", {})["fabric"] = of_job
+    return layer

@@ -1,0 +1,36 @@
+"""What of a look at the node goes into history: counters, which facts could be read, and which board sits where."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fairlead import checks
+from fairlead.config import Document
+from fairlead.daemon.history import History
+from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.facts import Node
+
+DRIVER = "driver/"  # among the readable names: the driver that could read them
+
+
+def before(history: History, node: Node) -> None:
+    """Before a look is judged: another driver may rightly not know what the one before it did."""
+    version, known = node.driver.library_version, history.past().readable
+    if isinstance(version, str) and known and f"{DRIVER}{version}" not in known:
+        history.forget_readable((), everything=True)
+
+
+def after(
+    history: History, document: Document, node: Node, seconds: float, *, ran: Collection[str] | None, thorough: bool
+) -> None:
+    """After it was judged. ``seconds``: CLOCK_BOOTTIME of the look. ran: the checks that judged it (None: all). thorough:
+    also what rarely changes."""
+    for name, check in checks.load().items():
+        if check.samples is not None and document.checks[name].enabled and (ran is None or name in ran):
+            history.add_samples(seconds, check.samples(node))
+    if thorough:
+        fields = readable_fields(node)
+        if isinstance(node.driver.library_version, str) and fields:
+            fields |= {f"{DRIVER}{node.driver.library_version}"}
+        history.add_readable(fields)
+        history.add_boards(boards_of(node))

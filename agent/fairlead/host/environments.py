@@ -1,0 +1,45 @@
+"""The environments of a job's tasks on this machine, as they were when each program started: /proc/PID/environ, proc(5).
+
+A user may read those of own processes, root all. Nothing is read of a job that is not asked for.
+"""
+
+from __future__ import annotations
+
+import os
+
+from msgspec import Struct
+
+ENVIRON_MAX_BYTES = 1 << 20
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """One task: ``step`` is "batch" or a number; ``rank`` is SLURM_PROCID, "" in the batch step."""
+
+    step: str
+    rank: str
+    pid: int
+    environment: dict[str, str]
+
+
+def of_job(job: str, proc: str = "/proc") -> tuple[Task, ...]:
+    """The tasks of a job, each by the first of its processes; () where there is none that may be read."""
+    found: dict[tuple[str, str], Task] = {}
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        environment = _environment(f"{proc}/{pid}/environ")
+        if environment.get("SLURM_JOB_ID") != job or "SLURM_TASK_PID" not in environment:
+            continue
+        step = environment.get("SLURM_STEP_ID", "")
+        batch = not step.isdecimal() or len(step) > 9
+        key = ("batch", "") if batch else (step, environment.get("SLURM_PROCID", ""))
+        found.setdefault(key, Task(step=key[0], rank=key[1], pid=pid, environment=environment))
+    return tuple(sorted(found.values(), key=lambda t: (t.step != "batch", len(t.step), t.step, len(t.rank), t.rank)))
+
+
+def _environment(path: str) -> dict[str, str]:
+    try:
+        with open(path, "rb") as f:
+            data = f.read(ENVIRON_MAX_BYTES)
+    except OSError:
+        return {}
+    pairs = (part.partition(b"=") for part in data.split(b"\0") if b"=" in part)
+    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, _, value in pairs}

@@ -1,0 +1,43 @@
+"""The parameters of a kernel module that is installed, loaded or not: ``modinfo -F parm NAME`` (modinfo(8)).
+
+Parameters without permission bits, as all NVreg_ ones, are in no sysfs: only the module file itself knows them. A path
+``/@modinfo/NAME`` stands for that text, so that a machine tree can have it as a file of this name.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, unreadable
+
+PREFIX = "/@modinfo/"
+SECONDS = 10.0
+_known: dict[str, tuple[tuple[int, ...] | None, str | Missing | None]] = {}
+
+
+def text(root: Root, path: str) -> str | Missing | None:
+    """Lines ``NAME:DESCRIPTION (TYPE)``; None where no such module is installed. Asked again when depmod has run."""
+    if not root.is_live:
+        return root.read_text(path)
+    release = root.value("/proc/sys/kernel/osrelease")
+    stamp = root.stamp(f"/lib/modules/{release}/modules.dep") if isinstance(release, str) else None
+    known = _known.get(path)
+    if known is None or known[0] != stamp or stamp is None:
+        _known[path] = known = (stamp, _ask(path.removeprefix(PREFIX)))
+    return known[1]
+
+
+def _ask(name: str) -> str | Missing | None:
+    try:
+        done = subprocess.run(
+            ["modinfo", "-F", "parm", "--", name], stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
+        )
+    except FileNotFoundError:
+        return unreadable("modinfo: not installed; install kmod")
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return unreadable(f"modinfo {name}: {type(e).__name__}")
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip()
+        return None if "not found" in said else unreadable(f"modinfo {name}: {said[:120]}")
+    return done.stdout.decode("utf-8", "replace")

@@ -1,0 +1,120 @@
+"""What the NVML worker reads of a GPU's clocks, temperatures and fabric, beside what it always did.
+
+Clock event counters (nvml.h, all in nanoseconds): ids 74 to 79 never moved; those of the slowdowns came with r575 as 252 and
+253 and are 270 and 271 since r590, where 251 to 268 mean power smoothing (compared in the binding's releases 12.575 to
+13.615, and in k8s-test-infra's pkg/gpu/mocknvml for r580). So ids are chosen by the driver's branch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from fairlead.host.nvml_calls import Call
+from fairlead.host.nvml_fields import FUNCTION_NOT_FOUND, Batch
+from fairlead.host.nvml_links import FATAL, NOT_SUPPORTED, Beat, Json
+
+EVENT_SECONDS = 10.0  # judged as shares of minutes
+PROBE_AGAIN_SECONDS = 600.0
+PART = "clock_events"
+_EVENTS = {74: "sw_power_cap", 75: "thermal", 76: "sync_boost", 77: "board_limit", 79: "reliability"}
+_SLOWDOWNS = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
+_MEM_MAX = 2  # NVML_TEMPERATURE_THRESHOLD_MEM_MAX
+
+
+def event_fields(branch: int) -> dict[int, str]:
+    """Field id -> name of the counters that a driver of this branch has."""
+    first = 270 if branch >= 590 else 252 if branch >= 575 else None
+    return _EVENTS if first is None else {**_EVENTS, **{first + i: name for i, name in enumerate(_SLOWDOWNS)}}
+
+
+def branch_of(version: object) -> int:
+    """570 of "570.172.08"; 0 of what is no version."""
+    head = version.partition(".")[0] if isinstance(version, str) else ""
+    return int(head) if head.isascii() and head.isdigit() else 0
+
+
+def fast_calls(lib: Any, structs: Any) -> list[Call]:
+    """Made at every sweep."""
+    margin = structs.c_nvmlMarginTemperature_v1_t(version=structs.nvmlMarginTemperature_v1)
+    where = ("temperature", "margin_celsius")
+    return [Call(lib, "nvmlDeviceGetMarginTemperature", where, (ctypes.byref(margin),), lambda: margin.marginTemperature)]
+
+
+def slow_calls(lib: Any, structs: Any) -> list[Call]:
+    """Made once a minute."""
+    highest = ctypes.c_uint()
+    threshold = (ctypes.c_uint(_MEM_MAX), ctypes.byref(highest))
+    return [
+        Call(lib, "nvmlDeviceGetTemperatureThreshold", ("temperature", "memory_max_celsius"), threshold, lambda: highest.value),
+        _fabric(lib, structs),
+    ]
+
+
+def _fabric(lib: Any, structs: Any) -> Call:
+    """nvmlDeviceGetGpuFabricInfoV (r550 and later) tells the health too; r535 has only the older call."""
+    if hasattr(lib, "nvmlDeviceGetGpuFabricInfoV"):
+        info = structs.c_nvmlGpuFabricInfo_v2_t()
+        return Call(lib, "nvmlDeviceGetGpuFabricInfoV", ("fabric", None), (ctypes.byref(info),),
+                    lambda: {**_place(info), "health_mask": info.healthMask})  # fmt: skip
+    old = structs.c_nvmlGpuFabricInfo_t()
+    return Call(lib, "nvmlDeviceGetGpuFabricInfo", ("fabric", None), (ctypes.byref(old),), lambda: _place(old))
+
+
+def _place(info: Any) -> Json:
+    return {"state": info.state, "status": info.status, "clique_id": info.cliqueId,
+            "cluster_uuid": bytes(info.clusterUuid).hex()}  # fmt: skip
+
+
+class ClockEvents:
+    """The counters of one GPU, read every ``EVENT_SECONDS`` into ``values[PART]``."""
+
+    def __init__(self, lib: Any, pci: bytes, beat: Beat) -> None:
+        self._lib = lib
+        self._pci = pci
+        self._beat = beat
+        self._names: dict[int, str] = {}
+        self._batch: Batch | None = None
+        self._due = self._probe_due = 0.0
+
+    def forget(self) -> None:
+        """Ask for everything again."""
+        self._due = self._probe_due = 0.0
+
+    def read(self, handle: Any, values: Json, now: float) -> int:
+        """0, or the code that says it is no use to ask this GPU more."""
+        if now < self._due:
+            return 0
+        if now >= self._probe_due:
+            self._names = event_fields(branch_of(self._version()))
+            self._batch = Batch(self._lib, handle, [(field, 0) for field in self._names])
+            missing = [name for name in (*_EVENTS.values(), *_SLOWDOWNS) if name not in self._names.values()]
+            values[PART] = {f"{name}_nanoseconds": {"error": NOT_SUPPORTED} for name in missing}
+            self._probe_due = now + PROBE_AGAIN_SECONDS
+        self._due = now + EVENT_SECONDS
+        if self._batch is None or not self._batch.wanted:
+            return 0
+        self._beat(b"nvmlDeviceGetFieldValues", self._pci)
+        answers = self._batch.read()
+        if isinstance(answers, int):
+            if answers in FATAL:
+                return answers
+            answers = [(field, scope, {"error": answers}) for field, scope in self._batch.wanted]
+        part: Json = dict(values.get(PART, {}))
+        refused = set()
+        for field, _, answer in answers:
+            if isinstance(answer, dict):
+                if answer["error"] in FATAL:
+                    return int(answer["error"])
+                if answer["error"] in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+                    refused.add(field)
+            part[f"{self._names[field]}_nanoseconds"] = answer
+        values[PART] = part
+        if refused:
+            self._batch = Batch(self._lib, handle, [w for w in self._batch.wanted if w[0] not in refused])
+        return 0
+
+    def _version(self) -> str:
+        text = ctypes.create_string_buffer(80)
+        self._beat(b"nvmlSystemGetDriverVersion", b"")
+        return "" if self._lib.nvmlSystemGetDriverVersion(text, 80) else text.value.decode("ascii", "replace")

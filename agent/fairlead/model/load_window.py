@@ -1,0 +1,73 @@
+"""What a GPU was seen doing within a window, from the sums that its facts carry (``LoadSeen``) and their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.model.check import Past
+from fairlead.model.device import device_of
+from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.gpu_load import LOAD_PERCENT, REASONS, LoadSeen
+from fairlead.model.trend import growth, series
+
+BUSY = "load.busy_seconds"
+_PLACES = {name: place for place, (_, name) in enumerate(REASONS)}
+
+
+def reason_seconds(seen: LoadSeen, reason: str) -> float:
+    """Loaded seconds with this reason of ``REASONS``."""
+    return seen.reasons_seconds[_PLACES[reason]]
+
+
+def is_busy(gpu: Gpu) -> bool:
+    """Whether it is loaded now: only then are sums worth remembering."""
+    return isinstance(gpu.utilization_percent, int) and gpu.utilization_percent >= LOAD_PERCENT
+
+
+def working(node: Node) -> tuple[Gpu, ...]:
+    """The GPUs that there is something to judge about; lost ones are named by gpu_count."""
+    return () if isinstance(node.gpus, Missing) else tuple(g for g in node.gpus if not g.lost)
+
+
+class Window:
+    """One GPU over the last ``seconds`` before ``now`` (CLOCK_BOOTTIME)."""
+
+    def __init__(self, past: Past, gpu: Gpu, now: float, seconds: float, least_seconds: float) -> None:
+        self._series = series(past)
+        self._device = device_of(gpu)
+        self._now = now
+        self._seconds = seconds
+        self._least = least_seconds
+
+    def grown(self, name: str, value: float | Missing) -> float | None:
+        """By how much this sum has grown; None where there is no sample old enough, or no value."""
+        if isinstance(value, Missing):
+            return None
+        known = self._series.get((self._device, name), ())
+        found = growth(known, value, self._now, window_seconds=self._seconds, least_seconds=self._least)
+        return None if found is None else found.amount
+
+
+def sums(gpu: Gpu, names: tuple[str, ...]) -> Iterator[tuple[str, str, float]]:
+    """Of ``BUSY`` and ``load.REASON`` those asked for, as samples."""
+    seen, device = gpu.load.seen, device_of(gpu)
+    for name in names:
+        value = seen.busy_seconds if name == BUSY else reason_seconds(seen, name.removeprefix("load."))
+        yield device, name, value
+
+
+def blind(check: str, gpu: Gpu) -> Iterator[Finding]:
+    """UNKNOWN where utilisation or the reasons cannot be read. In MIG mode the driver gives no utilisation of the whole GPU."""
+    mig = gpu.mig_current is True
+    values = [gpu.throttle_reasons] if mig else [gpu.throttle_reasons, gpu.utilization_percent]
+    gone = next((v for v in values if isinstance(v, Missing) and v.why.value == "unreadable"), None)
+    if gone is not None:
+        yield Finding(
+            check=check,
+            level=Level.UNKNOWN,
+            device=gpu.pci,
+            summary=f"what GPU {gpu.pci} does under load cannot be read",
+            evidence=(gone.detail,),
+            service=Service.KEEP,
+        )

@@ -1,0 +1,48 @@
+"""Who sets a sysctl at the next boot: the files of sysctl.d(5), in the order in which systemd-sysctl and procps read them.
+
+Files are sorted by name whatever their directory; a file in /etc hides one of the same name in /run and /usr/lib; the last
+line about a key wins. A key may be written with dots or slashes, a leading "-" ignores failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from fairlead.model.facts import Missing
+
+DIRECTORIES = ("/etc/sysctl.d/", "/run/sysctl.d/", "/usr/local/lib/sysctl.d/", "/usr/lib/sysctl.d/", "/lib/sysctl.d/")
+GLOBS = tuple(f"{d}*.conf" for d in DIRECTORIES)
+
+
+def proc_path(key: str) -> str:
+    """``vm.swappiness`` as /proc/sys/vm/swappiness. In a key that begins a component with a slash, dots are part of a name
+    (sysctl.d(5): net/ipv4/conf/enp3s0.200/forwarding)."""
+    first = min((key.find(c) for c in "./" if c in key), default=-1)
+    parts = key.split("/") if first >= 0 and key[first] == "/" else [p.replace("/", ".") for p in key.split(".")]
+    return "/proc/sys/" + "/".join(parts)
+
+
+def assignments(text: str) -> Iterator[tuple[str, str]]:
+    """(path below /proc/sys, value) of each assignment of one file, in order."""
+    for line in map(str.strip, text.splitlines()):
+        key, sign, value = line.partition("=")
+        if sign and not line.startswith(("#", ";")):
+            yield proc_path(key.strip().removeprefix("-").strip()), " ".join(value.split())
+
+
+def later_writers(texts: Mapping[str, str | Missing | None], ours: str, keys: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Of each key the last file (path, value) that is read after ours and names it. ``ours``: the path of our file."""
+    chosen: dict[str, str] = {}  # file name -> path; the first directory wins
+    for directory in DIRECTORIES:
+        for path in sorted(texts):
+            name = path.removeprefix(directory)
+            if path.startswith(directory) and "/" not in name and name.endswith(".conf"):
+                chosen.setdefault(name, path)
+    wanted = {proc_path(key): key for key in keys}
+    last: dict[str, tuple[str, str]] = {}
+    for name in sorted(n for n in chosen if n > ours.rpartition("/")[2]):
+        text = texts[chosen[name]]
+        for path, value in assignments(text) if isinstance(text, str) else ():
+            if path in wanted:
+                last[wanted[path]] = (chosen[name], value)
+    return last

@@ -1,0 +1,82 @@
+"""How a counter grows over a window, from samples: resets (a driver reload) and missing minutes are no growth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from fairlead.model.check import Past, Sample
+
+
+class Growth(Struct, frozen=True):
+    """``amount`` more in ``seconds``; ``per_hour``, ``per_minute`` and ``per_second`` are means over that time."""
+
+    amount: float
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        return self.amount / self.seconds
+
+    @property
+    def per_minute(self) -> float:
+        return 60 * self.amount / self.seconds
+
+    @property
+    def per_hour(self) -> float:
+        return 3600 * self.amount / self.seconds
+
+
+_last: tuple[Sequence[Sample] | None, Mapping[tuple[str, str], tuple[Sample, ...]]] = (None, {})
+
+
+def series(past: Past) -> Mapping[tuple[str, str], tuple[Sample, ...]]:
+    """The samples by (device, name), oldest first. Samples are many and the same for a minute: the last answer is kept."""
+    global _last  # noqa: PLW0603
+    samples, made = _last
+    if samples is not past.samples:
+        found: dict[tuple[str, str], list[Sample]] = {}
+        for sample in past.samples:
+            found.setdefault((sample.device, sample.name), []).append(sample)
+        made = {key: tuple(sorted(values, key=lambda s: s.seconds)) for key, values in found.items()}
+        _last = (past.samples, made)
+    return made
+
+
+def growth(known: Sequence[Sample], value: float, now: float, *, window_seconds: float, least_seconds: float) -> Growth | None:
+    """How much a counter grew in the window that ends ``now`` with ``value``; None where the samples do not reach back
+    ``least_seconds``.
+
+    ``known``: samples of one counter, oldest first. A run of equal samples may be given by its first and last. A counter
+    that is lower than before has begun again at zero: what it has counted since is growth, what came before is not known.
+    """
+    start = now - window_seconds
+    points: list[tuple[float, float]] = []
+    for sample in known:
+        if sample.seconds >= now:
+            break
+        if sample.seconds < start:
+            points = [(sample.seconds, sample.value)]  # the last one before the window
+            continue
+        if points and points[0][0] < start:
+            before = points.pop()[1]
+            if before == sample.value:  # it did not change: that was its value when the window began
+                points.append((start, before))
+        points.append((sample.seconds, sample.value))
+    if points and points[0][0] < start:
+        before = points.pop()[1]
+        if before == value:
+            points.append((start, before))
+    if not points or now - points[0][0] < least_seconds:
+        return None
+    amount, last = 0.0, points[0][1]
+    for each in (*(v for _, v in points[1:]), value):
+        amount += each - last if each >= last else each
+        last = each
+    return Growth(amount, now - points[0][0])
+
+
+def counters(values: Iterable[tuple[str, str, object]]) -> Iterable[tuple[str, str, float]]:
+    """Of (device, name, value) those that are a number, for ``Check.samples``."""
+    return ((device, name, float(value)) for device, name, value in values if type(value) in (int, float))  # type: ignore[arg-type]

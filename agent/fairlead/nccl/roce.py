@@ -1,0 +1,105 @@
+"""Which RoCE address NCCL should use, and when it has to be told.
+
+Sources: NCCL 2.30.7 src/transport/net_ib (ncclIbGetGidIndex: since 2.21 the table is searched for RoCE v2, the family of
+NCCL_IB_ADDR_FAMILY and, where set, the subnet of NCCL_IB_ADDR_RANGE); user guide, NCCL_IB_GID_INDEX ("should not be set" from
+2.21 on). An index differs between ports, nodes and boots; an address range does not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from fairlead.model.facts import Gid, Missing, Nic
+from fairlead.nccl.conf import Draft, Line, Problem
+
+DYNAMIC_SINCE = (2, 21)
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def address(gid: Gid) -> Address | None:
+    """The IP address of a GID; None for zero, link-local and unreadable ones."""
+    try:
+        whole = ipaddress.IPv6Address(gid.text)
+    except ValueError:
+        return None
+    if whole.ipv4_mapped is not None:
+        return whole.ipv4_mapped
+    return None if whole.is_link_local or int(whole) == 0 else whole
+
+
+def addresses(nic: Nic) -> tuple[Address, ...]:
+    """The port's RoCE v2 addresses, in the order of its table."""
+    gids = () if isinstance(nic.gids, Missing) else nic.gids
+    return tuple(dict.fromkeys(a for g in gids if g.version == 2 and (a := address(g)) is not None))
+
+
+def draft(ports: tuple[Nic, ...], *, version: tuple[int, ...], subnet: str = "", gid_index: int | None = None) -> Draft:
+    """What has to be said for the compute ``ports``, all on Ethernet. ``subnet``, ``gid_index``: as the site declares them."""
+    unread = [n for n in ports if isinstance(n.gids, Missing)]
+    if unread:
+        return Draft(notes=(f"{unread[0].name}: its addresses cannot be read, so NCCL is told nothing of them",))
+    if version < DYNAMIC_SINCE:
+        return _by_index(ports, gid_index)
+    if gid_index is not None:
+        hint = "take settings.nccl.gid_index out"
+        return Draft(problems=(Problem("NCCL_IB_GID_INDEX", "NCCL 2.21 and later finds the address itself", hint),))
+    return _by_address(ports, subnet)
+
+
+def _by_address(ports: tuple[Nic, ...], subnet: str) -> Draft:
+    found = {n.name: addresses(n) for n in ports}
+    family: dict[str, list[Address]] = {name: [a for a in some if a.version == 4] for name, some in found.items()}
+    lines: list[Line] = []
+    if not any(family.values()) and all(found.values()) and found:
+        lines.append(Line("NCCL_IB_ADDR_FAMILY", "AF_INET6", "The compute ports have IPv6 addresses only; NCCL looks for IPv4."))
+        family = {name: list(some) for name, some in found.items()}
+    without = [name for name, some in family.items() if not some]
+    if without and len(without) < len(family):
+        reason = (
+            f"{', '.join(without)} without a RoCE v2 address of the others' kind (those of {len(family) - len(without)} ports)"
+        )
+        return Draft(problems=(Problem("NCCL_IB_ADDR_FAMILY", reason, "give the interface its address"),))
+    several = [name for name, some in family.items() if len(some) > 1]
+    if not subnet:
+        notes: tuple[str, ...] = ()
+        if several:
+            said = ", ".join(map(str, family[several[0]]))
+            notes = (f"{several[0]} has several RoCE v2 addresses ({said}): declare settings.nccl.roce_subnet",)
+        return Draft(lines=tuple(lines), notes=notes)
+    net = ipaddress.ip_network(subnet, strict=False)
+    outside = [name for name, some in family.items() if not any(a in net for a in some)]
+    if outside:
+        return Draft(
+            problems=(
+                Problem(
+                    "NCCL_IB_ADDR_RANGE", f"{', '.join(outside)} without an address in {net}", "see settings.nccl.roce_subnet"
+                ),
+            )
+        )
+    if several:
+        why = f"{', '.join(several)}: several RoCE v2 addresses; those of the compute network count."
+        lines.append(Line("NCCL_IB_ADDR_RANGE", str(net), why))
+    return Draft(lines=tuple(lines))
+
+
+def _by_index(ports: tuple[Nic, ...], gid_index: int | None) -> Draft:
+    """Before 2.21: one index for all ports, only as the site declares it (it must be so on all nodes), checked on this one."""
+    fits = [{g.index for g in _gids(n) if g.version == 2 and getattr(address(g), "version", 0) == 4} for n in ports]
+    common = sorted(set.intersection(*fits)) if fits else []
+    if gid_index is None:
+        notes: tuple[str, ...] = ()
+        if common:
+            notes = (
+                f"index {common[0]} is RoCE v2 on all ports here: where it is on all nodes, declare settings.nccl.gid_index",
+            )
+        return Draft(notes=notes)
+    if gid_index not in common:
+        wrong = ", ".join(n.name for n, some in zip(ports, fits, strict=True) if gid_index not in some)
+        reason = f"index {gid_index} is no RoCE v2 address of IPv4 on {wrong}"
+        return Draft(problems=(Problem("NCCL_IB_GID_INDEX", reason, "see show_gids on the node, and settings.nccl.gid_index"),))
+    why = f"RoCE v2 and IPv4 on all {len(ports)} compute ports; NCCL before 2.21 does not look for it."
+    return Draft(lines=(Line("NCCL_IB_GID_INDEX", str(gid_index), why),))
+
+
+def _gids(nic: Nic) -> tuple[Gid, ...]:
+    return () if isinstance(nic.gids, Missing) else nic.gids

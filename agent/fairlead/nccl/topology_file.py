@@ -1,0 +1,46 @@
+"""NCCL_TOPO_FILE: a vendor's topology XML, which only a virtual machine needs, and only where it is about this machine.
+
+Source: NCCL 2.30.7 src/graph/xml.cc; the files that Azure, OCI and AWS publish. Such a file may leave GPUs or NICs to NCCL's own
+detection, and has made-up addresses for switches (ffff:ff:..); the GPUs and NICs that it names must be here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fairlead.model.facts import PciDevice
+
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_PCI = re.compile(r"<pci\b[^>]*>")
+_ATTRIBUTE = re.compile(r'\b(busid|class)="([^"]*)"')
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_KINDS = {"0x03": "GPU", "0x02": "NIC", "0x12": "GPU"}  # PCI base classes: display, network, processing accelerator
+
+
+def named(text: str) -> dict[str, str]:
+    """PCI address -> "GPU" or "NIC", of a topology file."""
+    found = {}
+    for tag in _PCI.findall(_COMMENT.sub("", text)):
+        values = dict(_ATTRIBUTE.findall(tag))
+        busid, kind = values.get("busid", "").lower(), _KINDS.get(values.get("class", "")[:4].lower(), "")
+        if kind and _ADDRESS.fullmatch(busid):
+            found[busid] = kind
+    return found
+
+
+def fault(text: str, pci: tuple[PciDevice, ...]) -> str:
+    """Why this file is not about this machine, or ""."""
+    if "<system" not in text:
+        return "is no topology of NCCL's (no <system>)"
+    there = named(text)
+    if not there:
+        return "names no GPU and no NIC"
+    real = {d.address for d in pci}
+    absent = sorted(a for a in there if a not in real)
+    if absent:
+        return f"names {len(absent)} of {len(there)} devices that are not here, {there[absent[0]]} {absent[0]} the first"
+    gpus = {d.address for d in pci if d.vendor == 0x10DE and d.class_code >> 16 == 0x03 and not d.virtual_function}
+    missing = sorted(gpus - there.keys())
+    if missing and "GPU" in there.values():
+        return f"leaves out GPU {missing[0]} of this machine"
+    return ""

@@ -1,0 +1,28 @@
+"""The pass over all nodes of a class: is their network for NCCL the same? By what each node said of its ports in this run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from fairlead.config import Site
+from fairlead.nccl.fleet import Port, compare
+from fairlead.provision.inventory import members
+from fairlead.provision.report import ClassDifference, NodeResult
+
+
+def differences(site: Site, results: Sequence[NodeResult]) -> tuple[ClassDifference, ...]:
+    """By class. Nodes that said nothing (not reached, an older fairlead) are not compared."""
+    said = {r.node: some for r in results if (some := _ports(r.apply)) is not None}
+    found = []
+    for name, nodes in members(site).items():
+        found += [ClassDifference(name=name, difference=d) for d in compare({n: said[n] for n in nodes if n in said})]
+    return tuple(found)
+
+
+def _ports(applied: Mapping[str, object]) -> tuple[Port, ...] | None:
+    try:
+        return msgspec.convert(applied["ports"], tuple[Port, ...])
+    except (KeyError, msgspec.ValidationError):
+        return None

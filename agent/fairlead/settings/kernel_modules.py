@@ -1,0 +1,88 @@
+"""Kernel modules that are loaded at boot (nvidia_peermem), and those that must never be (nouveau).
+
+Sources: modules-load.d(5), modprobe.d(5) (``blacklist`` keeps a module's own aliases from loading it), /proc/modules
+(proc_modules(5)). A blacklisted module that is loaded now holds the device until a reboot. A module that is built into the
+kernel is in no list of loaded ones and is not for this setting. nvidia_peermem: NVIDIA driver README, chapter "GPUDirect
+RDMA Peer Memory Client"; where the driver and kernel have dma-buf it is not needed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.model.change import AnyChange, Disruption, File, Layer, Module, Reboot
+from fairlead.model.facts import Missing, Node, unreadable
+from fairlead.model.setting import Setting, Want
+
+LOADED = "/proc/modules"
+LOAD = "/etc/modules-load.d/90-fairlead.conf"
+BLACKLIST = "/etc/modprobe.d/90-fairlead-blacklist.conf"
+
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,60}$")]
+
+
+class KernelModulesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    load: Annotated[tuple[Name, ...], Meta(description="Modules to load, now and at every boot.")] = ()
+    blacklist: Annotated[tuple[Name, ...], Meta(description="Modules that may not load by themselves.")] = ("nouveau",)
+
+
+class Observed(Struct, frozen=True):
+    """``loaded``: names as /proc/modules has them (underscores). ``load``, ``blacklist``: the texts of our files."""
+
+    loaded: frozenset[str]
+    load: str | None
+    blacklist: str | None
+
+
+def observe(node: Node) -> Observed | Missing:
+    loaded, load, blacklist = node.text(LOADED), node.text(LOAD), node.text(BLACKLIST)
+    for value in (loaded, load, blacklist):
+        if isinstance(value, Missing):
+            return value
+    if loaded is None:
+        return unreadable(f"{LOADED}: no such file")
+    names = frozenset(line.split()[0] for line in str(loaded).splitlines() if line.split())
+    return Observed(names, None if load is None else str(load), None if blacklist is None else str(blacklist))
+
+
+def _file(path: str, lines: list[str], before: str | None) -> list[AnyChange]:
+    head = "# Written by fairlead (setting kernel_modules); changes made here are put back.\n"
+    wanted = head + "".join(f"{line}\n" for line in lines) if lines else None
+    if before == wanted:
+        return []
+    why = f"{path} does not say {', '.join(lines)}" if lines else f"{path} is ours, and nothing is declared any more"
+    return [File(setting="kernel_modules", why=why, layer=Layer.PERSISTED, path=path, content=wanted, before=before)]
+
+
+def plan(want: KernelModulesWant, observed: Observed) -> tuple[AnyChange, ...]:
+    changes: list[AnyChange] = []
+    for name in want.load:
+        if name.replace("-", "_") not in observed.loaded:
+            changes.append(Module(setting="kernel_modules", why=f"module {name} is not loaded", name=name))
+    changes += _file(LOAD, list(want.load), observed.load)
+    changes += _file(BLACKLIST, [f"blacklist {name}" for name in want.blacklist], observed.blacklist)
+    for name in want.blacklist:
+        if name.replace("-", "_") in observed.loaded:
+            why = f"module {name} is loaded and must not be"
+            changes.append(
+                Reboot(
+                    setting="kernel_modules",
+                    why=why,
+                    layer=Layer.PENDING_REBOOT,
+                    disruption=Disruption.REBOOT,
+                    what=f"{name} not loaded",
+                )
+            )
+    return tuple(changes)
+
+
+setting = Setting(
+    summary="Kernel modules that must be loaded, and those that must not",
+    want=KernelModulesWant,
+    observe=observe,
+    plan=plan,
+    reads=(LOADED, LOAD, BLACKLIST),
+    disruption=Disruption.REBOOT,
+)

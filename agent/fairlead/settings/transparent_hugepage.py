@@ -1,0 +1,87 @@
+"""Transparent huge pages: when the kernel uses pages of 2 MiB by itself, and what it does to get one.
+
+``always`` helps trainers with large heaps; what hurts is direct compaction in a page fault, which stalls a rank for
+milliseconds: ``defrag = madvise`` keeps that to programs that asked. Source: kernel documentation,
+admin-guide/mm/transhuge.rst. Lost at reboot; the boot unit applies it again (the kernel command line
+``transparent_hugepage=`` sets only the first of the two).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from fairlead.errors import ConfigError
+from fairlead.model.change import KernelValue
+from fairlead.model.facts import Missing, Node, unreadable
+from fairlead.model.setting import Setting, Want
+
+FOLDER = "/sys/kernel/mm/transparent_hugepage"
+ENABLED, DEFRAG = f"{FOLDER}/enabled", f"{FOLDER}/defrag"
+
+
+class TransparentHugepageWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    enabled: Annotated[Literal["always", "madvise", "never"], Meta(description="Who gets huge pages without asking.")] = "always"
+    defrag: Annotated[
+        Literal["always", "defer", "defer+madvise", "madvise", "never"],
+        Meta(description="Who waits for the kernel to make room for one."),
+    ] = "madvise"
+
+
+class Observed(Struct, frozen=True):
+    """Path -> (choice in force, choices on offer). Empty: a kernel without transparent huge pages."""
+
+    files: dict[str, tuple[str, tuple[str, ...]]]
+
+
+def observe(node: Node) -> Observed | Missing:
+    files: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for path in (ENABLED, DEFRAG):
+        text = node.text(path)
+        if isinstance(text, Missing):
+            return text
+        if text is None:
+            continue
+        words = text.split()
+        chosen = words if len(words) == 1 else [w for w in words if w.startswith("[") and w.endswith("]")]
+        if len(chosen) != 1:
+            return unreadable(f"{path}: no choice in brackets: {text.strip()[:40]!r}")
+        offered = tuple(w.strip("[]") for w in words) if len(words) > 1 else ()  # a single word does not say what else
+        files[path] = (chosen[0].strip("[]"), offered)
+    return Observed(files)
+
+
+def plan(want: TransparentHugepageWant, observed: Observed) -> tuple[KernelValue, ...]:
+    changes: list[KernelValue] = []
+    for path, value in ((ENABLED, want.enabled), (DEFRAG, want.defrag)):
+        name = path.rpartition("/")[2]
+        if path not in observed.files:
+            raise ConfigError(
+                "node.json",
+                "settings.transparent_hugepage",
+                f"this kernel has no {path} (built without CONFIG_TRANSPARENT_HUGEPAGE)",
+                hint="declare settings.transparent_hugepage.managed = false for this node",
+            )
+        now, offered = observed.files[path]
+        if offered and value not in offered:
+            raise ConfigError(
+                "node.json",
+                f"settings.transparent_hugepage.{name}",
+                f"this kernel has no choice {value}; it offers {' '.join(offered)}",
+                hint="declare one of these",
+            )
+        if now != value:
+            why = f"transparent_hugepage/{name} is {now}, wanted {value}"
+            changes.append(KernelValue(setting="transparent_hugepage", why=why, path=path, value=value, before=now))
+    return tuple(changes)
+
+
+setting = Setting(
+    summary="Transparent huge pages and how the kernel makes room for them",
+    want=TransparentHugepageWant,
+    observe=observe,
+    plan=plan,
+    reads=(ENABLED, DEFRAG),
+    volatile=True,
+)

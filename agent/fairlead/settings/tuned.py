@@ -1,0 +1,72 @@
+"""tuned, the second writer: a daemon that sets governor, huge pages, NUMA balancing and sysctls by a profile of its own.
+
+Two programs that write the same values undo each other for ever, and each reports the other's work as drift. So it is
+declared: either tuned does not run here (the default), or it runs with one named profile, and what that profile sets is not
+declared as a setting of fairlead. Source: tuned(8), tuned-adm(8): /etc/tuned/active_profile holds the profile's name,
+/etc/tuned/profile_mode says whether a person chose it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.model.change import AnyChange, File, Layer, Unit
+from fairlead.model.facts import Missing, Node
+from fairlead.model.setting import Setting, Want
+
+UNIT = "tuned.service"
+COMM = "/proc/@tuned/comm"  # the running daemon: the reader of the machine finds it
+PROFILE, MODE = "/etc/tuned/active_profile", "/etc/tuned/profile_mode"
+
+
+class TunedWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    profile: Annotated[
+        str, Meta(pattern=r"^[a-z0-9_.-]{0,64}$", description="The profile that tuned runs with; empty: tuned does not run.")
+    ] = ""
+
+
+class Observed(Struct, frozen=True):
+    """``running``: a tuned daemon runs. ``profile``: the active one, None where tuned never had one. ``mode``: auto or manual."""
+
+    running: bool
+    profile: str | None
+    mode: str | None
+
+
+def observe(node: Node) -> Observed | Missing:
+    running, profile, mode = node.text(COMM), node.text(PROFILE), node.text(MODE)
+    for value in (running, profile, mode):
+        if isinstance(value, Missing):
+            return value
+    return Observed(running is not None, None if profile is None else str(profile), None if mode is None else str(mode))
+
+
+def plan(want: TunedWant, observed: Observed) -> tuple[AnyChange, ...]:
+    now = (observed.profile or "").strip()
+    if not want.profile:
+        if not observed.running:
+            return ()
+        why = f"tuned runs with the profile {now or 'it chose itself'} and sets what fairlead declares; it should not run"
+        return (Unit(setting="tuned", why=why, name=UNIT, enabled=False, active=False),)
+    changes: list[AnyChange] = []
+    for path, text, before in ((PROFILE, f"{want.profile}\n", observed.profile), (MODE, "manual\n", observed.mode)):
+        if before != text:
+            why = f"tuned's profile is {now or 'not chosen'}, wanted {want.profile}"
+            if path == MODE:
+                why = "tuned may choose another profile by itself"
+            changes.append(File(setting="tuned", why=why, layer=Layer.PERSISTED, path=path, content=text, before=before))
+    if changes or not observed.running:
+        why = changes[0].why if changes else f"tuned does not run, wanted with the profile {want.profile}"
+        changes.append(Unit(setting="tuned", why=why, name=UNIT, enabled=True, restart=True))
+    return tuple(changes)
+
+
+setting = Setting(
+    summary="tuned: not running, or running with one declared profile",
+    want=TunedWant,
+    observe=observe,
+    plan=plan,
+    reads=(COMM, PROFILE, MODE),
+)

@@ -1,0 +1,203 @@
+"""The job environment under real Slurm: printed inside batch steps and steps, on two nodes that differ in interface and disk.
+
+n1 has eth0 and its scratch folders in /local1, n2 ens1 and /local2 (the lab's nodes share one root).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.jobenv.render import render
+from fairlead.jobenv.table import FabricRow, assemble
+from tests.hooks.stage import HOOKS
+from tests.hooks.test_on_slurm import lay_out
+from tests.lab.cluster import Cluster
+from tests.lab.roots import SUITES
+from tests.slurm.conftest import running
+from tests.topology.build import hgx
+
+pytestmark = [pytest.mark.root, pytest.mark.slurm]
+EVERY = pytest.mark.parametrize("site", list(SUITES), indirect=True)
+ONE_RELEASE = pytest.mark.parametrize("site", ["trixie"], indirect=True)
+NET = FabricRow(name="NCCL_NET", value="IB", unless="NCCL_NET_PLUGIN", why="no silent fallback", source="https://docs.nvidia.com")
+#: Prints one line for each variable of interest: "STEP NODE LOCALID NAME=VALUE".
+SHOW = """#!/bin/sh
+env | while IFS= read -r line; do
+	case $line in
+	NCCL_* | GLOO_* | MASTER_* | TORCH* | CUDA_DEV* | CUDA_CACHE* | OMP_* | MKL_* | TMPDIR=* | TRITON* | FAIRLEAD_SET=* | OURS=*)
+		echo "${STEP:-s} $SLURMD_NODENAME ${SLURM_LOCALID:-0} $line" ;;
+	esac
+done
+"""
+WHERE = {"n1": ("eth0", "/local1"), "n2": ("ens1", "/local2")}
+
+
+def publish(cluster: Cluster, name: str) -> None:
+    """What the agent of that node would publish."""
+    interface, scratch = WHERE[name]
+    rows = assemble(fabric=[NET], interface=interface, scratch=scratch)
+    dirs = cluster.node_dirs(name)
+    (dirs.run / "env").write_text(render(rows))
+    (dirs.run / "presets").mkdir(exist_ok=True)
+    (dirs.run / "presets/deep").write_text(render(rows, extra={"OURS": f"preset on {name}"}, skip=["NCCL_DEBUG"]))
+    (dirs.run / "scratch").write_text(f"1\t{scratch}\t.\n")
+
+
+@pytest.fixture(scope="module")
+def site(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    hooks = {"prolog": HOOKS / "prolog", "epilog": HOOKS / "epilog", "task_prolog": HOOKS / "task-prolog"}
+    quick = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1"
+    with running(Cluster(request.param, nodes=2, simulated=True, extra_conf=quick, **hooks)) as up:  # type: ignore[arg-type]
+        installed = up.folder / "etc/fairlead"
+        installed.mkdir()
+        shutil.copy(HOOKS / "scratch-clean", installed)
+        (installed / "show").write_text(SHOW)
+        (installed / "show").chmod(0o755)
+        up.run(["/bin/sh", "-c", "mkdir -m 1777 /local1 /local2; chmod 1777 /local1 /local2"])
+        for name in WHERE:
+            lay_out(up, name, hgx())
+            publish(up, name)
+        yield up
+
+
+def job(cluster: Cluster, script: str, *options: str, **env: str) -> tuple[int, str]:
+    text = "#!/bin/sh\n" + script.replace("SHOW", "/etc/slurm/fairlead/show") + "\n"
+    number = cluster.submit(text, *options, env=env)
+    assert cluster.wait_job(number) == "COMPLETED", cluster.output(number)
+    return number, cluster.output(number)
+
+
+def seen(said: str) -> dict[tuple[str, str, str], dict[str, str]]:
+    """(step, node, local id) -> variables."""
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for step, node, local, name, value in re.findall(r"^(\w+) (n\d) (\d+) ([A-Z_]+)=(.*)$", said, re.MULTILINE):
+        if (name, value) != ("TMPDIR", "/tmp"):  # of the lab's shell
+            found.setdefault((step, node, local), {})[name] = value
+    return found
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+TWO = ("-N2", "-n2", "-c56", "--gres=gpu:8", "-w", "n1,n2")
+
+
+@EVERY
+def test_each_node_has_its_own_values(site: Cluster) -> None:
+    """What the batch step exports on n1 reaches n2 through srun: there it is worked out anew, and the user's stays."""
+    number, said = job(
+        site,
+        """
+        STEP=batch SHOW
+        STEP=plain srun -N2 -n2 SHOW
+        export STEP=second; srun -N2 -n2 SHOW
+        STEP=one srun -N1 -n1 SHOW
+        STEP=onb srun -N1 -n1 -w n2 SHOW
+        export GLOO_SOCKET_IFNAME=mine TMPDIR=/tmp; unset NCCL_DEBUG; STEP=users srun -N2 -n2 SHOW
+        """,
+        *TWO,
+    )
+    found = seen(said)
+    batch = found["batch", "n1", "0"]
+    assert batch["GLOO_SOCKET_IFNAME"] == "eth0" and batch["TMPDIR"] == f"/local1/fairlead.{number}/tmp"
+    assert (batch["MASTER_ADDR"], batch["NCCL_NET"], batch["CUDA_DEVICE_ORDER"]) == ("n1", "IB", "PCI_BUS_ID")
+    assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & batch.keys()
+    ports = {batch["MASTER_PORT"]}
+    for step in ("plain", "second"):
+        for node, (interface, scratch) in WHERE.items():
+            env = next(v for (s, n, _), v in found.items() if (s, n) == (step, node))
+            assert (env["GLOO_SOCKET_IFNAME"], env["TMPDIR"]) == (interface, f"{scratch}/fairlead.{number}/tmp")
+            assert env["CUDA_CACHE_PATH"] == f"{scratch}/fairlead.{number}/cuda"
+            assert (env["MASTER_ADDR"], env["NCCL_DEBUG"], env["NCCL_NET"]) == ("n1", "WARN", "IB")
+            ports.add(env["MASTER_PORT"])
+            assert "OMP_NUM_THREADS" not in env  # one task with all GPUs: its launcher's workers would each take all
+    assert len(ports) == 3  # the job's, and one for each step
+    for step, node in (("one", "n1"), ("onb", "n2")):  # one node: nothing of networks, though the batch step exports it
+        env = found[step, node, "0"]
+        assert not {"NCCL_NET", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"} & env.keys()
+        assert env["TMPDIR"] == f"{WHERE[node][1]}/fairlead.{number}/tmp"
+    for node in WHERE:
+        env = next(v for (s, n, _), v in found.items() if (s, n) == ("users", node))
+        assert (env["GLOO_SOCKET_IFNAME"], env["MASTER_ADDR"]) == ("mine", "n1")
+        assert not {"NCCL_DEBUG", "TMPDIR"} & env.keys()
+
+
+@EVERY
+def test_scratch_is_the_users_and_goes_with_the_job(site: Cluster) -> None:
+    """Hostile names, links, and folders that their owner cannot enter."""
+    script = r"""
+        echo "mine $(stat -c %U:%a $TMPDIR/..) $(pwd)"
+        srun -N2 -n2 sh -c 'cd $TMPDIR && mkdir -p -- "-rf" "a b" "$(printf "line\nbreak")" deep/er locked/in &&
+            : >"-rf/--" && : >"a b/*" && ln -s /etc /home . && ln -s / root && : >locked/in/x && chmod 000 locked/in locked &&
+            mkfifo pipe && ls -d "$TMPDIR" && rm -f /nothing'
+        """
+    number, said = job(site, script, *TWO)
+    assert "mine alice:700" in said and said.count(f"fairlead.{number}/tmp") == 2
+    left = f"ls -d /local1/fairlead.{number} /local2/fairlead.{number} 2>/dev/null | wc -l"
+    until(lambda: site.run(["/bin/sh", "-c", left]).stdout.strip() == "0", "the folders stay")
+    assert site.run(["/bin/sh", "-c", "ls -d /etc/passwd /home /local1"], check=False).returncode == 0
+    assert "DRAIN" not in site.scontrol("-o", "show", "node", "n1")
+
+
+@EVERY
+def test_switches(site: Cluster) -> None:
+    """FAIRLEAD_PROFILE=off|minimal|a preset's name, FAIRLEAD_SKIP, --comment=fairlead:off; malformed is off, said once."""
+    _, said = job(
+        site,
+        """
+        FAIRLEAD_PROFILE=off STEP=off srun -n2 SHOW
+        FAIRLEAD_PROFILE=minimal STEP=minimal srun -n2 SHOW
+        FAIRLEAD_PROFILE=deep STEP=deep srun -n2 SHOW
+        FAIRLEAD_PROFILE=none STEP=none srun -n2 SHOW
+        FAIRLEAD_PROFILE=../env STEP=path srun -n2 SHOW
+        FAIRLEAD_PROFILE=full FAIRLEAD_SKIP=NCCL_DEBUG,TMPDIR STEP=skip srun -n2 SHOW
+        FAIRLEAD_PROFILE=full FAIRLEAD_SKIP='A B' STEP=bad srun -n2 SHOW
+        """,
+        "-n2",
+        "-w",
+        "n1",
+        "--gres=gpu:8",
+        FAIRLEAD_PROFILE="off",
+    )
+    found = {step: env for (step, _, _), env in seen(said).items()}
+    ours = {step: {name for name in env if name not in ("FAIRLEAD_SET", "FAIRLEAD_PROFILE")} for step, env in found.items()}
+    assert not {"off", "none", "path", "bad"} & {step for step, names in ours.items() if names}
+    assert ours["minimal"] == {"CUDA_DEVICE_ORDER"}
+    assert found["deep"]["OURS"] == "preset on n1" and "NCCL_DEBUG" not in found["deep"]
+    assert "CUDA_DEVICE_ORDER" in ours["deep"]
+    assert "CUDA_DEVICE_ORDER" in ours["skip"] and not {"NCCL_DEBUG", "TMPDIR"} & ours["skip"]
+    assert "fairlead:" not in said  # only a batch step says it
+    for wish in ({"FAIRLEAD_PROFILE": "fast"}, {"FAIRLEAD_SKIP": "A;B"}):
+        _, said = job(site, "STEP=batch SHOW; STEP=inner srun -n2 SHOW", "-n2", "-w", "n1", **wish)
+        assert said.count("fairlead: FAIRLEAD_") == 1 and not seen(said), said
+    _, said = job(site, "STEP=batch SHOW; STEP=inner srun -n2 SHOW", "--comment=fairlead:off", "-n2", "-w", "n1")
+    assert not seen(said) and "fairlead" not in said, said
+
+
+@ONE_RELEASE
+def test_nothing_of_ours_makes_a_job_fail(site: Cluster) -> None:
+    """Tables that are cut off or gone, a scratch folder that is gone, full or read-only: the job runs."""
+    dirs = site.node_dirs("n1")
+    whole = (dirs.run / "env").read_text()
+    try:
+        for text in ("", whole[:-3], "garbage\n", whole.replace("/local1", "/nowhere"), whole.replace("/local1", "/proc")):
+            (dirs.run / "env").write_text(text)
+            _, said = job(site, "STEP=batch SHOW; srun -n2 true; echo ran", "-n2", "-w", "n1")
+            assert "ran" in said
+            assert all("TMPDIR" not in env for env in seen(said).values())
+    finally:
+        publish(site, "n1")
+    assert Path(dirs.run / "env").read_text() == whole

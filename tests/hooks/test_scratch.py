@@ -1,0 +1,142 @@
+"""A job's folder on the local disk: made by the task prolog as the user, removed after the epilog as that user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairlead.host import scratch
+from fairlead.jobenv.render import render
+from fairlead.jobenv.table import assemble
+from tests.hooks.stage import HOOKS, NOBODY, Stage
+from tests.hooks.steps import JOB, exports, lay_out, run
+
+pytestmark = pytest.mark.root
+BASE = "/run/local"
+END = {**JOB, "SLURM_JOB_UID": str(NOBODY), "SLURM_JOB_GID": str(NOBODY), "SLURM_JOB_GPUS": "0"}
+
+
+@pytest.fixture
+def disk(stage: Stage) -> Path:
+    """A local disk as the agent found it usable."""
+    lay_out(stage)
+    folder = stage.run.parent / "local"
+    stage.inside("rm", "-rf", BASE)
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (stage.run / "env").write_text(render(assemble(scratch=BASE)))
+    (stage.run / "scratch").write_text(f"1\t{BASE}\t.\n")
+    installed = stage.etc.parent / "slurm/fairlead"
+    installed.mkdir(parents=True, exist_ok=True)
+    shutil.copy(HOOKS / "scratch-clean", installed)
+    return folder
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_made_as_the_user_and_gone_after_the_epilog(stage: Stage, disk: Path, shell: str) -> None:
+    said = exports(run(stage, shell, {**JOB, "SLURM_JOB_GPUS": "0"}))
+    assert said["TMPDIR"] == f"{BASE}/fairlead.4711/tmp" and said["TRITON_CACHE_DIR"] == f"{BASE}/fairlead.4711/triton"
+    own = disk / "fairlead.4711"
+    assert (own.stat().st_uid, own.stat().st_mode & 0o777) == (NOBODY, 0o700)
+    assert exports(run(stage, shell, JOB)).keys() & {"TMPDIR", "CUDA_CACHE_PATH"} == {"TMPDIR"}  # no GPU, no caches of GPUs
+    ran = stage.start(shell, "epilog", END)
+    assert (ran.rc, ran.out, ran.err) == (0, "", "")
+    until(lambda: not own.exists())
+
+
+@pytest.mark.parametrize("trap", ["link", "theirs", "file"])
+def test_what_somebody_else_put_there_is_not_used(stage: Stage, disk: Path, shell: str, trap: str) -> None:
+    own, elsewhere = disk / "fairlead.4711", disk / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    os.chown(elsewhere, NOBODY, NOBODY)
+    if trap == "link":
+        own.symlink_to("elsewhere")
+    elif trap == "file":
+        own.touch()
+    else:
+        own.mkdir(mode=0o755)
+        (own / "kept").touch()
+    assert "TMPDIR" not in exports(run(stage, shell, JOB))
+    assert stage.start(shell, "epilog", END).rc == 0
+    assert own.lstat() and (elsewhere / "kept").exists() and (trap != "theirs" or (own / "kept").exists())
+
+
+def test_a_tree_that_resists(stage: Stage, disk: Path) -> None:
+    """Hostile names, links out, folders that their owner cannot enter, a deep one, and another file system inside."""
+    own = disk / "fairlead.4711"
+    outside = disk / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    script = (
+        f"mkdir -m 700 -p {BASE}/fairlead.4711/tmp/mnt && cd {BASE}/fairlead.4711/tmp && mkdir -p -- -rf 'a b' locked/in &&"
+        ' mkdir "$(printf "line\\nbreak")" && : >"-rf/--" && : >"a b/*" && ln -s ../../outside out && ln -s / root &&'
+        " mkfifo pipe && : >locked/in/x && chmod 000 locked/in && chmod 000 locked && i=0 &&"
+        " while [ $i -lt 300 ]; do mkdir dddddddddddddddddddd && cd -P dddddddddddddddddddd; i=$((i+1)); done"
+    )
+    ran = stage.command("/bin/sh", "-c", script)
+    assert ran.rc == 0, ran.err
+    stage.inside("mount", "-t", "tmpfs", "-o", f"mode=777,uid={NOBODY}", "tmpfs", f"{BASE}/fairlead.4711/tmp/mnt")
+    stage.command("/bin/touch", f"{BASE}/fairlead.4711/tmp/mnt/kept")
+    assert stage.start("dash", "epilog", END).rc == 0
+    until(lambda: os.listdir(own / "tmp") == ["mnt"])
+    assert os.listdir(own / "tmp/mnt") == ["kept"] and (outside / "kept").exists()
+    stage.inside("umount", f"{BASE}/fairlead.4711/tmp/mnt")
+    assert stage.start("dash", "epilog", END).rc == 0  # asked again, the rest goes
+    until(lambda: not own.exists())
+
+
+def test_the_epilog_does_not_wait_for_it(stage: Stage, disk: Path) -> None:
+    """A removal that hangs (a stand-in that sleeps): the epilog has ended, the other is in a session of its own."""
+    (stage.etc.parent / "slurm/fairlead/scratch-clean").write_text(
+        "exec >/dev/null 2>&1\necho $$ >/run/local/pid\nexec sleep 61\n"
+    )
+    assert "TMPDIR" in exports(run(stage, "dash", JOB))
+    assert stage.start("dash", "epilog", END).rc == 0
+    until(lambda: (disk / "pid").exists() and (disk / "pid").read_text().endswith("\n"))
+    pid = int((disk / "pid").read_text())
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        assert int(stat[3]) == pid  # its session
+        assert f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}" in Path(f"/proc/{pid}/status").read_text()
+    finally:
+        subprocess.run(["kill", str(pid)], check=False)
+
+
+@pytest.mark.parametrize("line", ["", "1\t/run/local\t", "2\t/run/local\t.\n", "1\trelative\t.\n", "1\t/nowhere\t.\n"])
+def test_no_scratch_declared(stage: Stage, disk: Path, line: str) -> None:
+    run(stage, "dash", JOB)
+    (stage.run / "scratch").write_text(line)
+    assert stage.start("dash", "epilog", END).rc == 0
+    assert (disk / "fairlead.4711").exists()
+
+
+def test_which_folders_can_be_used(tmp_path: Path) -> None:
+    base = tmp_path / "scratch"
+    base.mkdir()
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/sda / ext4 rw 0 0\n")
+    assert "needs root and 1777" in scratch.fault(str(base), str(mounts))
+    base.chmod(0o1777)
+    assert scratch.fault(str(base), str(mounts)) == ""
+    link = tmp_path / "link"
+    link.symlink_to(base)
+    assert "a link on the way" in scratch.fault(str(link), str(mounts))
+    assert "No such file" in scratch.fault(str(tmp_path / "none"), str(mounts))
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n")
+    assert "nfs4, which is not local" in scratch.fault(str(base), str(mounts))
+    os.chown(base, NOBODY, NOBODY)
+    base.chmod(0o1777)
+    assert f"owner {NOBODY}" in scratch.fault(str(base), str(mounts))

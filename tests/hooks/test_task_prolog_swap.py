@@ -1,0 +1,218 @@
+"""Shares of one size, each in one place: the task prolog swaps them without Python, as the planner would, or leaves them to it.
+
+/usr/bin/taskset is a recorder here, and the step's cpuset a file, so that nodes of any size can be tried.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.model.facts import Node
+from fairlead.topology import plan, publish
+from tests.hooks.stage import HOOKS, SHELLS, Stage, needs_root
+from tests.hooks.steps import step
+from tests.topology.build import hgx
+
+pytestmark = pytest.mark.root
+SAID = "/run/fairlead/said/calls"
+RECORDER = f'#!/bin/sh\necho "$SLURM_LOCALID $1 $2" >>{SAID}\n'
+PLANNER = f'#!/bin/sh\necho "$SLURM_LOCALID planner" >>{SAID}\nexit 1\n'
+EVERY = f"""i=0
+while [ $i -lt $TASKS ]; do
+	SLURM_LOCALID=$i $SHELL_AND_HOOK >/dev/null || echo "$i failed $?" >>{SAID}
+	i=$((i + 1))
+done
+"""
+
+
+class Site:
+    """The stage, with a recorder in taskset's place, one that fails in the planner's, and cpusets that a test can write."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        top = stage.run.parent
+        (top / "recorder").write_text(RECORDER)
+        (top / "recorder").chmod(0o755)
+        (top / "cgroup").write_text("")
+        stage.inside("mount", "-t", "tmpfs", "tmpfs", "/sys/fs/cgroup")
+        stage.inside("mount", "--bind", "/run/recorder", "/usr/bin/taskset")
+        stage.inside("mount", "--bind", "/run/cgroup", f"/proc/{os.getpid()}/cgroup")
+        self.top = top.parent / "sys/fs/cgroup"
+
+    def cpuset(self, cpus: str, version: int) -> None:
+        """The step's cpuset, of cgroup v1 or v2. This process stands for the task."""
+        step = "/slurm/uid_0/job_1/step_0"
+        lines = {1: f"4:memory:/\n3:cpu,cpuset:{step}\n0::/\n", 2: f"0::{step}/user/task_1\n"}
+        (self.stage.run.parent / "cgroup").write_text(lines[version])
+        names = {1: f"cpuset{step}/cpuset.effective_cpus", 2: f"{step[1:]}/cpuset.cpus.effective"}
+        file = self.top / names[version]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{cpus}\n")
+
+    def calls(self, node: Node | str, masks: str, gpus: str, shell: str = "dash", **more: str) -> list[str]:
+        """What the tasks of one step called: ``LOCALID -p MASK``, ``LOCALID planner``; in the order of the tasks."""
+        self.stage.reset()
+        (self.stage.run / "said").mkdir()
+        (self.stage.run / "said").chmod(0o777)
+        (self.stage.run / "planner").write_text(PLANNER)
+        (self.stage.run / "planner").chmod(0o755)
+        self.stage.hooks_line(python="/run/fairlead/planner")
+        (self.stage.run / "topology").write_text(node if isinstance(node, str) else publish.render_topology(node))
+        env = {
+            **step(os.getpid(), 0, masks=masks, gpus=gpus, **more),
+            "TASKS": str(masks.count(",") + 1),
+            "SLURM_CPUS_PER_TASK": "1",
+            "SHELL_AND_HOOK": f"{' '.join(SHELLS[shell])} {HOOKS}/task-prolog",
+            "PATH": "/usr/bin:/bin",
+        }
+        ran = self.stage.command("/bin/sh", "-c", EVERY, env=env)
+        assert (ran.rc, ran.err) == (0, "")
+        said = self.stage.run / "said/calls"
+        return said.read_text().splitlines() if said.exists() else []
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    if needs_root:
+        pytest.skip("needs root: the hooks run in a private mount namespace")
+    stage = Stage()
+    try:
+        yield Site(stage)
+    finally:
+        stage.close()
+
+
+def hexes(masks: list[int], node: Node) -> str:
+    return ",".join(f"0x{mask:0{(len(node.cpus) + 3) // 4}X}" for mask in masks)
+
+
+def block(first: int, count: int) -> int:
+    return ((1 << count) - 1) << first
+
+
+def cyclic(node: Node, tasks: int, cores: int, *, threads: int = 1, sockets: int = 2, skip: int = 0) -> list[int]:
+    """Slurm's default: tasks take turns at the sockets; ``threads`` of each core; the first ``skip`` cores are another job's."""
+    total = len({c.siblings for c in node.cpus})
+    firsts = [(i % sockets) * (total // sockets) + (i // sockets) * cores + skip for i in range(tasks)]
+    return [sum(block(first + t * total, cores) for t in range(threads)) for first in firsts]
+
+
+def swapped(calls: list[str], masks: list[int]) -> list[int] | None:
+    """The masks after the calls; None where the planner was asked, by every task."""
+    if any("planner" in call for call in calls):
+        assert calls == [f"{i} planner" for i in range(len(masks))]
+        return None
+    after = list(masks)
+    for call in calls:
+        local, option, mask = call.split()
+        assert option == "-p"
+        after[int(local)] = int(mask, 16)
+    return after
+
+
+FOUR: dict[str, int] = {"numa_per_socket": 2}
+#: node, masks, GPUs
+SWAPPED = {
+    "part of each core list": (hgx(), cyclic(hgx(), 8, 13), "0,1,2,3,4,5,6,7"),
+    "four GPUs of two sockets": (hgx(), cyclic(hgx(), 4, 14, skip=5), "1,2,5,6"),
+    "two GPUs a task": (hgx(), cyclic(hgx(), 4, 20), "0,1,2,3,4,5,6,7"),
+    "two tasks a GPU": (hgx(), cyclic(hgx(), 8, 6), "0,3,4,7"),
+    "both hardware threads": (hgx(threads=2), cyclic(hgx(threads=2), 8, 13, threads=2), "0,1,2,3,4,5,6,7"),
+    "one hardware thread a core": (hgx(threads=2), cyclic(hgx(threads=2), 8, 13), "0,1,2,3,4,5,6,7"),
+    "single CPUs": (hgx(), cyclic(hgx(), 8, 1, skip=11), "0,1,2,3,4,5,6,7"),
+    "288 CPUs": (hgx(sockets=4, cores=72, gpus=4), cyclic(hgx(sockets=4, cores=72, gpus=4), 8, 30, sockets=4), "0,1,2,3"),
+    "four NUMA nodes": (hgx(**FOUR), cyclic(hgx(**FOUR), 8, 13, sockets=4), "0,1,2,3,4,5,6,7"),
+    "right already": (hgx(), [block(i * 14, 13) for i in range(8)], "0,1,2,3,4,5,6,7"),
+}
+
+
+@pytest.mark.parametrize("case", SWAPPED)
+def test_swapped_without_python(site: Site, shell: str, case: str) -> None:
+    node, masks, gpus = SWAPPED[case]
+    site.cpuset(plan.format_cpulist(publish.machine(node).online), version=1 if shell == "dash" else 2)
+    after = swapped(site.calls(node, hexes(masks, node), gpus, shell), masks)
+    assert after is not None
+    assert_planned(node, masks, after, gpus)
+    text = publish.render_topology(node)
+    allowed = publish.machine(node).online
+    said = [plan.answer(text, hexes(masks, node), gpus, i, allowed=allowed, cpus_on_node="") for i in range(len(masks))]
+    assert [plan.format_cpulist(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [s.split()[0] for s in said]
+
+
+def assert_planned(node: Node, masks: list[int], after: list[int], gpus: str) -> None:
+    """The shares are those that Slurm dealt, by other tasks; sizes and hardware threads stay; nothing is far from its GPU."""
+    machine = publish.machine(node)
+    assert sorted(after) == sorted(masks)
+    places = [g for g in machine.gpus if str(g.index) in gpus.split(",")]
+    for before, now, hand in zip(masks, after, plan.deal_gpus(places, len(masks)), strict=True):
+        assert plan.distance(machine, now, hand) == 0
+        before_on, now_on = ([n for c in machine.cores if (n := (mask & c.cpus).bit_count())] for mask in (before, now))
+        assert sorted(before_on) == sorted(now_on)
+
+
+TWO = cyclic(hgx(), 4, 14)
+LEFT_TO_THE_PLANNER = {
+    "a share on two sockets": (hgx(), [*TWO[:3], block(50, 14)], "0,1,4,5"),
+    "more tasks at a place than shares": (hgx(), TWO, "0,1,2,4"),
+    "shares of two sizes": (hgx(), [*TWO[:3], block(70, 13)], "0,1,4,5"),
+    "a core of two tasks": (hgx(threads=2), [block(0, 8), block(56, 8), block(112, 8), block(168, 8)], "0,1,4,5"),
+    "both threads beside one": (hgx(threads=2), [block(0, 8), block(56, 4) | block(168, 4)], "0,4"),
+    "GPUs of one task in two places": (hgx(), TWO, "0,1,2,3,4"),
+    "not in Slurm's order": (hgx(), TWO[::-1], "0,1,4,5"),
+    "one CPU twice": (hgx(), [block(0, 14), block(56, 14), block(13, 14), block(70, 14)], "0,1,4,5"),
+    "outside the cpuset": (hgx(), [block(0, 14), block(56, 14), block(97, 14), block(70, 14)], "0,1,4,5"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_TO_THE_PLANNER)
+def test_left_to_the_planner(site: Site, case: str) -> None:
+    """What the shell does not see through is asked of the planner, by every task."""
+    node, masks, gpus = LEFT_TO_THE_PLANNER[case]
+    site.cpuset("0-109,112-223" if case == "outside the cpuset" else plan.format_cpulist(publish.machine(node).online), version=1)
+    assert swapped(site.calls(node, hexes(masks, node), gpus), masks) is None
+
+
+def test_a_published_file_of_an_older_release(site: Site) -> None:
+    """Without THREADS and MASK: the planner is asked."""
+    node, masks = hgx(), cyclic(hgx(), 8, 13)
+    site.cpuset("0-111", version=1)
+    new = publish.render_topology(node)
+    fields = {"1": 6, "gpu": 8, "core": 5}
+    rows = [line.split("\t") for line in new.splitlines()]
+    old = "".join("\t".join(row[: fields[row[0]]]) + "\n" for row in rows)
+    assert plan.parse_topology(old).gpus[7].near == plan.parse_topology(new).gpus[7].near
+    assert swapped(site.calls(old, hexes(masks, node), "0,1,2,3,4,5,6,7"), masks) is None
+
+
+def test_random_steps(site: Site) -> None:
+    """Nodes, allocations and shares by chance: all tasks swap or none, and then as planned; a step is never bound worse."""
+    chance = random.Random(5)
+    found = {"swapped": 0, "planner": 0, "left": 0}
+    for _ in range(40):
+        sockets, threads, gpus = chance.choice((2, 2, 4)), chance.choice((1, 2)), chance.choice((4, 8))
+        cores, homes = chance.choice((12, 28, 60)), [i * sockets // gpus for i in range(gpus)]
+        if chance.random() < 0.7:
+            homes = [chance.randrange(sockets) for _ in range(gpus)]
+        node = hgx(sockets=sockets, cores=cores, threads=threads, gpus=gpus, numa=homes)
+        chosen = sorted(chance.sample(range(gpus), chance.randint(3, gpus)))
+        each, total, both = chance.choice((1, 3)), sockets * cores, chance.choice((1, threads))
+        free = [list(range(s * cores, (s + 1) * cores, each)) for s in range(sockets)]
+        starts = []
+        for gpu in chosen:
+            home = free[homes[gpu]] if chance.random() < 0.85 else chance.choice(free)
+            starts.append(home.pop(chance.randrange(len(home))))
+        chance.shuffle(starts)
+        starts.insert(0, starts.pop(starts.index(min(starts))))
+        masks = [sum(block(s + t * total, each) for t in range(both)) for s in starts]
+        listed = ",".join(map(str, chosen))
+        site.cpuset(plan.format_cpulist(publish.machine(node).online), version=2)
+        calls = site.calls(node, hexes(masks, node), listed)
+        after = swapped(calls, masks)
+        if calls and after is not None:
+            assert_planned(node, masks, after, listed)
+        found["left" if not calls else "planner" if after is None else "swapped"] += 1
+    assert found["swapped"] > 5 and found["planner"] > 5, found

@@ -1,0 +1,78 @@
+"""Errors of GPUs from the simulated library through the worker to the checks that name them, all injected at run time."""
+
+from __future__ import annotations
+
+from fairlead import checks, config
+from fairlead.daemon.judge import reads
+from fairlead.host.gather import gather
+from fairlead.host.nvml import Worker
+from fairlead.host.root import Root
+from fairlead.model.check import Past
+from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.facts import Node
+from fairlead.model.finding import Finding, Level
+from tests.host.conftest import MACHINES
+from tests.lab.faults import Faults
+
+NOT_SUPPORTED, CORRUPTED_INFOROM, RESET_REQUIRED = 3, 14, 16
+DOCUMENT = config.profile_document("n1", "hgx-h100")
+
+
+def look() -> Node:
+    """By a worker of its own: it reads everything at its first sweep."""
+    worker = Worker(deadline_seconds=20)
+    try:
+        result = worker.sweep()
+    finally:
+        worker.close()
+    assert isinstance(result.raw, dict), result
+    return gather(Root(str(MACHINES / "hgx-h100.tuned")), result.raw, unsupported=DOCUMENT.unsupported, reads=reads(DOCUMENT))
+
+
+def judged(machine: Node, past: Past) -> list[Finding]:
+    return [f for name, c in checks.load().items() for f in c.judge(machine, past, DOCUMENT.checks[name])]
+
+
+def test_each_fault_is_named_and_nothing_else(faults: Faults) -> None:
+    healthy = look()
+    past = Past(available=True, readable=readable_fields(healthy), boards=boards_of(healthy))
+    assert judged(healthy, past) == []
+    faults.set(0, "nvlink.3.active", 0)
+    faults.set(1, "inforom_valid", {"error": CORRUPTED_INFOROM})
+    faults.set(2, "mig_mode.pending", 1)
+    faults.set(3, "remap", {"error": NOT_SUPPORTED})  # as before Ampere
+    for part in ("corrected", "uncorrected", "pending", "failed", "histogram.0"):
+        faults.set(3, f"remap.{part}", {"error": NOT_SUPPORTED})
+    for part, value in (("single_bit", 1), ("double_bit", 2), ("pending", 1)):
+        faults.set(3, f"retired_pages.{part}", value)
+    faults.set(4, "serial", "1650000000000")
+    faults.set(4, "uuid", "GPU-00000000-1111-4222-8333-444444444444")
+    faults.error(5, "nvmlDeviceGetPersistenceMode", RESET_REQUIRED)
+    faults.set(6, "recovery_action", 1)
+    faults.error(7, "nvmlDeviceGetPerformanceState", NOT_SUPPORTED)
+    sick = look()
+    assert isinstance(sick.gpus, tuple)
+    found = {(sick.gpus[n].pci, f.check): f for f in judged(sick, past) for n in range(8) if f.device == sick.gpus[n].pci}
+    expected = {
+        (0, "nvlink"): Level.DRAIN,
+        (1, "inforom"): Level.DRAIN,
+        (2, "mig_mode"): Level.WARN,
+        (3, "retired_pages"): Level.DRAIN,
+        (4, "gpu_identity"): Level.WARN,
+        (5, "gpu_readings"): Level.DRAIN,
+        (6, "xid"): Level.DRAIN,
+        (7, "gpu_readings"): Level.UNKNOWN,
+    }
+    assert {key: f.level for key, f in found.items()} == {(sick.gpus[n].pci, c): level for (n, c), level in expected.items()}
+
+
+def test_nvlink_5_counters_are_read_where_the_older_are_not_there(faults: Faults) -> None:
+    for link in range(18):
+        for name in ("crc_errors", "replay_errors", "recovery_errors"):
+            faults.set(0, f"nvlink.{link}.{name}", {"error": NOT_SUPPORTED})
+        for name in ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors"):
+            faults.set(0, f"nvlink.{link}.{name}", 7 if (link, name) == (5, "recoveries") else 0)
+    machine = look()
+    assert isinstance(machine.gpus, tuple) and isinstance(machine.gpus[0].nvlinks, tuple)
+    assert [link.recoveries for link in machine.gpus[0].nvlinks] == [7 if n == 5 else 0 for n in range(18)]
+    assert [f for f in judged(machine, Past(available=True)) if f.check == "nvlink"] == []

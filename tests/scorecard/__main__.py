@@ -1,0 +1,95 @@
+"""Put every fault and its harmless twin into simulated nodes and print who noticed, and how soon. Needs root and the lab's roots.
+
+python -m tests.scorecard [NAME ...] [--json FILE] [--page] [--quick] [--nodes N] [--interval SECONDS]
+
+Peers are run where they are found: NHC=/path/to/nhc (or its folder), GCM=/path/to/health_checks, GPUD=, DCGMI=, or in PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.lab.roots import LabError
+from tests.scorecard import faults, peers, table
+from tests.scorecard.entry import Fault
+from tests.scorecard.node import PROJECT, ScoreNode
+from tests.scorecard.play import Seen, nodes_up, play
+
+PAGE = PROJECT / "docs/reference/scorecard.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only rows whose name holds one of these")
+    parser.add_argument("--json", default="", metavar="FILE", help="also write all results there; - for standard output alone")
+    parser.add_argument("--page", action="store_true", help="write docs/reference/scorecard.md")
+    parser.add_argument("--quick", action="store_true", help="as the test does it: nothing is timed truly, nothing is waited for")
+    parser.add_argument("--nodes", type=int, default=4, help="simulated nodes at once")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds from sweep to sweep of the agents")
+    parser.add_argument("--no-peers", action="store_true")
+    args = parser.parse_args()
+    wanted = [f for f in faults.load() if not args.names or any(name in f.name for name in args.names)]
+    if not wanted:
+        parser.error(f"no such row; there are {', '.join(f.name for f in faults.load())}")
+    if os.geteuid() != 0:
+        print("scorecard: needs root (namespaces, real Slurm)", file=sys.stderr)
+        return 77
+    start = time.monotonic()
+    halves = 2 * len(wanted)
+    done = 0
+
+    def say(text: str) -> None:
+        print(f"scorecard: {time.monotonic() - start:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    def tell(seen: Seen, twin: bool) -> None:
+        nonlocal done
+        done += 1
+        word = table.twin_word(seen) if twin else f"{table.fault_word(seen)} after {table.seconds(seen.drained or seen.found)}"
+        say(f"{done}/{halves}  {seen.fault.title}{' (twin)' if twin else ''}: {word}{f' ({seen.broken})' if seen.broken else ''}")
+
+    try:
+        say(f"{len(wanted)} faults and their twins on {args.nodes} nodes")
+        with nodes_up(args.nodes, interval=args.interval) as nodes:
+            rows = play(wanted, nodes, timed=not args.quick, tell=tell)
+            beside = [] if args.no_peers else _peers(nodes[0], wanted, say)
+    except LabError as error:
+        print(f"scorecard: {error}", file=sys.stderr)
+        return 69
+    said = table.about(args.nodes, args.interval, time.monotonic() - start)
+    data = json.dumps(table.as_data(rows, beside, said), indent=1)
+    print(data if args.json == "-" else table.text(rows, beside))
+    if args.json not in ("", "-"):
+        Path(args.json).write_text(data + "\n")
+    if args.page:
+        PAGE.write_text(table.page(rows, beside, said))
+        say(f"wrote {PAGE.relative_to(PROJECT)}")
+    return 0 if all(seen.good for seen in rows) else 1
+
+
+def _peers(
+    node: ScoreNode, wanted: list[Fault], say: Callable[[str], None]
+) -> list[tuple[peers.Peer, dict[str, peers.PeerSeen]]]:
+    """Every peer before every row, on a node whose agent rests."""
+    node.stop()
+    node.restore()
+    out = []
+    for peer in peers.installed():
+        found: dict[str, peers.PeerSeen] = {}
+        if peer.program:
+            say(f"{peer.name} on the healthy node")
+            peer.settle(node)
+            for fault in wanted if peer.commands else ():
+                found[fault.name] = peers.play(peer, node, fault)
+                say(f"{peer.name}: {fault.title}: {table.peer_word(found[fault.name])}")
+        out.append((peer, found))
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Play the rows on some nodes at once: break, look who notices and how soon, mend; then the twin, which nobody may notice.
+
+``timed`` True is the measurement: default thresholds, nothing is hurried. False is the test: the same rows, with each look at
+files made a thorough one at once (a reload) and long waits of single rows cut short by their own ``quick`` options.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.lab.cluster import Cluster
+from tests.lab.ledger import own_name
+from tests.lab.roots import LabError
+from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Looks, Run
+from tests.scorecard.node import ScoreNode
+
+SUITE = "bookworm"
+QUIET_LOOKS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
+STEADY_LOOKS = 3  # sweeps for which what was found must stay as it is
+DETECT_SECONDS = 90.0
+
+
+@dataclass
+class Seen:
+    """What fairlead made of one row. Times in seconds from the last step; None: it did not happen.
+
+    found: the finding wanted, at the level wanted. drained: the verdict said drain (slurmctld had accepted it). level: at
+    which the finding was. others: findings of other checks. flaps: it did not stay. twin_drained, twin_told, noise: of the
+    twin: drained; findings that are meant; findings that are not.
+    """
+
+    fault: Fault
+    found: float | None = None
+    drained: float | None = None
+    level: str = ""
+    summary: str = ""
+    others: list[str] = field(default_factory=list)
+    flaps: list[str] = field(default_factory=list)
+    twin_drained: str = ""
+    twin_told: list[str] = field(default_factory=list)
+    noise: list[str] = field(default_factory=list)
+    broken: str = ""
+
+    @property
+    def missed(self) -> bool:
+        return self.found is None or (self.fault.level == "drain" and self.drained is None)
+
+    @property
+    def good(self) -> bool:
+        return not (self.missed or self.flaps or self.twin_drained or self.noise or self.broken)
+
+
+def weight(fault: Fault) -> float:
+    """Roughly how long a row takes, to begin with the longest."""
+    calls = sum(2 for s in fault.steps if isinstance(s, Call) and s.verb in ("hang", "crash"))
+    return calls + fault.fresh + sum(2 * isinstance(s, Elapse) for s in (*fault.steps, *fault.twin))
+
+
+def matches(fault: Fault, finding: dict[str, Any]) -> bool:
+    return bool(finding["check"] == fault.check and finding["level"] == fault.level and fault.says in finding["summary"])
+
+
+class Player:
+    """Plays rows on one node."""
+
+    def __init__(self, node: ScoreNode, *, timed: bool = False) -> None:
+        self.node, self.timed = node, timed
+
+    def play(self, fault: Fault, seen: Seen, *, twin: bool) -> None:
+        """One half of a row: the fault or its twin. A lab that fails is noted, not raised."""
+        try:
+            self.node.heal(fresh=self._fresh(fault))
+            if fault.quick and not self.timed:
+                self.node.take(Document(fault.quick))
+            (self._twin if twin else self._fault)(fault, seen)
+        except (LabError, OSError) as error:
+            seen.broken = f"{'twin' if twin else 'fault'}: {error}"
+
+    def _fresh(self, fault: Fault) -> bool:
+        return fault.fresh or any(isinstance(s, Elapse) for s in (*fault.steps, *fault.twin))
+
+    def _steps(self, steps: Sequence[Any], *, hurry: bool) -> None:
+        for step in steps:
+            self.node.take(step)
+        if hurry and any(isinstance(s, File | Run) for s in steps):
+            self.node.reload()
+
+    def _fault(self, fault: Fault, seen: Seen) -> None:
+        *first, last = _staged(fault.steps)
+        for steps in first:
+            self._steps(steps, hurry=False)
+        start = time.monotonic()
+        self._steps(last, hurry=not self.timed)
+        deadline = start + DETECT_SECONDS
+        wanted = fault.level == "drain" and (self.node.strict or self.node.drains_by_default(fault.check))
+        while seen.found is None or (wanted and seen.drained is None):
+            now = time.monotonic()
+            if now > deadline:
+                seen.others = [told(f) for f in self.node.findings()]
+                return
+            verdict = self.node.verdict()
+            if seen.found is None and verdict.state.value != "ok":
+                hits = [f for f in self.node.findings() if matches(fault, f)]
+                if hits:
+                    seen.found, seen.level, seen.summary = now - start, hits[0]["level"], hits[0]["summary"]
+            if seen.drained is None and verdict.state.value == "drain":
+                seen.drained = now - start
+            time.sleep(0.003)
+        self._steady(fault, seen, drained=wanted)
+        seen.others = [told(f) for f in self.node.findings() if f["check"] != fault.check]
+
+    def _steady(self, fault: Fault, seen: Seen, *, drained: bool) -> None:
+        """While the fault is there the finding stays, and so does the drain."""
+
+        def look() -> None:
+            if drained and self.node.verdict().state.value != "drain":
+                seen.flaps.append(f"verdict {self.node.verdict().state.value}")
+            if not any(f["check"] == fault.check for f in self.node.findings()):
+                seen.flaps.append("no finding any more")
+
+        self._watch(STEADY_LOOKS, look)
+
+    def _twin(self, fault: Fault, seen: Seen) -> None:
+        self._steps(fault.twin, hurry=True)
+
+        def look() -> None:
+            verdict = self.node.verdict()
+            if verdict.state.value == "drain":
+                seen.twin_drained = verdict.text
+            for finding in self.node.findings():
+                meant = fault.twin_told and fault.twin_told in finding["summary"]
+                into = seen.twin_told if meant else seen.noise
+                if told(finding) not in into:
+                    into.append(told(finding))
+
+        self._watch(QUIET_LOOKS, look)
+
+    def _watch(self, looks: int, look: Callable[[], None]) -> None:
+        """Look at every verdict for so many sweeps."""
+        begin = last = self.node.verdict().sequence
+        deadline = time.monotonic() + 60 + looks * self.node.interval
+        while last < begin + looks:
+            if time.monotonic() > deadline:
+                raise LabError(f"node {self.node.name}: no {looks} verdicts in time\n{self.node.told()}")
+            now = self.node.verdict().sequence
+            if now != last:
+                last = now
+                look()
+            time.sleep(0.01)
+        look()
+
+
+def _staged(steps: Sequence[Any]) -> list[list[Any]]:
+    """The steps before the last one that takes time by itself, and those after it, from which the reaction counts."""
+    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Looks | Document)), default=0)
+    return [list(steps[:at]), list(steps[at:])] if at else [list(steps)]
+
+
+def told(finding: dict[str, Any]) -> str:
+    return f"{finding['check']} {finding['level']}: {finding['summary']}"
+
+
+@contextmanager
+def nodes_up(count: int, **options: Any) -> Iterator[list[ScoreNode]]:
+    """A real slurmctld and so many simulated nodes with their agents."""
+    with Cluster(SUITE, nodes=count, cores=4, name=own_name("scorecard")) as cluster:
+        made = [ScoreNode(cluster, name, **options) for name in cluster.node_names]
+        try:
+            for each in made:
+                each.up()
+            yield made
+        finally:
+            for each in made:
+                each.down()
+
+
+def play(
+    faults: Iterable[Fault], nodes: Sequence[ScoreNode], *, timed: bool = False, tell: Callable[[Seen, bool], None] | None = None
+) -> list[Seen]:
+    """Play fault and twin of every row, on all nodes at once; results in the order of ``faults``."""
+    results = {fault.name: Seen(fault) for fault in faults}
+    rows = sorted(results.values(), key=lambda seen: -weight(seen.fault))
+    todo: queue.SimpleQueue[tuple[Seen, bool]] = queue.SimpleQueue()
+    for seen in rows:
+        todo.put((seen, False))
+        todo.put((seen, True))
+
+    def work(node: ScoreNode) -> None:
+        player = Player(node, timed=timed)
+        while True:
+            try:
+                seen, twin = todo.get_nowait()
+            except queue.Empty:
+                return
+            player.play(seen.fault, seen, twin=twin)
+            if tell is not None:
+                tell(seen, twin)
+
+    threads = [threading.Thread(target=work, args=(node,), name=node.name) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return list(results.values())

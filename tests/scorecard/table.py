@@ -1,0 +1,194 @@
+"""The scorecard's results as a text table, as JSON and as the page docs/reference/scorecard.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fairlead import __version__, checks
+from fairlead.model.finding import Mode
+from tests.scorecard.entry import Fault
+from tests.scorecard.peers import Peer, PeerSeen
+from tests.scorecard.play import Seen
+
+WORDS = (
+    "Each row is one fault put into a running simulated node: an HGX H100 machine tree as its /sys and /proc, the simulated",
+    "NVML library, a kernel log, the real agent, a real slurmctld. *finding*: from the last change to the node until the",
+    "finding stands in the agent's status. *drain*: until slurmctld has accepted the drain and the verdict says so. All checks",
+    "and settings are enforced for this (the strictest policy); *by default* is what the finding does under the check's own",
+    "mode: drains, or only reports. The *twin* is the same signal in a state where it is normal; *told* means that a finding",
+    "about it is meant to be shown (a job's own Xid) and drains nothing.",
+)
+Peers = Sequence[tuple[Peer, dict[str, PeerSeen]]]
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def by_default(fault: Fault) -> str:
+    """What the finding does under the check's own mode."""
+    if fault.level != "drain":
+        return "warns" if fault.level == "warn" else "unknown"
+    loaded = checks.load()
+    enforced = fault.check in loaded and loaded[fault.check].mode is Mode.ENFORCE
+    return "drains" if enforced else "reports"
+
+
+def fault_word(seen: Seen) -> str:
+    if seen.broken:
+        return "not run"
+    if seen.found is None:
+        return "MISSED"
+    if seen.fault.level == "drain" and seen.drained is None:
+        return "found, NO DRAIN"
+    return "flaps" if seen.flaps else {"drain": "drain", "warn": "warning", "unknown": "unknown"}[seen.fault.level]
+
+
+def twin_word(seen: Seen) -> str:
+    if seen.twin_drained:
+        return "FALSE DRAIN"
+    return "noise" if seen.noise else "told, no drain" if seen.twin_told else "quiet"
+
+
+def peer_word(seen: PeerSeen | None) -> str:
+    if seen is None:
+        return ""
+    if not seen.shown:
+        return f"n/a ({seen.why})"
+    alarm = " +FALSE ALARM" if seen.twin_found else ""
+    return (f"found, {seconds(seen.seconds)}" if seen.found else "missed") + alarm
+
+
+def text(rows: Sequence[Seen], peers: Peers) -> str:
+    """What is printed at the end."""
+    present = [(p, found) for p, found in peers if p.program]
+    cells = [("fault", "check", "fairlead", "finding", "drain", "by default", "twin", *(p.name for p, _ in present))]
+    for seen in rows:
+        found = (peer_word(results.get(seen.fault.name)) for _, results in present)
+        cells.append(
+            (seen.fault.title, seen.fault.check, fault_word(seen), seconds(seen.found), seconds(seen.drained),
+             by_default(seen.fault), twin_word(seen), *found)
+        )  # fmt: skip
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines += ["", *summary(rows, peers)]
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[Seen], peers: Peers) -> list[str]:
+    """The figures of all rows together, one line each contestant."""
+    missed = [s for s in rows if s.missed]
+    drained = [s.drained for s in rows if s.drained is not None]
+    found = [s.found for s in rows if s.found is not None]
+    out = [
+        f"fairlead {__version__}: {len(rows) - len(missed)} of {len(rows)} faults detected, {len(missed)} missed,"
+        f" {sum(bool(s.twin_drained) for s in rows)} false drains of {len(rows)} twins, {sum(bool(s.noise) for s in rows)} twins"
+        f" with noise, {sum(bool(s.flaps) for s in rows)} flaps",
+    ]
+    if found:
+        out.append(
+            f"fairlead {__version__}: finding after {seconds(statistics.median(found))} (median), {seconds(max(found))} at most"
+        )
+    if drained:
+        out.append(
+            f"fairlead {__version__}: node drained in slurmctld and verdict drain after {seconds(statistics.median(drained))}"
+            f" (median), {seconds(max(drained))} at most"
+        )
+    for peer, results in peers:
+        shown = [r for r in results.values() if r.shown]
+        if not peer.program:
+            out.append(f"{peer.name}: not installed")
+        elif not peer.commands:
+            out.append(f"{peer.name}: installed, and not clean on the healthy node: {'; '.join(peer.dirty.values())}")
+        else:
+            out.append(
+                f"{peer.name} {peer.version}: {sum(r.found for r in shown)} of {len(shown)} faults that it can be shown here"
+                f" detected, {sum(r.twin_found for r in shown)} false alarms of their twins"
+            )
+    return out
+
+
+def as_data(rows: Sequence[Seen], peers: Peers, about: dict[str, Any]) -> dict[str, Any]:
+    """All of it, for --json."""
+    return {
+        "about": about,
+        "fairlead": [
+            {
+                "name": s.fault.name, "title": s.fault.title, "check": s.fault.check, "level": s.fault.level,
+                "found_seconds": s.found, "drained_seconds": s.drained, "summary": s.summary, "others": s.others,
+                "flaps": s.flaps, "twin_drained": s.twin_drained, "twin_told": s.twin_told, "noise": s.noise,
+                "broken": s.broken, "missed": s.missed, "default": by_default(s.fault),
+            }
+            for s in rows
+        ],
+        "peers": [
+            {
+                "name": p.name, "program": bool(p.program), "version": p.version, "note": p.note, "dirty": list(p.dirty.values()),
+                "rows": {name: vars(seen) for name, seen in found.items()},
+            }
+            for p, found in peers
+        ],
+    }  # fmt: skip
+
+
+def about(lanes: int, interval: float, took: float) -> dict[str, Any]:
+    """When and where."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "nodes": lanes,
+        "interval_seconds": interval,
+        "took_seconds": round(took),
+        "version": __version__,
+    }
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+
+
+def page(rows: Sequence[Seen], peers: Peers, said: dict[str, Any]) -> str:
+    """docs/reference/scorecard.md."""
+    present = [(p, found) for p, found in peers if p.program and p.commands]
+    out = ["# Reference: scorecard", "", "Written by `make scorecard` from a real run; nothing in it is entered by hand.", ""]
+    out += [
+        *WORDS,
+        "",
+        f"Run on {said['date']}: fairlead {said['version']}, Python {said['python']}, kernel {said['kernel']}. {said['nodes']}"
+        f" simulated nodes at once shared {said['cpus']} CPUs (load {said['load']}); a sweep each {said['interval_seconds']:g} s;"
+        f" {said['took_seconds']} s in all. The default sweep is 15 s: what is not in the kernel log takes so much longer there.",
+        "",
+        *(f"- {line}" for line in summary(rows, peers)),
+        "",
+    ]
+    if notes := [f"- {p.name}: {p.note}" for p, _ in peers if p.program and p.note]:
+        out += [
+            "A peer is run once per row, on demand; its time is that of one run, and the site's period comes on top.",
+            *notes,
+            "",
+        ]
+    out += [row("fault", "check", "finding", "drain", "by default", "twin", *(p.name for p, _ in present))]
+    out += [row(*["---"] * (6 + len(present)))]
+    for s in rows:
+        found = [peer_word(results.get(s.fault.name)) for _, results in present]
+        first = seconds(s.found) if fault_word(s) in ("drain", "warning", "unknown") else fault_word(s)
+        out.append(
+            row(s.fault.title, f"`{s.fault.check}`", first, seconds(s.drained), by_default(s.fault),
+                f"{twin_word(s)}: {s.fault.twin_words}", *found)
+        )  # fmt: skip
+    out += ["", "## Sources", "", row("fault", "who says that it is one"), row("---", "---")]
+    out += [row(s.fault.title, s.fault.source) for s in rows]
+    told = [(s.fault.title, line) for s in rows for line in (*s.noise, *([s.twin_drained] if s.twin_drained else []), *s.flaps)]
+    if told:
+        out += ["", "## Noise", "", *(f"- {title}: {line}" for title, line in told)]
+    return "\n".join(out) + "\n"

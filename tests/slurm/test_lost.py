@@ -1,0 +1,320 @@
+"""A slurmctld that is killed forgets what it had not saved: a drain of ours that is gone so is no person's resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fairlead.daemon.courier import Courier, Want
+from fairlead.daemon.drain import Drain
+from fairlead.daemon.ledger import Entry, Ledger, Phase
+from fairlead.daemon.outcome import Outcome, finish
+from fairlead.errors import SlurmUnavailable
+from fairlead.policy.ownership import MANUAL, parse
+from fairlead.slurm.client import NodeState
+from fairlead.slurm.scontrol import Scontrol, parse_began
+from tests.lab.cluster import Cluster
+from tests.slurm import model
+from tests.slurm.conftest import ROOMY, drain_of
+from tests.slurm.monitor import Clock
+
+WHY = "GPU gone"
+
+
+class Ctld(model.Ctld):
+    """``asked``: how often for its begin. ``backup``: it does not know it."""
+
+    asked = 0
+    backup = False
+
+    def began(self) -> float:
+        self.asked += 1
+        return float("inf") if self.backup else super().began()
+
+
+class Scene:
+    """The protocols of n1 on a model of slurmctld, and the time of both."""
+
+    def __init__(self, folder: Path) -> None:
+        for sub in ("state", "run"):
+            (folder / sub).mkdir()
+        self.ctld, self.clock, self.hold = Ctld("26", ("n1", "n2")), Clock(), ""
+        ledger = Ledger(str(folder / "state"), str(folder / "run"), node="n1")
+        self.protocol = Drain(
+            self.ctld, ledger, "n1", ROOMY, barred=lambda: self.hold, wall=self.clock.wall, clock=self.clock.mono
+        )
+
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.ctld.passed(int(seconds))
+
+    def drain(self, check: str = "xid") -> Outcome:
+        return finish(self.protocol.drain(check, WHY)).outcome
+
+    def look(self, *, refused: bool = False) -> Outcome:
+        return finish(self.protocol.look(prolog_refused=refused)).outcome
+
+    def undrain(self) -> None:
+        self.ctld.update("n1", "UNDRAIN")
+
+    def killed(self) -> None:
+        self.ctld.killed()
+        self.ctld.register("n1")
+
+    def restart(self) -> None:
+        self.ctld.restart()
+        self.ctld.register("n1")
+
+    def entry(self) -> Entry | None:
+        return self.protocol.ledger.load()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """With our drain, one second old."""
+    made = Scene(tmp_path)
+    assert made.drain() is Outcome.DRAINED
+    made.wait(1)
+    return made
+
+
+def saved_and_killed(s: Scene) -> None:
+    s.wait(6)
+    s.killed()
+
+
+def settled_then_lifted(s: Scene) -> None:
+    s.wait(30)
+    assert s.look() is Outcome.DRAINED
+    s.undrain()
+    s.restart()
+
+
+def lifted_then_restart(s: Scene) -> None:
+    s.undrain()
+    s.wait(1)
+    s.restart()
+
+
+def killed_later(s: Scene) -> None:
+    """It was away for ten minutes, and the agent asked in vain."""
+    s.killed()
+    s.ctld.away = True
+    s.wait(600)
+    with pytest.raises(SlurmUnavailable):
+        s.look()
+    s.ctld.away = False
+    s.ctld.booted = s.ctld.clock
+
+
+def lifted_by_command(s: Scene) -> None:
+    assert finish(s.protocol.resume(by_hand=True)).outcome is Outcome.RESUMED
+    s.restart()
+
+
+def gone_and_asked_for_by_command(s: Scene) -> None:
+    s.killed()
+    assert finish(s.protocol.resume(by_hand=True)).outcome is Outcome.ACKNOWLEDGED
+
+
+def put_over_and_lifted(s: Scene) -> None:
+    s.ctld.update("n1", reason="ann: riser swap")
+    assert s.look() is Outcome.FOREIGN
+    s.undrain()
+
+
+def put_over_and_lost(s: Scene) -> None:
+    s.ctld.update("n1", reason="ann: riser swap")
+    assert s.look() is Outcome.FOREIGN
+    s.killed()
+
+
+def put_over_for_long_and_lifted(s: Scene) -> None:
+    for _ in range(2):
+        s.ctld.update("n1", reason="ann: riser swap")
+        assert s.look() is Outcome.FOREIGN
+        s.wait(30)
+    s.restart()
+    s.undrain()
+
+
+def lost_then_drained_by_a_person(s: Scene) -> None:
+    s.killed()
+    s.ctld.update("n1", "DRAIN", "ann: riser swap")
+    assert s.look() is Outcome.FOREIGN
+    s.undrain()
+
+
+def answered_by_a_backup(s: Scene) -> None:
+    s.undrain()
+    s.ctld.backup = True
+
+
+TABLE: dict[str, tuple[Callable[[Scene], None], Outcome, int]] = {
+    # what happens, what the next look finds, how often slurmctld was asked for its begin
+    "killed": (Scene.killed, Outcome.LOST, 1),
+    "killed, back after ten minutes": (killed_later, Outcome.LOST, 1),
+    "saved, then killed": (saved_and_killed, Outcome.DRAINED, 0),
+    "restarted": (Scene.restart, Outcome.DRAINED, 0),
+    "lifted": (Scene.undrain, Outcome.ACKNOWLEDGED, 1),
+    "lifted, then restarted at once: cannot be told": (lifted_then_restart, Outcome.LOST, 1),
+    "seen 30 s later, lifted, restarted": (settled_then_lifted, Outcome.ACKNOWLEDGED, 0),
+    "lifted by fairlead resume, restarted": (lifted_by_command, Outcome.ACKNOWLEDGED, 0),
+    "killed, then fairlead resume": (gone_and_asked_for_by_command, Outcome.ACKNOWLEDGED, 0),
+    "another's words, lifted": (put_over_and_lifted, Outcome.ACKNOWLEDGED, 2),
+    "another's words, both forgotten": (put_over_and_lost, Outcome.LOST, 2),
+    "another's words for long, restarted, lifted": (put_over_for_long_and_lifted, Outcome.ACKNOWLEDGED, 2),
+    "killed, and a person drained it for a while": (lost_then_drained_by_a_person, Outcome.FREE, 1),
+    "a backup answers": (answered_by_a_backup, Outcome.LOST, 1),
+}
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_lost_or_lifted(scene: Scene, row: str) -> None:
+    happens, outcome, asked = TABLE[row]
+    happens(scene)
+    assert scene.look() is outcome
+    assert scene.ctld.asked == asked
+    entry = scene.entry()
+    assert (entry is not None and entry.ours) == (outcome is Outcome.DRAINED)
+
+
+def test_the_next_drain_is_a_drain_like_any_other(scene: Scene) -> None:
+    """And whoever lifts that one is heard."""
+    scene.killed()
+    assert scene.look() is Outcome.LOST
+    scene.wait(1)
+    assert scene.drain() is Outcome.DRAINED
+    scene.undrain()
+    assert scene.look() is Outcome.ACKNOWLEDGED
+
+
+def test_the_mark_of_our_prolog_on_a_node_whose_drain_was_lost(scene: Scene) -> None:
+    """The verdict still said drain, so the prolog refused the job that came."""
+    scene.killed()
+    scene.ctld.start_job("n1")
+    scene.ctld.mark("n1", "Prolog error")
+    scene.ctld.end_job("n1")
+    found = finish(scene.protocol.look(prolog_refused=True))
+    assert found.outcome is Outcome.LOST and found.marked
+    assert finish(scene.protocol.drain("xid", WHY, prolog_refused=True)).outcome is Outcome.DRAINED
+
+
+def test_a_begin_that_nobody_tells_leaves_the_question_open(scene: Scene) -> None:
+    scene.killed()
+    steps = scene.protocol.look()
+    while next(steps) != "ask":
+        pass
+    scene.ctld.away = True
+    with pytest.raises(SlurmUnavailable):
+        finish(steps)
+    scene.ctld.away = False
+    entry = scene.entry()
+    assert entry is not None and entry.phase is Phase.DRAINED and entry.written
+    assert scene.look() is Outcome.LOST
+
+
+def test_a_drain_by_hand_is_made_again_by_whoever_looks(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    assert scene.drain(MANUAL) is Outcome.DRAINED
+    first = scene.ctld.node("n1").reason
+    scene.wait(1)
+    scene.killed()
+    assert scene.look() is Outcome.DRAINED
+    again = parse(scene.ctld.node("n1").reason)
+    assert again is not None and again.text != first and (again.check, again.summary) == (MANUAL, WHY)
+
+
+def test_a_drain_by_hand_is_kept_in_mind_while_a_hold_forbids_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.drain(MANUAL)
+    scene.killed()
+    scene.hold = "ann works here"
+    assert scene.look() is Outcome.HELD
+    entry = scene.entry()
+    assert entry is not None and entry.manual and not scene.ctld.node("n1").drained
+    scene.hold = ""
+    assert scene.look() is Outcome.DRAINED and scene.ctld.node("n1").drained
+
+
+def test_lost_between_the_write_and_its_reading_back(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    steps = scene.protocol.drain("xid", WHY)
+    while next(steps) != "read back":
+        pass
+    scene.killed()
+    assert finish(steps).outcome is Outcome.LOST
+    assert scene.drain() is Outcome.DRAINED
+
+
+def test_the_courier_says_lost_and_not_acknowledged(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    courier = Courier(scene.protocol, look_seconds=30, clock=scene.clock.mono)
+    courier.want(Want(kind="drain", check="xid", summary=WHY))
+    for _ in courier.turn():
+        pass
+    assert courier.take().drained
+    courier.want(Want())
+    scene.wait(1)
+    scene.killed()
+    scene.clock.now += 40
+    for _ in courier.turn():
+        pass
+    standing = courier.take()
+    courier.close()
+    assert (standing.drained, standing.acknowledged, standing.lost) == (False, 0, 1)
+
+
+CONFIG = """Configuration data as of 1795298182
+BOOT_TIME               = 1795298180
+BatchStartTimeout       = 10 sec
+
+Slurmctld(primary) at lab is {0}
+"""
+
+
+def test_the_begin_is_the_primarys_own() -> None:
+    assert parse_began(CONFIG.format("UP")) == 1795298180
+    assert parse_began(CONFIG.format("DOWN") + "Slurmctld(backup) at lab2 is UP\n") == float("inf")
+    assert parse_began(CONFIG.format("UP").replace("1795298180", "2026-11-21T21:43:04")) == float("inf")
+    assert parse_began("") == float("inf")
+
+
+def test_slurmctld_killed_before_it_has_saved_our_drain(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
+    """A write has it save; what comes in the next 5 s it saves only then (SAVE_MAX_WAIT), unless it is killed before."""
+    drain = drain_of(client, tmp_path, "n1")
+    for attempt in range(5):
+        cluster.scontrol("update", "nodename=n2", "state=drain", f"reason=save {attempt}")
+        time.sleep(0.2)  # its save has begun
+        assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
+        cluster.stop_slurmctld(kill=True)
+        cluster.start_slurmctld()
+        node = registered(client)
+        if not node.drained:
+            break
+        assert finish(drain.look()).outcome is Outcome.DRAINED  # it had been saved after all
+        assert finish(drain.resume()).outcome is Outcome.RESUMED
+    else:
+        pytest.fail("slurmctld saved our drain each time")
+    assert finish(drain.look()).outcome is Outcome.LOST
+    while time.time() < client.began() + 1:  # both times are whole seconds
+        time.sleep(0.05)
+    assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
+    cluster.scontrol("update", "nodename=n1", "state=undrain")
+    assert finish(drain.look()).outcome is Outcome.ACKNOWLEDGED
+
+
+def registered(client: Scontrol) -> NodeState:
+    """n1 when slurmctld answers and has heard of it."""
+    deadline = time.monotonic() + 60
+    while True:
+        with suppress(SlurmUnavailable):
+            node = client.node("n1")
+            if "UNKNOWN" not in node.states:
+                return node
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
