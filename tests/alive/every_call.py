@@ -53,11 +53,13 @@ class Spy:
         function = getattr(self.lib, name)
 
         def call(*args: Any) -> Any:
-            self.made[name] = None
-            same = self.announced == name or self.announced.startswith("nvmlInit") and name.startswith("nvmlInit")
+            same = self.announced == name or (self.announced.startswith("nvmlInit") and name.startswith("nvmlInit"))
             if not same and name not in OF_NO_CONSEQUENCE:
                 self.unannounced[name] = self.announced
-            return function(*args)
+            code = function(*args)
+            if code == 0:
+                self.made[name] = None  # what this machine refuses when it is well has nothing to lose
+            return code
 
         return call
 
@@ -68,6 +70,7 @@ def main(tree: str, codes: list[str]) -> None:
     faults = Faults(os.environ["FAIRLEAD_SIM_CONTROL"])
     document = config.profile_document("n1", Path(tree).name.partition(".")[0])
     document = replace(document, settings={})
+
     def beat(call: bytes, _: bytes) -> None:
         spy.announced = call.decode()
 

@@ -71,13 +71,15 @@ class Links:
             kind = ctypes.c_uint()
             self._beat(b"nvmlDeviceGetNvLinkRemoteDeviceType", self.pci)
             code = entry(lib, "nvmlDeviceGetNvLinkRemoteDeviceType")(handle, i, ctypes.byref(kind))
+            if code:  # the address below is still tried; it may be that of a switch, which cannot be told then
+                link["version"] = {"error": code}
             if code == 0 and kind.value == 2:  # NVML_NVLINK_DEVICE_TYPE_SWITCH
                 link["remote"] = "switch"
             else:
                 info = s.nvmlPciInfo_t()
                 self._beat(b"nvmlDeviceGetNvLinkRemotePciInfo_v2", self.pci)
                 code = entry(lib, "nvmlDeviceGetNvLinkRemotePciInfo_v2")(handle, i, ctypes.byref(info))
-                link["remote"] = "" if code else bus_id(info)
+                link["remote"] = {"error": code} if code else bus_id(info)
             found.append(link)
         self.found = found
         return 0
