@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,10 @@ class Living(Agent):
             "FAIRLEAD_SIM_CONTROL": os.fspath(self.faults.control),
         }
         self._jobs = itertools.count(100)
-        self.before: tuple[str, ...] = ()  # words before the command, such as nsenter
 
     def command(self) -> list[str]:
         """What starts it."""
-        words = [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
-        return [*self.before, *words, "--ask-nvml"]
+        return [*super().command(), "--ask-nvml"]
 
     def again(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End it, and wait for a verdict of the next one."""
