@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, PROJECT, Agent
 from tests.hooks.stage import Ran, Stage
+from tests.lab import kernel
 from tests.lab.faults import Faults
 from tests.lab.nvml.library import build, write_conf
 
@@ -37,12 +37,10 @@ class Living(Agent):
             "FAIRLEAD_SIM_CONTROL": os.fspath(self.faults.control),
         }
         self._jobs = itertools.count(100)
-        self.before: tuple[str, ...] = ()  # words before the command, such as nsenter
 
     def command(self) -> list[str]:
         """What starts it."""
-        words = [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
-        return [*self.before, *words, "--ask-nvml"]
+        return [*super().command(), "--ask-nvml"]
 
     def again(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End it, and wait for a verdict of the next one."""
@@ -102,6 +100,12 @@ class Living(Agent):
 def library(request: pytest.FixtureRequest) -> Path:
     """The folder of the simulated libnvidia-ml.so.1, kept in pytest's cache between runs."""
     return build(Path(request.config.cache.mkdir("simulated-nvml"))).parent
+
+
+@pytest.fixture(scope="session")
+def preload(request: pytest.FixtureRequest) -> Path:
+    """The library with a kernel's clocks and log."""
+    return kernel.build(Path(request.config.cache.mkdir("simulated-kernel")))
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, XID79, Agent
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
+from tests.lab.silent import silent_disk, why_not
 from tests.slurm.conftest import client_of, running
 
 pytestmark = pytest.mark.slurm
@@ -75,6 +76,35 @@ def test_xid_to_drain_and_a_persons_resume(agents: Make, cluster: Cluster) -> No
     assert not client_of(cluster).node("n1").drained
     agent.kernel(xid79(2))
     assert drained(agent, cluster) != reason
+
+
+@pytest.mark.root
+def test_a_drain_while_the_disk_does_not_answer(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
+    """The ledger goes to /run; a killed agent knows the drain for its own, with the disk silent and after it has come back."""
+    if why_not():
+        pytest.skip(why_not())
+    with silent_disk(tmp_path / "silent") as disk:
+        agent = agents(agent={"state_dir": f"{disk.mount}/state"})
+        agent.before = disk.enter
+        agent.start()
+        disk.freeze()
+        agent.kernel(xid79())
+        reason = drained(agent, cluster)
+        agent.until(lambda: "the disk does not answer" in str(agent.status()["trouble"]), "word of the disk")
+        first = agent.process
+        agent.send(signal.SIGKILL)
+        agent.start(wait=False)
+        agent.kernel(xid79())
+        agent.until(lambda: (agent.status()["drain"] or {}).get("reason") == reason, "the drain in the next agent's status")
+        disk.thaw()
+        assert first is not None
+        first.wait(60)
+        agent.until(lambda: not any("answer" in told for told in agent.status()["trouble"]), "status without that trouble")
+        agent.end(signal.SIGKILL)
+        sequence = agent.sequence()
+        agent.start(wait=False)
+        agent.until(lambda: agent.sequence() > sequence, "verdict of the third agent")
+        assert drained(agent, cluster) == reason
 
 
 def test_a_persons_resume_is_seen_at_once_on_sigusr1(agents: Make, cluster: Cluster) -> None:

@@ -54,7 +54,7 @@ def _old(name: str) -> None:
 
     fabric = config.load_fabric(name)
     limit = (date.today() - timedelta(days=REVIEW_DAYS)).isoformat()
-    old = [getattr(x, "key", "") or getattr(x, "name", "") for x in (*fabric.values, *fabric.variables) if x.reviewed < limit]
+    old = [v.key for v in fabric.values if v.reviewed < limit] + [v.name for v in fabric.variables if v.reviewed < limit]
     if old:
         print(f"fairlead: note: fabric {name}: last looked at over a year ago: {', '.join(old)}", file=sys.stderr)
 
