@@ -195,6 +195,7 @@ class Loop:
             self._reload()
         if signal.SIGUSR1 in heard:
             self._next_sweep = 0.0
+            self.senses.look_closely()
             if self.courier is not None:
                 self.courier.look()  # `fairlead drain` and `fairlead resume` send it
 
@@ -306,6 +307,7 @@ class Loop:
             self.courier.refused()
         if found.ended:
             self._next_sweep = min(self._next_sweep, time.monotonic())  # as it is after a job, not during it
+            self.senses.look_closely()
         told = found.refused & self.jobs.refused
         job_records.forget(folder, found.ended | (told if self.courier is None or not self.courier.refusal_pending else set()))
         if found.running != self.jobs.running:

@@ -96,6 +96,7 @@ class Check(Struct, frozen=True, kw_only=True):
     samples: extracts the counters to remember from a Node, as (device, name, value).
     daily: the same for counters of a board's life, which are remembered by the day and over boots.
     reads: files whose text the check needs in ``Node.texts``.
+    judges: whether it judges anything at all with these parameters (default: always); if not, nothing is read for it.
     slow: its facts are read on thorough looks only (``Node.thorough``): between them it is not judged, its last findings
     stand, and confirmation and recovery count thorough looks. wants: what its parameters want to be asked of the host.
     reads_records: the kernel log records that its parameters declare, as prefixes (with ``wakes_on``).
@@ -115,5 +116,6 @@ class Check(Struct, frozen=True, kw_only=True):
     daily: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     reads: tuple[str, ...] = ()
     slow: bool = False
+    judges: Callable[[Any], bool] | None = None
     wants: Callable[[Any], Wanted] | None = None
     reads_records: Callable[[Any], tuple[str, ...]] | None = None
