@@ -19,7 +19,7 @@ from tests.lab.roots import LabError
 from tests.scorecard import faults, peers, table
 from tests.scorecard.entry import Fault
 from tests.scorecard.node import PROJECT, ScoreNode
-from tests.scorecard.play import Seen, nodes_up, play
+from tests.scorecard.play import FAST, Seen, nodes_up, play
 
 PAGE = PROJECT / "docs/reference/scorecard.md"
 
@@ -51,11 +51,11 @@ def main() -> int:
         nonlocal done
         done += 1
         word = table.twin_word(seen) if twin else f"{table.fault_word(seen)} after {table.seconds(seen.drained or seen.found)}"
-        say(f"{done}/{halves}  {seen.fault.title}{' (twin)' if twin else ''}: {word}{f' ({seen.broken})' if seen.broken else ''}")
+        say(f"{done}/{halves}  {seen.fault.title}{' (twin)' if twin else ''}: {word}{_why(seen, twin)}")
 
     try:
         say(f"{len(wanted)} faults and their twins on {args.nodes} nodes")
-        with nodes_up(args.nodes, interval=args.interval) as nodes:
+        with nodes_up(args.nodes, interval=0.2 if args.quick else args.interval, speed=FAST if args.quick else 1.0) as nodes:
             rows = play(wanted, nodes, timed=not args.quick, tell=tell)
             beside = [] if args.no_peers else _peers(nodes[0], wanted, say)
     except LabError as error:
@@ -70,6 +70,16 @@ def main() -> int:
         PAGE.write_text(table.page(rows, beside, said))
         say(f"wrote {PAGE.relative_to(PROJECT)}")
     return 0 if all(seen.good for seen in rows) else 1
+
+
+def _why(seen: Seen, twin: bool) -> str:
+    """What went wrong with a half of a row, where it did."""
+    if twin:
+        wrong = [seen.twin_drained, *seen.noise]
+    else:
+        wrong = [*seen.flaps, *(seen.others if seen.found is None else ())]
+    wrong = [w for w in (*wrong, seen.broken) if w]
+    return f" ({'; '.join(wrong)})" if wrong else ""
 
 
 def _peers(

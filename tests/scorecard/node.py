@@ -7,10 +7,12 @@ a real slurmctld. Everything is broken from outside, while it runs, and put back
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ from tests.lab import cpus, node
 from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command
 from tests.lab.faults import Faults
+from tests.lab.gpufacts import DRIVER_VERSION
 from tests.lab.hardware import simulated_nvml
 from tests.lab.ledger import Ledger
 from tests.lab.machines import MACHINES, read_nvml
@@ -41,8 +44,15 @@ TREE, PROFILE = "hgx-h100.tuned", "hgx-h100"
 INSIDE = "/run/score"  # the node's folder in the box
 CLOCK = Path(__file__).with_name("clock.c")
 CLOCK_SET = "0 2000 15 0\n"  # of sim/clock: synchronised, 2 ms at most, 15 us estimated, never set on
+NVML_SECONDS = 8.0
 UPTIME_SECONDS = 86400  # past every boot grace, whenever this machine booted
 _HIDDEN = ("/tmp", "/run", "/dev", "/sys", "/proc")  # folders of this machine that a box covers
+#: What of the driver's software is no hardware: its library by name, and the fabric manager's process.
+SOFTWARE = f"""
+ln -sfn libnvidia-ml.so.{DRIVER_VERSION} /usr/lib/x86_64-linux-gnu/{NAME}
+cp /bin/sleep {INSIDE}/nv-fabricmanager
+setsid {INSIDE}/nv-fabricmanager infinity </dev/null >/dev/null 2>&1 &
+"""
 #: Nothing across nodes or over days comes between a finding and its drain.
 POLICY = {
     "budget_percent": 100,
@@ -61,9 +71,7 @@ class ScoreNode:
     is one each ``speed`` x ``interval`` seconds of the node.
     """
 
-    def __init__(
-        self, cluster: Cluster, name: str, *, strict: bool = True, interval: float = 0.3, speed: float = 1.0
-    ) -> None:
+    def __init__(self, cluster: Cluster, name: str, *, strict: bool = True, interval: float = 0.3, speed: float = 1.0) -> None:
         self.cluster, self.name, self.strict, self.interval, self.speed = cluster, name, strict, interval, speed
         self._usual = speed
         self._begun = (0.0, 0.0)  # the real and the node's CLOCK_BOOTTIME at the agent's start
@@ -107,7 +115,7 @@ class ScoreNode:
         finally:
             os.close(fifo)
         library = simulated_nvml() / NAME
-        binds = [*node.binds_of(spec), (str(library), f"/usr/lib/x86_64-linux-gnu/{NAME}", True)]
+        binds = [*node.binds_of(spec), (str(library), f"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{DRIVER_VERSION}", True)]
         binds += [(str(self.folder / "score"), INSIDE, False), ("/proc", "/run/machine-proc", False)]
         binds += [(path, path, True) for path in _own_folders()]
         box = {
@@ -135,6 +143,7 @@ class ScoreNode:
         self.root = Path(f"/proc/{self._pid}/root")
         self._clients()
         self.write_document()
+        self.command(SOFTWARE)
         self.command(f"PYTHONPATH={PROJECT}/agent {sys.executable} -m fairlead apply --document {INSIDE}/node.json")
 
     def down(self) -> None:
@@ -179,9 +188,16 @@ class ScoreNode:
             "metrics_textfile": "",
             "kmsg_path": "/etc/fairlead-sim/kmsg",
             "interval_seconds": self.interval * self.speed,
-            "nvml_deadline_seconds": min(300.0, 1.0 * self.speed),
+            "nvml_deadline_seconds": 5.0 if self.speed == 1 else 300.0,  # the worker's start takes what it takes
         }
-        data["slurm"] |= {"conf": "/etc/slurm/slurm.conf", "bin_dir": f"{INSIDE}/bin", "look_seconds": max(1.0, self.speed), "splay_seconds": 0}
+        if self.speed > 1:
+            data["checks"]["nvml_responsive"] |= {"slow_seconds": 600.0, "stuck_seconds": 600.0}
+        data["slurm"] |= {
+            "conf": "/etc/slurm/slurm.conf",
+            "bin_dir": f"{INSIDE}/bin",
+            "look_seconds": max(1.0, self.speed),
+            "splay_seconds": 0,
+        }
         data["slurm"]["deadline_seconds"] = min(120.0, 10.0 * self.speed)
         data["policy"] |= POLICY
         data["settings"].pop("memlock", None)  # no slurmd runs in the node's own process namespace
@@ -206,6 +222,9 @@ class ScoreNode:
         self.starts += 1
         self.until(lambda: self._sequence_now() > before, "a first verdict")
         self._agent_pid = _child(_child(self._agent.pid))
+        deadline = time.monotonic() + NVML_SECONDS
+        while "NVML" in self.verdict().text and time.monotonic() < deadline:  # its worker is on its way, or broken
+            time.sleep(0.05)
 
     def _clock(self) -> dict[str, str]:
         """The environment with the node's clocks."""
@@ -305,6 +324,8 @@ class ScoreNode:
                 self.start()
             case entry.Anew():
                 self._anew()
+            case entry.Fast() if self.speed >= step.speed:
+                pass
             case entry.Fast():
                 self.stop()
                 self.speed = step.speed
@@ -432,7 +453,14 @@ class ScoreNode:
             self._anew()
             self.until(lambda: self.verdict().state.value == "ok", "first verdict that is ok")
             self.until((self.run_dir / "status.json").exists, "first status")
+            self.until(self._remembers, "memory of what could be read")
         self._old_status = (self.run_dir / "status.json").stat().st_mtime_ns
+
+    def _remembers(self) -> bool:
+        """Whether the agent has noted what can be read of every GPU: what goes dark after that was readable."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.state_dir}/history.sqlite?mode=ro", uri=True)) as db:
+            found = db.execute("SELECT value FROM kept WHERE key = 'readable'").fetchone()
+        return found is not None and found[0].count(b"temperature_celsius") >= len(self.gpus)
 
     def _cleared(self, seconds: float) -> None:
         """As an admin does it: `fairlead clear` on the whole node, then resume."""

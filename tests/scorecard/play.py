@@ -1,7 +1,7 @@
 """Play the rows on some nodes at once: break, look who notices and how soon, mend; then the twin, which nobody may notice.
 
-``timed`` True is the measurement: default thresholds, nothing is hurried. False is the test: the same rows, with each look at
-files made a thorough one at once (a reload) and long waits of single rows cut short by their own ``quick`` options.
+``timed`` True is the measurement: the node's clocks run as ours do, but where a row needs minutes and for the twins. False is
+the test: all clocks run ``FAST`` times as fast, so that every look at a node is a thorough one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.roots import LabError
-from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Looks, Run
+from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Looks
 from tests.scorecard.node import ScoreNode
 
 SUITE = "bookworm"
+FAST = 80.0  # a sweep each 0.2 s is then one in 16 s: as far apart as thorough looks are
 QUIET_LOOKS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
-STEADY_LOOKS = 3  # sweeps for which what was found must stay as it is
-DETECT_SECONDS = 90.0
+STEADY_LOOKS = 2  # sweeps for which what was found must stay as it is
+DETECT_SECONDS = {True: 120.0, False: 45.0}  # timed, and not
 
 
 @dataclass
@@ -76,8 +77,6 @@ class Player:
         """One half of a row: the fault or its twin. A lab that fails is noted, not raised."""
         try:
             self.node.heal(fresh=self._fresh(fault))
-            if fault.quick and not self.timed:
-                self.node.take(Document(fault.quick))
             (self._twin if twin else self._fault)(fault, seen)
         except (LabError, OSError) as error:
             seen.broken = f"{'twin' if twin else 'fault'}: {error}"
@@ -85,24 +84,22 @@ class Player:
     def _fresh(self, fault: Fault) -> bool:
         return fault.fresh or any(isinstance(s, Elapse) for s in (*fault.steps, *fault.twin))
 
-    def _steps(self, steps: Sequence[Any], *, hurry: bool) -> None:
+    def _steps(self, steps: Sequence[Any]) -> None:
         for step in steps:
             self.node.take(step)
-        if hurry and any(isinstance(s, File | Run) for s in steps):
-            self.node.reload()
 
     def _fault(self, fault: Fault, seen: Seen) -> None:
         *first, last = _staged(fault.steps)
         for steps in first:
-            self._steps(steps, hurry=False)
+            self._steps(steps)
         start = time.monotonic()
-        self._steps(last, hurry=not self.timed)
-        deadline = start + DETECT_SECONDS
+        self._steps(last)
+        deadline = start + DETECT_SECONDS[self.timed]
         wanted = fault.level == "drain" and (self.node.strict or self.node.drains_by_default(fault.check))
         while seen.found is None or (wanted and seen.drained is None):
             now = time.monotonic()
             if now > deadline:
-                seen.others = [told(f) for f in self.node.findings()]
+                seen.others = [told(f) for f in self.node.findings()] or [self.node.verdict().text]
                 return
             verdict = self.node.verdict()
             if seen.found is None and verdict.state.value != "ok":
@@ -112,6 +109,9 @@ class Player:
             if seen.drained is None and verdict.state.value == "drain":
                 seen.drained = now - start
             time.sleep(0.003)
+        if self.timed and self.node.speed > 1:  # told in the node's own time
+            seen.found = seen.found * self.node.speed
+            seen.drained = seen.drained * self.node.speed if seen.drained is not None else None
         self._steady(fault, seen, drained=wanted)
         seen.others = [told(f) for f in self.node.findings() if f["check"] != fault.check]
 
@@ -127,7 +127,9 @@ class Player:
         self._watch(STEADY_LOOKS, look)
 
     def _twin(self, fault: Fault, seen: Seen) -> None:
-        self._steps(fault.twin, hurry=True)
+        if self.timed and not any(isinstance(s, Fast) for s in fault.twin):
+            self.node.take(Fast(FAST))
+        self._steps(fault.twin)
 
         def look() -> None:
             verdict = self.node.verdict()
@@ -158,7 +160,7 @@ class Player:
 
 def _staged(steps: Sequence[Any]) -> list[list[Any]]:
     """The steps before the last one that takes time by itself, and those after it, from which the reaction counts."""
-    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Looks | Document)), default=0)
+    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Fast | Looks | Document)), default=0)
     return [list(steps[:at]), list(steps[at:])] if at else [list(steps)]
 
 
