@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.jobenv.render import render
+from fairlead.host.environments import of_job
+from fairlead.jobenv.render import explain, render
 from fairlead.jobenv.table import FabricRow, assemble
 from tests.hooks.stage import HOOKS
 from tests.hooks.test_on_slurm import lay_out
@@ -185,6 +186,26 @@ def test_switches(site: Cluster) -> None:
         assert said.count("fairlead: FAIRLEAD_") == 1 and not seen(said), said
     _, said = job(site, "STEP=batch SHOW; STEP=inner srun -n2 SHOW", "--comment=fairlead:off", "-n2", "-w", "n1")
     assert not seen(said) and "fairlead" not in said, said
+
+
+@ONE_RELEASE
+def test_explained_from_outside(site: Cluster) -> None:
+    """`fairlead env explain --job` reads the tasks' environments as its user, and as root; nobody else's."""
+    script = "#!/bin/sh\nexport NCCL_DEBUG=INFO\nsrun -N2 -n2 sh -c 'touch /tmp/up-$SLURM_JOB_ID-$SLURM_PROCID; exec sleep 60'\n"
+    number = site.submit(script, *TWO)
+    try:
+        for rank in (0, 1):
+            until(lambda rank=rank: site.run(["/bin/ls", f"/tmp/up-{number}-{rank}"], check=False).returncode == 0, "no step")  # type: ignore[misc]
+        tasks = of_job(str(number), f"/proc/{site.pid}/root/proc")
+        assert [(t.step, t.rank) for t in tasks] == [("batch", ""), ("0", "0"), ("0", "1")]
+        told = [{v["name"]: v for v in explain(t.environment, rows=assemble(interface="eth0"))} for t in tasks]
+        assert [each["NCCL_DEBUG"]["origin"] for each in told] == ["fairlead", "user", "user"]
+        assert told[1]["NCCL_DEBUG"]["overrides"] == "WARN"
+        assert [each["GLOO_SOCKET_IFNAME"]["now"] for each in told] == ["eth0", "eth0", "ens1"]
+        assert of_job("999999", f"/proc/{site.pid}/root/proc") == ()
+    finally:
+        site.run(["/usr/bin/scancel", str(number)])
+        site.wait_job(number)
 
 
 @ONE_RELEASE

@@ -16,6 +16,7 @@ from fairlead.host.kmsg import Follower
 from fairlead.host.root import Root
 from fairlead.host.snapshot import snapshot
 from fairlead.model.facts import Node, unreadable
+from fairlead.model.host_facts import Wanted
 from tests.host.conftest import MACHINES
 from tests.host.test_gather import TREES, nvml
 from tests.lab.pcitree import link_to, put
@@ -23,9 +24,11 @@ from tests.lab.sites import write_site
 
 READS = ("/proc/cmdline", "/sys/kernel/iommu_groups/*/type", "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
 
+WANTED = Wanted(mounts=("/", "/home", "/not-there"), units=True)
+
 
 def look(tree: Path) -> Node:
-    return gather(Root(os.fspath(tree)), json.loads((tree / "nvml.json").read_text()), reads=READS)
+    return gather(Root(os.fspath(tree)), json.loads((tree / "nvml.json").read_text()), reads=READS, wanted=WANTED)
 
 
 @pytest.mark.parametrize("machine", TREES)

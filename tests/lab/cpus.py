@@ -46,12 +46,17 @@ def preload(source: Path) -> Path:
     return built
 
 
-def simulation(sockets: int, cores: int) -> dict[str, str]:
-    """Environment that makes slurmd and tasks see ``sockets`` x ``cores`` CPUs that they can be bound to."""
+def simulation(sockets: int, cores: int, threads: int = 1) -> dict[str, str]:
+    """Environment that makes slurmd and tasks see ``sockets`` x ``cores`` cores that they can be bound to.
+
+    Hardware threads are numbered as Linux does on x86: first one CPU of every core, then the next of every core.
+    """
+    total = sockets * cores
+    numbers = ",".join(str(thread * total + core) for core in range(total) for thread in range(threads))
     return {
-        "HWLOC_SYNTHETIC": f"pack:{sockets} numa:1 core:{cores} pu:1",
+        "HWLOC_SYNTHETIC": f"pack:{sockets} numa:1 core:{cores} pu:{threads}" + (f"(indexes={numbers})" if threads > 1 else ""),
         "HWLOC_THISSYSTEM": "1",
-        "FAKEAFF_NCPU": str(sockets * cores),
+        "FAKEAFF_NCPU": str(total * threads),
         "FAKEAFF_DIR": "/run/fakeaff",
         "LD_PRELOAD": INSIDE,
     }

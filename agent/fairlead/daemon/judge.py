@@ -10,6 +10,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.check import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.host_facts import Wanted
 from fairlead.model.setting import drift
 
 
@@ -18,6 +19,24 @@ def reads(document: Document) -> tuple[str, ...]:
     wanted = [path for name, check in checks.load().items() if document.checks[name].enabled for path in check.reads]
     wanted += [path for name, want in document.settings.items() for path in settings.load()[name].wanted_reads(want)]
     return tuple(dict.fromkeys(wanted))
+
+
+def wanted(document: Document) -> Wanted:
+    """What the enabled checks want to be asked of the host."""
+    asked = [c.wants(document.checks[n]) for n, c in checks.load().items() if c.wants and document.checks[n].enabled]
+    return Wanted(
+        mounts=tuple(dict.fromkeys(path for want in asked for path in want.mounts)), units=any(want.units for want in asked)
+    )
+
+
+def prefixes(document: Document) -> dict[str, tuple[str, ...]]:
+    """Which kernel records wake each enabled check: what it says itself, and what its parameters declare."""
+    found = {}
+    for name, check in checks.load().items():
+        params = document.checks[name]
+        if params.enabled and (known := (*check.wakes_on, *(check.reads_records(params) if check.reads_records else ()))):
+            found[name] = known
+    return found
 
 
 def fresh(document: Document, node: Node) -> frozenset[str] | None:

@@ -17,7 +17,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from fairlead import __version__, checks
+from fairlead import __version__
 from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, remember, status, transitions
@@ -29,7 +29,7 @@ from fairlead.daemon.disk import Disk
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
-from fairlead.daemon.judge import fresh, judge
+from fairlead.daemon.judge import fresh, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
@@ -125,9 +125,8 @@ class Loop:
     def _take_up(self, document: Document) -> None:
         self.document = document
         self.policies = policies_of(document)
-        loaded = checks.load()
-        self.wakes = {n: loaded[n].wakes_on for n in loaded if document.checks[n].enabled and loaded[n].wakes_on}
-        self.prefixes = tuple(prefix for prefixes in self.wakes.values() for prefix in prefixes)
+        self.wakes = prefixes(document)
+        self.prefixes = tuple(prefix for known in self.wakes.values() for prefix in known)
 
     # -- the loop --------------------------------------------------------------------------------
 

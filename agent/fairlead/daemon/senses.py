@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fairlead.config import Document
-from fairlead.daemon.judge import reads
+from fairlead.daemon.judge import reads, wanted
 from fairlead.host.clock import boot_id, boottime
 from fairlead.host.gather import Gatherer
 from fairlead.host.kmsg import Follower
@@ -34,11 +34,14 @@ class Senses:
         self.follower: Follower | None = None
         self.answered: dict[str, float] = {}
         self._asked = False
+        self._gatherer: Gatherer | None = None
         self.change(document)
 
     def change(self, document: Document) -> None:
         """Take up a document: which files to read, what the hardware cannot say, deadlines."""
-        self._gatherer = Gatherer(self.root, reads=reads(document), unsupported=document.unsupported)
+        if self._gatherer is not None:
+            self._gatherer.end()
+        self._gatherer = Gatherer(self.root, reads=reads(document), unsupported=document.unsupported, wanted=wanted(document))
         if self.worker is not None:
             self.worker.deadline_seconds = document.agent.nvml_deadline_seconds
 
@@ -82,6 +85,8 @@ class Senses:
                 return None
             raw, stuck = result.raw, result.stuck
         self._asked = False
+        if self._gatherer is None:
+            return None
         node = self._gatherer.gather(raw, stuck=stuck)
         now = boottime()
         self.answered["host"] = now
@@ -103,6 +108,8 @@ class Senses:
             self.follower.close()
         if self.worker is not None:
             self.worker.close()
+        if self._gatherer is not None:
+            self._gatherer.end()
 
 
 def _recorded(tree: str) -> dict[str, Any] | Missing:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from fairlead.daemon.days import Days
 from fairlead.daemon.disk import START_SECONDS, WAIT_SECONDS, Storage
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord, Sample
@@ -50,6 +51,7 @@ class Stored(Struct, frozen=True):
     samples: list[Sample]
     readable: frozenset[str]
     boards: dict[str, str]
+    days: bytes
 
 
 class Store:
@@ -209,8 +211,10 @@ class Store:
         readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
         kept = db.execute("SELECT value FROM kept WHERE key = 'boards'").fetchone()
         boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
+        kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
+        Days().merge(kept[0] if kept else b"")  # damaged as a whole, or not at all
         db.commit()
-        return Stored(records, samples, readable, boards)
+        return Stored(records, samples, readable, boards, kept[0] if kept else b"")
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):

@@ -39,7 +39,10 @@ def gres_order(node: Node) -> dict[str, int]:
 
 
 def machine(node: Node, order: dict[str, int] | None = None) -> plan.Machine:
-    """The node as the planner sees it."""
+    """The node as the planner sees it.
+
+    With a GPU in MIG mode Slurm's indices count instances, so no index says which GPU a job has: every place is unknown.
+    """
     order = gres_order(node) if order is None else order
     up = locality.cpu_set(locality.online(node))
     cores = {}
@@ -48,10 +51,12 @@ def machine(node: Node, order: dict[str, int] | None = None) -> plan.Machine:
         if cpu.online and mask:
             cores[mask] = plan.Core(cpu.package, cpu.numa, cpu.l3, mask)
     places = []
+    split = not isinstance(node.gpus, Missing) and any(gpu.mig_current is True for gpu in node.gpus)
     for gpu in devices.for_jobs(node):
         where = locality.of_pci(node, gpu.pci)
         names = ",".join(n.name for n in nics.nearest(node, gpu.pci)[0]) or "-"
-        places.append(plan.Place(order[gpu.pci], gpu.pci, where.numa, locality.cpu_set(where.cpus), names))
+        near = 0 if split else locality.cpu_set(where.cpus)
+        places.append(plan.Place(order[gpu.pci], gpu.pci, where.numa, near, names))
     return plan.Machine(up, list(cores.values()), places)
 
 
