@@ -47,12 +47,15 @@ CLOCK_SET = "0 2000 15 0\n"  # of sim/clock: synchronised, 2 ms at most, 15 us e
 NVML_SECONDS = 8.0
 UPTIME_SECONDS = 86400  # past every boot grace, whenever this machine booted
 _HIDDEN = ("/tmp", "/run", "/dev", "/sys", "/proc")  # folders of this machine that a box covers
-#: What of the driver's software is no hardware: its library by name, and the fabric manager's process.
+#: What is no hardware: the driver's library by name, the fabric manager's process, and what systemd would say of its units.
+LIBRARY = f"ln -sfn libnvidia-ml.so.{DRIVER_VERSION} /usr/lib/x86_64-linux-gnu/{NAME}"
 SOFTWARE = f"""
-ln -sfn libnvidia-ml.so.{DRIVER_VERSION} /usr/lib/x86_64-linux-gnu/{NAME}
 cp /bin/sleep {INSIDE}/nv-fabricmanager
 setsid {INSIDE}/nv-fabricmanager infinity </dev/null >/dev/null 2>&1 &
+printf '#!/bin/sh\\n[ "$1" != list-units ] || cat /etc/fairlead-sim/units\\n' > /usr/bin/systemctl
+chmod 755 /usr/bin/systemctl
 """
+UNITS = "".join(f"{name} loaded active running\n" for name in ("slurmd.service", "munge.service", "chrony.service"))
 #: Nothing across nodes or over days comes between a finding and its drain.
 POLICY = {
     "budget_percent": 100,
@@ -105,6 +108,7 @@ class ScoreNode:
         (self.folder / "log").touch()
         os.mkfifo(self.kmsg)
         (self.folder / "sim/clock").write_text(CLOCK_SET)
+        (self.folder / "sim/units").write_text(UNITS)
         write_conf(self.tree, self.folder / "sim/nvml.conf")
         spec = node.HostSpec(self.name, str(self.folder), "/", "", "", str(self.tree))
         fifo = os.open(self.kmsg, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -116,6 +120,7 @@ class ScoreNode:
             os.close(fifo)
         library = simulated_nvml() / NAME
         binds = [*node.binds_of(spec), (str(library), f"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{DRIVER_VERSION}", True)]
+        binds += [(str(self.folder / "hw/proc/1/mountinfo"), "/proc/1/mountinfo", True)]
         binds += [(str(self.folder / "score"), INSIDE, False), ("/proc", "/run/machine-proc", False)]
         binds += [(path, path, True) for path in _own_folders()]
         box = {
@@ -143,8 +148,9 @@ class ScoreNode:
         self.root = Path(f"/proc/{self._pid}/root")
         self._clients()
         self.write_document()
-        self.command(SOFTWARE)
+        self.command(LIBRARY)
         self.command(f"PYTHONPATH={PROJECT}/agent {sys.executable} -m fairlead apply --document {INSIDE}/node.json")
+        self.command(SOFTWARE)
 
     def down(self) -> None:
         """End everything of the node. Harmless when it is not up."""
@@ -234,7 +240,7 @@ class ScoreNode:
         since = (time.clock_gettime_ns(time.CLOCK_MONOTONIC) + ahead, real + ahead, time.time_ns())
         return {
             "LD_PRELOAD": str(cpus.preload(CLOCK)),
-            "SCORE_CLOCK": f"{self.speed} {since[0]} {since[1]} {since[2]}",
+            "SCORE_CLOCK": f"{self.speed} {since[0]} {since[1]} {since[2]} {int((self.uptime - UPTIME_SECONDS) * 1e9)}",
             "SCORE_CLOCK_STATE": "/etc/fairlead-sim/clock",
         }
 
@@ -349,7 +355,7 @@ class ScoreNode:
         words = [*enter_command(self._pid), "/bin/sh", "-ec", self._placed(script)]
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=120, check=False)
         if check and done.returncode:
-            raise LabError(f"node {self.name}: {script}: {done.stderr.strip()}")
+            raise LabError(f"node {self.name}: {script}: {done.stderr.strip() or done.stdout.strip()}")
         return done
 
     def _boottime(self) -> float:
