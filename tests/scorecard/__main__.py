@@ -19,7 +19,7 @@ from tests.lab.roots import LabError
 from tests.scorecard import faults, peers, table
 from tests.scorecard.entry import Fault
 from tests.scorecard.node import PROJECT, ScoreNode
-from tests.scorecard.play import FAST, Seen, nodes_up, play
+from tests.scorecard.play import FAST, FAST_INTERVAL, Seen, nodes_up, play
 
 PAGE = PROJECT / "docs/reference/scorecard.md"
 
@@ -55,7 +55,9 @@ def main() -> int:
 
     try:
         say(f"{len(wanted)} faults and their twins on {args.nodes} nodes")
-        with nodes_up(args.nodes, interval=0.2 if args.quick else args.interval, speed=FAST if args.quick else 1.0) as nodes:
+        with nodes_up(
+            args.nodes, interval=FAST_INTERVAL if args.quick else args.interval, speed=FAST if args.quick else 1.0
+        ) as nodes:
             rows = play(wanted, nodes, timed=not args.quick, tell=tell)
             beside = [] if args.no_peers else _peers(nodes[0], wanted, say)
     except LabError as error:

@@ -106,7 +106,7 @@ class Anew:
 class Fast:
     """From here on the node's clocks run so much faster: for what is judged over minutes. The agent is started anew."""
 
-    speed: float = 80.0
+    speed: float = 40.0
 
     signal = "time"
 

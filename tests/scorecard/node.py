@@ -97,6 +97,7 @@ class ScoreNode:
         self._sequence = 10_000
         self._changed: dict[str, Any] = {}
         self._old_status = 0
+        self._worn = False  # the agent's worker has heard NOT_SUPPORTED: it does not ask that again for ten minutes
 
     # -- up and down ------------------------------------------------------------------------------
 
@@ -315,9 +316,11 @@ class ScoreNode:
                 self._kernel(step)
             case entry.Nvml():
                 value = dict(step.value) if isinstance(step.value, Mapping) else step.value
+                self._worn = self._worn or value == {"error": 3}
                 self.faults.set(step.gpu, step.key, value)
             case entry.Call():
                 getattr(self.faults, step.verb)(*step.arguments)
+                self._worn = self._worn or (step.verb == "error" and step.arguments[2] in (3, 13))
             case entry.File():
                 self._file(self._placed(step.path), step.text)
             case entry.Job():
@@ -442,6 +445,7 @@ class ScoreNode:
     def heal(self, *, fresh: bool = False, seconds: float = 30) -> None:
         """Nothing is wrong and nothing is known of what was: in service, verdict ok. ``fresh``: with an empty history."""
         self.restore()
+        fresh, self._worn = fresh or self._worn, False
         if self._changed or self.speed != self._usual:
             fresh = fresh or self.speed != self._usual
             if fresh:

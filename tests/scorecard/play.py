@@ -22,7 +22,7 @@ from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Loo
 from tests.scorecard.node import CLOCK, ScoreNode
 
 SUITE = "bookworm"
-FAST = 80.0  # a sweep each 0.2 s is then one in 16 s: as far apart as thorough looks are
+FAST, FAST_INTERVAL = 40.0, 0.4  # a sweep is one in 16 s of the node's: as far apart as thorough looks are
 QUIET_LOOKS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
 STEADY_LOOKS = 2  # sweeps for which what was found must stay as it is
 DETECT_SECONDS = {True: 120.0, False: 45.0}  # timed, and not

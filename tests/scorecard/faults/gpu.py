@@ -31,7 +31,8 @@ def link(gpu: int, *, width: int = 16, speed: str = "32.0 GT/s PCIe", gen: int =
 
 FAULTS = (
     Fault("gpu-lost", "NVML: GPU is lost", "gpu_count", "drain", (Call("lost", (1,)),),
-          (Nvml(1, "temperature.memory_celsius", NOT_SUPPORTED), Call("error", (1, "nvmlDeviceGetFanSpeed", 3), about="lost")),
+          (Document({"unsupported": ["load.memory_celsius"]}), Nvml(1, "temperature.memory_celsius", NOT_SUPPORTED),
+           Call("error", (1, "nvmlDeviceGetFanSpeed", 3), about="lost")),
           "a sensor that this board does not have (NOT_SUPPORTED)", f"{API}, NVML_ERROR_GPU_IS_LOST", says="lost"),
     Fault("gpu-handle-lost", "NVML: not even a handle", "gpu_count", "drain", (Call("handle_lost", (6,)),),
           (Call("delay", ("nvmlDeviceGetHandleByIndex", 100, 6), about="handle_lost"),), "the handle comes, 100 ms late",

@@ -27,8 +27,8 @@ def loaded(gpu: int, *, reasons: int, hertz: int = 1_980_000_000, percent: int =
 
 
 def imex(lines: str) -> tuple:
-    return (Document({"checks": {"imex": {"required": True, "channels_min": 0, "nodes_expected": 2}}}),
-            Run(BEGIN % (IMEX, IMEX), END % IMEX), File("/etc/nvidia-imex/nodes_config.cfg", lines))  # fmt: skip
+    return (Run(BEGIN % (IMEX, IMEX), END % IMEX), File("/etc/nvidia-imex/nodes_config.cfg", lines),
+            Document({"checks": {"imex": {"required": True, "channels_min": 0, "nodes_expected": 2}}}))  # fmt: skip
 
 
 FAULTS = (
