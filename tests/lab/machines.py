@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys as system
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,14 @@ def _write_pci(sys: Path, model: Model, cpus: CpuLayout, tuned: bool) -> _Device
     return _Devices(tuple(found))
 
 
+def _roce_gids(number: int, identity: str) -> Iterator[tuple[str, str]]:
+    """As mlx5 fills the table: link-local, then the interface's IPv4 address, each for RoCE v1 and v2."""
+    local = f"fe80:0000:0000:0000:ba{identity[:2]}:{identity[2:4]}ff:fe{identity[4:6]}:{identity[6:10]}"
+    for gid in (local, f"0000:0000:0000:0000:0000:ffff:0a00:{number + 1:02x}05"):
+        for kind in ("IB/RoCE v1", "RoCE v2"):
+            yield gid, kind
+
+
 def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed: int) -> None:
     for number, (f, path) in enumerate(devices.of("infiniband", "ethernet")):
         fabric = f.kind == "infiniband"
@@ -131,6 +140,9 @@ def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed:
             put(port / "counters" / counter, 0)
         for counter in ("local_ack_timeout_err", "packet_seq_err", "rx_icrc_encapsulated", "out_of_sequence"):
             put(port / "hw_counters" / counter, 0)
+        for index, (gid, kind) in enumerate(() if fabric else _roce_gids(number, identity)):
+            put(port / f"gids/{index}", gid)
+            put(port / f"gid_attrs/types/{index}", kind)
         link_to(hca / "device", sys / path)
         link_to(sys / "class/infiniband" / hca.name, hca)
         slot = int(f.address[5:7], 16)

@@ -19,7 +19,8 @@ from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.roots import LabError
 from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Looks
-from tests.scorecard.node import CLOCK, ScoreNode
+from tests.scorecard.node import ScoreNode
+from tests.scorecard.running import CLOCK
 
 SUITE = "bookworm"
 FAST, FAST_INTERVAL = 40.0, 0.4  # a sweep is one in 16 s of the node's: as far apart as thorough looks are
@@ -110,7 +111,7 @@ class Player:
             if seen.drained is None and verdict.state.value == "drain":
                 seen.drained = now - start
             time.sleep(0.003)
-        if self.timed and self.node.speed > 1:  # told in the node's own time
+        if self.node.speed > 1 and any(isinstance(s, Fast) for s in fault.steps):  # told in the node's own time
             seen.found = seen.found * self.node.speed
             seen.drained = seen.drained * self.node.speed if seen.drained is not None else None
         self._steady(fault, seen, drained=wanted)
@@ -128,8 +129,6 @@ class Player:
         self._watch(STEADY_LOOKS, look)
 
     def _twin(self, fault: Fault, seen: Seen) -> None:
-        if self.timed and not any(isinstance(s, Fast) for s in fault.twin):
-            self.node.take(Fast(FAST))
         self._steps(fault.twin)
 
         def look() -> None:
@@ -172,11 +171,14 @@ def told(finding: dict[str, Any]) -> str:
 
 
 @contextmanager
-def nodes_up(count: int, **options: Any) -> Iterator[list[ScoreNode]]:
-    """A real slurmctld and so many simulated nodes with their agents."""
+def nodes_up(count: int, *, interval: float = FAST_INTERVAL, fast: int = -1) -> Iterator[list[ScoreNode]]:
+    """A real slurmctld and so many simulated nodes with their agents; the last ``fast`` of them (-1: all) have fast clocks,
+    the others a sweep each ``interval`` seconds."""
     with Cluster(SUITE, nodes=count, cores=4, name=own_name("scorecard")) as cluster:
         cpus.preload(CLOCK)
-        made = [ScoreNode(cluster, name, **options) for name in cluster.node_names]
+        slow = 0 if fast < 0 else count - fast
+        made = [ScoreNode(cluster, name, interval=interval) for name in cluster.node_names[:slow]]
+        made += [ScoreNode(cluster, name, interval=FAST_INTERVAL, speed=FAST) for name in cluster.node_names[slow:]]
         try:
             for each in made:
                 each.up()
@@ -186,22 +188,22 @@ def nodes_up(count: int, **options: Any) -> Iterator[list[ScoreNode]]:
                 each.down()
 
 
-def play(
-    faults: Iterable[Fault], nodes: Sequence[ScoreNode], *, timed: bool = False, tell: Callable[[Seen, bool], None] | None = None
-) -> list[Seen]:
-    """Play fault and twin of every row, on all nodes at once; results in the order of ``faults``."""
+def play(faults: Iterable[Fault], nodes: Sequence[ScoreNode], *, tell: Callable[[Seen, bool], None] | None = None) -> list[Seen]:
+    """Play fault and twin of every row, on all nodes at once; results in the order of ``faults``. Where some clocks run as ours,
+    faults are played on those, and only twins and what takes minutes on the others."""
     results = {fault.name: Seen(fault) for fault in faults}
-    rows = sorted(results.values(), key=lambda seen: -weight(seen.fault))
-    todo: queue.SimpleQueue[tuple[Seen, bool]] = queue.SimpleQueue()
-    for seen in rows:
-        todo.put((seen, False))
-        todo.put((seen, True))
+    timed = any(node.speed == 1 for node in nodes)
+    todo: dict[bool, queue.SimpleQueue[tuple[Seen, bool]]] = {fast: queue.SimpleQueue() for fast in (False, True)}
+    for seen in sorted(results.values(), key=lambda seen: -weight(seen.fault)):
+        for twin in (False, True):
+            long = any(isinstance(s, Fast) for s in seen.fault.steps)
+            todo[not timed or twin or long].put((seen, twin))
 
     def work(node: ScoreNode) -> None:
         player = Player(node, timed=timed)
         while True:
             try:
-                seen, twin = todo.get_nowait()
+                seen, twin = todo[node.speed > 1].get_nowait()
             except queue.Empty:
                 return
             player.play(seen.fault, seen, twin=twin)

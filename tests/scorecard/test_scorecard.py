@@ -11,7 +11,7 @@ import pytest
 from fairlead import checks
 from tests.scorecard import faults, table
 from tests.scorecard.entry import Fault, Kernel
-from tests.scorecard.play import FAST, FAST_INTERVAL, QUIET_LOOKS, Seen, nodes_up, play
+from tests.scorecard.play import QUIET_LOOKS, Seen, nodes_up, play
 
 NODES = 8
 FAULTS = faults.load()
@@ -26,7 +26,7 @@ def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Seen]]:
     if os.geteuid():
         pytest.skip("needs root: the nodes are namespaces, with real Slurm")
     wanted = {item.callspec.params["fault"].name for item in request.session.items if item.name.startswith("test_row[")}  # type: ignore[attr-defined]
-    with nodes_up(NODES, interval=FAST_INTERVAL, speed=FAST) as nodes:
+    with nodes_up(NODES) as nodes:
         yield {seen.fault.name: seen for seen in play([f for f in FAULTS if f.name in wanted], nodes)}
 
 

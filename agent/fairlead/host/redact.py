@@ -38,6 +38,15 @@ class Redactor:
         """/proc/net/route: addresses, of which only the default route's zero and netmasks say anything."""
         return _ROUTE.sub(lambda m: m[0] if set(m[0]) <= set("0F") else self._invent(m[0], lambda n, _: f"{n:06X}0A"), text)
 
+    def gid(self, text: str) -> str:
+        """An entry of a GID table: which kind of address it is stays, and that equal ones are equal."""
+        prefix, own = text.strip()[:20], text.strip()[20:]
+        if prefix.startswith("fe80:"):
+            return f"{prefix}{self._invent(own, lambda n, old: _grouped(n, old, 4))}\n"
+        if own.startswith("0000:ffff:") and not prefix.strip("0:"):
+            return f"{prefix}0000:ffff:{self._invent(own, lambda n, _: f'0a00:{n:04x}')}\n"
+        return f"fd00:0000:0000:0000:{self._invent(text.strip(), lambda n, _: f'0000:0000:0000:{n:04x}')}\n"
+
     def mounts(self, text: str) -> str:
         """/proc/mounts without servers and people's own mounts."""
         return self.text(_SERVER.sub("server:/export", _PERSONAL_MOUNT.sub("", text)))

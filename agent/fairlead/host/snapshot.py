@@ -71,7 +71,14 @@ FILES = (
     *(f"/sys/class/nvme/nvme[0-9]*/{a}" for a in ("state", "model")),
     "/sys/fs/ext4/*/errors_count",
     f"{_CPU}/smt/control", f"{_CPU}/smt/active",
-    *(f"/sys/kernel/mm/hugepages/*/{a}_hugepages" for a in ("nr", "free", "resv", "surplus")),
+    "/sys/kernel/mm/hugepages/*/nr_hugepages", "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/kernel/mm/transparent_hugepage/defrag", f"{_CPU}/cpu[0-9]*/cpufreq/energy_performance_preference",
+    f"{_CPU}/cpu[0-9]*/cpufreq/energy_performance_available_preferences",
+    *(f"{_CPU}/cpu[0-9]*/cpuidle/state[0-9]*/{a}" for a in ("name", "latency", "disable")),
+    "/proc/sys/vm/swappiness", "/proc/sys/net/core/[rw]mem_max", "/proc/sys/net/ipv4/tcp_[rw]mem",
+    "/proc/sys/net/ipv4/tcp_congestion_control", "/proc/sys/net/ipv4/tcp_available_congestion_control",
+    "/proc/sys/fs/nr_open", "/proc/driver/nvidia/params",
+    f"{_IB}/ports/*/gids/*", f"{_IB}/ports/*/gid_attrs/types/*", "/sys/class/net/*/dev_port",
     "/sys/class/net/*/bonding/slaves",
     f"{_KFD}/[0-9]*/properties", f"{_KFD}/[0-9]*/io_links/[0-9]*/properties",
     "/sys/kernel/iommu_groups/*/type",
@@ -79,16 +86,20 @@ FILES = (
     "/sys/class/dmi/id/sys_vendor", "/sys/class/dmi/id/product_name", "/sys/hypervisor/type",
     "/proc/1/mountinfo",
     "/proc/cmdline", "/proc/cpuinfo", "/proc/meminfo", "/proc/version", "/proc/uptime", "/proc/modules", "/proc/mounts",
-    "/proc/net/route", "/proc/sys/kernel/numa_balancing", "/proc/sys/vm/zone_reclaim_mode",
+    "/proc/net/route", "/proc/net/if_inet6", "/proc/net/ipv6_route",
+    "/proc/sys/kernel/numa_balancing", "/proc/sys/vm/zone_reclaim_mode",
     "/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version", "/proc/driver/nvidia/gpus/*/information",
     "/sys/kernel/mm/memory_peers/*/version", "/etc/nccl.conf", IMEX_NODES,
 )  # fmt: skip
 LINKS = (
     f"{_PCI}/driver", f"{_PCI}/physfn", f"{_PCI}/iommu_group", f"{_IB}/device", "/sys/class/net/*/device",
+    "/sys/class/net/*/master",
     "/sys/kernel/iommu_groups/*/devices/*",
 )  # fmt: skip
 _KMSG_MAX_BYTES = 16 << 20
-_SKIPPED_WHEN_REDACTED = ("/node_desc", "/proc/sys/kernel/hostname", "/etc/nccl.conf")
+_SKIPPED_WHEN_REDACTED = (
+    "/node_desc", "/proc/sys/kernel/hostname", "/etc/nccl.conf", "/proc/net/if_inet6", "/proc/net/ipv6_route",
+)  # fmt: skip
 
 
 def snapshot(root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool) -> None:
@@ -184,7 +195,7 @@ class _Writer:
         if "/cache/index" in path and self._root.read_line(f"{os.path.dirname(path)}/level") != "3":
             return
         data = self._root.read_bytes(path)
-        if not isinstance(data, bytes):
+        if not isinstance(data, bytes) or ("/gids/" in path and not data.strip(b"0:\n")):  # a free place of the table
             return
         place = self._place(path)
         if self._redactor is not None:
@@ -199,6 +210,8 @@ class _Writer:
         text = data.decode("utf-8", "replace")
         if path.startswith(_KFD):
             text = _UNIQUE.sub("unique_id 0", text)
+        if "/gids/" in path:
+            return self._redactor.gid(text).encode()
         special = {
             "/proc/net/route": self._redactor.route,
             "/proc/mounts": self._redactor.mounts,

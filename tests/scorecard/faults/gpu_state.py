@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tests.lab.machines import MACHINES, read_nvml
 from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Kernel, Looks, Nvml
-from tests.scorecard.node import TREE
+from tests.scorecard.running import TREE
 
 API = "NVML API reference (docs.nvidia.com/deploy/nvml-api)"
 AER = "Linux Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats"
