@@ -15,7 +15,6 @@ from fairlead.model.host_facts import (
     Clock,
     FsErrors,
     Host,
-    HugePages,
     MemoryController,
     MountPoint,
     NvmeController,
@@ -53,7 +52,6 @@ WELL = Host(
     memory_bytes=2 << 40,
     smt="off",
     cpus_online=112,
-    huge_pages=(HugePages(size_bytes=2 << 20, total=1024, free=1000),),
 )  # fmt: skip
 
 

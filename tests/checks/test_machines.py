@@ -27,7 +27,7 @@ BROKEN = {
 NOT_OF_NVML = ("xid", "driver_library", "driver_version", "fabric_manager", "gpu_direct_rdma", "imex")
 
 OF_THE_HOST = (
-    "clock", "cpu_memory", "disks", "fs_errors", "fs_space", "hugepages", "hung_mounts", "kernel_log", "memory_errors",
+    "clock", "cpu_memory", "disks", "fs_errors", "fs_space", "hung_mounts", "kernel_log", "memory_errors",
     "rdma_errors", "rdma_flaps", "rdma_ports", "stuck_tasks", "units",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Sleeping tasks, units, the clock, sizes, huge pages and the site's own kernel records, and their harmless twins."""
+"""Sleeping tasks, units, the clock, sizes and the site's own kernel records, and their harmless twins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Action, Level, Service
-from fairlead.model.host_facts import Clock, HugePages, StuckTask, Tasks, UnitState
+from fairlead.model.host_facts import Clock, StuckTask, Tasks, UnitState
 from tests.checks.hosts import NOW, host_node, judged, levels, past, samples
 from tests.checks.nodes import BOOT, log
 
@@ -139,22 +139,6 @@ def test_a_clock_that_nobody_has_to_set_and_one_that_cannot_be_read() -> None:
 )
 def test_sizes(params: dict[str, Any], changes: dict[str, Any], level: Level | None) -> None:
     assert [f.level for f in judged("cpu_memory", host_node(**changes), **params)] == ([level] if level is not None else [])
-
-
-@pytest.mark.parametrize(
-    ("pools", "level"),
-    [
-        ((HugePages(size_bytes=2 << 20, total=1024, free=0),), None),  # in use
-        ((HugePages(size_bytes=2 << 20, total=1000, free=1000),), Level.DRAIN),
-        ((HugePages(size_bytes=2 << 20, total=NA, free=0),), Level.UNKNOWN),
-        ((), Level.DRAIN),
-        (NA, Level.UNKNOWN),
-    ],
-)
-def test_huge_pages(pools: Any, level: Level | None) -> None:
-    node = host_node(huge_pages=pools)
-    assert [f.level for f in judged("hugepages", node, pages_min_by_kib={"2048": 1024})] == ([level] if level is not None else [])
-    assert judged("hugepages", node) == []
 
 
 def pattern(**changes: Any) -> dict[str, Any]:

@@ -93,7 +93,9 @@ def test_the_users_binding_stays(simulated: Cluster, options: tuple[str, ...], e
     gres = () if "--gpus-per-task=1" in options else ("--gres=gpu:8",)
     found = tasks(simulated, "n1", "-n8", "-c14", *gres, *options)
     assert cpus(found) == expected
-    assert {row[1] for row in found.values()} == {"14" if gres == () else "-"}  # threads by the share that Slurm dealt
+    assert {row[1] for row in found.values()} == {
+        "14" if options[0].startswith("--gpu") else "-"
+    }  # threads by the share that Slurm dealt
 
 
 def test_off(simulated: Cluster) -> None:

@@ -107,6 +107,10 @@ def test_the_published_plan_and_the_users_choices(site: Site) -> None:
     assert chosen == [[mask, "-", "user", "default"] for mask in CYCLIC]
     assert site.seen(*EIGHT, SLURM_CPU_BIND="cores") == chosen
     assert [row[0] for row in site.seen(*EIGHT, "--gpus-per-task=1")] == CYCLIC
+    # A memory policy of the user's is no choice of CPUs, and stays: Slurm's own is a strict binding to node 0.
+    for chosen in (site.seen(*EIGHT, "--mem-bind=map_mem:0"), site.seen(*EIGHT, SLURM_MEM_BIND="map_mem:0")):
+        assert [row[0] for row in chosen] == NEAR
+        assert {row[3] for row in chosen} == {"bind:0"}
 
 
 def test_the_switch(site: Site) -> None:

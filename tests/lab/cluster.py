@@ -291,6 +291,17 @@ class Cluster(SlurmClients):
         environment = {**self._simulation(), **(env or {})}
         return run_inside(self.pid, command, user=user, env=environment, check=check, timeout=timeout, stdin=stdin)
 
+    def pids(self, command: str) -> list[int]:
+        """Its processes of this name (proc(5), comm) as the machine numbers them, by their PID namespace."""
+        inside, found = os.readlink(f"/proc/{self.pid}/ns/pid"), []
+        for each in Path("/proc").glob("[0-9]*"):
+            try:
+                if (each / "comm").read_text() == f"{command}\n" and os.readlink(each / "ns/pid") == inside:
+                    found.append(int(each.name))
+            except OSError:
+                continue
+        return found
+
     @property
     def node_names(self) -> tuple[str, ...]:
         """n1 ... nN, then r1 where asked for."""

@@ -1,4 +1,4 @@
-"""The host's side of a simulated machine: EDAC, NVMe, mounts, huge pages, threads, and host.json for what is no file.
+"""The host's side of a simulated machine: EDAC, NVMe, mounts, threads, and host.json for what is no file.
 
 Layouts: Documentation/ABI/testing/sysfs-devices-edac, drivers/nvme/host/sysfs.c, proc(5) mountinfo. Values are written by hand.
 """
@@ -50,9 +50,6 @@ def write_host(tree: Path, model: str, nvme: list[Path]) -> None:
     threads = "on" if model == "hgx-a100" else "notsupported"
     put(sys / "devices/system/cpu/smt/control", threads)
     put(sys / "devices/system/cpu/smt/active", int(threads == "on"))
-    for size in (2048, 1048576):
-        for counter in ("nr_hugepages", "free_hugepages", "resv_hugepages", "surplus_hugepages"):
-            put(sys / f"kernel/mm/hugepages/hugepages-{size}kB" / counter, 0)
     put(tree / "proc/1/mountinfo", MOUNTINFO)
     gib = 1 << 30
     facts = {

@@ -151,27 +151,6 @@ def test_boot_grace_holds_and_does_not_confirm() -> None:
     assert decide([bad("late")], CHECKS, first.state, later, RULES).order is Order.DRAIN
 
 
-@pytest.mark.parametrize(
-    ("on_the_gpu", "alone", "named"),
-    [
-        (None, 11, 11),  # the check does not know
-        (None, None, None),
-        ((12,), 11, 12),
-        ((), 11, None),  # another GPU's fault
-        ((11, 12), None, None),
-        ((12,), None, 12),  # several on the node, one on the GPU
-    ],
-)
-def test_the_job_that_is_named_is_the_one_on_the_gpu(
-    on_the_gpu: tuple[int, ...] | None, alone: int | None, named: int | None
-) -> None:
-    fault = bad(jobs=on_the_gpu)
-    (decision,) = run([fault], job=alone, job_running=True)
-    assert decision.order is Order.DRAIN and decision.job == named
-    later = decide([fault], CHECKS, decision.state, now(1, job=99, job_running=True), RULES)
-    assert later.job == named  # whoever came since
-
-
 def test_drain_after_job_waits_for_the_job_but_not_for_ever() -> None:
     pending = [bad(service=Service.DRAIN_AFTER_JOB)]
     first = decide(pending, CHECKS, PolicyState(), now(job_running=True), RULES)

@@ -61,9 +61,7 @@ class ScoreNode:
     is one each ``speed`` x ``interval`` seconds of the node.
     """
 
-    def __init__(
-        self, cluster: Cluster, name: str, *, strict: bool = True, interval: float = 0.3, speed: float = 1.0
-    ) -> None:
+    def __init__(self, cluster: Cluster, name: str, *, strict: bool = True, interval: float = 0.3, speed: float = 1.0) -> None:
         self.cluster, self.name, self.strict, self.interval, self.speed = cluster, name, strict, interval, speed
         self._usual = speed
         self._begun = (0.0, 0.0)  # the real and the node's CLOCK_BOOTTIME at the agent's start
@@ -181,7 +179,12 @@ class ScoreNode:
             "interval_seconds": self.interval * self.speed,
             "nvml_deadline_seconds": min(300.0, 1.0 * self.speed),
         }
-        data["slurm"] |= {"conf": "/etc/slurm/slurm.conf", "bin_dir": f"{INSIDE}/bin", "look_seconds": max(1.0, self.speed), "splay_seconds": 0}
+        data["slurm"] |= {
+            "conf": "/etc/slurm/slurm.conf",
+            "bin_dir": f"{INSIDE}/bin",
+            "look_seconds": max(1.0, self.speed),
+            "splay_seconds": 0,
+        }
         data["slurm"]["deadline_seconds"] = min(120.0, 10.0 * self.speed)
         data["policy"] |= POLICY
         data["settings"].pop("memlock", None)  # no slurmd runs in the node's own process namespace

@@ -33,6 +33,8 @@ def test_what_cpu_numbers_tell_of_cores() -> None:
     assert publish.threads(neighbours) == "-"
     one_offline = plan.Machine(0b0111, [plan.Core(0, 0, 0, 0b101), plan.Core(0, 0, 0, 0b10)], [])
     assert publish.threads(one_offline) == "-"
+    over_packages = plan.Machine(0b11, [plan.Core(0, 0, 0, 1), plan.Core(1, 0, 0, 2)], [plan.Place(0, "0000:01:00.0", 0, 0b11)])
+    assert publish.threads(over_packages) == "-"
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, 200, 400])

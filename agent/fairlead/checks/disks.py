@@ -1,10 +1,11 @@
 """Local disks: NVMe controllers that died or are missing, and reads or writes that failed.
 
-Controller states: drivers/nvme/host/sysfs.c ("live"; "dead" is final; resetting and connecting pass). Records: the block
-layer ("I/O error, dev nvme0n1, sector ...", before Linux 5.19 with "blk_update_request: " in front; block/blk-mq.c), the page
-cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is down; will reset",
-"Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md ("md/raid1:md0: Disk
-failure on ..."). Loop, network and removable devices are not the node's: a job's user may stand behind them.
+Controller states: /sys/class/nvme/*/state, drivers/nvme/host/sysfs.c ("live"; "dead" is final; resetting and connecting
+pass). Records: the block layer ("I/O error, dev nvme0n1, sector ...", before Linux 5.19 with "blk_update_request: " in front;
+block/blk-mq.c), the page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is
+down; will reset", "Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md
+("md/raid1:md0: Disk failure on ..."). Loop, network and removable devices are not the node's: a job's user may stand behind
+them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Declared mounts are mounted, and answer.
 
 A network file system whose server is away holds every process that touches it in uninterruptible sleep. So each declared
-mount is asked (statfs) by a process of its own, which is waited for over looks and never doubled; nothing that is not
-declared is touched, since a user's FUSE mount may hang as it likes. What is mounted is PID 1's mount table; below an automount
-the asking mounts it.
+mount is asked (statfs(2)) by a process of its own, which is waited for over looks and never doubled; nothing that is not
+declared is touched, since a user's FUSE mount may hang as it likes. What is mounted is PID 1's mount table; below an
+automount the asking mounts it.
 """
 
 from __future__ import annotations

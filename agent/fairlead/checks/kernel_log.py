@@ -1,10 +1,10 @@
 """Kernel records that the site declares: each pattern has a name, a level and an action of its own.
 
-Only records of facility kernel are read (a process may write the others: Documentation/ABI/testing/dev-kmsg), and a pattern
-holds from the start of the record's text. A pattern is a regular expression of Python's ``re`` that begins with at least four
-plain characters, by which records are chosen; repetition is of single characters or classes only, twice without bound at the
-most, so that no record can hold up the agent; of a record the first 400 characters are looked at. What the record says is not
-shown: it may hold names of processes.
+Only records of facility kernel are read (a process may write the others: syslog(3), Documentation/ABI/testing/dev-kmsg), and
+a pattern holds from the start of the record's text. A pattern is a regular expression of Python's ``re`` that begins with at
+least four plain characters, by which records are chosen; repetition is of single characters or classes only, twice without
+bound at the most, so that no record can hold up the agent; of a record the first 400 characters are looked at. What the
+record says is not shown: it may hold names of processes.
 """
 
 from __future__ import annotations

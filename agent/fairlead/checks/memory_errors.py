@@ -1,11 +1,12 @@
 """Errors of the host's memory: uncorrected ones, and corrected ones that come fast.
 
-Counted by EDAC (Documentation/ABI/testing/sysfs-devices-edac: ce_count, ue_count since the driver loaded) and told by kernel
-records: EDAC ("EDAC MC0: 1 UE ..."), machine checks ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00..."; bit 61
-of the status says uncorrected: Intel SDM volume 3, IA32_MCi_STATUS), firmware first ("{1}[Hardware Error]: event severity:
-recoverable", drivers/firmware/efi/cper.c), AMD's decoder ("[Hardware Error]: Uncorrected ...") and pages given up ("Memory
-failure: 0x12345: ..."). No rasdaemon is needed. mcelog warns at 10 corrected errors of a DIMM in 24 hours, rasdaemon at 50 of
-a page; a rate is judged here. How many memory controllers there are is declared: without EDAC's driver nothing is counted.
+Counted by EDAC (/sys/devices/system/edac, Documentation/ABI/testing/sysfs-devices-edac: ce_count, ue_count since the driver
+loaded) and told by kernel records: EDAC ("EDAC MC0: 1 UE ..."), machine checks ("mce: [Hardware Error]: CPU 3: Machine Check:
+0 Bank 7: be00..."; bit 61 of the status says uncorrected: Intel SDM volume 3, IA32_MCi_STATUS), firmware first ("{1}[Hardware
+Error]: event severity: recoverable", drivers/firmware/efi/cper.c), AMD's decoder ("[Hardware Error]: Uncorrected ...") and
+pages given up ("Memory failure: 0x12345: ..."). No rasdaemon is needed. mcelog warns at 10 corrected errors of a DIMM in 24
+hours, rasdaemon at 50 of a page; a rate is judged here. How many memory controllers there are is declared: without EDAC's
+driver nothing is counted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Errors on RDMA links, as rates: a link that retrains, drops or damages packets slows every collective through it.
 
-Counters of the port (IBTA PortCounters, as drivers/infiniband/core/sysfs.c reads them; symbol_error and port_rcv_errors stop
-at 65535, link_error_recovery at 255, the other two at 15) and, of mlx5, hw_counters of the transport. A single count means
-nothing; 120 symbol errors an hour are what a link within the specification's bit error rate of 1e-12 may have. A counter
-that has stopped at its width cannot grow, which is said, not taken for health. A count that began again counts from zero.
+Counters of the port (/sys/class/infiniband; IBTA PortCounters, as drivers/infiniband/core/sysfs.c reads them; symbol_error
+and port_rcv_errors stop at 65535, link_error_recovery at 255, the other two at 15) and, of mlx5, hw_counters of the
+transport. A single count means nothing; 120 symbol errors an hour are what a link within the specification's bit error rate
+of 1e-12 may have. A counter that has stopped at its width cannot grow, which is said, not taken for health. A count that
+began again counts from zero.
 """
 
 from __future__ import annotations

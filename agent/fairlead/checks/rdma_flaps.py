@@ -1,9 +1,9 @@
 """Ports whose link comes and goes: every loss of link stops a collective, though the port is active whenever one looks.
 
-Counted three ways, of which the largest counts: the port's link_downed (an 8 bit counter that stays at 255,
-drivers/infiniband/core/sysfs.c), carrier_down_count of its interfaces (Documentation/ABI/testing/sysfs-class-net), and kernel
-records ("mlx5_core 0000:ab:00.0 ibp171s0: Link down", "... mlx5_5: Port: 1 Link DOWN"). Only what came within the window
-counts, so that training at boot and an old history do not.
+Counted three ways, of which the largest counts: the port's link_downed (/sys/class/infiniband; an 8 bit counter that stays at
+255, drivers/infiniband/core/sysfs.c), carrier_down_count of its interfaces (Documentation/ABI/testing/sysfs-class-net), and
+kernel records ("mlx5_core 0000:ab:00.0 ibp171s0: Link down", "... mlx5_5: Port: 1 Link DOWN"). Only what came within the
+window counts, so that training at boot and an old history do not.
 """
 
 from __future__ import annotations

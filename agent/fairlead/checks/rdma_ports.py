@@ -1,9 +1,10 @@
 """InfiniBand and RoCE ports: as many as this kind of node uses are active, at their rate and width.
 
-State, physical state and rate: Documentation/ABI/stable/sysfs-class-infiniband (state "4: ACTIVE", phys_state "5: LinkUp").
-How many ports carry traffic is declared (the hardware profile): what is more than that, such as an adapter without a cable,
-is not judged, and a port that is missing altogether is. A subnet manager's restart leaves ports in INIT or ARMED for some
-seconds: confirmation waits for that. A link that trained to fewer lanes ("1X") has a lower rate, and is named by its width.
+State, physical state and rate: /sys/class/infiniband/*/ports, Documentation/ABI/stable/sysfs-class-infiniband (state "4:
+ACTIVE", phys_state "5: LinkUp"). How many ports carry traffic is declared (the hardware profile): what is more than that,
+such as an adapter without a cable, is not judged, and a port that is missing altogether is. A subnet manager's restart leaves
+ports in INIT or ARMED for some seconds: confirmation waits for that. A link that trained to fewer lanes ("1X") has a lower
+rate, and is named by its width.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from fairlead.daemon.disk import Disk
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
-from fairlead.daemon.judge import fresh, judge, prefixes
+from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.moment import now_of
 from fairlead.daemon.notify import Notify
@@ -195,6 +195,7 @@ class Loop:
             self._reload()
         if signal.SIGUSR1 in heard:
             self._next_sweep = 0.0
+            self.senses.look_closely()
             if self.courier is not None:
                 self.courier.look()  # `fairlead drain` and `fairlead resume` send it
 
@@ -277,6 +278,7 @@ class Loop:
         records = self.senses.kernel()
         self.history.set_log(follower.state, follower.overruns)
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
+        known = [r for r in known if any(heeded_by(r.text, self.wakes))]
         if not known:
             return
         self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
@@ -285,7 +287,7 @@ class Loop:
             return
         self.woken += len(known)
         if self.node is not None:
-            woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
+            woken = {name for r in known for name in heeded_by(r.text, self.wakes)}
             self._decide(judge(self.document, self.node, self._past(), woken), woken)
 
     def _past(self) -> Past:
@@ -305,6 +307,7 @@ class Loop:
             self.courier.refused()
         if found.ended:
             self._next_sweep = min(self._next_sweep, time.monotonic())  # as it is after a job, not during it
+            self.senses.look_closely()
         told = found.refused & self.jobs.refused
         job_records.forget(folder, found.ended | (told if self.courier is None or not self.courier.refusal_pending else set()))
         if found.running != self.jobs.running:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from fairlead import checks
 from fairlead.config import Document
 from fairlead.daemon.history import History
-from fairlead.daemon.judge import judge
+from fairlead.daemon.judge import heeded_by, judge
 from fairlead.daemon.judge import prefixes as wakes
 from fairlead.daemon.recording import Boot, Progress, Recording
 from fairlead.daemon.rules import policies_of
@@ -145,7 +145,7 @@ class _Replay:
         self.lines |= {record.sequence: line for line, record in records}
         known = [record for _, record in records]
         if self.history.add_records(known):
-            self._decide({n for n, w in self.wakes.items() if any(r.text.startswith(w) for r in known)})
+            self._decide({n for r in known for n in heeded_by(r.text, self.wakes)})
 
     def _known(self) -> None:
         """A person resumed the drain, as an agent noted at the time."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fairlead.config import Document
-from fairlead.daemon.judge import reads, wanted
+from fairlead.daemon.judge import quick_reads, reads, wanted
 from fairlead.host.clock import boot_id, boottime
 from fairlead.host.gather import Gatherer
 from fairlead.host.kmsg import Follower
@@ -41,7 +41,13 @@ class Senses:
         """Take up a document: which files to read, what the hardware cannot say, deadlines."""
         if self._gatherer is not None:
             self._gatherer.end()
-        self._gatherer = Gatherer(self.root, reads=reads(document), unsupported=document.unsupported, wanted=wanted(document))
+        self._gatherer = Gatherer(
+            self.root,
+            reads=reads(document),
+            quick_reads=quick_reads(document),
+            unsupported=document.unsupported,
+            wanted=wanted(document),
+        )
         if self.worker is not None:
             self.worker.deadline_seconds = document.agent.nvml_deadline_seconds
 
@@ -66,6 +72,11 @@ class Senses:
         if self.worker is None:
             return 0.0 if self._asked else float("inf")
         return self.worker.next_poll()
+
+    def look_closely(self) -> None:
+        """The next sweep reads everything."""
+        if self._gatherer is not None:
+            self._gatherer.look_closely()
 
     def start_sweep(self) -> None:
         self._asked = True

@@ -1,4 +1,4 @@
-"""The kernel's clock and the sizes of the machine: adjtimex, MemTotal, CPUs online, huge pages.
+"""The kernel's clock and the sizes of the machine: adjtimex, MemTotal, CPUs online.
 
 adjtimex(2) with no mode reads and needs no privilege. struct timex: include/uapi/linux/timex.h.
 """
@@ -11,11 +11,10 @@ from fairlead.host import clock
 from fairlead.host.cpulist import parse_cpulist
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
-from fairlead.model.host_facts import Clock, HugePages
+from fairlead.model.host_facts import Clock
 
 _STA_UNSYNC = 0x0040
 _TIME_ERROR = 5
-_HUGE = "/sys/kernel/mm/hugepages"
 
 
 def kernel_clock() -> Clock | Missing:
@@ -70,18 +69,3 @@ def cpus_online(root: Root) -> int | Missing:
         return len(parse_cpulist(text))
     except ValueError:
         return unreadable(f"/sys/devices/system/cpu/online: {text[:40]!r}")
-
-
-def huge_pages(root: Root) -> tuple[HugePages, ...] | Missing:
-    """Pools of huge pages by size (Documentation/admin-guide/mm/hugetlbpage.rst)."""
-    names = root.list(_HUGE)
-    if isinstance(names, Missing):
-        return names
-    pools = []
-    for name in names or ():
-        size = name.removeprefix("hugepages-").removesuffix("kB")
-        if size.isdigit():
-            folder = f"{_HUGE}/{name}"
-            total, free = root.number(f"{folder}/nr_hugepages"), root.number(f"{folder}/free_hugepages")
-            pools.append(HugePages(size_bytes=int(size) * 1024, total=total, free=free))
-    return tuple(pools)

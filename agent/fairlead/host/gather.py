@@ -27,19 +27,22 @@ _GLOB_MAX = 8  # more files than that (one per CPU, per IOMMU group) are read on
 
 class Gatherer:
     """Looks at the same machine again and again. Between thorough looks, every ``slow_seconds``, it reads only what
-    changes from one second to the next; ``slow_seconds`` 0 makes every look thorough."""
+    changes from one second to the next: of ``reads`` those in ``quick_reads`` (default all). ``slow_seconds`` 0 makes every
+    look thorough."""
 
     def __init__(
         self,
         root: Root,
         *,
         reads: Sequence[str] = (),
+        quick_reads: Sequence[str] | None = None,
         unsupported: Sequence[str] = (),
         wanted: Wanted | None = None,
         slow_seconds: float = SLOW_SECONDS,
     ) -> None:
         self._root = root
         self._reads = tuple(dict.fromkeys(reads))
+        self._quick_reads = self._reads if quick_reads is None else tuple(p for p in self._reads if p in quick_reads)
         self._converter = gpu.Converter(unsupported)
         self._slow_seconds = slow_seconds
         self._tour = pci.Tour(root)
@@ -63,6 +66,10 @@ class Gatherer:
         self._seen = Seen()
         self._owners = Owners(root)
         self._software = Software()
+
+    def look_closely(self) -> None:
+        """The next look is thorough."""
+        self._next_thorough = 0.0
 
     def gather(self, nvml: Mapping[str, Any] | Missing | None, *, stuck: StuckCall | None = None) -> Node:
         """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked."""
@@ -130,7 +137,7 @@ class Gatherer:
         if thorough:
             self._texts = {}
             self._globs = {p: self._root.glob(p) for p in self._reads if any(c in p for c in "*?[")}
-        for pattern in self._reads:
+        for pattern in self._reads if thorough else self._quick_reads:
             paths = self._globs.get(pattern, (pattern,))
             if thorough or len(paths) <= _GLOB_MAX:
                 for path in paths:

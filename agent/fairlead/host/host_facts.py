@@ -48,7 +48,6 @@ class HostLooks:
             memory_bytes=clock_state.memory_bytes(root),
             smt=root.value("/sys/devices/system/cpu/smt/control"),
             cpus_online=clock_state.cpus_online(root),
-            huge_pages=clock_state.huge_pages(root),
         )
         if self._probes is None:
             return self._recorded(files)

@@ -91,10 +91,12 @@ class Check(Struct, frozen=True, kw_only=True):
     summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings.
     mode: its default. confirm/confirm_of: bad sweeps needed out of the last so many (1 of 1: at once).
     recover: clean sweeps needed before it no longer counts. boot_grace_seconds: not judged earlier than that.
-    wakes_on: prefixes of kernel record text that run this check at once on the last known Node.
+    wakes_on: prefixes of kernel record text that run this check at once on the last known Node. heeds: which of the records
+    that begin so matter (unset: all); the others are not even remembered, however many there are.
     samples: extracts the counters to remember from a Node, as (device, name, value).
     daily: the same for counters of a board's life, which are remembered by the day and over boots.
     reads: files whose text the check needs in ``Node.texts``.
+    judges: whether it judges anything at all with these parameters (default: always); if not, nothing is read for it.
     slow: its facts are read on thorough looks only (``Node.thorough``): between them it is not judged, its last findings
     stand, and confirmation and recovery count thorough looks. wants: what its parameters want to be asked of the host.
     reads_records: the kernel log records that its parameters declare, as prefixes (with ``wakes_on``).
@@ -109,9 +111,11 @@ class Check(Struct, frozen=True, kw_only=True):
     recover: int = 3
     boot_grace_seconds: int = 0
     wakes_on: tuple[str, ...] = ()
+    heeds: Callable[[str], bool] | None = None
     samples: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     daily: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     reads: tuple[str, ...] = ()
     slow: bool = False
+    judges: Callable[[Any], bool] | None = None
     wants: Callable[[Any], Wanted] | None = None
     reads_records: Callable[[Any], tuple[str, ...]] | None = None

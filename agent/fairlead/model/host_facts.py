@@ -136,14 +136,6 @@ class Clock(Struct, frozen=True, kw_only=True):
     offset_seconds: float
 
 
-class HugePages(Struct, frozen=True, kw_only=True):
-    """One pool of huge pages (/sys/kernel/mm/hugepages/hugepages-NkB)."""
-
-    size_bytes: int
-    total: int | Missing
-    free: int | Missing
-
-
 class Host(Struct, frozen=True, kw_only=True):
     """Everything about the host that its checks need. ``spaces`` and ``units`` hold what the document declares."""
 
@@ -159,7 +151,6 @@ class Host(Struct, frozen=True, kw_only=True):
     memory_bytes: int | Missing = NOT_READ
     smt: str | Missing = NOT_READ  # /sys/devices/system/cpu/smt/control: on, off, forceoff, notsupported, notimplemented
     cpus_online: int | Missing = NOT_READ
-    huge_pages: tuple[HugePages, ...] | Missing = NOT_READ
 
 
 class Wanted(Struct, frozen=True, kw_only=True):

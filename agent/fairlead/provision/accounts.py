@@ -70,13 +70,21 @@ def parse_account(answer: bytes) -> Account:
         return Account(reached=True, trouble="no verdict: is fairlead-agent.service running?", **_told(status, None))
     try:
         verdict = parse_line(parts[_PARTS[0]].decode("utf-8", "replace").rstrip("\n") + "\n")
-        now = float(parts[_PARTS[1]].split()[0])
-    except (DataError, ValueError, IndexError) as e:
+        now = _uptime(parts.get(_PARTS[1], b""))
+    except DataError as e:
         return Account(reached=True, trouble=f"its verdict cannot be read: {one_line(str(e))}", **_told(status, None))
     expired = now > verdict.expires and verdict.state is not State.DRAIN
     word = "stale" if expired else verdict.state.value
     trouble = f"its verdict expired {now - verdict.expires:.0f} s ago: the agent has stopped looking" if expired else ""
     return Account(reached=True, trouble=trouble, verdict=word, text=verdict.text, **_told(status, now))
+
+
+def _uptime(content: bytes) -> float:
+    """Seconds since the boot, of /proc/uptime: the clock that a verdict's end is given in. Raises DataError."""
+    try:
+        return float(content.split()[0])
+    except (ValueError, IndexError):
+        raise DataError("the answer has no /proc/uptime") from None
 
 
 def _status(content: bytes) -> dict[str, Any]:

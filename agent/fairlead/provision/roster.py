@@ -108,12 +108,11 @@ def holder_of(node: Listed) -> Holder | None:
     if not state.states & UNAVAILABLE or not state.reason:
         return None
     words = strip_suffixes(state.reason)
-    appended = one_line(state.reason[len(words) :]).removeprefix(": ")
     common: dict[str, Any] = {"user": state.reason_user, "since_unix": state.reason_time}
     token = parse(state.reason)
     if token is not None:
         by = "maintain" if token.text.startswith(MAINTAIN) else "hand" if token.check == MANUAL else "agent"
-        return Holder(by=by, check=token.check, why=one_line(f"{token.summary} {appended}"), **common)
+        return Holder(by=by, check=token.check, why=one_line(token.summary + state.reason[len(words) :]), **common)
     slurms = words.startswith(_SLURMS) or any(words.startswith(s.removeprefix(" : ")) for s in SUFFIXES)
     return Holder(by="slurm" if slurms else "person", why=one_line(state.reason), **common)
 

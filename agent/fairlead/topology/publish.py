@@ -8,7 +8,7 @@ TAB separated, no empty field, ``-`` for none or unknown. topology:
     core PACKAGE NUMA L3 CPULIST            one physical core, CPULIST its online hardware threads
 
 THREADS is 1 where every core has one CPU; 2 where the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
-i + COUNT / 2, as Linux numbers hardware threads on x86; else -.
+i + COUNT / 2, as Linux numbers hardware threads on x86; else -. It is - too where the CPUs near one GPU are of several packages.
 
 plans/N, one line for each of N local tasks that have the whole node:
 
@@ -83,6 +83,8 @@ def threads(made: plan.Machine) -> str:
     """THREADS: how CPU numbers tell which CPUs are one core, where they do so simply."""
     count = made.online.bit_count()
     cores = {c.cpus & made.online for c in made.cores} - {0}
+    if any(len({c.package for c in made.cores if c.cpus & gpu.near}) > 1 for gpu in made.gpus):
+        return "-"
     if all(c.bit_count() == 1 for c in cores):
         return "1"
     pairs = {1 << i | 1 << i + count // 2 for i in range(count // 2)}
