@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fairlead import checks
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, PROJECT, Agent
 from tests.hooks.stage import Ran, Stage
@@ -26,6 +27,9 @@ class Living(Agent):
     """An agent whose NVML is the simulated library. ``faults`` breaks it, ``prolog()`` asks what a job would be told."""
 
     def __init__(self, folder: Path, library: Path, stage: Stage, machine: str = "hgx-h100", **options: dict[str, Any]) -> None:
+        # judged every 14 s, and well again three looks later: what they say of a fault is for their own tests
+        slow = {name: {"enabled": False} for name, check in checks.load().items() if check.slow}
+        options["checks"] = slow | options.get("checks", {})
         agent = {"interval_seconds": 0.3, "nvml_deadline_seconds": 0.4, **options.pop("agent", {})}
         super().__init__(folder, MACHINES / machine, agent=agent, **options)
         self.stage = stage
@@ -49,12 +53,12 @@ class Living(Agent):
         self.start(wait=False)
         self.until(lambda: self.sequence() > sequence, "verdict of the next agent")
 
-    def prolog(self, *enter: str, on_stale: str = "allow") -> Ran:
+    def prolog(self, *enter: str, on_stale: str = "allow", hook: Path = PROJECT / "slurm/prolog") -> Ran:
         """The prolog with this agent's run directory as /run/fairlead, within its bound."""
         self.stage.hooks_line(on_stale)
         script = 'mount --bind "$1" /run/fairlead && exec "$2"'
         words = ["nsenter", "-m", "-t", str(self.stage.pid), *enter, "unshare", "-m", "sh", "-c", script, "sh"]
-        words += [str(self.run_dir), str(PROJECT / "slurm/prolog")]
+        words += [str(self.run_dir), str(hook)]
         job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": "1000", "PATH": os.environ["PATH"]}
         done = subprocess.run(words, env=job, capture_output=True, text=True, timeout=PROLOG_SECONDS, check=False)
         (self.run_dir / "jobs/4711").unlink(missing_ok=True)

@@ -80,6 +80,7 @@ def test_xid_to_drain_and_a_persons_resume(agents: Make, cluster: Cluster) -> No
 
 
 @pytest.mark.root
+@pytest.mark.one_release
 def test_a_drain_while_the_disk_does_not_answer(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
     """The ledger goes to /run; a killed agent knows the drain for its own, with the disk silent and after it has come back."""
     if why_not():

@@ -34,14 +34,40 @@ def build(folder: Path) -> Path:
     return library
 
 
-def environment(library: Path, *, clocks: Clocks | None = None, log: KernelLog | None = None) -> dict[str, str]:
+def environment(
+    library: Path, *, clocks: Clocks | None = None, log: KernelLog | None = None, death: Death | None = None
+) -> dict[str, str]:
     """For a process that is to see them."""
     found = {"LD_PRELOAD": os.fspath(library)}
     if clocks is not None:
         found["FAIRLEAD_SIM_CLOCKS"] = os.fspath(clocks.path)
     if log is not None:
         found["FAIRLEAD_SIM_KMSG"] = os.fspath(log.path)
+    if death is not None:
+        found["FAIRLEAD_SIM_KILL"] = os.fspath(death.path)
     return found
+
+
+class Death:
+    """SIGKILL before a given one of the calls that change what is on a disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.never()
+
+    def after(self, count: int) -> None:
+        """So many more are made."""
+        self._write(count)
+
+    def never(self) -> None:
+        self._write(-1)
+
+    def _write(self, count: int) -> None:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(fd, struct.pack("q", count), 0)
+        finally:
+            os.close(fd)
 
 
 class Clocks:

@@ -8,11 +8,15 @@
    there is. The records lie in a ring in FIFO.ring: two uint64 (oldest, next), then SLOTS slots of SLOT_BYTES. A byte in the
    FIFO says that there is news. */
 
+/* FAIRLEAD_SIM_KILL names a file of one int64: so many calls that change what is on a disk are still made (write to a file,
+   pwrite, ftruncate, fsync, fdatasync, rename, unlink), and before the next one the process is killed. Negative: none is. */
+
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -31,17 +35,18 @@ struct clocks { volatile int64_t realtime, boottime; };
 struct ring { volatile uint64_t oldest, next; char slot[SLOTS][SLOT_BYTES]; };
 
 static struct clocks *clocks;
+static volatile int64_t *left; /* writes that are still done: the process is killed before the next one */
 static struct ring *ring;
 static const char *kmsg;
 static int kmsg_fd = -1;
 static uint64_t position;
 
-static void *mapped(const char *path, size_t size)
+static void *mapped(const char *path, size_t size, int write)
 {
-	int fd = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+	int fd = syscall(SYS_openat, AT_FDCWD, path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 	if (fd < 0)
 		return NULL;
-	void *at = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+	void *at = mmap(NULL, size, PROT_READ | (write ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
 	close(fd);
 	return at == MAP_FAILED ? NULL : at;
 }
@@ -50,12 +55,15 @@ __attribute__((constructor)) static void start(void)
 {
 	const char *path = getenv("FAIRLEAD_SIM_CLOCKS");
 	if (path)
-		clocks = mapped(path, sizeof *clocks);
+		clocks = mapped(path, sizeof *clocks, 0);
+	path = getenv("FAIRLEAD_SIM_KILL");
+	if (path)
+		left = mapped(path, sizeof *left, 1);
 	kmsg = getenv("FAIRLEAD_SIM_KMSG");
 	if (kmsg) {
 		char name[4096];
 		snprintf(name, sizeof name, "%s.ring", kmsg);
-		ring = mapped(name, sizeof *ring);
+		ring = mapped(name, sizeof *ring, 0);
 	}
 }
 
@@ -159,4 +167,62 @@ int close(int fd)
 	if (fd == kmsg_fd)
 		kmsg_fd = -1;
 	return syscall(SYS_close, fd);
+}
+
+static void step(void)
+{
+	if (!left || *left < 0)
+		return;
+	if (__sync_fetch_and_sub(left, 1) <= 0) {
+		kill(getpid(), SIGKILL);
+		pause();
+	}
+}
+
+ssize_t write(int fd, const void *from, size_t size)
+{
+	struct stat st;
+	if (left && *left >= 0 && fstatat(fd, "", &st, AT_EMPTY_PATH) == 0 && S_ISREG(st.st_mode) && fd > 2)
+		step();
+	return syscall(SYS_write, fd, from, size);
+}
+
+ssize_t pwrite(int fd, const void *from, size_t size, off_t at)
+{
+	step();
+	return syscall(SYS_pwrite64, fd, from, size, at);
+}
+
+ssize_t pwrite64(int fd, const void *from, size_t size, off64_t at) { return pwrite(fd, from, size, at); }
+
+int ftruncate(int fd, off_t size)
+{
+	step();
+	return syscall(SYS_ftruncate, fd, size);
+}
+
+int ftruncate64(int fd, off64_t size) { return ftruncate(fd, size); }
+
+int fsync(int fd)
+{
+	step();
+	return syscall(SYS_fsync, fd);
+}
+
+int fdatasync(int fd)
+{
+	step();
+	return syscall(SYS_fdatasync, fd);
+}
+
+int rename(const char *from, const char *to)
+{
+	step();
+	return syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+int unlink(const char *path)
+{
+	step();
+	return syscall(SYS_unlinkat, AT_FDCWD, path, 0);
 }
