@@ -40,6 +40,7 @@ UNJUDGED = {
     r"/(hca|nic)/max_link_(speed|width)": "the port above the adapter, or the profile, says what is expected",
     r"/(bridge|disk|gpu|hca|nic|other)/(device|numa_node|local_cpulist|subsystem_\w+)": "its model and its place: topology",
     r"/(hca|nic)/net/\w+/(mtu|operstate|speed|type)": "plain interfaces are not judged; RDMA ports are, by files of their own",
+    r"/nic/infiniband/\w+/ports/N/gid.*": "addresses of a RoCE port: the nccl setting chooses among them",
     r"/dev/nodes": "device files that no profile declares (IMEX channels are, where a profile has them)",
     r"/proc/(mounts|net/route)": "read by the nccl setting, whose file no tree has: that drift is there anyway",
     r"/proc/sys/kernel/random/boot_id": "names the boot; a machine's is always there",
