@@ -51,6 +51,11 @@ def tasks(cluster: Cluster, node: str, *options: str, script: str = TASK, **env:
     return {int(m[1]): m[2].split() for m in re.finditer(r"^(\d+) (.*)$", said, re.MULTILINE)}
 
 
+def said(cluster: Cluster, job: int) -> list[str]:
+    """The lines of a job's tasks: words and CPUs, not what srun says where it has to wait for a step."""
+    return [line for line in cluster.output(job).splitlines() if re.fullmatch(r"\w+( [\d,-]+)+", line)]
+
+
 def cpus(found: dict[int, list[str]]) -> list[str]:
     return [found[rank][0] for rank in sorted(found)]
 
@@ -230,7 +235,7 @@ done
 """.replace("{}$round", "$STEP")
     job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2", user="root")
     assert real.wait_job(job) == "COMPLETED", real.output(job)
-    found = [line.split() for line in real.output(job).splitlines()]
+    found = [line.split() for line in said(real, job)]
     assert found[:4] == [["first", "0-1"], ["beside", "0"], ["cpus", "0"], ["alone", "0-1"]]
     assert [step for step, _ in found[4:]] == ["1", "1", "2", "2", "3", "3"]
     for first, second in zip(found[4::2], found[5::2], strict=True):
@@ -257,7 +262,7 @@ def test_specialised_cores_stay_the_systems(suite: str) -> None:
         for options in (("-n1",), ("-n1", "--core-spec=1"), ("-n2", "--core-spec=0")):
             job = up.submit(script, "-w", "r1", "--exclusive", "--gres=gpu:2", *options, user="root")
             assert up.wait_job(job) == "COMPLETED", up.output(job)
-            found.append(sorted(up.output(job).splitlines()))
+            found.append(sorted(said(up, job)))
     assert found[0] == found[1] == ["one 0 0", "two 0 0", "two 1 0"]
     assert found[2] == ["one 0 0-1", "two 0 1", "two 1 0"]
 

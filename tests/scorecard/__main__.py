@@ -12,14 +12,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.lab.roots import LabError
 from tests.scorecard import faults, peers, table
-from tests.scorecard.entry import Fault
-from tests.scorecard.node import PROJECT, ScoreNode
 from tests.scorecard.play import Seen, nodes_up, play
+from tests.scorecard.running import PROJECT
 
 PAGE = PROJECT / "docs/reference/scorecard.md"
 
@@ -51,13 +50,19 @@ def main() -> int:
         nonlocal done
         done += 1
         word = table.twin_word(seen) if twin else f"{table.fault_word(seen)} after {table.seconds(seen.drained or seen.found)}"
-        say(f"{done}/{halves}  {seen.fault.title}{' (twin)' if twin else ''}: {word}{f' ({seen.broken})' if seen.broken else ''}")
+        say(f"{done}/{halves}  {seen.fault.title}{' (twin)' if twin else ''}: {word}{_why(seen, twin)}")
 
+    known = [] if args.no_peers else peers.installed()
+    present = [peer for peer in known if peer.program]
+    fast = args.nodes + len(present) if args.quick else args.nodes // 2 + len(present)
     try:
-        say(f"{len(wanted)} faults and their twins on {args.nodes} nodes")
-        with nodes_up(args.nodes, interval=args.interval) as nodes:
-            rows = play(wanted, nodes, timed=not args.quick, tell=tell)
-            beside = [] if args.no_peers else _peers(nodes[0], wanted, say)
+        say(f"{len(wanted)} faults and their twins on {args.nodes} nodes; peers: {', '.join(p.name for p in present) or 'none'}")
+        count = args.nodes + len(present)
+        with nodes_up(count, interval=args.interval, fast=fast) as nodes, ThreadPoolExecutor(max(1, len(present))) as pool:
+            own = dict(zip((p.name for p in present), nodes[args.nodes :], strict=True))
+            running = {p.name: pool.submit(peers.play_all, p, own[p.name], wanted, say) for p in present}
+            rows = play(wanted, nodes[: args.nodes], tell=tell)
+            beside = [(p, running[p.name].result() if p.name in running else {}) for p in known]
     except LabError as error:
         print(f"scorecard: {error}", file=sys.stderr)
         return 69
@@ -72,23 +77,14 @@ def main() -> int:
     return 0 if all(seen.good for seen in rows) else 1
 
 
-def _peers(
-    node: ScoreNode, wanted: list[Fault], say: Callable[[str], None]
-) -> list[tuple[peers.Peer, dict[str, peers.PeerSeen]]]:
-    """Every peer before every row, on a node whose agent rests."""
-    node.stop()
-    node.restore()
-    out = []
-    for peer in peers.installed():
-        found: dict[str, peers.PeerSeen] = {}
-        if peer.program:
-            say(f"{peer.name} on the healthy node")
-            peer.settle(node)
-            for fault in wanted if peer.commands else ():
-                found[fault.name] = peers.play(peer, node, fault)
-                say(f"{peer.name}: {fault.title}: {table.peer_word(found[fault.name])}")
-        out.append((peer, found))
-    return out
+def _why(seen: Seen, twin: bool) -> str:
+    """What went wrong with a half of a row, where it did."""
+    if twin:
+        wrong = [seen.twin_drained, *seen.noise]
+    else:
+        wrong = [*seen.flaps, *(seen.others if seen.found is None else ())]
+    wrong = [w for w in (*wrong, seen.broken) if w]
+    return f" ({'; '.join(wrong)})" if wrong else ""
 
 
 if __name__ == "__main__":

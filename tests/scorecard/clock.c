@@ -1,7 +1,7 @@
 /* A machine's clocks, for one process and what it starts: LD_PRELOAD this.
  *
- * SCORE_CLOCK="SPEED MONOTONIC BOOTTIME REALTIME" (the last three in nanoseconds, of the moment from which it counts): time
- * passes SPEED times as fast, for those who ask (clock_gettime(2)) and for those who wait. SCORE_CLOCK_STATE names a file
+ * SCORE_CLOCK="SPEED MONOTONIC BOOTTIME REALTIME AHEAD" (in nanoseconds; the first three of the moment from which it counts):
+ * time passes SPEED times as fast, for those who ask (clock_gettime(2)) and for those who wait; the time of day is AHEAD. SCORE_CLOCK_STATE names a file
  * "STATE MAXERROR ESTERROR STEP": what adjtimex(2) answers (microseconds), and by how many seconds the clock was set on;
  * read anew at every call. */
 #define _GNU_SOURCE
@@ -20,13 +20,14 @@
 #define REAL(name) static typeof(&name) real; if (!real) real = (typeof(&name))dlsym(RTLD_NEXT, #name)
 
 static double speed = 1;
-static long long base_monotonic, base_boottime, base_realtime;
+static long long base_monotonic, base_boottime, base_realtime, ahead;
 static const char *state_path;
 
 __attribute__((constructor)) static void prepare(void) {
     const char *given = getenv("SCORE_CLOCK");
     state_path = getenv("SCORE_CLOCK_STATE");
-    if (given && sscanf(given, "%lf %lld %lld %lld", &speed, &base_monotonic, &base_boottime, &base_realtime) != 4) speed = 1;
+    if (given && sscanf(given, "%lf %lld %lld %lld %lld", &speed, &base_monotonic, &base_boottime, &base_realtime, &ahead) != 5)
+        speed = 1;
 }
 
 struct state { int code; long maximum, estimated; double step; };
@@ -50,7 +51,8 @@ static long long base_of(clockid_t id) {
 /* A moment of the node's time as one of the machine's. */
 static struct timespec moment(clockid_t id, const struct timespec *t) {
     long long base = base_of(id);
-    return base < 0 || speed == 1 ? *t : spec(base + (long long)((count(t) - base) / speed));
+    long long asked = count(t) - (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE ? ahead : 0);
+    return base < 0 ? *t : spec(base + (long long)((asked - base) / speed));
 }
 
 int clock_gettime(clockid_t id, struct timespec *out) {
@@ -60,7 +62,10 @@ int clock_gettime(clockid_t id, struct timespec *out) {
     if (base < 0) return 0;
     now = count(out);
     if (speed != 1) now = base + (long long)((now - base) * speed);
-    if ((id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) && read_state(&s)) now += (long long)(s.step * SECOND);
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) {
+        now += ahead;
+        if (read_state(&s)) now += (long long)(s.step * SECOND);
+    }
     *out = spec(now);
     return 0;
 }

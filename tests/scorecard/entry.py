@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -106,7 +106,7 @@ class Anew:
 class Fast:
     """From here on the node's clocks run so much faster: for what is judged over minutes. The agent is started anew."""
 
-    speed: float = 60.0
+    speed: float = 40.0
 
     signal = "time"
 
@@ -166,8 +166,7 @@ class Fault:
     check: which check is to fire (``setting.NAME`` for drift). level: its finding's word, "drain", "warn" or "unknown".
     twin_words: why the twin is normal. source: who says so. twin_told: a finding of the twin that is meant (a job's own Xid
     is reported, and drains nothing), as part of its summary; it is not counted as noise.
-    fresh: in an agent with an empty history. says: a part of the finding's summary. quick: what the document says otherwise
-    where nothing is timed (the tests), to wait less.
+    fresh: in an agent with an empty history. says: a part of the finding's summary.
     """
 
     name: str
@@ -181,7 +180,6 @@ class Fault:
     twin_told: str = ""
     fresh: bool = False
     says: str = ""
-    quick: Mapping[str, Any] = field(default_factory=dict)
 
     def signals(self) -> frozenset[str]:
         """What the fault shows itself by."""

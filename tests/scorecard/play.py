@@ -1,7 +1,7 @@
 """Play the rows on some nodes at once: break, look who notices and how soon, mend; then the twin, which nobody may notice.
 
-``timed`` True is the measurement: default thresholds, nothing is hurried. False is the test: the same rows, with each look at
-files made a thorough one at once (a reload) and long waits of single rows cut short by their own ``quick`` options.
+``timed`` True is the measurement: the node's clocks run as ours do, but where a row needs minutes and for the twins. False is
+the test: all clocks run ``FAST`` times as fast, so that every look at a node is a thorough one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.lab import cpus
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.roots import LabError
-from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Looks, Run
+from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Looks
 from tests.scorecard.node import ScoreNode
+from tests.scorecard.running import CLOCK
 
 SUITE = "bookworm"
+FAST, FAST_INTERVAL = 40.0, 0.4  # a sweep is one in 16 s of the node's: as far apart as thorough looks are
 QUIET_LOOKS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
-STEADY_LOOKS = 3  # sweeps for which what was found must stay as it is
-DETECT_SECONDS = 90.0
+STEADY_LOOKS = 2  # sweeps for which what was found must stay as it is
+DETECT_SECONDS = {True: 120.0, False: 45.0}  # timed, and not
 
 
 @dataclass
@@ -76,8 +79,6 @@ class Player:
         """One half of a row: the fault or its twin. A lab that fails is noted, not raised."""
         try:
             self.node.heal(fresh=self._fresh(fault))
-            if fault.quick and not self.timed:
-                self.node.take(Document(fault.quick))
             (self._twin if twin else self._fault)(fault, seen)
         except (LabError, OSError) as error:
             seen.broken = f"{'twin' if twin else 'fault'}: {error}"
@@ -85,24 +86,22 @@ class Player:
     def _fresh(self, fault: Fault) -> bool:
         return fault.fresh or any(isinstance(s, Elapse) for s in (*fault.steps, *fault.twin))
 
-    def _steps(self, steps: Sequence[Any], *, hurry: bool) -> None:
+    def _steps(self, steps: Sequence[Any]) -> None:
         for step in steps:
             self.node.take(step)
-        if hurry and any(isinstance(s, File | Run) for s in steps):
-            self.node.reload()
 
     def _fault(self, fault: Fault, seen: Seen) -> None:
         *first, last = _staged(fault.steps)
         for steps in first:
-            self._steps(steps, hurry=False)
+            self._steps(steps)
         start = time.monotonic()
-        self._steps(last, hurry=not self.timed)
-        deadline = start + DETECT_SECONDS
+        self._steps(last)
+        deadline = start + DETECT_SECONDS[self.timed]
         wanted = fault.level == "drain" and (self.node.strict or self.node.drains_by_default(fault.check))
         while seen.found is None or (wanted and seen.drained is None):
             now = time.monotonic()
             if now > deadline:
-                seen.others = [told(f) for f in self.node.findings()]
+                seen.others = [told(f) for f in self.node.findings()] or [self.node.verdict().text]
                 return
             verdict = self.node.verdict()
             if seen.found is None and verdict.state.value != "ok":
@@ -112,6 +111,9 @@ class Player:
             if seen.drained is None and verdict.state.value == "drain":
                 seen.drained = now - start
             time.sleep(0.003)
+        if self.node.speed > 1 and any(isinstance(s, Fast) for s in fault.steps):  # told in the node's own time
+            seen.found = seen.found * self.node.speed
+            seen.drained = seen.drained * self.node.speed if seen.drained is not None else None
         self._steady(fault, seen, drained=wanted)
         seen.others = [told(f) for f in self.node.findings() if f["check"] != fault.check]
 
@@ -127,7 +129,7 @@ class Player:
         self._watch(STEADY_LOOKS, look)
 
     def _twin(self, fault: Fault, seen: Seen) -> None:
-        self._steps(fault.twin, hurry=True)
+        self._steps(fault.twin)
 
         def look() -> None:
             verdict = self.node.verdict()
@@ -136,10 +138,12 @@ class Player:
             for finding in self.node.findings():
                 meant = fault.twin_told and fault.twin_told in finding["summary"]
                 into = seen.twin_told if meant else seen.noise
-                if told(finding) not in into:
+                if told(finding) not in into and finding["level"] != "unknown":
                     into.append(told(finding))
 
         self._watch(QUIET_LOOKS, look)
+        # what is not known yet (a question that was just asked) is noise when it is not known at the end either
+        seen.noise += [told(f) for f in self.node.findings() if f["level"] == "unknown"]
 
     def _watch(self, looks: int, look: Callable[[], None]) -> None:
         """Look at every verdict for so many sweeps."""
@@ -158,7 +162,7 @@ class Player:
 
 def _staged(steps: Sequence[Any]) -> list[list[Any]]:
     """The steps before the last one that takes time by itself, and those after it, from which the reaction counts."""
-    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Looks | Document)), default=0)
+    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Fast | Looks | Document)), default=0)
     return [list(steps[:at]), list(steps[at:])] if at else [list(steps)]
 
 
@@ -167,10 +171,14 @@ def told(finding: dict[str, Any]) -> str:
 
 
 @contextmanager
-def nodes_up(count: int, **options: Any) -> Iterator[list[ScoreNode]]:
-    """A real slurmctld and so many simulated nodes with their agents."""
+def nodes_up(count: int, *, interval: float = FAST_INTERVAL, fast: int = -1) -> Iterator[list[ScoreNode]]:
+    """A real slurmctld and so many simulated nodes with their agents; the last ``fast`` of them (-1: all) have fast clocks,
+    the others a sweep each ``interval`` seconds."""
     with Cluster(SUITE, nodes=count, cores=4, name=own_name("scorecard")) as cluster:
-        made = [ScoreNode(cluster, name, **options) for name in cluster.node_names]
+        cpus.preload(CLOCK)
+        slow = 0 if fast < 0 else count - fast
+        made = [ScoreNode(cluster, name, interval=interval) for name in cluster.node_names[:slow]]
+        made += [ScoreNode(cluster, name, interval=FAST_INTERVAL, speed=FAST) for name in cluster.node_names[slow:]]
         try:
             for each in made:
                 each.up()
@@ -180,22 +188,22 @@ def nodes_up(count: int, **options: Any) -> Iterator[list[ScoreNode]]:
                 each.down()
 
 
-def play(
-    faults: Iterable[Fault], nodes: Sequence[ScoreNode], *, timed: bool = False, tell: Callable[[Seen, bool], None] | None = None
-) -> list[Seen]:
-    """Play fault and twin of every row, on all nodes at once; results in the order of ``faults``."""
+def play(faults: Iterable[Fault], nodes: Sequence[ScoreNode], *, tell: Callable[[Seen, bool], None] | None = None) -> list[Seen]:
+    """Play fault and twin of every row, on all nodes at once; results in the order of ``faults``. Where some clocks run as ours,
+    faults are played on those, and only twins and what takes minutes on the others."""
     results = {fault.name: Seen(fault) for fault in faults}
-    rows = sorted(results.values(), key=lambda seen: -weight(seen.fault))
-    todo: queue.SimpleQueue[tuple[Seen, bool]] = queue.SimpleQueue()
-    for seen in rows:
-        todo.put((seen, False))
-        todo.put((seen, True))
+    timed = any(node.speed == 1 for node in nodes)
+    todo: dict[bool, queue.SimpleQueue[tuple[Seen, bool]]] = {fast: queue.SimpleQueue() for fast in (False, True)}
+    for seen in sorted(results.values(), key=lambda seen: -weight(seen.fault)):
+        for twin in (False, True):
+            long = any(isinstance(s, Fast) for s in seen.fault.steps)
+            todo[not timed or twin or long].put((seen, twin))
 
     def work(node: ScoreNode) -> None:
         player = Player(node, timed=timed)
         while True:
             try:
-                seen, twin = todo.get_nowait()
+                seen, twin = todo[node.speed > 1].get_nowait()
             except queue.Empty:
                 return
             player.play(seen.fault, seen, twin=twin)

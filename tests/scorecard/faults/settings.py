@@ -13,4 +13,8 @@ FAULTS = (
           (Nvml(2, "persistence_mode", 0),),
           (Document({"settings": {"persistence": {"managed": False}}}), Nvml(2, "persistence_mode", 0)),
           "a site that leaves it to nvidia-persistenced", "NVIDIA driver persistence guide", says="persistence"),
+    Fault("drift-governor", "a CPU's governor is powersave", "setting.cpu_governor", "drain",
+          (File("/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave\n"),),
+          (Document({"settings": {"cpu_governor": {"managed": False}}}), File("/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave\n")),
+          "a site that leaves it to tuned", "Linux Documentation/admin-guide/pm/cpufreq.rst", says="powersave"),
 )  # fmt: skip
