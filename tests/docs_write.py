@@ -104,20 +104,22 @@ def row(*cells: str) -> str:
 
 
 def readme_table() -> str:
-    """Checks by name only: there are many, and the reference says what each judges."""
+    """Checks and settings by name only: there are many, and the reference says what each judges."""
     of_mode = {word: [n for n, c in checks.load().items() if c.mode.value == word] for word in ("enforce", "observe")}
     said = {"enforce": "drain by default", "observe": "only warn until the site says so"}
     out = [f"{len(checks.load())} [checks](docs/reference/checks.md).", ""]
     for word, names in of_mode.items():
-        out += [f"Those that {said[word]}:", *_filled(f"`{n}`" for n in names), ""]
-    out += [row("setting", "what it makes so", "needs"), row("---", "---", "---")]
-    needs = {"none": "nothing: also on busy nodes", "idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
-    out += [row(f"`{n}`", s.summary, needs[s.disruption.value]) for n, s in settings.load().items()]
+        out += [*_filled((f"`{n}`" for n in names), f"Those that {said[word]}"), ""]
+    out += [f"{len(settings.load())} [settings](docs/reference/settings.md):", ""]
+    needs = {"none": "Also on busy nodes", "idle": "On an idle node", "drain": "On a drained node", "reboot": "With a reboot"}
+    for word, said_of in needs.items():
+        names = [n for n, s in settings.load().items() if s.disruption.value == word]
+        out += [*_filled((f"`{n}`" for n in names), said_of), ""] if names else []
     return "\n".join(out)
 
 
-def _filled(words: Iterable[str]) -> list[str]:
-    return textwrap.wrap(", ".join(words) + ".", 120, break_long_words=False, break_on_hyphens=False)
+def _filled(words: Iterable[str], before: str) -> list[str]:
+    return textwrap.wrap(f"{before}: {', '.join(words)}.", 120, break_long_words=False, break_on_hyphens=False)
 
 
 def reference(kind: str) -> str:

@@ -209,12 +209,16 @@ static int off_by_comment(spank_t sp) {
 
 /* Is it on, for this node and this job? Malformed means off. */
 static int is_on(spank_t sp) {
-    char profile[16], hooks[WORD_MAX];
+    char profile[32], hooks[WORD_MAX], preset[80] = "/run/fairlead/presets/";
     if (!access("/etc/fairlead/disabled", F_OK) || off_by_comment(sp)) return 0;
     if (is_set(sp, "FAIRLEAD_PROFILE")) env(sp, "FAIRLEAD_PROFILE", profile, sizeof profile);
     else if (slurp("/etc/fairlead/hooks", hooks, sizeof hooks) < 0 || !is(hooks, 0, "1") || !field(hooks, 2, profile, sizeof profile))
         return 0;
-    return !strcmp(profile, "full") || !strcmp(profile, "minimal");
+    if (!strcmp(profile, "full") || !strcmp(profile, "minimal")) return 1;
+    /* A preset of the site's, which concerns the environment: the CPUs are as with full. */
+    if (!*profile || profile[strspn(profile, "abcdefghijklmnopqrstuvwxyz0123456789-")] || !strcmp(profile, "off")) return 0;
+    strcat(preset, profile);
+    return is_set(sp, "FAIRLEAD_PROFILE") && !access(preset, F_OK);
 }
 
 /* Is this step bound as Slurm chose, with GPUs that no task has of its own? 0 for everything that a user chose. */

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairlead.jobenv.render import render
 from fairlead.topology import plan, publish
 from tests.bench.rows import Row, median
 from tests.lab.cluster import Cluster
+from tests.lab.cpus import v1_controllers
 from tests.topology.build import hgx
 
 HOOKS = Path(__file__).resolve().parents[2] / "slurm"
@@ -62,13 +63,22 @@ KINDS = {
 }
 
 
+@dataclass
+class Took:
+    """Milliseconds of the steps of one kind, and the CPU time that node and tasks spent on each (none without cgroup v1)."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
 def measure(
     kinds: Mapping[str, Kind], rounds: int, *, suite: str = "bookworm", binds: Mapping[str | Path, str] | None = None
-) -> dict[str, list[float]]:
-    """Milliseconds of the steps of each kind; the i-th of every kind ran one after the other."""
+) -> dict[str, Took]:
+    """The i-th step of every kind ran one after the other."""
+    read = "c=0; [ -r /run/cpuacct/cpuacct.usage ] && read -r c </run/cpuacct/cpuacct.usage"
     lines = [
-        f"a=$(date +%s%N); srun {f'--task-prolog={kind.hook}' if kind.hook else ''} {kind.options} {kind.command}"
-        f"; b=$(date +%s%N); echo took {name} $(((b - a) / 1000))"
+        f"{read}; d=$c; a=$(date +%s%N); srun {f'--task-prolog={kind.hook}' if kind.hook else ''} {kind.options} {kind.command}"
+        f"; b=$(date +%s%N); sleep 0.05; {read}; echo took {name} $(((b - a) / 1000)) $(((c - d) / 1000))"
         for name, kind in kinds.items()
     ]
     script = f"i=0; while [ $i -lt {rounds} ]; do\n" + "\n".join(lines) + "\ni=$((i + 1)); done"
@@ -89,7 +99,15 @@ def measure(
             HOOKS: f"/run/lab-hooks{HOOKS}",
             **(binds or {}),
         }
-        with Cluster(suite, nodes=1, simulated=True, binds=bound) as cluster:
+        cluster = Cluster(suite, nodes=1, simulated=True, binds=bound)
+        group = v1_controllers().get("cpuacct", folder) / f"fairlead-lab-{cluster.name}"
+        group.mkdir()
+        cluster.binds = {**bound, group: "/run/cpuacct"}
+        with cluster:
+            if "cpuacct" in v1_controllers():
+                cluster.ledger.add("cgroup", group)
+                for pid in cluster.pids("slurmd"):
+                    (group / "cgroup.procs").write_text(str(pid))
             cluster.run(["/bin/sh", "-c", RELEASE])
             dirs = cluster.node_dirs("n1")
             node = hgx()
@@ -102,31 +120,43 @@ def measure(
                 (dirs.run / "plans" / str(tasks)).write_text(text)
             argv = ["/usr/bin/salloc", "-n8", "-c14", "--gres=gpu:8", "-w", "n1", "/bin/sh", "-c", script]
             said = cluster.run(argv, timeout=900).stdout
-    took: dict[str, list[float]] = {name: [] for name in kinds}
+    took = {name: Took() for name in kinds}
     for line in said.splitlines():
         match line.split():
-            case ["took", name, microseconds]:
-                took[name].append(int(microseconds) / 1000)
-    assert all(len(times) == rounds for times in took.values()), said[-2000:]
+            case ["took", name, wall, cpu]:
+                took[name].wall.append(int(wall) / 1000)
+                took[name].cpu += [int(cpu) / 1000] if int(cpu) else []
+    assert all(len(times.wall) == rounds for times in took.values()), said[-2000:]
     return took
 
 
-def over(took: Mapping[str, list[float]], name: str, base: str) -> float:
+def over(took: Took, base: Took) -> float:
     """The median of the paired differences, in milliseconds."""
-    return median([t - b for t, b in zip(took[name], took[base], strict=True)])
+    return median([t - b for t, b in zip(took.wall, base.wall, strict=True)])
+
+
+def cpu_over(took: Took, base: Took) -> str:
+    """What the CPUs did more for it, in words: the same on a machine that is busy otherwise."""
+    if not took.cpu or len(took.cpu) != len(base.cpu):
+        return ""
+    return f"(CPU time {median([t - b for t, b in zip(took.cpu, base.cpu, strict=True)]):+.0f} ms)"
 
 
 def rows(suite: str = "bookworm") -> list[Row]:
     took = measure(KINDS, ROUNDS, suite=suite)
-    beside = f"a taskset wrapper {over(took, 'wrapper', 'none'):+.1f} ms; step without either {median(took['none']):.0f} ms"
-    single = f"a taskset wrapper {over(took, 'wrapper-1', 'none-1'):+.1f} ms; step without either {median(took['none-1']):.0f} ms"
-    detail = f"{ROUNDS} steps each in turn, Slurm of {suite}"
-    return [
-        Row("task prolog, 8 tasks, whole node, over none", over(took, "whole", "none"), 15, "ms", beside, detail),
-        Row("task prolog, 8 tasks, part of a node, over none", over(took, "part", "none"), 40, "ms", beside, detail),
-        Row("task prolog, 8 tasks, with the planner, over none", over(took, "planner", "none"), 40, "ms", beside, detail),
-        Row("task prolog, 1 task, over none", over(took, "whole-1", "none-1"), None, "ms", single, detail),
-    ]
+    found = []
+    for what, name, budget in (
+        ("8 tasks, whole node", "whole", 15),
+        ("8 tasks, part of a node", "part", 40),
+        ("8 tasks, with the planner", "planner", 40),
+        ("1 task", "whole-1", None),
+    ):
+        end = "-1" if name.endswith("-1") else ""
+        mine, none, wrapper = took[name], took[f"none{end}"], took[f"wrapper{end}"]
+        beside = f"{cpu_over(mine, none)} a taskset wrapper {over(wrapper, none):+.1f} ms {cpu_over(wrapper, none)}"
+        detail = f"step without either {median(none.wall):.0f} ms; {ROUNDS} steps each in turn, Slurm of {suite}"
+        found.append(Row(f"task prolog, {what}, over none", over(mine, none), budget, "ms", beside, detail))
+    return found
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from msgspec.structs import replace
 
 from fairlead import checks, config
 from fairlead.checks.gpu_readings import Params, check
-from fairlead.host.gather import gather
+from fairlead.daemon.judge import reads as daemon_reads
+from fairlead.host.gather import Gatherer, gather
 from fairlead.host.root import Root
 from fairlead.model.check import Past
 from fairlead.model.device import LISTS, gone, readable_fields, was_readable
 from fairlead.model.facts import Gpu, Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode
+from fairlead.model.gpu_load import LoadSeen
 from tests.checks.nodes import ADDRESSES, ECC, LINKS, NA, UNSUPPORTED, gpu, node
 
 TREES = Path(__file__).resolve().parents[1] / "machines"
@@ -80,6 +82,59 @@ def test_a_fact_that_went_dark_is_never_ok_in_silence(tree: Path) -> None:
         if not any(f.level is not Level.OK and f.device == changed.pci for f in found):
             silent.append(name)
     assert silent == []
+
+
+def sources(raw: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every place of a GPU's part of nvml.json where NVML could say an error instead; of the links the first."""
+    for key, value in raw.items():
+        if key == "remote" or (isinstance(value, dict) and all(isinstance(v, dict) for v in (value, *value.values()))):
+            continue  # the name of a link's far end; what is an error already, or all of whose parts are
+        if (key == "nvlink" and not value) or (isinstance(value, dict) and "error" in value):
+            continue
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from sources(value, f"{prefix}{key}.")
+        elif key == "nvlink" and value:
+            yield from sources(value[0], f"{prefix}{key}.0.")
+
+
+def cut(raw: dict[str, Any], path: str, code: int) -> dict[str, Any]:
+    """The same with an error at one place."""
+    key, _, rest = path.partition(".")
+    if not rest:
+        return raw | {key: {"error": code}}
+    if key == "nvlink":
+        return raw | {key: [cut(raw[key][0], rest.removeprefix("0."), code), *raw[key][1:]]}
+    return raw | {key: cut(raw[key], rest, code)}
+
+
+@pytest.mark.parametrize("code", [3, 999])  # NOT_SUPPORTED, UNKNOWN
+@pytest.mark.parametrize("tree", ["hgx-h100", "hgx-a100", "l40s-pcie"])
+def test_any_nvml_answer_that_is_cut_off_is_told(tree: str, code: int) -> None:
+    """Of whatever a fact is made of: a call that fails is named by some check, with the same driver that knew it."""
+    document = config.profile_document("n1", tree)
+    raw = json.loads((TREES / tree / "nvml.json").read_text())
+    reads = daemon_reads(document)
+    looker = Gatherer(Root(str(TREES / tree)), unsupported=document.unsupported, reads=reads, slow_seconds=1e9)
+
+    def look(first: dict[str, Any]) -> Node:
+        found = looker.gather(raw | {"gpus": [first, *raw["gpus"][1:]]})
+        assert isinstance(found.gpus, tuple)
+        still = tuple(replace(g, load=replace(g.load, seen=LoadSeen())) for g in found.gpus)  # else it grows from look to look
+        return replace(found, gpus=still)
+
+    healthy = look(raw["gpus"][0])
+    past = before(healthy)
+    quiet = {f for n, c in checks.load().items() for f in c.judge(healthy, past, document.checks[n])}
+    made_of = 0
+    for path in sources(raw["gpus"][0]):
+        sick = look(cut(raw["gpus"][0], path, code))
+        if sick.gpus == healthy.gpus:
+            continue  # no fact is made of it
+        made_of += 1
+        found = {f for n, c in checks.load().items() for f in c.judge(sick, past, document.checks[n])} - quiet
+        assert any(f.level is not Level.OK for f in found), path
+    assert made_of > 40
 
 
 def test_healthy_and_never_known_is_quiet() -> None:

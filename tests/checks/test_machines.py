@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairlead import checks, config
-from fairlead.daemon.judge import reads
+from fairlead.daemon.judge import reads, wanted
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.check import Past
@@ -26,11 +26,16 @@ BROKEN = {
 #: Checks that read nothing from NVML, or judge only what a profile or site declares.
 NOT_OF_NVML = ("xid", "driver_library", "driver_version", "fabric_manager", "gpu_direct_rdma", "imex")
 
+OF_THE_HOST = (
+    "clock", "cpu_memory", "disks", "fs_errors", "fs_space", "hung_mounts", "kernel_log", "memory_errors",
+    "rdma_errors", "rdma_flaps", "rdma_ports", "stuck_tasks", "units",
+)  # fmt: skip
+
 
 def judged(tree: Path, raw: object = None) -> list[Finding]:
     document = config.profile_document("n1", tree.name.partition(".")[0])
     answer = json.loads((tree / "nvml.json").read_text()) if raw is None else raw
-    node = gather(Root(str(tree)), answer, reads=reads(document), unsupported=document.unsupported)
+    node = gather(Root(str(tree)), answer, reads=reads(document), unsupported=document.unsupported, wanted=wanted(document))
     return [f for name, c in checks.load().items() for f in c.judge(node, Past(available=True), document.checks[name])]
 
 
@@ -47,7 +52,7 @@ def test_every_tree_says_what_is_wrong_with_it(tree: Path) -> None:
 def test_no_answer_from_the_driver_is_never_ok() -> None:
     missing = Missing(Why.UNREADABLE, "no answer within 5 s")
     by_check = {name: [f.level for f in judged(TREES / "hgx-h100", missing) if f.check == name] for name in checks.load()}
-    assert all(by_check.pop(name) == [] for name in NOT_OF_NVML)
+    assert all(by_check.pop(name) == [] for name in (*NOT_OF_NVML, *OF_THE_HOST))
     assert all(levels and set(levels) <= {Level.UNKNOWN, Level.DRAIN} for levels in by_check.values())
     assert Level.DRAIN in by_check["nvml_responsive"]
 

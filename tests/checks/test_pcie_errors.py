@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.pcie_errors import Params, check, fatal
+from fairlead.daemon.judge import heeded_by
 from fairlead.model.check import Past, Sample
 from fairlead.model.facts import Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
@@ -110,6 +111,14 @@ def test_unreadable() -> None:
     (port,) = judged(node(gpu(2, port_aer=NA)))
     assert port.level is Level.UNKNOWN and "port above" in port.summary
     assert judged(node(gpu(2, lost=True, pcie=NA, aer=NA))) == []
+
+
+def test_only_fatal_records_are_heeded() -> None:
+    wakes = {"pcie_errors": check.wakes_on, "xid": ("NVRM: Xid",)}
+    corrected = "pcieport 0000:00:07.0: AER: Corrected error received: 0000:52:00.0"
+    assert list(heeded_by(corrected, wakes)) == []
+    assert list(heeded_by("pcieport 0000:00:07.0: AER: Uncorrected (Fatal) error received: 52:00.0", wakes)) == ["pcie_errors"]
+    assert list(heeded_by("NVRM: Xid (PCI:0000:1b:00): 79, x", wakes)) == ["xid"]
 
 
 def test_it_observes() -> None:

@@ -7,7 +7,8 @@ import pytest
 from fairlead.checks import row_remap
 from fairlead.checks.retired_pages import Params, check
 from fairlead.model.check import Past
-from fairlead.model.facts import Missing, Node
+from fairlead.model.device import readable_fields
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.gpu_health import RetiredPages
 from tests.checks.nodes import ADDRESSES, NA, UNSUPPORTED, gpu, node
@@ -53,6 +54,17 @@ def test_row_remap_leaves_such_a_gpu_alone() -> None:
     assert found == []
     dark = node(gpu(2, remap=NA, retired=NA))
     assert [f.level for f in row_remap.check.judge(dark, Past(available=True), row_remap.Params())] == [Level.UNKNOWN]
+
+
+def test_row_remap_is_silent_under_mig_where_nvml_has_no_answer() -> None:
+    def judged_by_row_remap(on: bool, why: str) -> list[Level]:
+        machine = node(gpu(2, mig_current=on, mig_pending=on, remap=unreadable(why)))
+        past = Past(available=True, readable=readable_fields(node()))
+        return [f.level for f in row_remap.check.judge(machine, past, row_remap.Params())]
+
+    assert judged_by_row_remap(True, "NVML NOT_SUPPORTED (3)") == []
+    assert judged_by_row_remap(False, "NVML NOT_SUPPORTED (3)") == [Level.DRAIN]
+    assert judged_by_row_remap(True, "NVML UNKNOWN (999)") == [Level.DRAIN]
 
 
 def test_mode() -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.row_remap import Params, check
-from fairlead.model.check import Past
+from fairlead.model.check import Daily, Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
@@ -46,3 +46,40 @@ def test_unreadable_unsupported_and_gone() -> None:
 
 def test_no_list_of_gpus_is_unknown() -> None:
     assert [f.level for f in check.judge(node(gpus=unreadable("x")), Past(), Params())] == [Level.UNKNOWN]
+
+
+def since(*points: tuple[int, float], name: str = "remap.uncorrected", device: str = "1651223002") -> Past:
+    return Past(available=True, daily=tuple(Daily(device=device, name=name, days_ago=d, value=v) for d, v in points))
+
+
+@pytest.mark.parametrize(
+    ("points", "rows", "warns"),
+    [
+        (((29, 0.0),), 8, True),
+        (((29, 0.0),), 7, False),
+        (((31, 0.0), (10, 3.0)), 8, True),
+        (((300, 0.0), (29, 8.0)), 8, False),  # when they came is not known: only what is sure counts
+        (((300, 0.0), (29, 0.0)), 8, True),
+        (((300, 8.0), (200, 8.0)), 8, False),  # long ago
+        (((5, 20.0),), 8, False),  # fewer than before: another count
+        ((), 400, False),
+    ],
+)
+def test_rows_that_are_remapped_fast(points: tuple[tuple[int, float], ...], rows: int, warns: bool) -> None:
+    sick = node(gpu(2, remap=replace(REMAP, uncorrected=rows)))
+    found = list(check.judge(sick, since(*points), Params()))
+    assert [f.level for f in found] == ([Level.WARN] if warns else [])
+    assert not warns or (found[0].device == ADDRESSES[2] and "within" in found[0].summary)
+    assert list(check.judge(sick, since(*points), Params(rows_per_month=0))) == []
+    assert list(check.judge(sick, since(*points, device="another"), Params())) == []
+
+
+def test_banks_that_wear_out() -> None:
+    past = since((29, 0.0), name="remap.worn_banks")
+    worn = node(gpu(2, remap=replace(REMAP, histogram=(630, 4, 4, 0, 0))))
+    (finding,) = check.judge(worn, past, Params())
+    assert finding.level is Level.WARN and "begun to run out" in finding.summary
+    fresh = node(gpu(2, remap=replace(REMAP, histogram=(630, 10, 0, 0, 0))))
+    assert list(check.judge(fresh, past, Params())) == []
+    assert check.daily is not None
+    assert {("1651223002", "remap.worn_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(worn))

@@ -49,6 +49,36 @@ def test_the_sites_own_variables_reach_the_task_prolog(agents: Make) -> None:
     assert "SITE_SCRATCH\talways\t/scratch\tfull" in lines and not any(line.startswith("NCCL_DEBUG\t") for line in lines)
 
 
+def test_what_jobs_read_of_this_node(agents: Make, tmp_path: Path) -> None:
+    """NCCL's interface for Gloo, values of the fabric, a preset, and the scratch folder once it can be used."""
+    disk = tmp_path / "disk"
+    presets = {"deep": {"extra": {"OURS": "1"}, "skip": ["NCCL_DEBUG"]}}
+    fabric = [{"name": "NCCL_NET", "value": "IB", "unless": "NCCL_NET_PLUGIN"}]
+    options = {"scratch": str(disk), "presets": presets, "fabric": fabric, "rail_only": True, "master_suffix": "i"}
+    agent = agents(jobenv=options, settings={"nccl": {"mode": "observe"}}).start()
+    agent.until((agent.run_dir / "presets/deep").exists, "preset")
+
+    def lines(name: str = "env") -> list[str]:
+        return (agent.run_dir / name).read_text().splitlines()
+
+    assert "GLOO_SOCKET_IFNAME\tnodes\tenp170s0np0\tfull" in lines()
+    assert "NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull" in lines() and "NCCL_CROSS_NIC\tnodes\t0\tfull" in lines()
+    assert "MASTER_ADDR\tdistributed\t@first_hosti\tfull" in lines()
+    assert not any("@scratch" in line for line in lines()) and not (agent.run_dir / "scratch").exists()
+    agent.until(lambda: "disk: No such file" in agent.log.read_text(), "why there is no scratch")
+    assert "OURS\talways\t1\tfull" in lines("presets/deep") and not any(
+        x.startswith("NCCL_DEBUG\t") for x in lines("presets/deep")
+    )
+    if os.geteuid() == 0:
+        disk.mkdir()
+        disk.chmod(0o1777)
+        agent.write_document(jobenv={"scratch": str(disk)})
+        agent.send(signal.SIGHUP)
+        agent.until(lambda: f"TMPDIR\talways\t@scratch:{disk}:tmp\tfull" in lines(), "scratch")
+        assert (agent.run_dir / "scratch").read_text() == f"1\t{disk}\t.\n"
+        agent.until(lambda: not (agent.run_dir / "presets/deep").exists(), "a preset that is gone")
+
+
 def test_metrics(agents: Make) -> None:
     agent = agents().start()
     agent.until((agent.run_dir / "metrics.prom").exists, "metrics")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +16,9 @@ from msgspec.structs import replace
 from fairlead.config import profile_document
 from fairlead.daemon import remember
 from fairlead.daemon.history import History
+from fairlead.model.verdict import State
 from tests.checks.nodes import ADDRESSES, node
+from tests.daemon.conftest import MACHINES, PROJECT, Agent
 
 
 def test_history_without_a_folder_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +59,30 @@ def test_another_driver_begins_anew_with_what_can_be_read(tmp_path: Path) -> Non
     remember.before(history, node(driver=other))
     assert history.past().readable == frozenset() and history.past().boards == known.boards
     history.close()
+
+
+def test_over_a_restart_a_swapped_board_and_a_fact_that_went_dark_are_named_until_cleared(
+    agents: Callable[..., Agent], tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(MACHINES / "hgx-h100.tuned", tree, symlinks=True)
+    agent = agents(tree).start()
+    assert agent.verdict().state is State.OK
+    agent.end()
+    nvml = json.loads((tree / "nvml.json").read_text())
+    nvml["gpus"][0] |= {"serial": "1650000000000", "uuid": "GPU-00000000-1111-4222-8333-444444444444"}
+    nvml["gpus"][1]["performance_state"] = {"error": 3}
+    (tree / "nvml.json").write_text(json.dumps(nvml))
+    agent = agents(tree).start()
+    agent.until(lambda: agent.status()["findings"] != [], "findings")
+    found = {(f["check"], f["device"]): f["level"] for f in agent.status()["findings"]}
+    swapped, dark = (str(gpu["pci"]) for gpu in nvml["gpus"][:2])
+    assert found == {("gpu_identity", swapped): "warn", ("gpu_readings", dark): "unknown"}
+    assert agent.verdict().state is State.UNKNOWN and "performance_state" in agent.verdict().text
+    agent.end()
+    for device in (swapped, dark):
+        clear = ["clear", device, "--reason", "replaced", "--document", str(agent.document)]
+        subprocess.run([sys.executable, "-m", "fairlead", *clear], check=True, cwd=PROJECT, env=os.environ, capture_output=True)
+    agent = agents(tree).start()
+    agent.until(lambda: agent.status()["findings"] == [], "an account without findings")
+    assert agent.verdict().state is State.OK

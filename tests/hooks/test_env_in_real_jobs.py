@@ -1,6 +1,7 @@
 """The job environment under real Slurm: printed inside batch steps and steps, on two nodes that differ in interface and disk.
 
-n1 has eth0 and its scratch folders in /local1, n2 ens1 and /local2 (the lab's nodes share one root).
+What is published is what the agent makes of two machine trees with other interfaces, by one site's declaration. n1 has its
+scratch folders in /local1, n2 in /local2 (the lab's nodes share one root).
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.jobenv.render import render
-from fairlead.jobenv.table import FabricRow, assemble
+from fairlead import config
+from fairlead.daemon.job_tables import JobTables
+from fairlead.host.environments import of_job
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.jobenv.render import explain
+from fairlead.jobenv.table import assemble
+from fairlead.model.facts import unreadable
+from fairlead.settings import nccl
 from tests.hooks.stage import HOOKS
 from tests.hooks.test_on_slurm import lay_out
 from tests.lab.cluster import Cluster
@@ -26,7 +34,7 @@ from tests.topology.build import hgx
 pytestmark = [pytest.mark.root, pytest.mark.slurm]
 EVERY = pytest.mark.parametrize("site", list(SUITES), indirect=True)
 ONE_RELEASE = pytest.mark.parametrize("site", ["trixie"], indirect=True)
-NET = FabricRow(name="NCCL_NET", value="IB", unless="NCCL_NET_PLUGIN", why="no silent fallback", source="https://docs.nvidia.com")
+MACHINES = Path(__file__).parents[1] / "machines"
 #: Prints one line for each variable of interest: "STEP NODE LOCALID NAME=VALUE".
 SHOW = """#!/bin/sh
 env | while IFS= read -r line; do
@@ -36,18 +44,25 @@ env | while IFS= read -r line; do
 	esac
 done
 """
-WHERE = {"n1": ("eth0", "/local1"), "n2": ("ens1", "/local2")}
+#: The node's machine, NCCL's interface there, its local disk.
+WHERE = {"n1": ("hgx-h100", "enp170s0np0", "/local1"), "n2": ("hgx-a100", "enp225s0np0", "/local2")}
+FIRST, SECOND = (interface for _, interface, _ in WHERE.values())
 
 
 def publish(cluster: Cluster, name: str) -> None:
-    """What the agent of that node would publish."""
-    interface, scratch = WHERE[name]
-    rows = assemble(fabric=[NET], interface=interface, scratch=scratch)
+    """What the agent of that node publishes."""
+    model, _, scratch = WHERE[name]
+    presets = {"deep": {"extra": {"OURS": f"preset on {name}"}, "skip": ["NCCL_DEBUG"]}}
+    layers = [
+        ("fabric", config.fabric_layer(config.load_fabric("infiniband"))),
+        ("site", {"jobenv": {"scratch": scratch, "presets": presets}}),
+    ]
+    tables = JobTables(config.resolve_layers(name, layers)[0])
+    node = gather(Root(str(MACHINES / model)), unreadable("not asked"), reads=nccl.setting.reads)
     dirs = cluster.node_dirs(name)
-    (dirs.run / "env").write_text(render(rows))
     (dirs.run / "presets").mkdir(exist_ok=True)
-    (dirs.run / "presets/deep").write_text(render(rows, extra={"OURS": f"preset on {name}"}, skip=["NCCL_DEBUG"]))
-    (dirs.run / "scratch").write_text(f"1\t{scratch}\t.\n")
+    for file, text in tables.texts(tables.facts(node)[0], scratch).items():
+        (dirs.run / file).write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +127,12 @@ def test_each_node_has_its_own_values(site: Cluster) -> None:
     )
     found = seen(said)
     batch = found["batch", "n1", "0"]
-    assert batch["GLOO_SOCKET_IFNAME"] == "eth0" and batch["TMPDIR"] == f"/local1/fairlead.{number}/tmp"
+    assert batch["GLOO_SOCKET_IFNAME"] == FIRST and batch["TMPDIR"] == f"/local1/fairlead.{number}/tmp"
     assert (batch["MASTER_ADDR"], batch["NCCL_NET"], batch["CUDA_DEVICE_ORDER"]) == ("n1", "IB", "PCI_BUS_ID")
     assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & batch.keys()
     ports = {batch["MASTER_PORT"]}
     for step in ("plain", "second"):
-        for node, (interface, scratch) in WHERE.items():
+        for node, (_, interface, scratch) in WHERE.items():
             env = next(v for (s, n, _), v in found.items() if (s, n) == (step, node))
             assert (env["GLOO_SOCKET_IFNAME"], env["TMPDIR"]) == (interface, f"{scratch}/fairlead.{number}/tmp")
             assert env["CUDA_CACHE_PATH"] == f"{scratch}/fairlead.{number}/cuda"
@@ -128,7 +143,7 @@ def test_each_node_has_its_own_values(site: Cluster) -> None:
     for step, node in (("one", "n1"), ("onb", "n2")):  # one node: nothing of networks, though the batch step exports it
         env = found[step, node, "0"]
         assert not {"NCCL_NET", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"} & env.keys()
-        assert env["TMPDIR"] == f"{WHERE[node][1]}/fairlead.{number}/tmp"
+        assert env["TMPDIR"] == f"{WHERE[node][2]}/fairlead.{number}/tmp"
     for node in WHERE:
         env = next(v for (s, n, _), v in found.items() if (s, n) == ("users", node))
         assert (env["GLOO_SOCKET_IFNAME"], env["MASTER_ADDR"]) == ("mine", "n1")
@@ -185,6 +200,26 @@ def test_switches(site: Cluster) -> None:
         assert said.count("fairlead: FAIRLEAD_") == 1 and not seen(said), said
     _, said = job(site, "STEP=batch SHOW; STEP=inner srun -n2 SHOW", "--comment=fairlead:off", "-n2", "-w", "n1")
     assert not seen(said) and "fairlead" not in said, said
+
+
+@ONE_RELEASE
+def test_explained_from_outside(site: Cluster) -> None:
+    """`fairlead env explain --job` reads the tasks' environments as its user, and as root; nobody else's."""
+    script = "#!/bin/sh\nexport NCCL_DEBUG=INFO\nsrun -N2 -n2 sh -c 'touch /tmp/up-$SLURM_JOB_ID-$SLURM_PROCID; exec sleep 60'\n"
+    number = site.submit(script, *TWO)
+    try:
+        for rank in (0, 1):
+            until(lambda rank=rank: site.run(["/bin/ls", f"/tmp/up-{number}-{rank}"], check=False).returncode == 0, "no step")  # type: ignore[misc]
+        tasks = of_job(str(number), f"/proc/{site.pid}/root/proc")
+        assert [(t.step, t.rank) for t in tasks] == [("batch", ""), ("0", "0"), ("0", "1")]
+        told = [{v["name"]: v for v in explain(t.environment, rows=assemble(interface="?"))} for t in tasks]
+        assert [each["NCCL_DEBUG"]["origin"] for each in told] == ["fairlead", "user", "user"]
+        assert told[1]["NCCL_DEBUG"]["overrides"] == "WARN"
+        assert [each["GLOO_SOCKET_IFNAME"]["now"] for each in told] == [FIRST, FIRST, SECOND]
+        assert of_job("999999", f"/proc/{site.pid}/root/proc") == ()
+    finally:
+        site.run(["/usr/bin/scancel", str(number)])
+        site.wait_job(number)
 
 
 @ONE_RELEASE

@@ -67,18 +67,6 @@ def first(rows: list[list[str]]) -> list[str]:
     return [row[0] for row in rows]
 
 
-def slurmd(cluster: Cluster) -> list[int]:
-    """The slurmds of this cluster, by their PID namespace."""
-    inside, found = os.readlink(f"/proc/{cluster.pid}/ns/pid"), []
-    for each in Path("/proc").glob("[0-9]*"):
-        try:
-            if (each / "comm").read_text() == "slurmd\n" and os.readlink(each / "ns/pid") == inside:
-                found.append(int(each.name))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     if os.geteuid():
@@ -105,7 +93,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for made in (group, group / "step_0"):
             up.ledger.add("cgroup", made)
             make({"cpuset": made})
-        for pid in slurmd(up):
+        for pid in up.pids("slurmd"):
             (group / "step_0/cgroup.procs").write_text(str(pid))
         lay_out(up, "n1", hgx(), python="/usr/bin/python3")
         lay_out(up, "n2", hgx(numa=[1] * 4 + [0] * 4), python="/usr/bin/python3")

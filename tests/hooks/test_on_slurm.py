@@ -7,11 +7,14 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairlead.jobenv.render import render
-from fairlead.topology import publish
+from fairlead.model.facts import Missing
+from fairlead.topology import plan, publish
 from tests.hooks.stage import HOOKS
 from tests.hooks.steps import for_planner
 from tests.lab.cluster import Cluster
@@ -82,13 +85,17 @@ def typed(order: list[str]) -> str:
         ((f"--cpu-bind=mask_cpu:{typed(CYCLIC)}",), CYCLIC),
         ((f"--cpu-bind=mask_cpu:{typed(NEAR[::-1])}",), NEAR[::-1]),
         (("--gpus-per-task=1",), CYCLIC),
+        (("--gpu-bind=closest",), CYCLIC),
+        (("--gpu-bind=map_gpu:7,6,5,4,3,2,1,0",), CYCLIC),
     ],
 )
 def test_the_users_binding_stays(simulated: Cluster, options: tuple[str, ...], expected: list[str]) -> None:
     gres = () if "--gpus-per-task=1" in options else ("--gres=gpu:8",)
     found = tasks(simulated, "n1", "-n8", "-c14", *gres, *options)
     assert cpus(found) == expected
-    assert {row[1] for row in found.values()} == {"14" if gres == () else "-"}  # threads by the share that Slurm dealt
+    assert {row[1] for row in found.values()} == {
+        "14" if options[0].startswith("--gpu") else "-"
+    }  # threads by the share that Slurm dealt
 
 
 def test_off(simulated: Cluster) -> None:
@@ -253,6 +260,53 @@ def test_specialised_cores_stay_the_systems(suite: str) -> None:
             found.append(sorted(up.output(job).splitlines()))
     assert found[0] == found[1] == ["one 0 0", "two 0 0", "two 1 0"]
     assert found[2] == ["one 0 0-1", "two 0 1", "two 1 0"]
+
+
+def test_parts_of_gpus_are_left_alone() -> None:
+    """MIG without NVML: four instances of two GPUs (gres.conf(5), MultipleFiles). Slurm numbers them 0 to 3, and what a task sees
+    looks like whole GPUs; only the published topology tells. Instances 0 and 1 are both of GPU 0."""
+    real_cpusets()
+    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{TOPOLOGY}"
+    lines = [f"NodeName=r1 Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{i // 2},/dev/nvidia{2 + i}" for i in range(4)]
+    files = {"/etc/slurm/gres.conf": "".join(f"{line}\n" for line in lines)}
+    cluster = Cluster("trixie", nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, files=files)
+    cluster.slurm_nodes = tuple(replace(node, gpus=4, gpu_type="1g.10gb") for node in cluster.slurm_nodes)
+    node = hgx(sockets=2, cores=1, gpus=2, numa=[1, 0])
+    assert not isinstance(node.gpus, Missing)
+    split = msgspec.structs.replace(node, gpus=tuple(msgspec.structs.replace(g, mig_current=True) for g in node.gpus))
+    look = 'echo "$SLURM_LOCALID $(taskset -cp $$ | sed "s/.*: //") $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS"'
+    with running(cluster) as up:
+        lay_out(up, "r1", split, python="/usr/bin/python3")
+        found = tasks(up, "r1", "-n2", "-c1", "--gres=gpu:1g.10gb:2", script=look)
+    assert found == {0: ["0", "0,1", "0,1"], 1: ["1", "0,1", "0,1"]}
+
+
+@pytest.mark.parametrize("suite", ONE_OF_ALL)
+def test_hardware_threads(suite: str, tmp_path: Path) -> None:
+    """2 x 8 cores of two hardware threads: a task keeps as many cores, and as many threads of them, as Slurm gave it."""
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    tmp_path.chmod(0o755)
+    (tmp_path / "cgroup/cpuset").mkdir(parents=True)
+    for name in ("cpuset/cpuset.effective_cpus", "cpuset.cpus.effective"):  # v1, v2: tasks in the top group may use all
+        (tmp_path / "cgroup" / name).write_text("0-31\n")
+    binds: dict[str | Path, str] = {TOPOLOGY: f"/run/lab-hooks{TOPOLOGY}", tmp_path / "cgroup": "/sys/fs/cgroup"}
+    hook = HOOKS / "task-prolog"
+    first, second = (list(range(0, 8, 2)), list(range(8, 16, 2)))
+    with running(Cluster(suite, nodes=1, simulated=True, cores=8, threads=2, task_prolog=hook, binds=binds)) as up:
+        lay_out(up, "n1", hgx(cores=8, threads=2), python="/usr/bin/python3")
+
+        def seen(*options: str) -> list[list[int]]:
+            masks = [plan.parse_cpulist(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
+            return [[cpu for cpu in range(32) if mask >> cpu & 1] for mask in masks]
+
+        assert seen("-c4") == [[a, a + 1, a + 16, a + 17] for a in first + second]
+        assert seen("-c2", "--hint=nomultithread") == [[a, a + 1] for a in first + second]
+        # Slurm lets two tasks share a core: the planner swaps whole shares.
+        for count in (1, 3):
+            off, on = (seen(f"-c{count}", f"--export=ALL,FAIRLEAD_PROFILE={profile}") for profile in ("off", "full"))
+            assert sorted(on) == sorted(off) and off != on
+            assert [{cpu % 16 // 8 for cpu in mask} for mask in on] == [{0}] * 4 + [{1}] * 4
 
 
 @pytest.mark.parametrize("suite", ONE_OF_ALL)

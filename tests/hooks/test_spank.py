@@ -107,6 +107,10 @@ def test_the_published_plan_and_the_users_choices(site: Site) -> None:
     assert chosen == [[mask, "-", "user", "default"] for mask in CYCLIC]
     assert site.seen(*EIGHT, SLURM_CPU_BIND="cores") == chosen
     assert [row[0] for row in site.seen(*EIGHT, "--gpus-per-task=1")] == CYCLIC
+    # A memory policy of the user's is no choice of CPUs, and stays: Slurm's own is a strict binding to node 0.
+    for chosen in (site.seen(*EIGHT, "--mem-bind=map_mem:0"), site.seen(*EIGHT, SLURM_MEM_BIND="map_mem:0")):
+        assert [row[0] for row in chosen] == NEAR
+        assert {row[3] for row in chosen} == {"bind:0"}
 
 
 def test_the_switch(site: Site) -> None:
@@ -161,7 +165,7 @@ def test_the_task_prolog_beside_it(site: Site) -> None:
         for more in ((), ("--fairlead=off",), ("--cpu-bind=cores",))
     ]
     assert [cpus(found) for found in run] == [NEAR, CYCLIC, CYCLIC]
-    assert [found[0][1] for found in run] == ["14", "-", "-"]
+    assert [found[0][1] for found in run] == ["14", "-", "14"]  # the mark concerns CPUs; threads are by the share either way
 
 
 def test_ranks_inside_one_task(site: Site) -> None:

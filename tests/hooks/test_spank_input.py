@@ -43,6 +43,12 @@ def test_the_plan_is_applied(stage: Stage) -> None:
     stage.hooks_line(profile="off")
     assert seen(start(stage)) == "0 default"
     assert seen(start(stage, FAIRLEAD_PROFILE="full")) == f"1 {prefers(1)}"
+    assert seen(start(stage, FAIRLEAD_PROFILE="deep")) == "0 default"  # no such preset
+    (stage.run / "presets").mkdir()
+    (stage.run / "presets/deep").touch()
+    assert seen(start(stage, FAIRLEAD_PROFILE="deep")) == f"1 {prefers(1)}"
+    for wrong in ("../presets/deep", "Deep", "d" * 31):
+        assert seen(start(stage, FAIRLEAD_PROFILE=wrong)) == "0 default"
     assert seen(start(stage, STUB_SWITCH="on")) == f"1 {prefers(1)}"
 
 

@@ -49,8 +49,9 @@ def test_gpus_in_one_place_need_no_planner(stage: Stage, shell: str) -> None:
     planner.chmod(0o755)
     stage.hooks_line(python="/run/fairlead/python")
     stage.inside("chmod", "0777", "/run/fairlead")
+    masks = f"0x{1:016X},0x{1 << 56:016X}"  # of both sockets
     for gpus, called in (("0,1,2,3", False), ("5,7", False), ("3,4", True), ("0,10", False)):
-        ran = run(stage, shell, step(4194000, 0, masks="0x1,0x2", gpus=gpus))
+        ran = run(stage, shell, step(4194000, 0, masks=masks, gpus=gpus))
         assert ran.rc == 0
         assert (stage.run / "called").exists() is called, gpus
         if called:

@@ -94,6 +94,72 @@ def test_skip_and_minimal(stage: Stage, shell: str) -> None:
     assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "minimal"})).keys() == {"CUDA_DEVICE_ORDER", "FAIRLEAD_SET"}
 
 
+PLACED = "OMP_NUM_THREADS\talways\t3\tfull\nMKL_NUM_THREADS\talways!OMP_NUM_THREADS\t3\tfull\n"
+NETWORK = "NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull\nNCCL_IB_TIMEOUT\tnodes:4\t22\tfull\nA_GPU\tgpu\t1\tfull\n"
+
+
+def test_a_variable_gives_way_where_the_user_says_the_same_by_another(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    (stage.run / "env").write_text(PLACED + ".\n")
+    both = exports(run(stage, shell, JOB))
+    assert both.keys() == {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "FAIRLEAD_SET"}
+    assert run(stage, shell, {**JOB, "OMP_NUM_THREADS": "1"}).out == ""
+    assert run(stage, shell, {**STEP, **both}).out == ""  # ours, and still right
+    # Changed by the user in the batch script: what we had derived from it goes.
+    said = run(stage, shell, {**STEP, **both, "OMP_NUM_THREADS": "1"}).out
+    assert "unset MKL_NUM_THREADS\n" in said and "export MKL" not in said and "export OMP" not in said
+    (stage.run / "env").write_text("MKL_NUM_THREADS\talways!OTHER_ONE\t3\tfull\n.\n")
+    assert exports(run(stage, shell, JOB)).keys() == {"MKL_NUM_THREADS", "FAIRLEAD_SET"}
+    assert run(stage, shell, {**JOB, "OTHER_ONE": ""}).out == ""
+
+
+@pytest.mark.parametrize("condition", ["always!", "always!a", "always!A;id", "always!$(id)", "nodes:x", "nodes:", "sometimes"])
+def test_conditions_that_are_none(stage: Stage, shell: str, condition: str) -> None:
+    lay_out(stage)
+    (stage.run / "env").write_text(f"NCCL_DEBUG\t{condition}\tWARN\tfull\n.\n")
+    ran = run(stage, shell, {**JOB, "SLURM_JOB_NUM_NODES": "9"})
+    assert (ran.rc, ran.out) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "names"),
+    [
+        ("1", {}, set()),
+        ("2", {}, {"NCCL_NET"}),
+        ("4", {}, {"NCCL_NET", "NCCL_IB_TIMEOUT"}),
+        ("4", {"NCCL_NET_PLUGIN": "none"}, {"NCCL_IB_TIMEOUT"}),
+        ("4", {"NCCL_NET": "gIB", "SLURM_JOB_GPUS": "0"}, {"NCCL_IB_TIMEOUT", "A_GPU"}),
+        ("4a", {}, set()),
+    ],
+)
+def test_values_of_the_fabric(stage: Stage, shell: str, nodes: str, more: dict[str, str], names: set[str]) -> None:
+    lay_out(stage)
+    (stage.run / "env").write_text(NETWORK + ".\n")
+    assert exports(run(stage, shell, {**JOB, "SLURM_JOB_NUM_NODES": nodes, **more})).keys() - {"FAIRLEAD_SET"} == names
+
+
+def test_presets(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    (stage.run / "presets").mkdir()
+    (stage.run / "presets/deep-1").write_text("OURS\talways\tyes\tfull\n.\n")
+    assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "deep-1"})).keys() == {"OURS", "FAIRLEAD_SET"}
+    stage.hooks_line(profile="off")
+    assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "deep-1"})).keys() == {"OURS", "FAIRLEAD_SET"}
+    for wrong in ("deep", "../env", "DEEP-1", "deep-1 ", "x" * 5000, "."):
+        ran = run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": wrong})
+        assert ran.rc == 0 and ran.out.startswith("print fairlead: FAIRLEAD_PROFILE") and ran.out.count("\n") == 1
+
+
+def test_ports_of_steps_and_the_batch_step_differ(stage: Stage, shell: str) -> None:
+    lay_out(stage)
+    two = {"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
+    envs = [{**JOB, **two}, *({**STEP, **two, "SLURM_STEP_ID": str(i)} for i in (0, 1, 96, 97, 12748))]
+    ports = [int(exports(run(stage, shell, env))["MASTER_PORT"]) for env in envs]
+    assert len(set(ports)) == len(ports) and min(ports) >= 20000 and max(ports) < 32768
+    anywhere = exports(run(stage, shell, {**envs[1], "SLURM_DISTRIBUTION": "arbitrary"}))
+    assert "MASTER_ADDR" not in anywhere and "MASTER_PORT" in anywhere
+
+
 @pytest.mark.parametrize("wish", [{"FAIRLEAD_PROFILE": "fast"}, {"FAIRLEAD_SKIP": "A;B"}, {"FAIRLEAD_SKIP": "$(id)"}])
 def test_malformed_wishes_mean_off_and_one_warning(stage: Stage, shell: str, wish: dict[str, str]) -> None:
     lay_out(stage)

@@ -154,6 +154,17 @@ def assert_planned(node: Node, masks: list[int], after: list[int], gpus: str) ->
         assert sorted(before_on) == sorted(now_on)
 
 
+@pytest.mark.parametrize("gpus", ["0,1,4,5", "3,4,5,6", "0,4"])
+def test_shares_that_are_all_in_one_place_stay(site: Site, gpus: str) -> None:
+    """Slurm often packs a job's cores into one socket, wherever its GPUs are. The planner would say the same."""
+    node, masks = hgx(), [block(14 * i, 14) for i in (0, 2, 1, 3)]
+    site.cpuset("0-55", version=1)
+    assert site.calls(node, hexes(masks, node), gpus) == []
+    text = publish.render_topology(node)
+    said = {plan.answer(text, hexes(masks, node), gpus, i, allowed=block(0, 56), cpus_on_node="") for i in range(4)}
+    assert said == {"- 14"}
+
+
 TWO = cyclic(hgx(), 4, 14)
 LEFT_TO_THE_PLANNER = {
     "a share on two sockets": (hgx(), [*TWO[:3], block(50, 14)], "0,1,4,5"),

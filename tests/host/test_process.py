@@ -53,3 +53,19 @@ def test_a_file_that_was_written_is_seen_on_a_quick_look(tmp_path: Path) -> None
     assert look.gather(None).texts["/etc/nccl.conf"] == "A=2\n"
     conf.unlink()
     assert look.gather(None).texts["/etc/nccl.conf"] is None
+
+
+def test_what_no_quick_check_wants_is_read_on_thorough_looks_only(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    quick, slow = tmp_path / "proc/quick", tmp_path / "proc/slow"
+    quick.write_text("1")
+    slow.write_text("1")
+    paths = ("/proc/quick", "/proc/slow")
+    look = Gatherer(Root(str(tmp_path)), reads=paths, quick_reads=paths[:1], slow_seconds=3600)
+    assert look.gather(None).thorough
+    quick.write_text("2")
+    slow.write_text("2")
+    node = look.gather(None)
+    assert (node.thorough, node.text("/proc/quick"), node.text("/proc/slow")) == (False, "2", "1")
+    look.look_closely()
+    assert look.gather(None).text("/proc/slow") == "2"

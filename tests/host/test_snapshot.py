@@ -8,14 +8,16 @@ import re
 from pathlib import Path
 
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from fairlead.errors import HostError
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
 from fairlead.host.root import Root
 from fairlead.host.snapshot import snapshot
-from fairlead.model.facts import Node, unreadable
+from fairlead.model.facts import Gid, Nic, Node, unreadable
+from fairlead.model.host_facts import Wanted
+from fairlead.nccl import roce
 from tests.host.conftest import MACHINES
 from tests.host.test_gather import TREES, nvml
 from tests.lab.pcitree import link_to, put
@@ -23,9 +25,11 @@ from tests.lab.sites import write_site
 
 READS = ("/proc/cmdline", "/sys/kernel/iommu_groups/*/type", "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
 
+WANTED = Wanted(mounts=("/", "/home", "/not-there"), units=True)
+
 
 def look(tree: Path) -> Node:
-    return gather(Root(os.fspath(tree)), json.loads((tree / "nvml.json").read_text()), reads=READS)
+    return gather(Root(os.fspath(tree)), json.loads((tree / "nvml.json").read_text()), reads=READS, wanted=WANTED)
 
 
 @pytest.mark.parametrize("machine", TREES)
@@ -58,6 +62,11 @@ def test_second_generation_is_the_first(tmp_path: Path) -> None:
     assert content(first) == content(second)
 
 
+def gids(nic: Nic) -> tuple[Gid, ...]:
+    assert isinstance(nic.gids, tuple)
+    return nic.gids
+
+
 def test_redacted_names_nobody_and_differs_in_nothing_else(tmp_path: Path) -> None:
     source = MACHINES / "hgx-h100.xid79"
     snapshot(Root(os.fspath(source)), nvml(source.name), tmp_path / "copy", redact=True)
@@ -67,13 +76,20 @@ def test_redacted_names_nobody_and_differs_in_nothing_else(tmp_path: Path) -> No
     known = [v for g in before.gpus for v in (g.uuid, g.serial) if isinstance(v, str)]
     known += [p.read_text().strip() for p in source.glob("sys/class/net/[ei]*/address")]
     known += [p.read_text().strip() for p in source.glob("sys/class/infiniband/*/node_guid")]
+    known += [p.read_text().strip() for p in source.glob("sys/class/infiniband/*/ports/*/gids/*")]
     assert len(known) > 30
     everything = "\n".join(
         p.read_text(errors="replace") for p in (tmp_path / "copy").rglob("*") if p.is_file() and p.name != "config"
     )
     assert [k for k in known if k in everything] == []
     assert len({g.uuid for g in after.gpus}) == 8
-    same = ("cpus", "numa", "pci", "nics", "driver", "virtual")
+    same = ("cpus", "numa", "pci", "driver", "virtual")
+    assert [replace(n, gids=()) for n in after.nics] == [replace(n, gids=()) for n in before.nics]
+    before_gids, after_gids = ([g for n in node.nics for g in gids(n)] for node in (before, after))
+    assert [(g.index, g.version) for g in after_gids] == [(g.index, g.version) for g in before_gids]
+    assert [(a is None, getattr(a, "version", 0)) for a in map(roce.address, after_gids)] == [(True, 0)] * 2 + [
+        (False, 4)
+    ] * 2 + [(True, 0)] * 2 + [(False, 4)] * 2
     assert {k: asdict(after)[k] for k in same} == {k: asdict(before)[k] for k in same}
     changed = {"uuid", "serial"}
     for old, new in zip(before.gpus, after.gpus, strict=True):

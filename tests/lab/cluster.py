@@ -51,7 +51,7 @@ class Cluster(SlurmClients):
     cgroup      steps are constrained by real v1 cpusets (hybrid machines only); use with nodes=0, real=True
     files       path inside -> content; executable where it starts with '#!'
     binds       path on the machine -> path inside, read-only
-    cores       per socket of n1..nN; 2 sockets
+    cores       per socket of n1..nN; 2 sockets; ``threads`` per core
     topology    topology.conf, for a TopologyPlugin named in ``extra_conf``
     """
 
@@ -73,6 +73,7 @@ class Cluster(SlurmClients):
     cgroup: bool = False
     gpus: int = 8
     cores: int = 56
+    threads: int = 1
     files: Mapping[str, str] = field(default_factory=dict)
     binds: Mapping[str | Path, str] = field(default_factory=dict)
     name: str = ""
@@ -85,7 +86,7 @@ class Cluster(SlurmClients):
         self.bin = self.folder / "bin"
         self.log = self.folder / "log"
         declared = [
-            slurmconf.SlurmNode(f"n{i}", "lab", "127.0.0.1", 6900 + i, cores=self.cores, gpus=self.gpus)
+            slurmconf.SlurmNode(f"n{i}", "lab", "127.0.0.1", 6900 + i, cores=self.cores, threads=self.threads, gpus=self.gpus)
             for i in range(1, self.nodes + 1)
         ]
         if self.real:
@@ -239,7 +240,7 @@ class Cluster(SlurmClients):
             path.chmod(0o755)
 
     def _simulation(self) -> dict[str, str]:
-        return cpus.simulation(2, self.cores) if self.simulated else {}
+        return cpus.simulation(2, self.cores, self.threads) if self.simulated else {}
 
     def _exec(self, script: str) -> None:
         """Run a shell script inside as root; raises LabError when it fails."""
@@ -289,6 +290,17 @@ class Cluster(SlurmClients):
         """See SlurmClients.run; also where the simulated CPUs are."""
         environment = {**self._simulation(), **(env or {})}
         return run_inside(self.pid, command, user=user, env=environment, check=check, timeout=timeout, stdin=stdin)
+
+    def pids(self, command: str) -> list[int]:
+        """Its processes of this name (proc(5), comm) as the machine numbers them, by their PID namespace."""
+        inside, found = os.readlink(f"/proc/{self.pid}/ns/pid"), []
+        for each in Path("/proc").glob("[0-9]*"):
+            try:
+                if (each / "comm").read_text() == f"{command}\n" and os.readlink(each / "ns/pid") == inside:
+                    found.append(int(each.name))
+            except OSError:
+                continue
+        return found
 
     @property
     def node_names(self) -> tuple[str, ...]:

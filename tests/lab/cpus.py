@@ -26,27 +26,37 @@ def digest(sources: Sequence[Path]) -> str:
 
 def fakeaff() -> Path:
     """The built fakeaff.so, cached by its source. Raises LabError when there is no C compiler."""
-    built = lab_dir() / "build" / f"fakeaff-{digest([SOURCE])}.so"
+    return preload(SOURCE)
+
+
+def preload(source: Path) -> Path:
+    """A C file as a shared library for LD_PRELOAD, cached by its source. Raises LabError when there is no C compiler."""
+    built = lab_dir() / "build" / f"{source.stem}-{digest([source])}.so"
     if not built.is_file():
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
             raise LabError("no C compiler; run: apt-get install gcc libc6-dev")
         built.parent.mkdir(parents=True, exist_ok=True)
         fresh = built.with_suffix(f".{os.getpid()}")
-        command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", str(SOURCE), "-o", str(fresh)]
+        command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", str(source), "-o", str(fresh)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise LabError(f"{SOURCE.name} does not compile: {done.stderr.strip()}")
+            raise LabError(f"{source.name} does not compile: {done.stderr.strip()}")
         fresh.rename(built)
     return built
 
 
-def simulation(sockets: int, cores: int) -> dict[str, str]:
-    """Environment that makes slurmd and tasks see ``sockets`` x ``cores`` CPUs that they can be bound to."""
+def simulation(sockets: int, cores: int, threads: int = 1) -> dict[str, str]:
+    """Environment that makes slurmd and tasks see ``sockets`` x ``cores`` cores that they can be bound to.
+
+    Hardware threads are numbered as Linux does on x86: first one CPU of every core, then the next of every core.
+    """
+    total = sockets * cores
+    numbers = ",".join(str(thread * total + core) for core in range(total) for thread in range(threads))
     return {
-        "HWLOC_SYNTHETIC": f"pack:{sockets} numa:1 core:{cores} pu:1",
+        "HWLOC_SYNTHETIC": f"pack:{sockets} numa:1 core:{cores} pu:{threads}" + (f"(indexes={numbers})" if threads > 1 else ""),
         "HWLOC_THISSYSTEM": "1",
-        "FAKEAFF_NCPU": str(sockets * cores),
+        "FAKEAFF_NCPU": str(total * threads),
         "FAKEAFF_DIR": "/run/fakeaff",
         "LD_PRELOAD": INSIDE,
     }

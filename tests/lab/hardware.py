@@ -7,14 +7,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.lab import cpufacts, cpus, gpufacts, kernelfacts, machines, models, pcitree, roots, software
+from tests.lab import cpufacts, cpus, gpufacts, hostfacts, kernelfacts, machines, models, pcitree, roots, software
 from tests.lab.nvml import library
 from tests.lab.roots import lab_dir
 
 
 def machine_tree(model: str, name: str, size: int, seed: int) -> Path:
     """The tree of one node with ``size`` CPUs, written once for its sources: hosts only ever read it."""
-    modules = (machines, models, pcitree, cpufacts, gpufacts, cpus, software, kernelfacts)
+    modules = (machines, models, pcitree, cpufacts, gpufacts, cpus, software, kernelfacts, hostfacts)
     sources = [Path(module.__file__ or "") for module in modules]
     made = lab_dir() / "trees" / cpus.digest(sources) / f"{model}-{name}-{size}-{seed}"
     if not made.is_dir():

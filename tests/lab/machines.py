@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys as system
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.lab.cpufacts import CpuLayout, cpulist, layout, write_cpus
 from tests.lab.gpufacts import DRIVER_VERSION, digest, gpu_facts, machine_facts, uuid
+from tests.lab.hostfacts import write_host
 from tests.lab.kernelfacts import write_settings
 from tests.lab.models import MODELS, Model
 from tests.lab.pcitree import Function, link_to, put, walk, write_function
@@ -60,6 +62,7 @@ def write_machine(
     write_cpus(tree, m, processors, "performance" if tuned else m.governors.split()[1])
     devices = _write_pci(tree / "sys", m, processors, tuned)
     _write_networks(tree / "sys", m, devices, node, seed)
+    write_host(tree, model, [tree / "sys" / path for _, path in devices.of("nvme")])
     gpus = [
         gpu_facts(m, n, f.address, node=node, seed=seed, cpus=processors.cpulist(f.numa_node), numa=f.numa_node,
                   persistence=int(tuned))
@@ -106,6 +109,14 @@ def _write_pci(sys: Path, model: Model, cpus: CpuLayout, tuned: bool) -> _Device
     return _Devices(tuple(found))
 
 
+def _roce_gids(number: int, identity: str) -> Iterator[tuple[str, str]]:
+    """As mlx5 fills the table: link-local, then the interface's IPv4 address, each for RoCE v1 and v2."""
+    local = f"fe80:0000:0000:0000:ba{identity[:2]}:{identity[2:4]}ff:fe{identity[4:6]}:{identity[6:10]}"
+    for gid in (local, f"0000:0000:0000:0000:0000:ffff:0a00:{number + 1:02x}05"):
+        for kind in ("IB/RoCE v1", "RoCE v2"):
+            yield gid, kind
+
+
 def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed: int) -> None:
     for number, (f, path) in enumerate(devices.of("infiniband", "ethernet")):
         fabric = f.kind == "infiniband"
@@ -127,6 +138,11 @@ def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed:
                         "local_link_integrity_errors", "excessive_buffer_overrun_errors", "port_xmit_discards",
                         "port_rcv_data", "port_xmit_data"):  # fmt: skip
             put(port / "counters" / counter, 0)
+        for counter in ("local_ack_timeout_err", "packet_seq_err", "rx_icrc_encapsulated", "out_of_sequence"):
+            put(port / "hw_counters" / counter, 0)
+        for index, (gid, kind) in enumerate(() if fabric else _roce_gids(number, identity)):
+            put(port / f"gids/{index}", gid)
+            put(port / f"gid_attrs/types/{index}", kind)
         link_to(hca / "device", sys / path)
         link_to(sys / "class/infiniband" / hca.name, hca)
         slot = int(f.address[5:7], 16)
@@ -134,6 +150,7 @@ def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed:
         address = ":".join(identity[i : i + 2] for i in range(0, 10, 2))
         net = sys / path / "net" / name
         values = {"operstate": "up", "mtu": "4092" if fabric else "9000", "type": "32" if fabric else "1",
+                  "carrier_changes": "2", "carrier_down_count": "1", "carrier_up_count": "1",
                   "address": f"00:00:10:29:fe:80:00:00:00:00:00:00:b8:3f:d2:{address}" if fabric else f"b8:{address}",
                   "speed": str(int(model.infiniband_rate.split()[0]) * 1000 if fabric else model.ethernet_speed)}  # fmt: skip
         for attribute, text in values.items():
@@ -251,7 +268,8 @@ def _readme(m: Model, cpus: int | None, tuned: bool) -> str:
     return (
         f"# {m.name}: a healthy, idle machine, {state}\n\n{m.note}\n{size}.\n\n"
         "Written by tests/lab/machines.py. All values are written by hand; none was recorded from a machine.\n"
-        "`sys/`, `proc/` and `dev/` follow the kernel's layout, `nvml.json` holds what NVML says."
+        "`sys/`, `proc/` and `dev/` follow the kernel's layout, `nvml.json` holds what NVML says,\n"
+        "`host.json` what else is no file: space, units, the clock, sleeping tasks."
     )
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from tests.lab import box, linux
 
 #: Files of a tree's proc that a host must not have: they are its own kernel's business.
-_OWN_PROC = ("uptime", "mounts", "net/", "self/")
+_OWN_PROC = ("uptime", "mounts", "net/", "self/", "1/")
 
 
 @dataclass(frozen=True)

@@ -197,8 +197,32 @@ def test_wrong_words(argv: list[str], code: int) -> None:
     assert main(argv) == code
 
 
+def test_a_review_that_is_long_ago_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'name = "own"\nsummary = "x"\n[[variables]]\nname = "NCCL_IB_TC"\nvalue = "96"\nwhere = "node"\nnccl = "any"\n'
+        'why = "our switches"\nsource = "network team"\nreviewed = "2020-01-01"\n'
+    )
+    assert main(["nccl", "conf", "--root", str(MACHINES / "l40s-pcie"), "--profile", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "last looked at over a year ago: NCCL_IB_TC" in said.err
+    assert "# our switches [network team]\nNCCL_IB_TC=96\n" in said.out
+
+
 def test_a_vendors_platform_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nccl", "conf", "--root", str(MACHINES / "l40s-pcie"), "--profile", "aws-efa"]) == 0
     assert "is not fairlead's here" in capsys.readouterr().out
     assert main(["nccl", "conf", "--root", str(MACHINES / "l40s-pcie"), "--profile", "gcp", "--json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out)["lines"] == []
+
+
+@pytest.mark.parametrize("name", ["infiniband", "roce", "tcp", "azure-nd-h100", "oci-bm-h100"])
+def test_what_is_written_is_nothing_that_lint_warns_of(name: str, tmp_path: Path) -> None:
+    from fairlead.jobenv.lint import Level, lint
+    from fairlead.jobenv.script import read
+    from fairlead.nccl.conf import Line, render
+
+    lines = tuple(Line(v.name, v.value, v.why) for v in config.load_fabric(name).variables if v.where == "node")
+    text = render((*lines, Line("NCCL_IB_HCA", "=mlx5_1,mlx5_10", "w"), Line("NCCL_SOCKET_IFNAME", "=eth0", "w"))) or ""
+    found = [f for f in lint(read(text, conf=True)) if f.level is not Level.INFO]
+    assert [f.message for f in found] == []

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import fairlead
 from tests.lab import roots
 from tests.lab.host import Host
 from tests.lab.ledger import own_name
@@ -145,6 +146,34 @@ def test_3_the_second_run_changes_nothing(admin: Admin) -> None:
     assert states(results) == {"gpu1": "same", "gpu2": "same", "gpu3": "same"}
     assert [n["changed"] for n in results.values()] == [0, 0, 0]
     assert {h.name: daemons(h) for h in admin.rack.nodes} == before, "neither slurmd nor the agent is restarted"
+
+
+def test_3_the_fleet_is_seen_over_ssh_as_the_site_has_it(admin: Admin, tmp_path: Path) -> None:
+    def look(site: Path, *words: str) -> dict[str, Any]:
+        slurm = ["--bin-dir", str(admin.rack.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
+        done = admin.run("fleet", "--site", str(site), *slurm, "--json", *words)
+        return {n["node"]: n for n in json.loads(done.stdout)["nodes"]}
+
+    deadline = time.monotonic() + 60
+    found = look(admin.site)
+    while any(row["word"] in ("none", "unreachable") for row in found.values()):
+        assert time.monotonic() < deadline, found  # the first verdict takes a moment
+        time.sleep(0.2)
+        found = look(admin.site)
+    assert sorted(found) == ["gpu1", "gpu2", "gpu3"]
+    for name, row in found.items():
+        account = row["agent"]
+        assert (account["reached"], account["node"], account["profile"], account["generation"]) == (True, name, "hgx-h100", 3)
+        assert account["agent"] == fairlead.__version__ and account["driver"] and account["drift"] == []
+
+    text = admin.site.read_text()
+    elsewhere = tmp_path / "site.toml"
+    elsewhere.write_text(text.replace(f'gpu3 = "{node(admin, "gpu3").address}"', f'gpu3 = "{node(admin, "gpu2").address}"'))
+    found = look(elsewhere, "gpu[2-3]")
+    assert found["gpu2"]["agent"]["reached"] and found["gpu3"]["word"] == "unreachable"
+    assert found["gpu3"]["why"] == f"ssh {node(admin, 'gpu2').address} leads to gpu2"
+    elsewhere.write_text(text.replace('ssh_args = "', 'ssh_args = "-p 1 '))
+    assert {(row["word"], "Connection refused" in row["why"]) for row in look(elsewhere).values()} == {("unreachable", True)}
 
 
 def test_4_tampering_is_exactly_what_is_found_and_put_right(admin: Admin) -> None:

@@ -149,6 +149,22 @@ def test_the_past_before_a_repair_is_closed_for_that_device_only() -> None:
     assert [r.sequence for r in since_repair(past, everything.repairs, BOOT).records] == [11]
 
 
+def test_a_repair_covers_messages_in_several_records_and_those_of_pcie() -> None:
+    texts = (
+        f"NVRM: The NVIDIA GPU {PCI}",
+        "NVRM: (PCI ID: 10de:26b5) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+        f"nvidia {PCI}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)",
+        f"nvidia {OTHER}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)",
+    )
+    records = tuple(KernelRecord(sequence=n, seconds=1.0, priority=3, text=t, boot_id=BOOT) for n, t in enumerate(texts))
+    past = Past(available=True, records=records)
+    left = since_repair(past, (Repair(boot_id=BOOT, sequence=9, boot_seconds=5.0, devices=(PCI,)),), BOOT)
+    assert [r.sequence for r in left.records] == [0, 1, 4]
+    earlier = since_repair(past, (Repair(boot_id=BOOT, sequence=1, boot_seconds=5.0, devices=(PCI,)),), BOOT)
+    assert [r.sequence for r in earlier.records] == [0, 1, 2, 3, 4]
+
+
 def test_standing_names_each_finding_once() -> None:
     state = sweep(PolicyState(), bad(), bad(evidence=f"{BOOT}:8")).state
     assert [identity(f) for f in standing(state)] == [f"xid/{PCI}#{BOOT}:7", f"xid/{PCI}#{BOOT}:8"]

@@ -103,6 +103,27 @@ class Anew:
 
 
 @dataclass(frozen=True)
+class Fast:
+    """From here on the node's clocks run so much faster: for what is judged over minutes. The agent is started anew."""
+
+    speed: float = 60.0
+
+    signal = "time"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What adjtimex(2) says from now on (code 5: TIME_ERROR; microseconds), and by how many seconds the clock was set on."""
+
+    code: int = 0
+    maximum: int = 2000
+    estimated: int = 15
+    step: float = 0.0
+
+    signal = "clock"
+
+
+@dataclass(frozen=True)
 class Document:
     """What the node's document says otherwise, such as {"checks": {"gpu_count": {"expected": 7}}}, then a reload."""
 
@@ -133,7 +154,7 @@ class Run:
         return f"run {self.about or self.command.split()[0]}"
 
 
-Step = Kernel | Nvml | Call | File | Job | Ended | Elapse | Anew | Document | Looks | Run
+Step = Kernel | Nvml | Call | File | Job | Ended | Elapse | Anew | Fast | Clock | Document | Looks | Run
 #: Steps that say nothing about the hardware by themselves.
 _STAGE = ("job", "time", "document", "sweeps")
 

@@ -25,7 +25,7 @@ from fairlead.daemon import requests
 from fairlead.model.finding import Mode
 from fairlead.model.verdict import Verdict, parse_line
 from fairlead.policy.request import Clear
-from tests.lab import node
+from tests.lab import cpus, node
 from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command
 from tests.lab.faults import Faults
@@ -39,6 +39,8 @@ from tests.scorecard import entry
 PROJECT = Path(__file__).resolve().parents[2]
 TREE, PROFILE = "hgx-h100.tuned", "hgx-h100"
 INSIDE = "/run/score"  # the node's folder in the box
+CLOCK = Path(__file__).with_name("clock.c")
+CLOCK_SET = "0 2000 15 0\n"  # of sim/clock: synchronised, 2 ms at most, 15 us estimated, never set on
 UPTIME_SECONDS = 86400  # past every boot grace, whenever this machine booted
 _HIDDEN = ("/tmp", "/run", "/dev", "/sys", "/proc")  # folders of this machine that a box covers
 #: Nothing across nodes or over days comes between a finding and its drain.
@@ -55,11 +57,14 @@ POLICY = {
 class ScoreNode:
     """One node, by its NodeName in ``cluster``. ``strict``: every check and setting enforced, else their own defaults.
 
-    ``interval``: seconds from sweep to sweep.
+    ``interval``: seconds from sweep to sweep. ``speed``: how fast the node's clocks run (clock.c): a sweep each real ``interval``
+    is one each ``speed`` x ``interval`` seconds of the node.
     """
 
-    def __init__(self, cluster: Cluster, name: str, *, strict: bool = True, interval: float = 0.3) -> None:
-        self.cluster, self.name, self.strict, self.interval = cluster, name, strict, interval
+    def __init__(self, cluster: Cluster, name: str, *, strict: bool = True, interval: float = 0.3, speed: float = 1.0) -> None:
+        self.cluster, self.name, self.strict, self.interval, self.speed = cluster, name, strict, interval, speed
+        self._usual = speed
+        self._begun = (0.0, 0.0)  # the real and the node's CLOCK_BOOTTIME at the agent's start
         self.tree = MACHINES / TREE
         self.gpus = [gpu["pci"] for gpu in read_nvml(self.tree)["gpus"]]
         self.ledger = Ledger(f"{cluster.name}-score-{name}")
@@ -89,6 +94,7 @@ class ScoreNode:
             (self.folder / sub).mkdir(parents=True)
         (self.folder / "log").touch()
         os.mkfifo(self.kmsg)
+        (self.folder / "sim/clock").write_text(CLOCK_SET)
         write_conf(self.tree, self.folder / "sim/nvml.conf")
         spec = node.HostSpec(self.name, str(self.folder), "/", "", "", str(self.tree))
         fifo = os.open(self.kmsg, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -170,10 +176,16 @@ class ScoreNode:
             "state_dir": f"{INSIDE}/state",
             "metrics_textfile": "",
             "kmsg_path": "/etc/fairlead-sim/kmsg",
-            "interval_seconds": self.interval,
-            "nvml_deadline_seconds": 1.0,
+            "interval_seconds": self.interval * self.speed,
+            "nvml_deadline_seconds": min(300.0, 1.0 * self.speed),
         }
-        data["slurm"] |= {"conf": "/etc/slurm/slurm.conf", "bin_dir": f"{INSIDE}/bin", "look_seconds": 1, "splay_seconds": 0}
+        data["slurm"] |= {
+            "conf": "/etc/slurm/slurm.conf",
+            "bin_dir": f"{INSIDE}/bin",
+            "look_seconds": max(1.0, self.speed),
+            "splay_seconds": 0,
+        }
+        data["slurm"]["deadline_seconds"] = min(120.0, 10.0 * self.speed)
         data["policy"] |= POLICY
         data["settings"].pop("memlock", None)  # no slurmd runs in the node's own process namespace
         if self.strict:
@@ -191,17 +203,30 @@ class ScoreNode:
         clock = [f"--boottime={self.uptime}", f"--monotonic={self.uptime}"]
         command = [*enter_command(self._pid), "unshare", "--time", *clock, "--fork", "--kill-child"]
         command += [sys.executable, "-m", "fairlead", "agent", "--document", f"{INSIDE}/node.json"]
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(PROJECT / "agent")}
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(PROJECT / "agent"), **self._clock()}
         with open(self.log, "ab") as out:
             self._agent = subprocess.Popen(command, cwd="/", env=environment, stdout=out, stderr=out)
         self.starts += 1
         self.until(lambda: self._sequence_now() > before, "a first verdict")
         self._agent_pid = _child(_child(self._agent.pid))
 
+    def _clock(self) -> dict[str, str]:
+        """The environment with the node's clocks."""
+        real = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._begun = (real / 1e9, real / 1e9 + self.uptime)
+        ahead = int(self.uptime * 1e9)
+        since = (time.clock_gettime_ns(time.CLOCK_MONOTONIC) + ahead, real + ahead, time.time_ns())
+        return {
+            "LD_PRELOAD": str(cpus.preload(CLOCK)),
+            "SCORE_CLOCK": f"{self.speed} {since[0]} {since[1]} {since[2]}",
+            "SCORE_CLOCK_STATE": "/etc/fairlead-sim/clock",
+        }
+
     def stop(self) -> None:
-        """SIGTERM, and wait for the end."""
+        """SIGTERM, and wait for the end. The node's time is not set back."""
         if self._agent is None:
             return
+        self.uptime += int((self._boottime() - time.clock_gettime(time.CLOCK_BOOTTIME)) - self.uptime) + 1
         self._signal(signal.SIGTERM)
         try:
             self._agent.wait(timeout=60)
@@ -283,8 +308,15 @@ class ScoreNode:
                 self.start()
             case entry.Anew():
                 self._anew()
+            case entry.Fast():
+                self.stop()
+                self.speed = step.speed
+                self.write_document(self._changed)
+                self._anew()
+            case entry.Clock():
+                self._file("/etc/fairlead-sim/clock", f"{step.code} {step.maximum} {step.estimated} {step.step}\n")
             case entry.Document():
-                self._changed = {**self._changed, **step.changes}
+                config.document.merge(self._changed, step.changes, "", {})
                 self.write_document(self._changed)
                 self.reload()
                 self.looks(2)
@@ -303,7 +335,9 @@ class ScoreNode:
         return done
 
     def _boottime(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME) + self.uptime
+        """The node's CLOCK_BOOTTIME."""
+        began, then = self._begun
+        return then + (time.clock_gettime(time.CLOCK_BOOTTIME) - began) * self.speed
 
     def _placed(self, text: str) -> str:
         for number, pci in enumerate(self.gpus):
@@ -384,8 +418,11 @@ class ScoreNode:
     def heal(self, *, fresh: bool = False, seconds: float = 30) -> None:
         """Nothing is wrong and nothing is known of what was: in service, verdict ok. ``fresh``: with an empty history."""
         self.restore()
-        if self._changed:
-            self._changed = {}
+        if self._changed or self.speed != self._usual:
+            fresh = fresh or self.speed != self._usual
+            if fresh:
+                self.stop()
+            self._changed, self.speed = {}, self._usual
             self.write_document()
             if self._agent is not None and not fresh:
                 self.reload()

@@ -166,7 +166,7 @@ def test_two_nodes_differ_in_what_identifies_them_and_in_nothing_else(tmp_path):
     a = write_machine(tmp_path / "a", "hgx-h100", node="gpu1", cpus=2)
     b = write_machine(tmp_path / "b", "hgx-h100", node="gpu2", cpus=2)
     c = write_machine(tmp_path / "c", "hgx-h100", node="gpu1", cpus=2, seed=1)
-    kinds = r"nvml\.json|boot_id|information|node_guid|node_desc|address"
+    kinds = r"nvml\.json|boot_id|information|node_guid|node_desc|address|gids/[0-3]"
     for other in (b, c):
         changed = differing(a, other)
         assert changed and all(re.search(rf"(^|/)({kinds})$", key) for key in changed)

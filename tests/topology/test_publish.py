@@ -33,6 +33,8 @@ def test_what_cpu_numbers_tell_of_cores() -> None:
     assert publish.threads(neighbours) == "-"
     one_offline = plan.Machine(0b0111, [plan.Core(0, 0, 0, 0b101), plan.Core(0, 0, 0, 0b10)], [])
     assert publish.threads(one_offline) == "-"
+    over_packages = plan.Machine(0b11, [plan.Core(0, 0, 0, 1), plan.Core(1, 0, 0, 2)], [plan.Place(0, "0000:01:00.0", 0, 0b11)])
+    assert publish.threads(over_packages) == "-"
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, 200, 400])
@@ -112,12 +114,26 @@ def test_gpu_memory_numa_nodes_have_no_cpus_and_no_tasks() -> None:
     assert [line.split("\t")[1] for line in plans[4].splitlines()] == ["0-71", "72-143", "144-215", "216-287"]
 
 
+def test_with_mig_no_index_says_where_a_gpu_is() -> None:
+    """Slurm counts the instances: index 1 may be the second part of the first GPU."""
+    import msgspec
+
+    node = hgx()
+    assert not isinstance(node.gpus, Missing)
+    split = msgspec.structs.replace(node, gpus=(msgspec.structs.replace(node.gpus[0], mig_current=True), *node.gpus[1:]))
+    assert publish.render_plans(split) == {}
+    made = plan.parse_topology(publish.render_topology(split))
+    assert [g.near for g in made.gpus] == [0] * 8
+    with pytest.raises(plan.Doubt):
+        plan.permute(made, [1, 1 << 56], made.gpus[:2], made.online)
+
+
 def test_no_driver_no_gpus() -> None:
     import msgspec
 
     node = msgspec.structs.replace(hgx(), gpus=Missing(Why.UNREADABLE, "NVML does not answer"))
     assert publish.render_plans(node) == {}
-    assert publish.render_topology(node).startswith("1\tnode\tn1\t0\t0-111\t112\n")
+    assert publish.render_topology(node).startswith("1\tnode\tn1\t0\t0-111\t112\t1\n")
 
 
 def test_amd_gpus_are_published_by_their_place_on_the_bus() -> None:

@@ -255,6 +255,31 @@ def test_split_messages_are_joined_only_when_they_end_as_a_loss() -> None:
     assert not list(read([last, first]))
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        ("NVRM: (PCI ID: 10de:26b5) installed in this system has", "NVRM: fallen off the bus and is not responding to commands."),
+        ("NVRM: installed in this system has", "NVRM: fallen off the bus and is not responding to commands."),
+        ("NVRM: installed in this system has fallen off the bus and is not", "NVRM: responding to commands."),
+        ("NVRM: system has fallen off the bus and is not responding to commands.",),
+    ],
+)
+def test_split_messages_as_drivers_have_cut_them_over_the_years(rest: tuple[str, ...]) -> None:
+    for first in ("NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:1e07) installed in this"):
+        assert [line.pci for _, line in read([first, *rest])] == ["0000:b3:00.0"]
+
+
+def test_split_messages_of_two_gpus_at_once() -> None:
+    a, b = "NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: The NVIDIA GPU 0000:4e:00.0"
+    has = "NVRM: (PCI ID: 10de:26b5) installed in this system has"
+    last = "NVRM: fallen off the bus and is not responding to commands."
+    assert [line.pci for _, line in read([a, b, has, has, last, last])] == ["0000:b3:00.0", "0000:4e:00.0"]
+    assert [line.pci for _, line in read([a, has, b, last, has, last])] == ["0000:b3:00.0", "0000:4e:00.0"]
+    other = "NVRM: (PCI ID: 10de:26b5) installed in this system is not supported by the NVIDIA driver."
+    assert [line.pci for _, line in read([a, other, b, has, last])] == ["0000:4e:00.0"]
+    assert not list(read([*[a] * 1000, *["x"] * 20, last]))
+
+
 @given(st.text(max_size=300))
 @example("NVRM: Xid (PCI:" + "0" * 5000)
 def test_any_text_parses_or_not(text: str) -> None:

@@ -63,4 +63,5 @@ check = Check(
     boot_grace_seconds=300,
     reads=(STAT,),
     slow=True,
+    judges=lambda params: bool(params.required),
 )

@@ -5,8 +5,9 @@ silence a sensor, a link or the whole board. What could be read is remembered by
 new fact is covered as soon as it exists. Facts whose own check says what their loss means are left to it. NVML's
 RESET_REQUIRED (16, nvml.h: "the GPU requires a reset before it can be used again") is certain and drains.
 
-Not a loss: under MIG NVML gives no utilisation of the whole GPU (nvml.h, nvmlDeviceGetUtilizationRates), with ECC off there
-are no ECC counters, and another driver or board begins anew.
+Not a loss: under MIG NVML gives neither the utilisation of the whole GPU nor its remapped rows (nvml.h, notes on
+nvmlDeviceGetUtilizationRates and nvmlDeviceGetRemappedRows), with ECC off there are no ECC counters, and another driver or
+board begins anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import gone, unlisted
+from fairlead.model.device import gone, not_under_mig, unlisted
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 
@@ -39,7 +40,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
         if gpu.lost:
             continue  # gpu_count says so
-        lost = {name: why for name, why in gone(gpu, past).items() if not _excused(gpu, name, params.ignore)}
+        lost = {n: why for n, why in gone(gpu, past).items() if not (_excused(n, params.ignore) or not_under_mig(gpu, n, why))}
         if any(_RESET_REQUIRED in why.detail for why in _silent(gpu)):
             yield Finding(
                 check="gpu_readings",
@@ -65,10 +66,8 @@ def _silent(gpu: Gpu) -> Iterator[Missing]:
     return (value for name in gpu.__struct_fields__ if isinstance(value := getattr(gpu, name), Missing))
 
 
-def _excused(gpu: Gpu, name: str, ignored: tuple[str, ...]) -> bool:
-    if name in OWN or name.startswith("ecc.") or any(name == i or name.startswith(f"{i}.") for i in ignored):
-        return True
-    return name == "utilization_percent" and gpu.mig_current is True
+def _excused(name: str, ignored: tuple[str, ...]) -> bool:
+    return name in OWN or name.startswith("ecc.") or any(name == i or name.startswith(f"{i}.") for i in ignored)
 
 
 def _names(lost: dict[str, Missing]) -> str:

@@ -85,4 +85,5 @@ check = Check(
     boot_grace_seconds=300,
     reads=(STAT, NODES),
     slow=True,
+    judges=lambda params: bool(params.required),
 )

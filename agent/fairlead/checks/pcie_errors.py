@@ -179,6 +179,7 @@ check = Check(
     confirm_of=3,
     boot_grace_seconds=120,
     wakes_on=("pcieport ", "nvidia "),
+    heeds=lambda text: fatal(text) != "",
     samples=samples,
     slow=True,
 )

@@ -3,6 +3,7 @@
 A bad row is replaced by a spare one at the next GPU reset. Pending: the reset is due, the job may end first. Failed: no
 spare row was left where it was needed, which is NVIDIA's criterion for an RMA ("GPU Memory Error Management" guide, row
 remapping). The histogram counts banks by spare rows left (max, high, partial, low, none): low and none are early signs.
+How fast both grow is followed by the day and by the board's serial, over boots.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted, was_readable
-from fairlead.model.facts import Missing, Node, Why
+from fairlead.model.check import Check, CheckParams, Daily, Past
+from fairlead.model.device import device_of, not_under_mig, unlisted, was_readable
+from fairlead.model.facts import Gpu, Missing, Node, RowRemap, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.gpu_health import RetiredPages
+from fairlead.model.trend import counters
+
+MONTH_DAYS = 30
+UNCORRECTED, WORN = "remap.uncorrected", "remap.worn_banks"
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -24,6 +29,12 @@ class Params(CheckParams, frozen=True, kw_only=True):
     uncorrected_rows: Annotated[
         int, Meta(ge=1, description="Rows remapped for uncorrectable errors from which it warns (a GPU can remap 512).")
     ] = 512
+    rows_per_month: Annotated[
+        int, Meta(ge=0, description="Rows remapped for uncorrectable errors within 30 days from which it warns; 0: never.")
+    ] = 8
+    banks_per_month: Annotated[
+        int, Meta(ge=0, description="Banks that came to have some, few or no spare rows within 30 days; 0: never.")
+    ] = 4
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -33,7 +44,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             continue  # gpu_count says so
         remap = gpu.remap
         if isinstance(remap, Missing):
-            if remap.why is Why.UNREADABLE and not isinstance(gpu.retired, RetiredPages):  # before Ampere: retired_pages
+            if isinstance(gpu.retired, RetiredPages) or not_under_mig(gpu, "remap", remap):
+                continue  # before Ampere it retires pages; under MIG the recovery action still says what is due
+            if remap.why is Why.UNREADABLE:
                 gone = was_readable(gpu, "remap", past)
                 yield Finding(
                     check="row_remap",
@@ -45,6 +58,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                     service=Service.DRAIN_AFTER_JOB if gone else Service.KEEP,
                 )
             continue
+        yield from _trend(gpu, remap, past, params)
         counts = f"remapped rows: {remap.corrected} corrected, {remap.uncorrected} uncorrected"
         if remap.failed:
             yield Finding(
@@ -87,9 +101,55 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             )
 
 
+def worn(remap: RowRemap) -> int | None:
+    """Banks that have used up part of their spare rows (partial, low, none)."""
+    return None if isinstance(remap.histogram, Missing) else sum(remap.histogram[2:])
+
+
+def _a_month_ago(known: list[Daily]) -> Daily | None:
+    """Its value when the month began; where that is not known for certain, the first one within the month."""
+    older = [d for d in known if d.days_ago >= MONTH_DAYS]
+    later = [d for d in known if d.days_ago < MONTH_DAYS]
+    if older and (not later or later[0].value == older[-1].value or older[-1].days_ago <= MONTH_DAYS + 1):
+        return older[-1]
+    return later[0] if later else None
+
+
+def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Finding]:
+    """Spare rows that run out: counted over a month of this board's life, whatever booted meanwhile."""
+    device = device_of(gpu)
+    for name, now, limit, words in (
+        (UNCORRECTED, remap.uncorrected, params.rows_per_month, "rows of GPU {} were remapped for uncorrectable errors"),
+        (WORN, worn(remap), params.banks_per_month, "memory banks of GPU {} have begun to run out of spare rows"),
+    ):
+        if now is None or limit == 0:
+            continue
+        known = [d for d in past.daily if d.device == device and d.name == name]
+        before = _a_month_ago(known)
+        if before is None or now - before.value < limit:
+            continue
+        yield Finding(
+            check="row_remap",
+            level=Level.WARN,
+            device=gpu.pci,
+            summary=f"{now - before.value:.0f} {words.format(gpu.pci)} within {min(max(before.days_ago, 1), MONTH_DAYS)} days",
+            evidence=(f"{before.value:.0f} {before.days_ago} days ago, {now} now",),
+            action=Action.CHECK_HARDWARE,
+            service=Service.KEEP,
+        )
+
+
+def daily(node: Node) -> Iterator[tuple[str, str, float]]:
+    """Rows remapped for uncorrectable errors, and banks that have used up spare rows."""
+    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        if isinstance(gpu.remap, RowRemap):
+            yield from counters([(device_of(gpu), UNCORRECTED, gpu.remap.uncorrected), (device_of(gpu), WORN, worn(gpu.remap))])
+
+
 check = Check(
     summary="GPU memory rows: remapping failed or pending, spare rows running out",
     params=Params,
     judge=judge,
     mode=Mode.ENFORCE,
+    daily=daily,
 )

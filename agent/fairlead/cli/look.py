@@ -9,7 +9,7 @@ from typing import Any
 
 from fairlead import config
 from fairlead.cli.recorded import machine, recorded_nvml
-from fairlead.daemon.judge import reads
+from fairlead.daemon.judge import reads, wanted
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
 from fairlead.model.check import Past
@@ -59,7 +59,7 @@ def look(args: argparse.Namespace, document: config.Document) -> tuple[Node, Pas
         raw, stuck = live_nvml(document.agent.nvml_deadline_seconds)
     else:
         raw = recorded_nvml(args.root)
-    node = gather(root, raw, reads=reads(document), unsupported=document.unsupported, stuck=stuck)
+    node = gather(root, raw, reads=reads(document), unsupported=document.unsupported, wanted=wanted(document), stuck=stuck)
     kmsg = document.agent.kmsg_path if root.is_live else os.path.join(args.root, "dev/kmsg")
     boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
     return node, _past(kmsg, boot_id, live=root.is_live)

@@ -15,6 +15,8 @@ from fairlead.model.facts import Missing, unreadable
 from fairlead.nccl.conf import is_ours, render
 from fairlead.settings import nccl
 
+REVIEW_DAYS = 365
+
 
 def conf(args: argparse.Namespace) -> ExitCode:
     want = _want(args)
@@ -46,6 +48,17 @@ def conf(args: argparse.Namespace) -> ExitCode:
     return ExitCode.CONFIG if made.problems else ExitCode.OK
 
 
+def _old(name: str) -> None:
+    """Says which values of a fabric profile nobody has looked at for a year: platforms change."""
+    from datetime import date, timedelta
+
+    fabric = config.load_fabric(name)
+    limit = (date.today() - timedelta(days=REVIEW_DAYS)).isoformat()
+    old = [getattr(x, "key", "") or getattr(x, "name", "") for x in (*fabric.values, *fabric.variables) if x.reviewed < limit]
+    if old:
+        print(f"fairlead: note: fabric {name}: last looked at over a year ago: {', '.join(old)}", file=sys.stderr)
+
+
 def _want(args: argparse.Namespace) -> nccl.NcclWant:
     """The wishes of the profiles that were named, else of the document, else none but the defaults."""
     if args.profile:
@@ -54,6 +67,8 @@ def _want(args: argparse.Namespace) -> nccl.NcclWant:
         if len(fabrics) > 1 or len(hardware) > 1:
             raise UsageError("--profile: one fabric profile and one hardware profile at most")
         document = config.profile_document("localhost", "".join(hardware), "".join(fabrics))
+        for name in fabrics:
+            _old(name)
     else:
         args.profile = ""  # as document_for has it
         document = document_for(args)

@@ -94,7 +94,7 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         str, Meta(pattern=r"^[A-Za-z0-9.-]*(?!\n)$", description="What makes a host's name that of the fast network: i, -ib0.")
     ] = ""
     presets: Annotated[
-        dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}(?!\n)$")], Preset],
+        dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}(?!\n)$")], Preset],
         Meta(description="Named choices: FAIRLEAD_PROFILE=NAME in a job."),
     ] = field(default_factory=dict)
     fabric: Annotated[tuple[FabricRow, ...], Meta(description="Of the fabric profile, for jobs on several nodes.")] = ()

@@ -107,7 +107,7 @@ class Board:
             if not gpus:
                 return
         else:
-            gpus = tuple((g.pci, g.uuid, g.minor) for g in node.gpus)
+            gpus = tuple((g.pci, g.uuid, g.minor, g.mig_current) for g in node.gpus)
         if self._tables is None:
             from fairlead.daemon.job_tables import JobTables
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
+from fairlead.daemon.days import Days
 from fairlead.daemon.disk import Direct, Storage
 from fairlead.daemon.series import KEEP_SECONDS, Series
 from fairlead.daemon.store import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
@@ -49,6 +50,7 @@ class History:
         self._events = 0
         self._series = Series()
         self._boards: dict[str, str] = {}
+        self._days = Days()
         self._readable: set[str] = set()
         self._past: Past | None = None
         self._open(first=True)
@@ -64,6 +66,7 @@ class History:
                 samples=self._series.all(),
                 readable=frozenset(self._readable),
                 boards=dict(self._boards),
+                daily=self._days.past(time.time()),
                 overrun=self.overrun,
                 overrun_seconds=self._overrun_seconds,
                 log=self.log,
@@ -125,6 +128,12 @@ class History:
             self._boards |= new
             self._past = None
             self._put("boards", msgspec.json.encode(self._boards))
+
+    def add_daily(self, values: Iterable[tuple[str, str, float]]) -> None:
+        """Remember counters of a board's life, at most one value a day of each."""
+        if self._days.add(time.time(), values):
+            self._past = None
+            self._put("days", self._days.saved())
 
     def add_readable(self, names: frozenset[str]) -> None:
         """Remember which fields of which devices could be read."""
@@ -272,6 +281,8 @@ class History:
         if self._boards | stored.boards != stored.boards:
             statements.append((PUT, [("boards", msgspec.json.encode(self._boards | stored.boards))]))
         self._boards |= stored.boards
+        self._days.merge(stored.days)
+        statements.append((PUT, [("days", self._days.saved())]))
         self._past = None
         self._saved_state = b""
         self._store.write(*statements)

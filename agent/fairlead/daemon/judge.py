@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from fairlead import checks, settings
 from fairlead.config import Document
 from fairlead.errors import ConfigError
-from fairlead.model.check import Past
+from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.host_facts import Wanted
 from fairlead.model.setting import drift
 
 
 def reads(document: Document) -> tuple[str, ...]:
     """The files whose text the enabled checks and the declared settings need."""
-    wanted = [path for name, check in checks.load().items() if document.checks[name].enabled for path in check.reads]
+    wanted = [path for name, check in checks.load().items() if _judges(check, document.checks[name]) for path in check.reads]
     wanted += [path for name, want in document.settings.items() for path in settings.load()[name].wanted_reads(want)]
     return tuple(dict.fromkeys(wanted))
 
 
+def quick_reads(document: Document) -> tuple[str, ...]:
+    """Those of them that are read at every sweep: of the checks that are judged at every sweep."""
+    quick = [c for name, c in checks.load().items() if _judges(c, document.checks[name]) and not c.slow]
+    return tuple(dict.fromkeys(path for check in quick for path in check.reads))
+
+
+def _judges(check: Check, params: CheckParams) -> bool:
+    return params.enabled and (check.judges is None or check.judges(params))
+
+
+def wanted(document: Document) -> Wanted:
+    """What the enabled checks want to be asked of the host."""
+    asked = [c.wants(document.checks[n]) for n, c in checks.load().items() if c.wants and document.checks[n].enabled]
+    return Wanted(
+        mounts=tuple(dict.fromkeys(path for want in asked for path in want.mounts)), units=any(want.units for want in asked)
+    )
+
+
+def heeded_by(text: str, wakes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """The checks that a kernel record matters to. ``wakes``: prefixes by check."""
+    loaded = checks.load()
+    for name, known in wakes.items():
+        if text.startswith(known) and ((heeds := loaded[name].heeds) is None or heeds(text)):
+            yield name
+
+
+def prefixes(document: Document) -> dict[str, tuple[str, ...]]:
+    """Which kernel records wake each enabled check: what it says itself, and what its parameters declare."""
+    found = {}
+    for name, check in checks.load().items():
+        params = document.checks[name]
+        if params.enabled and (known := (*check.wakes_on, *(check.reads_records(params) if check.reads_records else ()))):
+            found[name] = known
+    return found
+
+
 def fresh(document: Document, node: Node) -> frozenset[str] | None:
-    """The checks and managed settings whose facts were read for this node; None: all of them."""
+    """The checks and managed settings whose facts were read for this node; None: all of them. Drift is looked for on thorough
+    looks: what was set stays set until a person or a daemon changes it."""
     if node.thorough:
         return None
-    quick = {n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow}
-    return frozenset(quick) | {f"setting.{n}" for n, want in document.settings.items() if want.managed}
+    return frozenset(n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow)
 
 
 def judge(document: Document, node: Node, past: Past, only: Collection[str] | None = None) -> tuple[Finding, ...]:

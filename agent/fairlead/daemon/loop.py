@@ -17,7 +17,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from fairlead import __version__, checks
+from fairlead import __version__
 from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, remember, status, transitions
@@ -30,7 +30,7 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
 from fairlead.daemon.joblook import look_at_jobs
-from fairlead.daemon.judge import fresh, judge
+from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.moment import now_of, uptime_of
 from fairlead.daemon.notify import Notify
@@ -129,9 +129,8 @@ class Loop:
     def _take_up(self, document: Document) -> None:
         self.document = document
         self.policies = policies_of(document)
-        loaded = checks.load()
-        self.wakes = {n: loaded[n].wakes_on for n in loaded if document.checks[n].enabled and loaded[n].wakes_on}
-        self.prefixes = tuple(prefix for prefixes in self.wakes.values() for prefix in prefixes)
+        self.wakes = prefixes(document)
+        self.prefixes = tuple(prefix for known in self.wakes.values() for prefix in known)
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -200,6 +199,7 @@ class Loop:
             self._reload()
         if signal.SIGUSR1 in heard:
             self.next_sweep = 0.0
+            self.senses.look_closely()
             if self.courier is not None:
                 self.courier.look()  # `fairlead drain` and `fairlead resume` send it
 
@@ -293,6 +293,7 @@ class Loop:
             log.line(log.WARNING, "kernel records lost", count=lost - self._lost, now="read on from the oldest that is left")
             self._lost, self.next_sweep = lost, 0.0  # what the driver itself says of its GPUs, at once
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
+        known = [r for r in known if any(heeded_by(r.text, self.wakes))]
         if not known:
             return
         look_at_jobs(self)  # whom to blame, and whether a drain has to wait: as it is now
@@ -301,7 +302,7 @@ class Loop:
             return
         self.woken += len(known)
         if self.node is not None:
-            woken = {name for name, prefixes in self.wakes.items() if any(r.text.startswith(prefixes) for r in known)}
+            woken = {name for r in known for name in heeded_by(r.text, self.wakes)}
             self._decide(judge(self.document, self.node, self._past(), woken), woken)
 
     def _past(self) -> Past:

@@ -29,6 +29,9 @@ def after(
         if check.samples is not None and document.checks[name].enabled and (ran is None or name in ran):
             history.add_samples(seconds, check.samples(node))
     if thorough:
+        for name, check in checks.load().items():
+            if check.daily is not None and document.checks[name].enabled:
+                history.add_daily(check.daily(node))
         fields = readable_fields(node)
         if isinstance(node.driver.library_version, str) and fields:
             fields |= {f"{DRIVER}{node.driver.library_version}"}

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from fairlead import checks
 from fairlead.config import Document
 from fairlead.daemon.history import History
-from fairlead.daemon.judge import judge
+from fairlead.daemon.judge import heeded_by, judge
+from fairlead.daemon.judge import prefixes as wakes
 from fairlead.daemon.recording import Boot, Progress, Recording
 from fairlead.daemon.rules import policies_of
 from fairlead.daemon.stamps import show
@@ -89,8 +90,7 @@ class _Replay:
         self.recording = recording
         self.progress = progress
         self.document = document
-        woken = {name: check.wakes_on for name, check in checks.load().items() if check.wakes_on}
-        self.wakes = {name: w for name, w in woken.items() if document.checks[name].enabled}
+        self.wakes = wakes(document)
         self.policies = {name: policy for name, policy in policies_of(document).items() if name in self.wakes}
         self.state = PolicyState()
         self.drained = ""  # the check that the drain is for
@@ -145,7 +145,7 @@ class _Replay:
         self.lines |= {record.sequence: line for line, record in records}
         known = [record for _, record in records]
         if self.history.add_records(known):
-            self._decide({n for n, w in self.wakes.items() if any(r.text.startswith(w) for r in known)})
+            self._decide({n for r in known for n in heeded_by(r.text, self.wakes)})
 
     def _known(self) -> None:
         """A person resumed the drain, as an agent noted at the time."""
@@ -193,6 +193,8 @@ class _Replay:
         node = _node(self.recording.name, self.boot, up)
         only = self.wakes.keys() if woken is None else woken
         findings = judge(replace(self.document, settings={}), node, self.history.past(), only) if only else ()
+        slow = {name for name in only if checks.load()[name].slow}  # a log holds none of their facts, only their records
+        findings = tuple(f for f in findings if f.check not in slow or f.evidence_id.startswith(f"{self.boot.id}:"))
         now = Now(
             boot_seconds=up,
             wall_seconds=self.now,
@@ -205,7 +207,7 @@ class _Replay:
         )
         ran = self.policies.keys() if woken is None else woken
         decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
-        same = replace(decision.state, clean_sweeps=0) == replace(self.state, clean_sweeps=0)
+        same = replace(decision.state, clean_sweeps=0, clean_looks=0) == replace(self.state, clean_sweeps=0, clean_looks=0)
         self._same = self._same + 1 if same and decision.order is Order.KEEP else 0
         self.state = decision.state
         self._tell(decision)

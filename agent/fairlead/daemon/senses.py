@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fairlead.config import Document
-from fairlead.daemon.judge import reads
+from fairlead.daemon.judge import quick_reads, reads, wanted
 from fairlead.host.clock import boot_id, boottime
 from fairlead.host.gather import Gatherer
 from fairlead.host.kmsg import Follower
@@ -35,11 +35,20 @@ class Senses:
         self.answered: dict[str, float] = {}
         self.lost = 0  # kernel records overwritten before they were read
         self._asked = False
+        self._gatherer: Gatherer | None = None
         self.change(document)
 
     def change(self, document: Document) -> None:
         """Take up a document: which files to read, what the hardware cannot say, deadlines."""
-        self._gatherer = Gatherer(self.root, reads=reads(document), unsupported=document.unsupported)
+        if self._gatherer is not None:
+            self._gatherer.end()
+        self._gatherer = Gatherer(
+            self.root,
+            reads=reads(document),
+            quick_reads=quick_reads(document),
+            unsupported=document.unsupported,
+            wanted=wanted(document),
+        )
         if self.worker is not None:
             self.worker.deadline_seconds = document.agent.nvml_deadline_seconds
 
@@ -65,6 +74,11 @@ class Senses:
             return 0.0 if self._asked else float("inf")
         return self.worker.next_poll()
 
+    def look_closely(self) -> None:
+        """The next sweep reads everything."""
+        if self._gatherer is not None:
+            self._gatherer.look_closely()
+
     def start_sweep(self) -> None:
         self._asked = True
         if self.worker is not None:
@@ -83,6 +97,8 @@ class Senses:
                 return None
             raw, stuck = result.raw, result.stuck
         self._asked = False
+        if self._gatherer is None:
+            return None
         node = self._gatherer.gather(raw, stuck=stuck)
         now = boottime()
         self.answered["host"] = now
@@ -106,6 +122,8 @@ class Senses:
             self.follower.close()
         if self.worker is not None:
             self.worker.close()
+        if self._gatherer is not None:
+            self._gatherer.end()
 
 
 def _recorded(tree: str) -> dict[str, Any] | Missing:

@@ -51,6 +51,7 @@ def render(
     data: dict[str, object] = {
         "schema": 1,
         "agent_version": __version__,
+        "driver": driver if node is not None and isinstance(driver := node.driver.module_version, str) else "",
         "node": document.node,
         "slurm_node": document.slurm_node,
         "document": {"generation": document.generation, "profile": document.profile, "hash": document.hash},

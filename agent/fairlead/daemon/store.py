@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from fairlead.daemon.days import Days
 from fairlead.daemon.disk import START_SECONDS, WAIT_SECONDS, Storage
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord, Sample
@@ -50,6 +51,7 @@ class Stored(Struct, frozen=True):
     samples: list[Sample]
     readable: frozenset[str]
     boards: dict[str, str]
+    days: bytes
     lost: tuple[int, float] = (0, 0.0)
 
 
@@ -212,8 +214,10 @@ class Store:
         boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
         kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
         lost = msgspec.json.decode(kept[0], type=tuple[int, float]) if kept else (0, 0.0)
+        kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
+        Days().merge(kept[0] if kept else b"")  # damaged as a whole, or not at all
         db.commit()
-        return Stored(records, samples, readable, boards, lost)
+        return Stored(records, samples, readable, boards, kept[0] if kept else b"", lost)
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):

@@ -10,11 +10,13 @@ from msgspec.structs import replace
 
 from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
 from fairlead.host.gpu_load import Seen
+from fairlead.host.host_facts import HostLooks
 from fairlead.host.owners import Owners
 from fairlead.host.root import Root
 from fairlead.host.software import software
-from fairlead.model.facts import Cpu, Gpu, GpuLink, Missing, Nic, Node, NumaNode, PciDevice, StuckCall
+from fairlead.model.facts import Cpu, Gpu, GpuLink, Missing, Nic, Node, NumaNode, PciDevice, StuckCall, unreadable
 from fairlead.model.gpu_load import Software
+from fairlead.model.host_facts import Host, Wanted
 
 T = TypeVar("T")
 SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
@@ -25,13 +27,22 @@ _GLOB_MAX = 8  # more files than that (one per CPU, per IOMMU group) are read on
 
 class Gatherer:
     """Looks at the same machine again and again. Between thorough looks, every ``slow_seconds``, it reads only what
-    changes from one second to the next; ``slow_seconds`` 0 makes every look thorough."""
+    changes from one second to the next: of ``reads`` those in ``quick_reads`` (default all). ``slow_seconds`` 0 makes every
+    look thorough."""
 
     def __init__(
-        self, root: Root, *, reads: Sequence[str] = (), unsupported: Sequence[str] = (), slow_seconds: float = SLOW_SECONDS
+        self,
+        root: Root,
+        *,
+        reads: Sequence[str] = (),
+        quick_reads: Sequence[str] | None = None,
+        unsupported: Sequence[str] = (),
+        wanted: Wanted | None = None,
+        slow_seconds: float = SLOW_SECONDS,
     ) -> None:
         self._root = root
         self._reads = tuple(dict.fromkeys(reads))
+        self._quick_reads = self._reads if quick_reads is None else tuple(p for p in self._reads if p in quick_reads)
         self._converter = gpu.Converter(unsupported)
         self._slow_seconds = slow_seconds
         self._tour = pci.Tour(root)
@@ -50,9 +61,15 @@ class Gatherer:
         self._globs: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[int, ...] | None] = {}
         self._processes = process.Found(root)
+        self._looks = HostLooks(root, wanted, once=not slow_seconds) if wanted is not None else None
+        self._host: Host | Missing = unreadable("not read")
         self._seen = Seen()
         self._owners = Owners(root)
         self._software = Software()
+
+    def look_closely(self) -> None:
+        """The next look is thorough."""
+        self._next_thorough = 0.0
 
     def gather(self, nvml: Mapping[str, Any] | Missing | None, *, stuck: StuckCall | None = None) -> Node:
         """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked."""
@@ -70,6 +87,8 @@ class Gatherer:
                 self._virtual = kernel.virtual(root)
         if thorough or not self._nics:
             self._nics = network.nics(root, devices)
+        if thorough and self._looks is not None:
+            self._host = self._looks.look(self._nics)
         self._module = kernel.module_version(root)
         self._read_texts(thorough)
         gpus = self._gpus(nvml, devices, now, thorough=thorough)
@@ -87,8 +106,14 @@ class Gatherer:
             stuck=stuck,
             gpu_links=self._links,
             thorough=thorough,
+            host=self._host,
             texts=dict(self._texts),
         )
+
+    def end(self) -> None:
+        """End the processes that still look for us."""
+        if self._looks is not None:
+            self._looks.end()
 
     def _gpus(
         self, nvml: Mapping[str, Any] | Missing | None, devices: tuple[PciDevice, ...], now: float, *, thorough: bool
@@ -112,7 +137,7 @@ class Gatherer:
         if thorough:
             self._texts = {}
             self._globs = {p: self._root.glob(p) for p in self._reads if any(c in p for c in "*?[")}
-        for pattern in self._reads:
+        for pattern in self._reads if thorough else self._quick_reads:
             paths = self._globs.get(pattern, (pattern,))
             if thorough or len(paths) <= _GLOB_MAX:
                 for path in paths:
@@ -134,14 +159,16 @@ def gather(
     *,
     reads: Sequence[str] = (),
     unsupported: Sequence[str] = (),
+    wanted: Wanted | None = None,
     stuck: StuckCall | None = None,
 ) -> Node:
     """One thorough look.
 
     reads: files for ``Node.texts``; of a glob every match is a key of its own. unsupported: dotted Gpu fields that the
-    hardware profile excuses. stuck: an NVML call that has not come back.
+    hardware profile excuses. wanted: what to ask the host for; None: nothing about the host is read. stuck: an NVML call that
+    has not come back.
     """
-    return Gatherer(root, reads=reads, unsupported=unsupported, slow_seconds=0).gather(nvml, stuck=stuck)
+    return Gatherer(root, reads=reads, unsupported=unsupported, wanted=wanted, slow_seconds=0).gather(nvml, stuck=stuck)
 
 
 def nvidia_gpus(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:

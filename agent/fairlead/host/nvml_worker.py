@@ -13,7 +13,6 @@ endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when it
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import os
 import signal
@@ -21,6 +20,7 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import pynvml
 
 from fairlead.host.nvml_device import Device
@@ -219,7 +219,7 @@ def _all_failed(identity: Json, code: int) -> Json:
 
 
 def _write(kind: bytes, payload: Any) -> None:
-    data = json.dumps(payload, separators=(",", ":")).encode()
+    data = msgspec.json.encode(payload)
     view = memoryview(FRAME.pack(len(data), kind[0]) + data)
     while view:
         view = view[os.write(1, view) :]

@@ -54,7 +54,7 @@ class Tour:
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
         """Every function by address. ``thorough`` False: of devices seen before, only what a fault or a person
-        changes from one second to the next: links of display class devices, ACS control words, presence."""
+        changes from one second to the next: links of display class devices, and presence."""
         known, self._known = self._known, {}
         for name in self._root.names(DEVICES):
             if ADDRESS.fullmatch(name):
@@ -73,9 +73,11 @@ class Tour:
                 new = replace(new, driver=driver)
         if thorough or old.class_code >> 16 == 0x03:
             new = self._with_link(new, folder)
+        if not thorough:
+            return new
         if old.acs_offset is not None:
             new = self._with_acs(new, folder)
-        elif thorough and isinstance(old.acs_capability, Missing):
+        elif isinstance(old.acs_capability, Missing):
             new = self._with_capabilities(new, folder)
         return new
 

@@ -12,6 +12,8 @@ _GUID = re.compile(r"\b[0-9a-f]{4}(?::[0-9a-f]{4}){3}\b", re.IGNORECASE)
 _ROUTE = re.compile(r"(?<=\t)[0-9A-F]{8}(?=\t)")
 _SERVER = re.compile(r"^(?://\S+|[^\s/]\S*:/\S*)(?= )", re.MULTILINE)
 _PERSONAL_MOUNT = re.compile(r"^\S+ (?:/home|/run/user|/root|/media)\S* .*\n|^\S+ \S+ fuse\S* .*\n", re.MULTILINE)
+_PERSONAL_PLACES = ("/home", "/run/user", "/root", "/media")
+_PERSONAL_UNIT = re.compile(r"user[@-]|session-|run-user|run-media|home-|media-|root-|app-|dev-disk")
 _HARDWARE = re.compile(r"NVRM|nvidia|nvswitch|SXid|pcieport|AER|mlx5|EDAC|mce|nvme|ACPI|DMAR|pci |Linux version")
 
 
@@ -36,9 +38,38 @@ class Redactor:
         """/proc/net/route: addresses, of which only the default route's zero and netmasks say anything."""
         return _ROUTE.sub(lambda m: m[0] if set(m[0]) <= set("0F") else self._invent(m[0], lambda n, _: f"{n:06X}0A"), text)
 
+    def gid(self, text: str) -> str:
+        """An entry of a GID table: which kind of address it is stays, and that equal ones are equal."""
+        prefix, own = text.strip()[:20], text.strip()[20:]
+        if prefix.startswith("fe80:"):
+            return f"{prefix}{self._invent(own, lambda n, old: _grouped(n, old, 4))}\n"
+        if own.startswith("0000:ffff:") and not prefix.strip("0:"):
+            return f"{prefix}0000:ffff:{self._invent(own, lambda n, _: f'0a00:{n:04x}')}\n"
+        return f"fd00:0000:0000:0000:{self._invent(text.strip(), lambda n, _: f'0000:0000:0000:{n:04x}')}\n"
+
     def mounts(self, text: str) -> str:
         """/proc/mounts without servers and people's own mounts."""
         return self.text(_SERVER.sub("server:/export", _PERSONAL_MOUNT.sub("", text)))
+
+    def mountinfo(self, text: str) -> str:
+        """/proc/1/mountinfo, as ``mounts``: the path is the fifth field, the source the second after the separator."""
+        kept = []
+        for line in text.splitlines():
+            fields, _, after = line.partition(" - ")
+            path, rest = fields.split(" ")[4:5], after.split(" ")
+            if len(rest) < 3 or not path or path[0].startswith(_PERSONAL_PLACES) or rest[0].startswith("fuse"):
+                continue
+            rest[1] = "server:/export" if ":/" in rest[1] or rest[1].startswith("//") else rest[1]
+            rest[2] = ",".join(o for o in rest[2].split(",") if "=" not in o or o.startswith(("errors=", "vers=")))
+            kept.append(f"{fields} - {' '.join(rest)}\n")
+        return self.text("".join(kept))
+
+    def host(self, value: Any) -> Any:
+        """host.json without the units of people's sessions."""
+        if isinstance(value, dict) and isinstance(value.get("units"), list):
+            units = [u for u in value["units"] if isinstance(u, dict) and not _PERSONAL_UNIT.match(str(u.get("name", "")))]
+            value = {**value, "units": units}
+        return self.value(value)
 
     def kmsg(self, text: str) -> str:
         """Kernel records about hardware; what else the kernel says may name processes and paths of users."""

@@ -16,14 +16,19 @@ from typing import Any
 
 from fairlead.errors import HostError
 from fairlead.host import config_space, kernel
+from fairlead.host.host_facts import FILE as HOST_FILE
+from fairlead.host.host_facts import HostLooks, read_recorded, recorded_of
+from fairlead.host.ports import MLX5_COUNTERS
 from fairlead.host.process import read_text
 from fairlead.host.redact import Redactor
 from fairlead.host.root import Root
 from fairlead.host.software import FOLDERS, LIBRARY
 from fairlead.model.facts import Missing
+from fairlead.model.host_facts import Wanted
 
 _PCI = "/sys/bus/pci/devices/*"
 _IB = "/sys/class/infiniband/*"
+_EDAC = "/sys/devices/system/edac/mc"
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
 _KFD = "/sys/class/kfd/kfd/topology/nodes"
@@ -57,23 +62,44 @@ FILES = (
     *(f"{_IB}/{a}" for a in ("fw_ver", "hca_type", "board_id", "node_guid", "node_desc")),
     *(f"{_IB}/ports/*/{a}" for a in ("state", "phys_state", "rate", "link_layer", "lid")),
     *(f"{_IB}/ports/*/counters/{a}" for a in _COUNTERS),
-    *(f"/sys/class/net/*/{a}" for a in ("operstate", "address", "mtu", "speed", "type")),
+    *(f"{_IB}/ports/*/hw_counters/{a}" for a in (*MLX5_COUNTERS, "out_of_sequence")),
+    *(f"/sys/class/net/*/{a}" for a in (
+        "operstate", "address", "mtu", "speed", "type", "carrier_changes", "carrier_down_count", "carrier_up_count",
+    )),
+    *(f"{_EDAC}/mc[0-9]*/{a}" for a in ("mc_name", "ce_count", "ue_count", "ce_noinfo_count", "ue_noinfo_count")),
+    *(f"{_EDAC}/mc[0-9]*/{d}[0-9]*/dimm_{a}" for d in ("dimm", "rank") for a in ("label", "ce_count", "ue_count")),
+    *(f"/sys/class/nvme/nvme[0-9]*/{a}" for a in ("state", "model")),
+    "/sys/fs/ext4/*/errors_count",
+    f"{_CPU}/smt/control", f"{_CPU}/smt/active",
+    "/sys/kernel/mm/hugepages/*/nr_hugepages", "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/kernel/mm/transparent_hugepage/defrag", f"{_CPU}/cpu[0-9]*/cpufreq/energy_performance_preference",
+    f"{_CPU}/cpu[0-9]*/cpufreq/energy_performance_available_preferences",
+    *(f"{_CPU}/cpu[0-9]*/cpuidle/state[0-9]*/{a}" for a in ("name", "latency", "disable")),
+    "/proc/sys/vm/swappiness", "/proc/sys/net/core/[rw]mem_max", "/proc/sys/net/ipv4/tcp_[rw]mem",
+    "/proc/sys/net/ipv4/tcp_congestion_control", "/proc/sys/net/ipv4/tcp_available_congestion_control",
+    "/proc/sys/fs/nr_open", "/proc/driver/nvidia/params",
+    f"{_IB}/ports/*/gids/*", f"{_IB}/ports/*/gid_attrs/types/*", "/sys/class/net/*/dev_port",
     "/sys/class/net/*/bonding/slaves",
     f"{_KFD}/[0-9]*/properties", f"{_KFD}/[0-9]*/io_links/[0-9]*/properties",
     "/sys/kernel/iommu_groups/*/type",
     "/sys/module/nvidia*/version", "/sys/module/nvidia*/parameters/*",
     "/sys/class/dmi/id/sys_vendor", "/sys/class/dmi/id/product_name", "/sys/hypervisor/type",
+    "/proc/1/mountinfo",
     "/proc/cmdline", "/proc/cpuinfo", "/proc/meminfo", "/proc/version", "/proc/uptime", "/proc/modules", "/proc/mounts",
-    "/proc/net/route", "/proc/sys/kernel/numa_balancing", "/proc/sys/vm/zone_reclaim_mode",
+    "/proc/net/route", "/proc/net/if_inet6", "/proc/net/ipv6_route",
+    "/proc/sys/kernel/numa_balancing", "/proc/sys/vm/zone_reclaim_mode",
     "/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version", "/proc/driver/nvidia/gpus/*/information",
     "/sys/kernel/mm/memory_peers/*/version", "/etc/nccl.conf", IMEX_NODES,
 )  # fmt: skip
 LINKS = (
     f"{_PCI}/driver", f"{_PCI}/physfn", f"{_PCI}/iommu_group", f"{_IB}/device", "/sys/class/net/*/device",
+    "/sys/class/net/*/master",
     "/sys/kernel/iommu_groups/*/devices/*",
 )  # fmt: skip
 _KMSG_MAX_BYTES = 16 << 20
-_SKIPPED_WHEN_REDACTED = ("/node_desc", "/proc/sys/kernel/hostname", "/etc/nccl.conf")
+_SKIPPED_WHEN_REDACTED = (
+    "/node_desc", "/proc/sys/kernel/hostname", "/etc/nccl.conf", "/proc/net/if_inet6", "/proc/net/ipv6_route",
+)  # fmt: skip
 
 
 def snapshot(root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool) -> None:
@@ -107,7 +133,14 @@ class _Writer:
         for pattern in LINKS:
             for path in self._root.glob(pattern, dangling=True):
                 os.makedirs(self._at(self._place(path)), exist_ok=True)
-        for folder in ("/sys/bus/pci/devices", "/sys/class/net", "/sys/class/infiniband"):
+        for folder in (
+            "/sys/bus/pci/devices",
+            "/sys/class/net",
+            "/sys/class/infiniband",
+            "/sys/class/nvme",
+            "/sys/fs/ext4",
+            _EDAC,
+        ):
             if self._root.exists(folder):  # an empty folder says "none", which is more than no folder
                 os.makedirs(self._at(self._place(folder)), exist_ok=True)
             for name in self._root.names(folder):
@@ -123,6 +156,7 @@ class _Writer:
         self._put("/dev/nodes", self._device_nodes())
         self._put("/dev/kmsg", self._kernel_log())
         self._put("/nvml.json", self._nvml_json())
+        self._put(f"/{HOST_FILE}", self._host_json())
         self._put("/README.md", self._readme())
 
     def _place(self, path: str) -> str:
@@ -161,7 +195,7 @@ class _Writer:
         if "/cache/index" in path and self._root.read_line(f"{os.path.dirname(path)}/level") != "3":
             return
         data = self._root.read_bytes(path)
-        if not isinstance(data, bytes):
+        if not isinstance(data, bytes) or ("/gids/" in path and not data.strip(b"0:\n")):  # a free place of the table
             return
         place = self._place(path)
         if self._redactor is not None:
@@ -176,7 +210,14 @@ class _Writer:
         text = data.decode("utf-8", "replace")
         if path.startswith(_KFD):
             text = _UNIQUE.sub("unique_id 0", text)
-        special = {"/proc/net/route": self._redactor.route, "/proc/mounts": self._redactor.mounts, IMEX_NODES: _numbered}
+        if "/gids/" in path:
+            return self._redactor.gid(text).encode()
+        special = {
+            "/proc/net/route": self._redactor.route,
+            "/proc/mounts": self._redactor.mounts,
+            "/proc/1/mountinfo": self._redactor.mountinfo,
+            IMEX_NODES: _numbered,
+        }
         return special.get(path, self._redactor.text)(text).encode()
 
     def _put(self, path: str, text: str) -> None:
@@ -228,6 +269,16 @@ class _Writer:
         if isinstance(raw, Missing):
             raw = {"schema": 1, "error": 999, "call": raw.detail}
         return json.dumps(raw if self._redactor is None else self._redactor.value(raw), indent=1) + "\n"
+
+    def _host_json(self) -> str:
+        """What is no file. Of a tree its own, so that a copy says the same."""
+        if not self._root.is_live:
+            path = os.path.join(self._root.path, HOST_FILE)
+            recorded = read_recorded(path)
+            raw: Any = {"schema": 1} if isinstance(recorded, Missing) else recorded
+        else:
+            raw = recorded_of(HostLooks(self._root, Wanted(mounts=("/",), units=True), once=True).look(()))
+        return json.dumps(raw if self._redactor is None else self._redactor.host(raw), indent=1) + "\n"
 
     def _readme(self) -> str:
         how = "serials, UUIDs and addresses replaced" if self._redactor is not None else "not redacted: it names this machine"

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Mode
+from fairlead.model.host_facts import Wanted
 
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
 
@@ -56,13 +57,22 @@ class Sample(Struct, frozen=True, kw_only=True):
     value: float
 
 
+class Daily(Struct, frozen=True, kw_only=True):
+    """A counter of a board's life as it was some days ago (today: 0), over all boots."""
+
+    device: str
+    name: str
+    days_ago: int
+    value: float
+
+
 class Past(Struct, frozen=True, kw_only=True):
     """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
 
     ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
     ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``boards``: the board
-    (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``log``: why the kernel log cannot be
-    read now, None when it can.
+    (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``daily``: by counter, oldest first.
+    ``log``: why the kernel log cannot be read now, None when it can.
     """
 
     available: bool = False
@@ -70,6 +80,7 @@ class Past(Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
     readable: frozenset[str] = frozenset()
     boards: Mapping[str, str] = {}
+    daily: tuple[Daily, ...] = ()
     overrun: int = 0  # kernel records of this boot lost to ring buffer overruns,
     overrun_seconds: float = 0.0  # the last of them noticed at (CLOCK_BOOTTIME)
     log: Missing | None = None
@@ -81,11 +92,15 @@ class Check(Struct, frozen=True, kw_only=True):
     summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings.
     mode: its default. confirm/confirm_of: bad sweeps needed out of the last so many (1 of 1: at once).
     recover: clean sweeps needed before it no longer counts. boot_grace_seconds: not judged earlier than that.
-    wakes_on: prefixes of kernel record text that run this check at once on the last known Node.
+    wakes_on: prefixes of kernel record text that run this check at once on the last known Node. heeds: which of the records
+    that begin so matter (unset: all); the others are not even remembered, however many there are.
     samples: extracts the counters to remember from a Node, as (device, name, value).
+    daily: the same for counters of a board's life, which are remembered by the day and over boots.
     reads: files whose text the check needs in ``Node.texts``.
+    judges: whether it judges anything at all with these parameters (default: always); if not, nothing is read for it.
     slow: its facts are read on thorough looks only (``Node.thorough``): between them it is not judged, its last findings
-    stand, and confirmation and recovery count thorough looks.
+    stand, and confirmation and recovery count thorough looks. wants: what its parameters want to be asked of the host.
+    reads_records: the kernel log records that its parameters declare, as prefixes (with ``wakes_on``).
     """
 
     summary: str
@@ -97,6 +112,11 @@ class Check(Struct, frozen=True, kw_only=True):
     recover: int = 3
     boot_grace_seconds: int = 0
     wakes_on: tuple[str, ...] = ()
+    heeds: Callable[[str], bool] | None = None
     samples: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
+    daily: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     reads: tuple[str, ...] = ()
     slow: bool = False
+    judges: Callable[[Any], bool] | None = None
+    wants: Callable[[Any], Wanted] | None = None
+    reads_records: Callable[[Any], tuple[str, ...]] | None = None

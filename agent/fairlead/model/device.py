@@ -11,6 +11,9 @@ from fairlead.model.facts import Gpu, Missing, Node, Why, unreadable
 from fairlead.model.finding import Finding, Level, Service
 
 LISTS = frozenset({"nvlinks"})  # facts that are a list whose places mean something (not processes, which come and go)
+#: nvml.h: "On MIG-enabled GPUs, querying device utilization rates is not currently supported" (nvmlDeviceGetUtilizationRates),
+#: "with active instances, querying the number of remapped rows is not supported" (nvmlDeviceGetRemappedRows).
+NOT_UNDER_MIG = frozenset({"utilization_percent", "remap", "remap.histogram"})
 _NOT_THERE = unreadable("not there any more")
 
 
@@ -97,6 +100,11 @@ def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:
             for place, item in enumerate(inner):
                 yield from _unreadable(item, f"{prefix}{name}.{place}.")
             yield f"{prefix}{name}.{len(inner)}", _NOT_THERE  # the first one past the end: was there one?
+
+
+def not_under_mig(gpu: Gpu, name: str, why: Missing) -> bool:
+    """Whether NVML has no answer because MIG is on, which is right (``NOT_UNDER_MIG``)."""
+    return gpu.mig_current is True and name in NOT_UNDER_MIG and "NOT_SUPPORTED (3)" in why.detail
 
 
 def unlisted(check: str, node: Node) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts, RetiredPages
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
+from fairlead.model.host_facts import Host
 from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
 from fairlead.model.missing import Why as Why  # noqa: PLC0414
 from fairlead.model.missing import unreadable as unreadable  # noqa: PLC0414
@@ -225,6 +226,7 @@ class Node(Struct, frozen=True, kw_only=True):
     stuck: StuckCall | None = None
     gpu_links: tuple[GpuLink, ...] = ()
     thorough: bool = True
+    host: Host | Missing = Missing(Why.UNREADABLE, "not read")
     texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | Missing | None:

@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from fairlead.errors import DataError
 from fairlead.model.check import KernelRecord, Past
 from fairlead.policy.state import PolicyState, Repair, acknowledge_evidence, identity
-from fairlead.xid import parse
+from fairlead.xid import XidLine, read
 
 SCHEMA = 1
 BYTES_MAX = 1 << 20
 REPAIRS_MAX = 100
+DEVICE_REACH = 60  # characters of a kernel record in which its device is named
 REQUESTS_MAX = 200
 #: What `clear` on a device keeps; on the whole node it begins anew but for these. ``drained_for`` still says what must be
 #: well before a resume.
@@ -165,16 +166,19 @@ def since_repair(past: Past, repairs: Collection[Repair], boot_id: str) -> Past:
     here = [r for r in repairs if r.boot_id == boot_id]
     if not here:
         return past
-    records = tuple(r for r in past.records if not _closed(r, here))
+    ordered = sorted(past.records, key=lambda r: r.sequence)
+    lines = {id(ordered[place]): line for place, line in read(r.text for r in ordered)}
+    records = tuple(r for r in past.records if not _closed(r, lines.get(id(r)), here))
     samples = tuple(
         s for s in past.samples if not any(s.seconds <= r.boot_seconds and (r.everything or s.device in r.devices) for r in here)
     )
     return replace(past, records=records, samples=samples)
 
 
-def _closed(record: KernelRecord, repairs: Iterable[Repair]) -> bool:
+def _closed(record: KernelRecord, line: XidLine | None, repairs: Iterable[Repair]) -> bool:
+    """``line``: what the record says, or ends: of a message in several records the last one counts. Others (of PCIe) name
+    their device at the start."""
     due = [r for r in repairs if record.sequence <= r.sequence]
-    if not due:
-        return False
-    line = parse(record.text)
-    return any(r.everything or (line is not None and line.pci in r.devices) for r in due)
+    if line is None:
+        return any(r.everything or any(f" {d}: " in record.text[:DEVICE_REACH] for d in r.devices) for r in due)
+    return any(r.everything or line.pci in r.devices for r in due)

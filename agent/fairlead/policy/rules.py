@@ -136,7 +136,7 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
     @staticmethod
     def of_setting(mode: Mode) -> CheckPolicy:
         """Drift of a setting: a value read back is certain, so once is enough both ways. ``mode``: the declaration's."""
-        return CheckPolicy(mode=mode, recover=1)
+        return CheckPolicy(mode=mode, recover=1, slow=True)
 
 
 def policy_for(name: str, checks: dict[str, CheckPolicy]) -> CheckPolicy:

@@ -7,9 +7,7 @@ that returns False keeps ansible-runner from it), and the documents never appear
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,10 +28,8 @@ from fairlead.provision.inventory import Target, targets
 from fairlead.provision.networks import differences
 from fairlead.provision.progress import Silent, display
 from fairlead.provision.report import NodeResult, Report, node_result
+from fairlead.provision.ssh import SSH_ARGS, shared_connections
 
-# ssh takes the first value that it is given, so these come after the site's own. A node that dies ends its own task in a minute.
-SSH_ARGS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
-_SHARED = "-o ControlMaster=auto -o ControlPersist=60"
 _PREFIX = "fairlead-provision."
 
 
@@ -193,23 +189,6 @@ def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
     if a.private_key:
         common["ansible_ssh_private_key_file"] = os.path.abspath(a.private_key)
     return "\n".join([*lines, "", "[all:vars]", *(f"{k}={v}" for k, v in common.items()), ""])
-
-
-def shared_connections(ssh_args: str, address: str) -> str:
-    """ssh's options that keep a connection for the next minute's run, where the admin's own configuration says nothing of it."""
-    if "control" in ssh_args.lower():
-        return ""
-    try:
-        words = ["ssh", *shlex.split(ssh_args), "-G", address]
-        said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False).stdout
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return ""  # the run itself will say what is wrong
-    settings = dict(line.partition(" ")[::2] for line in said.splitlines())
-    if settings.get("controlmaster") != "false" or settings.get("controlpath", "none") != "none":
-        return ""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    home = runtime if os.path.isdir(runtime) else os.path.expanduser("~/.ssh")
-    return f"{_SHARED} -o ControlPath={home}/fairlead-%C" if os.path.isdir(home) and " " not in home and len(home) < 40 else ""
 
 
 def environment(site: Site, folder: Path, address: str) -> dict[str, str]:

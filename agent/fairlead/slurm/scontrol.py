@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm.client import JobOn, NodeState
@@ -43,7 +43,9 @@ NO_ANSWER = (
     "could not establish a configuration source",
     "unable to resolve",
 )
-_FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
+FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
+#: States of jobs that hold their nodes, as squeue shortens them.
+HOLDING = frozenset({"R", "CG", "CF", "S", "ST", "SO", "SI"})
 
 
 class Scontrol:
@@ -67,7 +69,7 @@ class Scontrol:
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
         mark = f"@{secrets.token_hex(12)}@"
-        command = ["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in _FIELDS)]
+        command = ["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in FIELDS)]
         if names:
             command += ["-n", ",".join(plain(name) for name in names)]
         return parse_nodes(self._run(command), mark)
@@ -107,6 +109,10 @@ class Scontrol:
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         conf = self.conf_path()
         return {**env, "SLURM_CONF": conf} if conf else env
+
+    def ask(self, command: Sequence[str]) -> str:
+        """Standard output of another of Slurm's commands. Raises SlurmUnavailable, SlurmError with one line."""
+        return self._run(command)
 
     def _run(self, command: Sequence[str]) -> str:
         """The only place that starts a process. Raises SlurmUnavailable, SlurmError with one line."""
@@ -152,14 +158,22 @@ def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
 
     Raises SlurmError when the output is not whole rows.
     """
+    return nodes_of(rows(text, mark, len(FIELDS)))
+
+
+def rows(text: str, mark: str, width: int) -> list[list[str]]:
+    """sinfo's rows of ``width`` fields that end in ``mark``. Raises SlurmError when the output is not whole rows."""
     fields = text.split(mark)
     tail = fields.pop()
-    if len(fields) % len(_FIELDS) or tail.strip():
+    if len(fields) % width or tail.strip():
         raise SlurmError("sinfo: its output is not what was asked for", hint="Slurm 22.05 or newer is needed")
+    return [[fields[at].removeprefix("\n"), *fields[at + 1 : at + width]] for at in range(0, len(fields), width)]
+
+
+def nodes_of(rows: Iterable[Sequence[str]]) -> tuple[NodeState, ...]:
+    """Nodes of rows of ``FIELDS``."""
     found: dict[str, NodeState] = {}
-    for at in range(0, len(fields), len(_FIELDS)):
-        name, host, states, user, time, partition, reason = fields[at : at + len(_FIELDS)]
-        name = name.removeprefix("\n")
+    for name, host, states, user, time, partition, reason in rows:
         earlier = found.get(name)
         found[name] = NodeState(
             name=name,
@@ -194,7 +208,7 @@ def parse_jobs(text: str) -> tuple[JobOn, ...]:
     jobs = []
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 3 and words[1] in {"R", "CG", "CF", "S", "ST", "SO", "SI"}:
+        if len(words) == 3 and words[1] in HOLDING:
             nodes = _number(words[2])
             if nodes is not None:
                 jobs.append(JobOn(id=words[0], state=words[1], nodes=nodes))

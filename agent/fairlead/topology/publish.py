@@ -8,7 +8,7 @@ TAB separated, no empty field, ``-`` for none or unknown. topology:
     core PACKAGE NUMA L3 CPULIST            one physical core, CPULIST its online hardware threads
 
 THREADS is 1 where every core has one CPU; 2 where the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
-i + COUNT / 2, as Linux numbers hardware threads on x86; else -.
+i + COUNT / 2, as Linux numbers hardware threads on x86; else -. It is - too where the CPUs near one GPU are of several packages.
 
 plans/N, one line for each of N local tasks that have the whole node:
 
@@ -39,7 +39,10 @@ def gres_order(node: Node) -> dict[str, int]:
 
 
 def machine(node: Node, order: dict[str, int] | None = None) -> plan.Machine:
-    """The node as the planner sees it."""
+    """The node as the planner sees it.
+
+    With a GPU in MIG mode Slurm's indices count instances, so no index says which GPU a job has: every place is unknown.
+    """
     order = gres_order(node) if order is None else order
     up = locality.cpu_set(locality.online(node))
     cores = {}
@@ -48,10 +51,12 @@ def machine(node: Node, order: dict[str, int] | None = None) -> plan.Machine:
         if cpu.online and mask:
             cores[mask] = plan.Core(cpu.package, cpu.numa, cpu.l3, mask)
     places = []
+    split = not isinstance(node.gpus, Missing) and any(gpu.mig_current is True for gpu in node.gpus)
     for gpu in devices.for_jobs(node):
         where = locality.of_pci(node, gpu.pci)
         names = ",".join(n.name for n in nics.nearest(node, gpu.pci)[0]) or "-"
-        places.append(plan.Place(order[gpu.pci], gpu.pci, where.numa, locality.cpu_set(where.cpus), names))
+        near = 0 if split else locality.cpu_set(where.cpus)
+        places.append(plan.Place(order[gpu.pci], gpu.pci, where.numa, near, names))
     return plan.Machine(up, list(cores.values()), places)
 
 
@@ -78,6 +83,8 @@ def threads(made: plan.Machine) -> str:
     """THREADS: how CPU numbers tell which CPUs are one core, where they do so simply."""
     count = made.online.bit_count()
     cores = {c.cpus & made.online for c in made.cores} - {0}
+    if any(len({c.package for c in made.cores if c.cpus & gpu.near}) > 1 for gpu in made.gpus):
+        return "-"
     if all(c.bit_count() == 1 for c in cores):
         return "1"
     pairs = {1 << i | 1 << i + count // 2 for i in range(count // 2)}

@@ -17,6 +17,7 @@ from msgspec import Struct
 from fairlead.xid import nvlink5
 
 NAME_MAX = 15  # TASK_COMM_LEN - 1, include/linux/sched.h
+SPLIT_PENDING = 64  # GPUs whose message has begun and not ended
 SPLIT_REACH = 8  # records within which the three parts of a split message are looked for
 
 
@@ -63,7 +64,9 @@ _XID = re.compile(rf"NVRM: Xid {_WHERE}: (\d{{1,5}})(?![\w.])(?:, ?)?(.*)", re.D
 _SXID = re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid {_WHERE}: (\d{{1,7}})(?![\w.])(?:, ?)?(.*)", re.DOTALL)
 _LOST = re.compile(r"NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]{7,16}?):? (?:GPU )?has fallen off the bus\b(.*)", re.DOTALL)
 _SPLIT_FIRST = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]{7,16})\s*(.*)", re.DOTALL)
-_SPLIT_LAST = re.compile(r"(?:NVRM: )?fallen off the bus and is not responding")
+# nv-pci.c of the open kernel modules, and the two forms that older drivers print
+_SPLIT_LAST = re.compile(r"(?:NVRM: )?(?:installed in this )?(?:system has )?fallen off the bus and is not\b")
+_SPLIT_OTHER = re.compile(r"NVRM: (?:\(PCI ID: [^)]{1,20}\) )?installed in this system (?!has\b)")  # not supported, ...
 _PID = re.compile(r"pid=(?:'?<unknown>'?|(\d{1,10}))")
 _CAUSED = re.compile(r"caused by previous Xid (\d{1,5})\.?\s*\Z")
 _NVLINK = re.compile(
@@ -210,12 +213,12 @@ def _parse_sxid(text: str) -> XidLine | None:
 def read(texts: Iterable[str]) -> Iterator[tuple[int, XidLine]]:
     """All recognised records of a log in order, each with its place (from 0).
 
-    Joins the message that newer drivers print as three records, "The NVIDIA GPU X", "(PCI ID: ..) installed in this
-    system has", "fallen off the bus and is not responding" (NVSentinel issue 155, gpud issue 1209); other records may
-    come between. Its place is that of the last part. The same two first records also open other, harmless messages.
+    Joins the message that the driver prints as three records, "The NVIDIA GPU X", "(PCI ID: ..) installed in this system
+    has", "fallen off the bus and is not responding" (NVSentinel issue 155, gpud issue 1209), or cut otherwise by older ones;
+    other records, and those of another GPU's message, may come between. Its place is that of the last part. The same first
+    records also open other, harmless messages ("is not supported by").
     """
-    pending = ""
-    since = 0
+    pending: list[tuple[str, int]] = []
     for place, text in enumerate(texts):
         line = parse(text)
         if line is not None:
@@ -223,8 +226,11 @@ def read(texts: Iterable[str]) -> Iterator[tuple[int, XidLine]]:
             continue
         first = _SPLIT_FIRST.match(text)
         if first is not None:
-            pending, since = address(first[1]), place
+            pending = [*pending[-SPLIT_PENDING:], (address(first[1]), place)]
+        elif pending and _SPLIT_OTHER.match(text):
+            pending.pop()
         elif pending and _SPLIT_LAST.match(text):
-            if place - since <= SPLIT_REACH:
-                yield place, XidLine(kind=Kind.BUS_LOST, code=79, pci=pending, text="GPU has fallen off the bus")
-            pending = ""
+            pending = [(pci, since) for pci, since in pending if pci and place - since <= SPLIT_REACH]
+            if pending:
+                pci, _ = pending.pop(0)
+                yield place, XidLine(kind=Kind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")

@@ -1,0 +1,94 @@
+"""The clock is set by something, is near the truth, and did not jump.
+
+adjtimex(2): the kernel says whether anybody sets the clock (STA_UNSYNC) and how wrong it may be (maxerror), whoever does it:
+chronyd, ntpd, timesyncd or PTP. maxerror grows by 500 ppm while nobody does, and at 16 s the kernel calls the clock
+unsynchronised (kernel/time/ntp.c). A clock that is wrong breaks munge (credentials live 300 s), leases and logs. A jump shows as
+a change of time of day against CLOCK_BOOTTIME, which nobody can set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.trend import series
+from fairlead.model.unread import host_of, unread
+
+_SLEW = 1e-3  # of the time between two samples: adjtimex slews by 500 ppm at most, chrony by more for a short while
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    synchronised: Annotated[bool, Meta(description="Something has to set the clock.")] = True
+    maximum_error_seconds_max: Annotated[
+        float, Meta(ge=0, description="Possible error of the clock from which it warns; 0: never.")
+    ] = 5.0
+    step_seconds_max: Annotated[float, Meta(ge=0, description="Jump of the clock from which it warns; 0: never.")] = 2.0
+    step_remember_seconds: Annotated[int, Meta(ge=0, le=7200, description="How long a jump is reported.")] = 3600
+
+
+def _finding(summary: str, fault: str, *evidence: str) -> Finding:
+    return Finding(
+        check="clock",
+        level=Level.WARN,
+        summary=summary,
+        evidence=evidence,
+        action=Action.PROVISION,
+        service=Service.KEEP,
+        fault=fault,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    for host in host_of("clock", node):
+        if isinstance(host, Finding):
+            yield host
+            return
+        clock = host.clock
+        if isinstance(clock, Missing):
+            yield unread("clock", "the state of the clock", clock)
+            return
+        worst = f"possible error {clock.maximum_error_seconds:.3f} s, estimated {clock.estimated_error_seconds:.6f} s"
+        if not clock.synchronised:
+            if params.synchronised:
+                yield _finding("nothing sets the clock (chronyd, ntpd or timesyncd)", "unsynchronised", worst)
+        elif 0 < params.maximum_error_seconds_max < clock.maximum_error_seconds:
+            yield _finding(f"the clock may be {clock.maximum_error_seconds:.1f} s wrong", "error", worst)
+        if params.step_seconds_max and not isinstance(node.uptime_seconds, Missing):
+            yield from _steps(node.uptime_seconds, clock.offset_seconds, past, params)
+
+
+def _steps(now: float, offset: float, past: Past, params: Params) -> Iterator[Finding]:
+    known = [(s.seconds, s.value) for s in series(past).get(("clock", "offset_seconds"), ()) if s.seconds < now]
+    points = [p for p in known if now - p[0] <= params.step_remember_seconds] + [(now, offset)]
+    steps = [
+        (b[1] - a[1], b[0]) for a, b in pairwise(points)
+        if abs(b[1] - a[1]) > params.step_seconds_max + _SLEW * (b[0] - a[0])
+    ]  # fmt: skip
+    if steps:
+        step, at = max(steps, key=lambda s: abs(s[0]))
+        yield _finding(f"the clock jumped by {step:+.1f} s", "step", f"at {at:.0f} s since boot; {len(steps)} jumps")
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """Time of day minus CLOCK_BOOTTIME."""
+    if not isinstance(node.host, Missing) and not isinstance(node.host.clock, Missing):
+        yield "clock", "offset_seconds", node.host.clock.offset_seconds
+
+
+check = Check(
+    summary="The clock is set by something, is near the truth, and did not jump",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=3,
+    boot_grace_seconds=600,
+    samples=samples,
+    slow=True,
+)

@@ -1,0 +1,95 @@
+"""CPUs and memory: as many as this kind of node has.
+
+MemTotal (/proc/meminfo) is what the kernel may use, some percent less than what is plugged in: so a least size is declared,
+which a lost DIMM falls below. CPUs: /sys/devices/system/cpu/online. Hardware threads: /sys/devices/system/cpu/smt/control
+(Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm itself drains a node that registers with less than slurm.conf
+says (low RealMemory, low CPUs), but only when slurmd starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.unread import host_of, unread
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    memory_bytes_min: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Least MemTotal, in bytes; unset: not judged.")
+    ] = None
+    cpus_expected: Annotated[
+        Annotated[int, Meta(ge=1, le=8192)] | None, Meta(description="CPUs (hardware threads) online; unset: not judged.")
+    ] = None
+    smt: Annotated[bool | None, Meta(description="Hardware threads on (true) or off (false); unset: not judged.")] = None
+
+
+def _drain(summary: str, action: Action, fault: str, *evidence: str) -> Finding:
+    return Finding(
+        check="cpu_memory",
+        level=Level.DRAIN,
+        summary=f"{summary}: {action.value}",
+        evidence=evidence,
+        action=action,
+        service=Service.DRAIN_AFTER_JOB,
+        fault=fault,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if params.memory_bytes_min is None and params.cpus_expected is None and params.smt is None:
+        return
+    for host in host_of("cpu_memory", node):
+        if isinstance(host, Finding):
+            yield host
+            return
+        least, have = params.memory_bytes_min, host.memory_bytes
+        if least is not None:
+            if isinstance(have, Missing):
+                yield unread("cpu_memory", "the size of the memory", have)
+            elif have < least:
+                said = f"{have / 2**30:.0f} GiB of memory, at least {least / 2**30:.0f} declared"
+                yield _drain(said, Action.CHECK_HARDWARE, "memory", *_nodes(node))
+        if params.cpus_expected is not None:
+            if isinstance(host.cpus_online, Missing):
+                yield unread("cpu_memory", "the number of CPUs", host.cpus_online)
+            elif host.cpus_online < params.cpus_expected:
+                yield _drain(f"{host.cpus_online} of {params.cpus_expected} CPUs are online", Action.CHECK_HARDWARE, "cpus")
+            elif host.cpus_online > params.cpus_expected:
+                yield Finding(
+                    check="cpu_memory",
+                    level=Level.WARN,
+                    summary=f"{host.cpus_online} CPUs are online, {params.cpus_expected} declared",
+                    action=Action.PROVISION,
+                    service=Service.KEEP,
+                    fault="cpus",
+                )
+        if params.smt is not None:
+            if isinstance(host.smt, Missing):
+                yield unread("cpu_memory", "the state of hardware threads", host.smt)
+            elif (host.smt == "on") is not params.smt:
+                want = "on" if params.smt else "off"
+                yield _drain(f"hardware threads are {host.smt}, {want} declared", Action.PROVISION, "smt")
+
+
+def _nodes(node: Node) -> Iterator[str]:
+    """The memory of each NUMA node: the one with the lost DIMM has less."""
+    sizes = [f"node {n.id}: {n.memory_bytes / 2**30:.0f} GiB" for n in node.numa if isinstance(n.memory_bytes, int)]
+    if sizes:
+        yield ", ".join(sizes[:16])
+
+
+check = Check(
+    summary="As much memory and as many CPUs as this kind of node has",
+    params=Params,
+    judge=judge,
+    mode=Mode.ENFORCE,
+    confirm=2,
+    confirm_of=3,
+    slow=True,
+)

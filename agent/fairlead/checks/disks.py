@@ -1,0 +1,136 @@
+"""Local disks: NVMe controllers that died or are missing, and reads or writes that failed.
+
+Controller states: /sys/class/nvme/*/state, drivers/nvme/host/sysfs.c ("live"; "dead" is final; resetting and connecting
+pass). Records: the block layer ("I/O error, dev nvme0n1, sector ...", before Linux 5.19 with "blk_update_request: " in front;
+block/blk-mq.c), the page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is
+down; will reset", "Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md
+("md/raid1:md0: Disk failure on ..."). Loop, network and removable devices are not the node's: a job's user may stand behind
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, KernelRecord, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.unread import age_seconds, host_of, record_id, unread, unread_log
+
+_FAILED = re.compile(
+    r"(?:blk_update_request: |print_req_error: )?(?:I/O error|critical (?:medium|target) error), dev ([A-Za-z0-9-]+), sector "
+)
+_BUFFER = re.compile(r"Buffer I/O error on dev(?:ice)? ([A-Za-z0-9-]+),")
+_NVME = re.compile(r"nvme (nvme\d+): (?:I/O.* timeout|controller is down; will reset)")
+_NVME_GONE = re.compile(r"nvme (nvme\d+): (?:Removing after probe failure|Disabling device after reset failure)")
+_RAID = re.compile(r"md/raid\d*:?(md\w+): Disk failure on ([A-Za-z0-9-]+)")
+_NOT_OURS = ("loop", "nbd", "rbd", "sr", "fd", "ram", "zram")
+_PASSING = ("new", "resetting", "connecting")
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    nvme_expected: Annotated[
+        Annotated[int, Meta(ge=0, le=64)] | None,
+        Meta(description="NVMe controllers of this kind of node; unset: their number is not judged."),
+    ] = None
+    errors_max: Annotated[int, Meta(ge=1, description="Failed requests of a disk in the window from which it drains.")] = 10
+    window_seconds: Annotated[int, Meta(ge=60, description="The window; fewer errors in it are a warning.")] = 86400
+
+
+def _finding(level: Level, device: str, summary: str, **more: str) -> Finding:
+    drain = level is Level.DRAIN
+    return Finding(
+        check="disks",
+        level=level,
+        device=device,
+        summary=f"{summary}: check_hardware",
+        action=Action.CHECK_HARDWARE,
+        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
+        evidence=(more["evidence"],) if "evidence" in more else (),
+        evidence_id=more.get("evidence_id", ""),
+        fault=more.get("fault", ""),
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unread_log("disks", past)
+    yield from _told(node, past, params)
+    for host in host_of("disks", node):
+        if isinstance(host, Finding):
+            yield host
+            return
+        if isinstance(host.nvme, Missing):
+            yield unread("disks", "the NVMe controllers", host.nvme)
+            return
+        for controller in host.nvme:
+            name, state = controller.name, controller.state
+            if isinstance(state, Missing):
+                yield unread("disks", f"the state of {name}", state, name)
+            elif state in _PASSING:
+                yield _finding(Level.WARN, name, f"{name} is {state}", evidence=f"PCI {controller.pci or '-'}")
+            elif state != "live":
+                yield _finding(Level.DRAIN, name, f"{name} is {state}", evidence=f"PCI {controller.pci or '-'}", fault="state")
+        if params.nvme_expected is not None and len(host.nvme) < params.nvme_expected:
+            here = ", ".join(c.name for c in host.nvme) or "none"
+            yield _finding(
+                Level.DRAIN, "", f"{len(host.nvme)} of {params.nvme_expected} NVMe controllers are there",
+                evidence=f"there: {here}", fault="count",
+            )  # fmt: skip
+
+
+def _told(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    failed: dict[str, list[KernelRecord]] = {}
+    lost: dict[str, KernelRecord] = {}
+    raid: dict[str, KernelRecord] = {}
+    for record in past.records:
+        text = record.text
+        if match := _NVME_GONE.match(text):
+            lost[match[1]] = record
+        elif match := _RAID.match(text):
+            raid[f"{match[1]} ({match[2]})"] = record
+        elif (match := _FAILED.match(text) or _BUFFER.match(text) or _NVME.match(text)) and not match[1].startswith(_NOT_OURS):
+            failed.setdefault(match[1], []).append(record)
+    for device, record in lost.items():
+        yield _finding(
+            Level.DRAIN, device, f"the driver gave {device} up", evidence=_where(record, 1),
+            evidence_id=record_id(record, node), fault="gone",
+        )  # fmt: skip
+    for device, record in raid.items():
+        yield _finding(Level.WARN, device, f"a disk of RAID {device} failed", evidence=_where(record, 1), fault="raid")
+    for device, records in failed.items():
+        recent = [r for r in records if age_seconds(r, node) <= params.window_seconds]
+        if recent:
+            level = Level.DRAIN if len(recent) >= params.errors_max else Level.WARN
+            yield _finding(
+                level, device, f"{len(recent)} failed requests on {device}", evidence=_where(recent[-1], len(recent)),
+                evidence_id=record_id(recent[-1], node), fault="errors",
+            )  # fmt: skip
+
+
+def _where(record: KernelRecord, lines: int) -> str:
+    return f"kernel log at {record.seconds:.1f} s, record {record.sequence}, {lines} lines"
+
+
+check = Check(
+    summary="Local disks: NVMe controllers dead or missing, requests that failed, RAID members lost",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm_of=3,
+    boot_grace_seconds=60,
+    wakes_on=(
+        "I/O error, dev ",
+        "critical medium error, dev ",
+        "critical target error, dev ",
+        "blk_update_request: ",
+        "print_req_error: ",
+        "Buffer I/O error on dev",
+        "nvme nvme",
+        "md/raid",
+    ),
+    slow=True,
+)

@@ -1,0 +1,133 @@
+"""File systems that found errors on themselves: remounted read-only, shut down, or with errors on record.
+
+ext4 makes the file system read-only and leaves the mount's own flag (errors=remount-ro, Documentation/admin-guide/ext4.rst):
+/proc/1/mountinfo says "rw" of the mount and "ro" of the file system. What was mounted read-only on purpose says "ro" of both;
+squashfs, erofs and iso9660 are never writable. `writable` names paths that must be writable whatever the reason. Records:
+"EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ... Filesystem has been shut down",
+"BTRFS error (device ...)". ext4 keeps a count until fsck (Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices
+are left out: they may be a user's image.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, KernelRecord, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.host_facts import MountPoint
+from fairlead.model.unread import host_of, record_id, unread, unread_log
+
+Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
+_JUDGED = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
+_GONE = (
+    re.compile(r"EXT4-fs \(([A-Za-z0-9-]+)\): Remounting filesystem read-only"),
+    re.compile(r"XFS \(([A-Za-z0-9-]+)\): .*(?:Filesystem has been shut down|Shutting down filesystem|Log I/O Error Detected)"),
+    re.compile(r"BTRFS(?: info| error)? \(device ([A-Za-z0-9-]+)(?: state \w+)?\).*: forced readonly"),
+)
+_ERROR = (
+    re.compile(r"EXT4-fs error \(device ([A-Za-z0-9-]+)\)"),
+    re.compile(r"XFS \(([A-Za-z0-9-]+)\): (?:Metadata (?:CRC error|corruption)|metadata I/O error|Corruption)"),
+    re.compile(r"BTRFS (?:error|critical) \(device ([A-Za-z0-9-]+)"),
+)
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    writable: Annotated[
+        tuple[Path, ...], Meta(description="Mount points that must be writable, whatever made them read-only.")
+    ] = ()
+    counted_errors_max: Annotated[
+        int, Meta(ge=0, description="Errors in an ext4 superblock that are accepted; more warn until fsck.")
+    ] = 0
+
+
+def _drain(device: str, summary: str, evidence: str, evidence_id: str = "") -> Finding:
+    return Finding(
+        check="fs_errors",
+        level=Level.DRAIN,
+        device=device,
+        summary=f"{summary}: check_hardware",
+        evidence=(evidence,),
+        action=Action.CHECK_HARDWARE,
+        service=Service.DRAIN_AFTER_JOB,
+        evidence_id=evidence_id,
+    )
+
+
+def _warn(device: str, summary: str, evidence: str) -> Finding:
+    return Finding(
+        check="fs_errors", level=Level.WARN, device=device, summary=summary, evidence=(evidence,), service=Service.KEEP
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unread_log("fs_errors", past)
+    gone = dict(_told(past, _GONE))
+    for device, record in gone.items():
+        where = f"kernel log at {record.seconds:.1f} s, record {record.sequence}"
+        yield _drain(device, f"the file system on {device} was shut down for errors", where, record_id(record, node))
+    for device, record in _told(past, _ERROR):
+        if device not in gone:
+            where = f"kernel log at {record.seconds:.1f} s, record {record.sequence}"
+            yield _warn(device, f"the file system on {device} found errors", where)
+    for host in host_of("fs_errors", node):
+        if isinstance(host, Finding):
+            yield host
+            return
+        if isinstance(host.mounts, Missing):
+            yield unread("fs_errors", "the mount table", host.mounts)
+        else:
+            yield from _read_only(host.mounts, set(gone), params)
+        if isinstance(host.fs_errors, Missing):
+            yield unread("fs_errors", "the errors that ext4 counts", host.fs_errors)
+            return
+        for ext4 in host.fs_errors:
+            if ext4.device.startswith("loop"):
+                continue
+            if isinstance(ext4.errors, Missing):
+                yield unread("fs_errors", f"the error count of {ext4.device}", ext4.errors, ext4.device)
+            elif ext4.errors > params.counted_errors_max and ext4.device not in gone:
+                yield _warn(ext4.device, f"{ext4.errors} errors in the file system on {ext4.device}: fsck", "errors_count")
+
+
+def _told(past: Past, patterns: tuple[re.Pattern[str], ...]) -> Iterator[tuple[str, KernelRecord]]:
+    for record in past.records:
+        for pattern in patterns:
+            match = pattern.match(record.text[:400])
+            if match is not None and not match[1].startswith("loop"):
+                yield match[1], record
+
+
+def _read_only(mounts: tuple[MountPoint, ...], told: set[str], params: Params) -> Iterator[Finding]:
+    on_purpose = {m.source for m in mounts if m.flagged_read_only}
+    by_path = {m.path: m for m in mounts}
+    seen: set[str] = set()
+    for mount in mounts:
+        device = mount.source.rpartition("/")[2]
+        turned = mount.read_only and not mount.flagged_read_only and mount.source not in on_purpose
+        if not turned or mount.kind not in _JUDGED or device.startswith("loop") or mount.source in seen:
+            continue
+        seen.add(mount.source)
+        if device not in told:
+            yield _drain(device, f"the file system on {device} ({mount.path}) became read-only", f"{mount.kind}, mountinfo")
+    for path in params.writable:
+        found = by_path.get(path)
+        if found is None:
+            yield _warn(path, f"{path} should be a writable mount and is none", "mountinfo")
+        elif (found.read_only or found.flagged_read_only) and found.source not in seen:
+            yield _drain(path, f"{path} is read-only", f"{found.kind}, mountinfo")
+
+
+check = Check(
+    summary="File systems that became read-only, shut down, or counted errors",
+    params=Params,
+    judge=judge,
+    mode=Mode.ENFORCE,
+    boot_grace_seconds=60,
+    wakes_on=("EXT4-fs error", "EXT4-fs (", "XFS (", "BTRFS "),
+    slow=True,
+)

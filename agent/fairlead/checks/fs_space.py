@@ -1,0 +1,96 @@
+"""Declared file systems have room: bytes and inodes, as statfs(2) gives them to users.
+
+Only what is declared is looked at: a full tmpfs of a job, or a squashfs image, which is always full, is nobody's fault. statfs
+is asked by a process of its own (``hung_mounts`` says when it does not come back). A file system without inodes of its own
+(btrfs, most network ones) says 0 of 0, which is not "none left".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.host_facts import Space, Wanted
+from fairlead.model.unread import host_of, unread
+
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    paths: Annotated[tuple[Path, ...], Meta(description="Directories whose file systems are judged, such as /, /tmp, /var.")] = ()
+    free_percent_warn: Annotated[Percent, Meta(description="Warns below so many percent of the bytes.")] = 10.0
+    free_percent_drain: Annotated[Percent, Meta(description="Drains below so many; 0: never.")] = 1.0
+    free_inodes_percent_warn: Annotated[Percent, Meta(description="Warns below so many percent of the inodes.")] = 10.0
+    free_inodes_percent_drain: Annotated[Percent, Meta(description="Drains below so many; 0: never.")] = 1.0
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if not params.paths:
+        return
+    for host in host_of("fs_space", node):
+        if isinstance(host, Finding):
+            yield host
+        elif isinstance(host.spaces, Missing):
+            yield unread("fs_space", "the declared file systems", host.spaces)
+        else:
+            known = {space.path: space for space in host.spaces}
+            for path in params.paths:
+                if path not in known:
+                    yield Finding(
+                        check="fs_space",
+                        level=Level.UNKNOWN,
+                        device=path,
+                        summary=f"{path} was not asked for",
+                        service=Service.KEEP,
+                    )
+                else:
+                    yield from _space(known[path], params)
+
+
+def _space(space: Space, params: Params) -> Iterator[Finding]:
+    for what, left, total, warn, drain in (
+        ("bytes", space.available_bytes, space.total_bytes, params.free_percent_warn, params.free_percent_drain),
+        ("inodes", space.free_inodes, space.total_inodes, params.free_inodes_percent_warn, params.free_inodes_percent_drain),
+    ):
+        if isinstance(left, Missing) or isinstance(total, Missing):
+            yield unread("fs_space", f"the free {what} of {space.path}", left if isinstance(left, Missing) else total, space.path)  # type: ignore[arg-type]
+            continue
+        if not total:
+            continue
+        percent = 100 * left / total
+        if percent >= warn:
+            continue
+        bad = percent < drain
+        yield Finding(
+            check="fs_space",
+            level=Level.DRAIN if bad else Level.WARN,
+            device=space.path,
+            summary=f"{space.path} has {percent:.1f} % of its {what} left",
+            evidence=(f"{left} of {total} {what}",),
+            action=Action.NONE,
+            service=Service.DRAIN_AFTER_JOB if bad else Service.KEEP,
+            fault=what,
+        )
+
+
+def wants(params: Params) -> Wanted:
+    """The declared paths."""
+    return Wanted(mounts=params.paths)
+
+
+check = Check(
+    summary="Declared file systems have bytes and inodes left",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=3,
+    slow=True,
+    wants=wants,
+)

@@ -1,0 +1,94 @@
+"""Declared mounts are mounted, and answer.
+
+A network file system whose server is away holds every process that touches it in uninterruptible sleep. So each declared
+mount is asked (statfs(2)) by a process of its own, which is waited for over looks and never doubled; nothing that is not
+declared is touched, since a user's FUSE mount may hang as it likes. What is mounted is PID 1's mount table; below an
+automount the asking mounts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.host_facts import Host, MountPoint, Wanted
+from fairlead.model.unread import host_of, unread
+
+Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    paths: Annotated[tuple[Path, ...], Meta(description="Mount points that have to be mounted and to answer.")] = ()
+    deadline_seconds: Annotated[float, Meta(ge=1, le=600, description="After so long without an answer a mount hangs.")] = 10.0
+
+
+def _finding(level: Level, path: str, summary: str, *evidence: str) -> Finding:
+    return Finding(
+        check="hung_mounts",
+        level=level,
+        device=path,
+        summary=summary,
+        evidence=evidence,
+        service=Service.DRAIN_NOW if level is Level.DRAIN else Service.KEEP,
+        action=Action.NONE,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if not params.paths:
+        return
+    for host in host_of("hung_mounts", node):
+        if isinstance(host, Finding):
+            yield host
+            return
+        if isinstance(host.mounts, Missing):
+            yield unread("hung_mounts", "the mount table", host.mounts)
+        yield from _judged(host, params)
+
+
+def _judged(host: Host, params: Params) -> Iterator[Finding]:
+    if isinstance(host.spaces, Missing):
+        yield unread("hung_mounts", "the declared mounts", host.spaces)
+        return
+    table = {} if isinstance(host.mounts, Missing) else {m.path: m for m in host.mounts}
+    known = {s.path: s for s in host.spaces}
+    for path in params.paths:
+        if table and path not in table and not _automounted(path, table):
+            yield _finding(Level.DRAIN, path, f"{path} is not mounted")
+            continue
+        space = known.get(path)
+        if space is None:
+            yield _finding(Level.UNKNOWN, path, f"{path} was not asked")
+        elif space.waiting_seconds >= params.deadline_seconds:
+            yield _finding(Level.DRAIN, path, f"{path} does not answer", f"statfs waits for {space.waiting_seconds:.0f} s")
+        elif space.failed:
+            yield _finding(Level.DRAIN, path, f"{path} cannot be used", space.failed)
+        elif isinstance(space.total_bytes, Missing) and not space.waiting_seconds:
+            yield unread("hung_mounts", path, space.total_bytes, path)
+
+
+def _automounted(path: str, table: dict[str, MountPoint]) -> bool:
+    return any(m.kind == "autofs" and path.startswith(m.path.rstrip("/") + "/") for m in table.values())
+
+
+def wants(params: Params) -> Wanted:
+    """The declared mounts."""
+    return Wanted(mounts=params.paths)
+
+
+check = Check(
+    summary="Declared mounts are mounted and answer",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=3,
+    boot_grace_seconds=300,
+    slow=True,
+    wants=wants,
+)

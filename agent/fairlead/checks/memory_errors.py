@@ -1,0 +1,167 @@
+"""Errors of the host's memory: uncorrected ones, and corrected ones that come fast.
+
+Counted by EDAC (/sys/devices/system/edac, Documentation/ABI/testing/sysfs-devices-edac: ce_count, ue_count since the driver
+loaded) and told by kernel records: EDAC ("EDAC MC0: 1 UE ..."), machine checks ("mce: [Hardware Error]: CPU 3: Machine Check:
+0 Bank 7: be00..."; bit 61 of the status says uncorrected: Intel SDM volume 3, IA32_MCi_STATUS), firmware first ("{1}[Hardware
+Error]: event severity: recoverable", drivers/firmware/efi/cper.c), AMD's decoder ("[Hardware Error]: Uncorrected ...") and
+pages given up ("Memory failure: 0x12345: ..."). No rasdaemon is needed. mcelog warns at 10 corrected errors of a DIMM in 24
+hours, rasdaemon at 50 of a page; a rate is judged here. How many memory controllers there are is declared: without EDAC's
+driver nothing is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, KernelRecord, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.host_facts import MemoryController
+from fairlead.model.trend import growth, series
+from fairlead.model.unread import host_of, record_id, unread, unread_log
+
+_UNCORRECTED = (
+    (re.compile(r"EDAC (MC\d+): \d+ UE "), "EDAC"),
+    (re.compile(r"\{\d+\}\[Hardware Error\]: +event severity: (?:recoverable|fatal)"), "firmware"),
+    (re.compile(r"(?:mce: )?\[Hardware Error\]: (?:Uncorrected|Deferred error)"), "machine check"),
+    (re.compile(r"mce: Uncorrected hardware memory error"), "machine check"),
+    (re.compile(r"Memory failure: 0x[0-9a-f]+: "), "page given up"),
+)
+_STATUS = re.compile(r"mce: \[Hardware Error\]: CPU \d+: Machine Check(?: Exception)?: +\d+ Bank \d+: ([0-9a-f]{16})")
+_UC = 1 << 61
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    controllers_expected: Annotated[
+        Annotated[int, Meta(ge=0, le=64)] | None,
+        Meta(description="EDAC memory controllers of this kind of node; unset: their number is not judged."),
+    ] = None
+    uncorrected_max: Annotated[int, Meta(ge=0, description="Uncorrected errors since the driver loaded that are accepted.")] = 0
+    corrected_per_hour_max: Annotated[
+        float, Meta(ge=0, description="Corrected errors per hour of one controller from which it warns; 0: never.")
+    ] = 100.0
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which the rate is measured.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unread_log("memory_errors", past)
+    yield from _told(node, past)
+    for host in host_of("memory_errors", node):
+        if isinstance(host, Finding):
+            yield host
+        elif isinstance(host.controllers, Missing):
+            yield unread("memory_errors", "EDAC", host.controllers)
+        else:
+            if params.controllers_expected is not None and len(host.controllers) < params.controllers_expected:
+                yield Finding(
+                    check="memory_errors",
+                    level=Level.UNKNOWN,
+                    summary=f"{len(host.controllers)} of {params.controllers_expected} memory controllers are watched by EDAC",
+                    evidence=("is the EDAC driver of this CPU loaded (i10nm_edac, skx_edac, amd64_edac)?",),
+                    action=Action.PROVISION,
+                    service=Service.KEEP,
+                )
+            for controller in host.controllers:
+                yield from _counted(controller, node, past, params)
+
+
+def _told(node: Node, past: Past) -> Iterator[Finding]:
+    """One finding for each source of the log; the newest record is its evidence."""
+    found: dict[tuple[str, str], list[KernelRecord]] = {}
+    for record in past.records:
+        status = _STATUS.match(record.text)
+        if status is not None:
+            if int(status[1], 16) & _UC:
+                found.setdefault(("machine check", ""), []).append(record)
+            continue
+        for pattern, source in _UNCORRECTED:
+            match = pattern.match(record.text)
+            if match is not None:
+                device = match[1].lower() if source == "EDAC" else ""
+                found.setdefault((source, device), []).append(record)
+                break
+    for (source, device), records in found.items():
+        last = records[-1]
+        yield Finding(
+            check="memory_errors",
+            level=Level.DRAIN,
+            device=device,
+            summary=f"uncorrected memory error in the kernel log ({source}): check_hardware",
+            evidence=(f"kernel log at {last.seconds:.1f} s, record {last.sequence}, {len(records)} lines",),
+            action=Action.CHECK_HARDWARE,
+            service=Service.DRAIN_AFTER_JOB,
+            evidence_id=record_id(last, node),
+            fault=source,
+        )
+
+
+def _counted(controller: MemoryController, node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    name = controller.name
+    for what, value in (("corrected", controller.corrected), ("uncorrected", controller.uncorrected)):
+        if isinstance(value, Missing):
+            yield unread("memory_errors", f"the count of {what} errors of memory controller {name}", value, name)
+    if isinstance(controller.uncorrected, int) and controller.uncorrected > params.uncorrected_max:
+        yield Finding(
+            check="memory_errors",
+            level=Level.DRAIN,
+            device=name,
+            summary=f"{controller.uncorrected} uncorrected memory errors on {name}: check_hardware",
+            action=Action.CHECK_HARDWARE,
+            service=Service.DRAIN_AFTER_JOB,
+            evidence_id=f"uncorrected={controller.uncorrected}",
+        )
+    value, now = controller.corrected, node.uptime_seconds
+    if isinstance(value, Missing) or isinstance(now, Missing) or not params.corrected_per_hour_max or not value:
+        return
+    known = series(past)
+    found = growth(
+        known.get((name, "corrected"), ()),
+        value,
+        now,
+        window_seconds=params.window_seconds,
+        least_seconds=params.window_least_seconds,
+    )
+    if found is not None and found.per_hour >= params.corrected_per_hour_max:
+        dimm = f", most of DIMM {controller.worst_dimm}" if controller.worst_dimm else ""
+        yield Finding(
+            check="memory_errors",
+            level=Level.WARN,
+            device=name,
+            summary=f"corrected memory errors come too fast on {name}{dimm}: check_hardware",
+            evidence=(f"{found.per_hour:.0f} per hour over {found.seconds:.0f} s, {value} in all",),
+            action=Action.CHECK_HARDWARE,
+            service=Service.KEEP,
+        )
+    elif found is None and not past.available:
+        yield Finding(
+            check="memory_errors",
+            level=Level.OK,
+            device=name,
+            summary=f"{value} corrected memory errors on {name}: their rate needs history",
+            service=Service.KEEP,
+            needs_history=True,
+        )
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """The corrected errors of each controller."""
+    if not isinstance(node.host, Missing) and not isinstance(node.host.controllers, Missing):
+        for controller in node.host.controllers:
+            if isinstance(controller.corrected, int):
+                yield controller.name, "corrected", float(controller.corrected)
+
+
+check = Check(
+    summary="Errors of the host's memory: uncorrected, and corrected ones as a rate",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    wakes_on=("EDAC MC", "mce: [Hardware Error]", "mce: Uncorrected", "[Hardware Error]: ", "{", "Memory failure: 0x"),
+    samples=samples,
+    slow=True,
+)

@@ -1,0 +1,129 @@
+"""Errors on RDMA links, as rates: a link that retrains, drops or damages packets slows every collective through it.
+
+Counters of the port (/sys/class/infiniband; IBTA PortCounters, as drivers/infiniband/core/sysfs.c reads them; symbol_error
+and port_rcv_errors stop at 65535, link_error_recovery at 255, the other two at 15) and, of mlx5, hw_counters of the
+transport. A single count means nothing; 120 symbol errors an hour are what a link within the specification's bit error rate
+of 1e-12 may have. A counter that has stopped at its width cannot grow, which is said, not taken for health. A count that
+began again counts from zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past, Sample
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
+from fairlead.model.trend import growth, series
+from fairlead.model.unread import host_of, unread
+
+Limit = Annotated[float, Meta(ge=0)]
+#: Counter to the parameter that limits it.
+LIMITS = {
+    "symbol_error": "symbol_errors_per_hour_max",
+    "link_error_recovery": "recoveries_per_hour_max",
+    "port_rcv_errors": "receive_errors_per_hour_max",
+    "local_link_integrity_errors": "integrity_errors_per_hour_max",
+    "excessive_buffer_overrun_errors": "integrity_errors_per_hour_max",
+    "rx_icrc_encapsulated": "receive_errors_per_hour_max",
+    "packet_seq_err": "retransmissions_per_hour_max",
+    "local_ack_timeout_err": "retransmissions_per_hour_max",
+}
+
+Known = Mapping[tuple[str, str], Sequence[Sample]]
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    symbol_errors_per_hour_max: Annotated[Limit, Meta(description="From which it warns; 0: never.")] = 120.0
+    recoveries_per_hour_max: Annotated[Limit, Meta(description="Retrainings of the link from which it warns; 0: never.")] = 4.0
+    receive_errors_per_hour_max: Annotated[Limit, Meta(description="Packets received damaged from which it warns; 0: never.")] = (
+        120.0
+    )
+    integrity_errors_per_hour_max: Annotated[
+        Limit, Meta(description="Local link integrity errors and buffer overruns from which it warns; 0: never.")
+    ] = 4.0
+    retransmissions_per_hour_max: Annotated[
+        Limit, Meta(description="Time-outs and packets out of sequence (mlx5) from which it warns; 0: never.")
+    ] = 100000.0
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which the rate is measured.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
+    ignore: Annotated[tuple[str, ...], Meta(description="RDMA devices that are not judged.")] = ()
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    for host in host_of("rdma_errors", node):
+        if isinstance(host, Finding):
+            yield host
+        elif isinstance(host.ports, Missing):
+            yield unread("rdma_errors", "the RDMA ports", host.ports)
+        else:
+            known = series(past)
+            for port in host.ports:
+                if port.name not in params.ignore:
+                    yield from _port(port, node, past, known, params)
+
+
+def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) -> Iterator[Finding]:
+    name = f"{port.name}/{port.port}"
+    gone = [counter for counter in LIMITS if isinstance(port.counters.get(counter), Missing)]
+    if gone:
+        yield unread("rdma_errors", f"{', '.join(gone)} of port {name}", port.counters[gone[0]], name)  # type: ignore[arg-type]
+    fast: list[str] = []
+    full: list[str] = []
+    late = False
+    for counter, limit_name in LIMITS.items():
+        value, limit, now = port.counters.get(counter), getattr(params, limit_name), node.uptime_seconds
+        if not isinstance(value, int) or isinstance(now, Missing) or not limit:
+            continue
+        found = growth(
+            known.get((name, counter), ()),
+            value,
+            now,
+            window_seconds=params.window_seconds,
+            least_seconds=params.window_least_seconds,
+        )
+        if found is not None and found.per_hour >= limit and found.amount >= 2:
+            fast.append(
+                f"{counter}: {found.per_hour:.0f} per hour over {found.seconds:.0f} s, {value} in all, {limit:g} accepted"
+            )
+        elif counter in PORT_COUNTER_BITS and value >= (1 << PORT_COUNTER_BITS[counter]) - 1:
+            full.append(counter)
+        late = late or (value > 0 and found is None and not past.available)
+    if fast:
+        yield Finding(
+            check="rdma_errors",
+            level=Level.WARN,
+            device=name,
+            summary=f"errors come too fast on port {name} ({', '.join(f.partition(':')[0] for f in fast)}): check_fabric",
+            evidence=tuple(fast),
+            action=Action.CHECK_FABRIC,
+            service=Service.KEEP,
+        )
+    elif full:
+        yield _note(name, f"{', '.join(full)} of port {name} cannot count any further: clear them (perfquery -R)")
+    elif late:
+        yield _note(name, f"port {name} has counted errors: their rate needs history", history=True)
+
+
+def _note(device: str, summary: str, *, history: bool = False) -> Finding:
+    return Finding(
+        check="rdma_errors", level=Level.OK, device=device, summary=summary, service=Service.KEEP, needs_history=history
+    )
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """The error counters of each port."""
+    if isinstance(node.host, Missing) or isinstance(node.host.ports, Missing):
+        return
+    for port in node.host.ports:
+        for counter in LIMITS:
+            value = port.counters.get(counter)
+            if isinstance(value, int):
+                yield f"{port.name}/{port.port}", counter, float(value)
+
+
+check = Check(summary="Errors on RDMA links, as rates", params=Params, judge=judge, mode=Mode.OBSERVE, slow=True, samples=samples)

@@ -1,0 +1,122 @@
+"""Ports whose link comes and goes: every loss of link stops a collective, though the port is active whenever one looks.
+
+Counted three ways, of which the largest counts: the port's link_downed (/sys/class/infiniband; an 8 bit counter that stays at
+255, drivers/infiniband/core/sysfs.c), carrier_down_count of its interfaces (Documentation/ABI/testing/sysfs-class-net), and
+kernel records ("mlx5_core 0000:ab:00.0 ibp171s0: Link down", "... mlx5_5: Port: 1 Link DOWN"). Only what came within the
+window counts, so that training at boot and an old history do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past, Sample
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
+from fairlead.model.trend import growth, series
+from fairlead.model.unread import age_seconds, host_of, unread, unread_log
+
+_RECORD = re.compile(r"mlx5_core ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):? (\S+): (?:Link down|Port: \d+ Link DOWN)")
+_FULL = (1 << PORT_COUNTER_BITS["link_downed"]) - 1
+
+Known = Mapping[tuple[str, str], Sequence[Sample]]
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    flaps_max: Annotated[int, Meta(ge=1, description="Losses of link within the window from which it counts.")] = 3
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The window.")] = 3600
+    ignore: Annotated[tuple[str, ...], Meta(description="RDMA devices that are not judged.")] = ()
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unread_log("rdma_flaps", past)
+    for host in host_of("rdma_flaps", node):
+        if isinstance(host, Finding):
+            yield host
+        elif isinstance(host.ports, Missing):
+            yield unread("rdma_flaps", "the RDMA ports", host.ports)
+        else:
+            known = series(past)
+            for port in host.ports:
+                if port.name not in params.ignore:
+                    yield from _port(port, node, past, known, params)
+
+
+def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) -> Iterator[Finding]:
+    name = f"{port.name}/{port.port}"
+    counts: list[tuple[str, str, int]] = []
+    for device, counter, value in _counters(port):
+        if isinstance(value, Missing):
+            yield unread("rdma_flaps", f"{counter} of {device}", value, name)
+        else:
+            counts.append((device, counter, value))
+    by_log = len({r.sequence for r in past.records if _is_of(r.text, port) and age_seconds(r, node) <= params.window_seconds})
+    now = node.uptime_seconds
+    grown = {f"kernel log of {port.pci}": by_log} if by_log else {}
+    for device, counter, value in counts:
+        if isinstance(now, Missing):
+            break
+        before = known.get((device, counter), ())
+        if found := growth(before, value, now, window_seconds=params.window_seconds, least_seconds=1.0):
+            grown[f"{counter} of {device}"] = int(found.amount)
+    flaps = max(grown.values(), default=0)
+    if flaps >= params.flaps_max:
+        yield Finding(
+            check="rdma_flaps",
+            level=Level.DRAIN,
+            device=name,
+            summary=f"port {name} lost its link {flaps} times in {params.window_seconds // 60} min: check_fabric",
+            evidence=tuple(f"{what}: +{count}" for what, count in grown.items() if count),
+            action=Action.CHECK_FABRIC,
+            service=Service.DRAIN_AFTER_JOB,
+            evidence_id=f"flaps={sum(value for _, _, value in counts)}",
+        )
+    elif full := [what for what, counter, value in counts if counter == "link_downed" and value >= _FULL]:
+        yield _note(name, f"link_downed of {full[0]} stays at {_FULL}: clear it, or only interfaces and the log show flaps")
+    elif not past.available and any(value for _, _, value in counts):
+        yield _note(name, f"port {name} has lost its link before: how often now needs history", history=True)
+
+
+def _note(device: str, summary: str, *, history: bool = False) -> Finding:
+    return Finding(
+        check="rdma_flaps", level=Level.OK, device=device, summary=summary, service=Service.KEEP, needs_history=history
+    )
+
+
+def _counters(port: RdmaPort) -> Iterator[tuple[str, str, int | Missing]]:
+    if "link_downed" in port.counters:
+        yield f"{port.name}/{port.port}", "link_downed", port.counters["link_downed"]
+    for interface, downs in port.carrier_downs.items():
+        yield interface, "carrier_down_count", downs
+
+
+def _is_of(text: str, port: RdmaPort) -> bool:
+    match = _RECORD.match(text)
+    return match is not None and match[1] == port.pci
+
+
+def samples(node: Node) -> Iterator[tuple[str, str, float]]:
+    """Losses of link of each port and interface."""
+    if isinstance(node.host, Missing) or isinstance(node.host.ports, Missing):
+        return
+    for port in node.host.ports:
+        for device, counter, value in _counters(port):
+            if not isinstance(value, Missing):
+                yield device, counter, float(value)
+
+
+check = Check(
+    summary="Ports whose link comes and goes",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    boot_grace_seconds=300,
+    wakes_on=("mlx5_core ",),
+    samples=samples,
+    slow=True,
+)

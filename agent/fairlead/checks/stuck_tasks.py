@@ -1,0 +1,107 @@
+"""Tasks that sleep uninterruptibly and do not wake: a dead file system, a wedged driver, a step that cannot be killed.
+
+A task in state D that has not been scheduled for the window (kernel/hung_task.c judges the same, with its own 120 s, and
+writes "INFO: task ... blocked for more than ... seconds"). State D for a moment is what every disk read looks like. With
+SIGKILL pending (proc_pid_status(5), SigPnd and ShdPnd) the task cannot end: a Slurm step of it is unkillable, and a reboot is
+what helps. No process name is shown: users choose them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.host_facts import StuckTask
+from fairlead.model.unread import age_seconds, host_of, unread, unread_log
+
+_HUNG = re.compile(r"INFO: task .{1,80}:(\d+) blocked (?:in I/O wait )?for more than \d+ seconds")
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    window_seconds: Annotated[int, Meta(ge=15, le=7200, description="Asleep for so long counts.")] = 300
+    killed_seconds: Annotated[int, Meta(ge=15, le=7200, description="The same for one that should have been killed.")] = 120
+    tasks_max: Annotated[int, Meta(ge=0, description="Such tasks that are accepted, those with SIGKILL apart.")] = 0
+    kernel_threads: Annotated[bool, Meta(description="Kernel threads count too.")] = True
+    log_seconds: Annotated[int, Meta(ge=0, description="How long a record of the kernel's own watch is reported; 0: never.")] = (
+        3600
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    yield from unread_log("stuck_tasks", past)
+    hung = [r for r in past.records if _HUNG.match(r.text) and age_seconds(r, node) <= params.log_seconds]
+    if hung and params.log_seconds:
+        pids = sorted({int(m[1]) for r in hung if (m := _HUNG.match(r.text))})
+        yield _finding(
+            Level.WARN, "the kernel log tells of tasks that hang", f"process {', '.join(map(str, pids[:8]))}; {len(hung)} lines",
+            fault="log",
+        )  # fmt: skip
+    for host in host_of("stuck_tasks", node):
+        if isinstance(host, Finding):
+            yield host
+        elif isinstance(host.tasks, Missing):
+            yield unread("stuck_tasks", "the processes", host.tasks)
+        else:
+            stuck = host.tasks.stuck
+            yield from _unkillable([t for t in stuck if t.killed and t.seconds >= params.killed_seconds])
+            asleep = [t for t in stuck if not t.killed and t.seconds >= params.window_seconds]
+            asleep = [t for t in asleep if params.kernel_threads or not t.kernel]
+            if len(asleep) > params.tasks_max:
+                longest = max(t.seconds for t in asleep)
+                said = f"{len(asleep)} tasks sleep uninterruptibly for up to {longest:.0f} s"
+                yield _finding(Level.WARN, said, _named(asleep), fault="asleep")
+            if stuck and not past.available and all(t.seconds < params.killed_seconds for t in stuck):
+                yield Finding(
+                    check="stuck_tasks",
+                    level=Level.OK,
+                    summary=f"{len(stuck)} tasks sleep uninterruptibly now: for how long needs a second look",
+                    service=Service.KEEP,
+                    needs_history=True,
+                )
+
+
+def _unkillable(tasks: list[StuckTask]) -> Iterator[Finding]:
+    if not tasks:
+        return
+    jobs = sorted({t.job for t in tasks if t.job})
+    whose = f" of job{'s' if len(jobs) > 1 else ''} {', '.join(map(str, jobs[:4]))}" if jobs else ""
+    yield Finding(
+        check="stuck_tasks",
+        level=Level.DRAIN,
+        summary=f"{len(tasks)} tasks{whose} cannot be killed: reboot_node",
+        evidence=(_named(tasks),),
+        action=Action.REBOOT_NODE,
+        service=Service.DRAIN_NOW,
+        evidence_id=f"pids={','.join(str(t.pid) for t in sorted(tasks, key=lambda t: t.pid)[:8])}",
+        fault="killed",
+    )
+
+
+def _named(tasks: list[StuckTask]) -> str:
+    """Processes by number, with their step or "kernel"."""
+    words = []
+    for task in sorted(tasks, key=lambda t: t.pid)[:8]:
+        step = f" (job {task.job}" + (f" step {task.step})" if task.step else ")") if task.job else ""
+        words.append(f"{task.pid}{step}{' (kernel)' if task.kernel else ''}")
+    return "process " + ", ".join(words)
+
+
+def _finding(level: Level, summary: str, evidence: str, *, fault: str) -> Finding:
+    return Finding(check="stuck_tasks", level=level, summary=summary, evidence=(evidence,), service=Service.KEEP, fault=fault)
+
+
+check = Check(
+    summary="Tasks that sleep uninterruptibly and do not wake, and steps that cannot be killed",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    recover=2,
+    wakes_on=("INFO: task ",),
+    slow=True,
+)

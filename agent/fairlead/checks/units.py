@@ -1,0 +1,101 @@
+"""systemd units that this node needs are active.
+
+``systemctl list-units`` (systemctl(1): LOAD, ACTIVE, SUB), asked once for all by a process of its own: systemd that does not
+answer is a finding, not a wait. A wanted unit is well when it is active; one that is starting, reloading or stopping is given
+the confirmation's time, one that crashes again and again ("auto-restart") is not. A unit that nothing loaded is not in the
+list at all.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.host_facts import UnitState, Wanted
+from fairlead.model.unread import host_of, unread
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9@._:\\-]+\.[a-z]+(?!\n)$")]
+
+
+class Params(CheckParams, frozen=True, kw_only=True):
+    wanted: Annotated[
+        tuple[Name, ...], Meta(description="Units that have to be active, such as slurmd.service, nvidia-persistenced.service.")
+    ] = ()
+    failed: Annotated[bool, Meta(description="Warn of any unit that failed.")] = False
+    failed_ignore: Annotated[
+        tuple[str, ...], Meta(description="Names of units (shell patterns) of which `failed` says nothing.")
+    ] = (
+        "user@*",
+        "run-user-*",
+    )
+
+
+def _finding(level: Level, unit: str, summary: str, evidence: str = "") -> Finding:
+    drain = level is Level.DRAIN
+    return Finding(
+        check="units",
+        level=level,
+        device=unit,
+        summary=summary,
+        evidence=(evidence,) if evidence else (),
+        action=Action.PROVISION if drain else Action.NONE,
+        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
+    )
+
+
+def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if not params.wanted and not params.failed:
+        return
+    for host in host_of("units", node):
+        if isinstance(host, Finding):
+            yield host
+        elif isinstance(host.units, Missing):
+            yield unread("units", "systemd's units", host.units)
+        elif not host.units:
+            yield Finding(check="units", level=Level.UNKNOWN, summary="systemd lists no units", service=Service.KEEP)
+        else:
+            loaded = {u.name: u for u in host.units}
+            for name in params.wanted:
+                yield from _wanted(name, loaded.get(name))
+            if params.failed:
+                yield from _failed(host.units, params)
+
+
+def _wanted(name: str, unit: UnitState | None) -> Iterator[Finding]:
+    if unit is None:
+        yield _finding(Level.DRAIN, name, f"{name} does not run", "not loaded")
+    elif unit.load != "loaded":
+        yield _finding(Level.DRAIN, name, f"{name} is {unit.load}")
+    elif unit.active not in ("active", "reloading", "refreshing") or unit.sub == "auto-restart":
+        yield _finding(Level.DRAIN, name, f"{name} is {unit.active} ({unit.sub})")
+
+
+def _failed(units: tuple[UnitState, ...], params: Params) -> Iterator[Finding]:
+    for unit in units:
+        known = unit.name in params.wanted or any(fnmatch.fnmatchcase(unit.name, p) for p in params.failed_ignore)
+        if unit.active == "failed" and not known:
+            yield _finding(Level.WARN, unit.name, f"{unit.name} failed ({unit.sub})")
+
+
+def wants(params: Params) -> Wanted:
+    """systemd's list, where anything of it is judged."""
+    return Wanted(units=bool(params.wanted or params.failed))
+
+
+check = Check(
+    summary="systemd units that this node needs are active",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    confirm=2,
+    confirm_of=3,
+    boot_grace_seconds=300,
+    slow=True,
+    wants=wants,
+)

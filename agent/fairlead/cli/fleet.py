@@ -1,0 +1,81 @@
+"""All nodes in one table: Slurm's state and jobs, each agent's verdict and its age, drift, versions, and who drained what.
+
+Slurm is asked by one sinfo and one squeue. The agents' own accounts are read from /run/fairlead over ssh, all at once and
+within --timeout: a node that does not answer in that time is unreachable, and is never shown as ok. Nodes that say the same
+are one row; --json has each of them. Run it where Slurm's commands work and root's ssh reaches the nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING
+
+from fairlead import config
+from fairlead.cli.show import columns, print_json, state_word
+from fairlead.errors import ExitCode, InputMissing, UsageError
+
+if TYPE_CHECKING:
+    from fairlead.cli.fleet_look import Look
+
+SITE = "/etc/fairlead/site.toml"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("nodelist", nargs="?", default="", help="only these nodes: gpu[001-064]")
+    parser.add_argument("-p", "--partition", default="", help="only the nodes of this partition")
+    parser.add_argument("--site", default="", help=f"whose [ansible] says how ssh reaches the nodes ({SITE} where there is one)")
+    parser.add_argument("--no-agents", action="store_true", help="ask Slurm alone: no ssh")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for all agents together (10)")
+    parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program that is called as ssh would be")
+    parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
+    parser.add_argument("--bin-dir", default="/usr/bin", help="where sinfo and squeue are")
+    parser.add_argument("--watch", nargs="?", type=float, const=5.0, metavar="SECONDS", help="again and again (every 5 s)")
+    parser.add_argument("--each", action="store_true", help="a row for each node: nothing is folded")
+    parser.add_argument("--json", action="store_true", help="each node as an object; with --watch one line for each look")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.cli.fleet_look import Looks
+
+    if args.watch is not None and args.watch < 1:
+        raise UsageError("--watch: a second at least")
+    if not 0.5 <= args.timeout <= 600:
+        raise UsageError("--timeout: from half a second to ten minutes")
+    site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
+    looks = Looks(
+        site,
+        nodelist=args.nodelist,
+        partition=args.partition,
+        agents=not args.no_agents,
+        seconds=args.timeout,
+        program=args.ssh,
+        conf=args.slurm_conf,
+        bin_dir=args.bin_dir,
+    )
+    if args.watch is not None:
+        from fairlead.cli.fleet_watch import watch
+
+        return watch(looks, args.watch, each=args.each, as_json=args.json)
+    look = looks.look()
+    if not look.rows:
+        raise InputMissing(f"Slurm has no node {args.nodelist or ''}{args.partition and f' in {args.partition}'}".rstrip())
+    if args.json:
+        print_json(look.data())
+    else:
+        print(text(look, each=args.each))
+    return ExitCode.OK
+
+
+def text(look: Look, *, each: bool) -> str:
+    """The table with its summary, as plain columns; colours of the state on a terminal."""
+    from fairlead.cli.fleet_table import summary, table
+
+    head, rows = table(look.folds(each=each), time.time())
+    drawn = columns(rows, head).splitlines()
+    if head[1] == "VERDICT":  # coloured where it stands, since a colour has a width of its own
+        at = drawn[0].index("VERDICT")
+        for i, (_, word, *_) in enumerate(rows, 1):
+            drawn[i] = drawn[i][:at] + state_word(word) + drawn[i][at + len(word) :]
+    return "\n".join((*drawn, summary(look.rows, look.seconds)))

@@ -1,0 +1,96 @@
+"""One look at the fleet: Slurm's listing and the agents' accounts, at the same time."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import Any
+
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+from msgspec import Struct
+
+from fairlead.config import Site
+from fairlead.errors import UsageError
+from fairlead.provision.accounts import Account, OverSsh, Source
+from fairlead.provision.roster import Fold, Row, as_data, fold, rows
+from fairlead.provision.ssh import SSH_ARGS, shared_connections
+from fairlead.slurm.listing import Listed, listed
+from fairlead.slurm.scontrol import Scontrol
+
+AGENTS_SECONDS = 30.0  # a watch asks the agents no more often
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """rows: in Slurm's order. at: Unix time. seconds: how long it took."""
+
+    rows: tuple[Row, ...]
+    at: float
+    seconds: float
+
+    def folds(self, *, each: bool = False) -> tuple[Fold, ...]:
+        """Equal rows together, or ``each`` by itself."""
+        return tuple(f for r in self.rows for f in fold((r,))) if each else fold(self.rows)
+
+    def data(self) -> dict[str, Any]:
+        """For --json."""
+        return {"at_unix": round(self.at, 3), "seconds": round(self.seconds, 3), **as_data(self.rows)}
+
+
+class Looks:
+    """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most."""
+
+    def __init__(
+        self,
+        site: Site | None,
+        *,
+        nodelist: str = "",
+        partition: str = "",
+        agents: bool = True,
+        seconds: float = 10.0,
+        program: str = "ssh",
+        conf: str = "",
+        bin_dir: str = "/usr/bin",
+        source: Source | None = None,
+    ) -> None:
+        try:
+            self._wanted = {str(n) for n in NodeSet(nodelist)} if nodelist else set()
+        except NodeSetException as e:
+            raise UsageError(f"{nodelist}: {e}") from None
+        self._partition = partition
+        self._client = Scontrol(conf=conf, bin_dir=bin_dir)
+        self._hosts = site.ansible.hosts if site is not None else {}
+        self._site, self._program, self._seconds = site, program, seconds
+        self._agents = agents
+        self._source = source
+        self._accounts: dict[str, Account] = {}
+        self._asked: set[str] = set()
+        self._accounts_at = float("-inf")
+
+    def look(self) -> Look:
+        """Raises SlurmUnavailable, SlurmError. Agents that were asked less than ``AGENTS_SECONDS`` ago are not asked again."""
+        began, at = time.monotonic(), time.time()
+        nodes = [n for n in listed(self._client) if self._chosen(n)]
+        names = {n.state.name for n in nodes}
+        if self._agents and (began - self._accounts_at >= AGENTS_SECONDS or not names <= self._asked):
+            self._accounts = self._fetch({name: self._hosts.get(name, name) for name in sorted(names)})
+            self._asked, self._accounts_at = names, time.monotonic()
+        made = rows(nodes, self._accounts if self._agents else None)
+        return Look(rows=made, at=at, seconds=time.monotonic() - began)
+
+    def _chosen(self, node: Listed) -> bool:
+        name, partitions = node.state.name, node.state.partitions
+        return (not self._wanted or name in self._wanted) and (not self._partition or self._partition in partitions)
+
+    def _fetch(self, addresses: dict[str, str]) -> dict[str, Account]:
+        if self._source is None:
+            self._source = self._over_ssh(next(iter(addresses.values()), ""))
+        return self._source.fetch(addresses)
+
+    def _over_ssh(self, address: str) -> OverSsh:
+        """ssh as the site says it, by the connections that `fairlead provision` keeps too."""
+        own = self._site.ansible.ssh_args if self._site is not None else ""
+        key = self._site.ansible.private_key if self._site is not None else ""
+        kept = shared_connections(own, address) if self._program == "ssh" else ""
+        options = " ".join(filter(None, (own, f"-i {shlex.quote(key)}" if key else "", SSH_ARGS, kept)))
+        user = self._site.ansible.user if self._site is not None else ""
+        return OverSsh(program=self._program, options=options, user=user, seconds=self._seconds)

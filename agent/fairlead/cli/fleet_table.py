@@ -1,0 +1,79 @@
+"""The roster as a table: the columns of `fairlead fleet`, and how a watch tells what has changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from ClusterShell.NodeSet import NodeSet
+
+from fairlead.cli.show import age_text
+from fairlead.provision.roster import NOT_ASKED, WORDS, Fold, Row
+
+HEAD = ("NODES", "VERDICT", "SLURM", "JOBS", "LOOKED", "PROFILE", "DRIFT", "AGENT", "DRIVER", "SLURMD", "BY", "SINCE", "WHY")
+WHY_MAX = 160
+
+
+def table(folds: Iterable[Fold], now: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and rows; a column in which nothing stands is left out."""
+    rows = [_cells(f, now) for f in folds]
+    used = [i for i in range(len(HEAD)) if i in (0, 2) or any(r[i] not in ("", NOT_ASKED) for r in rows)]
+    return tuple(HEAD[i] for i in used), [tuple(r[i] for i in used) for r in rows]
+
+
+def _cells(fold: Fold, now: float) -> tuple[str, ...]:
+    row = fold.rows[0]
+    account, holder = row.account, row.holder
+    first, last = fold.since_unix
+    since = [age_text(max(0.0, now - at)) for at in dict.fromkeys((last, first)) if at]
+    drift = account.drift if account is not None else ()
+    return (
+        fold.nodes,
+        row.word,
+        row.slurm,
+        str(fold.jobs or ""),
+        "" if fold.age_seconds is None else age_text(fold.age_seconds),
+        "" if account is None else account.profile + (f"/{account.generation}" if account.generation else ""),
+        ",".join(drift) if len(drift) < 3 else f"{len(drift)} settings",
+        "" if account is None else account.agent,
+        "" if account is None else account.driver,
+        row.slurmd,
+        "" if holder is None else holder.name,
+        " to ".join(dict.fromkeys(since)),
+        row.why[:WHY_MAX],
+    )
+
+
+def summary(rows: Sequence[Row], seconds: float) -> str:
+    """``128 nodes: 126 ok, 2 drain; 17 jobs; asked in 0.4 s``."""
+    counts = [(sum(r.word == w for r in rows), w) for w in reversed(WORDS)]
+    jobs = len({job for r in rows for job in r.jobs})
+    out = sum(not r.slurm.startswith("up") for r in rows)
+    words = ", ".join(f"{n} {w}" for n, w in counts if n and w != NOT_ASKED)
+    told = [words, f"{out} out of service", f"{jobs} job{'' if jobs == 1 else 's'}", f"asked in {seconds:.1f} s"]
+    return f"{len(rows)} node{'' if len(rows) == 1 else 's'}: {'; '.join(t for t in told if t)}"
+
+
+def lines(folds: Iterable[Fold]) -> list[str]:
+    """One plain line for each fold: ``gpu[001-412]: ok, up``."""
+    return [f"{f.nodes}: {_said(f.rows[0])}" for f in folds]
+
+
+def changes(before: Sequence[Row], after: Sequence[Row], at: float) -> list[str]:
+    """A line for each kind of change between two looks, nodes folded; with its time of day."""
+    earlier = {r.node: _said(r) for r in before}
+    found: dict[str, list[str]] = {}
+    for row in after:
+        was, now = earlier.pop(row.node, "not there"), _said(row)
+        if was != now:
+            found.setdefault(f"{now} (was {was.partition(':')[0]})", []).append(row.node)
+    for node in earlier:
+        found.setdefault("not in Slurm any more", []).append(node)
+    clock = time.strftime("%H:%M:%S", time.localtime(at))
+    return [f"{clock} {NodeSet.fromlist(nodes)}: {said}" for said, nodes in found.items()]
+
+
+def _said(row: Row) -> str:
+    who = f" by {row.holder.name}" if row.holder is not None else ""
+    why = f": {row.why[:WHY_MAX]}" if row.why else ""
+    return f"{', '.join(w for w in (row.word, row.slurm) if w != NOT_ASKED)}{who}{why}"

@@ -1,0 +1,102 @@
+"""Memory controllers, NVMe controllers, mounts and file system errors, from sysfs and PID 1's mount table.
+
+The agent's own mount table says "read only" of everything (ProtectSystem=strict in its unit), so PID 1's is read, and of a
+mount the file system's own options, which follow the separator (Documentation/filesystems/proc.rst, mountinfo). Where PID 1
+may not be looked at, as by a user, it is the reader's own.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fairlead.host.pci import ADDRESS
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, unreadable
+from fairlead.model.host_facts import FsErrors, MemoryController, MountPoint, NvmeController
+
+_EDAC = "/sys/devices/system/edac/mc"
+_NVME = "/sys/class/nvme"
+_EXT4 = "/sys/fs/ext4"
+_MOUNTINFO_MAX_BYTES = 1 << 20
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+def memory_controllers(root: Root) -> tuple[MemoryController, ...] | Missing:
+    """EDAC's (Documentation/ABI/testing/sysfs-devices-edac). No folder: no EDAC driver, so none."""
+    names = root.list(_EDAC)
+    if isinstance(names, Missing):
+        return names
+    return tuple(_controller(root, n) for n in names or () if n.startswith("mc") and n[2:].isdigit())
+
+
+def _controller(root: Root, name: str) -> MemoryController:
+    folder = f"{_EDAC}/{name}"
+    worst, most = "", 0
+    for dimm in root.names(folder):
+        if dimm.startswith(("dimm", "rank")):
+            count = root.number(f"{folder}/{dimm}/dimm_ce_count")
+            if isinstance(count, int) and count > most:
+                label = root.value(f"{folder}/{dimm}/dimm_label")
+                worst, most = label if isinstance(label, str) and label else dimm, count
+    return MemoryController(
+        name=name,
+        corrected=root.number(f"{folder}/ce_count"),
+        uncorrected=root.number(f"{folder}/ue_count"),
+        worst_dimm=worst,
+    )
+
+
+def nvme(root: Root) -> tuple[NvmeController, ...] | Missing:
+    """NVMe controllers (/sys/class/nvme); fabrics ones have no PCI address."""
+    names = root.list(_NVME)
+    if isinstance(names, Missing):
+        return names
+    return tuple(
+        NvmeController(
+            name=name,
+            pci=next((c for c in reversed(root.real(f"{_NVME}/{name}").split("/")) if ADDRESS.fullmatch(c)), ""),
+            state=root.value(f"{_NVME}/{name}/state"),
+        )
+        for name in names or ()
+        if name.startswith("nvme") and name[4:].isdigit()
+    )
+
+
+def mounts(root: Root) -> tuple[MountPoint, ...] | Missing:
+    """All mounts; of several on one path the last, which hides the others."""
+    text = root.read_text("/proc/1/mountinfo", _MOUNTINFO_MAX_BYTES)
+    if root.is_live and not isinstance(text, str):
+        text = root.read_text("/proc/self/mountinfo", _MOUNTINFO_MAX_BYTES)
+    if text is None:
+        return unreadable("/proc/1/mountinfo: no such file")
+    if isinstance(text, Missing):
+        return text
+    found: dict[str, MountPoint] = {}
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, options = before.split(" "), after.split(" ")
+        if len(fields) < 6 or len(options) < 3:
+            continue
+        path = _plain(fields[4])
+        found[path] = MountPoint(
+            path=path,
+            kind=options[0],
+            source=_plain(options[1]),
+            read_only="ro" in options[2].split(","),
+            flagged_read_only="ro" in fields[5].split(","),
+        )
+    return tuple(found.values()) or unreadable("/proc/1/mountinfo: no mount in it")
+
+
+def _plain(text: str) -> str:
+    return _ESCAPE.sub(lambda m: chr(int(m[1], 8)), text)
+
+
+def fs_errors(root: Root) -> tuple[FsErrors, ...] | Missing:
+    """ext4's own count of errors (Documentation/ABI/testing/sysfs-fs-ext4, errors_count)."""
+    names = root.list(_EXT4)
+    if isinstance(names, Missing):
+        return names
+    return tuple(
+        FsErrors(device=name, errors=root.number(f"{_EXT4}/{name}/errors_count")) for name in names or () if name != "features"
+    )

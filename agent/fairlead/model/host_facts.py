@@ -1,0 +1,160 @@
+"""Facts about the host itself: ports, memory errors, disks, file systems, tasks, units, the clock. Read on thorough looks.
+
+A field of ``Host`` that is Missing could not be read at all; ``()`` means that there is none. Counters are as the kernel
+counts them: since the driver loaded, and some of them stop at their width (``PORT_COUNTER_BITS``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from fairlead.model.missing import Missing, unreadable
+
+#: Where a port's error counters stop: the fields of the InfiniBand PortCounters attribute (IBTA volume 1, PortCounters;
+#: drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR). The hw_counters of a driver are 64 bit wide.
+PORT_COUNTER_BITS = {
+    "symbol_error": 16,
+    "link_error_recovery": 8,
+    "link_downed": 8,
+    "port_rcv_errors": 16,
+    "local_link_integrity_errors": 4,
+    "excessive_buffer_overrun_errors": 4,
+}
+NOT_READ = unreadable("not read")
+
+
+class RdmaPort(Struct, frozen=True, kw_only=True):
+    """What the errors of one RDMA port are judged by; its state and rate are in ``Node.nics``.
+
+    width_lanes: 4 of "400 Gb/sec (4X NDR)". counters: of ``counters`` (``PORT_COUNTER_BITS``) and ``hw_counters``.
+    carrier_downs: per interface of the adapter (/sys/class/net/NAME/carrier_down_count, Linux 4.16).
+    """
+
+    name: str
+    port: int
+    pci: str
+    width_lanes: int | Missing
+    counters: Mapping[str, int | Missing]
+    carrier_downs: Mapping[str, int | Missing] = field(default_factory=dict)
+
+
+class MemoryController(Struct, frozen=True, kw_only=True):
+    """One EDAC memory controller (/sys/devices/system/edac/mc/mcN): errors since the driver loaded.
+
+    worst_dimm: the label of the DIMM with most corrected errors, "" where none is named.
+    """
+
+    name: str
+    corrected: int | Missing
+    uncorrected: int | Missing
+    worst_dimm: str = ""
+
+
+class NvmeController(Struct, frozen=True, kw_only=True):
+    """One NVMe controller. ``state``: live, new, resetting, connecting, deleting, dead (drivers/nvme/host/sysfs.c)."""
+
+    name: str
+    pci: str
+    state: str | Missing
+
+
+class MountPoint(Struct, frozen=True, kw_only=True):
+    """One mount as PID 1 sees it. ``read_only``: the file system itself, not only this view of it (mountinfo, last field)."""
+
+    path: str
+    kind: str  # ext4, xfs, nfs4, tmpfs, ...
+    source: str
+    read_only: bool
+    flagged_read_only: bool = False  # this view of it
+
+
+class FsErrors(Struct, frozen=True, kw_only=True):
+    """Errors that a file system counts in its superblock (/sys/fs/ext4/DEVICE/errors_count; kept over mounts until fsck)."""
+
+    device: str
+    errors: int | Missing
+
+
+class Space(Struct, frozen=True, kw_only=True):
+    """statfs of one declared mount, asked by a process of its own. ``waiting_seconds``: it has not answered for so long.
+
+    failed: what it said instead of an answer, such as a stale file handle. Bytes available to users, as df counts them;
+    inodes 0 of 0 where the file system has none.
+    """
+
+    path: str
+    total_bytes: int | Missing
+    available_bytes: int | Missing
+    total_inodes: int | Missing
+    free_inodes: int | Missing
+    waiting_seconds: float = 0.0
+    failed: str = ""
+
+
+class StuckTask(Struct, frozen=True, kw_only=True):
+    """A task in uninterruptible sleep ("D") that has not been scheduled for ``seconds``. No name: a user chose it.
+
+    job, step: of its cgroup, 0 and "" where it is none of Slurm's. killed: SIGKILL is pending: it cannot be killed.
+    kernel: a kernel thread.
+    """
+
+    pid: int
+    seconds: float
+    job: int = 0
+    step: str = ""
+    killed: bool = False
+    kernel: bool = False
+
+
+class Tasks(Struct, frozen=True, kw_only=True):
+    """``seen``: processes that this look went through, of ``total``; large machines are gone through in turns."""
+
+    total: int
+    seen: int
+    stuck: tuple[StuckTask, ...] = ()
+
+
+class UnitState(Struct, frozen=True, kw_only=True):
+    """A systemd unit that is loaded: LoadState, ActiveState, SubState."""
+
+    name: str
+    load: str
+    active: str
+    sub: str
+
+
+class Clock(Struct, frozen=True, kw_only=True):
+    """The kernel's clock (adjtimex(2)). Errors in seconds; the kernel lets ``maximum_error_seconds`` grow by 500 ppm while
+    nobody sets the clock, and says unsynchronised at 16 s. offset_seconds: time of day minus CLOCK_BOOTTIME, which only
+    a step of the clock changes quickly."""
+
+    synchronised: bool
+    maximum_error_seconds: float
+    estimated_error_seconds: float
+    offset_seconds: float
+
+
+class Host(Struct, frozen=True, kw_only=True):
+    """Everything about the host that its checks need. ``spaces`` and ``units`` hold what the document declares."""
+
+    ports: tuple[RdmaPort, ...] | Missing = NOT_READ
+    controllers: tuple[MemoryController, ...] | Missing = NOT_READ
+    nvme: tuple[NvmeController, ...] | Missing = NOT_READ
+    mounts: tuple[MountPoint, ...] | Missing = NOT_READ
+    fs_errors: tuple[FsErrors, ...] | Missing = NOT_READ
+    spaces: tuple[Space, ...] | Missing = ()
+    tasks: Tasks | Missing = NOT_READ
+    units: tuple[UnitState, ...] | Missing = ()
+    clock: Clock | Missing = NOT_READ
+    memory_bytes: int | Missing = NOT_READ
+    smt: str | Missing = NOT_READ  # /sys/devices/system/cpu/smt/control: on, off, forceoff, notsupported, notimplemented
+    cpus_online: int | Missing = NOT_READ
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What has to be asked for by name: mounts to be probed, whether systemd is asked for its units."""
+
+    mounts: tuple[str, ...] = ()
+    units: bool = False

@@ -1,0 +1,39 @@
+"""What a check says when it cannot see what it judges: unknown, never silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.model.check import KernelRecord, Past
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.host_facts import Host
+
+
+def unread(check: str, what: str, why: Missing, device: str = "") -> Finding:
+    """UNKNOWN: ``what`` cannot be read."""
+    evidence = (why.detail,) if why.detail else ()
+    return Finding(
+        check=check, level=Level.UNKNOWN, device=device, summary=f"{what} cannot be read", evidence=evidence, service=Service.KEEP
+    )
+
+
+def host_of(check: str, node: Node) -> Iterator[Host | Finding]:
+    """The host's facts, or why there are none: exactly one of them."""
+    yield unread(check, "the host", node.host) if isinstance(node.host, Missing) else node.host
+
+
+def unread_log(check: str, past: Past) -> Iterator[Finding]:
+    """For a check that kernel records wake."""
+    if past.log is not None:
+        yield unread(check, "the kernel log", past.log)
+
+
+def record_id(record: KernelRecord, node: Node) -> str:
+    """``evidence_id`` of a kernel record: it stands for its boot, or until somebody acknowledges it."""
+    boot = record.boot_id or (node.boot_id if isinstance(node.boot_id, str) else "")
+    return f"{boot}:{record.sequence}"
+
+
+def age_seconds(record: KernelRecord, node: Node) -> float:
+    return 0.0 if isinstance(node.uptime_seconds, Missing) else node.uptime_seconds - record.seconds

@@ -1,0 +1,183 @@
+"""The roster: one row for each node, of what Slurm and the node's own agent say of it; and equal rows folded into one.
+
+A row is never ``ok`` by Slurm's word alone, nor when the agent was not reached: ``word`` says which of them is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ClusterShell.NodeSet import NodeSet
+from msgspec import Struct, to_builtins
+
+from fairlead.model.verdict import one_line
+from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, SUFFIXES, parse, strip_suffixes
+from fairlead.provision.accounts import Account
+from fairlead.slurm.client import UNAVAILABLE
+from fairlead.slurm.listing import Listed
+
+DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
+#: Worst first: what has to be looked at stands at the top.
+WORDS = ("unreachable", "none", "stale", "drain", "unknown", "warn", NOT_ASKED := "not asked", "ok")
+#: Reasons that slurmctld sets by itself (drain_nodes and set_node_reason of src/slurmctld; ``SUFFIXES`` without their " : ").
+_SLURMS = (PROLOG_ERROR, "Epilog error", "Kill task failed", "Batch job complete failure", "Low ", "gres/")
+_JOB = re.compile(r" job=[0-9]{1,19}\Z")
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """Who took the node out of service. by: agent, hand (`fairlead drain`), maintain, slurm or person. check: the agent's.
+    user: as slurmctld has it. since_unix: whole seconds. why: their words, without fairlead's token."""
+
+    by: str
+    check: str = ""
+    user: str = ""
+    since_unix: int = 0
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """For a column."""
+        words = {"agent": f"agent ({self.check})", "hand": "fairlead drain", "maintain": "fairlead maintain"}
+        return words.get(self.by, self.by if self.by == "slurm" else self.user or self.by)
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One node. states: Slurm's words. account: None when agents were not asked. jobs: ids of jobs that hold the node."""
+
+    node: str
+    states: tuple[str, ...]
+    partitions: tuple[str, ...]
+    slurmd: str
+    jobs: tuple[int, ...]
+    holder: Holder | None
+    account: Account | None
+
+    @property
+    def word(self) -> str:
+        """``ok`` only by the word of an agent that was reached just now."""
+        if self.account is None:
+            return NOT_ASKED
+        return self.account.verdict if self.account.reached else "unreachable"
+
+    @property
+    def slurm(self) -> str:
+        """Slurm's state in a word or two: up (idle or not), draining, drained, and what else there is."""
+        states = set(self.states)
+        busy = bool(states & {"ALLOCATED", "MIXED", "COMPLETING"})
+        rest = states - {"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED"}
+        first = ["up"] if not rest & UNAVAILABLE else []
+        if rest & DRAINED:
+            first, rest = ["draining" if busy else "drained"], rest - DRAINED
+        return "+".join((*first, *sorted(s.lower() for s in rest)))
+
+    @property
+    def why(self) -> str:
+        """What is to be said of it: why it is out of service, and what its agent says."""
+        told = [self.holder.why] if self.holder is not None else []
+        if (a := self.account) is not None:
+            said = a.trouble or ("" if a.verdict == "ok" else a.text)
+            told += [said] if said and not any(t and t in said for t in told) else []
+            told += [f"on hold by {a.hold}"] if a.hold else []
+        return "; ".join(t for t in told if t)
+
+
+def rows(nodes: Iterable[Listed], accounts: Mapping[str, Account] | None) -> tuple[Row, ...]:
+    """Rows in Slurm's order. ``accounts``: None when agents were not asked; a node without one was not reached."""
+    lost = Account(reached=False, trouble="it was not asked")
+    return tuple(_row(n, None if accounts is None else accounts.get(n.state.name, lost)) for n in nodes)
+
+
+def _row(node: Listed, account: Account | None) -> Row:
+    state = node.state
+    return Row(
+        node=state.name,
+        states=tuple(sorted(state.states)),
+        partitions=state.partitions,
+        slurmd=node.version,
+        jobs=tuple(sorted({int(job.id) for job in node.jobs})),
+        holder=holder_of(node),
+        account=account,
+    )
+
+
+def holder_of(node: Listed) -> Holder | None:
+    """Who took the node out of service; None for a node that is in it. A resumed node's old reason (24.11) is nobody's."""
+    state = node.state
+    if not state.states & UNAVAILABLE or not state.reason:
+        return None
+    words = strip_suffixes(state.reason)
+    common: dict[str, Any] = {"user": state.reason_user, "since_unix": state.reason_time}
+    token = parse(state.reason)
+    if token is not None:
+        by = "maintain" if token.text.startswith(MAINTAIN) else "hand" if token.check == MANUAL else "agent"
+        return Holder(by=by, check=token.check, why=one_line(token.summary + state.reason[len(words) :]), **common)
+    slurms = words.startswith(_SLURMS) or any(words.startswith(s.removeprefix(" : ")) for s in SUFFIXES)
+    return Holder(by="slurm" if slurms else "person", why=one_line(state.reason), **common)
+
+
+class Fold(Struct, frozen=True, kw_only=True):
+    """Rows that say the same. age_seconds: the oldest look; since_unix: the first and the last."""
+
+    nodes: str
+    rows: tuple[Row, ...]
+
+    @property
+    def age_seconds(self) -> float | None:
+        ages = [r.account.age_seconds for r in self.rows if r.account is not None and r.account.age_seconds is not None]
+        return max(ages, default=None)
+
+    @property
+    def since_unix(self) -> tuple[int, int]:
+        times = [r.holder.since_unix for r in self.rows if r.holder is not None and r.holder.since_unix]
+        return (min(times), max(times)) if times else (0, 0)
+
+    @property
+    def jobs(self) -> int:
+        return len({job for r in self.rows for job in r.jobs})
+
+
+def fold(rows: Iterable[Row]) -> tuple[Fold, ...]:
+    """Equal rows together, the worst first, then by the number of nodes. What differs from node to node by its nature is not
+    compared: ages, jobs, times."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_likeness(row), []).append(row)
+    folds = [Fold(nodes=str(NodeSet.fromlist([r.node for r in same])), rows=tuple(same)) for same in groups.values()]
+    return tuple(sorted(folds, key=lambda f: (_rank(f.rows[0]), -len(f.rows), f.nodes)))
+
+
+def _rank(row: Row) -> tuple[int, bool]:
+    return WORDS.index(row.word) if row.word in WORDS else 0, row.holder is None
+
+
+def _likeness(row: Row) -> tuple[object, ...]:
+    a, h = row.account, row.holder
+    who = (h.name, _JOB.sub("", h.why)) if h is not None else ()
+    told: tuple[object, ...] = ()
+    if a is not None:
+        text = "" if a.verdict == "ok" else re.sub(r"[0-9]+ s ago", "", a.trouble or a.text)
+        told = (a.reached, a.verdict, _JOB.sub("", text), a.agent, a.driver, a.profile, a.generation, a.drift, a.hold)
+    return (row.word, row.slurm, row.slurmd, who, told)
+
+
+def as_data(made: Iterable[Row]) -> dict[str, Any]:
+    """The rows for --json: one object for each node, and the nodes folded by their word."""
+    listed = tuple(made)
+    by_word = {w: str(NodeSet.fromlist([r.node for r in listed if r.word == w])) for w in WORDS}
+    return {
+        "nodes": [
+            {
+                "node": r.node,
+                "word": r.word,
+                "why": r.why,
+                "slurm": {"states": list(r.states), "partitions": list(r.partitions), "slurmd": r.slurmd},
+                "jobs": list(r.jobs),
+                "drained": to_builtins(r.holder),
+                "agent": to_builtins(r.account),
+            }
+            for r in listed
+        ],
+        "words": {word: nodes for word, nodes in by_word.items() if nodes},
+    }

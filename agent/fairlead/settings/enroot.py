@@ -1,0 +1,68 @@
+"""What containers of enroot and pyxis have to see of the node: /etc/nccl.conf, and what the task prolog reads.
+
+A file of a container's own hides the host's: NCCL in it reads its own /etc/nccl.conf or none. The task prolog of a step in a
+container of pyxis runs inside, where a hook that is missing ends the task. Declare it where enroot is used. Source: enroot's
+doc/configuration.md (mounts.d) and doc/image-format.md (fstab lines; x-create makes the place, nofail and silent pass over what
+is not there).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.model.change import File
+from fairlead.model.facts import Missing, Node
+from fairlead.model.setting import Setting, Want
+
+FILE = "/etc/enroot/mounts.d/50-fairlead.fstab"
+HEAD = "# Written by fairlead (setting enroot); changes made here are put back.\n"
+_PATH = Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9_.+-]+)+(?!\n)$")]
+_SAFE = "bind,ro,nosuid,nodev,nofail,silent"
+
+
+class EnrootWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    files: Annotated[
+        tuple[_PATH, ...], Meta(description="More files to show inside, read-only (the site's own task prolog, a topology file).")
+    ] = ()
+    scratch: Annotated[str, Meta(pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$", description="jobenv.scratch, to be written in.")] = (
+        ""
+    )
+
+
+class Observed(Struct, frozen=True):
+    file: str | None
+
+
+def observe(node: Node) -> Observed | Missing:
+    text = node.text(FILE)
+    return text if isinstance(text, Missing) else Observed(text)
+
+
+def content(want: EnrootWant) -> str:
+    """The fstab: hooks can be run, all else is only read."""
+    lines = [f"{path} {path} none x-create=file,{_SAFE},noexec" for path in ("/etc/nccl.conf", "/etc/fairlead/hooks")]
+    lines.append(f"/run/fairlead /run/fairlead none x-create=dir,{_SAFE},noexec")
+    lines.append(f"/etc/slurm/fairlead /etc/slurm/fairlead none x-create=dir,{_SAFE}")
+    lines += [f"{path} {path} none x-create=file,{_SAFE}" for path in want.files]
+    if want.scratch:
+        lines.append(f"{want.scratch} {want.scratch} none x-create=dir,bind,rw,nosuid,nodev,nofail,silent")
+    return HEAD + "".join(f"{line}\n" for line in lines)
+
+
+def plan(want: EnrootWant, observed: Observed) -> tuple[File, ...]:
+    text = content(want)
+    if observed.file == text:
+        return ()
+    why = f"{FILE} is missing" if observed.file is None else f"{FILE} differs"
+    return (File(setting="enroot", why=why, path=FILE, content=text, before=observed.file),)
+
+
+setting = Setting(
+    summary="What containers of enroot and pyxis see of fairlead and /etc/nccl.conf",
+    want=EnrootWant,
+    observe=observe,
+    plan=plan,
+    reads=(FILE,),
+)

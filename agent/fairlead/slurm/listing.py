@@ -1,0 +1,55 @@
+"""All nodes and their jobs as slurmctld has them, in one sinfo and one squeue, however many nodes there are.
+
+RPCs, seen on 22.05, 24.11 and 26.05: REQUEST_NODE_INFO of sinfo, REQUEST_JOB_INFO of squeue, and REQUEST_PARTITION_INFO and
+REQUEST_FED_INFO of both.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from msgspec import Struct
+
+from fairlead.errors import SlurmError
+from fairlead.slurm.client import JobOn, NodeState
+from fairlead.slurm.scontrol import FIELDS, HOLDING, Scontrol, nodes_of, rows
+from fairlead.topology.nodelist import expand
+
+_EXTRA = ("Version",)
+
+
+class Listed(Struct, frozen=True, kw_only=True):
+    """One node. ``version``: of the slurmd that registered last, "" for none."""
+
+    state: NodeState
+    version: str
+    jobs: tuple[JobOn, ...] = ()
+
+
+def listed(client: Scontrol) -> tuple[Listed, ...]:
+    """Every node of every partition, in slurmctld's order. Raises SlurmUnavailable, SlurmError."""
+    mark = f"@{secrets.token_hex(12)}@"
+    fields = (*FIELDS, *_EXTRA)
+    text = client.ask(["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in fields)])
+    found = rows(text, mark, len(fields))
+    more = {row[0]: row[len(FIELDS) :] for row in found}
+    jobs = jobs_by_node(client.ask(["squeue", "-h", "-a", "-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%D|%N"]))
+    made = []
+    for state in nodes_of(row[: len(FIELDS)] for row in found):
+        (version,) = more[state.name]
+        version = "" if version in ("(null)", "N/A", "Unknown") else version
+        made.append(Listed(state=state, version=version, jobs=tuple(jobs.get(state.name, ()))))
+    return tuple(made)
+
+
+def jobs_by_node(text: str) -> dict[str, list[JobOn]]:
+    """Jobs of squeue's ``%A|%t|%D|%N`` lines by the nodes that they hold. Raises SlurmError for what is no such line."""
+    found: dict[str, list[JobOn]] = {}
+    for line in text.splitlines():
+        words = line.split("|")
+        if len(words) != 4 or not (words[0].isdigit() and words[2].isdigit()):
+            raise SlurmError(f"squeue: its output is not what was asked for: {line[:80]!r}")
+        number, state, count, nodelist = words
+        for node in expand(nodelist) if nodelist else ():
+            found.setdefault(node, []).append(JobOn(id=number, state=state, nodes=int(count)))
+    return found

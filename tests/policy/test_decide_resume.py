@@ -1,0 +1,93 @@
+"""decide(): when a node that was drained may come back, and what holds it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlead.model.finding import Finding, Level, Mode, Service
+from fairlead.model.verdict import State
+from fairlead.policy import CheckPolicy, Order, Rules, acknowledge, decide
+from tests.policy.test_decide import CHECKS, RULES, bad, now, run
+
+
+def test_resume_only_after_the_recovery_window() -> None:
+    state = run([bad()])[0].state
+    orders = [d.order for d in run([], [], [], [], state=state, drained=True)]
+    assert orders == [Order.KEEP, Order.KEEP, Order.RESUME, Order.RESUME]
+    words = [d.state_word for d in run([], [], [], state=state, drained=True)]
+    assert words == [State.DRAIN, State.DRAIN, State.OK]
+
+
+@pytest.mark.parametrize("change", [{"hold": True}, {"disabled": True}, {"applying": True}, {"full_sweep": False}])
+def test_what_holds_a_resume(change: dict[str, object]) -> None:
+    state = run([bad()])[0].state
+    decisions = run([], [], [], [], [], state=state, drained=True, **change)
+    assert {d.order for d in decisions} == {Order.KEEP}
+
+
+def test_a_missing_reading_is_not_a_clean_one() -> None:
+    state = run([bad()])[0].state
+    unknown = [bad(level=Level.UNKNOWN)]
+    blind = [Finding(check="xid", level=Level.UNKNOWN, summary="saw nothing")]
+    for missing in (unknown, blind):
+        decisions = run([], [], missing, [], [], state=state, drained=True)
+        assert {d.order for d in decisions} == {Order.KEEP}
+    assert run([], [], unknown, [], [], [], [], [], state=state, drained=True)[-1].order is Order.RESUME
+
+
+def test_a_broken_node_is_not_resumed_because_its_check_only_observes_now() -> None:
+    state = run([bad()])[0].state
+    site = run(*([[bad()]] * 5), state=state, rules=Rules(mode=Mode.OBSERVE), drained=True)
+    assert {d.order for d in site} == {Order.KEEP}
+    softer = {**CHECKS, "xid": CheckPolicy(mode=Mode.OBSERVE)}
+    for place in range(5):
+        decision = decide([bad()], softer, state, now(place, drained=True), RULES)
+        state = decision.state
+        assert decision.order is Order.KEEP
+
+
+def test_a_check_that_sees_nothing_is_not_clean_because_it_only_observes_now() -> None:
+    """Found by tests/policy/test_safety.py: the device that drained was well before, and is out of sight now."""
+    state = run([bad()])[0].state
+    softer = Rules(mode=Mode.OBSERVE)
+    blind = [Finding(check="xid", level=Level.UNKNOWN, summary="saw nothing", service=Service.KEEP)]
+    decisions = run([], [], blind, [], [], [], state=state, rules=softer, drained=True)
+    assert [d.order for d in decisions] == [Order.KEEP] * 5 + [Order.RESUME]
+
+
+def test_kernel_log_evidence_stands_until_a_reboot_or_a_person() -> None:
+    """A ring buffer that has moved on, or a history that was cut, is no repair."""
+    state = run([bad(evidence_id="b1:7")])[0].state
+    gone = run(*([[]] * 6), state=state, drained=True)
+    assert {(d.order, d.state_word) for d in gone} == {(Order.KEEP, State.DRAIN)}
+    known = run(*([[]] * 3), state=acknowledge(gone[-1].state), drained=True)
+    assert known[-1].order is Order.RESUME
+    rebooted = run(*([[]] * 3), state=gone[-1].state, drained=True, boot_id="b2")
+    assert [d.order for d in rebooted] == [Order.KEEP, Order.KEEP, Order.RESUME]
+
+
+def test_a_lost_history_does_not_resume_what_the_kernel_log_condemned() -> None:
+    lost = {"drained": True, "drain_check": "xid", "drain_since_seconds": 1e9 - 900}
+    decisions = run(*([[]] * 5), **lost)
+    assert {d.order for d in decisions} == {Order.KEEP} and "resume by hand" in decisions[-1].text
+    remap = run([bad("late")], *([[]] * 5), **lost)  # something else that drains comes and goes meanwhile
+    assert remap[0].state.drained_for and {d.order for d in remap} == {Order.KEEP}
+    assert run(*([[]] * 5), **{**lost, "drain_since_seconds": 1e9 - 1100})[-1].order is Order.RESUME
+    assert run(*([[]] * 5), **{**lost, "drain_check": "link"})[-1].order is Order.RESUME
+    other = run(*([[]] * 5), **{**lost, "drain_check": "row_remap"})[-1]
+    assert (other.order, other.text) == (Order.KEEP, "drained by fairlead, check row_remap does not run any more: resume by hand")
+
+
+def test_an_observed_finding_that_did_not_drain_does_not_hold_a_resume() -> None:
+    state = run([bad()])[0].state
+    assert run(*([[bad("ecc")]] * 4), state=state, drained=True)[-1].order is Order.RESUME
+
+
+def test_a_check_that_was_switched_off_leaves_the_resume_to_a_person() -> None:
+    state = run([bad()])[0].state
+    fewer = {name: policy for name, policy in CHECKS.items() if name != "xid"}
+    for place in range(5):
+        decision = decide([], fewer, state, now(place, drained=True), RULES)
+        state = decision.state
+    assert decision.order is Order.KEEP
+    assert decision.text == "drained by fairlead, check xid does not run any more: resume by hand"

@@ -1,0 +1,174 @@
+"""What agents say of themselves, as it comes over ssh: parsed, and fetched by real processes within a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ClusterShell")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.provision.accounts import COMMAND, Account, OverSsh, parse_account
+
+STATUS = {
+    "agent_version": "1.2.0",
+    "driver": "570.86",
+    "slurm_node": "n1",
+    "document": {"generation": 3, "profile": "hgx-h100"},
+    "sweep": {"boot_seconds": 970.0},
+    "findings": [{"check": "setting.numa_balancing"}, {"check": "setting.memlock"}, {"check": "xid"}],
+    "hold": {"who": "ann", "reason": "riser\n2"},
+    "drain": {"reason": "fairlead:xid:abcdef012345 x", "since_unix": 1795298182.5},
+}
+
+
+def answer(verdict: str | None = "ok\t1100\t7\t-", uptime: str = "1000.00 7", status: object = STATUS, end: bool = True) -> bytes:
+    """What ``COMMAND`` prints on a node."""
+    told = [
+        "\n== fairlead /run/fairlead/verdict",
+        "" if verdict is None else f"1\t{verdict}",
+        "\n== fairlead /proc/uptime",
+        uptime,
+        "\n== fairlead /run/fairlead/status.json",
+        status if isinstance(status, str) else json.dumps(status),
+        *(["\n== fairlead end"] if end else []),
+    ]
+    return ("\n".join(told) + "\n").encode()
+
+
+def test_a_whole_account() -> None:
+    found = parse_account(b"Welcome to n1\n" + answer("warn\t1100\t7\tlink: slow"))
+    assert found == Account(
+        reached=True,
+        node="n1",
+        verdict="warn",
+        text="link: slow",
+        age_seconds=30.0,
+        agent="1.2.0",
+        driver="570.86",
+        profile="hgx-h100",
+        generation=3,
+        drift=("memlock", "numa_balancing"),
+        findings=3,
+        hold="ann: riser 2",
+        drained_since=1795298182.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "trouble"),
+    [
+        (answer("ok\t999\t7\t-"), "stale", "its verdict expired 1 s ago: the agent has stopped looking"),
+        (answer("drain\t999\t7\txid"), "drain", ""),  # as the hooks have it: a drain of this boot goes on
+        (answer("unknown\t1100\t7\tnvml"), "unknown", ""),
+        (answer(None), "none", "no verdict: is fairlead-agent.service running?"),
+        (answer("fine\t1100\t7\t-"), "none", "its verdict cannot be read: verdict: unknown state: 'fine' is not a valid State"),
+        (answer("ok\t1100\t7\t-", uptime=""), "none", "its verdict cannot be read: the answer has no /proc/uptime"),
+        (answer(status="{"), "ok", ""),
+        (answer(status=[1]), "ok", ""),
+        (answer(status={"sweep": 7, "findings": [None, {"check": 3}], "document": {"generation": "x"}}), "ok", ""),
+    ],
+)
+def test_what_may_be_relied_on(given: bytes, verdict: str, trouble: str) -> None:
+    found = parse_account(given)
+    assert found.reached and (found.verdict, found.trouble) == (verdict, trouble)
+
+
+@pytest.mark.parametrize("given", [b"", b"Welcome\n", answer(end=False), b"\x00" * 100])
+def test_an_answer_that_is_not_whole_is_none(given: bytes) -> None:
+    found = parse_account(given)
+    assert not found.reached and found.verdict == "none" and found.trouble == "its answer is cut short"
+
+
+@given(st.binary(max_size=400), st.integers(0, 400))
+def test_no_answer_breaks_it_or_makes_it_well(noise: bytes, at: int) -> None:
+    whole = answer("drain\t1100\t7\txid")
+    for broken in (noise, whole[:at] + noise, noise + whole):
+        assert parse_account(broken).verdict in ("none", "drain", "stale")
+
+
+class Nodes:
+    """Nodes as folders, and a program that is called as ssh would be: it carries out the command on one of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.program = folder / "ssh"
+        self.program.write_text(f"""#!/bin/sh
+for word; do host=$command; command=$word; done
+echo $$ >> {folder}/pids
+case $host in
+    hangs) exec sleep 300 ;;
+    refuses) echo "root@refuses: Permission denied (publickey)." >&2; exit 255 ;;
+    silent) exit 3 ;;
+    greets) echo "last login: never"; host=n1 ;;
+    wrong) host=n1 ;;
+esac
+exec /bin/sh -c "$(printf %s "$command" | sed 's,cat .f,cat {folder}/'$host'$f,')"
+""")
+        self.program.chmod(0o755)
+
+    def add(self, name: str, *, verdict: str = "ok", status: dict[str, object] | None = None) -> None:
+        """A node whose agent has just looked."""
+        run = self.folder / name / "run/fairlead"
+        run.mkdir(parents=True)
+        (self.folder / name / "proc").symlink_to("/proc")
+        up = time.clock_gettime(time.CLOCK_BOOTTIME)
+        (run / "verdict").write_text(f"1\t{verdict}\t{int(up) + 3600}\t7\t-\n")
+        (run / "status.json").write_text(
+            json.dumps({**STATUS, "slurm_node": name, "sweep": {"boot_seconds": up}, **(status or {})})
+        )
+
+
+def test_the_command_reads_this_very_machine(tmp_path: Path) -> None:
+    """Where no agent runs: it is a shell's command as it stands."""
+    source = OverSsh(program=f"{tmp_path}/here", seconds=20)
+    (tmp_path / "here").write_text('#!/bin/sh\nfor word; do command=$word; done\nexec /bin/sh -c "$command"\n')
+    (tmp_path / "here").chmod(0o755)
+    found = source.fetch({"here": "here"})["here"]
+    assert found.reached and COMMAND.startswith("exec /bin/sh -c ")
+    assert found.verdict == "none" or os.path.exists("/run/fairlead/verdict")
+
+
+def test_each_node_gets_the_account_that_is_its_own(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    for number in range(1, 5):
+        nodes.add(f"n{number}", verdict="warn" if number == 2 else "ok")
+    addresses = {f"n{i}": f"n{i}" for i in range(1, 5)} | {"r": "refuses", "s": "silent", "w": "wrong", "g": "greets"}
+    found = OverSsh(program=str(nodes.program), seconds=30).fetch(addresses)
+    assert {n: a.verdict for n, a in found.items() if a.reached} == {"n1": "ok", "n2": "warn", "n3": "ok", "n4": "ok"}
+    assert {n: a.trouble for n, a in found.items() if not a.reached} == {
+        "r": "root@refuses: Permission denied (publickey).",
+        "s": "ssh ended with 3",
+        "w": "ssh wrong leads to n1",
+        "g": "ssh greets leads to n1",
+    }
+    assert not any(a.verdict == "ok" for a in found.values() if not a.reached)
+
+
+def test_one_that_hangs_costs_the_deadline_and_nothing_is_left_of_it(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    nodes.add("n1")
+    source = OverSsh(program=str(nodes.program), seconds=1)
+    for _ in range(2):  # a watch asks again
+        found = source.fetch({"n1": "n1", "h": "hangs"})
+        assert found["n1"].verdict == "ok"
+        assert (found["h"].reached, found["h"].trouble) == (False, "no answer in 1 s")
+    deadline = time.monotonic() + 20
+    while left := [pid for pid in (tmp_path / "pids").read_text().split() if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_no_node_is_no_question(tmp_path: Path) -> None:
+    assert OverSsh(program="/nonexistent").fetch({}) == {}
+
+
+def test_an_ssh_that_is_not_there_reaches_nobody(tmp_path: Path) -> None:
+    found = OverSsh(program="/nonexistent/ssh", seconds=5).fetch({"n1": "n1"})
+    assert not found["n1"].reached and found["n1"].verdict == "none"
