@@ -150,9 +150,9 @@ def test_a_log_that_goes_away_ages(living: Make) -> None:
     agent.render()
     before = agent.metric(age)
     sequence = agent.sequence()
-    agent.until(lambda: agent.sequence() > sequence + 2, "verdicts")
+    agent.until(lambda: agent.sequence() > sequence + 5, "verdicts")
     agent.render()
-    assert agent.metric(age) == pytest.approx(before, abs=0.01) and before < time.time()
+    assert agent.metric(age) == pytest.approx(before, abs=0.5) and before < time.time()
     refused = agent.prolog(on_stale="refuse")
     assert refused.rc == 1 and agent.prolog().rc == 0
     os.mkfifo(agent.fifo)

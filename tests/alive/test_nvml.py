@@ -39,9 +39,9 @@ def ages(agent: Living) -> None:
     agent.render()
     before = agent.metric(AGE), agent.metric("fairlead_sweep_timestamp_seconds")
     sequence = agent.sequence()
-    agent.until(lambda: agent.sequence() > sequence + 2, "more verdicts")
+    agent.until(lambda: agent.sequence() > sequence + 5, "more verdicts")
     agent.render()
-    assert agent.metric(AGE) - before[0] < 0.01 < agent.metric("fairlead_sweep_timestamp_seconds") - before[1]
+    assert agent.metric(AGE) - before[0] < 0.5 < agent.metric("fairlead_sweep_timestamp_seconds") - before[1]
     assert agent.verdict().expires > time.clock_gettime(time.CLOCK_BOOTTIME), "an agent that answers is not stale"
 
 
@@ -93,7 +93,7 @@ def test_every_call_on_one_gpu_fails(agent: Living, code: int) -> None:
     agent.faults.error(4, "*", code)
     agent.says("0000:9d:00.0", "drain pending")
     agent.render()
-    assert agent.metric(AGE) == pytest.approx(agent.metric("fairlead_sweep_timestamp_seconds"), abs=0.01)
+    assert agent.metric(AGE) == pytest.approx(agent.metric("fairlead_sweep_timestamp_seconds"), abs=20)
     assert agent.prolog().rc == 0
 
 
