@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -30,7 +30,7 @@ class Living(Agent):
         # judged every 14 s, and well again three looks later: what they say of a fault is for their own tests
         slow = {name: {"enabled": False} for name, check in checks.load().items() if check.slow}
         options["checks"] = slow | options.get("checks", {})
-        agent = {"interval_seconds": 0.3, "nvml_deadline_seconds": 0.4, **options.pop("agent", {})}
+        agent = {"interval_seconds": 0.3, "nvml_deadline_seconds": 20.0, **options.pop("agent", {})}
         super().__init__(folder, MACHINES / machine, agent=agent, **options)
         self.stage = stage
         self.faults = Faults(folder / "control")
@@ -45,6 +45,13 @@ class Living(Agent):
     def command(self) -> list[str]:
         """What starts it."""
         return [*super().command(), "--ask-nvml"]
+
+    def start(self, *, wait: bool = True) -> Self:
+        """As an agent's; ``wait``: also until it knows, which on a loaded machine the first sweep may not."""
+        super().start(wait=wait)
+        if wait:
+            self.until(lambda: self.verdict().state is not State.UNKNOWN, "a verdict that knows")
+        return self
 
     def again(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End it, and wait for a verdict of the next one."""

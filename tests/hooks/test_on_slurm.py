@@ -196,6 +196,12 @@ def test_real_cpus_without_a_ready_plan(real: Cluster, way: str) -> None:
         lay_out(real, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
 
 
+def test_real_gpu_bindings_of_the_user_stay(real: Cluster) -> None:
+    for option in ("--gpu-bind=closest", "--gpu-bind=map_gpu:0,1", "--gpu-bind=single:1", "--gpus-per-task=1"):
+        gres = () if option == "--gpus-per-task=1" else ("--gres=gpu:2",)
+        assert cpus(tasks(real, "r1", "-n2", "-c1", *gres, option)) == ["0", "1"], option
+
+
 def test_real_status_agrees(real: Cluster) -> None:
     """What the kernel says of the task itself, and of a child of it."""
     script = 'echo "$SLURM_LOCALID $(grep Cpus_allowed_list /proc/$$/status | cut -f2) $(sh -c "nproc")"'

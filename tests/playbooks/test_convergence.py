@@ -63,6 +63,8 @@ generation = 3
 nodes = "gpu[1-{len(self.rack.nodes)}]"
 profile = "hgx-h100"
 fabric = "infiniband"
+[classes.h100.settings.nccl]
+socket_interface = "{self.rack.nodes[0].address}/8"
 [classes.h100.settings.memlock]
 limit = "{limit}"
 {more}

@@ -134,9 +134,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Looks:
-    """So many sweeps go by before the next step."""
+    """So many sweeps, or thorough looks, go by before the next step."""
 
     count: int = 2
+    thorough: bool = False
 
     signal = "sweeps"
 

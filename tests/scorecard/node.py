@@ -18,6 +18,8 @@ from tests.lab.roots import LabError
 from tests.scorecard import entry
 from tests.scorecard.running import Running
 
+REMEMBER_SWEEPS = 18  # daemon.loop notes it every 16 sweeps
+
 
 class ScoreNode(Running):
     """See ``Running``; everything that a step changes is put back by ``heal``."""
@@ -63,7 +65,7 @@ class ScoreNode(Running):
                 self.reload()
                 self.looks(2)
             case entry.Looks():
-                self.looks(step.count)
+                self.looks(step.count, thorough=step.thorough)
             case entry.Run():
                 self._undo.append(step.undo)
                 self.command(step.command)
@@ -157,8 +159,13 @@ class ScoreNode(Running):
             self._anew()
             self.until(lambda: self.verdict().state.value == "ok", "first verdict that is ok")
             self.until((self.run_dir / "status.json").exists, "first status")
-            self.until(self._remembers, "memory of what could be read")
+            self._remember()
         self._old_status = (self.run_dir / "status.json").stat().st_mtime_ns
+
+    def _remember(self) -> None:
+        """Wait until it is noted what can be read; at most for so long as it takes to be noted again."""
+        begin = self._sequence_now()
+        self.until(lambda: self._remembers() or self._sequence_now() > begin + REMEMBER_SWEEPS, "further verdicts")
 
     def _remembers(self) -> bool:
         """Whether the agent has noted what can be read of every GPU: what goes dark after that was readable."""

@@ -19,22 +19,23 @@ from pathlib import Path
 from tests.scorecard.entry import Call, Document, Fault, File, Nvml, Run
 from tests.scorecard.node import ScoreNode
 
-RUN_SECONDS = 60.0
-_GCM = (
+RUN_SECONDS = 20.0
+#: gcm's checks that are clean on this node, and the beginnings of the signals that each of them reads.
+_GCM = {
     "check-nvidia-smi lab nagios --log-folder /tmp/gcm -c gpu_num -c clock_freq -c gpu_temperature -c running_procs"
     " -c gpu_mem_usage -c ecc_uncorrected_volatile_total -c ecc_corrected_volatile_total -c row_remap --gpu_num 8"
     " --gpu_temperature_threshold 85 --gpu_mem_usage_threshold 900 --ecc_uncorrected_volatile_threshold 0"
-    " --ecc_corrected_volatile_threshold 50000000 --gpu_app_freq 1980 --gpu_app_mem_freq 2619",
-    "check-processor cpufreq-governor lab nagios --log-folder /tmp/gcm --governor performance",
-    "check-storage disk-usage lab nagios --log-folder /tmp/gcm -v / -v /scratch",
-)
+    " --ecc_corrected_volatile_threshold 50000000 --gpu_app_freq 1980 --gpu_app_mem_freq 2619": ("nvml", "call", "run library"),
+    "check-processor cpufreq-governor lab nagios --log-folder /tmp/gcm --governor performance": ("file /sys/devices/system/cpu",),
+    "check-storage disk-usage lab nagios --log-folder /tmp/gcm -v /": ("run file system",),
+}
 
 
 @dataclass
 class Peer:
     """One peer. program: found by $VARIABLE or in PATH, None: not installed. commands: run in turn, 0 is healthy.
 
-    note: what is to be known of it here. dirty: commands that are not clean on the healthy node, with what they said.
+    reads: beginnings of the signals that a command reads, where that is known and it is not all; note: what is to be known. dirty: commands that are not clean on the healthy node, with what they said.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Peer:
     note: str = ""
     prepare: Callable[[ScoreNode], str] | None = None
     dirty: dict[str, str] = field(default_factory=dict)
+    reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def settle(self, node: ScoreNode) -> None:
         """Its own set-up in the healthy node, and what of it is clean there."""
@@ -55,10 +57,14 @@ class Peer:
                 self.dirty[command] = said
         self.commands = tuple(c for c in self.commands if c not in self.dirty)
 
-    def look(self, node: ScoreNode) -> tuple[bool, str, float]:
+    def sees(self, signals: frozenset[str]) -> tuple[str, ...]:
+        """The commands that read one of these signals."""
+        return tuple(c for c in self.commands if c not in self.reads or any(s.startswith(self.reads[c]) for s in signals))
+
+    def look(self, node: ScoreNode, signals: frozenset[str]) -> tuple[bool, str, float]:
         """Whether it complains now, with what words, and after how many seconds."""
         spent = 0.0
-        for command in self.commands:
+        for command in self.sees(signals):
             code, said, seconds = run(node, command)
             spent += seconds
             if code:
@@ -182,14 +188,14 @@ def play(peer: Peer, node: ScoreNode, fault: Fault) -> PeerSeen:
     try:
         for step in steps:
             node.take(step)
-        seen.found, seen.said, seen.seconds = peer.look(node)
+        seen.found, seen.said, seen.seconds = peer.look(node, fault.signals() | fault.twin_signals())
         node.restore()
         if any(isinstance(s, Document) for s in fault.twin):
             return seen  # the twin is what another site declares, which a peer was not told
         for step in fault.twin:
             if isinstance(step, Nvml | Call | File | Run):
                 node.take(step)
-        seen.twin_found, seen.twin_said, _ = peer.look(node)
+        seen.twin_found, seen.twin_said, _ = peer.look(node, fault.signals() | fault.twin_signals())
     finally:
         node.restore()
     return seen

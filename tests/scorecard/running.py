@@ -7,6 +7,7 @@ a real slurmctld. Everything is broken from outside, while it runs, and put back
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -39,6 +40,7 @@ INSIDE = "/run/score"  # the node's folder in the box
 CLOCK = Path(__file__).with_name("clock.c")
 CLOCK_SET = "0 2000 15 0\n"  # of sim/clock: synchronised, 2 ms at most, 15 us estimated, never set on
 NVML_SECONDS = 8.0
+THOROUGH_SECONDS = 15.0  # from one thorough look to the next (host.gather)
 UPTIME_SECONDS = 86400  # past every boot grace, whenever this machine booted
 _HIDDEN = ("/tmp", "/run", "/dev", "/sys", "/proc")  # folders of this machine that a box covers
 #: What is no hardware: the driver's library by name, the fabric manager's process, and what systemd would say of its units.
@@ -222,7 +224,7 @@ class Running:
             self._agent = subprocess.Popen(command, cwd="/", env=environment, stdout=out, stderr=out)
         self.starts += 1
         self.until(lambda: self._sequence_now() > before, "a first verdict")
-        self._agent_pid = _child(_child(self._agent.pid))
+        self._agent_pid = _family(self._agent.pid)[2]
         deadline = time.monotonic() + NVML_SECONDS
         while "NVML" in self.verdict().text and time.monotonic() < deadline:  # its worker is on its way, or broken
             time.sleep(0.05)
@@ -244,11 +246,15 @@ class Running:
         if self._agent is None:
             return
         self.uptime += int((self._boottime() - time.clock_gettime(time.CLOCK_BOOTTIME)) - self.uptime) + 1
-        self._signal(signal.SIGTERM)
+        pids = _family(self._agent.pid)
+        if pids[2:]:
+            os.kill(pids[2], signal.SIGTERM)
         try:
-            self._agent.wait(timeout=60)
+            self._agent.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            os.kill(self._agent_pid, signal.SIGKILL)
+            for pid in reversed(pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._agent.wait(timeout=60)
         self._agent = None
 
@@ -296,10 +302,11 @@ class Running:
                 raise LabError(f"node {self.name}: no {what}; its agent's log ends\n{self.told()}")
             time.sleep(0.01)
 
-    def looks(self, count: int) -> None:
-        """Wait until the agent has published so many more verdicts."""
+    def looks(self, count: int, *, thorough: bool = False) -> None:
+        """Wait until the agent has published so many more verdicts, or looked thoroughly so often."""
+        sweeps = max(count, int(count * THOROUGH_SECONDS / (self.interval * self.speed)) + 1) if thorough else count
         before = self._sequence_now()
-        self.until(lambda: self._sequence_now() >= before + count, f"{count} more verdicts")
+        self.until(lambda: self._sequence_now() >= before + sweeps, f"{sweeps} more verdicts", 90 + 2 * sweeps * self.interval)
 
     def command(self, script: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A shell script in the node, as root; raises LabError when it fails."""
@@ -338,12 +345,14 @@ def _own_folders() -> list[str]:
     return sorted(path for path in wanted if path.startswith(_HIDDEN))
 
 
-def _child(pid: int) -> int:
-    """The only child of a process."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if found:
-            return int(found[0])
-        time.sleep(0.005)
-    raise LabError(f"process {pid} has no child")
+def _family(pid: int) -> list[int]:
+    """A process, its child, and so on: nsenter, unshare, the agent, its NVML worker."""
+    found = [pid]
+    while True:
+        try:
+            children = Path(f"/proc/{found[-1]}/task/{found[-1]}/children").read_text().split()
+        except OSError:
+            return found
+        if not children:
+            return found
+        found.append(int(children[0]))

@@ -110,6 +110,7 @@ class Loop:
         self._told: dict[str, str] = {}
         self._lost = 0
         self._slept = asleep()
+        self._shown: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._troubles: tuple[str, ...] = ()
         self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
         self.next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
@@ -375,7 +376,9 @@ class Loop:
         if troubles != self._troubles:
             transitions.troubles(self._troubles, troubles)
             self._troubles, news = troubles, True
-        if news or moment >= self._status_at:
+        shown = {(f.key, f.level.value) for f in self.findings}
+        if news or shown != self._shown or moment >= self._status_at:
+            self._shown = shown
             self._status_at = moment + STATUS_SECONDS
             self.trail.heal()
             self.board.status(account_of(self, decision))

@@ -212,13 +212,12 @@ class Store:
         readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
         kept = db.execute("SELECT value FROM kept WHERE key = 'boards'").fetchone()
         boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
-        kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
-        days = kept[0] if kept else b""
-        Days().merge(days)  # damaged as a whole, or not at all
         kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
         lost = msgspec.json.decode(kept[0], type=tuple[int, float]) if kept else (0, 0.0)
+        kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
+        Days().merge(kept[0] if kept else b"")  # damaged as a whole, or not at all
         db.commit()
-        return Stored(records, samples, readable, boards, days, lost)
+        return Stored(records, samples, readable, boards, kept[0] if kept else b"", lost)
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):

@@ -33,7 +33,7 @@ def port(number: int, state: str = "4: ACTIVE", physical: str = "5: LinkUp", rat
 
 def counted(path: str, before: int, after: int, seconds: int = 600) -> tuple:
     """A counter in a file, before and after so much time."""
-    return (File(path, f"{before}\n"), Anew(), Looks(2), Elapse(seconds), File(path, f"{after}\n"))
+    return (File(path, f"{before}\n"), Anew(), Looks(1, thorough=True), Elapse(seconds), File(path, f"{after}\n"))
 
 
 def scratch(kib: int) -> Run:
