@@ -6,16 +6,17 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+from fairlead import checks
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, PROJECT, Agent
 from tests.hooks.stage import Ran, Stage
+from tests.lab import kernel
 from tests.lab.faults import Faults
 from tests.lab.nvml.library import build, write_conf
 
@@ -26,7 +27,10 @@ class Living(Agent):
     """An agent whose NVML is the simulated library. ``faults`` breaks it, ``prolog()`` asks what a job would be told."""
 
     def __init__(self, folder: Path, library: Path, stage: Stage, machine: str = "hgx-h100", **options: dict[str, Any]) -> None:
-        agent = {"interval_seconds": 0.3, "nvml_deadline_seconds": 0.4, **options.pop("agent", {})}
+        # judged every 14 s, and well again three looks later: what they say of a fault is for their own tests
+        slow = {name: {"enabled": False} for name, check in checks.load().items() if check.slow}
+        options["checks"] = slow | options.get("checks", {})
+        agent = {"interval_seconds": 0.3, "nvml_deadline_seconds": 20.0, **options.pop("agent", {})}
         super().__init__(folder, MACHINES / machine, agent=agent, **options)
         self.stage = stage
         self.faults = Faults(folder / "control")
@@ -37,12 +41,17 @@ class Living(Agent):
             "FAIRLEAD_SIM_CONTROL": os.fspath(self.faults.control),
         }
         self._jobs = itertools.count(100)
-        self.before: tuple[str, ...] = ()  # words before the command, such as nsenter
 
     def command(self) -> list[str]:
         """What starts it."""
-        words = [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
-        return [*self.before, *words, "--ask-nvml"]
+        return [*super().command(), "--ask-nvml"]
+
+    def start(self, *, wait: bool = True) -> Self:
+        """As an agent's; ``wait``: also until it knows, which on a loaded machine the first sweep may not."""
+        super().start(wait=wait)
+        if wait:
+            self.until(lambda: self.verdict().state is not State.UNKNOWN, "a verdict that knows")
+        return self
 
     def again(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End it, and wait for a verdict of the next one."""
@@ -51,12 +60,12 @@ class Living(Agent):
         self.start(wait=False)
         self.until(lambda: self.sequence() > sequence, "verdict of the next agent")
 
-    def prolog(self, *enter: str, on_stale: str = "allow") -> Ran:
+    def prolog(self, *enter: str, on_stale: str = "allow", hook: Path = PROJECT / "slurm/prolog") -> Ran:
         """The prolog with this agent's run directory as /run/fairlead, within its bound."""
         self.stage.hooks_line(on_stale)
         script = 'mount --bind "$1" /run/fairlead && exec "$2"'
         words = ["nsenter", "-m", "-t", str(self.stage.pid), *enter, "unshare", "-m", "sh", "-c", script, "sh"]
-        words += [str(self.run_dir), str(PROJECT / "slurm/prolog")]
+        words += [str(self.run_dir), str(hook)]
         job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": "1000", "PATH": os.environ["PATH"]}
         done = subprocess.run(words, env=job, capture_output=True, text=True, timeout=PROLOG_SECONDS, check=False)
         (self.run_dir / "jobs/4711").unlink(missing_ok=True)
@@ -102,6 +111,12 @@ class Living(Agent):
 def library(request: pytest.FixtureRequest) -> Path:
     """The folder of the simulated libnvidia-ml.so.1, kept in pytest's cache between runs."""
     return build(Path(request.config.cache.mkdir("simulated-nvml"))).parent
+
+
+@pytest.fixture(scope="session")
+def preload(request: pytest.FixtureRequest) -> Path:
+    """The library with a kernel's clocks and log."""
+    return kernel.build(Path(request.config.cache.mkdir("simulated-kernel")))
 
 
 @pytest.fixture(scope="session")

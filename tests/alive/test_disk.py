@@ -102,8 +102,7 @@ def test_metrics_on_a_disk_that_does_not_answer(living: Make, disk: SilentDisk) 
 def test_started_while_the_disk_does_not_answer(living: Make, disk: SilentDisk) -> None:
     disk.freeze()
     agent = on(disk, living, metrics_textfile="").start(wait=False)
-    agent.until(lambda: agent.sequence() > 1, "verdicts")
-    assert agent.verdict().state is State.OK
+    agent.until(lambda: agent.sequence() > 1 and agent.verdict().state is State.OK, "verdict ok")
     agent.kernel(XID)
     agent.says("Xid 79")
     assert agent.prolog().rc == 0

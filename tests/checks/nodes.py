@@ -21,6 +21,7 @@ from fairlead.model.facts import (
     Why,
     unreadable,
 )
+from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts
 from fairlead.model.gpu_load import Fabric, GpuLoad, Software
 
@@ -38,6 +39,20 @@ ECC = Ecc(
     sram_threshold_exceeded=False,
 )
 REMAP = RowRemap(corrected=0, uncorrected=0, pending=False, failed=False, histogram=(640, 0, 0, 0, 0))
+DETAILS = GpuDetails(
+    board_part_number="692-2G520-0200-000",
+    vbios_version="96.00.89.00.01",
+    inforom_image_version="G520.0200.00.05",
+    architecture=9,
+    brand=14,
+    compute_major=9,
+    cores=16896,
+    compute_mode=0,
+    accounting_mode=0,
+    bar1_bytes=137438953472,
+    cpu_affinity="0-55",
+    memory_node=0,
+)
 LOAD = GpuLoad(
     margin_celsius=53,
     slowdown_celsius=89,
@@ -49,7 +64,9 @@ LOAD = GpuLoad(
     fabric=Fabric(state=3, status=0, clique=0, cluster="0" * 32, health=0),
 )
 GEN5 = PcieLink(gen_current=5, gen_max=5, width_current=16, width_max=16, replays=0)
-LINKS = tuple(NvLink(link=n, active=True, remote="switch", crc_errors=0, replay_errors=0, recovery_errors=0) for n in range(18))
+LINKS = tuple(
+    NvLink(link=n, active=True, remote="switch", crc_errors=0, replay_errors=0, recovery_errors=0, version=4) for n in range(18)
+)
 NO_ERRORS = AerCounts(correctable=0, nonfatal=0, fatal=0)
 
 
@@ -83,6 +100,7 @@ def gpu(place: int = 0, **changes: Any) -> Gpu:
         aer=NO_ERRORS,
         port_aer=NO_ERRORS,
         load=LOAD,
+        details=DETAILS,
     )
     return replace(healthy, **changes)
 

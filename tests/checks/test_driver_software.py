@@ -67,7 +67,14 @@ def test_no_version_is_not_a_fitting_one() -> None:
     assert finding.level is Level.UNKNOWN
     (finding,) = judged(driver_library, of_driver(library_version=NA, software=Software()))
     assert finding.level is Level.UNKNOWN
-    assert judged(driver_library, of_driver(library_version=NA)) == []  # its file fits; that NVML is mute is another check's
+    (finding,) = judged(driver_library, of_driver(library_version=NA))
+    assert finding.level is Level.UNKNOWN, "NVML answers, but not this"
+    mute = replace(of_driver(library_version=NA, nvml_version=NA, cuda_version=NA), gpus=NA)
+    assert judged(driver_library, mute) == []  # its file fits; that NVML is mute is another check's
+    assert {f.summary for f in judged(driver_library, of_driver(nvml_version=NA, cuda_version=NA))} == {
+        "NVML does not say NVML's version",
+        "NVML does not say CUDA's version",
+    }
 
 
 def test_an_upgrade_in_maintenance_drains_nothing() -> None:

@@ -32,8 +32,7 @@ DOCUMENT = config.profile_document("n1", "hgx-h100")
 CHECKS = [
     name
     for name in checks.load()
-    if (name not in ("gpu_count", "gpu_identity")
-    and name.startswith(("gpu_", "driver_")))
+    if (name not in ("gpu_count", "gpu_identity") and name.startswith(("gpu_", "driver_")))
     or name in ("fabric_manager", "imex", "nvml_responsive", "ecc", "nvlink")
 ]
 

@@ -264,8 +264,21 @@ def test_a_code_counts_as_the_node_s_driver_means_it() -> None:
 def test_without_a_log_it_says_so_and_is_not_healthy_by_silence() -> None:
     (finding,) = check.judge(node(), Past(), Params())
     assert finding.needs_history
-    (lost,) = check.judge(node(), Past(available=True, overrun=7), Params())
-    assert lost.level is Level.WARN and "7 kernel records" in lost.summary
+
+
+def test_lost_records_are_told_until_the_driver_speaks_for_them_or_a_person_does() -> None:
+    here = node(uptime_seconds=9000.0)
+    (lost,) = check.judge(here, Past(available=True, overrun=7, overrun_seconds=8000.0), Params())
+    assert lost.level is Level.WARN and "7 kernel records" in lost.summary and "asks for nothing" in lost.evidence[0]
+    assert lost.evidence_id == f"{here.boot_id}:overrun=7"
+    old = Past(available=True, overrun=7, overrun_seconds=5000.0)
+    assert not [*check.judge(here, old, Params())]  # every GPU's driver has been asked since
+    silent = node(gpu(3, recovery_action=NA), uptime_seconds=9000.0)
+    assert [f.evidence for f in check.judge(silent, old, Params()) if f.fault == "overrun"] == [
+        ("no advice of the driver on 0000:61:00.0",)
+    ]
+    gone = replace(here, gpus=NA)
+    assert [f.evidence for f in check.judge(gone, old, Params()) if f.fault == "overrun"] == [("no GPU answers",)]
 
 
 def test_the_driver_s_advice_is_read_from_nvml_too() -> None:

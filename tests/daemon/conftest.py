@@ -34,6 +34,7 @@ class Agent:
         if not self.fifo.exists():
             os.mkfifo(self.fifo)
         self.environment: dict[str, str] = {}
+        self.before: tuple[str, ...] = ()  # words before the command, such as nsenter
         self.process: subprocess.Popen[bytes] | None = None
         self.write_document(**options)
 
@@ -55,7 +56,8 @@ class Agent:
 
     def command(self) -> list[str]:
         """What starts it."""
-        return [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
+        words = [sys.executable, "-m", "fairlead", "agent", "--document", str(self.document), "--root", str(self.tree)]
+        return [*self.before, *words]
 
     def start(self, *, wait: bool = True) -> Self:
         with open(self.log, "ab") as out:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from fairlead.daemon import log
 from fairlead.daemon.disk import Direct, Disk
 
 
@@ -55,3 +56,20 @@ def test_every_result_is_taken_or_given_to_late() -> None:
         except TimeoutError:
             until(lambda: not disk.silent_seconds)
     assert sorted(taken + late) == list(range(200))
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that is full, as journald's socket is when its disk does not answer."""
+    reader, writer = os.pipe()
+    with open(writer, "w") as full, open(reader, "rb", buffering=0) as end:
+        monkeypatch.setattr("sys.stderr", full)
+        for n in range(3000):
+            log.line(log.NOTICE, "x" * 100, n=n)
+        os.set_blocking(reader, False)
+        said = b""
+        while data := end.read(1 << 20):
+            said += data
+        kept = said.count(b"\n")
+        assert 0 < kept < 3000
+        log.line(log.NOTICE, "again")
+        assert end.read(1 << 20) == f"<4>log_lines_lost count={3000 - kept}\n<5>again\n".encode()

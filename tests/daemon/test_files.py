@@ -275,9 +275,8 @@ def test_history_survives_a_disk_that_was_away(tmp_path: Path) -> None:
     history.add_records([while_away := record(11, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")])
     history.add_samples(100.0, [("gpu", "x", 1.0)])
     history._store._retry_at = 0.0
-    history.event("disk", "back")
-    assert history.trouble == ""
-    assert set(history.past().records) == {*flood, while_away}
+    history.heal()
+    assert (history.trouble, set(history.past().records)) == ("", {*flood, while_away})
     history.add_records(record(n, f"NVRM: Xid (PCI:0000:43:00): 13, pid={n}, Graphics Exception") for n in range(12, 60))
     assert len(history.past().records) == 1 + FIRST_KEPT + LAST_KEPT
     history.close()

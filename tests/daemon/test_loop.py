@@ -186,6 +186,19 @@ def test_reload(agents: Make) -> None:
     assert agent.verdict().state is State.OK
 
 
+def test_reload_of_what_only_a_restart_takes_up(agents: Make, tmp_path: Path) -> None:
+    agent = agents().start()
+    elsewhere = {"run_dir": str(tmp_path / "run2"), "state_dir": str(tmp_path / "state2"), "interval_seconds": 0.3}
+    agent.write_document(agent=elsewhere, slurm={"node_name": "n2"})
+    agent.send(signal.SIGHUP)
+    said = 'only_a_restart_of_the_agent_takes_up keys="agent.state_dir, agent.run_dir, slurm.node_name"'
+    agent.until(lambda: said in agent.log.read_text(), "word of it")
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 1, "verdicts in the old place")
+    assert not (tmp_path / "run2").exists() and not (tmp_path / "state2").exists()
+    assert agent.status()["slurm_node"] == "n1"
+
+
 def test_bad_document_at_the_start(agents: Make) -> None:
     agent = agents()
     agent.document.write_text('{"schema": 99}')

@@ -51,6 +51,11 @@ def tasks(cluster: Cluster, node: str, *options: str, script: str = TASK, **env:
     return {int(m[1]): m[2].split() for m in re.finditer(r"^(\d+) (.*)$", said, re.MULTILINE)}
 
 
+def said(cluster: Cluster, job: int) -> list[str]:
+    """The lines of a job's tasks: words and CPUs, not what srun says where it has to wait for a step."""
+    return [line for line in cluster.output(job).splitlines() if re.fullmatch(r"\w+( [\d,-]+)+", line)]
+
+
 def cpus(found: dict[int, list[str]]) -> list[str]:
     return [found[rank][0] for rank in sorted(found)]
 
@@ -191,6 +196,12 @@ def test_real_cpus_without_a_ready_plan(real: Cluster, way: str) -> None:
         lay_out(real, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
 
 
+def test_real_gpu_bindings_of_the_user_stay(real: Cluster) -> None:
+    for option in ("--gpu-bind=closest", "--gpu-bind=map_gpu:0,1", "--gpu-bind=single:1", "--gpus-per-task=1"):
+        gres = () if option == "--gpus-per-task=1" else ("--gres=gpu:2",)
+        assert cpus(tasks(real, "r1", "-n2", "-c1", *gres, option)) == ["0", "1"], option
+
+
 def test_real_status_agrees(real: Cluster) -> None:
     """What the kernel says of the task itself, and of a child of it."""
     script = 'echo "$SLURM_LOCALID $(grep Cpus_allowed_list /proc/$$/status | cut -f2) $(sh -c "nproc")"'
@@ -230,7 +241,7 @@ done
 """.replace("{}$round", "$STEP")
     job = real.submit(script, "-w", "r1", "-n1", "--exclusive", "--gres=gpu:2", user="root")
     assert real.wait_job(job) == "COMPLETED", real.output(job)
-    found = [line.split() for line in real.output(job).splitlines()]
+    found = [line.split() for line in said(real, job)]
     assert found[:4] == [["first", "0-1"], ["beside", "0"], ["cpus", "0"], ["alone", "0-1"]]
     assert [step for step, _ in found[4:]] == ["1", "1", "2", "2", "3", "3"]
     for first, second in zip(found[4::2], found[5::2], strict=True):
@@ -257,7 +268,7 @@ def test_specialised_cores_stay_the_systems(suite: str) -> None:
         for options in (("-n1",), ("-n1", "--core-spec=1"), ("-n2", "--core-spec=0")):
             job = up.submit(script, "-w", "r1", "--exclusive", "--gres=gpu:2", *options, user="root")
             assert up.wait_job(job) == "COMPLETED", up.output(job)
-            found.append(sorted(up.output(job).splitlines()))
+            found.append(sorted(said(up, job)))
     assert found[0] == found[1] == ["one 0 0", "two 0 0", "two 1 0"]
     assert found[2] == ["one 0 0-1", "two 0 1", "two 1 0"]
 

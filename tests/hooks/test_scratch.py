@@ -91,11 +91,22 @@ def test_a_tree_that_resists(stage: Stage, disk: Path) -> None:
     stage.inside("mount", "-t", "tmpfs", "-o", f"mode=777,uid={NOBODY}", "tmpfs", f"{BASE}/fairlead.4711/tmp/mnt")
     stage.command("/bin/touch", f"{BASE}/fairlead.4711/tmp/mnt/kept")
     assert stage.start("dash", "epilog", END).rc == 0
-    until(lambda: os.listdir(own / "tmp") == ["mnt"])
-    assert os.listdir(own / "tmp/mnt") == ["kept"] and (outside / "kept").exists()
-    stage.inside("umount", f"{BASE}/fairlead.4711/tmp/mnt")
-    assert stage.start("dash", "epilog", END).rc == 0  # asked again, the rest goes
-    until(lambda: not own.exists())
+    assert not own.exists()  # at once, under this name
+    (moved,) = disk.glob("fairlead.4711.*")
+    until(lambda: sorted(os.listdir(moved / "job")) == ["tmp"] and os.listdir(moved / "job/tmp") == ["mnt"])
+    assert os.listdir(moved / "job/tmp/mnt") == ["kept"] and (outside / "kept").exists()
+    stage.inside("umount", f"{BASE}/{moved.name}/job/tmp/mnt")
+
+
+def test_the_same_job_started_again_keeps_its_own(stage: Stage, disk: Path, shell: str) -> None:
+    """A requeued job has the same number, and may start here while the first one's files still go."""
+    run(stage, shell, JOB)
+    stage.command("/bin/sh", "-c", f"cd {BASE}/fairlead.4711/tmp && mkdir a b c && touch a/1 b/2 c/3")
+    assert stage.start(shell, "epilog", END).rc == 0
+    assert "TMPDIR" in exports(run(stage, shell, JOB))
+    (disk / "fairlead.4711/tmp/second").touch()
+    until(lambda: sorted(os.listdir(disk)) == ["fairlead.4711"])
+    assert os.listdir(disk / "fairlead.4711/tmp") == ["second"]
 
 
 def test_the_epilog_does_not_wait_for_it(stage: Stage, disk: Path) -> None:
@@ -113,6 +124,23 @@ def test_the_epilog_does_not_wait_for_it(stage: Stage, disk: Path) -> None:
         assert f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}" in Path(f"/proc/{pid}/status").read_text()
     finally:
         subprocess.run(["kill", str(pid)], check=False)
+
+
+def test_a_disk_that_hangs_does_not_hang_the_epilog(stage: Stage, disk: Path) -> None:
+    """A stand-in for mkdir that sleeps, as a disk does that no longer answers: the epilog ends, the other still waits."""
+    run(stage, "dash", JOB)
+    stub = stage.etc / "mkdir"
+    stub.write_text(f"#!/bin/sh\necho $$ >{BASE}/pid\nexec sleep 120\n")
+    stub.chmod(0o755)
+    stage.inside("mount", "--bind", "/etc/fairlead/mkdir", os.path.realpath("/usr/bin/mkdir"))
+    try:
+        assert stage.start("dash", "epilog", END).rc == 0
+        pid = int((disk / "pid").read_text())
+        assert "sleep" in Path(f"/proc/{pid}/comm").read_text()
+        subprocess.run(["kill", str(pid)], check=True)
+    finally:
+        stage.inside("umount", os.path.realpath("/usr/bin/mkdir"))
+    assert (disk / "fairlead.4711").exists()
 
 
 @pytest.mark.parametrize("line", ["", "1\t/run/local\t", "2\t/run/local\t.\n", "1\trelative\t.\n", "1\t/nowhere\t.\n"])

@@ -30,7 +30,11 @@ def look() -> Node:
 
 
 def judged(machine: Node, past: Past) -> list[Finding]:
-    return [f for name, c in checks.load().items() for f in c.judge(machine, past, DOCUMENT.checks[name])]
+    """What is found of the GPUs (what else a machine has was not read)."""
+    assert isinstance(machine.gpus, tuple)
+    addresses = {g.pci for g in machine.gpus}
+    found = (f for name, c in checks.load().items() for f in c.judge(machine, past, DOCUMENT.checks[name]))
+    return [f for f in found if f.device in addresses]
 
 
 def test_each_fault_is_named_and_nothing_else(faults: Faults) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -61,6 +62,9 @@ generation = 3
 [classes.h100]
 nodes = "gpu[1-{len(self.rack.nodes)}]"
 profile = "hgx-h100"
+fabric = "infiniband"
+[classes.h100.settings.nccl]
+socket_interface = "{self.rack.nodes[0].address}/8"
 [classes.h100.settings.memlock]
 limit = "{limit}"
 {more}
@@ -174,6 +178,25 @@ def test_3_the_fleet_is_seen_over_ssh_as_the_site_has_it(admin: Admin, tmp_path:
     assert found["gpu3"]["why"] == f"ssh {node(admin, 'gpu2').address} leads to gpu2"
     elsewhere.write_text(text.replace('ssh_args = "', 'ssh_args = "-p 1 '))
     assert {(row["word"], "Connection refused" in row["why"]) for row in look(elsewhere).values()} == {("unreachable", True)}
+
+
+def test_3_a_node_whose_network_is_unlike_is_named(admin: Admin) -> None:
+    """The pass over all nodes of a class, by what each says of its ports: here one port of gpu2 has another MTU."""
+    mtu = node(admin, "gpu2").path("/sys/class/net/ibp154s0/mtu")
+    text = mtu.read_text()
+    mtu.write_text("2044\n")
+    try:
+        done = admin.run("provision", "--site", str(admin.site), "--check")
+    finally:
+        mtu.write_text(text)
+    assert "\nclass h100: gpu2: MTU: 2044 on rail 4; the other 2 have 4092\n" in done.stdout, done.stdout
+    host = node(admin, "gpu1")
+    conf = host.run("cat /etc/nccl.conf").stdout
+    socket = re.search(r"^NCCL_SOCKET_IFNAME==(\S+)$", conf, re.MULTILINE)
+    assert socket, conf
+    env = host.run("cat /run/fairlead/env").stdout
+    assert f"GLOO_SOCKET_IFNAME\tnodes\t{socket[1]}\tfull\n" in env and "NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull\n" in env
+    assert host.run("stat -c %U:%a /etc/slurm/fairlead/scratch-clean").stdout == "root:755\n"
 
 
 def test_4_tampering_is_exactly_what_is_found_and_put_right(admin: Admin) -> None:

@@ -19,6 +19,7 @@ from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 
 NODES = tuple(f"n{i}" for i in range(1, 9))
+ONE = "trixie"
 ROOMY = Rules(budget_percent=100, common_cause_nodes=0)
 
 
@@ -35,6 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """pyslurm 25.11 compiles against 26.05 only, so the others are not collected with it."""
     params = {item: item.callspec.params for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")}
     items[:] = [i for i in items if (p := params.get(i, {})).get("make") != "pyslurm" or p["up"] == pyslurm.SUITE]
+    items[:] = [i for i in items if not i.get_closest_marker("one_release") or params.get(i, {}).get("up") == ONE]
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, XID79, Agent
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
+from tests.lab.silent import silent_disk, why_not
 from tests.slurm.conftest import client_of, running
+from tests.slurm.test_lost import registered
 
 pytestmark = pytest.mark.slurm
 
@@ -75,6 +77,60 @@ def test_xid_to_drain_and_a_persons_resume(agents: Make, cluster: Cluster) -> No
     assert not client_of(cluster).node("n1").drained
     agent.kernel(xid79(2))
     assert drained(agent, cluster) != reason
+
+
+@pytest.mark.root
+@pytest.mark.one_release
+def test_a_drain_while_the_disk_does_not_answer(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
+    """The ledger goes to /run; a killed agent knows the drain for its own, with the disk silent and after it has come back."""
+    if why_not():
+        pytest.skip(why_not())
+    with silent_disk(tmp_path / "silent") as disk:
+        agent = agents(agent={"state_dir": f"{disk.mount}/state"})
+        agent.before = disk.enter
+        agent.start()
+        disk.freeze()
+        agent.kernel(xid79())
+        reason = drained(agent, cluster)
+        agent.until(lambda: "the disk does not answer" in str(agent.status()["trouble"]), "word of the disk")
+        first = agent.process
+        agent.send(signal.SIGKILL)
+        agent.start(wait=False)
+        agent.kernel(xid79())
+        agent.until(lambda: (agent.status()["drain"] or {}).get("reason") == reason, "the drain in the next agent's status")
+        disk.thaw()
+        assert first is not None
+        first.wait(60)
+        agent.until(lambda: not any("answer" in told for told in agent.status()["trouble"]), "status without that trouble")
+        agent.end(signal.SIGKILL)
+        sequence = agent.sequence()
+        agent.start(wait=False)
+        agent.until(lambda: agent.sequence() > sequence, "verdict of the third agent")
+        assert drained(agent, cluster) == reason
+
+
+@pytest.mark.parametrize("up", ["trixie"], indirect=True)
+def test_a_drain_that_a_killed_slurmctld_forgot_is_made_again(agents: Make, cluster: Cluster) -> None:
+    agent = agents().start()
+    client = client_of(cluster)
+    for attempt in range(1, 6):
+        cluster.scontrol("update", "nodename=n2", "state=drain", f"reason=saved {attempt}")
+        time.sleep(0.2)  # slurmctld saves that; what comes in the next 5 s it saves only then
+        agent.kernel(xid79(attempt))
+        reason = drained(agent, cluster)
+        cluster.stop_slurmctld(kill=True)
+        cluster.start_slurmctld()
+        registered(client)
+        agent.until(lambda: client.node("n1").drained, "the drain, this one or another", seconds=60)
+        node = client.node("n1")
+        if node.reason != reason:  # it was lost: or else it had been saved after all, which is seldom
+            break
+        cluster.scontrol("update", "nodename=n1", "state=resume")
+        agent.until(lambda: "acknowledged" in agent.verdict().text, "acknowledgement", seconds=60)
+    assert node.reason.startswith("fairlead:xid:") and node.reason != reason
+    agent.until(lambda: (agent.status()["drain"] or {}).get("reason") == node.reason, "the drain in the status")
+    assert agent.verdict().state is State.DRAIN and "acknowledged" not in agent.verdict().text
+    assert '"drain lost"' in (agent.state_dir / "audit.jsonl").read_text()
 
 
 def test_a_persons_resume_is_seen_at_once_on_sigusr1(agents: Make, cluster: Cluster) -> None:

@@ -318,3 +318,11 @@ def registered(client: Scontrol) -> NodeState:
                 return node
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_slurmctld_that_goes_away_meanwhile_is_asked_again(tmp_path: Path) -> None:
+    """scontrol has the answer then, and ends with 1 and no word since its ping had none (seen on 24.11)."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'BOOT_TIME               = 1795298180'\nexit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    with pytest.raises(SlurmUnavailable, match="ended with 1"):
+        Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(tmp_path)).began()

@@ -59,7 +59,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _finding("nothing sets the clock (chronyd, ntpd or timesyncd)", "unsynchronised", worst)
         elif 0 < params.maximum_error_seconds_max < clock.maximum_error_seconds:
             yield _finding(f"the clock may be {clock.maximum_error_seconds:.1f} s wrong", "error", worst)
-        if params.step_seconds_max and not isinstance(node.uptime_seconds, Missing):
+        if isinstance(node.uptime_seconds, Missing):  # every rate needs it
+            yield unread("clock", "the time since boot", node.uptime_seconds)
+        elif params.step_seconds_max:
             yield from _steps(node.uptime_seconds, clock.offset_seconds, past, params)
 
 

@@ -53,8 +53,12 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         )
     elif driver.init_code == MISMATCH:
         yield _finding(Level.DRAIN, f"NVML does not fit the NVIDIA module {module} (18)", evidence_id="18")
-    elif isinstance(loaded, Missing) and not isinstance(file, str):
+    elif isinstance(loaded, Missing) and (not isinstance(file, str) or not isinstance(node.gpus, Missing)):
         yield _finding(Level.UNKNOWN, "the version of the NVIDIA library cannot be read", loaded.detail)
+    if not isinstance(node.gpus, Missing):
+        for name, version in (("NVML", driver.nvml_version), ("CUDA", driver.cuda_version)):
+            if isinstance(version, Missing):
+                yield _finding(Level.UNKNOWN, f"NVML does not say {name}'s version", version.detail)
 
 
 check = Check(

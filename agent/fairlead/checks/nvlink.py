@@ -2,7 +2,8 @@
 
 State: nvmlDeviceGetNvLinkState of each link; the number that must be active is declared (hardware profile), else what NVML
 lists. Links train after a boot, and whole fleets were drained for that (NVSentinel pull request 1715): hence the boot grace
-and three sweeps. Under MIG links may be trained off (NVIDIA Fabric Manager user guide, MIG): their state is not judged then.
+and three sweeps. Under MIG no GPU talks to another (NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not
+supported), and the fabric manager may leave the links off: their state is not judged then.
 
 Errors are judged per link as growth over a window: NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to
 NVLink 4, NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214, 215, 219) on NVLink 5. CRC errors matter at 100 and more a second (DCGM

@@ -59,6 +59,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
         if not gpu.lost:  # gpu_count says so
             yield from _gpu(gpu, devices, past, params)
+    for device in node.pci:
+        if not (device.vendor and device.class_code):  # 0: not readable; it might be any of these, or a bridge above one
+            yield _finding("device", device.address, Level.UNKNOWN, "cannot be judged: its vendor or class cannot be read")
     adapters = sorted({n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function})
     for address in adapters:
         yield from _nic(address, devices, params)
@@ -97,7 +100,9 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
     gen = _least(*(link.gen_current for link in links))
     able = _least(*(link.gen_max for link in links), parent.gen_max if parent else None)
     want = params.gpu_gen if params.gpu_gen is not None else able
-    if gen is not None and want is not None and gen < want:
+    if gen is None or want is None:
+        yield _finding("GPU", gpu.pci, Level.UNKNOWN, "has a speed that cannot be read")
+    elif gen < want:
         yield _finding("GPU", gpu.pci, Level.DRAIN, f"is generation {gen} under load, {want} expected", f"utilisation {busy} %")
 
 
@@ -113,10 +118,16 @@ def _nic(address: str, devices: Mapping[str, PciDevice], params: Params) -> Iter
         return
     able = _least(link.width_max, parent.width_max if parent else None)
     want = params.nic_width if params.nic_width is not None else able
-    if want is not None and width < want:
+    if want is None:
+        yield _finding("adapter", address, Level.UNKNOWN, f"is x{width}, of how many cannot be read")
+    elif width < want:
         declared = "declared" if params.nic_width is not None else "possible"
         yield _finding("adapter", address, Level.DRAIN, f"is x{width}, x{want} {declared}", f"device and slot can do x{able}")
-    if params.nic_gen is not None and isinstance(link.gen_current, int) and link.gen_current < params.nic_gen:
+    if params.nic_gen is None:
+        return
+    if isinstance(link.gen_current, Missing):
+        yield _finding("adapter", address, Level.UNKNOWN, "has a speed that cannot be read")
+    elif link.gen_current < params.nic_gen:
         yield _finding("adapter", address, Level.DRAIN, f"is generation {link.gen_current}, {params.nic_gen} declared")
 
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.device import was_readable
 from fairlead.model.facts import Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import OVERRUN, Action, Finding, Level, Mode, Service
 from fairlead.xid import Kind, XidLine, read
 from fairlead.xid.catalogue import ENTRIES, recovery
 from fairlead.xid.meaning import Meaning, meaning
@@ -122,14 +122,31 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield finding
     yield from suspects.values()
     yield from _by_nvml(node, past, drained)
-    if past.overrun:
-        yield Finding(
-            check="xid",
-            level=Level.WARN,
-            summary=f"{past.overrun} kernel records were lost to a ring buffer overrun: an Xid may have been missed",
-            service=Service.KEEP,
-            evidence_id=f"overrun={past.overrun}",
-        )
+    if past.overrun and (told := _lost_records(node, past, params)):
+        yield told
+
+
+def _lost_records(node: Node, past: Past, params: Params) -> Finding | None:
+    """Records that were overwritten before they were read. What was in them is gone: the ring has been read from its oldest
+    record on. The driver's own advice on every GPU (which a fatal Xid changes) stands in for them, and then they are
+    reported like other faults that drain nothing, for `remember_seconds`; without it until a person says so."""
+    gpus = () if isinstance(node.gpus, Missing) else node.gpus
+    silent = [g.pci for g in gpus if isinstance(g.recovery_action, Missing)]
+    advised = bool(gpus) and not silent
+    age = 0.0 if isinstance(node.uptime_seconds, Missing) else node.uptime_seconds - past.overrun_seconds
+    if advised and age > params.remember_seconds:
+        return None
+    boot = node.boot_id if isinstance(node.boot_id, str) else ""
+    instead = "the driver asks for nothing on any GPU" if advised and not any(g.recovery_action for g in gpus) else ""
+    return Finding(
+        check="xid",
+        level=Level.WARN,
+        summary=f"{past.overrun} kernel records were lost to a ring buffer overrun: an Xid may have been missed",
+        evidence=(instead or (f"no advice of the driver on {', '.join(silent)}" if silent else "no GPU answers"),),
+        service=Service.KEEP,
+        evidence_id=f"{boot}:overrun={past.overrun}",
+        fault=OVERRUN,
+    )
 
 
 def _this_boot(record: KernelRecord, node: Node) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import Any
 
 from fairlead import config
@@ -62,20 +61,17 @@ def look(args: argparse.Namespace, document: config.Document) -> tuple[Node, Pas
     node = gather(root, raw, reads=reads(document), unsupported=document.unsupported, wanted=wanted(document), stuck=stuck)
     kmsg = document.agent.kmsg_path if root.is_live else os.path.join(args.root, "dev/kmsg")
     boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
-    return node, _past(kmsg, boot_id, live=root.is_live)
+    return node, past_of(kmsg, boot_id)
 
 
-def _past(path: str, boot_id: str, *, live: bool) -> Past:
-    """The records that are there now. A tree need not have a kernel log; a machine has one, and what cannot be read says so."""
+def past_of(path: str, boot_id: str) -> Past:
+    """The records that are there now; a log that is not there is said, of a tree as of a machine."""
     import stat
 
     try:
         mode = os.stat(path).st_mode
     except OSError as e:
-        if live:
-            return Past(available=False, log=unreadable(f"{path}: {e.strerror}"))
-        print(f"fairlead: {path}: {e.strerror}; kernel records are not judged", file=sys.stderr)
-        return Past(available=False)
+        return Past(available=False, log=unreadable(f"{path}: {e.strerror}"))
     if stat.S_ISFIFO(mode):
         return Past(available=False)  # the agent's: what we read would be lost to it
     follower = Follower(path, boot_id)

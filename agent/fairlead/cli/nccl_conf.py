@@ -54,7 +54,8 @@ def _old(name: str) -> None:
 
     fabric = config.load_fabric(name)
     limit = (date.today() - timedelta(days=REVIEW_DAYS)).isoformat()
-    old = [getattr(x, "key", "") or getattr(x, "name", "") for x in (*fabric.values, *fabric.variables) if x.reviewed < limit]
+    dated = [(v.key, v.reviewed) for v in fabric.values] + [(v.name, v.reviewed) for v in fabric.variables]
+    old = [what for what, reviewed in dated if reviewed < limit]
     if old:
         print(f"fairlead: note: fabric {name}: last looked at over a year ago: {', '.join(old)}", file=sys.stderr)
 

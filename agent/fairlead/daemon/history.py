@@ -36,7 +36,10 @@ class History:
 
     def __init__(self, state_dir: str, boot_id: str, disk: Storage | None = None) -> None:
         self.boot_id = boot_id
-        self.overrun = 0
+        self.overrun = 0  # records of this boot lost, by earlier runs of the agent too
+        self._overrun_seconds = 0.0
+        self._earlier: tuple[int, float] | None = None  # of it, by earlier runs, once that is known
+        self._lost = 0
         self.log: Missing | None = None
         self._store = Store(state_dir, boot_id, disk or Direct())
         self._undecoded = ""
@@ -65,6 +68,7 @@ class History:
                 boards=dict(self._boards),
                 daily=self._days.past(time.time()),
                 overrun=self.overrun,
+                overrun_seconds=self._overrun_seconds,
                 log=self.log,
             )
         return self._past
@@ -85,9 +89,7 @@ class History:
                 (INSERT, [self._row(self._records[key]) for key in new if key in self._records]),
                 (DELETE, [(self.boot_id, *key) for key in dropped]),
             ]
-            if cursor is not None:
-                told.append((PUT, [(f"cursor {self.boot_id}", str(cursor).encode())]))
-            self._write(*told)
+            self._write(*told, (PUT, self._cursor_row(cursor)))
         return len(new)
 
     def _remember(self, key: Key, record: KernelRecord) -> list[Key]:
@@ -157,11 +159,22 @@ class History:
             self._past = None
             self._put("boards", msgspec.json.encode(boards))
 
-    def set_log(self, log: Missing | None, lost: int) -> None:
-        """How it is with the kernel log: why it cannot be read, and how many records were lost."""
-        if (log, lost) != (self.log, self.overrun):
-            self.log, self.overrun = log, lost
-            self._past = None
+    def set_log(self, log: Missing | None, lost: int, seconds: float = 0.0, cursor: int | None = None) -> None:
+        """How it is with the kernel log: why it cannot be read, and how many records this run of the agent has lost.
+        ``seconds``: now, by the node's own uptime. ``cursor``: how far the log is read; saved with
+        the loss, which so counts once."""
+        if log != self.log:
+            self.log, self._past = log, None
+        if lost != self._lost:
+            self.overrun += lost - self._lost
+            self._lost, self._overrun_seconds, self._past = lost, seconds, None
+            self._write((PUT, [self._lost_row(), *self._cursor_row(cursor)]))
+
+    def _cursor_row(self, cursor: int | None) -> list[tuple[object, ...]]:
+        return [] if cursor is None else [(f"cursor {self.boot_id}", str(cursor).encode())]
+
+    def _lost_row(self) -> tuple[str, bytes]:
+        return f"lost {self.boot_id}", msgspec.json.encode((self.overrun, self._overrun_seconds))
 
     # -- on disk ---------------------------------------------------------------------------------
 
@@ -256,6 +269,12 @@ class History:
             (INSERT, [self._row(r) for key, r in self._records.items() if key not in stored.records]),
             (DELETE, [(self.boot_id, *key) for key in stored.records if key not in self._records]),
         ]
+        if self._earlier is None:
+            self._earlier = stored.lost
+            self.overrun += stored.lost[0]
+            self._overrun_seconds = max(self._overrun_seconds, stored.lost[1])
+        if self.overrun != stored.lost[0]:
+            statements.append((PUT, [self._lost_row()]))
         if not self._readable <= stored.readable:
             statements.append((PUT, [("readable", msgspec.json.encode(sorted(self._readable | stored.readable)))]))
         self._readable |= stored.readable

@@ -1,24 +1,44 @@
-"""One logfmt line per transition on stderr, with the ``<N>`` priority that journald understands (sd-daemon(3))."""
+"""One logfmt line per transition on stderr, with the ``<N>`` priority that journald understands (sd-daemon(3)).
+
+A reader that has stopped reading (journald on a disk that does not answer) holds nobody up: lines are then lost and counted.
+"""
 
 from __future__ import annotations
 
+import select
 import sys
 
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
+_lost = 0
 
 
 def line(priority: int, event: str, **fields: object) -> None:
     """``<4>event key=value key="two words"``; fields that are None or empty are left out."""
+    global _lost  # noqa: PLW0603
     words = [event.replace(" ", "_")]
     for key, value in fields.items():
         text = "" if value is None else str(value)
         if text:
             words.append(f"{key}={_quoted(text)}")
+    if not _takes():
+        _lost += 1
+        return
+    before, _lost = _lost, 0
     try:
+        if before:
+            sys.stderr.write(f"<{WARNING}>log_lines_lost count={before}\n")
         sys.stderr.write(f"<{priority}>{' '.join(words)}\n")
         sys.stderr.flush()
     except OSError:
         pass  # nobody reads our log any more: that must not end the agent
+
+
+def _takes() -> bool:
+    """Whether a write would not wait."""
+    try:
+        return bool(select.select((), (sys.stderr,), (), 0)[1])
+    except (OSError, ValueError):  # no file, or none that can be asked
+        return True
 
 
 def _quoted(text: str) -> str:

@@ -29,17 +29,18 @@ from fairlead.daemon.disk import Disk
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
+from fairlead.daemon.joblook import look_at_jobs
 from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.moment import now_of
+from fairlead.daemon.moment import now_of, uptime_of
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
 from fairlead.daemon.requests import Requests
-from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, policies_of
+from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
-from fairlead.host.clock import boottime
+from fairlead.host.clock import asleep, boottime
 from fairlead.host.process import jobs_running
 from fairlead.host.root import Root
 from fairlead.model.check import Past
@@ -47,10 +48,11 @@ from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Order, decide
-from fairlead.policy.request import since_repair
+from fairlead.policy.request import known_of
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
+ASLEEP_SECONDS = 1.0
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 
 
@@ -104,12 +106,14 @@ class Loop:
         self.blame = job_records.Blame()
         self.sweeps = self.woken = 0
         self.presence = Presence()
-        self._gone: frozenset[int] = frozenset()
+        self.gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
+        self._lost = 0
+        self._slept = asleep()
         self._shown: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._troubles: tuple[str, ...] = ()
         self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
-        self._next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
+        self.next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
         self.senses.follow(document, self.history.cursor())
@@ -139,7 +143,7 @@ class Loop:
             signal.signal(number, lambda got, frame: self._signals.add(got))
         if self.courier is not None and not once:
             transitions.catch_up(self.trail, self.standing)
-            self._look_at_jobs()  # a refusal that an earlier agent left: known before the first look at slurmctld
+            look_at_jobs(self)  # a refusal that an earlier agent left: known before the first look at slurmctld
             self.courier.start()
         try:
             self._kernel()
@@ -162,7 +166,7 @@ class Loop:
         return _EXIT[self.board.verdict.state] if once and self.board.verdict else 0
 
     def _wait(self, reader: int) -> None:
-        due = [self._next_sweep, self._next_tick, self.senses.next_poll()]
+        due = [self.next_sweep, self._next_tick, self.senses.next_poll()]
         if self.notify.watchdog_seconds:
             due.append(self._next_watchdog)
         timeout = max(0.0, min(due) - time.monotonic())
@@ -195,7 +199,7 @@ class Loop:
         if signal.SIGHUP in heard:
             self._reload()
         if signal.SIGUSR1 in heard:
-            self._next_sweep = 0.0
+            self.next_sweep = 0.0
             self.senses.look_closely()
             if self.courier is not None:
                 self.courier.look()  # `fairlead drain` and `fairlead resume` send it
@@ -207,6 +211,10 @@ class Loop:
             log.line(log.ERROR, "document refused, the old one stays", error=e, generation=self.document.generation)
             self.history.event("document refused", str(e))
             return
+        document, later = keeping(self.document, document)
+        if later:
+            log.line(log.WARNING, "only a restart of the agent takes up", keys=", ".join(later))
+            self.history.event("document in part", f"only a restart of the agent takes up {', '.join(later)}")
         self._take_up(document)
         self.senses.change(document)
         self.senses.follow(document, None)
@@ -216,17 +224,20 @@ class Loop:
             self.courier.change(self._protocol(document), splay_seconds=options.splay_seconds, look_seconds=options.look_seconds)
         log.line(log.NOTICE, "document taken up", generation=document.generation, hash=document.hash)
         self.history.event("document taken up", f"generation {document.generation}")
-        self._next_sweep = 0.0
+        self.next_sweep = 0.0
 
     def _tick(self) -> None:
         now = time.monotonic()
+        if (slept := asleep()) > self._slept + ASLEEP_SECONDS:
+            log.line(log.NOTICE, "the machine has slept", seconds=f"{slept - self._slept:.0f}")
+            self._slept, self.next_sweep = slept, 0.0  # the verdict has aged with it
         if self.notify.watchdog_seconds and now >= self._next_watchdog:
             self._next_watchdog = now + self.notify.watchdog_seconds / 2
             self.notify.send("WATCHDOG=1")
         if now >= self._next_tick:
             self._next_tick = now + min(TICK_SECONDS, self.document.agent.interval_seconds)
-            self._look_at_jobs()
-        if now >= self._next_sweep:
+            look_at_jobs(self)
+        if now >= self.next_sweep:
             self._start_sweep()
 
     # -- sources ---------------------------------------------------------------------------------
@@ -239,7 +250,7 @@ class Loop:
                 self._decide((), frozenset())
         now = time.monotonic()
         self._asked_at = now
-        self._next_sweep = now + self.document.agent.interval_seconds * random.uniform(0.95, 1.05)
+        self.next_sweep = now + self.document.agent.interval_seconds * random.uniform(0.95, 1.05)
         self.senses.start_sweep()
 
     def _swept(self) -> bool:
@@ -250,7 +261,7 @@ class Loop:
         self.node = node
         self.sweeps += 1
         self.history.heal()
-        seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else boottime()
+        seconds = uptime_of(node, self.root)
         remember.before(self.history, node)
         ran = fresh(self.document, node)
         findings = judge(self.document, node, self._past(), ran)
@@ -277,12 +288,16 @@ class Loop:
         if follower is None:
             return
         records = self.senses.kernel()
-        self.history.set_log(follower.state, follower.overruns)
+        lost = self.senses.lost
+        self.history.set_log(follower.state, lost, uptime_of(self.node, self.root), follower.cursor)
+        if lost > self._lost:
+            log.line(log.WARNING, "kernel records lost", count=lost - self._lost, now="read on from the oldest that is left")
+            self._lost, self.next_sweep = lost, 0.0  # what the driver itself says of its GPUs, at once
         known = [r for r in records if r.text.startswith(self.prefixes)] if records and self.prefixes else []
         known = [r for r in known if any(heeded_by(r.text, self.wakes))]
         if not known:
             return
-        self._look_at_jobs()  # whom to blame, and whether a drain has to wait: as it is now
+        look_at_jobs(self)  # whom to blame, and whether a drain has to wait: as it is now
         known = self.blame.attribute(known, self.document.agent.run_dir, self.node)
         if not self.history.add_records(known, follower.cursor):
             return
@@ -292,28 +307,7 @@ class Loop:
             self._decide(judge(self.document, self.node, self._past(), woken), woken)
 
     def _past(self) -> Past:
-        return since_repair(self.history.past(), self.state.repairs, self.senses.boot_id)
-
-    def _look_at_jobs(self) -> None:
-        folder = f"{self.document.agent.run_dir}/jobs"
-        found = job_records.scan(folder)
-        if self.root.is_live and (gone := self.presence.gone(found.running)):
-            if gone - self._gone:
-                log.line(log.NOTICE, "jobs have no process here any more", jobs=",".join(map(str, sorted(gone))))
-            self._gone = gone
-            found = replace(found, running=found.running - gone)  # nothing waits for them, and nothing is their fault
-        self.blame.heed(found)
-        if found.refused - self.jobs.refused and self.courier is not None:
-            log.line(log.NOTICE, "prolog refused", jobs=",".join(map(str, sorted(found.refused - self.jobs.refused))))
-            self.courier.refused()
-        if found.ended:
-            self._next_sweep = min(self._next_sweep, time.monotonic())  # as it is after a job, not during it
-            self.senses.look_closely()
-        told = found.refused & self.jobs.refused
-        job_records.forget(folder, found.ended | (told if self.courier is None or not self.courier.refusal_pending else set()))
-        if found.running != self.jobs.running:
-            self.board.hurry()
-        self.jobs = found
+        return known_of(self.history.past(), self.state, self.senses.boot_id)
 
     def _slurm_news(self) -> None:
         if self.courier is None:

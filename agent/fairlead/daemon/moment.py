@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING
 
 from fairlead.daemon.rules import DISABLED, applying
 from fairlead.host.clock import boottime
-from fairlead.model.facts import Missing
+from fairlead.host.kernel import uptime_seconds
+from fairlead.host.root import Root
+from fairlead.model.facts import Missing, Node
 from fairlead.policy import Now
 
 if TYPE_CHECKING:
     from fairlead.daemon.loop import Loop
+
+
+def uptime_of(node: Node | None, root: Root) -> float:
+    """Seconds since the node's boot, as it says itself."""
+    said = node.uptime_seconds if node is not None else uptime_seconds(root)
+    return said if isinstance(said, float) else boottime()
 
 
 def now_of(loop: Loop, *, full_sweep: bool) -> Now:

@@ -24,8 +24,8 @@ def after(
     history: History, document: Document, node: Node, seconds: float, *, ran: Collection[str] | None, thorough: bool
 ) -> None:
     """After it was judged. ``seconds``: CLOCK_BOOTTIME of the look. ran: the checks that judged it (None: all). thorough:
-    also what rarely changes."""
-    for name, check in checks.load().items():
+    also what rarely changes. Counters are remembered once a minute at most: those of a thorough look will do."""
+    for name, check in checks.load().items() if node.thorough else ():
         if check.samples is not None and document.checks[name].enabled and (ran is None or name in ran):
             history.add_samples(seconds, check.samples(node))
     if thorough:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead import checks
 from fairlead.config import Document, SlurmOptions
@@ -33,6 +34,20 @@ def policies_of(document: Document) -> dict[str, CheckPolicy]:
     found = {n: CheckPolicy.of(loaded[n], params) for n, params in document.checks.items() if params.enabled}
     found |= {f"setting.{n}": CheckPolicy.of_setting(want.mode) for n, want in document.settings.items() if want.managed}
     return found
+
+
+def keeping(old: Document, new: Document) -> tuple[Document, list[str]]:
+    """A document for an agent that runs: what it cannot change while it runs stays as it was, and is named."""
+    later = []
+    for name in ("state_dir", "run_dir"):
+        was = getattr(old.agent, name)
+        if getattr(new.agent, name) != was:
+            later.append(f"agent.{name}")
+            new = replace(new, agent=replace(new.agent, **{name: was}))
+    if new.slurm_node != old.slurm_node:  # the ledger is of one node
+        later.append("slurm.node_name" if new.node == old.node else "node")
+        new = replace(new, node=old.node, slurm=replace(new.slurm, node_name=old.slurm.node_name))
+    return new, later
 
 
 def hold_of(state_dir: str, run_dir: str) -> dict[str, str] | None:

@@ -33,6 +33,7 @@ class Senses:
         self.worker = Worker(document.agent.nvml_deadline_seconds) if root.is_live or ask_nvml else None
         self.follower: Follower | None = None
         self.answered: dict[str, float] = {}
+        self.lost = 0  # kernel records overwritten before they were read
         self._asked = False
         self._gatherer: Gatherer | None = None
         self.change(document)
@@ -109,7 +110,9 @@ class Senses:
         """What the kernel has said since."""
         if self.follower is None:
             return []
+        before = self.follower.overruns
         records = self.follower.read()
+        self.lost += self.follower.overruns - before
         if self.follower.state is None:
             self.answered["kernel_log"] = boottime()
         return records

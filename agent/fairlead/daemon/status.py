@@ -11,7 +11,7 @@ from fairlead import __version__
 from fairlead.config import Document
 from fairlead.daemon.courier import Standing
 from fairlead.model.facts import Gpu, Missing, Node
-from fairlead.model.finding import Finding, Level, as_data
+from fairlead.model.finding import OVERRUN, Finding, Level, as_data
 from fairlead.policy import Decision, Order, PolicyState, identity, ladder
 from fairlead.policy.state import Rung
 from fairlead.policy.state import standing as standing_findings
@@ -85,7 +85,7 @@ def render(
 
 def remembered(state: PolicyState) -> dict[str, object]:
     """What people may acknowledge or clear, from the policy's state: findings that stand, what is known, strikes, ladder."""
-    bad = [f for f in standing_findings(state) if f.level is Level.DRAIN]
+    bad = [f for f in standing_findings(state) if f.level is Level.DRAIN or (f.fault == OVERRUN and f.level is Level.WARN)]
     return {
         "standing": [{"id": identity(f), "check": f.check, "device": f.device, "summary": f.summary} for f in bad],
         "acknowledged": list(state.acknowledged),

@@ -45,13 +45,14 @@ Statement = tuple[str, Sequence[tuple[object, ...]]]
 
 
 class Stored(Struct, frozen=True):
-    """What the file has of this boot, and which fields could be read in the machine's life."""
+    """What the file has of this boot, and which fields could be read in the machine's life. lost: kernel records, and when."""
 
     records: dict[Key, KernelRecord]
     samples: list[Sample]
     readable: frozenset[str]
     boards: dict[str, str]
     days: bytes
+    lost: tuple[int, float] = (0, 0.0)
 
 
 class Store:
@@ -211,10 +212,12 @@ class Store:
         readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
         kept = db.execute("SELECT value FROM kept WHERE key = 'boards'").fetchone()
         boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
+        kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
+        lost = msgspec.json.decode(kept[0], type=tuple[int, float]) if kept else (0, 0.0)
         kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
         Days().merge(kept[0] if kept else b"")  # damaged as a whole, or not at all
         db.commit()
-        return Stored(records, samples, readable, boards, kept[0] if kept else b"")
+        return Stored(records, samples, readable, boards, kept[0] if kept else b"", lost)
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def view_of(loop: Loop, decision: Decision) -> View:
     """What a scrape sees of this agent now."""
-    follower, worker, verdict = loop.senses.follower, loop.senses.worker, loop.board.verdict
+    worker, verdict = loop.senses.worker, loop.board.verdict
     born = time.time() - boottime()  # by the clock as it is set now: a step of it moves every moment alike
     return View(
         version=__version__,
@@ -39,7 +39,7 @@ def view_of(loop: Loop, decision: Decision) -> View:
         slurm_up=not loop.standing.error,
         sweeps=loop.sweeps,
         records=loop.woken,
-        overruns=follower.overruns if follower else 0,
+        overruns=loop.history.overrun,
         worker_crashes=worker.crashes if worker else 0,
         worker_stuck=bool(loop.node and loop.node.stuck),
         history_ok=not loop.history.trouble,

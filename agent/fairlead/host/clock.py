@@ -13,6 +13,11 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def asleep() -> float:
+    """Seconds of this boot that the machine was suspended: CLOCK_MONOTONIC stands still then."""
+    return boottime() - time.monotonic()
+
+
 def boot_id(root: Root) -> str:
     """The random id of this boot (/proc/sys/kernel/random/boot_id), or "" when it cannot be read."""
     value = root.value("/proc/sys/kernel/random/boot_id")

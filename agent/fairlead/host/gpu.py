@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fairlead.host import gpu_health
+from fairlead.host import gpu_details, gpu_health
 from fairlead.host.gpu_load import load
 from fairlead.host.pci import normal_address
 from fairlead.model.facts import (
@@ -26,7 +26,7 @@ from fairlead.model.facts import (
 )
 
 GPU_IS_LOST = 15
-LINK_ERRORS = tuple(name for name in NvLink.__struct_fields__ if name not in ("link", "active", "remote"))
+LINK_ERRORS = tuple(name for name in NvLink.__struct_fields__ if name not in ("link", "active", "remote", "version"))
 # nvml.h, nvmlReturn_t
 RETURN_NAMES = {
     1: "UNINITIALIZED", 2: "INVALID_ARGUMENT", 3: "NOT_SUPPORTED", 4: "NO_PERMISSION", 5: "ALREADY_INITIALIZED",
@@ -156,6 +156,7 @@ class Converter:
             processes=_processes(read),
             retired=self._part(position, read, gpu_health.retired, "retired_pages"),
             inforom_valid=gpu_health.inforom_valid(read),
+            details=self._part(position, read, gpu_details.details, *gpu_details.PARTS),
             load=self._part(position, read, load, "temperature", "fabric", "clock_events", "clocks", "power"),
         )
 
@@ -293,7 +294,7 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
         whole = missing("nvlinks", code if type(code) is int else "nvml: error is no number")
         return NvLink(link=number, active=whole, **dict.fromkeys(LINK_ERRORS, whole))  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    for key in ("active", *LINK_ERRORS):
+    for key in ("active", *LINK_ERRORS, "version"):
         value = raw.get(key)
         if type(value) is not int:
             code = value.get("error") if isinstance(value, dict) else None
@@ -302,6 +303,8 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
         values[key] = value
     active = values.pop("active")
     remote = raw.get("remote", "")
+    if isinstance(remote, dict) and type(remote.get("error")) is int:
+        values["version"] = missing("nvlinks.version", remote["error"])
     return NvLink(
         link=number,
         active=active if isinstance(active, Missing) else active != 0,

@@ -28,6 +28,7 @@ def load(read: Reader) -> GpuLoad:
         memory_max_celsius=read.number("temperature.memory_max_celsius", "load.memory_max_celsius"),
         clock_sm_max_hertz=read.number("clocks.sm_max_hertz", "load.clock_sm_max_hertz"),
         power_default_watts=read.watts("power.default_limit_milliwatts", "load.power_default_watts"),
+        power_maximum_watts=read.watts("power.maximum_limit_milliwatts", "load.power_maximum_watts"),
         fabric=_fabric(read),
         events=_events(read),
     )

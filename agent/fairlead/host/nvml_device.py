@@ -11,8 +11,8 @@ from typing import Any
 
 from fairlead.host import nvml_load
 from fairlead.host.nvml_calls import Call, fast_calls, rare_calls, slow_calls
-from fairlead.host.nvml_fields import FIELDS, FUNCTION_NOT_FOUND, Batch
-from fairlead.host.nvml_links import FATAL, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
+from fairlead.host.nvml_fields import FIELDS, Batch
+from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
 
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 PROBE_AGAIN_SECONDS = 600.0

@@ -9,11 +9,9 @@ import ctypes
 import struct
 from typing import Any
 
-from fairlead.host.nvml_links import Json
+from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Json
 
 Place = tuple[str, str | None]  # in a GPU's entry of nvml.json
-
-FUNCTION_NOT_FOUND = 13
 
 # nvml.h, NVML_FI_*: id -> place in nvml.json
 FIELDS: dict[int, Place] = {

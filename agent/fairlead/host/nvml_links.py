@@ -9,7 +9,7 @@ from typing import Any
 Beat = Callable[[bytes, bytes], None]
 Json = dict[str, Any]
 
-NOT_SUPPORTED = 3
+NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 FATAL = (1, 9, 15)  # UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: no use in asking this GPU more
 LINKS_MAX = 18  # NVML_NVLINK_MAX_LINKS
 # NVML_FI_DEV_NVLINK_ERROR_DL_*, scopeId: the link
@@ -23,6 +23,15 @@ LINK_FIELDS |= {
     219: "effective_errors",
 }
 LINK_COUNTERS = {0: "replay_errors", 1: "recovery_errors", 2: "crc_errors"}  # nvmlNvLinkErrorCounter_t
+
+
+def entry(lib: Any, name: str) -> Any:
+    """A function of the library; where it has none of that name (another driver branch), one that says so, as NVML does."""
+    return getattr(lib, name, _not_found)
+
+
+def _not_found(*_: object) -> int:
+    return FUNCTION_NOT_FOUND
 
 
 class Links:
@@ -47,7 +56,7 @@ class Links:
         found: list[Json] = []
         for i in range(LINKS_MAX):
             self._beat(b"nvmlDeviceGetNvLinkState", self.pci)
-            code = lib.nvmlDeviceGetNvLinkState(handle, i, ctypes.byref(self._state))
+            code = entry(lib, "nvmlDeviceGetNvLinkState")(handle, i, ctypes.byref(self._state))
             if code in FATAL:
                 return int(code)
             if code in (2, NOT_SUPPORTED):  # INVALID_ARGUMENT: no such link
@@ -57,18 +66,20 @@ class Links:
             link.update(old)
             version = ctypes.c_uint()
             self._beat(b"nvmlDeviceGetNvLinkVersion", self.pci)
-            code = lib.nvmlDeviceGetNvLinkVersion(handle, i, ctypes.byref(version))
+            code = entry(lib, "nvmlDeviceGetNvLinkVersion")(handle, i, ctypes.byref(version))
             link["version"] = {"error": code} if code else version.value
             kind = ctypes.c_uint()
             self._beat(b"nvmlDeviceGetNvLinkRemoteDeviceType", self.pci)
-            code = lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, i, ctypes.byref(kind))
+            code = entry(lib, "nvmlDeviceGetNvLinkRemoteDeviceType")(handle, i, ctypes.byref(kind))
+            if code:  # the address below is still tried; it may be that of a switch, which cannot be told then
+                link["version"] = {"error": code}
             if code == 0 and kind.value == 2:  # NVML_NVLINK_DEVICE_TYPE_SWITCH
                 link["remote"] = "switch"
             else:
                 info = s.nvmlPciInfo_t()
                 self._beat(b"nvmlDeviceGetNvLinkRemotePciInfo_v2", self.pci)
-                code = lib.nvmlDeviceGetNvLinkRemotePciInfo_v2(handle, i, ctypes.byref(info))
-                link["remote"] = "" if code else bus_id(info)
+                code = entry(lib, "nvmlDeviceGetNvLinkRemotePciInfo_v2")(handle, i, ctypes.byref(info))
+                link["remote"] = {"error": code} if code else bus_id(info)
             found.append(link)
         self.found = found
         return 0
@@ -76,7 +87,7 @@ class Links:
     def read(self, handle: Any, values: Json) -> int:
         """States into ``values["nvlink"]``."""
         values["nvlink"] = self.found
-        fn, state = self._lib.nvmlDeviceGetNvLinkState, self._state
+        fn, state = entry(self._lib, "nvmlDeviceGetNvLinkState"), self._state
         where = ctypes.byref(state)
         if self.found:
             self._beat(b"nvmlDeviceGetNvLinkState", self.pci)
@@ -91,10 +102,11 @@ class Links:
         """Error counters where the fields do not give them."""
         if self.errors_by_call and self.found:
             value = ctypes.c_ulonglong()
+            fn = entry(self._lib, "nvmlDeviceGetNvLinkErrorCounter")
             self._beat(b"nvmlDeviceGetNvLinkErrorCounter", self.pci)
             for i, link in enumerate(self.found):
                 for counter, key in LINK_COUNTERS.items():
-                    code = self._lib.nvmlDeviceGetNvLinkErrorCounter(handle, i, counter, ctypes.byref(value))
+                    code = fn(handle, i, counter, ctypes.byref(value))
                     if code in FATAL:
                         return int(code)
                     link[key] = {"error": code} if code else value.value

@@ -11,8 +11,8 @@ import ctypes
 from typing import Any
 
 from fairlead.host.nvml_calls import Call
-from fairlead.host.nvml_fields import FUNCTION_NOT_FOUND, Batch
-from fairlead.host.nvml_links import FATAL, NOT_SUPPORTED, Beat, Json
+from fairlead.host.nvml_fields import Batch
+from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, NOT_SUPPORTED, Beat, Json, entry
 
 EVENT_SECONDS = 10.0  # judged as shares of minutes
 PROBE_AGAIN_SECONDS = 600.0
@@ -117,4 +117,4 @@ class ClockEvents:
     def _version(self) -> str:
         text = ctypes.create_string_buffer(80)
         self._beat(b"nvmlSystemGetDriverVersion", b"")
-        return "" if self._lib.nvmlSystemGetDriverVersion(text, 80) else text.value.decode("ascii", "replace")
+        return "" if entry(self._lib, "nvmlSystemGetDriverVersion")(text, 80) else text.value.decode("ascii", "replace")

@@ -24,9 +24,8 @@ import msgspec
 import pynvml
 
 from fairlead.host.nvml_device import Device
-from fairlead.host.nvml_fields import FUNCTION_NOT_FOUND
 from fairlead.host.nvml_frames import BEAT, FRAME
-from fairlead.host.nvml_links import Beat, Json, bus_id
+from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Beat, Json, bus_id, entry
 
 _UNINITIALIZED, _DRIVER_NOT_LOADED, _MISMATCH, _UNKNOWN = 1, 9, 18, 999
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -62,7 +61,7 @@ class Session:
             return {"schema": 1, **self._error}
         count = ctypes.c_uint()
         self._beat(b"nvmlDeviceGetCount_v2", b"")
-        code = self._lib.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        code = entry(self._lib, "nvmlDeviceGetCount_v2")(ctypes.byref(count))
         if code:
             return self._fail(code, "nvmlDeviceGetCount_v2")
         if count.value != self._count or self._lost or any(d.failed for d in self._devices):
@@ -83,11 +82,11 @@ class Session:
             return FUNCTION_NOT_FOUND
         handle = ctypes.c_void_p()
         self._beat(b"nvmlDeviceGetHandleByPciBusId_v2", pci.encode())
-        code = self._lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(handle))
+        code = entry(self._lib, "nvmlDeviceGetHandleByPciBusId_v2")(pci.encode(), ctypes.byref(handle))
         if code:
             return int(code)
         self._beat(name.encode(), pci.encode())
-        return int(getattr(self._lib, name)(handle, ctypes.c_uint(value)))
+        return int(entry(self._lib, name)(handle, ctypes.c_uint(value)))
 
     def release(self) -> None:
         """Lets go of NVML."""
@@ -114,16 +113,20 @@ class Session:
         self._failures = 0
         version = ctypes.create_string_buffer(80)
         cuda = ctypes.c_int()
-        driver_code = self._lib.nvmlSystemGetDriverVersion(version, 80)
+        driver_code = self._ask("nvmlSystemGetDriverVersion", version, 80)
         driver = version.value.decode("utf-8", "replace")
-        nvml_code = self._lib.nvmlSystemGetNVMLVersion(version, 80)
-        cuda_code = self._lib.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+        nvml_code = self._ask("nvmlSystemGetNVMLVersion", version, 80)
+        cuda_code = self._ask("nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(cuda))
         self._system = {
             "driver_version": {"error": driver_code} if driver_code else driver,
             "nvml_version": {"error": nvml_code} if nvml_code else version.value.decode("utf-8", "replace"),
             "cuda_driver_version": {"error": cuda_code} if cuda_code else cuda.value,
         }
         return True
+
+    def _ask(self, name: str, *args: Any) -> int:
+        self._beat(name.encode(), b"")
+        return int(entry(self._lib, name)(*args))
 
     def _fail(self, code: int, call: str) -> Json:
         if self._lib is not None:
@@ -143,10 +146,10 @@ class Session:
             handle = ctypes.c_void_p()
             info = pynvml.nvmlPciInfo_t()
             self._beat(b"nvmlDeviceGetHandleByIndex_v2", str(index).encode())
-            code = self._lib.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+            code = entry(self._lib, "nvmlDeviceGetHandleByIndex_v2")(index, ctypes.byref(handle))
             if not code:
                 self._beat(b"nvmlDeviceGetPciInfo_v3", str(index).encode())
-                code = self._lib.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(info))
+                code = entry(self._lib, "nvmlDeviceGetPciInfo_v3")(handle, ctypes.byref(info))
             if code:
                 identity = self._identities.get(index, {"index": index, "pci": ""})
                 self._lost.append(_all_failed(identity, code))
@@ -186,7 +189,7 @@ class Session:
 
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._beat(b"nvmlDeviceGetCudaComputeCapability", where)
-        code = lib.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+        code = entry(lib, "nvmlDeviceGetCudaComputeCapability")(handle, ctypes.byref(major), ctypes.byref(minor))
         return {
             "index": index,
             "pci": pci,

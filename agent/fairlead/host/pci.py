@@ -23,6 +23,7 @@ ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
 _BROADCOM, _BRIDGE = 0x1000, 0x0604  # its switches tell their level by the subsystem id (topology.tree)
+_DISPLAY = 0x03
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
 
 
@@ -50,16 +51,25 @@ class Tour:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._known: dict[str, PciDevice] = {}
+        self._names: tuple[str, ...] = ()
+        self._displays: tuple[str, ...] = ()
         self._inodes: dict[str, int] = {}  # a device that went and came back has another: nothing known of it holds
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
         """Every function by address. ``thorough`` False: of devices seen before, only what a fault or a person
         changes from one second to the next: links of display class devices, and presence."""
+        names = self._root.names(DEVICES)
+        if not thorough and names == self._names:
+            for address in self._displays:
+                self._known[address] = self._again(self._known[address], thorough)
+            return tuple(self._known.values())
+        self._names = names
         known, self._known = self._known, {}
-        for name in self._root.names(DEVICES):
+        for name in names:
             if ADDRESS.fullmatch(name):
                 old = known.get(name)
                 self._known[name] = self._first(name) if old is None else self._again(old, thorough)
+        self._displays = tuple(a for a, device in self._known.items() if device.class_code >> 16 == _DISPLAY)
         return tuple(self._known.values())
 
     def _again(self, old: PciDevice, thorough: bool) -> PciDevice:
@@ -71,7 +81,7 @@ class Tour:
             driver = self._driver(folder)
             if driver != old.driver:
                 new = replace(new, driver=driver)
-        if thorough or old.class_code >> 16 == 0x03:
+        if thorough or old.class_code >> 16 == _DISPLAY:
             new = self._with_link(new, folder)
         if not thorough:
             return new

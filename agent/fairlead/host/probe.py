@@ -23,6 +23,7 @@ _UNITS = ("systemctl", "list-units", "--all", "--full", "--plain", "--no-legend"
 _INIT = "/proc/1/root"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _OUTPUT_MAX_BYTES = 1 << 20
+_END_SECONDS = 0.2
 
 
 class Question:
@@ -73,11 +74,12 @@ class Question:
         self._output, self._process = -1, None
 
     def end(self) -> None:
-        """Give up: kill it and do not wait; what is in state D stays until it wakes, and is nobody's then."""
+        """Give up: kill it and wait for a moment; what is in state D stays until it wakes, and is nobody's then."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
-            self._process.poll()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
             self._close()
 
 

@@ -81,7 +81,8 @@ class Past(Struct, frozen=True, kw_only=True):
     readable: frozenset[str] = frozenset()
     boards: Mapping[str, str] = {}
     daily: tuple[Daily, ...] = ()
-    overrun: int = 0  # kernel records lost to a ring buffer overrun
+    overrun: int = 0  # kernel records of this boot lost to ring buffer overruns,
+    overrun_seconds: float = 0.0  # the last of them noticed at (CLOCK_BOOTTIME)
     log: Missing | None = None
 
 

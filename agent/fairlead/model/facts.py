@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts, RetiredPages
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
 from fairlead.model.host_facts import Host
@@ -62,6 +63,7 @@ class NvLink(Struct, frozen=True, kw_only=True):
     recoveries_failed: int | Missing = Missing(Why.UNREADABLE, "not read")
     recoveries: int | Missing = Missing(Why.UNREADABLE, "not read")
     effective_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    version: int | Missing = Missing(Why.UNREADABLE, "not read")  # also where the far end cannot be read
 
 
 class GpuProcess(Struct, frozen=True):
@@ -105,6 +107,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     aer: AerCounts | Missing | None = None  # None: the kernel keeps no such counts of it
     port_aer: AerCounts | Missing | None = None  # of the port above the GPU
     load: GpuLoad = GpuLoad()
+    details: GpuDetails = GpuDetails()
 
 
 class Driver(Struct, frozen=True, kw_only=True):

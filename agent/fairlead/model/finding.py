@@ -20,6 +20,10 @@ class Level(IntEnum):
         return self.name.lower()
 
 
+#: The ``fault`` of a finding that tells of lost kernel records: a person may acknowledge it, though it drains nothing.
+OVERRUN = "overrun"
+
+
 class Action(StrEnum):
     """What to do next. The words are NVIDIA's (GPU debug guidelines, Xid catalogue) where NVIDIA has one."""
 

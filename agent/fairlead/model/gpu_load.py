@@ -85,6 +85,7 @@ class GpuLoad(Struct, frozen=True, kw_only=True):
     memory_max_celsius: int | Missing = NOT_READ
     clock_sm_max_hertz: int | Missing = NOT_READ
     power_default_watts: float | Missing = NOT_READ
+    power_maximum_watts: float | Missing = NOT_READ
     fabric: Fabric | Missing = NOT_READ
     events: ClockEvents = ClockEvents()
     seen: LoadSeen = LoadSeen()

@@ -25,8 +25,17 @@ from fairlead.policy.ownership import MAINTAIN, MANUAL, parse
 from fairlead.policy.rules import Rules
 
 #: Check and action of findings that are the driver's own word on a device that no next job can use, whoever broke it:
-#: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), and a failed row remap (GPU Memory Error Management, RMA).
-CERTAIN = frozenset({("xid", Action.REBOOT_NODE), ("xid", Action.CHECK_HARDWARE), ("row_remap", Action.CONTACT_SUPPORT)})
+#: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), a failed row remap and too many retired pages (GPU Memory Error
+#: Management, RMA), and NVML's RESET_REQUIRED.
+CERTAIN = frozenset(
+    {
+        ("xid", Action.REBOOT_NODE),
+        ("xid", Action.CHECK_HARDWARE),
+        ("row_remap", Action.CONTACT_SUPPORT),
+        ("retired_pages", Action.CONTACT_SUPPORT),
+        ("gpu_readings", Action.RESET_GPU),
+    }
+)
 #: Check and fault of what is no word of the driver's: the GPU under which jobs of several users fault.
 ONLY_LIKELY = frozenset({("xid", "users")})
 _JOB = re.compile(r"(?:^| )job=([0-9]{1,19})\Z")

@@ -27,7 +27,7 @@ REQUESTS_MAX = 200
 #: What `clear` on a device keeps; on the whole node it begins anew but for these. ``drained_for`` still says what must be
 #: well before a resume.
 _KEPT = ("boot_id", "ran", "drained_for", "drained", "requests")
-_COUNTER = re.compile(r"(?!recovery=|overrun=)[a-z_.]+=\d+")  # the two are about now, not a sum of the past
+_COUNTER = re.compile(r"(?!recovery=)[a-z_.]+=\d+")  # that one is about now, not a sum of the past
 
 Name = Annotated[str, Meta(min_length=1, max_length=2000)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=2000)]
@@ -143,6 +143,22 @@ def repaired(state: PolicyState, repair: Repair) -> PolicyState:
 def _is_of(key: str, repair: Repair) -> bool:
     """Whether a key (a device, a serial, or check/device) is of what was repaired."""
     return repair.everything or key in repair.devices or key.partition("/")[2] in repair.devices
+
+
+def known_of(past: Past, state: PolicyState, boot_id: str) -> Past:
+    """The past without what people have closed in this boot: what was repaired, and lost kernel records that are
+    acknowledged. The same object where there is none."""
+    if past.overrun and _known_lost(past, state, boot_id):
+        past = replace(past, overrun=0)
+    return since_repair(past, state.repairs, boot_id)
+
+
+def _known_lost(past: Past, state: PolicyState, boot_id: str) -> bool:
+    if any(r.everything and r.boot_id == boot_id and past.overrun_seconds <= r.boot_seconds for r in state.repairs):
+        return True
+    name = f"xid/#{boot_id}:overrun="
+    counts = (a.removeprefix(name) for a in state.acknowledged if a.startswith(name))
+    return any(count.isdigit() and int(count) >= past.overrun for count in counts)
 
 
 def since_repair(past: Past, repairs: Collection[Repair], boot_id: str) -> Past:

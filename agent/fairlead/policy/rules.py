@@ -12,7 +12,7 @@ from fairlead.model.finding import Mode
 
 #: Findings of these checks are what an installation of the driver looks like, and of the software that goes with it.
 _SOFTWARE_CHECKS = frozenset({"driver_library", "driver_version", "fabric_manager", "gpu_fabric", "imex", "gpu_direct_rdma"})
-DRIVER_CHECKS = frozenset({"nvml_responsive", "gpu_count"}) | _SOFTWARE_CHECKS
+DRIVER_CHECKS = frozenset({"nvml_responsive", "gpu_count", "gpu_readings"}) | _SOFTWARE_CHECKS
 SETTING_PREFIX = "setting."
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
 from fairlead.model.change import KernelValue
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
 
 FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
@@ -44,6 +44,8 @@ def observe(node: Node) -> Observed | Missing:
         if isinstance(offered, Missing):
             return offered
         cpus.append((cpu, governor.strip(), tuple((offered or "").split())))
+    if cpus and without:
+        return unreadable(f"cpu{without[0]} has no cpufreq, though {len(cpus)} others have")
     return Observed(tuple(cpus), tuple(without))
 
 

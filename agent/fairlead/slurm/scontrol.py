@@ -82,7 +82,10 @@ class Scontrol:
         return parse_topology(self._run(["scontrol", "-o", "show", "topology"]))
 
     def began(self) -> float:
-        return parse_began(self._run(["scontrol", "show", "config"]))
+        try:
+            return parse_began(self._run(["scontrol", "show", "config"]))
+        except SlurmError as e:  # it also pings, and ends with 1 and no word when slurmctld went away just before that
+            raise SlurmUnavailable(str(e), hint=e.hint or "is slurmctld up? scontrol ping") from None
 
     def drain(self, name: str, reason: str) -> None:
         self._run(["scontrol", "update", f"NodeName={plain(name)}", "State=DRAIN", f"Reason={reason}"])

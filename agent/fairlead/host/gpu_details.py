@@ -1,0 +1,37 @@
+"""Details of one GPU from its part of nvml.json. Pure conversion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairlead.model.facts import Missing
+from fairlead.model.gpu_details import GpuDetails
+
+if TYPE_CHECKING:
+    from fairlead.host.gpu import Reader
+
+#: What of nvml.json they are made of.
+PARTS = (
+    "vbios_version", "board_part_number", "inforom_image_version", "architecture", "brand", "compute_capability", "cores",
+    "compute_mode", "accounting_mode", "bar1", "cpu_affinity", "numa",
+)  # fmt: skip
+
+
+def details(read: Reader) -> GpuDetails:
+    """All of them; what cannot be read is Missing in its place."""
+    capability = read.items("compute_capability", "details.compute_major")
+    major = capability if isinstance(capability, Missing) else capability[0] if capability else 0
+    return GpuDetails(
+        board_part_number=read.text("board_part_number", "details.board_part_number"),
+        vbios_version=read.text("vbios_version", "details.vbios_version"),
+        inforom_image_version=read.text("inforom_image_version", "details.inforom_image_version"),
+        architecture=read.number("architecture", "details.architecture"),
+        brand=read.number("brand", "details.brand"),
+        compute_major=major if isinstance(major, Missing | int) else 0,
+        cores=read.number("cores", "details.cores"),
+        compute_mode=read.number("compute_mode", "details.compute_mode"),
+        accounting_mode=read.number("accounting_mode", "details.accounting_mode"),
+        bar1_bytes=read.number("bar1.total_bytes", "details.bar1_bytes"),
+        cpu_affinity=read.text("cpu_affinity", "details.cpu_affinity"),
+        memory_node=read.number("numa", "details.memory_node"),
+    )

@@ -1,0 +1,25 @@
+"""What a GPU says of itself that no check judges by its value: that it goes on saying it is judged (``checks.gpu_readings``)."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from fairlead.model.gpu_load import NOT_READ
+from fairlead.model.missing import Missing
+
+
+class GpuDetails(Struct, frozen=True, kw_only=True):
+    """By nvml.h: board, firmware and modes. memory_node: the NUMA node of NVML's nvmlDeviceGetMemoryAffinity."""
+
+    board_part_number: str | Missing = NOT_READ
+    vbios_version: str | Missing = NOT_READ
+    inforom_image_version: str | Missing = NOT_READ
+    architecture: int | Missing = NOT_READ
+    brand: int | Missing = NOT_READ
+    compute_major: int | Missing = NOT_READ
+    cores: int | Missing = NOT_READ
+    compute_mode: int | Missing = NOT_READ
+    accounting_mode: int | Missing = NOT_READ
+    bar1_bytes: int | Missing = NOT_READ
+    cpu_affinity: str | Missing = NOT_READ
+    memory_node: int | Missing = NOT_READ
