@@ -31,6 +31,7 @@ SECONDS = {
     "faults": 120,
     "slurm": 100,
     "tests/slurm/test_node_states.py": 95,
+    "tests/scorecard/test_scorecard.py": 60,
     "tests/playbooks/test_convergence.py": 90,
     "tests/rack/test_rack.py": 60,
     "hooks": 30,

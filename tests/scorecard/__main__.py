@@ -14,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.lab.roots import LabError
 from tests.scorecard import faults, peers, table
@@ -28,11 +29,15 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only rows whose name holds one of these")
     parser.add_argument("--json", default="", metavar="FILE", help="also write all results there; - for standard output alone")
     parser.add_argument("--page", action="store_true", help="write docs/reference/scorecard.md")
+    parser.add_argument("--again", default="", metavar="FILE", help="play nothing: table and page of results that --json wrote")
     parser.add_argument("--quick", action="store_true", help="as the test does it: nothing is timed truly, nothing is waited for")
     parser.add_argument("--nodes", type=int, default=4, help="simulated nodes at once")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds from sweep to sweep of the agents")
     parser.add_argument("--no-peers", action="store_true")
     args = parser.parse_args()
+    if args.again:
+        rows, beside, said = table.again(json.loads(Path(args.again).read_text()))
+        return show(rows, beside, said, args)
     wanted = [f for f in faults.load() if not args.names or any(name in f.name for name in args.names)]
     if not wanted:
         parser.error(f"no such row; there are {', '.join(f.name for f in faults.load())}")
@@ -67,13 +72,18 @@ def main() -> int:
         print(f"scorecard: {error}", file=sys.stderr)
         return 69
     said = table.about(args.nodes, args.interval, time.monotonic() - start)
+    return show(rows, beside, said, args)
+
+
+def show(rows: list[Seen], beside: table.Peers, said: dict[str, Any], args: argparse.Namespace) -> int:
+    """Print and write the results as asked for; the exit code."""
     data = json.dumps(table.as_data(rows, beside, said), indent=1)
     print(data if args.json == "-" else table.text(rows, beside))
     if args.json not in ("", "-"):
         Path(args.json).write_text(data + "\n")
     if args.page:
         PAGE.write_text(table.page(rows, beside, said))
-        say(f"wrote {PAGE.relative_to(PROJECT)}")
+        print(f"scorecard: wrote {PAGE.relative_to(PROJECT)}", file=sys.stderr)
     return 0 if all(seen.good for seen in rows) else 1
 
 

@@ -20,6 +20,7 @@ from tests.scorecard.entry import Call, Document, Fault, File, Nvml, Run
 from tests.scorecard.node import ScoreNode
 
 RUN_SECONDS = 20.0
+LATE = "did not end"  # neither a word of warning nor health
 #: gcm's checks that are clean on this node, and the beginnings of the signals that each of them reads.
 _GCM = {
     "check-nvidia-smi lab nagios --log-folder /tmp/gcm -c gpu_num -c clock_freq -c gpu_temperature -c running_procs"
@@ -35,7 +36,8 @@ _GCM = {
 class Peer:
     """One peer. program: found by $VARIABLE or in PATH, None: not installed. commands: run in turn, 0 is healthy.
 
-    reads: beginnings of the signals that a command reads, where that is known and it is not all; note: what is to be known. dirty: commands that are not clean on the healthy node, with what they said.
+    note: what is to be known of it here. dirty: commands that are not clean on the healthy node, with what they said. reads:
+    beginnings of the signals that a command reads, where that is known and it is not all.
     """
 
     name: str
@@ -68,7 +70,7 @@ class Peer:
             code, said, seconds = run(node, command)
             spent += seconds
             if code:
-                return True, said, spent
+                return said != LATE, said, spent
         return False, "", spent
 
 
@@ -91,7 +93,8 @@ def run(node: ScoreNode, command: str) -> tuple[int, str, float]:
     start = time.monotonic()
     done = node.command(f"timeout -k 1 {RUN_SECONDS:g} {command}", check=False)
     lines = (done.stdout + done.stderr).strip().splitlines()
-    return done.returncode, lines[-1][:200] if lines else f"exit code {done.returncode}", time.monotonic() - start
+    said = lines[-1][:200] if lines else f"exit code {done.returncode}"
+    return done.returncode, LATE if done.returncode in (124, 137) else said, time.monotonic() - start
 
 
 def installed() -> list[Peer]:

@@ -12,7 +12,8 @@ from typing import Any
 from fairlead import __version__, checks
 from fairlead.model.finding import Mode
 from tests.scorecard.entry import Fault
-from tests.scorecard.peers import Peer, PeerSeen
+from tests.scorecard.faults import load
+from tests.scorecard.peers import LATE, Peer, PeerSeen
 from tests.scorecard.play import Seen
 
 WORDS = (
@@ -63,6 +64,8 @@ def peer_word(seen: PeerSeen | None) -> str:
     if not seen.shown:
         return f"n/a ({seen.why})"
     alarm = " +FALSE ALARM" if seen.twin_found else ""
+    if seen.said == LATE:
+        return f"did not end in {seconds(seen.seconds)}" + alarm
     return (f"found, {seconds(seen.seconds)}" if seen.found else "missed") + alarm
 
 
@@ -155,6 +158,24 @@ def about(lanes: int, interval: float, took: float) -> dict[str, Any]:
 
 def row(*cells: str) -> str:
     return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+
+
+def again(data: dict[str, Any]) -> tuple[list[Seen], Peers, dict[str, Any]]:
+    """The reverse of ``as_data``, of rows that there still are."""
+    faults = {fault.name: fault for fault in load()}
+    rows = [
+        Seen(
+            faults[r["name"]], r["found_seconds"], r["drained_seconds"], r["level"], r["summary"], r["others"], r["flaps"],
+            r["twin_drained"], r["twin_told"], r["noise"], r["broken"],
+        )
+        for r in data["fairlead"] if r["name"] in faults
+    ]  # fmt: skip
+    peers = []
+    for p in data["peers"]:
+        peer = Peer(p["name"], "there" if p["program"] else None, p["version"], ("",) * p["program"], p["note"])
+        peer.dirty = dict(enumerate(p["dirty"]))  # type: ignore[arg-type]
+        peers.append((peer, {name: PeerSeen(**seen) for name, seen in p["rows"].items()}))
+    return rows, peers, data["about"]
 
 
 def page(rows: Sequence[Seen], peers: Peers, said: dict[str, Any]) -> str:
