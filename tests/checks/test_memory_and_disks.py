@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fairlead import checks
 from fairlead.model.check import Past
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.finding import Level, Service
@@ -60,6 +61,7 @@ def test_memory_counters(node: Node, history: Past, level: Level | None) -> None
 def test_memory_records(text: str, bad: bool) -> None:
     found = judged("memory_errors", host_node(), log(text))
     assert [(f.level, f.service) for f in found] == [(Level.DRAIN, Service.DRAIN_AFTER_JOB)] * bad
+    assert checks.load()["memory_errors"].heeds(text) is bad  # type: ignore[misc]
     assert all(f.evidence_id == f"{BOOT}:100" for f in found)
 
 
@@ -95,6 +97,7 @@ IO = "I/O error, dev nvme0n1, sector 123456 op 0x0:(READ) flags 0x0 phys_seg 1 p
 )
 def test_disk_records(texts: list[str], level: Level | None, device: str) -> None:
     assert levels(judged("disks", host_node(), log(*texts))) == ([(level, device)] if level is not None else [])
+    assert all(checks.load()["disks"].heeds(text) is bool(device) for text in texts)  # type: ignore[misc]
     lasting = ("Removing", "Disabling", "md/raid")  # what is gone stays gone
     old = judged("disks", host_node(), log(*texts, seconds=NOW - 90000))
     assert bool(old) is any(word in texts[0] for word in lasting)

@@ -115,6 +115,12 @@ def _where(record: KernelRecord, lines: int) -> str:
     return f"kernel log at {record.seconds:.1f} s, record {record.sequence}, {lines} lines"
 
 
+def heeds(text: str) -> bool:
+    """Records that say something of the node's own disks."""
+    match = _FAILED.match(text) or _BUFFER.match(text) or _NVME.match(text)
+    return bool(_NVME_GONE.match(text) or _RAID.match(text) or (match and not match[1].startswith(_NOT_OURS)))
+
+
 check = Check(
     summary="Local disks: NVMe controllers dead or missing, requests that failed, RAID members lost",
     params=Params,
@@ -122,6 +128,7 @@ check = Check(
     mode=Mode.OBSERVE,
     confirm_of=3,
     boot_grace_seconds=60,
+    heeds=heeds,
     wakes_on=(
         "I/O error, dev ",
         "critical medium error, dev ",

@@ -122,12 +122,19 @@ def _read_only(mounts: tuple[MountPoint, ...], told: set[str], params: Params) -
             yield _drain(path, f"{path} is read-only", f"{found.kind}, mountinfo")
 
 
+def heeds(text: str) -> bool:
+    """Records of errors of file systems that are no user's image."""
+    found = (pattern.match(text[:400]) for pattern in (*_GONE, *_ERROR))
+    return any(match is not None and not match[1].startswith("loop") for match in found)
+
+
 check = Check(
     summary="File systems that became read-only, shut down, or counted errors",
     params=Params,
     judge=judge,
     mode=Mode.ENFORCE,
     boot_grace_seconds=60,
+    heeds=heeds,
     wakes_on=("EXT4-fs error", "EXT4-fs (", "XFS (", "BTRFS "),
     slow=True,
 )

@@ -156,11 +156,18 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
                 yield controller.name, "corrected", float(controller.corrected)
 
 
+def heeds(text: str) -> bool:
+    """Records of uncorrected errors."""
+    status = _STATUS.match(text)
+    return bool(status and int(status[1], 16) & _UC) or any(pattern.match(text) for pattern, _ in _UNCORRECTED)
+
+
 check = Check(
     summary="Errors of the host's memory: uncorrected, and corrected ones as a rate",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
+    heeds=heeds,
     wakes_on=("EDAC MC", "mce: [Hardware Error]", "mce: Uncorrected", "[Hardware Error]: ", "{", "Memory failure: 0x"),
     samples=samples,
     slow=True,

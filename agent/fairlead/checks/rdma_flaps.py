@@ -110,12 +110,18 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
                 yield device, counter, float(value)
 
 
+def heeds(text: str) -> bool:
+    """Records of a lost link."""
+    return _RECORD.match(text) is not None
+
+
 check = Check(
     summary="Ports whose link comes and goes",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
     boot_grace_seconds=300,
+    heeds=heeds,
     wakes_on=("mlx5_core ",),
     samples=samples,
     slow=True,

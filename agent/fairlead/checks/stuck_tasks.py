@@ -96,12 +96,18 @@ def _finding(level: Level, summary: str, evidence: str, *, fault: str) -> Findin
     return Finding(check="stuck_tasks", level=level, summary=summary, evidence=(evidence,), service=Service.KEEP, fault=fault)
 
 
+def heeds(text: str) -> bool:
+    """Records of khungtaskd."""
+    return _HUNG.match(text) is not None
+
+
 check = Check(
     summary="Tasks that sleep uninterruptibly and do not wake, and steps that cannot be killed",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
     recover=2,
+    heeds=heeds,
     wakes_on=("INFO: task ",),
     slow=True,
 )
