@@ -281,7 +281,7 @@ def test_memlock_is_effective_only_in_the_running_slurmd(soft: str, hard: str, r
 def test_memlock_in_a_container_that_may_not_raise_limits_is_refused_not_tried_for_ever(
     limit: str, refused: bool, tree: Path
 ) -> None:
-    (tree / "proc/1").mkdir()
+    (tree / "proc/1").mkdir(exist_ok=True)
     (tree / "proc/1/status").write_text("Name:\tsystemd\nCapEff:\t000001fffeffffff\n")
     (tree / "proc/1/limits").write_text(LIMITS.format("8388608", "8388608"))
     if refused:
