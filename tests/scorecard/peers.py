@@ -25,7 +25,7 @@ LATE = "did not end"  # neither a word of warning nor health
 _GCM = {
     "check-nvidia-smi lab nagios --log-folder /tmp/gcm -c gpu_num -c clock_freq -c gpu_temperature -c running_procs"
     " -c gpu_mem_usage -c ecc_uncorrected_volatile_total -c ecc_corrected_volatile_total -c row_remap --gpu_num 8"
-    " --gpu_temperature_threshold 85 --gpu_mem_usage_threshold 900 --ecc_uncorrected_volatile_threshold 0"
+    " --gpu_temperature_threshold 85 --gpu_mem_usage_threshold 1500 --ecc_uncorrected_volatile_threshold 0"
     " --ecc_corrected_volatile_threshold 50000000 --gpu_app_freq 1980 --gpu_app_mem_freq 2619": ("nvml", "call", "run library"),
     "check-processor cpufreq-governor lab nagios --log-folder /tmp/gcm --governor performance": ("file /sys/devices/system/cpu",),
     "check-storage disk-usage lab nagios --log-folder /tmp/gcm -v /": ("run file system",),

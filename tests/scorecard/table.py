@@ -22,7 +22,8 @@ WORDS = (
     "finding stands in the agent's status. *drain*: until slurmctld has accepted the drain and the verdict says so. All checks",
     "and settings are enforced for this (the strictest policy); *by default* is what the finding does under the check's own",
     "mode: drains, or only reports. The *twin* is the same signal in a state where it is normal; *told* means that a finding",
-    "about it is meant to be shown (a job's own Xid) and drains nothing.",
+    "about it is meant to be shown (a job's own Xid) and drains nothing. What takes minutes (shares of time under load) is",
+    "played on clocks that run 40 times as fast and told in the node's time; twins are played on such clocks too.",
 )
 Peers = Sequence[tuple[Peer, dict[str, PeerSeen]]]
 
@@ -181,7 +182,12 @@ def again(data: dict[str, Any]) -> tuple[list[Seen], Peers, dict[str, Any]]:
 def page(rows: Sequence[Seen], peers: Peers, said: dict[str, Any]) -> str:
     """docs/reference/scorecard.md."""
     present = [(p, found) for p, found in peers if p.program and p.commands]
-    out = ["# Reference: scorecard", "", "Written by `make scorecard` from a real run; nothing in it is entered by hand.", ""]
+    out = [
+        "# Reference: scorecard",
+        "",
+        "Written by `make scorecard`, or with `--again` from what it wrote, of real runs: no figure is entered by hand.",
+        "",
+    ]
     out += [
         *WORDS,
         "",
