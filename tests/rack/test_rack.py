@@ -64,7 +64,7 @@ def test_settings_of_a_node_are_its_own(rack: Rack) -> None:
     assert one.ssh("sysctl -n kernel.numa_balancing; setpci -s 17:00.0 ECAP_ACS+6.w").stdout.split() == ["0", "0000"]
     assert two.ssh("sysctl -n kernel.numa_balancing; setpci -s 17:00.0 ECAP_ACS+6.w").stdout.split() == ["1", "001d"]
     assert Path("/proc/sys/kernel/numa_balancing").read_text() == mine
-    refused = one.ssh("sysctl -w vm.swappiness=1", check=False)
+    refused = one.ssh("sysctl -w vm.dirty_ratio=11", check=False)
     assert refused.returncode != 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.errors import HostError
-from fairlead.host import config_space, kernel
+from fairlead.host import config_space, kernel, modinfo
 from fairlead.host.host_facts import FILE as HOST_FILE
 from fairlead.host.host_facts import HostLooks, read_recorded, recorded_of
 from fairlead.host.ports import MLX5_COUNTERS
@@ -93,9 +93,11 @@ FILES = (
 )  # fmt: skip
 LINKS = (
     f"{_PCI}/driver", f"{_PCI}/physfn", f"{_PCI}/iommu_group", f"{_IB}/device", "/sys/class/net/*/device",
+    "/sys/class/nvme/nvme[0-9]*/device",
     "/sys/class/net/*/master",
     "/sys/kernel/iommu_groups/*/devices/*",
 )  # fmt: skip
+MODINFO = f"{modinfo.PREFIX}nvidia"
 _KMSG_MAX_BYTES = 16 << 20
 _SKIPPED_WHEN_REDACTED = (
     "/node_desc", "/proc/sys/kernel/hostname", "/etc/nccl.conf", "/proc/net/if_inet6", "/proc/net/ipv6_route",
@@ -153,6 +155,9 @@ class _Writer:
             if isinstance(self._root.readlink(f"{folder}/{LIBRARY}"), str):
                 self._put(self._place(f"{folder}/{LIBRARY}"), "")
         self._put_processes()
+        parameters = modinfo.text(self._root, MODINFO)
+        if isinstance(parameters, str):
+            self._put(MODINFO, parameters)
         self._put("/dev/nodes", self._device_nodes())
         self._put("/dev/kmsg", self._kernel_log())
         self._put("/nvml.json", self._nvml_json())
