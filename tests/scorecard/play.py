@@ -62,7 +62,8 @@ class Seen:
 def weight(fault: Fault) -> float:
     """Roughly how long a row takes, to begin with the longest."""
     calls = sum(2 for s in fault.steps if isinstance(s, Call) and s.verb in ("hang", "crash"))
-    return calls + fault.fresh + sum(2 * isinstance(s, Elapse) for s in (*fault.steps, *fault.twin))
+    minutes = 5 * any(isinstance(s, Fast) for s in fault.steps)
+    return calls + minutes + fault.fresh + sum(2 * isinstance(s, Elapse) for s in (*fault.steps, *fault.twin))
 
 
 def matches(fault: Fault, finding: dict[str, Any]) -> bool:
