@@ -25,7 +25,8 @@ def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Seen]]:
     """All rows that were asked for, played at once."""
     if os.geteuid():
         pytest.skip("needs root: the nodes are namespaces, with real Slurm")
-    wanted = {item.callspec.params["fault"].name for item in request.session.items if item.name.startswith("test_row[")}  # type: ignore[attr-defined]
+    rows = (item for item in request.session.items if item.path == request.path and item.name.startswith("test_row["))
+    wanted = {item.callspec.params["fault"].name for item in rows}  # type: ignore[attr-defined]
     with nodes_up(NODES) as nodes:
         yield {seen.fault.name: seen for seen in play([f for f in FAULTS if f.name in wanted], nodes)}
 

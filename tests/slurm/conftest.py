@@ -20,6 +20,7 @@ from tests.lab.roots import SUITES
 
 NODES = tuple(f"n{i}" for i in range(1, 9))
 ONE = "trixie"
+STATE = "/var/spool/slurm/state/node_state"
 ROOMY = Rules(budget_percent=100, common_cause_nodes=0)
 
 
@@ -41,9 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextmanager
 def running(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster while it is up; the pipe to its holder is closed too."""
+    """The cluster while it is up; the pipe to its holder is closed too.
+
+    Not in the second in which slurmctld began: what is drained then and gone soon counts as lost by a restart.
+    """
     with cluster:
         hold = cluster._hold
+        second = int(time.time())
+        while int(time.time()) == second:
+            time.sleep(0.02)
         yield cluster
     if hold is not None and hold.stdout is not None:
         hold.stdout.close()
@@ -88,3 +95,14 @@ def drain_of(client: Scontrol, folder: Path, node: str, rules: Rules = ROOMY) ->
 @pytest.fixture
 def drain(client: Scontrol, tmp_path: Path) -> Drain:
     return drain_of(client, tmp_path, "n1")
+
+
+def save(cluster: Cluster) -> None:
+    """Have slurmctld write down what it knows of its nodes, and wait for that: what others changed before is not lost any more,
+    and what is changed from now on it saves up to 5 s later only (SAVE_MAX_WAIT, slurmctld/state_save.c)."""
+    asked = time.time()
+    cluster.scontrol("update", "nodename=n2", "state=drain", f"reason=save {asked}")
+    deadline = asked + 60
+    while float(cluster.run(["/usr/bin/stat", "-c", "%.9Y", STATE]).stdout) < asked:
+        assert time.time() < deadline, "slurmctld does not save the state of its nodes"
+        time.sleep(0.05)

@@ -17,7 +17,7 @@ from tests.daemon.conftest import MACHINES, XID79, Agent
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.lab.silent import silent_disk, why_not
-from tests.slurm.conftest import client_of, running
+from tests.slurm.conftest import client_of, running, save
 from tests.slurm.test_lost import registered
 
 pytestmark = pytest.mark.slurm
@@ -114,8 +114,7 @@ def test_a_drain_that_a_killed_slurmctld_forgot_is_made_again(agents: Make, clus
     agent = agents().start()
     client = client_of(cluster)
     for attempt in range(1, 6):
-        cluster.scontrol("update", "nodename=n2", "state=drain", f"reason=saved {attempt}")
-        time.sleep(0.2)  # slurmctld saves that; what comes in the next 5 s it saves only then
+        save(cluster)
         agent.kernel(xid79(attempt))
         reason = drained(agent, cluster)
         cluster.stop_slurmctld(kill=True)

@@ -19,7 +19,7 @@ from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol, parse_began
 from tests.lab.cluster import Cluster
 from tests.slurm import model
-from tests.slurm.conftest import ROOMY, drain_of
+from tests.slurm.conftest import ROOMY, drain_of, save
 from tests.slurm.monitor import Clock
 
 WHY = "GPU gone"
@@ -287,9 +287,8 @@ def test_the_begin_is_the_primarys_own() -> None:
 def test_slurmctld_killed_before_it_has_saved_our_drain(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     """A write has it save; what comes in the next 5 s it saves only then (SAVE_MAX_WAIT), unless it is killed before."""
     drain = drain_of(client, tmp_path, "n1")
-    for attempt in range(5):
-        cluster.scontrol("update", "nodename=n2", "state=drain", f"reason=save {attempt}")
-        time.sleep(0.2)  # its save has begun
+    for _ in range(5):
+        save(cluster)
         assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
         cluster.stop_slurmctld(kill=True)
         cluster.start_slurmctld()
