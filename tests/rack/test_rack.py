@@ -205,8 +205,8 @@ def test_pulling_the_plug_and_power_on(rack: Rack) -> None:
         node.run("true")
     node.power("on")
     node.wait_boot(before)
-    node.power("cycle")
     second = node.boot_id()
+    node.power("cycle")
     node.wait_boot(second)
     rack.wait_idle()
 
