@@ -19,6 +19,7 @@ from fairlead.settings import (
     kernel_cmdline,
     kernel_modules,
     nofile,
+    numa_balancing,
     nvidia_module,
     sysctl,
     transparent_hugepage,
@@ -113,6 +114,27 @@ def test_dots_and_slashes_of_a_key(key: str, path: str) -> None:
 def test_sysctl_files_of_any_text_never_raise(files: dict[str, str]) -> None:
     for path, _ in precedence.later_writers(files, "/etc/sysctl.d/90-x.conf", ["vm.swappiness"]).values():
         assert path.endswith("99-z.conf")
+
+
+LOST = unreadable("EIO")
+
+
+def test_a_file_that_may_say_otherwise_and_cannot_be_read_is_not_taken_for_none() -> None:
+    grub = {kernel_cmdline.CMDLINE: "quiet\n", kernel_cmdline.GRUB: "x", kernel_cmdline.FILE: None, kernel_cmdline.GRUB_CFG: None}
+    nvidia = {nvidia_module.MODINFO: MODINFO, nvidia_module.FILE: None, nvidia_module.PARAMS: None}
+    numa = {numa_balancing.VALUE: "0\n", numa_balancing.FILE: None}
+    late = "/etc/sysctl.d/99-site.conf"
+    assert sysctl.observe(texts({sysctl.FILE: None, late: LOST})) == LOST
+    assert numa_balancing.observe(texts({**numa, late: LOST})) == LOST
+    assert kernel_cmdline.observe(texts({**grub, "/etc/default/grub.d/zz.cfg": LOST})) == LOST
+    assert nvidia_module.observe(texts({**nvidia, "/etc/modprobe.d/zzz.conf": LOST})) == LOST
+
+
+def test_a_cpu_that_has_lost_its_energy_hint_is_not_left_out() -> None:
+    path = energy_performance.FOLDER.format(0) + energy_performance.NAME
+    two = tuple(Cpu(id=n, package=0, core=n, numa=0, l3=0, siblings=(n,)) for n in (0, 1))
+    seen = energy_performance.observe(replace(texts({path: "performance\n"}), cpus=two))
+    assert isinstance(seen, Missing) and "cpu1/" in seen.detail
 
 
 # -- huge pages, idle states, energy hints

@@ -30,6 +30,11 @@ def assignments(text: str) -> Iterator[tuple[str, str]]:
             yield proc_path(key.strip().removeprefix("-").strip()), " ".join(value.split())
 
 
+def unreadable_file(texts: Mapping[str, str | Missing | None]) -> Missing | None:
+    """A file of these directories that is there and cannot be read: what it sets is not known."""
+    return next((t for path, t in sorted(texts.items()) if path.startswith(DIRECTORIES) and isinstance(t, Missing)), None)
+
+
 def later_writers(texts: Mapping[str, str | Missing | None], ours: str, keys: Collection[str]) -> dict[str, tuple[str, str]]:
     """Of each key the last file (path, value) that is read after ours and names it. ``ours``: the path of our file."""
     chosen: dict[str, str] = {}  # file name -> path; the first directory wins

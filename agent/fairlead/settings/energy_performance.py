@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
 from fairlead.model.change import KernelValue
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
 
 FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
@@ -43,6 +43,10 @@ def observe(node: Node) -> Observed | Missing:
                 return value
         if isinstance(now, str):
             cpus.append((cpu, now.strip(), tuple(offered.split()) if isinstance(offered, str) else ()))
+    online = [c.id for c in node.cpus if c.online]
+    if cpus and len(cpus) < len(online):  # one driver serves all CPUs
+        without = next(cpu for cpu in online if cpu not in {c for c, _, _ in cpus})
+        return unreadable(f"{FOLDER.format(without)}{NAME}: no such file, and other CPUs have it")
     return Observed(tuple(cpus))
 
 

@@ -80,8 +80,10 @@ def observe(node: Node) -> Observed | Missing:
                 return text
             options = [line.split(None, 1) for line in (text or "").splitlines() if line.startswith("options")]
             entries[path] = " ".join(parts[1] for parts in options if len(parts) == 2)
-        elif path.startswith("/etc/default/grub.d/") and path > FILE and isinstance(text, str):
-            later = path if "GRUB_CMDLINE_LINUX" in text else later
+        elif path.startswith("/etc/default/grub.d/") and path > FILE:
+            if isinstance(text, Missing):
+                return text
+            later = path if "GRUB_CMDLINE_LINUX" in (text or "") else later
     cfg = texts[GRUB_CFG]
     menu = None if cfg is None else tuple(line for line in _LINUX.findall(cfg) if " single" not in f" {line} ")
     return Observed(tuple(running.split()), texts[FILE], texts[GRUB] is not None, menu, entries, later)

@@ -16,7 +16,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, KernelValue, Layer
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
-from fairlead.model.sysctl import GLOBS, later_writers
+from fairlead.model.sysctl import GLOBS, later_writers, unreadable_file
 
 VALUE = "/proc/sys/kernel/numa_balancing"
 KEY = "kernel.numa_balancing"
@@ -45,7 +45,9 @@ def observe(node: Node) -> Observed | Missing:
     if not text.strip().isdecimal():
         return unreadable(f"{VALUE}: not a number: {text.strip()[:20]!r}")
     file = node.text(FILE)
-    return file if isinstance(file, Missing) else Observed(int(text), file, later_writers(node.texts, FILE, (KEY,)).get(KEY))
+    if isinstance(file, Missing):
+        return file
+    return unreadable_file(node.texts) or Observed(int(text), file, later_writers(node.texts, FILE, (KEY,)).get(KEY))
 
 
 def content(value: int) -> str:

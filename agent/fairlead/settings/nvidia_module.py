@@ -55,8 +55,10 @@ def observe(node: Node) -> Observed | Missing:
             return value
     others: list[tuple[str, str, str]] = []
     for path, text in sorted(node.texts.items()):
-        if path.startswith("/etc/modprobe.d/") and path != FILE and isinstance(text, str):
-            for words in _OPTIONS.findall(text):
+        if path.startswith("/etc/modprobe.d/") and path != FILE:
+            if isinstance(text, Missing):
+                return text
+            for words in _OPTIONS.findall(text or ""):
                 others += [(path, w.partition("=")[0], w.partition("=")[2].strip('"')) for w in words.split() if "=" in w]
     running: dict[str, str] | None = None
     if isinstance(params, str):

@@ -18,7 +18,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, KernelValue, Layer
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
-from fairlead.model.sysctl import GLOBS, later_writers, proc_path
+from fairlead.model.sysctl import GLOBS, later_writers, proc_path, unreadable_file
 
 FILE = "/etc/sysctl.d/90-fairlead-sysctl.conf"
 CONGESTION = "/proc/sys/net/ipv4/tcp_available_congestion_control"
@@ -78,7 +78,9 @@ def reads_for(want: SysctlWant) -> tuple[str, ...]:
 
 def observe(node: Node) -> Observed | Missing:
     file = node.text(FILE)
-    return file if isinstance(file, Missing) else Observed(dict(node.texts), file)
+    if isinstance(file, Missing):
+        return file
+    return unreadable_file(node.texts) or Observed(dict(node.texts), file)
 
 
 def content(want: SysctlWant) -> str:
