@@ -1,0 +1,133 @@
+"""Makes Changes: files by temp and rename, kernel values and config space by write and read-back, units by systemctl.
+
+Before anything is changed for the first time, what was there is noted below ``UNDO``, so a run that is killed at any point
+leaves either the old or the new state and always a way back. Written is not done: a value that does not read back as
+wanted is a failure, said in one line.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from fairlead.errors import FairleadError
+from fairlead.host.change.files import write_file
+from fairlead.host.change.show import diff, target, verbs
+from fairlead.host.change.tools import commands, made_anew, systemctl
+from fairlead.host.change.undo import UNDO, remember, undo_changes
+from fairlead.host.change.values import current_choice, write_bits, write_kernel_value
+from fairlead.host.root import Root
+from fairlead.model.change import AnyChange, BootLoader, Disruption, File, KernelValue, Layer, Module, Nvml, PciBits, Reboot, Unit
+
+__all__ = [
+    "UNDO",
+    "NvmlSet",
+    "Outcome",
+    "current_choice",
+    "diff",
+    "execute",
+    "systemctl",
+    "target",
+    "undo_all",
+    "undo_changes",
+    "write_file",
+]
+
+NOT_UNDONE = Unit | Module | BootLoader | Reboot  # what was there before is in a file of theirs, or was nothing
+NvmlSet = Callable[[str, str, int], None]
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What became of one change. ``message`` is one line: what was done, or why it was not."""
+
+    change: AnyChange
+    done: bool
+    message: str
+    skipped: bool = False
+
+
+def execute(
+    changes: Iterable[AnyChange], root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO
+) -> tuple[Outcome, ...]:
+    """Make the changes in order. One that fails does not stop the others, but that what the kernel refused is not persisted:
+    no file of the same setting is written after it. Nothing is raised for a failure."""
+    outcomes: list[Outcome] = []
+    refused: set[str] = set()
+    for change in changes:
+        if change.setting in refused and change.layer is Layer.PERSISTED:
+            words = f"{target(change)}: not written, since the running kernel refused it"
+            outcomes.append(Outcome(change=change, done=False, message=words))
+            continue
+        try:
+            if not isinstance(change, NOT_UNDONE):
+                remember(change, root, undo)
+            outcomes.append(_make(change, root, nvml_set))
+        except (OSError, FairleadError) as e:
+            words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
+            if isinstance(change, KernelValue):
+                refused.add(change.setting)
+                if isinstance(e, OSError) and e.errno == errno.EINVAL:
+                    words = f"the kernel refuses {change.value!r} ({words})"
+            outcomes.append(Outcome(change=change, done=False, message=f"{target(change)}: {words}"))
+    return tuple(outcomes)
+
+
+def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None) -> Outcome:
+    match change:
+        case File():
+            write_file(root.join(change.path), _bytes(change.content), change.mode)
+            return Outcome(
+                change=change, done=True, message=f"{change.path}: {'removed' if change.content is None else 'written'}"
+            )
+        case KernelValue():
+            write_kernel_value(change, root)
+            return Outcome(change=change, done=True, message=f"{change.path}: {change.before or '?'} -> {change.value}")
+        case PciBits():
+            word = write_bits(change, root)
+            return Outcome(change=change, done=True, message=f"{target(change)}: {change.before:#06x} -> {word:#06x}")
+        case Nvml():
+            if nvml_set is None:
+                return Outcome(change=change, done=False, message=f"{target(change)}: NVML is not at hand")
+            nvml_set(change.pci, change.what, change.value)
+            return Outcome(change=change, done=True, message=f"{target(change)}: {change.before} -> {change.value}")
+        case Unit():
+            if not root.is_live:
+                return Outcome(change=change, done=True, skipped=True, message=f"{change.name}: not a running system")
+            for argv in commands(change):
+                systemctl(argv)
+            return Outcome(change=change, done=True, message=f"{change.name}: {', '.join(verbs(change))}")
+        case Reboot():
+            return Outcome(change=change, done=False, skipped=True, message=f"{change.what}: waits for a reboot")
+        case Module() | BootLoader():
+            if not root.is_live:
+                return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
+            made_anew(change)
+            return Outcome(change=change, done=True, message=f"{target(change)}: done")
+
+
+def _bytes(content: str | None) -> bytes | None:
+    return None if content is None else content.encode("utf-8", "surrogateescape")
+
+
+def undo_all(root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False) -> tuple[Outcome, ...]:
+    """Bring back the state before fairlead, last change first; the record of what came back is removed.
+
+    busy: a job runs here, so what a job would notice stays, with its record, and its outcome is ``skipped``.
+    """
+    outcomes: list[Outcome] = []
+    for path, change in reversed(undo_changes(root, undo)):
+        if busy and change.disruption is not Disruption.NONE:
+            words = f"{target(change)}: waits for an idle node"
+            outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
+            continue
+        try:
+            outcome = _make(change, root, nvml_set)
+        except (OSError, FairleadError) as e:
+            outcome = Outcome(change=change, done=False, message=f"{target(change)}: {e}")
+        if outcome.done:
+            os.unlink(path)
+        outcomes.append(outcome)
+    return tuple(outcomes)

@@ -1,0 +1,59 @@
+"""Changes in words: what one is about, and what it would do, as a diff."""
+
+from __future__ import annotations
+
+import difflib
+
+from fairlead.model.change import AnyChange, BootLoader, File, KernelValue, Module, Nvml, PciBits, Reboot, Unit
+
+
+def target(change: AnyChange) -> str:
+    """What the change is about, in one word: a path, a PCI address with register, a unit."""
+    match change:
+        case File(path=path) | KernelValue(path=path):
+            return path
+        case PciBits(address=address, what=what, offset=offset):
+            return f"{address} {what or hex(offset)}"
+        case Nvml(pci=pci, what=what):
+            return f"{pci} {what}"
+        case Unit(name=name) | Module(name=name) | BootLoader(tool=name) | Reboot(what=name):
+            return name
+
+
+def diff(change: AnyChange) -> str:
+    """The change as text: a unified diff for a file, ``- before`` and ``+ after`` for everything else."""
+    match change:
+        case File(path=path, content=content, before=before):
+            return "".join(
+                difflib.unified_diff(
+                    (before or "").splitlines(keepends=True),
+                    (content or "").splitlines(keepends=True),
+                    path if before is not None else "/dev/null",
+                    path if content is not None else "/dev/null",
+                )
+            )
+        case KernelValue(value=value, before=before_text):
+            return f"--- {target(change)}\n- {before_text}\n+ {value}\n"
+        case PciBits(before=word, mask=mask, value=bits):
+            return f"--- {target(change)}\n- {word:#06x}\n+ {word & ~mask | bits:#06x}\n"
+        case Nvml(value=new, before=old):
+            return f"--- {target(change)}\n- {old}\n+ {new}\n"
+        case Unit():
+            return f"--- {target(change)}\n+ {', '.join(verbs(change))}\n"
+        case Module():
+            return f"--- module {change.name}\n+ loaded\n"
+        case BootLoader():
+            return f"--- boot loader ({change.tool})\n" + "".join(f"+ {w}\n" for w in change.words or ("made anew",))
+        case Reboot():
+            return f"--- running kernel\n+ {change.what} (after a reboot)\n"
+
+
+def verbs(change: Unit) -> list[str]:
+    words = ["read unit files again"] if change.daemon_reload else []
+    if change.enabled is not None:
+        words.append("enable" if change.enabled else "disable")
+    if change.restart:
+        words.append("restart")
+    elif change.active is not None:
+        words.append("start" if change.active else "stop")
+    return words

@@ -1,0 +1,105 @@
+"""What was there before fairlead's first change of a target, noted below ``UNDO`` before that change is made."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from typing import Any
+
+from fairlead.errors import HostError
+from fairlead.host.change.files import write_file
+from fairlead.host.change.show import target
+from fairlead.host.change.values import current_choice
+from fairlead.host.root import Root
+from fairlead.model.change import AnyChange, BootLoader, Disruption, File, KernelValue, Module, Nvml, PciBits, Reboot, Unit
+
+UNDO = "/var/lib/fairlead/undo"
+
+
+def _record(change: AnyChange, root: Root) -> dict[str, Any]:
+    match change:
+        case File(path=path, setting=setting):
+            try:
+                with open(root.join(path), "rb") as f:
+                    content: str | None = base64.b64encode(f.read()).decode()
+                    mode = os.fstat(f.fileno()).st_mode & 0o7777
+            except FileNotFoundError:
+                content, mode = None, 0o644
+            return {"kind": "file", "setting": setting, "path": path, "content": content, "mode": mode}
+        case KernelValue(path=path, setting=setting):
+            with open(root.join(path), encoding="utf-8", errors="replace") as f:
+                return {"kind": "kernel", "setting": setting, "path": path, "value": current_choice(f.read(65536))}
+        case PciBits():
+            return {
+                "kind": "pci",
+                "setting": change.setting,
+                "address": change.address,
+                "offset": change.offset,
+                "mask": change.mask,
+                "value": change.before & change.mask,
+                "what": change.what,
+                "disruption": change.disruption.value,
+            }
+        case Nvml():
+            return {"kind": "nvml", "setting": change.setting, "pci": change.pci, "what": change.what, "value": change.before}
+        case Unit() | Module() | BootLoader() | Reboot():
+            raise TypeError(f"{target(change)} has no undo record")
+
+
+def _undo_path(change: AnyChange, undo: str) -> str:
+    name = hashlib.sha256(f"{change.setting} {target(change)}".encode()).hexdigest()[:16]
+    return f"{undo}/{change.setting}.{name}.json"
+
+
+def remember(change: AnyChange, root: Root, undo: str) -> None:
+    """Note what is there before fairlead's first change of this target. Later changes keep the first note."""
+    path = root.join(_undo_path(change, undo))
+    if os.path.exists(path):
+        return
+    write_file(path, json.dumps(_record(change, root), indent=1).encode() + b"\n", 0o600)
+
+
+def undo_changes(root: Root, undo: str = UNDO) -> tuple[tuple[str, AnyChange], ...]:
+    """What would bring back the state before fairlead, each with its record's path. Raises HostError for a bad record."""
+    folder = root.join(undo)
+    try:
+        names = sorted(n for n in os.listdir(folder) if n.endswith(".json") and not n.startswith("."))
+    except FileNotFoundError:
+        return ()
+    found: list[tuple[str, AnyChange]] = []
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            with open(path, encoding="utf-8") as f:
+                found.append((path, _from_record(json.load(f))))
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise HostError(f"{path}: not an undo record: {e}", hint="remove it if it is of no use") from None
+    return tuple(found)
+
+
+def _from_record(r: dict[str, Any]) -> AnyChange:
+    why = "as it was before fairlead"
+    match r["kind"]:
+        case "file":
+            content = None if r["content"] is None else base64.b64decode(r["content"]).decode("utf-8", "surrogateescape")
+            return File(setting=r["setting"], why=why, path=r["path"], content=content, mode=r["mode"])
+        case "kernel":
+            return KernelValue(setting=r["setting"], why=why, path=r["path"], value=r["value"])
+        case "pci":
+            return PciBits(
+                setting=r["setting"],
+                why=why,
+                address=r["address"],
+                offset=r["offset"],
+                mask=r["mask"],
+                value=r["value"],
+                before=0,
+                what=r["what"],
+                disruption=Disruption(r.get("disruption", "idle")),
+            )
+        case "nvml":
+            return Nvml(setting=r["setting"], why=why, pci=r["pci"], what=r["what"], value=r["value"], before=-1)
+        case kind:
+            raise ValueError(f"unknown kind {kind!r}")

@@ -1,0 +1,46 @@
+"""Kernel values and bits of config space: written, then read back."""
+
+from __future__ import annotations
+
+import os
+
+from fairlead.errors import HostError
+from fairlead.host.root import Root
+from fairlead.model.change import KernelValue, PciBits
+
+
+def current_choice(text: str) -> str:
+    """The value of a kernel file: of ``always [madvise] never`` the one in brackets, else the text itself."""
+    words = text.split()
+    chosen = [w[1:-1] for w in words if w.startswith("[") and w.endswith("]")]
+    return chosen[0] if len(chosen) == 1 and len(words) > 1 else " ".join(words)
+
+
+def write_kernel_value(change: KernelValue, root: Root) -> None:
+    path = root.join(change.path)
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)  # never O_CREAT: an absent kernel file is an error
+    try:
+        os.write(fd, change.value.encode() + b"\n")
+    finally:
+        os.close(fd)
+    with open(path, encoding="utf-8", errors="replace") as f:
+        got = current_choice(f.read(65536))
+    if got != " ".join(change.value.split()):
+        raise HostError(f"reads back {got!r} after {change.value!r} was written", hint="another program writes this value")
+
+
+def write_bits(change: PciBits, root: Root) -> int:
+    fd = os.open(root.join(f"/sys/bus/pci/devices/{change.address}/config"), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        raw = os.pread(fd, 2, change.offset)
+        if len(raw) != 2:
+            raise HostError(f"config space ends before {change.offset:#x}", hint="reading beyond 64 bytes needs root")
+        word = int.from_bytes(raw, "little")
+        wanted = word & ~change.mask & 0xFFFF | change.value
+        os.pwrite(fd, wanted.to_bytes(2, "little"), change.offset)
+        got = int.from_bytes(os.pread(fd, 2, change.offset), "little")
+    finally:
+        os.close(fd)
+    if got & change.mask != change.value & change.mask:
+        raise HostError(f"reads back {got:#06x} after {wanted:#06x} was written: the device keeps these bits")
+    return got
