@@ -28,7 +28,8 @@ PATH = "/var/lib/fairlead/maintain.db"
 SCHEMA = 1
 SPARE_BYTES = 1 << 20
 _TABLES = """
-CREATE TABLE IF NOT EXISTS run (id TEXT PRIMARY KEY, began REAL, ended REAL, state TEXT, who TEXT, site TEXT, plan BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS run (id TEXT PRIMARY KEY, began REAL, ended REAL, state TEXT, who TEXT, site TEXT, plan BLOB)
+                                WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS node (run TEXT, place INTEGER, node TEXT, slurm TEXT, text TEXT, mark TEXT, ended REAL, work BLOB,
                                  PRIMARY KEY (run, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS step (run TEXT, node TEXT, unix_seconds REAL, step TEXT, detail TEXT);
@@ -148,10 +149,10 @@ class Journal:
             busy = dict(self._db.execute(query))
             mine = []
             for place, work in enumerate(works):
-                if other := busy.get(work.slurm, ""):
-                    work = work.at(Step.SKIPPED, now, f"not touched: it is in run {other}; resume or abort that one first")
-                self._node(name, place, work)
-                mine.append(work)
+                other = busy.get(work.slurm, "")
+                why = f"not touched: it is in run {other}; resume or abort that one first"
+                mine.append(work.at(Step.SKIPPED, now, why) if other else work)
+                self._node(name, place, mine[-1])
             values = (name, now, who, site, msgspec.json.encode(plan))
             self._db.execute("INSERT INTO run VALUES (?, ?, 0, 'running', ?, ?, ?)", values)
             return tuple(mine)
