@@ -7,7 +7,7 @@ then is told as not reached. No port is opened for it, and nothing is started on
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -22,8 +22,22 @@ ANSWER_MAX_BYTES = 4 << 20
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
 _END = "/dev/null"  # the last file that is named: what comes before it is whole
 _HEADING = re.compile(rb"^==> (/\S+) <==\n", re.MULTILINE)
-#: Every login shell understands it. GNU head heads each file that there is with ``==> its name <==`` (coreutils manual, head).
-COMMAND = f"exec head -v -c {ANSWER_MAX_BYTES} {' '.join(_PARTS)} {_END}"
+
+
+def reading(files: Iterable[str]) -> str:
+    """The command that shows these files of a node as ``parts_of`` reads them. Every login shell understands it; GNU head heads
+    each file that there is with ``==> its name <==`` (coreutils manual, head)."""
+    return f"exec head -v -c {ANSWER_MAX_BYTES} {' '.join(files)} {_END}"
+
+
+def parts_of(answer: bytes) -> dict[str, bytes] | None:
+    """The files in what ``reading`` printed, without a shell's greetings before them; None for an answer that is cut short."""
+    _, *pieces = _HEADING.split(answer[:ANSWER_MAX_BYTES] + b"\n")
+    parts = {name.decode("ascii", "replace"): content for name, content in zip(pieces[::2], pieces[1::2], strict=True)}
+    return parts if _END in parts else None
+
+
+COMMAND = reading(_PARTS)
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -58,10 +72,9 @@ class Source(Protocol):
 
 
 def parse_account(answer: bytes) -> Account:
-    """The account in what ``COMMAND`` printed; a shell's greetings before it are passed over."""
-    _, *pieces = _HEADING.split(answer[:ANSWER_MAX_BYTES])
-    parts = {name.decode("ascii", "replace"): content for name, content in zip(pieces[::2], pieces[1::2], strict=True)}
-    if _END not in parts:
+    """The account in what ``COMMAND``, or a ``reading`` of more files, printed."""
+    parts = parts_of(answer)
+    if parts is None:
         return Account(reached=False, trouble="its answer is cut short")
     status = _status(parts.get(_PARTS[2], b""))
     if not parts.get(_PARTS[0], b"").strip():
@@ -180,8 +193,8 @@ class OverSsh:
         return {n: self._account(n, a, answers.get(a, b""), errors.get(a, b""), codes.get(a)) for n, a in addresses.items()}
 
     def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> Account:
-        if code == 0 or (code == 1 and _HEADING.search(answer + b"\n")):  # head ends with 1 where a file is not there
-            found = parse_account(answer + b"\n")
+        if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file is not there
+            found = parse_account(answer)
             if found.node in ("", node):
                 return found
             return Account(reached=False, trouble=f"ssh {address} leads to {found.node}")
