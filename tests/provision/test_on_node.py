@@ -49,6 +49,7 @@ class Machine:
             "diff": False,
             "undo": False,
             "force": False,
+            "drained": False,
             "opt": str(self.opt),
             "release": RELEASE,
             "files": [entry],

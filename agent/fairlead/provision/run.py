@@ -45,6 +45,7 @@ class Options(Struct, frozen=True, kw_only=True):
     uninstall: bool = False
     undo: bool = False
     force: bool = False
+    drained: bool = False  # these nodes are drained in Slurm and no job runs there: the caller has seen to it
 
 
 def run(site: Site, options: Options) -> Report:
@@ -123,6 +124,7 @@ def _play(
             state="absent" if options.uninstall else "present",
             undo=options.undo,
             force=options.force,
+            drained=options.drained,
         )
         inventory = folder / "inventory.ini"
         (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
