@@ -80,10 +80,9 @@ class OverSsh:
         return "" if code in (0, 255, None) else _last(error) or f"systemctl reboot ended with {code}"
 
     def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
-        drained = {"drained": True} if "drained" in Options.__struct_fields__ else {}
-        asked = {"nodelist": ",".join(nodes), "check": check, "quiet": True, **drained}
+        asked = msgspec.structs.replace(self._options, nodelist=",".join(nodes), check=check, quiet=True, drained=True)
         try:
-            report = provision(self._site, msgspec.structs.replace(self._options, **asked))
+            report = provision(self._site, asked)
         except FairleadError as e:
             return {node: Applied(trouble=str(e)) for node in nodes}
         return {result.node: outcome(result) for result in report.nodes}
