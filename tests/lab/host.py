@@ -131,12 +131,17 @@ class Host:
             fifo.write(f"{verb} {self.name}\n")
 
     def refit(self, edit: Callable[[Path], object] = lambda tree: None, *, address: str = "", machine_id: str = "") -> None:
-        """What it is from its next power-on: its tree as ``edit`` leaves it, at another address, of another installation."""
+        """What it is from its next power-on: the tree it was made with as ``edit`` leaves it (so without one it is itself again),
+        at another address, of another installation.
+        """
         following = self.folder / "next"
         following.mkdir(exist_ok=True)
         if self.tree is not None:
+            made = self.folder / "tree.made"
+            if not made.is_symlink():
+                made.symlink_to(self.tree.resolve())
             tree = Path(tempfile.mkdtemp(prefix="tree-", dir=self.folder))
-            shutil.copytree(self.tree.resolve(), tree, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(made.resolve(), tree, symlinks=True, dirs_exist_ok=True)
             tree.chmod(0o755)
             edit(tree)
             library.write_conf(tree, following / "nvml.conf")
