@@ -1,4 +1,4 @@
-"""Twenty SIGKILLs at random moments of maintenance with real reboots; after each run every node is as it should be."""
+"""The long loops: twenty SIGKILLs at random moments of maintenance with real reboots, and sixteen nodes above a floor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import maintain
 from tests.maintain.admin import kill, provisioned
 
 pytestmark = [pytest.mark.rack, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -40,3 +41,10 @@ def test_twenty_kills_and_every_node_is_done_once(tmp_path: Path) -> None:
             assert [admin.boots(host) for host in admin.rack.nodes] == [count + 1 for count in before], said
             assert admin.lost(jobs) == [], said
     print(f"{kills} kills in {runs} runs, seed {seed}")
+
+
+def test_sixteen_nodes_in_fours_above_a_floor() -> None:
+    """`python -m tests.bench maintain` prints the figures."""
+    found = maintain.measure()
+    assert found.usable >= maintain.FLOOR and len(found.node_seconds) == maintain.NODES
+    print(f"16 nodes in {found.wall_seconds:.0f} s")
