@@ -13,7 +13,7 @@ from tests.lab.pcitree import put
 from tests.maintain.admin import Admin, kill, until
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(400)]
-REBOOT = ("--reboot", "--reboot-wait", "25s", "--verify-wait", "40s")
+REBOOT = ("--reboot", "--reboot-wait", "20s", "--verify-wait", "30s")
 PATIENT = ("--reboot", "--verify-wait", "90s")
 
 
@@ -49,7 +49,7 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
         assert "DRAIN" not in state.states and "DOWN" not in state.states, state
         assert admin.boots(admin.node(number)) == 1 and shown[f"gpu{number}"]["rebooted"]
     second, third = rack.node_state("gpu2"), rack.node_state("gpu3")
-    for state, why in ((second, "FAILED: did not come back in 25 s"), (third, "FAILED: ")):
+    for state, why in ((second, "FAILED: did not come back in 20 s"), (third, "FAILED: ")):
         assert "DRAIN" in state.states and state.reason.startswith("fairlead:maintain:") and why in state.reason, state
     assert "gpu_count" in third.reason or "GPU" in third.reason, third
     for name in ("gpu4", "gpu5"):
