@@ -22,6 +22,7 @@ from tests.lab.roots import LabError
 
 PROJECT = Path(__file__).resolve().parents[2]
 JOB = "#!/bin/sh\nsleep {seconds}\n"
+HELD = "#!/bin/sh\nuntil [ -e /run/go ]; do sleep 0.2; done\n"
 
 
 class Admin:
@@ -86,6 +87,14 @@ class Admin:
 
     def job(self, seconds: float, *options: str) -> int:
         return self.rack.submit(JOB.format(seconds=seconds), "--exclusive", *options)
+
+    def held_job(self, number: int) -> int:
+        """A job on that node which runs until it is let go."""
+        return self.rack.submit(HELD, "--exclusive", f"-wgpu{number}")
+
+    def let_go(self, *numbers: int) -> None:
+        for number in numbers:
+            self.node(number).run("touch /run/go")
 
     def lost(self, jobs: dict[int, str]) -> list[str]:
         """Jobs that did not run once and to their end."""
