@@ -115,3 +115,7 @@ def test_3_a_node_that_is_lost_elsewhere_or_another_after_its_reboot(admin: Admi
         assert words in shown[name]["detail"] and shown[name]["condition"] == "drained, and stays so"
         lines = [line for line in said.splitlines() if line.startswith(f"{name}: failed") and "new boards" not in line]
         assert len(lines) == 1 and words in lines[0], said
+    fleet = admin.fleet()
+    assert {fleet[name]["drained"]["by"] for name in why} == {"maintain"} and fleet["gpu5"]["drained"]["by"] == "person"
+    assert (fleet["gpu6"]["word"], fleet["gpu7"]["word"]) == ("unreachable", "unreachable") and fleet["gpu1"]["word"] == "ok"
+    assert fleet["gpu8"]["drained"]["why"].startswith("new boards; FAILED: not the same machine")
