@@ -29,6 +29,7 @@ REBOOT_SECONDS = 30.0
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _SERIALS = ("/sys/class/dmi/id/product_serial", "/sys/class/dmi/id/board_serial", "/sys/class/dmi/id/product_uuid")
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json", _BOOT, *_SERIALS, "/etc/machine-id")
+_LOOK = reading(_PARTS)
 #: What stands in an unprogrammed board (dmidecode's own list of such words is longer; these are no serial of any machine).
 _NO_SERIAL = re.compile(
     r"(?i)|none|unknown|0+|default string|not (specified|applicable|available)|to be filled.*|system serial.*"
@@ -64,7 +65,7 @@ class OverSsh:
         self._options = options or Options()
 
     def look(self, node: str) -> Looked:
-        code, out, error = self._ssh(node, reading(_PARTS), LOOK_SECONDS)
+        code, out, error = self._ssh(node, _LOOK, LOOK_SECONDS)
         if any(words in error for words in _OTHER_KEY):
             return Looked(stranger=f"{self._address(node)} has another host key")
         if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
@@ -74,8 +75,7 @@ class OverSsh:
     def reboot(self, node: str, boot: str) -> str:
         # Only in the boot that is meant: an order that was late would reboot the node that has just come back.
         script = f'[ "$(cat {_BOOT})" = {shlex.quote(boot)} ] || exit 0; exec systemctl reboot'
-        become = "" if self._site.ansible.user == "root" else "sudo -n "
-        code, _, error = self._ssh(node, f"{become}/bin/sh -c {shlex.quote(script)}", REBOOT_SECONDS)
+        code, _, error = self._ssh(node, script, REBOOT_SECONDS)
         # 255 is ssh's own, and so is being cut off by the reboot that was just ordered: the boot id will tell.
         return "" if code in (0, 255, None) else _last(error) or f"systemctl reboot ended with {code}"
 
@@ -97,8 +97,10 @@ class OverSsh:
     def _address(self, node: str) -> str:
         return self._targets[node].address
 
-    def _ssh(self, node: str, command: str, seconds: float) -> tuple[int | None, bytes, str]:
+    def _ssh(self, node: str, script: str, seconds: float) -> tuple[int | None, bytes, str]:
+        """Run a script as root there: serial numbers are root's to read."""
         a = self._site.ansible
+        command = ("" if a.user == "root" else "sudo -n ") + f"/bin/sh -c {shlex.quote(script)}"
         key = ["-i", a.private_key] if a.private_key else []
         alone = ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
         words = [self._program, *alone, *shlex.split(a.ssh_args), *key, *shlex.split(SSH_ARGS), "-l", a.user, self._address(node)]
