@@ -259,7 +259,7 @@ def test_a_drop_in_of_the_journal_that_is_read_later_is_named_unless_another_hid
 
 def test_the_journal_is_restarted_with_its_file() -> None:
     changes = journald.plan(journald.JournaldWant(), journald.Observed(None))
-    assert [type(c) for c in changes] == [File, Unit]
+    assert [type(c) for c in changes] == [File, Unit, Unit]
     assert journald.plan(journald.JournaldWant(), journald.Observed(journald.content(journald.JournaldWant()))) == ()
 
 

@@ -19,7 +19,7 @@ from fairlead.model.setting import Setting, Want
 
 FILE = "/etc/systemd/journald.conf.d/90-fairlead.conf"
 PLACES = tuple(f"{place}/systemd/journald.conf.d/" for place in ("/etc", "/run", "/usr/lib"))
-UNIT = "systemd-journald.service"
+UNIT, FLUSH = "systemd-journald.service", "systemd-journal-flush.service"
 
 
 class JournaldWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,10 +74,11 @@ def plan(want: JournaldWant, observed: Observed) -> tuple[AnyChange, ...]:
     if observed.file == content(want):
         return ()
     why = f"{FILE} does not say what is declared"
-    return (
-        File(setting="journald", why=why, layer=Layer.PERSISTED, path=FILE, content=content(want), before=observed.file),
-        Unit(setting="journald", why=why, name=UNIT, restart=True),
-    )
+    file = File(setting="journald", why=why, layer=Layer.PERSISTED, path=FILE, content=content(want), before=observed.file)
+    started = Unit(setting="journald", why=why, name=UNIT, restart=True)
+    # A journal that was in memory until now stays there until it is flushed (systemd-journald.service(8), SIGUSR1).
+    flushed = Unit(setting="journald", why=why, name=FLUSH, restart=True)
+    return (file, started, flushed) if want.storage == "persistent" else (file, started)
 
 
 setting = Setting(
