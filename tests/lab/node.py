@@ -92,6 +92,7 @@ def power_on(spec: HostSpec, fifo: int) -> None:
     for word in words.split():
         if word in ("numa_balancing=disable", "numa_balancing=enable"):
             (proc / "sys/kernel/numa_balancing").write_text(f"{int(word.endswith('enable'))}\n")
+    _load_driver(folder / "disk/up", proc / "driver/nvidia/params")
     sim = folder / "sim"
     kept = sim / "nvml.power-on"
     (sim / "nvml.control").write_bytes(kept.read_bytes() if kept.is_file() else b"")
@@ -103,6 +104,18 @@ def power_on(spec: HostSpec, fifo: int) -> None:
     records = Path(spec.tree, "dev/kmsg")
     for record in records.read_text().splitlines() if records.is_file() else ():
         os.write(fifo, f"{record}\n".encode())
+
+
+def _load_driver(disk: Path, params: Path) -> None:
+    """What the NVIDIA module was loaded with: the options in the node's own modprobe.d, those of names that it has."""
+    if not params.is_file():
+        return
+    lines = params.read_text().splitlines()
+    for path in sorted((disk / "etc/modprobe.d").glob("*.conf")):
+        for words in (line.split() for line in path.read_text().splitlines()):
+            given = dict(w.removeprefix("NVreg_").split("=", 1) for w in words[2:] if words[:2] == ["options", "nvidia"])
+            lines = [f"{n}: {given.get(n, v)}" for n, v in (line.split(": ", 1) for line in lines)]
+    params.write_text("\n".join(lines) + "\n")
 
 
 def grub(disk: Path) -> str:
