@@ -29,6 +29,7 @@ COMMANDS = {
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",
     "apply": "make this node what its document says",
+    "plan": "what provision would change on each node, why, and which nodes need a reboot or a drain",
     "provision": "make nodes what the site declares, over ssh",
     "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
     "drain": "drain a node with a reason that fairlead owns",
@@ -52,7 +53,8 @@ Keeps the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones.
 {commands}
 
 `fairlead COMMAND --help` says more. Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown (check);
-64 usage, 65 bad data, 66 no such input, 69 unavailable, 70 bug, 75 try again, 77 needs root, 78 configuration."""
+64 usage, 65 bad data, 66 no such input, 68 node not reached, 69 unavailable, 70 bug,
+75 try again, 77 needs root, 78 configuration."""
 
 # Modules that only an extra brings, and which.
 EXTRAS = {
