@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -34,6 +34,11 @@ APPLYING = "applying"  # below the run directory: while it is there and not expi
 APPLYING_SECONDS = 600
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
+_NEXT = {
+    "idle": "run it again when no job runs here",
+    "drain": "drain the node in Slurm, wait for its jobs to end, then run `fairlead apply --drained` there",
+    "reboot": "takes effect with a reboot; drain the node in Slurm first",
+}
 
 
 class Answer(Protocol):
@@ -92,6 +97,7 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
     phase: Phase
     dry_run: bool
     busy: bool
+    drained: bool = False
     changed: int
     failed: int
     items: tuple[Item, ...]
@@ -150,15 +156,22 @@ def apply(
     dry_run: bool = False,
     phase: Phase = "all",
     busy: bool = False,
+    drained: bool = False,
     nvml: Nvml | None = None,
     undo: str = changing.UNDO,
+    only: Sequence[str] = (),
 ) -> ApplyReport:
-    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made."""
-    selected = chosen(document, phase)
+    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: none
+    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all that are declared."""
+    selected = {name: pair for name, pair in chosen(document, phase).items() if not only or name in only}
     look = _looker(document, root, selected, nvml)
     before = look()
     plans = {name: _plan(setting, want, before) for name, (setting, want) in selected.items()}
-    todo = {name: tuple(c for c in p if _allowed(c, busy)) for name, p in plans.items() if isinstance(p, tuple)}
+    todo = {
+        name: tuple(c for c in planned if c.disruption.allowed(busy=busy, drained=drained))
+        for name, planned in plans.items()
+        if isinstance(planned, tuple)
+    }
     outcomes: dict[str, tuple[changing.Outcome, ...]] = {}
     after = before
     if not dry_run and any(todo.values()):
@@ -183,6 +196,7 @@ def apply(
         phase=phase,
         dry_run=dry_run,
         busy=busy,
+        drained=drained,
         changed=changed,
         failed=sum(i.state in {"failed", "refused", "unreadable"} for i in items),
         items=tuple(items),
@@ -222,12 +236,6 @@ def _plan(setting: Setting, want: Want, node: Node) -> tuple[AnyChange, ...] | I
         return setting.plan(want, observed)
     except ConfigError as e:
         return Item(setting="", state="refused", persisted="no", effective="no", message=str(e), hint=e.hint)
-
-
-def _allowed(change: AnyChange, busy: bool) -> bool:
-    if change.disruption is Disruption.NONE:
-        return True
-    return change.disruption is Disruption.IDLE and not busy
 
 
 def _item(
@@ -273,6 +281,7 @@ def _item(
         state, message = "deferred", next(c.why for c in planned if c not in todo)
     else:
         state, message = "changed", planned[0].why
+    waits = max(pending, key=[d.value for d in Disruption].index, default="")
     return Item(
         setting=name,
         state=state,
@@ -280,9 +289,9 @@ def _item(
         if setting.volatile
         else ("no" if Layer.PERSISTED in left or any(isinstance(c, File) for c in rest) else "yes"),
         effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
-        pending=max(pending, key=[d.value for d in Disruption].index, default=""),
+        pending=waits,
         message=message,
-        hint="run it again when no job runs here" if state == "deferred" else "",
+        hint=_NEXT.get(waits, "") if state == "deferred" else "",
         steps=steps,
     )
 

@@ -8,12 +8,18 @@ from msgspec import Struct
 
 
 class Disruption(StrEnum):
-    """What a change does to jobs. A busy node gets only NONE."""
+    """What a change does to jobs: nothing; it needs a node where no job runs; one that no job can come to (drained); a reboot."""
 
     NONE = "none"
     IDLE = "idle"
     DRAIN = "drain"
     REBOOT = "reboot"
+
+    def allowed(self, *, busy: bool, drained: bool) -> bool:
+        """Whether a run may make such a change now. A reboot is never an apply run's to make."""
+        if self is Disruption.IDLE:
+            return not busy
+        return self is Disruption.NONE or (self is Disruption.DRAIN and drained and not busy)
 
 
 class Layer(StrEnum):

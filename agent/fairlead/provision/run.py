@@ -47,6 +47,7 @@ class Options(Struct, frozen=True, kw_only=True):
     undo: bool = False
     force: bool = False
     only: tuple[str, ...] = ()  # settings; () for all that are declared
+    drained: bool = False  # these nodes are drained in Slurm and no job runs there: the caller has seen to it
 
 
 def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
@@ -133,6 +134,7 @@ def _play(
             undo=options.undo,
             force=options.force,
             only=options.only,
+            drained=options.drained,
         )
         inventory = folder / "inventory.ini"
         (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")

@@ -112,15 +112,17 @@ def _bytes(content: str | None) -> bytes | None:
     return None if content is None else content.encode("utf-8", "surrogateescape")
 
 
-def undo_all(root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False) -> tuple[Outcome, ...]:
+def undo_all(
+    root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False, drained: bool = False
+) -> tuple[Outcome, ...]:
     """Bring back the state before fairlead, last change first; the record of what came back is removed.
 
-    busy: a job runs here, so what a job would notice stays, with its record, and its outcome is ``skipped``.
+    busy, drained: as for apply; what may not be changed now stays, with its record, and its outcome is ``skipped``.
     """
     outcomes: list[Outcome] = []
     for path, change in reversed(undo_changes(root, undo)):
-        if busy and change.disruption is not Disruption.NONE:
-            words = f"{target(change)}: waits for an idle node"
+        if not change.disruption.allowed(busy=busy, drained=drained):
+            words = f"{target(change)}: waits for {'a drained' if change.disruption is Disruption.DRAIN else 'an idle'} node"
             outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
             continue
         try:
