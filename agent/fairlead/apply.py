@@ -162,7 +162,8 @@ def apply(
     only: Sequence[str] = (),
 ) -> ApplyReport:
     """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: none
-    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all that are declared."""
+    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all
+    that are declared."""
     selected = {name: pair for name, pair in chosen(document, phase).items() if not only or name in only}
     look = _looker(document, root, selected, nvml)
     before = look()

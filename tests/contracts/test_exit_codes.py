@@ -30,6 +30,7 @@ READING = {
     "doctor",
     "version",
     "env",
+    "plan",
     "provision",
     "apply",
     "xid",

@@ -120,7 +120,7 @@ def test_equal_outcomes_are_grouped_and_differences_named() -> None:
 def test_failures_say_what_to_do_next(kind: str, res: dict[str, object], state: str, hint: str) -> None:
     result = report.node_result("gpu1", kind, "the task", res)
     assert result.state == state and hint in result.hint and result.message and result.task == "the task"
-    assert make(result).exit_code is ExitCode.UNAVAILABLE
+    assert make(result).exit_code is (ExitCode.NO_HOST if state == "unreachable" else ExitCode.UNAVAILABLE)
     assert "next: " in report.text(make(result)) or not hint
 
 
@@ -234,7 +234,7 @@ def test_ansible_runs_whatever_the_locale_of_the_caller(
 ) -> None:
     monkeypatch.setenv("LC_ALL", name)
     site = site_with(tmp_path, 'hosts = { gpu1 = "127.0.0.1" }\nssh_args = "-o Port=9"', nodes="gpu1")
-    assert main(["provision", "--site", site, "--check", "-q", "--json"]) == 69
+    assert main(["provision", "--site", site, "--check", "-q", "--json"]) == 68
     assert '"unreachable"' in capsys.readouterr().out
 
 

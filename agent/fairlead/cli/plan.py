@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +22,9 @@ from fairlead.cli.show import print_json
 from fairlead.config import Document
 from fairlead.errors import DataError, ExitCode, UsageError
 from fairlead.host import kernel
+
+if TYPE_CHECKING:
+    from fairlead.provision.plan import NodePlan
 
 SITE = "/etc/fairlead/site.toml"
 
@@ -61,20 +65,18 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.WARN if args.exit_code and "would_change" in states else ExitCode.OK
 
 
-def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> list[plan.NodePlan]:
+def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> list[NodePlan]:
     from fairlead.provision import plan
     from fairlead.provision.run import Options
     from fairlead.provision.run import run as provision_run
 
     site = config.load_site(args.site or SITE)
-    options = Options(
-        nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only
-    )
+    options = Options(nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only)
     report = provision_run(site, options, provision.slurm_client(args))
     return [plan.of_result(result) for result in report.nodes]
 
 
-def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> plan.NodePlan:
+def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> NodePlan:
     from fairlead.apply import TreeNvml, apply
     from fairlead.provision import plan
 

@@ -15,7 +15,7 @@ from fairlead.slurm.scontrol import Scontrol
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"@[^\s,&!^\[\]]+")
-_IN_SLURM = re.compile(r"^NodeName=(\S+) (?:.* )?NodeAddr=(\S+)", re.MULTILINE)
+_IN_SLURM = re.compile(r"^NodeName=(\S+) (?:.*? )?NodeAddr=(\S+)", re.MULTILINE)
 
 
 class Target(Struct, frozen=True, kw_only=True):

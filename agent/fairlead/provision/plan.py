@@ -12,6 +12,7 @@ from fairlead.provision.inventory import fold
 from fairlead.provision.report import WAITS, NodeResult
 
 _ORDER = ("", *WAITS)
+SHOWN = 3  # lines of one setting in the text
 _BAD = {"failed", "refused", "unreadable"}
 
 
@@ -92,10 +93,8 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False) -> str:
         count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
         needs = f", needs {WAITS[example.needs]}" if example.needs else ""
         lines.append(f"{fold(nodes)} ({count}): {words.get(example.state, example.state)}{needs}")
-        for step in example.steps:
-            said = f"{step.setting}: {step.why} ({step.target})" if step.setting else f"{step.target}: {step.why}"
-            lines.append(f"  {said}{f' [{step.needs}]' if step.needs else ''}")
-            lines += [f"    {line}" for line in step.diff.splitlines()] if diff else []
+        lines += _steps(example.steps)
+        lines += [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
         lines += [f"  cannot: {f}" for f in example.failures]
         lines += [f"  next: {example.hint}"] if example.hint else []
     for need, named in needing(plans).items():
@@ -108,6 +107,24 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False) -> str:
     counts = [(sum(p.state == s for p in plans), names.get(s, s)) for s in states]
     total = f"{len(plans)} node{'' if len(plans) == 1 else 's'}"
     return "\n".join([*lines, f"{total}: {', '.join(f'{n} {name}' for n, name in counts if n)}"])
+
+
+def _steps(steps: Sequence[PlanStep]) -> list[str]:
+    """A line for each why; of a setting with many (a line per device) the first ones."""
+    targets: dict[tuple[str, str, str], list[str]] = {}
+    for step in steps:
+        key = (step.setting, step.why, step.needs) if step.setting else ("", f"{step.target}: {step.why}", step.needs)
+        targets.setdefault(key, []).append(step.target)
+    lines: list[str] = []
+    for setting in dict.fromkeys(key[0] for key in targets):
+        said = []
+        for (name, why, needs), at in targets.items():
+            if name == setting:
+                where = f"{setting}: {why} ({at[0]}{f' and {len(at) - 1} more' if len(at) > 1 else ''})" if setting else why
+                said.append(f"  {where}{f' [{needs}]' if needs else ''}")
+        cut = SHOWN if setting and len(said) > SHOWN + 1 else len(said)
+        lines += said[:cut] + ([f"  {setting}: and {len(said) - cut} more like these (--json has them)"] if said[cut:] else [])
+    return lines
 
 
 def data(plans: Sequence[NodePlan]) -> dict[str, Any]:

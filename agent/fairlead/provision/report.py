@@ -13,7 +13,6 @@ from fairlead.errors import ExitCode
 from fairlead.nccl.fleet import Difference
 from fairlead.provision.inventory import fold
 
-
 STATES = ("same", "changed", "failed", "unreachable", "unfinished")
 #: What a change that is not made yet waits for, from the least to the most (fairlead.model.change.Disruption), in words.
 WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}

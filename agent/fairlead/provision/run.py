@@ -57,7 +57,9 @@ def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
     known = in_slurm(slurm) if slurm else None
     chosen = targets(site, options.nodelist, known)
     if options.only and not any(set(options.only) & set(t.document.settings) for t in chosen):
-        raise UsageError(f"--tags: {', '.join(options.only)}: declared for none of these nodes", hint="see `fairlead config show`")
+        raise UsageError(
+            f"--tags: {', '.join(options.only)}: declared for none of these nodes", hint="see `fairlead config show`"
+        )
     if site.ansible.private_key and not os.access(site.ansible.private_key, os.R_OK):
         raise InputMissing(f"{site.ansible.private_key}: cannot be read", hint="it is [ansible] private_key of the site")
     own = wheels.read_wheel(options.wheel) if options.wheel else wheels.own_wheel()
