@@ -30,6 +30,7 @@ COMMANDS = {
     "agent": "run the node agent",
     "apply": "make this node what its document says",
     "plan": "what provision would change on each node, why, and which nodes need a reboot or a drain",
+    "render": "what a playbook of your own needs to use fairlead's roles",
     "provision": "make nodes what the site declares, over ssh",
     "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
     "drain": "drain a node with a reason that fairlead owns",

@@ -5,6 +5,7 @@ files.json, files the contents, sent only to a node that lacks one
 wheels/           wheels, the same
 documents/NODE    each node's resolved document
 program.json      the program that does the work there (on_node*.py)
+wheel_tags.py     how the action plugin chooses among the wheels
 """
 
 from __future__ import annotations
@@ -115,5 +116,6 @@ def write_bundle(
     for target in targets:
         (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target)))
     here = Path(__file__).parent
+    (folder / "wheel_tags.py").write_bytes((here / "wheel_tags.py").read_bytes())
     program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]
     (folder / "program.json").write_bytes(msgspec.json.encode(program))

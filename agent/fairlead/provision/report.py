@@ -91,7 +91,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
     if event == "runner_on_unreachable":
         words = " ".join(str(res.get("msg", "")).split())
         return NodeResult(node=node, state="unreachable", message=words, hint=_reach_hint(words), task=task)
-    if event != "runner_on_ok" or res.get("failed"):
+    if not res.get("apply") and (event != "runner_on_ok" or res.get("failed")):
         words = " ".join(str(res.get("msg") or res.get("exception") or "no message").split())
         return NodeResult(
             node=node,

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from fairlead import assets
 from fairlead.config import Site
-from fairlead.errors import DataError, InputMissing, ProvisionError, UsageError
+from fairlead.errors import InputMissing, ProvisionError, UsageError
 from fairlead.provision import wheels
 from fairlead.provision.bundle import write_bundle
 from fairlead.provision.interrupt import interruptible
@@ -62,9 +62,7 @@ def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
         )
     if site.ansible.private_key and not os.access(site.ansible.private_key, os.R_OK):
         raise InputMissing(f"{site.ansible.private_key}: cannot be read", hint="it is [ansible] private_key of the site")
-    own = wheels.read_wheel(options.wheel) if options.wheel else wheels.own_wheel()
-    if own.distribution != "fairlead":
-        raise DataError(f"{own.name}: not a wheel of fairlead", hint="--wheel takes fairlead's own; dependencies: --wheelhouse")
+    own = wheels.own_from(options.wheel)
     results: dict[str, NodeResult] = {}
     with display(len(chosen), quiet=options.quiet) as shown:
         rest: Sequence[Target] = chosen
