@@ -94,7 +94,9 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
     items = (answer.get("apply") or {}).get("items", ())
     bad = [i for i in items if i["state"] in ("failed", "refused", "unreadable")]
     late = [i for i in items if i["state"] == "deferred"]
-    told: dict[str, Any] = {"warnings": [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]} if late else {}
+    told: dict[str, Any] = {}
+    if late:
+        told["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
     if bad:
         told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad)}
         told["hint"] = next((i["hint"] for i in bad if i.get("hint")), "")
