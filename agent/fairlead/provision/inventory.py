@@ -19,11 +19,12 @@ _IN_SLURM = re.compile(r"^NodeName=(\S+) (?:.*? )?NodeAddr=(\S+)", re.MULTILINE)
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """One node of a run. ``address``: where ssh finds it."""
+    """One node of a run. ``address``: where ssh finds it. ``origin``: who says each given value of its document."""
 
     node: str
     address: str
     document: Document
+    origin: Mapping[str, str] = {}
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
@@ -117,11 +118,8 @@ def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = No
         raise ConfigError(site.file, "classes", f"Slurm has none of {fold(known)}", hint="declare its nodes' names here")
     if not wanted:
         raise ConfigError(site.file, "classes", "no nodes are declared", hint='[classes.NAME] nodes = "gpu[1-4]"')
-    return tuple(
-        Target(
-            node=node,
-            address=addresses[node],
-            document=config.resolve(site, node, classes.get(node, []))[0],
-        )
-        for node in wanted
-    )
+    found = []
+    for node in wanted:
+        document, origin = config.resolve(site, node, classes.get(node, []))
+        found.append(Target(node=node, address=addresses[node], document=document, origin=origin))
+    return tuple(found)

@@ -13,6 +13,7 @@ from fairlead.errors import ExitCode
 from fairlead.nccl.fleet import Difference
 from fairlead.provision.inventory import fold
 
+DOCUMENT = "node.json"  # what settings call their document in an error
 STATES = ("same", "changed", "failed", "unreachable", "unfinished")
 #: What a change that is not made yet waits for, from the least to the most (fairlead.model.change.Disruption), in words.
 WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
@@ -133,6 +134,25 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         apply=applied,
         diffs=tuple(diffs),
     )
+
+
+def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
+    """The same with each failure of a setting told by the file that declares it: the node itself only knows its document."""
+    failures = tuple(_located(f, origin) for f in result.failures)
+    if failures == result.failures:
+        return result
+    return msgspec.structs.replace(result, failures=failures, message="; ".join(failures))
+
+
+def _located(failure: str, origin: Mapping[str, str]) -> str:
+    setting, _, rest = failure.partition(": ")
+    said = {where: key for key, where in origin.items() if key.startswith(f"settings.{setting}.")}
+    words = rest.removeprefix(f"{DOCUMENT}: ")
+    if words == rest:
+        return f"{failure} (declared in {', '.join(said)})" if said else failure
+    key = words.partition(": ")[0]
+    where = next((w for k, w in origin.items() if k == key or k.startswith(f"{key}.") or key.startswith(f"{k}.")), "")
+    return f"{setting}: {where or DOCUMENT}: {words}"
 
 
 def _diff(change: Mapping[str, Any]) -> str:

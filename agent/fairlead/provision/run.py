@@ -27,7 +27,7 @@ from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
 from fairlead.provision.networks import differences
 from fairlead.provision.progress import Silent, display
-from fairlead.provision.report import NodeResult, Report, node_result
+from fairlead.provision.report import NodeResult, Report, node_result, with_origin
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.scontrol import Scontrol
 
@@ -77,7 +77,7 @@ def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
         for target in chosen:
             if results[target.node].no_wheel:
                 shown.done(results[target.node])
-    nodes = tuple(results[t.node] for t in chosen)
+    nodes = tuple(with_origin(results[t.node], t.origin) for t in chosen)
     return Report(
         site=site.file,
         generation=site.generation,
