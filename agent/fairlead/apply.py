@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -159,10 +159,12 @@ def apply(
     drained: bool = False,
     nvml: Nvml | None = None,
     undo: str = changing.UNDO,
+    only: Sequence[str] = (),
 ) -> ApplyReport:
     """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: none
-    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN)."""
-    selected = chosen(document, phase)
+    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all
+    that are declared."""
+    selected = {name: pair for name, pair in chosen(document, phase).items() if not only or name in only}
     look = _looker(document, root, selected, nvml)
     before = look()
     plans = {name: _plan(setting, want, before) for name, (setting, want) in selected.items()}
