@@ -29,6 +29,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--dry-run", "--check", action="store_true", dest="dry_run", help="show, change nothing")
     parser.add_argument("--diff", action="store_true", help="show each change as a diff")
     parser.add_argument("--busy", action="store_true", help="treat this node as busy; by default it looks for job steps")
+    parser.add_argument("--drained", action="store_true", help="this node is drained: also make the changes that need it")
     parser.add_argument("--undo", action="store_true", help="bring back what was there before fairlead's first change")
     parser.add_argument("--json", action="store_true")
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     document = config.load_document(args.document or os.path.join(args.root, DOCUMENT.lstrip("/")))
     nvml = _nvml(root, document)
     try:
-        report = apply(document, root, dry_run=args.dry_run, phase=args.phase, busy=busy, nvml=nvml)
+        report = apply(document, root, dry_run=args.dry_run, phase=args.phase, busy=busy, drained=args.drained, nvml=nvml)
     finally:
         _close(nvml)
     if args.json:
