@@ -30,6 +30,7 @@ COMMANDS = {
     "agent": "run the node agent",
     "apply": "make this node what its document says",
     "provision": "make nodes what the site declares, over ssh",
+    "lock": "resolve the declared drivers into fairlead.lock: exact packages, with hashes",
     "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
     "drain": "drain a node with a reason that fairlead owns",
     "resume": "resume a node that fairlead drained",

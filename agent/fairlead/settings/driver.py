@@ -150,7 +150,8 @@ def plan(want: DriverWant, observed: Observed) -> tuple[AnyChange, ...]:
     changes = _packages(want, observed)
     moves = next((c for c in changes if isinstance(c, Packages) and (c.install or c.remove)), None)
     after = moves.disruption if moves else Disruption.NONE
-    files = (PIN, pin_text(want.packages), observed.pin), (UNATTENDED, unattended_text(want.packages), observed.unattended)
+    kept = tuple(p for p in want.packages if p.kept)
+    files = (PIN, pin_text(kept), observed.pin), (UNATTENDED, unattended_text(kept), observed.unattended)
     for path, text, before in files:
         wanted = text if want.hold else None
         if before != wanted:
@@ -179,7 +180,7 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
     install = []
     for package in want.packages:
         have = observed.installed.get(package.name)
-        if have is not None and have.version == package.version and have.whole:
+        if have is not None and have.whole and (have.version == package.version or not package.kept):
             continue
         if have is not None and have.held and have.version != package.version and package.name not in ours:
             raise ConfigError(
@@ -193,7 +194,7 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
     remove = tuple(
         sorted(n for n, v in ours.items() if n not in names and n in observed.installed and observed.installed[n].version == v)
     )
-    loose = tuple(p.name for p in want.packages if want.hold and not _held(p.name, observed, moved=p in install))
+    loose = tuple(p.name for p in want.packages if want.hold and p.kept and not _held(p.name, observed, moved=p in install))
     if not install and not remove and not loose:
         return []
     before = tuple((n, observed.installed[n].version) for n in (*(p.name for p in install), *remove) if n in observed.installed)
