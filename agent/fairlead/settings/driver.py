@@ -128,12 +128,13 @@ def observe(node: Node) -> Observed | Missing:
 
 
 def pin_text(packages: tuple[Package, ...]) -> str:
-    stanzas = "".join(f"\nPackage: {p.name}\nPin: version {p.version}\nPin-Priority: 1001\n" for p in packages)
-    return f"Explanation: {_HEAD}\n{stanzas}"
+    head = f"Explanation: {_HEAD}\n"
+    return "\n".join(f"{head}Package: {p.name}\nPin: version {p.version}\nPin-Priority: 1001\n" for p in packages)
 
 
 def unattended_text(packages: tuple[Package, ...]) -> str:
-    lines = "".join(f'  "^{re.escape(p.name).replace(chr(92), chr(92) * 2)}$";\n' for p in packages)
+    names = (re.sub("[.+]", "[\\g<0>]", p.name) for p in packages)
+    lines = "".join(f'  "^{name}$";\n' for name in names)
     return f"// {_HEAD}\nUnattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
 
 
@@ -226,9 +227,10 @@ def _why(
 ) -> str:
     if not install and not remove:
         return f"{loose[0]} is not on hold" + (f" (and {len(loose) - 1} more)" if len(loose) > 1 else "")
-    first = install[0].name if install else remove[0]
-    now = before.get(first)
-    seen = f"{first} is {now or 'not installed'}" if not install or now != install[0].version else f"{first} is half installed"
+    first = next((p for p in install if p.name in want.install), install[0] if install else None)
+    name = first.name if first is not None else remove[0]
+    now = before.get(name)
+    seen = f"{name} is half installed" if first is not None and now == first.version else f"{name} is {now or 'not installed'}"
     return f"driver {want.version}: {len(install)} packages to install, {len(remove)} to remove; {seen}"
 
 

@@ -29,7 +29,7 @@ SIMULATE_SECONDS = 120.0
 FETCH_SECONDS = 60.0  # without a byte
 LOCK_SECONDS = 120.0
 SPARE_BYTES = 64 << 20
-_STEP = re.compile(r"^(Inst|Remv|Purg) (\S+?)(?::\w+)?(?: \[([^\]]*)\])?(?: \((\S+) [^)]*\))?", re.MULTILINE)
+_STEP = re.compile(r"^(Inst|Remv|Purg) ([^\s:]+)(?::\w+)?(?: \[([^\]]*)\])?(?: \((\S+))?", re.MULTILINE)
 _UNMET = re.compile(r"^\s*(\S+) : ((?:Pre)?Depends|Conflicts|Breaks): (\S+)", re.MULTILINE)
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
