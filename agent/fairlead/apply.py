@@ -23,7 +23,7 @@ from fairlead.host import change as changing
 from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, Disruption, File, Layer
+from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl import fleet
@@ -32,6 +32,7 @@ from fairlead.nccl.fleet import Port
 Phase = Literal["all", "boot"]
 APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
 APPLYING_SECONDS = 600
+PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
 _NEXT = {
@@ -55,6 +56,8 @@ class Nvml(Protocol):
 
     def sweep(self) -> Answer: ...
     def set(self, pci: str, what: str, value: int) -> None: ...
+    def release(self) -> None: ...
+    def reattach(self) -> None: ...
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -142,6 +145,12 @@ class TreeNvml(Struct):
         gpus[0]["persistence_mode"] = value
         changing.write_file(self.root.join("/nvml.json"), msgspec.json.format(msgspec.json.encode(raw), indent=1))
 
+    def release(self) -> None:
+        """A tree's NVML holds nothing."""
+
+    def reattach(self) -> None:
+        """A tree's NVML holds nothing."""
+
 
 def chosen(document: Document, phase: Phase) -> dict[str, tuple[Setting, Want]]:
     """The declared settings of this phase by name; ``boot`` are those that a reboot loses."""
@@ -176,9 +185,16 @@ def apply(
     outcomes: dict[str, tuple[changing.Outcome, ...]] = {}
     after = before
     if not dry_run and any(todo.values()):
-        with applying(root, document.agent.run_dir):
+        packages = any(isinstance(c, Packages) for changes in todo.values() for c in changes)
+        with applying(root, document.agent.run_dir, seconds=PACKAGES_SECONDS if packages else APPLYING_SECONDS):
             for name, changes in todo.items():
-                outcomes[name] = changing.execute(changes, root, nvml_set=nvml.set if nvml else None, undo=undo)
+                if nvml is not None and any(isinstance(c, ModuleReload) for c in changes):
+                    nvml.release()
+                outcomes[name] = changing.execute(
+                    changes, root, nvml_set=nvml.set if nvml else None, undo=undo, run_dir=document.agent.run_dir
+                )
+            if nvml is not None:
+                nvml.reattach()
             after = look()
     items = []
     for name, (setting, want) in selected.items():
@@ -266,12 +282,15 @@ def _item(
         return msgspec.structs.replace(rest, setting=name, state="failed", steps=steps)
     left = {c.layer for c in rest}
     pending = [c.disruption.value for c in rest if c.disruption is not Disruption.NONE]
-    failures = [o.message for o in outcomes if not o.done]
+    failures = [o.message for o in outcomes if not o.done and not o.skipped]
+    waiting = [o.message for o in outcomes if not o.done and o.skipped]
     deferred = len(todo) < len(planned)
     ours = [c for c in rest if not any(changing.target(c) == changing.target(d) for d in planned if d not in todo)]
-    offline = any(o.skipped for o in outcomes)
+    offline = any(o.skipped and o.done for o in outcomes)
     if failures:
         state, message = "failed", failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else "")
+    elif waiting:
+        state, message = "deferred", waiting[0]
     elif not planned:
         state, message = "same", ""
     elif dry_run:
@@ -288,7 +307,7 @@ def _item(
         state=state,
         persisted="boot"
         if setting.volatile
-        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File) for c in rest) else "yes"),
+        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File | Packages) for c in rest) else "yes"),
         effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
         pending=waits,
         message=message,
@@ -298,12 +317,12 @@ def _item(
 
 
 @contextmanager
-def applying(root: Root, run_dir: str) -> Iterator[None]:
+def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Iterator[None]:
     """While this runs, RUN_DIR/applying says so: ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), for a run that is killed."""
     path = root.join(f"{run_dir}/{APPLYING}")
     try:
         lock = _alone(root.join(f"{run_dir}/{LOCK}"))
-        expires = int(boottime()) + APPLYING_SECONDS
+        expires = int(boottime()) + seconds
         changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}", hint="is this run by root?") from None

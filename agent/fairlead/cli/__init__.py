@@ -33,6 +33,7 @@ COMMANDS = {
     "render": "what a playbook of your own needs to use fairlead's roles",
     "provision": "make nodes what the site declares, over ssh",
     "maintain": "drain, wait, apply, reboot, verify, resume: in batches, with a journal",
+    "lock": "resolve the declared drivers into fairlead.lock: exact packages, with hashes",
     "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
     "drain": "drain a node with a reason that fairlead owns",
     "resume": "resume a node that fairlead drained",

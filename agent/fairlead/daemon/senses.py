@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead.config import Document
 from fairlead.daemon.judge import quick_reads, reads, wanted
@@ -79,6 +80,16 @@ class Senses:
         if self._gatherer is not None:
             self._gatherer.look_closely()
 
+    def let_go(self, wanted: bool) -> bool:
+        """Let go of NVML (no worker, no library in memory), or take hold of it again at the next sweep. Whether that is news."""
+        if self.worker is None or wanted == self.worker.released:
+            return False
+        if wanted:
+            self.worker.release()
+        else:
+            self.worker.reattach()
+        return True
+
     def start_sweep(self) -> None:
         self._asked = True
         if self.worker is not None:
@@ -100,6 +111,8 @@ class Senses:
         if self._gatherer is None:
             return None
         node = self._gatherer.gather(raw, stuck=stuck)
+        if self.worker is not None and self.worker.released:
+            node = replace(node, nvml_released=True)
         now = boottime()
         self.answered["host"] = now
         if not isinstance(node.gpus, Missing):

@@ -104,6 +104,11 @@ class Worker:
         return self._asked_at + self.deadline_seconds
 
     @property
+    def released(self) -> bool:
+        """NVML is let go of, until ``reattach()``."""
+        return self._released
+
+    @property
     def pid(self) -> int | None:
         """The worker's process id, while there is one."""
         return None if self._process is None else self._process.pid
@@ -136,7 +141,7 @@ class Worker:
             raise HostError(f"{pci}: cannot set {what} to {value}: {return_text(self._codes[0])}")
 
     def release(self) -> None:
-        """Lets go of NVML, as a GPU reset needs; sweeps then answer Missing until ``reattach()``."""
+        """Lets go of NVML, as a GPU reset or another driver needs; sweeps then answer Missing until ``reattach()``."""
         self._released = True
         self._end_process()
 
@@ -164,7 +169,7 @@ class Worker:
         if self._asked_at is None:
             return
         if self._released:
-            self._answer(unreadable("NVML is released for a GPU reset"))
+            self._answer(unreadable("NVML is let go of on request"))
             return
         if self._process is None and now >= self._not_before:
             self._start(now)
