@@ -93,8 +93,9 @@ def power_on(spec: HostSpec, fifo: int) -> None:
         if word in ("numa_balancing=disable", "numa_balancing=enable"):
             (proc / "sys/kernel/numa_balancing").write_text(f"{int(word.endswith('enable'))}\n")
     sim = folder / "sim"
-    kept = sim / "nvml.power-on"
-    (sim / "nvml.control").write_bytes(kept.read_bytes() if kept.is_file() else b"")
+    keep_modes(sim)
+    kept = b"".join(f.read_bytes() for f in (sim / "nvml.power-on", sim / "nvml.inforom") if f.is_file())
+    (sim / "nvml.control").write_bytes(kept)
     try:
         while os.read(fifo, 65536):
             pass
@@ -103,6 +104,15 @@ def power_on(spec: HostSpec, fifo: int) -> None:
     records = Path(spec.tree, "dev/kmsg")
     for record in records.read_text().splitlines() if records.is_file() else ():
         os.write(fifo, f"{record}\n".encode())
+
+
+def keep_modes(sim: Path) -> None:
+    """What boards keep (``inforom gpu.N.ecc_mode 0``, which the library writes) is current and pending from now on."""
+    control, kept = sim / "nvml.control", sim / "nvml.inforom"
+    text = "".join(f.read_text() for f in (kept, control) if f.is_file())
+    modes = {words[1]: words[2] for words in map(str.split, text.splitlines()) if len(words) == 3 and words[0] == "inforom"}
+    lines = [f"set {k}.{w} {v}\n" for k, v in modes.items() for w in ("current", "pending")]
+    kept.write_text("".join(lines) + "".join(f"inforom {k} {v}\n" for k, v in modes.items()))
 
 
 def grub(disk: Path) -> str:

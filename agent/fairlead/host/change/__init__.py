@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 NOT_UNDONE = Unit | Module | BootLoader | Reboot  # what was there before is in a file of theirs, or was nothing
-NvmlSet = Callable[[str, str, int], None]
+NvmlSet = Callable[[str, str, int | str], None]
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ def execute(
     refused: set[str] = set()
     for change in changes:
         if change.setting in refused and change.layer is Layer.PERSISTED:
-            words = f"{target(change)}: not written, since the running kernel refused it"
+            words = f"{target(change)}: not written, since the running system refused it"
             outcomes.append(Outcome(change=change, done=False, message=words))
             continue
         try:
@@ -67,9 +67,9 @@ def execute(
             outcomes.append(_make(change, root, nvml_set))
         except (OSError, FairleadError) as e:
             words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
-            if isinstance(change, KernelValue):
+            if isinstance(change, KernelValue | Nvml):
                 refused.add(change.setting)
-                if isinstance(e, OSError) and e.errno == errno.EINVAL:
+                if isinstance(change, KernelValue) and isinstance(e, OSError) and e.errno == errno.EINVAL:
                     words = f"the kernel refuses {change.value!r} ({words})"
             outcomes.append(Outcome(change=change, done=False, message=f"{target(change)}: {words}"))
     return tuple(outcomes)

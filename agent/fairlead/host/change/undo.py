@@ -43,7 +43,14 @@ def _record(change: AnyChange, root: Root) -> dict[str, Any]:
                 "disruption": change.disruption.value,
             }
         case Nvml():
-            return {"kind": "nvml", "setting": change.setting, "pci": change.pci, "what": change.what, "value": change.before}
+            return {
+                "kind": "nvml",
+                "setting": change.setting,
+                "pci": change.pci,
+                "what": change.what,
+                "value": change.before,
+                "disruption": change.disruption.value,
+            }
         case Unit() | Module() | BootLoader() | Reboot():
             raise TypeError(f"{target(change)} has no undo record")
 
@@ -100,6 +107,14 @@ def _from_record(r: dict[str, Any]) -> AnyChange:
                 disruption=Disruption(r.get("disruption", "idle")),
             )
         case "nvml":
-            return Nvml(setting=r["setting"], why=why, pci=r["pci"], what=r["what"], value=r["value"], before=-1)
+            return Nvml(
+                setting=r["setting"],
+                why=why,
+                pci=r["pci"],
+                what=r["what"],
+                value=r["value"],
+                before=-1,
+                disruption=Disruption(r.get("disruption", "none")),
+            )
         case kind:
             raise ValueError(f"unknown kind {kind!r}")
