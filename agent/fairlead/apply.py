@@ -23,6 +23,7 @@ from fairlead.host import change as changing
 from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.host.tree_nvml import TreeNvml as TreeNvml  # noqa: PLC0414
 from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
@@ -55,7 +56,7 @@ class Nvml(Protocol):
     """The NVML worker, or a machine tree in its place."""
 
     def sweep(self) -> Answer: ...
-    def set(self, pci: str, what: str, value: int) -> None: ...
+    def set(self, pci: str, what: str, value: int | str) -> None: ...
     def release(self) -> None: ...
     def reattach(self) -> None: ...
 
@@ -116,42 +117,6 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
         return ExitCode.TRY_AGAIN if "deferred" in states and not self.dry_run else ExitCode.OK
 
 
-class TreeNvml(Struct):
-    """NVML as a machine tree has it: ``nvml.json``, read and (persistence mode) written."""
-
-    root: Root
-    stuck: StuckCall | None = None
-
-    @property
-    def raw(self) -> Mapping[str, Any] | Missing:
-        data = self.root.read_bytes("/nvml.json", 16 << 20)
-        if data is None:
-            return unreadable("nvml.json: no such file in this tree")
-        if isinstance(data, Missing):
-            return data
-        try:
-            return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as e:
-            return unreadable(f"nvml.json: {e}")
-
-    def sweep(self) -> Answer:
-        return self
-
-    def set(self, pci: str, what: str, value: int) -> None:
-        raw = self.raw
-        gpus = [] if isinstance(raw, Missing) else [g for g in raw["gpus"] if g.get("pci") == pci]
-        if isinstance(raw, Missing) or not gpus or what != "persistence":
-            raise HostError(f"{pci}: no such GPU or setting {what} in nvml.json")
-        gpus[0]["persistence_mode"] = value
-        changing.write_file(self.root.join("/nvml.json"), msgspec.json.format(msgspec.json.encode(raw), indent=1))
-
-    def release(self) -> None:
-        """A tree's NVML holds nothing."""
-
-    def reattach(self) -> None:
-        """A tree's NVML holds nothing."""
-
-
 def chosen(document: Document, phase: Phase) -> dict[str, tuple[Setting, Want]]:
     """The declared settings of this phase by name; ``boot`` are those that a reboot loses."""
     every = setting_list.load()
@@ -188,13 +153,14 @@ def apply(
         packages = any(isinstance(c, Packages) for changes in todo.values() for c in changes)
         with applying(root, document.agent.run_dir, seconds=PACKAGES_SECONDS if packages else APPLYING_SECONDS):
             for name, changes in todo.items():
-                if nvml is not None and any(isinstance(c, ModuleReload) for c in changes):
+                reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
+                if nvml is not None and reload:
                     nvml.release()
                 outcomes[name] = changing.execute(
                     changes, root, nvml_set=nvml.set if nvml else None, undo=undo, run_dir=document.agent.run_dir
                 )
-            if nvml is not None:
-                nvml.reattach()
+                if nvml is not None and reload:
+                    nvml.reattach()
             after = look()
     items = []
     for name, (setting, want) in selected.items():

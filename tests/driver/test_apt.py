@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +18,14 @@ UNATTENDED = "/etc/apt/apt.conf.d/52fairlead-driver"
 
 def wants(found: LockedSet, **more: Any) -> dict[str, Any]:
     packages = [msgspec.to_builtins(p) for p in found.packages]
-    return {"version": found.version, "branch": found.branch, "module": "none", "install": found.install, "packages": packages, **more}
+    return {
+        "version": found.version,
+        "branch": found.branch,
+        "module": "none",
+        "install": found.install,
+        "packages": packages,
+        **more,
+    }
 
 
 def have(found: LockedSet, node: AptNode) -> None:

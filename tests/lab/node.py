@@ -94,8 +94,9 @@ def power_on(spec: HostSpec, fifo: int) -> None:
             (proc / "sys/kernel/numa_balancing").write_text(f"{int(word.endswith('enable'))}\n")
     _load_driver(folder / "disk/up", proc / "driver/nvidia/params")
     sim = folder / "sim"
-    kept = sim / "nvml.power-on"
-    (sim / "nvml.control").write_bytes(kept.read_bytes() if kept.is_file() else b"")
+    keep_modes(sim)
+    kept = b"".join(f.read_bytes() for f in (sim / "nvml.power-on", sim / "nvml.inforom") if f.is_file())
+    (sim / "nvml.control").write_bytes(kept)
     try:
         while os.read(fifo, 65536):
             pass
@@ -116,6 +117,15 @@ def _load_driver(disk: Path, params: Path) -> None:
             given = dict(w.removeprefix("NVreg_").split("=", 1) for w in words[2:] if words[:2] == ["options", "nvidia"])
             lines = [f"{n}: {given.get(n, v)}" for n, v in (line.split(": ", 1) for line in lines)]
     params.write_text("\n".join(lines) + "\n")
+
+
+def keep_modes(sim: Path) -> None:
+    """What boards keep (``inforom gpu.N.ecc_mode 0``, which the library writes) is current and pending from now on."""
+    control, kept = sim / "nvml.control", sim / "nvml.inforom"
+    text = "".join(f.read_text() for f in (kept, control) if f.is_file())
+    modes = {words[1]: words[2] for words in map(str.split, text.splitlines()) if len(words) == 3 and words[0] == "inforom"}
+    lines = [f"set {k}.{w} {v}\n" for k, v in modes.items() for w in ("current", "pending")]
+    kept.write_text("".join(lines) + "".join(f"inforom {k} {v}\n" for k, v in modes.items()))
 
 
 def grub(disk: Path) -> str:

@@ -6,7 +6,6 @@ which tests/rack has.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import threading
 import time

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +13,7 @@ from fairlead.provision.maintain.journal import Journal, Run
 from fairlead.provision.maintain.plan import floors
 from fairlead.provision.maintain.report import Report, report
 from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.steps import Plan, Work
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.slurm.maintained import SYSTEMCTL, Nodes

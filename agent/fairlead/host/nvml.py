@@ -115,8 +115,8 @@ class Worker:
 
     # -- changes and release --
 
-    def set(self, pci: str, what: str, value: int, *, deadline_seconds: float = 10.0) -> None:
-        """Sets ``what`` ("persistence", "compute_mode", "power_limit_milliwatts", "ecc_mode") of the GPU at ``pci``.
+    def set(self, pci: str, what: str, value: int | str, *, deadline_seconds: float = 10.0) -> None:
+        """Sets ``what`` of the GPU at ``pci`` (``model.change.Nvml``).
 
         Raises HostError: NVML refused, or gave no answer in time.
         """
