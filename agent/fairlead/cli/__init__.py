@@ -31,6 +31,7 @@ COMMANDS = {
     "apply": "make this node what its document says",
     "provision": "make nodes what the site declares, over ssh",
     "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
+    "accept": "measure nodes with nccl-tests and others, as Slurm jobs, and judge them",
     "drain": "drain a node with a reason that fairlead owns",
     "resume": "resume a node that fairlead drained",
     "hold": "keep the agent from changing this node's Slurm state",
