@@ -35,6 +35,7 @@ COMMANDS = {
     "maintain": "drain, wait, apply, reboot, verify, resume: in batches, with a journal",
     "lock": "resolve the declared drivers into fairlead.lock: exact packages, with hashes",
     "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
+    "accept": "measure nodes with nccl-tests and others, as Slurm jobs, and judge them",
     "drain": "drain a node with a reason that fairlead owns",
     "resume": "resume a node that fairlead drained",
     "hold": "keep the agent from changing this node's Slurm state",
