@@ -6,6 +6,8 @@ this runs in the rack's supervisor (supervise.py). A host's folder on disk:
     disk/        what it writes to its root (kept over reboots)
     hw/proc/     its /proc files of the tree, put back at every power-on; the tree's sys is laid under /sys
     sim/         its /etc/fairlead-sim: nvml.conf, nvml.control, the kernel log's FIFO kmsg
+    next/        what becomes of it at its next power-on, once: tree (a link), nvml.conf, address, machine-id
+    firmware_seconds  what its firmware takes at a reboot, where that is not the usual time
     log          its console
     init         pid of its init as the machine sees it, and uptime of the machine at its boot, in seconds
 """
@@ -19,11 +21,11 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.lab import box, linux
+from tests.lab import box, linux, net
 
 #: Files of a tree's proc that a host must not have: they are its own kernel's business.
 _OWN_PROC = ("uptime", "mounts", "net/", "self/", "1/")
@@ -69,6 +71,22 @@ def device_lines(tree: Path) -> list[box.Device]:
     nodes = tree / "dev/nodes"
     lines = [line.split() for line in nodes.read_text().splitlines()] if nodes.is_file() else []
     return [(words[0], int(words[2]), int(words[3]), int(words[4], 8)) for words in lines if len(words) == 5]
+
+
+def refitted(spec: HostSpec) -> HostSpec:
+    """The host with what was laid in its next/ folder: other hardware, another address, another installation."""
+    folder = Path(spec.folder)
+    following = folder / "next"
+    for name, place in (("tree", folder / "tree"), ("nvml.conf", folder / "sim/nvml.conf")):
+        if os.path.lexists(following / name):
+            (following / name).rename(place)
+    if (following / "address").exists():
+        address = (following / "address").read_text().strip()
+        net.ip(f"addr flush dev eth0\naddr add {address}/16 dev eth0\n", spec.netns)
+        (following / "address").unlink()
+    if (following / "machine-id").exists():
+        (following / "machine-id").rename(folder / "disk/up/etc/machine-id")
+    return replace(spec, tree=str((folder / "tree").resolve())) if spec.tree else spec
 
 
 def power_on(spec: HostSpec, fifo: int) -> None:
