@@ -94,13 +94,16 @@ def barred(hold: Hold, state_dir: str, run_dir: str, disabled: str) -> str:
 
 
 def applying(run_dir: str) -> bool:
-    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds."""
+    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds. One that was killed left
+    its mark, and no process."""
     try:
         with open(os.path.join(run_dir, "applying"), encoding="ascii", errors="replace") as f:
             fields = f.read(256).strip().split("\t")
     except OSError:
         return False
-    return len(fields) == 3 and fields[2].isdigit() and int(fields[2]) >= boottime()
+    if len(fields) != 3 or not fields[1].isdigit() or not fields[2].isdigit():
+        return False
+    return int(fields[2]) >= boottime() and os.path.exists(f"/proc/{fields[1]}")
 
 
 def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "") -> Drain:
