@@ -53,6 +53,7 @@ from fairlead.policy.request import known_of
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
 ASLEEP_SECONDS = 1.0
+READY_SECONDS = 10.0  # what a drain that the first look asks for may keep slurmd waiting
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 
 
@@ -112,7 +113,7 @@ class Loop:
         self._slept = asleep()
         self._shown: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._troubles: tuple[str, ...] = ()
-        self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_boot = self._ready_by = 0.0
         self.next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
@@ -157,6 +158,7 @@ class Loop:
                     self.history.event(f"return command {self.proving.state.value}", self.proving.said)
                     self._decide((), frozenset())
                 swept = self._swept()
+                self._ready()
                 self._tick()
                 if swept and once:
                     break
@@ -279,11 +281,20 @@ class Loop:
         self._decide(findings, ran, swept=True)
         self.board.facts(node)
         if self.sweeps == 1:
-            self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
+            self._ready_by = time.monotonic() + READY_SECONDS
             gc.collect()
             gc.freeze()
             gc.set_threshold(20000, 20, 50)  # what a sweep makes goes by its reference counts
         return True
+
+    def _ready(self) -> None:
+        """slurmd starts after this: after the first verdict, and where that asks for a drain, once slurmctld has it (bounded)."""
+        wanted = self.courier is not None and self.decision is not None and self.decision.order is Order.DRAIN
+        underway = wanted and not (self.standing.drained or self.standing.held) and time.monotonic() < self._ready_by
+        if underway or not self._ready_by:
+            return
+        self._ready_by = 0.0
+        self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
 
     def _kernel(self) -> None:
         """Kernel records: those that a check declared are remembered, and wake it at once."""
