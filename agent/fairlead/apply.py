@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -24,7 +24,7 @@ from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.host.tree_nvml import TreeNvml as TreeNvml  # noqa: PLC0414
-from fairlead.model.change import AnyChange, Disruption, File, Layer
+from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl import fleet
@@ -33,8 +33,14 @@ from fairlead.nccl.fleet import Port
 Phase = Literal["all", "boot"]
 APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
 APPLYING_SECONDS = 600
+PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
+_NEXT = {
+    "idle": "run it again when no job runs here",
+    "drain": "drain the node in Slurm, wait for its jobs to end, then run `fairlead apply --drained` there",
+    "reboot": "takes effect with a reboot; drain the node in Slurm first",
+}
 
 
 class Answer(Protocol):
@@ -51,6 +57,8 @@ class Nvml(Protocol):
 
     def sweep(self) -> Answer: ...
     def set(self, pci: str, what: str, value: int | str) -> None: ...
+    def release(self) -> None: ...
+    def reattach(self) -> None: ...
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -93,6 +101,7 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
     phase: Phase
     dry_run: bool
     busy: bool
+    drained: bool = False
     changed: int
     failed: int
     items: tuple[Item, ...]
@@ -121,21 +130,37 @@ def apply(
     dry_run: bool = False,
     phase: Phase = "all",
     busy: bool = False,
+    drained: bool = False,
     nvml: Nvml | None = None,
     undo: str = changing.UNDO,
+    only: Sequence[str] = (),
 ) -> ApplyReport:
-    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made."""
-    selected = chosen(document, phase)
+    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: none
+    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all
+    that are declared."""
+    selected = {name: pair for name, pair in chosen(document, phase).items() if not only or name in only}
     look = _looker(document, root, selected, nvml)
     before = look()
     plans = {name: _plan(setting, want, before) for name, (setting, want) in selected.items()}
-    todo = {name: tuple(c for c in p if _allowed(c, busy)) for name, p in plans.items() if isinstance(p, tuple)}
+    todo = {
+        name: tuple(c for c in planned if c.disruption.allowed(busy=busy, drained=drained))
+        for name, planned in plans.items()
+        if isinstance(planned, tuple)
+    }
     outcomes: dict[str, tuple[changing.Outcome, ...]] = {}
     after = before
     if not dry_run and any(todo.values()):
-        with applying(root, document.agent.run_dir):
+        packages = any(isinstance(c, Packages) for changes in todo.values() for c in changes)
+        with applying(root, document.agent.run_dir, seconds=PACKAGES_SECONDS if packages else APPLYING_SECONDS):
             for name, changes in todo.items():
-                outcomes[name] = changing.execute(changes, root, nvml_set=nvml.set if nvml else None, undo=undo)
+                reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
+                if nvml is not None and reload:
+                    nvml.release()
+                outcomes[name] = changing.execute(
+                    changes, root, nvml_set=nvml.set if nvml else None, undo=undo, run_dir=document.agent.run_dir
+                )
+                if nvml is not None and reload:
+                    nvml.reattach()
             after = look()
     items = []
     for name, (setting, want) in selected.items():
@@ -154,6 +179,7 @@ def apply(
         phase=phase,
         dry_run=dry_run,
         busy=busy,
+        drained=drained,
         changed=changed,
         failed=sum(i.state in {"failed", "refused", "unreadable"} for i in items),
         items=tuple(items),
@@ -195,12 +221,6 @@ def _plan(setting: Setting, want: Want, node: Node) -> tuple[AnyChange, ...] | I
         return Item(setting="", state="refused", persisted="no", effective="no", message=str(e), hint=e.hint)
 
 
-def _allowed(change: AnyChange, busy: bool) -> bool:
-    if change.disruption is Disruption.NONE:
-        return True
-    return change.disruption is Disruption.IDLE and not busy
-
-
 def _item(
     name: str,
     setting: Setting,
@@ -228,12 +248,15 @@ def _item(
         return msgspec.structs.replace(rest, setting=name, state="failed", steps=steps)
     left = {c.layer for c in rest}
     pending = [c.disruption.value for c in rest if c.disruption is not Disruption.NONE]
-    failures = [o.message for o in outcomes if not o.done]
+    failures = [o.message for o in outcomes if not o.done and not o.skipped]
+    waiting = [o.message for o in outcomes if not o.done and o.skipped]
     deferred = len(todo) < len(planned)
     ours = [c for c in rest if not any(changing.target(c) == changing.target(d) for d in planned if d not in todo)]
-    offline = any(o.skipped for o in outcomes)
+    offline = any(o.skipped and o.done for o in outcomes)
     if failures:
         state, message = "failed", failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else "")
+    elif waiting:
+        state, message = "deferred", waiting[0]
     elif not planned:
         state, message = "same", ""
     elif dry_run:
@@ -244,27 +267,28 @@ def _item(
         state, message = "deferred", next(c.why for c in planned if c not in todo)
     else:
         state, message = "changed", planned[0].why
+    waits = max(pending, key=[d.value for d in Disruption].index, default="")
     return Item(
         setting=name,
         state=state,
         persisted="boot"
         if setting.volatile
-        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File) for c in rest) else "yes"),
+        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File | Packages) for c in rest) else "yes"),
         effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
-        pending=max(pending, key=[d.value for d in Disruption].index, default=""),
+        pending=waits,
         message=message,
-        hint="run it again when no job runs here" if state == "deferred" else "",
+        hint=_NEXT.get(waits, "") if state == "deferred" else "",
         steps=steps,
     )
 
 
 @contextmanager
-def applying(root: Root, run_dir: str) -> Iterator[None]:
+def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Iterator[None]:
     """While this runs, RUN_DIR/applying says so: ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), for a run that is killed."""
     path = root.join(f"{run_dir}/{APPLYING}")
     try:
         lock = _alone(root.join(f"{run_dir}/{LOCK}"))
-        expires = int(boottime()) + APPLYING_SECONDS
+        expires = int(boottime()) + seconds
         changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}", hint="is this run by root?") from None

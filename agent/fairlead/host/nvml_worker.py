@@ -20,7 +20,6 @@ import sys
 import time
 from typing import Any
 
-import msgspec
 import pynvml
 
 from fairlead.host import nvml_set
@@ -213,6 +212,8 @@ def _all_failed(identity: Json, code: int) -> Json:
 
 
 def _write(kind: bytes, payload: Any) -> None:
+    import msgspec  # a third of what a worker costs to start, and one that hangs in its first sweep has nothing to say
+
     data = msgspec.json.encode(payload)
     view = memoryview(FRAME.pack(len(data), kind[0]) + data)
     while view:

@@ -43,6 +43,12 @@ class TreeNvml(Struct):
             raise HostError(f"{pci}: no such GPU or setting {what} in nvml.json")
         write_file(self.root.join("/nvml.json"), msgspec.json.format(msgspec.json.encode(raw), indent=1))
 
+    def release(self) -> None:
+        """A tree's NVML holds nothing."""
+
+    def reattach(self) -> None:
+        """A tree's NVML holds nothing."""
+
 
 def _set(gpu: dict[str, Any], what: str, value: int | str) -> bool:
     match what:

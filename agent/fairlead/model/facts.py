@@ -230,6 +230,7 @@ class Node(Struct, frozen=True, kw_only=True):
     thorough: bool = True
     host: Host | Missing = Missing(Why.UNREADABLE, "not read")
     texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
+    nvml_released: bool = False  # the agent was asked to let go of NVML, and has
 
     def text(self, path: str) -> str | Missing | None:
         """The content of a declared file; Missing when nobody asked for it to be read."""

@@ -1,4 +1,4 @@
-"""What a GPU is set to: application clocks, the range of its power limit, MIG instances. What settings declare, they observe here."""
+"""What a GPU is set to: application clocks, the range of its power limit, MIG instances; settings observe it here."""
 
 from __future__ import annotations
 
