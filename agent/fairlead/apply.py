@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -23,6 +23,7 @@ from fairlead.host import change as changing
 from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.host.tree_nvml import TreeNvml as TreeNvml  # noqa: PLC0414
 from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
@@ -35,6 +36,11 @@ APPLYING_SECONDS = 600
 PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
+_NEXT = {
+    "idle": "run it again when no job runs here",
+    "drain": "drain the node in Slurm, wait for its jobs to end, then run `fairlead apply --drained` there",
+    "reboot": "takes effect with a reboot; drain the node in Slurm first",
+}
 
 
 class Answer(Protocol):
@@ -50,7 +56,7 @@ class Nvml(Protocol):
     """The NVML worker, or a machine tree in its place."""
 
     def sweep(self) -> Answer: ...
-    def set(self, pci: str, what: str, value: int) -> None: ...
+    def set(self, pci: str, what: str, value: int | str) -> None: ...
     def release(self) -> None: ...
     def reattach(self) -> None: ...
 
@@ -95,6 +101,7 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
     phase: Phase
     dry_run: bool
     busy: bool
+    drained: bool = False
     changed: int
     failed: int
     items: tuple[Item, ...]
@@ -108,42 +115,6 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
         if "refused" in states:
             return ExitCode.CONFIG
         return ExitCode.TRY_AGAIN if "deferred" in states and not self.dry_run else ExitCode.OK
-
-
-class TreeNvml(Struct):
-    """NVML as a machine tree has it: ``nvml.json``, read and (persistence mode) written."""
-
-    root: Root
-    stuck: StuckCall | None = None
-
-    @property
-    def raw(self) -> Mapping[str, Any] | Missing:
-        data = self.root.read_bytes("/nvml.json", 16 << 20)
-        if data is None:
-            return unreadable("nvml.json: no such file in this tree")
-        if isinstance(data, Missing):
-            return data
-        try:
-            return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as e:
-            return unreadable(f"nvml.json: {e}")
-
-    def sweep(self) -> Answer:
-        return self
-
-    def set(self, pci: str, what: str, value: int) -> None:
-        raw = self.raw
-        gpus = [] if isinstance(raw, Missing) else [g for g in raw["gpus"] if g.get("pci") == pci]
-        if isinstance(raw, Missing) or not gpus or what != "persistence":
-            raise HostError(f"{pci}: no such GPU or setting {what} in nvml.json")
-        gpus[0]["persistence_mode"] = value
-        changing.write_file(self.root.join("/nvml.json"), msgspec.json.format(msgspec.json.encode(raw), indent=1))
-
-    def release(self) -> None:
-        """A tree's NVML holds nothing."""
-
-    def reattach(self) -> None:
-        """A tree's NVML holds nothing."""
 
 
 def chosen(document: Document, phase: Phase) -> dict[str, tuple[Setting, Want]]:
@@ -162,27 +133,34 @@ def apply(
     drained: bool = False,
     nvml: Nvml | None = None,
     undo: str = changing.UNDO,
+    only: Sequence[str] = (),
 ) -> ApplyReport:
-    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: the
-    caller has drained this node, so also those are made that need it."""
-    selected = chosen(document, phase)
+    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: none
+    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all
+    that are declared."""
+    selected = {name: pair for name, pair in chosen(document, phase).items() if not only or name in only}
     look = _looker(document, root, selected, nvml)
     before = look()
     plans = {name: _plan(setting, want, before) for name, (setting, want) in selected.items()}
-    todo = {name: tuple(c for c in p if _allowed(c, busy, drained)) for name, p in plans.items() if isinstance(p, tuple)}
+    todo = {
+        name: tuple(c for c in planned if c.disruption.allowed(busy=busy, drained=drained))
+        for name, planned in plans.items()
+        if isinstance(planned, tuple)
+    }
     outcomes: dict[str, tuple[changing.Outcome, ...]] = {}
     after = before
     if not dry_run and any(todo.values()):
         packages = any(isinstance(c, Packages) for changes in todo.values() for c in changes)
         with applying(root, document.agent.run_dir, seconds=PACKAGES_SECONDS if packages else APPLYING_SECONDS):
             for name, changes in todo.items():
-                if nvml is not None and any(isinstance(c, ModuleReload) for c in changes):
+                reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
+                if nvml is not None and reload:
                     nvml.release()
                 outcomes[name] = changing.execute(
                     changes, root, nvml_set=nvml.set if nvml else None, undo=undo, run_dir=document.agent.run_dir
                 )
-            if nvml is not None:
-                nvml.reattach()
+                if nvml is not None and reload:
+                    nvml.reattach()
             after = look()
     items = []
     for name, (setting, want) in selected.items():
@@ -201,6 +179,7 @@ def apply(
         phase=phase,
         dry_run=dry_run,
         busy=busy,
+        drained=drained,
         changed=changed,
         failed=sum(i.state in {"failed", "refused", "unreadable"} for i in items),
         items=tuple(items),
@@ -240,12 +219,6 @@ def _plan(setting: Setting, want: Want, node: Node) -> tuple[AnyChange, ...] | I
         return setting.plan(want, observed)
     except ConfigError as e:
         return Item(setting="", state="refused", persisted="no", effective="no", message=str(e), hint=e.hint)
-
-
-def _allowed(change: AnyChange, busy: bool, drained: bool) -> bool:
-    if change.disruption is Disruption.NONE:
-        return True
-    return not busy and (change.disruption is Disruption.IDLE or (drained and change.disruption is Disruption.DRAIN))
 
 
 def _item(
@@ -294,6 +267,7 @@ def _item(
         state, message = "deferred", next(c.why for c in planned if c not in todo)
     else:
         state, message = "changed", planned[0].why
+    waits = max(pending, key=[d.value for d in Disruption].index, default="")
     return Item(
         setting=name,
         state=state,
@@ -301,9 +275,9 @@ def _item(
         if setting.volatile
         else ("no" if Layer.PERSISTED in left or any(isinstance(c, File | Packages) for c in rest) else "yes"),
         effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
-        pending=max(pending, key=[d.value for d in Disruption].index, default=""),
+        pending=waits,
         message=message,
-        hint="run it again when no job runs here" if state == "deferred" else "",
+        hint=_NEXT.get(waits, "") if state == "deferred" else "",
         steps=steps,
     )
 

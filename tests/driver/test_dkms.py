@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from fairlead.config.lock import load_lock
-from tests.driver.apt_node import AptNode
-from tests.driver.conftest import available, environment, from_debian, lock
+from tests.driver.apt_node import AptNode, environment
+from tests.driver.conftest import available, from_debian, lock
 from tests.lab import roots
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(2400)]

@@ -13,6 +13,8 @@ fabric = "infiniband"               # what NCCL needs on this network
 mode = "observe"
 [ansible]
 user = "root"
+[accept]                            # how `fairlead accept` measures; [classes.h100.accept] for what differs
+prelude = "module load nccl-tests"
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fairlead import assets
+from fairlead.config.accept import AcceptOptions, accept_options
 from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, config_error, resolve_layers
 from fairlead.config.fabric import fabric_layer, load_fabric
 from fairlead.config.lock import lock_layer
@@ -54,6 +57,7 @@ class NodeClass(Struct, frozen=True, kw_only=True):
     profile: str
     layer: dict[str, Any]
     fabric: str = ""
+    accept: AcceptOptions = AcceptOptions()
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -63,6 +67,7 @@ class Site(Struct, frozen=True, kw_only=True):
     classes: tuple[NodeClass, ...]
     nodes: dict[str, dict[str, Any]]
     ansible: AnsibleOptions
+    accept: AcceptOptions = AcceptOptions()
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -130,7 +135,8 @@ def load_site(path: str) -> Site:
     generation = data.get("generation", 0)
     if not isinstance(generation, int) or generation < 0:
         raise ConfigError(path, "generation", "must be a whole number")
-    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "ansible"))
+    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "ansible", "accept"))
+    accept = _table(data, "accept", path)
     classes = []
     for name, table in _tables(data, "classes", path):
         nodes, profile, fabric = table.get("nodes"), table.get("profile", ""), table.get("fabric", "")
@@ -140,14 +146,30 @@ def load_site(path: str) -> Site:
             raise ConfigError(path, f"classes.{name}.profile", "must be a profile's name")
         if not isinstance(fabric, str):
             raise ConfigError(path, f"classes.{name}.fabric", "must be a fabric profile's name")
-        own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile", "fabric"))
-        classes.append(NodeClass(name=name, nodes=nodes, profile=profile, layer=own, fabric=fabric))
+        own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile", "fabric", "accept"))
+        options = accept_options(accept, _table(table, "accept", path, f"classes.{name}."), path, name)
+        classes.append(NodeClass(name=name, nodes=nodes, profile=profile, layer=own, fabric=fabric, accept=options))
     nodes = {name: _layer_of(table, path, f"nodes.{name}.", ()) for name, table in _tables(data, "nodes", path)}
     try:
         ansible = msgspec.convert(data.get("ansible", {}), AnsibleOptions)
     except msgspec.ValidationError as e:
         raise config_error(path, e, "ansible") from None
-    return Site(file=path, generation=generation, layer=layer, classes=tuple(classes), nodes=nodes, ansible=ansible)
+    return Site(
+        file=path,
+        generation=generation,
+        layer=layer,
+        classes=tuple(classes),
+        nodes=nodes,
+        ansible=ansible,
+        accept=accept_options(accept, {}, path),
+    )
+
+
+def _table(data: Mapping[str, Any], key: str, path: str, prefix: str = "") -> dict[str, Any]:
+    table = data.get(key, {})
+    if not isinstance(table, dict):
+        raise ConfigError(path, f"{prefix}{key}", "must be a table")
+    return table
 
 
 def _tables(data: Mapping[str, Any], key: str, path: str) -> list[tuple[str, dict[str, Any]]]:

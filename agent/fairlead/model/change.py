@@ -8,12 +8,18 @@ from msgspec import Struct
 
 
 class Disruption(StrEnum):
-    """What a change does to jobs. A busy node gets only NONE."""
+    """What a change does to jobs: nothing; it needs a node where no job runs; one that no job can come to (drained); a reboot."""
 
     NONE = "none"
     IDLE = "idle"
     DRAIN = "drain"
     REBOOT = "reboot"
+
+    def allowed(self, *, busy: bool, drained: bool) -> bool:
+        """Whether a run may make such a change now. A reboot is never an apply run's to make."""
+        if self is Disruption.IDLE:
+            return not busy
+        return self is Disruption.NONE or (self is Disruption.DRAIN and drained and not busy)
 
 
 class Layer(StrEnum):
@@ -91,12 +97,17 @@ class Reboot(Change, frozen=True, kw_only=True):
 
 
 class Nvml(Change, frozen=True, kw_only=True):
-    """A setting of one GPU by NVML, made in the NVML worker with a deadline."""
+    """A setting of one GPU by NVML, made in the NVML worker with a deadline.
+
+    what and value: persistence, ecc_mode (0, 1); compute_mode (NVML_COMPUTEMODE_*); power_limit_milliwatts; locked_clocks,
+    locked_memory_clocks ("1200-1500", in MHz; "off"); application_clocks (memory and graphics clock, "2619,1980"; "off": the
+    default); mig ("3g.40gb,2g.20gb": on, with exactly these GPU instances; "off"). ``before`` is what undo sets.
+    """
 
     pci: str
-    what: str  # "persistence"
-    value: int
-    before: int
+    what: str
+    value: int | str
+    before: int | str
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -53,7 +53,7 @@ __all__ = [
 
 # What was there before is in a file of theirs, was nothing, or (packages) is the former set, declared again.
 NOT_UNDONE = Unit | Module | BootLoader | Reboot | Packages | ModuleReload
-NvmlSet = Callable[[str, str, int], None]
+NvmlSet = Callable[[str, str, int | str], None]
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ def execute(
             outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
             continue
         if change.setting in refused and change.layer is Layer.PERSISTED:
-            words = f"{target(change)}: not written, since the running kernel refused it"
+            words = f"{target(change)}: not written, since the running system refused it"
             outcomes.append(Outcome(change=change, done=False, message=words))
             continue
         try:
@@ -98,9 +98,9 @@ def execute(
             later = isinstance(e, packages.LaterError | reload.HeldError)
             if isinstance(change, Packages):
                 unmoved.add(change.setting)
-            if isinstance(change, KernelValue):
+            if isinstance(change, KernelValue | Nvml):
                 refused.add(change.setting)
-                if isinstance(e, OSError) and e.errno == errno.EINVAL:
+                if isinstance(change, KernelValue) and isinstance(e, OSError) and e.errno == errno.EINVAL:
                     words = f"the kernel refuses {change.value!r} ({words})"
             hint = (
                 f" ({e.hint})" if isinstance(change, Packages | ModuleReload) and isinstance(e, FairleadError) and e.hint else ""
@@ -157,15 +157,17 @@ def _bytes(content: str | None) -> bytes | None:
     return None if content is None else content.encode("utf-8", "surrogateescape")
 
 
-def undo_all(root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False) -> tuple[Outcome, ...]:
+def undo_all(
+    root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False, drained: bool = False
+) -> tuple[Outcome, ...]:
     """Bring back the state before fairlead, last change first; the record of what came back is removed.
 
-    busy: a job runs here, so what a job would notice stays, with its record, and its outcome is ``skipped``.
+    busy, drained: as for apply; what may not be changed now stays, with its record, and its outcome is ``skipped``.
     """
     outcomes: list[Outcome] = []
     for path, change in reversed(undo_changes(root, undo)):
-        if busy and change.disruption is not Disruption.NONE:
-            words = f"{target(change)}: waits for an idle node"
+        if not change.disruption.allowed(busy=busy, drained=drained):
+            words = f"{target(change)}: waits for {'a drained' if change.disruption is Disruption.DRAIN else 'an idle'} node"
             outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
             continue
         try:
