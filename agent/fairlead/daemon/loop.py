@@ -37,7 +37,7 @@ from fairlead.daemon.notify import Notify
 from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
 from fairlead.daemon.requests import Requests
-from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, policies_of
+from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, nvml_released, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
 from fairlead.host.clock import asleep, boottime
@@ -237,6 +237,9 @@ class Loop:
         if now >= self._next_tick:
             self._next_tick = now + min(TICK_SECONDS, self.document.agent.interval_seconds)
             look_at_jobs(self)
+            if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
+                log.line(log.NOTICE, "NVML let go of" if wanted else "NVML taken hold of again", by="nvml-release")
+                self.next_sweep = 0.0
         if now >= self.next_sweep:
             self._start_sweep()
 

@@ -95,8 +95,17 @@ def barred(hold: Hold, state_dir: str, run_dir: str, disabled: str) -> str:
 
 def applying(run_dir: str) -> bool:
     """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds."""
+    return _asked(run_dir, "applying")
+
+
+def nvml_released(run_dir: str) -> bool:
+    """Whether NVML is to be let go of, for the module to be unloaded or a GPU reset: RUN_DIR/nvml-release, of the same form."""
+    return _asked(run_dir, "nvml-release")
+
+
+def _asked(run_dir: str, name: str) -> bool:
     try:
-        with open(os.path.join(run_dir, "applying"), encoding="ascii", errors="replace") as f:
+        with open(os.path.join(run_dir, name), encoding="ascii", errors="replace") as f:
             fields = f.read(256).strip().split("\t")
     except OSError:
         return False
