@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,9 @@ TREE = Path(machines.__file__).parents[1] / "machines/hgx-h100"
 SITE = 'schema = 1\n[classes.h100]\nnodes = "gpu[1-3]"\nprofile = "hgx-h100"\n'
 
 
-def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, object]:
+def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
     assert main(["plan", "--json", *words]) == code
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
@@ -34,7 +35,7 @@ def test_a_tree_is_planned_for_without_any_node(tmp_path: Path, capsys: pytest.C
     assert "  numa_balancing: kernel.numa_balancing is 1, wanted 0 (/proc/sys/kernel/numa_balancing)\n" in told
     assert told.endswith("needs an idle node: gpu[1,3]\n2 nodes: 2 would change\n")
     found = planned(capsys, "--site", str(site), "--root", f"gpu2={TREE}", "--tags", "pcie", "--exit-code", code=1)
-    (node,) = found["nodes"]  # type: ignore[misc]
+    (node,) = found["nodes"]
     assert {step["setting"] for step in node["steps"]} == {"pcie_acs"} and node["needs"] == "idle"
     assert main(["plan", "--root", f"a={TREE}", "--root", f"a={TREE}", "--profile", "hgx-h100"]) == 65
     assert "two trees are of a" in capsys.readouterr().err
