@@ -170,7 +170,9 @@ def rows(suite: str = "bookworm") -> list[Row]:
     ):
         tasks = name.rpartition("-")[2]
         mine, none, empty, wrapper = (took[n] for n in (name, *(f"{n}-{tasks}" for n in ("none", "empty", "wrapper"))))
-        beside = f"an empty one {over(empty, none):+.1f} ms, a taskset wrapper {over(wrapper, none):+.1f} ms {cpu_over(wrapper, none)}"
+        beside = (
+            f"an empty one {over(empty, none):+.1f} ms, a taskset wrapper {over(wrapper, none):+.1f} ms {cpu_over(wrapper, none)}"
+        )
         detail = f"{cpu_over(mine, none)}; step without any {median(none.wall):.0f} ms; {ROUNDS} steps each in turn, {suite}"
         found.append(Row(f"task prolog, {what}, over none", over(mine, none), budget, "ms", beside, detail))
         found.append(Row("... over an empty one", over(mine, empty), budget - SLURMS_OWN, "ms", "", cpu_over(mine, empty)))
