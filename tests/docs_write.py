@@ -129,6 +129,8 @@ def reference(kind: str) -> str:
         doc = (importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or "").strip()
         struct = item.params if kind == "checks" else item.want  # type: ignore[union-attr]
         out += [f"## {name}", "", doc, ""]
+        if kind == "settings" and settings.load()[name].group:
+            out += [f"Group `{settings.load()[name].group}` (`--tags`).", ""]
         if kind == "checks":
             check = checks.load()[name]
             out += [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -23,7 +23,8 @@ from fairlead.host import change as changing
 from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, Disruption, File, Layer
+from fairlead.host.tree_nvml import TreeNvml as TreeNvml  # noqa: PLC0414
+from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl import fleet
@@ -32,6 +33,7 @@ from fairlead.nccl.fleet import Port
 Phase = Literal["all", "boot"]
 APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
 APPLYING_SECONDS = 600
+PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
 _NEXT = {
@@ -54,7 +56,9 @@ class Nvml(Protocol):
     """The NVML worker, or a machine tree in its place."""
 
     def sweep(self) -> Answer: ...
-    def set(self, pci: str, what: str, value: int) -> None: ...
+    def set(self, pci: str, what: str, value: int | str) -> None: ...
+    def release(self) -> None: ...
+    def reattach(self) -> None: ...
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -113,36 +117,6 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
         return ExitCode.TRY_AGAIN if "deferred" in states and not self.dry_run else ExitCode.OK
 
 
-class TreeNvml(Struct):
-    """NVML as a machine tree has it: ``nvml.json``, read and (persistence mode) written."""
-
-    root: Root
-    stuck: StuckCall | None = None
-
-    @property
-    def raw(self) -> Mapping[str, Any] | Missing:
-        data = self.root.read_bytes("/nvml.json", 16 << 20)
-        if data is None:
-            return unreadable("nvml.json: no such file in this tree")
-        if isinstance(data, Missing):
-            return data
-        try:
-            return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as e:
-            return unreadable(f"nvml.json: {e}")
-
-    def sweep(self) -> Answer:
-        return self
-
-    def set(self, pci: str, what: str, value: int) -> None:
-        raw = self.raw
-        gpus = [] if isinstance(raw, Missing) else [g for g in raw["gpus"] if g.get("pci") == pci]
-        if isinstance(raw, Missing) or not gpus or what != "persistence":
-            raise HostError(f"{pci}: no such GPU or setting {what} in nvml.json")
-        gpus[0]["persistence_mode"] = value
-        changing.write_file(self.root.join("/nvml.json"), msgspec.json.format(msgspec.json.encode(raw), indent=1))
-
-
 def chosen(document: Document, phase: Phase) -> dict[str, tuple[Setting, Want]]:
     """The declared settings of this phase by name; ``boot`` are those that a reboot loses."""
     every = setting_list.load()
@@ -159,10 +133,12 @@ def apply(
     drained: bool = False,
     nvml: Nvml | None = None,
     undo: str = changing.UNDO,
+    only: Sequence[str] = (),
 ) -> ApplyReport:
     """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: none
-    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN)."""
-    selected = chosen(document, phase)
+    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all
+    that are declared."""
+    selected = {name: pair for name, pair in chosen(document, phase).items() if not only or name in only}
     look = _looker(document, root, selected, nvml)
     before = look()
     plans = {name: _plan(setting, want, before) for name, (setting, want) in selected.items()}
@@ -174,9 +150,17 @@ def apply(
     outcomes: dict[str, tuple[changing.Outcome, ...]] = {}
     after = before
     if not dry_run and any(todo.values()):
-        with applying(root, document.agent.run_dir):
+        packages = any(isinstance(c, Packages) for changes in todo.values() for c in changes)
+        with applying(root, document.agent.run_dir, seconds=PACKAGES_SECONDS if packages else APPLYING_SECONDS):
             for name, changes in todo.items():
-                outcomes[name] = changing.execute(changes, root, nvml_set=nvml.set if nvml else None, undo=undo)
+                reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
+                if nvml is not None and reload:
+                    nvml.release()
+                outcomes[name] = changing.execute(
+                    changes, root, nvml_set=nvml.set if nvml else None, undo=undo, run_dir=document.agent.run_dir
+                )
+                if nvml is not None and reload:
+                    nvml.reattach()
             after = look()
     items = []
     for name, (setting, want) in selected.items():
@@ -264,12 +248,15 @@ def _item(
         return msgspec.structs.replace(rest, setting=name, state="failed", steps=steps)
     left = {c.layer for c in rest}
     pending = [c.disruption.value for c in rest if c.disruption is not Disruption.NONE]
-    failures = [o.message for o in outcomes if not o.done]
+    failures = [o.message for o in outcomes if not o.done and not o.skipped]
+    waiting = [o.message for o in outcomes if not o.done and o.skipped]
     deferred = len(todo) < len(planned)
     ours = [c for c in rest if not any(changing.target(c) == changing.target(d) for d in planned if d not in todo)]
-    offline = any(o.skipped for o in outcomes)
+    offline = any(o.skipped and o.done for o in outcomes)
     if failures:
         state, message = "failed", failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else "")
+    elif waiting:
+        state, message = "deferred", waiting[0]
     elif not planned:
         state, message = "same", ""
     elif dry_run:
@@ -286,7 +273,7 @@ def _item(
         state=state,
         persisted="boot"
         if setting.volatile
-        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File) for c in rest) else "yes"),
+        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File | Packages) for c in rest) else "yes"),
         effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
         pending=waits,
         message=message,
@@ -296,12 +283,12 @@ def _item(
 
 
 @contextmanager
-def applying(root: Root, run_dir: str) -> Iterator[None]:
+def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Iterator[None]:
     """While this runs, RUN_DIR/applying says so: ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), for a run that is killed."""
     path = root.join(f"{run_dir}/{APPLYING}")
     try:
         lock = _alone(root.join(f"{run_dir}/{LOCK}"))
-        expires = int(boottime()) + APPLYING_SECONDS
+        expires = int(boottime()) + seconds
         changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}", hint="is this run by root?") from None

@@ -29,6 +29,8 @@ case $SLURM_LOCALID in
 esac
 exec taskset -c $c "$@"
 """
+#: A task prolog that does nothing: what Slurm itself takes for starting one (a fork of slurmstepd, sh, a pipe, a wait).
+EMPTY = "#!/bin/sh\nexit 0\n"
 #: A release as provisioning lays it out, with what the planner needs: compiled beforehand.
 RELEASE = """set -e
 v=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -51,13 +53,16 @@ class Kind:
 
 
 EIGHT, ONE = "-n8 -c14 --gres=gpu:8", "-n1 -c112 --gres=gpu:8"
+NOTHING = "/usr/local/bin/empty"
 KINDS = {
     "none": Kind(EIGHT, hook=""),
+    "empty": Kind(EIGHT, hook=NOTHING),
     "wrapper": Kind(EIGHT, hook="", command="/usr/local/bin/wrapper true"),
     "whole": Kind(EIGHT),
     "part": Kind("-n8 -c13 --gres=gpu:8"),  # no ready plan has these shares
     "planner": Kind("-n8 -c14 --gres=gpu:7"),  # five tasks for four shares of a socket
     "none-1": Kind(ONE, hook=""),
+    "empty-1": Kind(ONE, hook=NOTHING),
     "wrapper-1": Kind(ONE, hook="", command="/usr/local/bin/wrapper true"),
     "whole-1": Kind(ONE),
 }
@@ -82,19 +87,21 @@ def measure(
         for name, kind in kinds.items()
     ]
     script = f"i=0; while [ $i -lt {rounds} ]; do\n" + "\n".join(lines) + "\ni=$((i + 1)); done"
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        folder = Path(temporary)
         folder.chmod(0o755)
         (folder / "online").write_text("0-111\n")
         (folder / "cgroup/cpuset").mkdir(parents=True)
         for file in ("cpuset/cpuset.effective_cpus", "cpuset.cpus.effective"):  # v1, v2: the tasks are in the top group
             (folder / "cgroup" / file).write_text("0-111\n")
-        (folder / "wrapper").write_text(WRAPPER)
-        (folder / "wrapper").chmod(0o755)
+        for name, text in (("wrapper", WRAPPER), ("empty", EMPTY)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
         bound: dict[str | Path, str] = {
             folder / "online": "/sys/devices/system/cpu/online",
             folder / "cgroup": "/sys/fs/cgroup",
             folder / "wrapper": "/usr/local/bin/wrapper",
+            folder / "empty": NOTHING,
             Path(plan.__file__).parents[1]: "/run/package",
             HOOKS: f"/run/lab-hooks{HOOKS}",
             **(binds or {}),

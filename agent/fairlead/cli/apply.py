@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from fairlead import config
+from fairlead import config, settings
 from fairlead.apply import ApplyReport, Nvml, TreeNvml, apply
 from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, InputMissing, NeedsRoot, NodeBusy, UsageError
@@ -28,6 +28,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--root", default="/", help="a tree or an image instead of this machine: no unit is started there")
     parser.add_argument("--phase", choices=["all", "boot"], default="all", help="boot: only what a reboot loses")
+    parser.add_argument("--only", default="", metavar="NAMES", help="only these settings or groups of settings: nccl,kernel")
     parser.add_argument("-n", "--dry-run", "--check", action="store_true", dest="dry_run", help="show, change nothing")
     parser.add_argument("--diff", action="store_true", help="show each change as a diff")
     parser.add_argument("--busy", action="store_true", help="treat this node as busy; by default it looks for job steps")
@@ -44,13 +45,15 @@ def run(args: argparse.Namespace) -> ExitCode:
     root = Root(args.root)
     if root.is_live and not args.dry_run and os.geteuid() != 0:
         raise NeedsRoot("changing this node needs root", hint="or look with --dry-run")
+    only = settings.select(args.only) if args.only else ()
     busy, drained = _jobs(root, args)
     if args.undo:
         return _undo(root, args, busy=busy, drained=drained)
     document = config.load_document(args.document or os.path.join(args.root, DOCUMENT.lstrip("/")))
     nvml = _nvml(root, document)
     try:
-        report = apply(document, root, dry_run=args.dry_run, phase=args.phase, busy=busy, drained=drained, nvml=nvml)
+        how = {"dry_run": args.dry_run, "busy": busy, "drained": drained}
+        report = apply(document, root, phase=args.phase, nvml=nvml, only=only, **how)
     finally:
         _close(nvml)
     if args.json:

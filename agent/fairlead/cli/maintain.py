@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from fairlead import config
 from fairlead.cli.show import columns, print_json
 from fairlead.cli.times import local, moment, span
-from fairlead.errors import ExitCode, UsageError
+from fairlead.errors import ExitCode, HostError, UsageError
 
 if TYPE_CHECKING:
     from fairlead.provision.maintain.journal import Journal, Run
@@ -142,7 +142,7 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
     from fairlead.provision.maintain.plan import budgets, by_name
     from fairlead.provision.maintain.report import report, text
     from fairlead.provision.maintain.run import Maintenance
-    from fairlead.provision.maintain.table import display
+    from fairlead.provision.maintain.table import display, summary
     from fairlead.provision.run import Options
     from fairlead.slurm.scontrol import Scontrol
 
@@ -159,8 +159,11 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
             aborting=args.abort is not None,
         )
         shown.say(f"run {found.id}: {len(found.works)} nodes: {found.plan.reason}")
-        with _stopping(maintenance):
-            ended = maintenance.drive()
+        try:
+            with _stopping(maintenance):
+                ended = maintenance.drive()
+        except HostError as e:  # the journal: nothing was done that it does not have
+            raise HostError(f"{e}; {summary(journal.run(found.id).works)}", hint=e.hint) from None
     said = report(journal.run(found.id))
     if args.json:
         print_json(said)

@@ -23,8 +23,8 @@ def outlook(args: argparse.Namespace, site: Site, prepared: Prepared, controller
     if os.path.exists(args.journal):
         left = Journal(args.journal, write=False).left(w.slurm for w in prepared.works)
     lines = lines_of(prepared, controller, controller.listing(), left)
-    options = Options(nodelist=args.nodelist, check=True, quiet=args.quiet, wheel=args.wheel, wheelhouse=args.wheelhouse)
-    would = provision(site, options)
+    given = {"quiet": args.quiet, "wheel": args.wheel, "wheelhouse": args.wheelhouse}
+    would = provision(site, Options(nodelist=args.nodelist, check=True, drained=True, **given))
     if args.json:
         print_json({"schema": 1, "dry_run": True, "plan": prepared.plan, "limits": lines, "apply": would})
     else:

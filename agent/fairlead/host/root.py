@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
+import stat
 
 from fairlead.model.facts import Missing, unreadable
 
@@ -21,13 +22,14 @@ _MAGIC = frozenset("*?[")
 class Root:
     """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
-    __slots__ = ("_base", "_links", "is_live", "path")
+    __slots__ = ("_aliases", "_base", "_links", "is_live", "path")
 
     def __init__(self, path: str = "/") -> None:
         self.path = os.path.abspath(path)
         self.is_live = self.path == "/"
         self._base = "" if self.is_live else os.path.realpath(self.path)
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
+        self._aliases: dict[str, tuple[int, int, str]] = {}  # its links: inode and time of change, and where they lead
 
     def __repr__(self) -> str:
         return f"Root({self.path!r})"
@@ -43,7 +45,16 @@ class Root:
             if os.path.isdir(resolved):
                 self._links[folder] = resolved
         candidate = f"{resolved}/{name}" if name not in ("", ".", "..") else self._resolve(path)
-        return self._resolve(path) if os.path.islink(candidate) else candidate
+        try:
+            info = os.lstat(candidate)
+        except OSError:
+            return candidate
+        if not stat.S_ISLNK(info.st_mode):
+            return candidate
+        known = self._aliases.get(candidate)
+        if known is None or known[:2] != (info.st_ino, info.st_ctime_ns):
+            known = self._aliases[candidate] = (info.st_ino, info.st_ctime_ns, self._resolve(path))
+        return known[2]
 
     def _resolve(self, path: str) -> str:
         """As chroot would: ``..`` stops at the tree's root, an absolute link starts there again."""

@@ -5,6 +5,7 @@ files.json, files the contents, sent only to a node that lacks one
 wheels/           wheels, the same
 documents/NODE    each node's resolved document
 program.json      the program that does the work there (on_node*.py)
+wheel_tags.py     how the action plugin chooses among the wheels
 """
 
 from __future__ import annotations
@@ -81,8 +82,10 @@ def write_bundle(
     undo: bool,
     force: bool,
     drained: bool = False,
+    only: Sequence[str] = (),
 ) -> None:
-    """Lay out everything that the action plugin needs below ``folder``. drained: `fairlead apply --drained` is run there."""
+    """Lay out everything that the action plugin needs below ``folder``. drained: `fairlead apply --drained` is run there;
+    only: of these settings."""
     files = node_files()
     units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
     release = release_name(own, wheels)
@@ -91,6 +94,7 @@ def write_bundle(
         "undo": undo,
         "force": force,
         "drained": drained,
+        "only": list(only),
         "opt": OPT,
         "release": release,
         "files": [{"path": p, "mode": m, "sha256": hashlib.sha256(c).hexdigest(), "size": len(c)} for p, c, m in files],
@@ -112,5 +116,6 @@ def write_bundle(
     for target in targets:
         (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target)))
     here = Path(__file__).parent
+    (folder / "wheel_tags.py").write_bytes((here / "wheel_tags.py").read_bytes())
     program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]
     (folder / "program.json").write_bytes(msgspec.json.encode(program))

@@ -125,6 +125,7 @@ class Node:
     def apply(self) -> dict[str, Any] | None:
         """`fairlead apply`, in this very process where it already runs the wanted release."""
         arguments = ["apply", "--json"] + ["--dry-run"] * self.check + ["--drained"] * self.request["drained"]
+        arguments += ["--only", ",".join(self.request["only"])] if self.request["only"] else []
         if not self.release.installed():
             if not self.payload:
                 return None

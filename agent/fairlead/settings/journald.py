@@ -83,6 +83,7 @@ def plan(want: JournaldWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Bounds of the system journal",
+    group="services",
     want=JournaldWant,
     observe=observe,
     plan=plan,

@@ -159,6 +159,7 @@ def _grub(words: tuple[str, ...], observed: Observed) -> list[AnyChange]:
 
 setting = Setting(
     summary="Words of the kernel command line",
+    group="kernel",
     want=KernelCmdlineWant,
     observe=observe,
     plan=plan,

@@ -84,6 +84,7 @@ def plan(want: KernelModulesWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Kernel modules that must be loaded, and those that must not",
+    group="kernel",
     want=KernelModulesWant,
     observe=observe,
     plan=plan,

@@ -122,6 +122,7 @@ def plan(want: MemlockWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Locked-memory limit of slurmd and so of every job",
+    group="limits",
     want=MemlockWant,
     observe=observe,
     plan=plan,

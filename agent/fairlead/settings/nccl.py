@@ -229,6 +229,7 @@ def plan(want: NcclWant, observed: Observed) -> tuple[File, ...]:
 
 setting = Setting(
     summary="NCCL's facts of this node in /etc/nccl.conf",
+    group="nccl",
     want=NcclWant,
     observe=observe,
     plan=plan,

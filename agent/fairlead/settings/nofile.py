@@ -98,6 +98,7 @@ def plan(want: NofileWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Open-files limit of slurmd and so of every job",
+    group="limits",
     want=NofileWant,
     observe=observe,
     plan=plan,

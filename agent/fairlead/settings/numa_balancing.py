@@ -89,6 +89,7 @@ def plan(want: NumaBalancingWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Automatic NUMA balancing of the kernel",
+    group="kernel",
     want=NumaBalancingWant,
     observe=observe,
     plan=plan,

@@ -146,6 +146,7 @@ def plan(want: SysctlWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Kernel parameters (sysctl), checked before they are written",
+    group="kernel",
     want=SysctlWant,
     observe=observe,
     plan=plan,

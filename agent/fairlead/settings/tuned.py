@@ -65,6 +65,7 @@ def plan(want: TunedWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="tuned: not running, or running with one declared profile",
+    group="cpu",
     want=TunedWant,
     observe=observe,
     plan=plan,

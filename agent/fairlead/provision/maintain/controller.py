@@ -68,7 +68,7 @@ class Controller:
         jobs = self.client.jobs_on(work.slurm)
         return self._seen(work, self.client.node(work.slurm), len(jobs))
 
-    def seen_now(self, work: Work, state: NodeState) -> Seen:
+    def seen_alone(self, work: Work, state: NodeState) -> Seen:
         """The node as this reading has it, whatever jobs it has."""
         return self._seen(work, state, 0)
 

@@ -160,11 +160,13 @@ class Journal:
         mine = self._write(act)
         return Run(id=name, began=now, ended=0.0, state="running", who=who, site=site, plan=plan, works=mine)
 
-    def put(self, run: str, place: int, work: Work) -> None:
-        """The node as it is from now on: called before the step that it names is done."""
+    def put(self, run: str, place: int, work: Work, *, new: bool = True) -> None:
+        """The node as it is from now on: called before the step that it names is done. new: it is another step than before."""
 
         def act() -> None:
             self._node(run, place, work)
+            if not new:
+                return
             self._db.execute(
                 "INSERT INTO step VALUES (?, ?, ?, ?, ?)", (run, work.node, work.since, work.step.value, work.detail)
             )

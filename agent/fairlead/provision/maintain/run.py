@@ -79,8 +79,7 @@ class Maintenance:
         driven again. Raises HostError when the journal cannot be written, SlurmError."""
         with self._journal.driving(self.run.id):
             try:
-                if self._aborting:
-                    self._abort()
+                self._take_up()
                 while not self._finished():
                     self._turn()
                     time.sleep(self._poll / 4)
@@ -96,26 +95,26 @@ class Maintenance:
         return not self._flying and all(w.ended or (stopped and w.step is Step.QUEUED) for w in self.works)
 
     def _turn(self) -> None:
-        for future in [f for f in self._flying if f.done()]:
-            _, then = self._flying.pop(future)
-            then(future.result())
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
         self._shown.show(works, self._slurm_trouble or self._journal.full or self.held)
-        if time.monotonic() < self._slurm_again:
-            return
         try:
+            for future in [f for f in self._flying if f.done()]:
+                _, then = self._flying.pop(future)
+                then(future.result())
+            if time.monotonic() < self._slurm_again:
+                return
             listing = self._controller.listing()
             for at in range(len(self.works)):
                 if self.works[at].step in IN_WORK and not self._in_flight(at):
                     self._step(at, listing)
             self._groups(listing)
             self._begin(listing)
-        except SlurmUnavailable as e:
+        except SlurmError as e:  # what was asked for is asked for again: every step may be done twice
             self._unavailable(e)
             return
         self._answers()
 
-    def _unavailable(self, error: SlurmUnavailable) -> None:
+    def _unavailable(self, error: SlurmError) -> None:
         self._slurm_pause = min(15.0, self._slurm_pause * 2 or 1.0)
         self._slurm_again = time.monotonic() + self._slurm_pause
         if not self._slurm_trouble:
@@ -142,7 +141,7 @@ class Maintenance:
 
     def _put(self, at: int, work: Work) -> None:
         before, self.works[at] = self.works[at].step, work
-        self._journal.put(self.run.id, at, work)
+        self._journal.put(self.run.id, at, work, new=work.step is not before)
         if work.step is not before:
             self._progress = time.time()
             self._shown.moved(work)
@@ -164,13 +163,13 @@ class Maintenance:
         token = work.text.split(" ", 1)[0].rpartition(":")[2] if work.text else secrets.token_hex(6)
         return build(CHECK, token, summary).text
 
-    def _abort(self) -> None:
+    def _take_up(self) -> None:
+        """A run that is driven again: nothing is late because nobody drove it."""
         for at, work in enumerate(self.works):
-            if work.ended:
-                continue
-            if move := steps.abort(work):
+            move = steps.abort(work) if self._aborting else None
+            if move is not None:
                 self._move(at, move)
-            elif work.step is Step.VERIFYING:
+            elif work.step in (Step.REBOOTING, Step.VERIFYING):
                 self._put(at, replace(work, since=time.time()))
 
     # -- beginning nodes --------------------------------------------------------------------------------
@@ -217,7 +216,10 @@ class Maintenance:
     def _step(self, at: int, listing: Listing) -> None:
         work, now = self.works[at], time.time()
         if work.slurm not in listing.nodes:
-            return  # slurm.conf is being changed: it comes back, or a person aborts
+            self._why[at] = "slurmctld has no such node any more"
+            if self._aborting:
+                self._move(at, Move(Step.TAKEN, self._why[at]))
+            return
         if work.step is Step.DRAINING:
             self._drain(at)
         elif work.step in (Step.RESUMING, Step.LIFTING):
@@ -244,7 +246,7 @@ class Maintenance:
         state = self._controller.client.node(work.slurm)
         texts = self._left.get(work.slurm, frozenset())
         adopt = bool(texts and self._controller.left_by(work, state, texts))
-        seen = self._controller.seen_now(work, state)
+        seen = self._controller.seen_alone(work, state)
         move = steps.first(work, seen, adopt=adopt)
         if move is None and time.monotonic() - began < FRESH_SECONDS:
             try:
@@ -256,7 +258,9 @@ class Maintenance:
             else:
                 seen = self._controller.now(work)
                 move = steps.read_back(work, seen)
-        if move is not None:
+        if move is not None and move.step is Step.DRAINING:
+            self._why[at] = move.why
+        elif move is not None:
             more = {"drained": seen.since or time.time()} if move.step is Step.WAITING else {}
             self._move(at, move, **more)
 
@@ -343,14 +347,10 @@ class Maintenance:
 
     def _order(self, at: int) -> None:
         work = self.works[at]
-        try:
-            if move := steps.ready(work, self._controller.now(work)):
-                self._move(at, move)
-                return
-            registered = work.registered_before or self._controller.registered(work)
-        except SlurmUnavailable as e:
-            self._unavailable(e)
+        if move := steps.ready(work, self._controller.now(work)):
+            self._move(at, move)
             return
+        registered = work.registered_before or self._controller.registered(work)
         self._put(at, replace(work, registered_before=registered))
         self._ordered[at] = time.time()
 
@@ -362,12 +362,7 @@ class Maintenance:
 
     def _verifying(self, at: int, look: Looked) -> None:
         work = self.works[at]
-        try:
-            why = steps.unwell(work, look, time.time()) or self._unregistered(work)
-        except SlurmUnavailable as e:
-            self._unavailable(e)
-            return
-        if why:
+        if why := steps.unwell(work, look, time.time()) or self._unregistered(work):
             self._not_yet(at, why)
         else:
             self._well.add(at)

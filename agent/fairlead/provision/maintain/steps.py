@@ -87,6 +87,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     max_wait: float = 0.0
     reboot_seconds: float = 1800.0
     verify_seconds: float = 300.0
+    settle_seconds: float = SETTLE_SECONDS
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -190,16 +191,20 @@ class Looked(Struct, frozen=True, kw_only=True):
 
 
 def first(work: Work, seen: Seen, *, adopt: bool = False) -> Move | None:
-    """Before the drain is written: None to write it. ``adopt``: the drain that stands is of a run of ours that has ended."""
+    """Before the drain is written: None to write it, ``draining`` again to wait. ``adopt``: the drain that stands is of a run of
+    ours that is done with the node."""
     if seen.hand is Hand.OURS:
         return Move(Step.WAITING, "drained")
-    if seen.hand is Hand.OTHER and not adopt:
-        return Move(Step.SKIPPED, f"not touched: {seen.who}")
+    again = bool(work.drained)  # our drain stood before, and slurmctld has lost it
+    if seen.hand is Hand.COVERED or (seen.hand is Hand.OTHER and not adopt):
+        return Move(Step.TAKEN, f"somebody else holds it now: {seen.who}") if again else Move(Step.SKIPPED, untouched(seen.who))
     if seen.off:
-        return Move(Step.SKIPPED, f"not touched: {seen.off}")
-    if seen.hand is Hand.COVERED:
-        return Move(Step.SKIPPED, f"not touched: {seen.who}")
+        return Move(Step.DRAINING, f"waits: {seen.off}") if again else Move(Step.SKIPPED, untouched(seen.off))
     return None
+
+
+def untouched(why: str) -> str:
+    return f"not touched: {why}"
 
 
 def read_back(work: Work, seen: Seen) -> Move | None:
@@ -233,7 +238,7 @@ def waiting(work: Work, seen: Seen, now: float, plan: Plan, *, aborting: bool) -
         return moved
     if aborting:
         return Move(Step.LIFTING, "aborted before anything was changed")
-    if seen.jobs == 0 and now - work.since >= SETTLE_SECONDS:
+    if seen.jobs == 0 and now - work.since >= plan.settle_seconds:
         return Move(Step.APPLYING, "idle")
     if seen.jobs and plan.max_wait and now - work.began >= plan.max_wait:
         return Move(Step.LIFTING, f"still busy after {plan.max_wait:.0f} s: given back, its jobs go on")
