@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fairlead import settings as setting_list
 from fairlead.apply import TreeNvml
+from fairlead.cli import main
 from fairlead.errors import ConfigError
 from fairlead.host import change
 from fairlead.host.gather import gather
@@ -360,3 +361,14 @@ def test_limits_parser_takes_any_text(text: str) -> None:
     memlock.parse_limits(text)
     parsed = memlock.parse_limits(text + "\nMax locked memory   65536   unlimited   bytes\n")
     assert parsed is not None
+
+
+def test_a_snapshot_holds_every_file_that_a_setting_reads(undone: tuple[Path, dict[Path, bytes | str]], tmp_path: Path) -> None:
+    used = undone[0]
+    assert main(["snapshot", str(tmp_path / "copy"), "--root", str(used)]) == 0
+    root, copy = Root(str(used)), Root(str(tmp_path / "copy"))
+    for name, known in ALL.items():
+        for pattern in known.reads:
+            paths = [p for p in root.glob(pattern) if root.list(p) is None]
+            lost = [p for p in paths if isinstance(root.read_bytes(p), bytes) and not isinstance(copy.read_bytes(p), bytes)]
+            assert lost == [], name
