@@ -61,7 +61,8 @@ OTHER_CASES = {
 #: Daemons by these names, which do nothing, and the file by which Debian's chrony reads drop-ins.
 UNITS = """
 for name in idler noisy wanted chrony ntpsec; do
-    printf '[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n' > /usr/lib/systemd/system/$name.service
+    text='[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n'
+    printf "$text" > /usr/lib/systemd/system/$name.service
 done
 mkdir -p /etc/chrony
 echo 'confdir /etc/chrony/conf.d' > /etc/chrony/chrony.conf
@@ -117,5 +118,5 @@ def divide(host: Host, admin: Admin) -> Mig:
     admin.write_site(more='[classes.h100.settings.sysctl]\nvalues = {"net.ipv4.tcp_congestion_control" = "brr"}\n')
     report = json.loads(admin.run("provision", "--site", str(admin.site), "--json", code=69).stdout)
     refused = next(i for i in report["nodes"][0]["apply"]["items"] if i["setting"] == "sysctl")
-    congestion = host.run("cat /proc/sys/net/ipv4/tcp_congestion_control; ls /etc/sysctl.d/90-fairlead-sysctl.conf", check=False)
+    congestion = host.run("cat /proc/sys/net/ipv4/tcp_congestion_control; grep -c tcp_cong /etc/sysctl.d/90-fairlead-*", check=False)
     return Mig(before, shown_before, drained, shown, booted, shown_booted, refused, congestion.stdout)

@@ -20,7 +20,8 @@ NIC, GPU, PORT = "0000:18:00.0", "0000:1b:00.0", "0000:15:01.0"
 def function(address: str, class_code: int, vendor: int = 0x15B3, **more: Any) -> PciDevice:
     known: dict[str, Any] = {"express_offset": 0x60, "device_control": 0x203F, "link_control": 0, "numa": 0, **more}
     path = ("pci0000:15", PORT, address)
-    return PciDevice(address=address, vendor=vendor, device=0x1021, class_code=class_code, path=path, link=unreadable("-"), **known)
+    link = unreadable("-")
+    return PciDevice(address=address, vendor=vendor, device=0x1021, class_code=class_code, path=path, link=link, **known)
 
 
 def machine(*devices: PciDevice, **texts: str | Missing | None) -> Node:
@@ -73,7 +74,7 @@ def test_relaxed_ordering_is_one_bit_and_refused_below_root_ports_that_cannot() 
     assert not isinstance(plain, Missing) and not isinstance(below, Missing)
     (change,) = pcie_relaxed_ordering.plan(want, plain)
     assert isinstance(change, PciBits) and (change.mask, change.value) == (0x10, 0x10)
-    with pytest.raises(ConfigError, match="the root port 0000:15:01.0 cannot have it"):
+    with pytest.raises(ConfigError, match=r"the root port 0000:15:01\.0 cannot have it"):
         pcie_relaxed_ordering.plan(want, below)
 
 
@@ -219,7 +220,7 @@ def test_time_servers_are_a_drop_in_that_the_program_reads() -> None:
     file, restart = time_sync.plan(want, clock(unit("chrony.service"), **conf))
     assert isinstance(file, File) and (file.content or "").endswith("server ntp1.example.org iburst\nserver 192.0.2.1 iburst\n")
     assert isinstance(restart, Unit) and restart.restart
-    with pytest.raises(ConfigError, match="/etc/chrony/chrony.conf does not read"):
+    with pytest.raises(ConfigError, match=r"/etc/chrony/chrony\.conf does not read"):
         time_sync.plan(want, clock(unit("chrony.service"), **{time_sync.CHRONY_CONF: "pool x\n"}))
     with pytest.raises(ConfigError, match="ntp has no drop-in"):
         time_sync.plan(replace(want, service="ntp"), clock(unit("ntpsec.service")))
