@@ -118,5 +118,6 @@ def divide(host: Host, admin: Admin) -> Mig:
     admin.write_site(more='[classes.h100.settings.sysctl]\nvalues = {"net.ipv4.tcp_congestion_control" = "brr"}\n')
     report = json.loads(admin.run("provision", "--site", str(admin.site), "--json", code=69).stdout)
     refused = next(i for i in report["nodes"][0]["apply"]["items"] if i["setting"] == "sysctl")
-    congestion = host.run("cat /proc/sys/net/ipv4/tcp_congestion_control; grep -c tcp_cong /etc/sysctl.d/90-fairlead-*", check=False)
+    looks = "cat /proc/sys/net/ipv4/tcp_congestion_control; grep -c tcp_cong /etc/sysctl.d/90-fairlead-sysctl.conf"
+    congestion = host.run(looks, check=False)
     return Mig(before, shown_before, drained, shown, booted, shown_booted, refused, congestion.stdout)
