@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,9 +213,6 @@ def test_the_lock_of_another_apt_is_waited_for_then_said_with_75(tree: Path, mon
     write(tree, "dev/null", "")
     for path in ("sys/module/nvidia/version", "proc/driver/nvidia/version"):
         (tree / path).unlink(missing_ok=True)
-    import subprocess
-    import sys
-
     monkeypatch.setattr(by_apt, "LOCK_SECONDS", 0.3)
     driver_table = {"version": NEW, "packages": [{"name": "x", "version": "1", "architecture": "all", "sha256": "0", "size": 1}]}
     document = resolve_layers("gpu1", [("t", {"settings": {"driver": {**driver_table, "module": "none"}}})])[0]
@@ -243,3 +242,27 @@ def test_what_apt_would_do_besides_is_refused_with_its_names() -> None:
     ):
         with pytest.raises(Exception, match=words):
             by_apt.refuse_more(change, said + more)
+
+
+ORDER = ("1.0~rc1", "1.0", "1.0-1", "1.0-1+b1", "1.0a", "1.0+dfsg", "1.9", "1.10", "12.2.0-3", "12.2.0-14+deb12u1", "1:0.1")
+
+
+def test_debian_versions_are_compared_as_dpkg_does() -> None:
+    from itertools import pairwise
+
+    from fairlead.model.debian_version import key
+
+    for older, newer in pairwise(ORDER):
+        assert subprocess.run(["dpkg", "--compare-versions", older, "lt", newer], check=False).returncode == 0, (older, newer)
+        assert key(older) < key(newer), (older, newer)
+    assert key("1.0") == key("1.00") and key("535.261.03-1") > key("535.216.03-2~bpo12+1")
+
+
+def test_what_is_only_needed_may_be_newer_but_not_older(tree: Path) -> None:
+    installed(tree)
+    for version, moves in (("3.0.10-9", False), ("3.0.10-8", False), ("3.0.9-1", True)):
+        rows = [f"{p.name} {p.version} hold ok installed" for p in SET if p.kept]
+        status(tree, *rows, f"dkms {version}")
+        found = [c for c in plan(tree) if isinstance(c, Packages)]
+        assert bool(found) is moves, version
+        assert all("dkms" not in c.hold for c in found)
