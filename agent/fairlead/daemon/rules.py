@@ -94,7 +94,8 @@ def barred(hold: Hold, state_dir: str, run_dir: str, disabled: str) -> str:
 
 
 def applying(run_dir: str) -> bool:
-    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds."""
+    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds. One that
+    was killed left its mark, and no process."""
     return _asked(run_dir, "applying")
 
 
@@ -109,7 +110,9 @@ def _asked(run_dir: str, name: str) -> bool:
             fields = f.read(256).strip().split("\t")
     except OSError:
         return False
-    return len(fields) == 3 and fields[2].isdigit() and int(fields[2]) >= boottime()
+    if len(fields) != 3 or not fields[1].isdigit() or not fields[2].isdigit():
+        return False
+    return int(fields[2]) >= boottime() and os.path.exists(f"/proc/{fields[1]}")
 
 
 def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "") -> Drain:
