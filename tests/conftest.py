@@ -38,6 +38,7 @@ SECONDS = {
     "tests/settings/test_settings.py": 30,
     "tests/settings/test_on_a_node.py": 25,
     "tests/apply/test_boot.py": 30,
+    "tests/apply/test_image.py": 15,
     "tests/checks/test_sources.py": 20,
     "tests/hooks/test_env_in_real_jobs.py": 30,
     "tests/host/test_gather.py": 25,

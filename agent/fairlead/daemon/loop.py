@@ -34,7 +34,7 @@ from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.lookout import Lookout
 from fairlead.daemon.moment import now_of, uptime_of
-from fairlead.daemon.notify import Notify
+from fairlead.daemon.notify import READY_SECONDS, Notify
 from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
 from fairlead.daemon.requests import Requests
@@ -54,7 +54,6 @@ from fairlead.policy.request import known_of
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
 STATUS_SECONDS = 10.0
 ASLEEP_SECONDS = 1.0
-READY_SECONDS = 10.0  # what a drain that the first look asks for may keep slurmd waiting
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 
 
@@ -296,10 +295,9 @@ class Loop:
         """slurmd starts after this: after the first verdict, and where that asks for a drain, once slurmctld has it (bounded)."""
         wanted = self.courier is not None and self.decision is not None and self.decision.order is Order.DRAIN
         underway = wanted and not (self.standing.drained or self.standing.held) and time.monotonic() < self._ready_by
-        if underway or not self._ready_by:
-            return
-        self._ready_by = 0.0
-        self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
+        if self._ready_by and not underway:
+            self._ready_by = 0.0
+            self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
 
     def _kernel(self) -> None:
         """Kernel records: those that a check declared are remembered, and wake it at once."""

@@ -64,11 +64,11 @@ def release_name(own: Wheel, wheels: Sequence[Wheel]) -> str:
     return f"{fairlead.__version__}-{digest[:10]}"
 
 
-def documents(target: Target) -> list[dict[str, Any]]:
+def documents(document: config.Document) -> list[dict[str, Any]]:
     """The files that differ from node to node."""
     return [
-        {"path": "/etc/fairlead/node.json", "content": config.encode_document(target.document).decode(), "mode": 0o644},
-        {"path": "/etc/fairlead/hooks", "content": config.hooks_line(target.document), "mode": 0o644},
+        {"path": "/etc/fairlead/node.json", "content": config.encode_document(document).decode(), "mode": 0o644},
+        {"path": "/etc/fairlead/hooks", "content": config.hooks_line(document), "mode": 0o644},
     ]
 
 
@@ -101,7 +101,7 @@ def write_bundle(
         "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
         "units": units,
         # Removed by uninstall: what the node made itself, then folders where nothing else is left.
-        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled"],
+        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled", "/etc/fairlead/left-for-boot"],
         "state_paths": ["/var/lib/fairlead"],
         "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
     }
@@ -114,7 +114,7 @@ def write_bundle(
     for wheel in (own, *wheels):
         (folder / "wheels" / wheel.name).write_bytes(wheel.content)
     for target in targets:
-        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target)))
+        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target.document)))
     here = Path(__file__).parent
     (folder / "wheel_tags.py").write_bytes((here / "wheel_tags.py").read_bytes())
     program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]
