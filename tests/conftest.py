@@ -34,6 +34,7 @@ SECONDS = {
     "tests/scorecard/test_scorecard.py": 60,
     "tests/playbooks/test_convergence.py": 90,
     "tests/rack/test_rack.py": 60,
+    "tests/measure/test_on_slurm.py": 50,
     "hooks": 30,
     "tests/settings/test_settings.py": 30,
     "tests/checks/test_sources.py": 20,

@@ -33,8 +33,9 @@ READING = {
     "provision",
     "apply",
     "xid",
+    "accept",
 }
-CHANGING = {"run", "apply", "provision", "drain", "resume", "hold", "ack", "clear"}
+CHANGING = {"run", "apply", "provision", "drain", "resume", "hold", "ack", "clear", "accept"}
 
 
 @pytest.mark.parametrize("name", sorted(READING))

@@ -13,7 +13,9 @@ from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
 from fairlead.nccl.results import Run, parse
 
 # Of errors: what says that the run could not be set up, or that its text is damaged, and nothing of the GPUs.
-_NOT_OF_THE_GPUS = re.compile(r"row cannot be read|no row of results|not enough slots|without MPI|srun: error|Killed$")
+_NOT_OF_THE_GPUS = re.compile(
+    r"row cannot be read|no row of results|not enough slots|without MPI|srun: (?:error|Job step)|slurmstepd: error|Killed$"
+)
 _SIZES = re.compile(r"^.*\bminBytes (\d+) maxBytes \d+ step: (\d+)\((factor|bytes)\)", re.M)
 _LIBRARY = re.compile(r"^# nccl-tests version .*\bnccl-library=(\d+)", re.M)
 _SAID_VERSION = re.compile(r"NCCL version (\d[\w.]*?)(?:\+cuda(\d[\d.]*))?\s", re.M)
