@@ -34,6 +34,7 @@ SECONDS = {
     "tests/scorecard/test_scorecard.py": 60,
     "playbooks": 150,
     "tests/rack/test_rack.py": 60,
+    "tests/measure/test_on_slurm.py": 50,
     "hooks": 30,
     "tests/settings/test_settings.py": 30,
     "tests/settings/test_on_a_node.py": 25,
