@@ -40,7 +40,21 @@ READING = {
     "lock",
     "bundle",
 }
-CHANGING = {"run", "apply", "provision", "render", "drain", "resume", "hold", "ack", "clear", "accept", "maintain", "bundle"}
+CHANGING = {
+    "run",
+    "apply",
+    "provision",
+    "render",
+    "drain",
+    "resume",
+    "hold",
+    "ack",
+    "clear",
+    "accept",
+    "maintain",
+    "bundle",
+    "lock",
+}
 
 
 @pytest.mark.parametrize("name", sorted(READING))
