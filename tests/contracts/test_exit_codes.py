@@ -30,11 +30,31 @@ READING = {
     "doctor",
     "version",
     "env",
+    "plan",
     "provision",
+    "render",
     "apply",
     "xid",
+    "accept",
+    "maintain",
+    "lock",
+    "bundle",
 }
-CHANGING = {"run", "apply", "provision", "drain", "resume", "hold", "ack", "clear"}
+CHANGING = {
+    "run",
+    "apply",
+    "provision",
+    "render",
+    "drain",
+    "resume",
+    "hold",
+    "ack",
+    "clear",
+    "accept",
+    "maintain",
+    "bundle",
+    "lock",
+}
 
 
 @pytest.mark.parametrize("name", sorted(READING))

@@ -110,9 +110,11 @@ def power_on(spec: HostSpec, fifo: int) -> None:
     for word in words.split():
         if word in ("numa_balancing=disable", "numa_balancing=enable"):
             (proc / "sys/kernel/numa_balancing").write_text(f"{int(word.endswith('enable'))}\n")
+    _load_driver(folder / "disk/up", proc / "driver/nvidia/params")
     sim = folder / "sim"
-    kept = sim / "nvml.power-on"
-    (sim / "nvml.control").write_bytes(kept.read_bytes() if kept.is_file() else b"")
+    keep_modes(sim)
+    kept = b"".join(f.read_bytes() for f in (sim / "nvml.power-on", sim / "nvml.inforom") if f.is_file())
+    (sim / "nvml.control").write_bytes(kept)
     try:
         while os.read(fifo, 65536):
             pass
@@ -121,6 +123,27 @@ def power_on(spec: HostSpec, fifo: int) -> None:
     records = Path(spec.tree, "dev/kmsg")
     for record in records.read_text().splitlines() if records.is_file() else ():
         os.write(fifo, f"{record}\n".encode())
+
+
+def _load_driver(disk: Path, params: Path) -> None:
+    """What the NVIDIA module was loaded with: the options in the node's own modprobe.d, those of names that it has."""
+    if not params.is_file():
+        return
+    lines = params.read_text().splitlines()
+    for path in sorted((disk / "etc/modprobe.d").glob("*.conf")):
+        for words in (line.split() for line in path.read_text().splitlines()):
+            given = dict(w.removeprefix("NVreg_").split("=", 1) for w in words[2:] if words[:2] == ["options", "nvidia"])
+            lines = [f"{n}: {given.get(n, v)}" for n, v in (line.split(": ", 1) for line in lines)]
+    params.write_text("\n".join(lines) + "\n")
+
+
+def keep_modes(sim: Path) -> None:
+    """What boards keep (``inforom gpu.N.ecc_mode 0``, which the library writes) is current and pending from now on."""
+    control, kept = sim / "nvml.control", sim / "nvml.inforom"
+    text = "".join(f.read_text() for f in (kept, control) if f.is_file())
+    modes = {words[1]: words[2] for words in map(str.split, text.splitlines()) if len(words) == 3 and words[0] == "inforom"}
+    lines = [f"set {k}.{w} {v}\n" for k, v in modes.items() for w in ("current", "pending")]
+    kept.write_text("".join(lines) + "".join(f"inforom {k} {v}\n" for k, v in modes.items()))
 
 
 def grub(disk: Path) -> str:
@@ -141,9 +164,11 @@ def binds_of(spec: HostSpec) -> tuple[box.Bind, ...]:
     binds: list[box.Bind] = [(str(folder / "log"), "/dev/console", False)]
     if (proc / "driver").is_dir() and Path("/proc/driver").is_dir():
         binds.append((str(proc / "driver"), "/proc/driver", True))
+    if (proc / "irq").is_dir():
+        binds.append((str(proc / "irq"), "/proc/irq", False))
     for path in sorted(proc.rglob("*")):
         inside = path.relative_to(proc).as_posix()
-        if path.is_file() and not inside.startswith((*_OWN_PROC, "driver/")) and Path("/proc", inside).exists():
+        if path.is_file() and not inside.startswith((*_OWN_PROC, "driver/", "irq/")) and Path("/proc", inside).exists():
             binds.append((str(path), f"/proc/{inside}", inside.endswith("boot_id") or not inside.startswith("sys/")))
     if spec.tree:
         binds.append((str(folder / "sim"), "/etc/fairlead-sim", False))
