@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     USAGE = 64
     BAD_DATA = 65
     NO_INPUT = 66
+    NO_HOST = 68
     UNAVAILABLE = 69
     BUG = 70
     TRY_AGAIN = 75

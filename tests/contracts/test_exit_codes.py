@@ -30,11 +30,13 @@ READING = {
     "doctor",
     "version",
     "env",
+    "plan",
     "provision",
+    "render",
     "apply",
     "xid",
 }
-CHANGING = {"run", "apply", "provision", "drain", "resume", "hold", "ack", "clear"}
+CHANGING = {"run", "apply", "provision", "render", "drain", "resume", "hold", "ack", "clear"}
 
 
 @pytest.mark.parametrize("name", sorted(READING))

@@ -51,6 +51,7 @@ class Cluster(SlurmClients):
     cgroup      steps are constrained by real v1 cpusets (hybrid machines only); use with nodes=0, real=True
     files       path inside -> content; executable where it starts with '#!'
     binds       path on the machine -> path inside, read-only
+    shared      folders of the machine that are there inside under the same path, to be written too
     cores       per socket of n1..nN; 2 sockets; ``threads`` per core
     topology    topology.conf, for a TopologyPlugin named in ``extra_conf``
     """
@@ -76,6 +77,7 @@ class Cluster(SlurmClients):
     threads: int = 1
     files: Mapping[str, str] = field(default_factory=dict)
     binds: Mapping[str | Path, str] = field(default_factory=dict)
+    shared: Sequence[Path] = ()
     name: str = ""
     pid: int = 0
 
@@ -198,6 +200,7 @@ class Cluster(SlurmClients):
         binds += [(str(each), f"/run/lab-hooks{each}", True) for each in folders]
         binds += [(str(self.folder / "files" / inside.lstrip("/")), inside, False) for inside in self.files]
         binds += [(str(Path(source).resolve()), inside, True) for source, inside in self.binds.items()]
+        binds += [(str(each), str(each), False) for each in self.shared]
         if self.simulated:
             binds.append((str(cpus.fakeaff()), cpus.INSIDE, True))
         major = box.free_major()

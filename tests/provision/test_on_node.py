@@ -50,6 +50,7 @@ class Machine:
             "undo": False,
             "force": False,
             "drained": False,
+            "only": [],
             "opt": str(self.opt),
             "release": RELEASE,
             "files": [entry],

@@ -1,5 +1,6 @@
 """The schema of a node's document and of a site, composed from what lies below."""
 
+from fairlead.config.accept import AcceptOptions
 from fairlead.config.document import (
     SCHEMA,
     SECTION_NAMES,
@@ -32,6 +33,7 @@ from fairlead.config.site import (
 __all__ = [
     "SCHEMA",
     "SECTION_NAMES",
+    "AcceptOptions",
     "AgentOptions",
     "AnsibleOptions",
     "Document",

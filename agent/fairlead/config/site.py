@@ -13,6 +13,8 @@ fabric = "infiniband"               # what NCCL needs on this network
 mode = "observe"
 [ansible]
 user = "root"
+[accept]                            # how `fairlead accept` measures; [classes.h100.accept] for what differs
+prelude = "module load nccl-tests"
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fairlead import assets
+from fairlead.config.accept import AcceptOptions, accept_options
 from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, config_error, resolve_layers
 from fairlead.config.fabric import fabric_layer, load_fabric
+from fairlead.config.lock import lock_layer
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
 
@@ -53,6 +57,7 @@ class NodeClass(Struct, frozen=True, kw_only=True):
     profile: str
     layer: dict[str, Any]
     fabric: str = ""
+    accept: AcceptOptions = AcceptOptions()
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -62,6 +67,7 @@ class Site(Struct, frozen=True, kw_only=True):
     classes: tuple[NodeClass, ...]
     nodes: dict[str, dict[str, Any]]
     ansible: AnsibleOptions
+    accept: AcceptOptions = AcceptOptions()
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -129,7 +135,8 @@ def load_site(path: str) -> Site:
     generation = data.get("generation", 0)
     if not isinstance(generation, int) or generation < 0:
         raise ConfigError(path, "generation", "must be a whole number")
-    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "ansible"))
+    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "ansible", "accept"))
+    accept = _table(data, "accept", path)
     classes = []
     for name, table in _tables(data, "classes", path):
         nodes, profile, fabric = table.get("nodes"), table.get("profile", ""), table.get("fabric", "")
@@ -139,14 +146,30 @@ def load_site(path: str) -> Site:
             raise ConfigError(path, f"classes.{name}.profile", "must be a profile's name")
         if not isinstance(fabric, str):
             raise ConfigError(path, f"classes.{name}.fabric", "must be a fabric profile's name")
-        own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile", "fabric"))
-        classes.append(NodeClass(name=name, nodes=nodes, profile=profile, layer=own, fabric=fabric))
+        own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile", "fabric", "accept"))
+        options = accept_options(accept, _table(table, "accept", path, f"classes.{name}."), path, name)
+        classes.append(NodeClass(name=name, nodes=nodes, profile=profile, layer=own, fabric=fabric, accept=options))
     nodes = {name: _layer_of(table, path, f"nodes.{name}.", ()) for name, table in _tables(data, "nodes", path)}
     try:
         ansible = msgspec.convert(data.get("ansible", {}), AnsibleOptions)
     except msgspec.ValidationError as e:
         raise config_error(path, e, "ansible") from None
-    return Site(file=path, generation=generation, layer=layer, classes=tuple(classes), nodes=nodes, ansible=ansible)
+    return Site(
+        file=path,
+        generation=generation,
+        layer=layer,
+        classes=tuple(classes),
+        nodes=nodes,
+        ansible=ansible,
+        accept=accept_options(accept, {}, path),
+    )
+
+
+def _table(data: Mapping[str, Any], key: str, path: str, prefix: str = "") -> dict[str, Any]:
+    table = data.get(key, {})
+    if not isinstance(table, dict):
+        raise ConfigError(path, f"{prefix}{key}", "must be a table")
+    return table
 
 
 def _tables(data: Mapping[str, Any], key: str, path: str) -> list[tuple[str, dict[str, Any]]]:
@@ -175,7 +198,14 @@ def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> st
 
 def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, dict[str, str]]:
     """A node's document and the origin of each given value. ``classes``: the names of the classes that hold the node
-    (the caller knows nodelists). Raises ConfigError when two classes name different profiles."""
+    (the caller knows nodelists). Raises ConfigError when two classes name different profiles, or the lock does not fit."""
+    layers, name = layers_of(site, node, classes)
+    locked = lock_layer(site.file, node, layers, name)
+    return resolve_layers(node, [*layers, *([locked] if locked else [])], profile=name, generation=site.generation)
+
+
+def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple[str, Mapping[str, Any]]], str]:
+    """The layers of a node's document (origin, tree) but for the lock, and its hardware profile's name."""
     chosen = [c for c in site.classes if c.name in classes]
     name = _one_of(site, node, chosen, "profile")
     layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -190,7 +220,7 @@ def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, di
     layers += [(f"{site.file} classes.{c.name}", c.layer) for c in chosen]
     if node in site.nodes:
         layers.append((f"{site.file} nodes.{node}", site.nodes[node]))
-    return resolve_layers(node, layers, profile=name, generation=site.generation)
+    return layers, name
 
 
 def profile_document(node: str, profile: str = "", fabric: str = "") -> Document:

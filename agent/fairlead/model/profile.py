@@ -16,6 +16,28 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     source: str
 
 
+class Reference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a healthy node of this kind delivers. ``measure``: tool and figure, such as ``all_reduce.busbw``; ``bytes``: the
+    message size that it holds for, 0 for any."""
+
+    measure: Annotated[str, Meta(pattern=r"^[a-z_]+\.[a-z0-9_]+$")]
+    value: Annotated[float, Meta(gt=0)]
+    unit: str
+    why: str
+    source: str
+    bytes: Annotated[int, Meta(ge=0)] = 0
+
+
+class Peak(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A theoretical peak, shown beside a figure and never judged by. ``algorithm``: what it is the peak of."""
+
+    measure: Annotated[str, Meta(pattern=r"^[a-z_]+\.[a-z0-9_]+$")]
+    value: Annotated[float, Meta(gt=0)]
+    unit: str
+    algorithm: str
+    source: str
+
+
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A profile file (TOML). ``unsupported``: facts this hardware cannot give, skipped instead of found unreadable
     (dotted names of Gpu fields, such as ``nvlinks`` or ``ecc.sram_threshold_exceeded``)."""
@@ -25,6 +47,8 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     unsupported: tuple[str, ...] = ()
     unsupported_why: str = ""
     values: tuple[Value, ...] = ()
+    references: tuple[Reference, ...] = ()
+    peaks: tuple[Peak, ...] = ()
 
 
 Day = Annotated[str, Meta(pattern=r"^20[0-9]{2}-[01][0-9]-[0-3][0-9]$")]

@@ -16,7 +16,7 @@ import msgspec
 from fairlead.config import Site
 from fairlead.errors import FairleadError
 from fairlead.model.verdict import one_line
-from fairlead.provision.accounts import parse_account
+from fairlead.provision.accounts import parse_account, parts_of, reading
 from fairlead.provision.inventory import Target
 from fairlead.provision.maintain.steps import Applied, Looked
 from fairlead.provision.report import NodeResult
@@ -29,8 +29,6 @@ REBOOT_SECONDS = 30.0
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _SERIALS = ("/sys/class/dmi/id/product_serial", "/sys/class/dmi/id/board_serial", "/sys/class/dmi/id/product_uuid")
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json", _BOOT, *_SERIALS, "/etc/machine-id")
-_MARK = "== fairlead "
-_LOOK = f"for f in {' '.join(_PARTS)}; do printf '\\n{_MARK}%s\\n' $f; cat $f 2>/dev/null; done; printf '\\n{_MARK}end\\n'"
 #: What stands in an unprogrammed board (dmidecode's own list of such words is longer; these are no serial of any machine).
 _NO_SERIAL = re.compile(
     r"(?i)|none|unknown|0+|default string|not (specified|applicable|available)|to be filled.*|system serial.*"
@@ -66,10 +64,10 @@ class OverSsh:
         self._options = options or Options()
 
     def look(self, node: str) -> Looked:
-        code, out, error = self._ssh(node, _LOOK, LOOK_SECONDS)
+        code, out, error = self._ssh(node, reading(_PARTS), LOOK_SECONDS)
         if any(words in error for words in _OTHER_KEY):
             return Looked(stranger=f"{self._address(node)} has another host key")
-        if code != 0:
+        if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
             return Looked(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
         return parse_look(out, self._targets[node].document.node)
 
@@ -129,13 +127,10 @@ def _last(error: str) -> str:
 
 def parse_look(answer: bytes, node: str) -> Looked:
     """What a look's answer says; ``node``: whose it should be."""
-    parts: dict[str, bytes] = {}
-    for piece in (b"\n" + answer).split(f"\n{_MARK}".encode())[1:]:
-        name, _, content = piece.partition(b"\n")
-        parts[name.decode("ascii", "replace")] = content
-    if "end" not in parts:
+    parts = parts_of(answer)
+    if parts is None:
         return Looked(trouble="its answer is cut short")
-    account = parse_account(b"\n" + answer + b"\n")
+    account = parse_account(answer)
     if account.node not in ("", node):
         return Looked(stranger=f"the node there is {account.node}")
     try:

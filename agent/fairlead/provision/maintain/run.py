@@ -153,7 +153,7 @@ class Maintenance:
         if move.step is Step.MARKING:
             work = replace(work, mark=self._reason(work, steps.marked(self._plan, move.why)))
         elif move.step is Step.APPLYING:
-            work = replace(work, idle=now)
+            work = replace(work, idle=work.idle if work.again else now)
         elif move.step is Step.DRAINING:
             work = replace(work, began=work.began or now, text=work.text or self._reason(work, self._plan.reason))
         self._put(at, work)
@@ -326,7 +326,8 @@ class Maintenance:
         self._send(chosen, lambda: self._nodes.apply(nodes, check=check), then)
 
     def _applied(self, at: int, said: Applied) -> None:
-        self._move(at, steps.applied(self.works[at], said, self._plan), changed=said.changed)
+        work = self.works[at]
+        self._move(at, steps.applied(work, said, self._plan), changed=(*work.changed, *said.changed))
 
     def _rebooting(self, at: int, look: Looked) -> None:
         work, now = self.works[at], time.time()
@@ -372,14 +373,13 @@ class Maintenance:
         return ""
 
     def _checked(self, at: int, said: Applied) -> None:
-        why = steps.undone(said, self._plan)
         if said.trouble:
             self._well.discard(at)
-            self._not_yet(at, why)
-        elif why:
-            self._move(at, Move(Step.MARKING, why), pending=said.pending)
-        else:
-            self._move(at, Move(Step.RESUMING, "well"), pending=said.pending)
+            self._not_yet(at, said.trouble)
+            return
+        move = steps.verified(self.works[at], said, self._plan)
+        more = {"again": True} if move.step is Step.APPLYING else {"pending": said.pending}
+        self._move(at, move, **more)
 
     def _not_yet(self, at: int, why: str) -> None:
         self._why[at] = why

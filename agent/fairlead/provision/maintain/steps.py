@@ -11,7 +11,8 @@ killed, doing the journal's step again is right. So there is no other recovery t
                    given_back, not_begun
 
 ``taken`` (somebody else holds the node now: nothing more is written about it) may come from every step in between, and
-``draining`` again where slurmctld was killed and has lost our drain.
+``draining`` again where slurmctld was killed and has lost our drain; ``applying`` once again from ``verifying``, where the reboot
+has changed what the node is.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ NEXT: Mapping[Step, frozenset[Step]] = {
         {Step.REBOOTING, Step.VERIFYING, Step.WAITING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}
     ),
     Step.REBOOTING: frozenset({Step.VERIFYING, Step.WAITING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}),
-    Step.VERIFYING: frozenset({Step.RESUMING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}),
+    Step.VERIFYING: frozenset({Step.RESUMING, Step.APPLYING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}),
     Step.RESUMING: frozenset({Step.DONE, Step.TAKEN, Step.FAILED, Step.MARKING}),
     Step.LIFTING: frozenset({Step.GIVEN_BACK, Step.TAKEN, Step.FAILED}),
     Step.MARKING: frozenset({Step.FAILED, Step.TAKEN}),
@@ -99,8 +100,8 @@ class Work(Struct, frozen=True, kw_only=True):
     text: our exact reason; mark: the exact reason that says why the node failed. drained: by slurmctld's clock; stands: when
     that was first read, by ours; kept: it stood long enough to outlast any end of slurmctld. sent: when a write to slurmctld
     went out that has not been answered. boot_before, registered_before: boot id and slurmd's start before
-    the reboot. machine: what the machine says it is (serial numbers, machine id). known: findings that stood before.
-    pending: settings that wait for a reboot.
+    the reboot. machine: what the machine says it is (serial numbers, machine id). again: it was applied once more after the
+    reboot. known: findings that stood before. pending: settings that wait for a reboot.
     """
 
     node: str
@@ -121,6 +122,7 @@ class Work(Struct, frozen=True, kw_only=True):
     boot_after: str = ""
     registered_before: str = ""
     machine: str = ""
+    again: bool = False
     known: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     pending: tuple[str, ...] = ()
@@ -274,7 +276,7 @@ def applied(work: Work, said: Applied, plan: Plan) -> Move:
     """After the provisioning run. What waits for a reboot that nobody asked for is reported, and is no failure."""
     if said.trouble:
         return Move(Step.MARKING, f"apply: {said.trouble}")
-    if plan.reboot:
+    if plan.reboot and not work.boot_after:
         return Move(Step.REBOOTING, "reboot")
     return Move(Step.VERIFYING, "applied")
 
@@ -313,17 +315,19 @@ def unwell(work: Work, look: Looked, now: float) -> str:
     return f"new since the maintenance began: {new[0]}" if new else ""
 
 
-def undone(said: Applied, plan: Plan) -> str:
-    """Why a dry run after the apply shows that the node is not as declared; "" when it is, but for what waits for a reboot."""
-    if said.trouble:
-        return said.trouble
-    if said.changed:
-        return f"not as declared: {said.changed[0]}"
-    if said.waiting:
-        return f"not as declared: {said.waiting[0]}"
+def verified(work: Work, said: Applied, plan: Plan) -> Move:
+    """After a dry run on a node that is well: is it as declared, but for what waits for a reboot that nobody asked for?
+
+    What a node should be follows from what it is, and a reboot may change that (a driver, a GPU): once after it, it is applied
+    again.
+    """
+    if said.changed and work.boot_after and not work.again:
+        return Move(Step.APPLYING, f"another node since the reboot, applied again: {said.changed[0]}")
+    if found := (*said.changed, *said.waiting):
+        return Move(Step.MARKING, f"not as declared: {found[0]}")
     if said.pending and plan.reboot:
-        return f"not in effect after the reboot: {said.pending[0]}"
-    return ""
+        return Move(Step.MARKING, f"not in effect after the reboot: {said.pending[0]}")
+    return Move(Step.RESUMING, "well")
 
 
 def marked(plan: Plan, why: str) -> str:

@@ -1,0 +1,216 @@
+"""Measure nodes and judge them: nccl-tests, matrix products, copies, dcgmi diag and ib_write_bw, one Slurm job per node.
+
+fairlead accept 'gpu[01-16]'       measure these nodes, each alone (--exclusive), as the user who calls; then judge and store
+fairlead accept --show [RUN]       the last run, or that one; --history [NODELIST]: every run, --raw TOOL: its output on a node
+fairlead accept --resume RUN       take up a run that was killed; --cancel RUN: end its jobs
+
+Exit codes: 0 all pass, 1 warnings, 2 a node failed, 3 a node is not known: not measured, incomplete, or nothing to compare
+with. 75: jobs of a run that was killed are still on these nodes. Ctrl-C cancels what it submitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from fairlead import config
+from fairlead.errors import ExitCode, FairleadError, HostError, InputMissing, UsageError
+
+if TYPE_CHECKING:
+    from fairlead.measure.jobs import Jobs
+    from fairlead.measure.plan import Plan
+    from fairlead.measure.store import Store
+
+SITE = "/etc/fairlead/site.toml"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("nodelist", nargs="?", default="", help="which nodes: gpu[01-16]; without it all of --partition or --reservation")
+    add("-p", "--partition", default="", help="submit to this partition")
+    add("--reservation", default="", metavar="NAME", help="submit into this reservation")
+    add("--tools", default="", metavar="TOOL,...", help="only these, and each must be there (default: all that are installed)")
+    add("--site", default="", metavar="FILE", help=f"classes and [accept] of this site ({SITE} where there is one)")
+    add("--profile", default="", metavar="NAME", help="compare with this hardware profile instead of the site's")
+    add("--sbatch", action="append", default=[], metavar="OPTION", help="one more option of sbatch: --sbatch=--account=ops")
+    add("--time", type=int, default=0, metavar="MINUTES", help="the jobs' time limit (default: as long as the tools may take)")
+    add("--max-wait", type=float, default=3600.0, metavar="SECONDS", help="a job that has not begun by then is cancelled (3600)")
+    add("--folder", default="", metavar="DIR", help="shared by this host and the nodes: scripts, outputs (./fairlead-accept)")
+    add("--store", default="", metavar="FILE", help="the results, SQLite (/var/lib/fairlead, or ~/.local/state/fairlead)")
+    add("-n", "--dry-run", action="store_true", help="print each node's job script, submit nothing")
+    add("--show", nargs="?", const="last", metavar="RUN", help="show a stored run instead of measuring")
+    add("--history", action="store_true", help="list the stored runs, of all nodes or of NODELIST")
+    add("--raw", default="", metavar="TOOL", help="with --show and one node in NODELIST: what this tool wrote there")
+    add("--resume", default="", metavar="RUN", help="wait for the jobs of a run that was killed, and judge it")
+    add("--cancel", default="", metavar="RUN", help="cancel the jobs of a run that was killed")
+    add("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
+    add("--bin-dir", default="/usr/bin", help="where sbatch, squeue and scancel are")
+    add("--json", action="store_true", help="the results as one JSON document")
+    add("-q", "--quiet", action="store_true", help="no progress on standard error")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    if sum(map(bool, (args.show, args.history, args.resume, args.cancel))) > 1:
+        raise UsageError("one of --show, --history, --resume and --cancel at a time")
+    if args.raw and not args.show:
+        raise UsageError("--raw belongs to --show")
+    if args.time < 0 or args.max_wait <= 0:
+        raise UsageError("--time and --max-wait: more than nothing")
+    site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
+    from fairlead.measure.store import default_path
+
+    path = args.store or (site.accept.store if site is not None else "") or default_path()
+    if args.show or args.history or args.cancel:
+        from fairlead.cli import accept_show
+
+        return accept_show.run(args, path)
+    return _resume(args, path) if args.resume else _measure(args, site, path)
+
+
+def _tell(args: argparse.Namespace, line: str) -> None:
+    if not args.quiet:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _measure(args: argparse.Namespace, site: config.Site | None, path: str) -> ExitCode:
+    import msgspec
+
+    from fairlead import __version__
+    from fairlead.measure import plan as planning
+    from fairlead.measure.jobs import Jobs, user
+    from fairlead.measure.run import Run
+    from fairlead.measure.store import Store
+
+    jobs = Jobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
+    more = list(args.sbatch)
+    more += [f"--partition={args.partition}"] if args.partition else []
+    more += [f"--reservation={args.reservation}"] if args.reservation else []
+    folder = args.folder or (site.accept.folder if site is not None else "") or "fairlead-accept"
+    plan = planning.make(
+        _nodes(args, jobs),
+        site,
+        profile=args.profile,
+        tools=[name.strip() for name in args.tools.split(",") if name.strip()],
+        sbatch=more,
+        folder=os.path.abspath(folder),
+        time_minutes=args.time,
+        max_wait_seconds=args.max_wait,
+    )
+    if args.dry_run:
+        return _dry(plan, as_json=args.json)
+    _make_folder(plan.folder)
+    store = Store(path)
+    try:
+        _refuse_held(jobs, store, {t.node for t in plan.targets})
+        packed = msgspec.json.encode(plan)
+        store.begin(plan.run, user=user(), host=os.uname().nodename, folder=plan.folder, plan=packed, fairlead=__version__)
+        Run(plan, jobs, store, lambda line: _tell(args, line)).measure()
+        return _show(args, store, plan.run)
+    finally:
+        store.close()
+
+
+def _show(args: argparse.Namespace, store: Store, run: str) -> ExitCode:
+    from fairlead.cli import accept_show
+    from fairlead.measure.compare import judge_run
+
+    return accept_show.show(judge_run(store, run), as_json=args.json)
+
+
+def _nodes(args: argparse.Namespace, jobs: Jobs) -> list[str]:
+    """The nodes by name, in Slurm's order. Raises UsageError, InputMissing."""
+    from fairlead.topology.nodelist import expand, in_order
+
+    if not (args.nodelist or args.partition or args.reservation):
+        raise UsageError("which nodes? Each is taken from its users while it is measured", hint="NODELIST, or --partition NAME")
+    try:
+        wanted = set(expand(args.nodelist)) if args.nodelist else set()
+        if args.reservation and not args.nodelist:
+            wanted = {name for text in jobs.reserved(args.reservation) for name in expand(text)}
+    except ValueError as e:
+        raise UsageError(str(e), hint="such as gpu[01-16],gpu20") from None
+    found = {n.name: n for n in jobs.nodes() if not args.partition or args.partition in n.partitions}
+    missing = wanted - set(found)
+    if missing:
+        where = f" in partition {args.partition}" if args.partition else ""
+        raise InputMissing(f"Slurm has no node {', '.join(in_order(missing))}{where}", hint="sinfo -N lists them")
+    chosen = in_order(wanted or found)
+    if not chosen:
+        raise InputMissing(f"Slurm has no node in partition {args.partition}", hint="sinfo lists them")
+    return chosen
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as e:
+        raise HostError(f"--folder {folder}: {e.strerror}", hint="name one that this host and the nodes share") from None
+
+
+def _refuse_held(jobs: Jobs, store: Store, nodes: set[str]) -> None:
+    """Jobs of a dead run on these nodes: say so and how to go on. Raises FairleadError with 75."""
+    from fairlead.measure.jobs import PREFIX
+    from fairlead.measure.run import alive
+
+    for job in jobs.own():
+        name = job.name.removeprefix(PREFIX)
+        rows = store.read("SELECT pid, host, began FROM run WHERE run = ?", (name,))
+        if job.node in nodes and rows and not alive(*rows[0]):
+            raise _HeldError(
+                f"job {job.id} of run {name}, which was killed, still has {job.node}",
+                hint=f"fairlead accept --resume {name} takes it up; --cancel {name} ends it",
+            )
+
+
+class _HeldError(FairleadError):
+    exit_code = ExitCode.TRY_AGAIN
+
+
+def _resume(args: argparse.Namespace, path: str) -> ExitCode:
+    from fairlead.measure.compare import load
+    from fairlead.measure.jobs import Jobs
+    from fairlead.measure.run import Run, alive
+    from fairlead.measure.store import Store
+
+    store = Store(path, make=False)
+    try:
+        found = load(store, args.resume)
+        pid, host, began = store.read("SELECT pid, host, began FROM run WHERE run = ?", (found.run,))[0]
+        if found.ended is None:
+            if pid != os.getpid() and alive(pid, host, began):
+                raise UsageError(f"run {found.run} is still at work (process {pid} on {host})")
+            jobs = Jobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
+            Run(found.plan, jobs, store, lambda line: _tell(args, line)).measure(resumed=True)
+        return _show(args, store, found.run)
+    finally:
+        store.close()
+
+
+def _dry(plan: Plan, *, as_json: bool) -> ExitCode:
+    from fairlead.cli.show import print_json
+    from fairlead.measure.jobs import submit_command
+
+    made = [
+        (
+            target.node,
+            submit_command(
+                f"{plan.base(target)}.sh",
+                target.node,
+                name=plan.job_name,
+                minutes=target.minutes,
+                more=target.sbatch,
+                folder=plan.folder,
+            ),
+            plan.script(target),
+        )
+        for target in plan.targets
+    ]
+    if as_json:
+        print_json([{"node": node, "sbatch": command, "script": script} for node, command, script in made])
+    else:
+        for node, command, script in made:
+            print(f"# {node}: {shlex.join(command)}\n{script}")
+    return ExitCode.OK

@@ -1,0 +1,101 @@
+"""nccl-tests within a node: what a run of one collective says. One process drives all GPUs (option -g), so no MPI is needed.
+
+The figure is that of the largest size, the mean of both sides: what "Avg bus bandwidth" of a run of one size is, by which the
+public reference figures were taken. The verdict on the data is ``fairlead.nccl.results``: one wrong value in any row fails.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fairlead.errors import DataError
+from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
+from fairlead.nccl.results import Run, parse
+
+# Of errors: what says that the run could not be set up, or that its text is damaged, and nothing of the GPUs.
+_NOT_OF_THE_GPUS = re.compile(r"row cannot be read|no row of results|not enough slots|without MPI|srun: error|Killed$")
+_LIBRARY = re.compile(r"^# nccl-tests version .*\bnccl-library=(\d+)", re.M)
+_SAID_VERSION = re.compile(r"NCCL version (\d[\w.]*?)(?:\+cuda(\d[\d.]*))?\s", re.M)
+
+
+def read(collective: str, out: str, err: str) -> Said:
+    """What an output says; errors that ranks wrote to standard error count as those of standard output do."""
+    try:
+        runs = parse(out)
+    except DataError:
+        return unread("no output of nccl-tests", out, err)
+    try:
+        aside = tuple(e for run in parse(err) for e in run.errors)
+    except DataError:
+        aside = ()
+    run = runs[-1]
+    versions = _versions(run, out)
+    rows = [row for each in runs for row in each.rows]
+    errors = tuple(e for each in runs for e in each.errors) + aside
+    wrong = sum(each.wrong_total for each in runs)
+    bad = [e for e in errors if not _NOT_OF_THE_GPUS.search(e)]
+    if wrong:
+        return Said(outcome=Outcome.FAIL, why=f"{wrong} wrong values", ranks=run.ranks, versions=versions)
+    if bad:
+        return Said(outcome=Outcome.FAIL, why=bad[0], ranks=run.ranks, versions=versions)
+    if errors:
+        return Said(outcome=Outcome.UNKNOWN, why=f"damaged or not set up: {errors[0]}", ranks=run.ranks, versions=versions)
+    if not all(each.complete for each in runs) or not rows:
+        why = f"incomplete, its footer is missing: {so_far(out)}"
+        return Said(outcome=Outcome.UNKNOWN, why=why, ranks=run.ranks, versions=versions)
+    if any(each.collective not in (None, collective) for each in runs):
+        return Said(outcome=Outcome.UNKNOWN, why=f"it is of {run.collective}, not of {collective}", versions=versions)
+    size = max(row.bytes for row in rows)
+    sides = [row.busbw_gbps for row in rows if row.bytes == size]
+    figure = Figure(name="busbw", value=sum(sides) / len(sides), unit="GB/s", bytes=size)
+    checked = all(each.checked for each in runs)
+    return Said(
+        outcome=Outcome.PASS if checked else Outcome.WARN,
+        why="" if checked else "the data was never checked: its option -c 1 does",
+        figures=(figure,),
+        ranks=run.ranks,
+        versions=versions,
+    )
+
+
+def so_far(out: str) -> str:
+    """How far a run got that was cut: ranks, rows, last line."""
+    try:
+        run = parse(out)[-1]
+    except DataError:
+        said = last_line(out)
+        return f"nothing of nccl-tests{f', last: {said}' if said else ''}"
+    ranks = f"{run.ranks} ranks listed" if run.ranks is not None else "no rank listed"
+    last = f", the last of {size_text(run.rows[-1].bytes)}" if run.rows else ""
+    return f"{ranks}, {len({row.bytes for row in run.rows})} sizes done{last}"
+
+
+def size_text(size: int) -> str:
+    """``16 GiB``; bytes where it is no whole number of a unit."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor and size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size} bytes"
+
+
+def of(collective: str, summary: str) -> Tool:
+    """The tool of one collective."""
+    return Tool(
+        summary=summary,
+        command=f'{collective}_perf -b 1G -e 16G -f 2 -n 20 -c 1 -g "$GPUS"',
+        seconds=600,
+        read=lambda out, err: read(collective, out, err),
+        so_far=so_far,
+    )
+
+
+def _versions(run: Run, out: str) -> dict[str, str]:
+    found = {"nccl-tests": run.version} if run.version else {}
+    if match := _SAID_VERSION.search(out):
+        found["nccl"] = match[1]
+        if match[2]:
+            found["cuda"] = match[2]
+    elif (match := _LIBRARY.search(out)) and 2900 < int(match[1]) < 10_000_000:
+        number = int(match[1])  # NCCL_VERSION (nccl.h): X*10000 + Y*100 + Z since 2.9
+        found["nccl"] = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return found

@@ -1,0 +1,228 @@
+"""The end of a run: each figure judged beside the other nodes of its class, of this run and of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from fairlead.errors import DataError, InputMissing
+from fairlead.measure.collective import size_text
+from fairlead.measure.judge import Judgement, judge
+from fairlead.measure.plan import Plan, Target
+from fairlead.measure.store import Store
+from fairlead.measure.tool import Figure, Outcome, worst
+
+WHYS_MAX = 3
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """A figure and how it compares; ``judgement`` is None where the run ended before."""
+
+    figure: Figure
+    judgement: Judgement | None
+
+
+class ToolResult(Struct, frozen=True, kw_only=True):
+    """One tool on one node. ``said``: what it said by itself."""
+
+    tool: str
+    said: Outcome
+    why: str
+    command: str
+    seconds: int
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    figures: tuple[Judged, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """With that of its figures, which are UNKNOWN until they are judged."""
+        return worst((self.said, *(f.judgement.outcome if f.judgement else Outcome.UNKNOWN for f in self.figures)))
+
+
+class NodeResult(Struct, frozen=True, kw_only=True):
+    node: str
+    job: int | None
+    class_name: str
+    kind: str
+    driver: str
+    outcome: Outcome
+    why: str
+    serials: tuple[str, ...]
+    tools: tuple[ToolResult, ...]
+
+
+class RunResult(Struct, frozen=True, kw_only=True):
+    run: str
+    began: float
+    ended: float | None
+    user: str
+    folder: str
+    fairlead: str
+    plan: Plan
+    nodes: tuple[NodeResult, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        return worst(tuple(n.outcome for n in self.nodes))
+
+
+def load(store: Store, run: str) -> RunResult:
+    """A run as the store has it. Raises InputMissing, DataError, HostError."""
+    rows = store.read("SELECT run, began, ended, user, folder, fairlead, plan FROM run WHERE run = ?", (run,))
+    if not rows:
+        raise InputMissing(f"{store.path} has no run {run}", hint="fairlead accept --history lists them")
+    name, began, ended, user, folder, version, packed = rows[0]
+    try:
+        plan = msgspec.json.decode(packed, type=Plan)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise DataError(f"{store.path}: the plan of run {run} cannot be read: {e}") from None
+    nodes = store.read("SELECT node, job, class, kind, driver, outcome, why FROM node WHERE run = ?", (run,))
+    order = {t.node: at for at, t in enumerate(plan.targets)}
+    made = [_node(store, run, *row) for row in sorted(nodes, key=lambda row: order.get(row[0], len(order)))]
+    return RunResult(run=name, began=began, ended=ended, user=user, folder=folder, fairlead=version, plan=plan, nodes=tuple(made))
+
+
+def _node(
+    store: Store, run: str, node: str, job: int | None, class_name: str, kind: str, driver: str, outcome: str, why: str
+) -> NodeResult:
+    figures: dict[str, list[Judged]] = {}
+    for tool, name, size, device, value, unit, word, text, median, mad, nodes, reference, notes in store.read(
+        "SELECT tool, name, bytes, device, value, unit, outcome, why, median, mad, nodes, reference, notes FROM figure"
+        " WHERE run = ? AND node = ? ORDER BY tool, name, bytes, length(device), device",
+        (run, node),
+    ):
+        judgement = None
+        if word is not None:
+            judgement = Judgement(
+                outcome=Outcome(word),
+                why=text,
+                median=median,
+                mad=mad,
+                nodes=nodes,
+                reference=reference,
+                notes=tuple(msgspec.json.decode(notes)),
+            )
+        figure = Figure(name=name, value=value, unit=unit, device=device, bytes=size)
+        figures.setdefault(tool, []).append(Judged(figure=figure, judgement=judgement))
+    tools = []
+    for tool, command, word, text, notes, seconds, versions in store.read(
+        "SELECT tool, command, outcome, why, notes, seconds, versions FROM result WHERE run = ? AND node = ?", (run, node)
+    ):
+        tools.append(
+            ToolResult(
+                tool=tool,
+                said=Outcome(word),
+                why=text,
+                command=command,
+                seconds=seconds,
+                notes=tuple(msgspec.json.decode(notes)),
+                versions=msgspec.json.decode(versions),
+                figures=tuple(figures.get(tool, ())),
+            )
+        )
+    serials = store.read("SELECT serial FROM gpu WHERE run = ? AND node = ? ORDER BY number", (run, node))
+    return NodeResult(
+        node=node,
+        job=job,
+        class_name=class_name,
+        kind=kind,
+        driver=driver,
+        outcome=Outcome(outcome),
+        why=why,
+        serials=tuple(s for (s,) in serials),
+        tools=tuple(tools),
+    )
+
+
+def judge_run(store: Store, run: str) -> RunResult:
+    """Judge every node of a run, and write that down. Raises HostError."""
+    result = load(store, run)
+    targets = {t.node: t for t in result.plan.targets}
+    for node in result.nodes:
+        if not node.tools:
+            continue  # its job gave nothing: what the store says stands
+        judgements: dict[tuple[str, Figure], Judgement] = {}
+        for tool in node.tools:
+            for each in tool.figures:
+                judgements[tool.tool, each.figure] = _judged(store, result, node, targets[node.node], tool, each.figure)
+        outcome, why = verdict(node, targets[node.node], judgements)
+        store.judged(run, node.node, outcome, why, judgements)
+    store.ended(run)
+    return load(store, run)
+
+
+def _judged(store: Store, result: RunResult, node: NodeResult, target: Target, tool: ToolResult, figure: Figure) -> Judgement:
+    def same(f: Figure) -> bool:
+        return (f.name, f.bytes, f.unit) == (figure.name, figure.bytes, figure.unit)
+
+    siblings: list[Sequence[float]] = []
+    for other in result.nodes:
+        if other.node == node.node or (other.class_name, other.kind) != (node.class_name, node.kind):
+            continue
+        for theirs in other.tools:
+            if theirs.tool == tool.tool and theirs.command == tool.command and _sound(theirs):
+                siblings.append([j.figure.value for j in theirs.figures if same(j.figure)])
+    stored = store.siblings(
+        without=[n.node for n in result.nodes],
+        class_name=node.class_name,
+        kind=node.kind,
+        driver=node.driver,
+        tool=tool.tool,
+        command=tool.command,
+        figure=figure,
+    )
+    siblings += stored.values()
+    own = [j.figure.value for j in tool.figures if same(j.figure) and j.figure.device != figure.device]
+    reference, without = reference_of(target, tool.tool, figure)
+    return judge(figure.value, siblings=siblings, own=own, reference=reference, no_reference=without)
+
+
+def _sound(tool: ToolResult) -> bool:
+    """Did the tool itself find nothing wrong? Its figures then count for others, however they compare."""
+    return tool.said in (Outcome.PASS, Outcome.WARN)
+
+
+def reference_of(target: Target, tool: str, figure: Figure) -> tuple[float | None, str]:
+    """The profile's reference, or why there is none."""
+    fits = [r for r in target.references if r.measure == f"{tool}.{figure.name}" and r.unit == figure.unit]
+    for r in fits:
+        if r.bytes in (0, figure.bytes):
+            return r.value, ""
+    if fits:
+        return None, f"the profile's reference is for {size_text(fits[0].bytes)}, not for {size_text(figure.bytes)}"
+    return None, f"profile {target.profile} has no reference" if target.profile else "no profile is declared"
+
+
+def verdict(node: NodeResult, target: Target, judgements: Mapping[tuple[str, Figure], Judgement]) -> tuple[Outcome, str]:
+    """The node's outcome and its one line: the worst first, each device of a tool once."""
+    said: list[tuple[Outcome, str]] = []
+    for tool in node.tools:
+        if tool.said is Outcome.ABSENT:
+            said.append((Outcome.UNKNOWN if tool.tool in target.needed else Outcome.ABSENT, f"{tool.tool}: {tool.why}"))
+            continue
+        said.append((tool.said, f"{tool.tool}: {tool.why}"))
+        by_kind: dict[tuple[Outcome, str], list[tuple[Figure, Judgement]]] = {}
+        for (name, figure), judgement in judgements.items():
+            if name == tool.tool:
+                by_kind.setdefault((judgement.outcome, figure.name), []).append((figure, judgement))
+        for (outcome, _), both in by_kind.items():
+            figure, judgement = min(both, key=lambda pair: pair[0].value)
+            more = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
+            said.append((outcome, f"{tool.tool} {figure_text(figure)}: {judgement.why}{more}"))
+    known = tuple(o for o, _ in said if o is not Outcome.ABSENT)
+    outcome = worst(known)
+    if outcome is Outcome.PASS:
+        return outcome, ""
+    whys = [text for o, text in said if o is outcome] or ["nothing was measured"]
+    rest = f"; and {len(whys) - WHYS_MAX} more" if len(whys) > WHYS_MAX else ""
+    return outcome, "; ".join(whys[:WHYS_MAX]) + rest
+
+
+def figure_text(figure: Figure) -> str:
+    """``busbw at 16 GiB 470.2 GB/s``."""
+    size = f" at {size_text(figure.bytes)}" if figure.bytes else ""
+    device = f" {figure.device}" if figure.device else ""
+    return f"{figure.name}{device}{size} {figure.value:.4g} {figure.unit}"

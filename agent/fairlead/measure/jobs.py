@@ -1,0 +1,125 @@
+"""The jobs of a run, in Slurm: one per node, found again by their name, which no other job has.
+
+Everything is done as the user who calls. A job is never ended by its number alone: numbers come round.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.slurm.scontrol import Scontrol, plain
+
+PREFIX = "fairlead-accept-"
+#: Of the caller's environment, what a job gets: who it is and where programs are. NCCL_* and the like stay out of it.
+KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LD_LIBRARY_PATH", "MODULEPATH", "MODULESHOME", "BASH_ENV", "ENV")
+#: States of jobs that have not ended (squeue(1), JOB STATE CODES).
+WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"})
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """A job as squeue has it. ``node``: the one that it asked for. ``reason``: why it waits."""
+
+    id: int
+    name: str
+    node: str
+    state: str
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in WAITING | RUNNING
+
+
+def user() -> str:
+    """The caller's name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+class Jobs(Scontrol):
+    """sbatch, squeue and scancel, as the caller."""
+
+    def environment(self) -> Mapping[str, str]:
+        own = {name: os.environ[name] for name in KEPT if name in os.environ}
+        return {**super().environment(), **own}
+
+    def submit(self, path: str, node: str, *, name: str, minutes: int, more: Sequence[str], folder: str) -> int:
+        """Submit a script for one node; its number. Raises SlurmError, SlurmUnavailable."""
+        said = self.ask(submit_command(path, node, name=name, minutes=minutes, more=more, folder=folder)).strip().splitlines()
+        number = said[-1].split(";")[0] if said else ""
+        if not number.isdecimal():
+            raise SlurmError(f"sbatch: its answer is no job number: {' '.join(said)[:100]!r}")
+        return int(number)
+
+    def seen(self, name: str) -> tuple[Job, ...]:
+        """The jobs of this name that slurmctld still knows, ended ones too."""
+        return self._listed(["-n", name])
+
+    def own(self) -> tuple[Job, ...]:
+        """All jobs of the caller's that any run of accept has submitted and that have not ended."""
+        return tuple(j for j in self._listed(["-u", user()]) if j.name.startswith(PREFIX) and not j.ended)
+
+    def _listed(self, which: Sequence[str]) -> tuple[Job, ...]:
+        return parse(self.ask(["squeue", "-h", "-a", "-t", "all", *which, "-o", "%A|%T|%n|%j|%r"]))
+
+    def cancel(self, name: str) -> None:
+        """End every job of this name that is the caller's."""
+        self.ask(["scancel", f"--name={name}", f"--user={user()}"])
+
+    def cancel_one(self, job: int, name: str) -> None:
+        """End one job, if it still has this name."""
+        self.ask(["scancel", f"--name={name}", f"--user={user()}", str(job)])
+
+    def accounted(self, job: int) -> str:
+        """The state that accounting has of a job, "" where there is none or no accounting."""
+        try:
+            said = self.ask(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State"])
+        except (SlurmError, SlurmUnavailable):
+            return ""
+        return said.split()[0] if said.split() else ""
+
+    def reserved(self, reservation: str) -> tuple[str, ...]:
+        """The nodelist of a reservation, as one text. Raises SlurmError."""
+        found = re.search(r"\bNodes=(\S+)", self.ask(["scontrol", "-o", "show", "reservation", plain(reservation)]))
+        return (found[1],) if found and found[1] != "(null)" else ()
+
+
+def submit_command(path: str, node: str, *, name: str, minutes: int, more: Sequence[str], folder: str) -> list[str]:
+    """One node, alone on it, all its memory; never again by itself. Output and error go beside the script."""
+    base = _literal(path.removesuffix(".sh"))
+    return [
+        *("sbatch", "--parsable", f"--job-name={name}", f"--nodelist={plain(node)}", "--nodes=1", "--ntasks=1"),
+        *("--exclusive", "--mem=0", "--no-requeue", f"--time={minutes}", f"--chdir={folder}", "--open-mode=truncate"),
+        *(f"--output={base}.out", f"--error={base}.err", *more, path),
+    ]
+
+
+def _literal(path: str) -> str:
+    """A path for --output, in which % stands for something else (sbatch(1), filename pattern)."""
+    return path.replace("%", "%%")
+
+
+def parse(text: str) -> tuple[Job, ...]:
+    """Jobs of squeue's ``%A|%T|%n|%j|%r`` lines. Raises SlurmError for what is none."""
+    found = []
+    for line in text.splitlines():
+        words = line.split("|", 4)
+        if len(words) != 5 or not words[0].isdecimal():
+            raise SlurmError(f"squeue: its output is not what was asked for: {line[:80]!r}")
+        number, state, node, name, reason = words
+        found.append(Job(id=int(number), name=name, node=node, state=state, reason="" if reason == "None" else reason))
+    return tuple(found)
+
+
+def by_node(jobs: Iterable[Job]) -> dict[str, Job]:
+    """The newest job for each node."""
+    return {job.node: job for job in sorted(jobs, key=lambda job: job.id)}

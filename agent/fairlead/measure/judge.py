@@ -1,0 +1,102 @@
+"""A figure beside its class and the profile's reference. Pure: numbers in, words out.
+
+FAIL     below 0.85 of the profile's reference, or of the class median
+WARN     below 0.95 of the class median, or more than 3 MAD below it; a device below 0.95 of its siblings on the node
+UNKNOWN  neither a reference nor enough nodes of the class: never a pass by default
+
+The class median is that of the *other* nodes: a node does not vouch for itself. It counts from 3 nodes on. MAD is the median of
+the absolute deviations from that median, without a factor; it counts from 5 figures on and is taken as 1 % of the median at
+least, since equal figures have none and two runs on one node differ by that much. What is faster than its siblings passes;
+more than 3 MAD above is noted, and so is what exceeds the theoretical peak. The peak judges nothing: healthy nodes stand at
+78 to 107 % of it, by the algorithm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from msgspec import Struct
+
+from fairlead.measure.tool import Outcome, worst
+
+FAIL_RATIO = 0.85
+WARN_RATIO = 0.95
+MADS = 3.0
+NODES_MIN = 3  # of the class, beside the node itself
+MAD_MIN = 5  # figures from which a deviation means something
+MAD_FLOOR = 0.01  # of the median
+OWN_MIN = 3  # other devices of the same node
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """median: of the class, None where it does not count. mad: in the figure's unit, with its floor; None where it does not."""
+
+    outcome: Outcome
+    why: str
+    median: float | None = None
+    mad: float | None = None
+    nodes: int = 0
+    reference: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def judge(
+    value: float,
+    *,
+    siblings: Sequence[Sequence[float]] = (),
+    own: Sequence[float] = (),
+    reference: float | None = None,
+    no_reference: str = "the profile has no reference",
+) -> Judgement:
+    """siblings: the figures of each other node of the class. own: those of the node's other devices, of the same kind.
+
+    Figures that are not finite and positive are left out; such a ``value`` is UNKNOWN.
+    """
+    if not _sound(value) and value != 0:
+        return Judgement(outcome=Outcome.UNKNOWN, why=f"{value} is no measurement")
+    reference = reference if reference is not None and _sound(reference) else None
+    nodes = [kept for each in siblings if (kept := [v for v in each if _sound(v)])]
+    pool = [v for each in nodes for v in each]
+    counts = len(nodes) >= NODES_MIN
+    centre = median(pool) if counts else None
+    mad = max(median(abs(v - centre) for v in pool), MAD_FLOOR * centre) if centre and len(pool) >= MAD_MIN else None
+    said: list[tuple[Outcome, str]] = []
+    notes: list[str] = []
+    if reference is not None:
+        outcome = Outcome.FAIL if value < FAIL_RATIO * reference else Outcome.PASS
+        said.append((outcome, f"{value / reference:.2f} of the reference {reference:g}"))
+    if centre is not None:
+        said.append(_by_class(value, centre, mad, len(nodes)))
+        if mad is not None and value > centre + MADS * mad:
+            notes.append(f"{(value - centre) / mad:.0f} MAD above the class: is it measured right?")
+    mine = [v for v in own if _sound(v)]
+    if len(mine) >= OWN_MIN and value < WARN_RATIO * median(mine):
+        said.append((Outcome.WARN, f"{value / median(mine):.2f} of its siblings on the node, {median(mine):.4g}"))
+    if reference is None and centre is None:
+        said.append((Outcome.UNKNOWN, f"no reference: {no_reference}, and {_few(len(nodes))}"))
+    elif reference is None:
+        notes.append(f"{no_reference}: the class alone judges")
+    elif centre is None:
+        notes.append(f"{_few(len(nodes))}: the reference alone judges")
+    outcome = worst(tuple(o for o, _ in said))
+    why = ", ".join(text for o, text in said if o is outcome or o is Outcome.FAIL)
+    return Judgement(outcome=outcome, why=why, median=centre, mad=mad, nodes=len(nodes), reference=reference, notes=tuple(notes))
+
+
+def _by_class(value: float, centre: float, mad: float | None, nodes: int) -> tuple[Outcome, str]:
+    text = f"{value / centre:.2f} of the class median {centre:.4g} ({nodes} other nodes)"
+    if value < FAIL_RATIO * centre:
+        return Outcome.FAIL, text
+    if mad is not None and value < centre - MADS * mad:
+        return Outcome.WARN, f"{text}, {(centre - value) / mad:.1f} MAD below it"
+    return (Outcome.WARN if value < WARN_RATIO * centre else Outcome.PASS), text
+
+
+def _few(nodes: int) -> str:
+    return f"{nodes or 'no'} other node{'s' * (nodes != 1)} of the class measured, {NODES_MIN} needed"
+
+
+def _sound(value: float) -> bool:
+    return math.isfinite(value) and value > 0

@@ -1,0 +1,160 @@
+"""What a run measures where: each node with its class, its tools and what they are compared with. Asks and changes nothing."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from fairlead import config
+from fairlead.config.accept import AcceptOptions
+from fairlead.errors import ConfigError, UsageError
+from fairlead.measure.jobs import PREFIX
+from fairlead.measure.script import Step, limit_minutes, script
+from fairlead.measure.tools import load
+from fairlead.model.profile import Peak, Reference
+from fairlead.topology.nodelist import expand
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """One node. gpus: how many it should have, None where nobody has declared it. needed: tools without which it is not known."""
+
+    node: str
+    class_name: str = ""
+    profile: str = ""
+    gpus: int | None = None
+    steps: tuple[Step, ...] = ()
+    needed: tuple[str, ...] = ()
+    prelude: str = ""
+    sbatch: tuple[str, ...] = ()
+    time_minutes: int = 0
+    references: tuple[Reference, ...] = ()
+    peaks: tuple[Peak, ...] = ()
+
+    @property
+    def minutes(self) -> int:
+        """The job's time limit: what was asked for, else as long as all tools together may take."""
+        return self.time_minutes or limit_minutes(self.steps)
+
+    @property
+    def roomy(self) -> bool:
+        """Is the limit long enough for every tool to meet its own deadline first?"""
+        short = any(option.startswith(("--time", "-t")) for option in self.sbatch)
+        return not short and self.minutes >= limit_minutes(self.steps)
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A run. mark: what stands before each line of its jobs' scripts that is not a tool's."""
+
+    run: str
+    mark: str
+    folder: str
+    max_wait_seconds: float
+    targets: tuple[Target, ...]
+
+    @property
+    def job_name(self) -> str:
+        return PREFIX + self.run
+
+    def base(self, target: Target) -> str:
+        """Path of a node's files, without their ending."""
+        return f"{self.folder}/{self.job_name}.{target.node}"
+
+    def script(self, target: Target) -> str:
+        return script(self.mark, target.node, target.steps, gpus=target.gpus, prelude=target.prelude)
+
+
+def make(
+    nodes: Sequence[str],
+    site: config.Site | None,
+    *,
+    profile: str = "",
+    tools: Sequence[str] = (),
+    sbatch: Sequence[str] = (),
+    folder: str = "",
+    time_minutes: int = 0,
+    max_wait_seconds: float = 3600,
+) -> Plan:
+    """profile: instead of what the site says. tools: only these, and each of them is then needed. Raises ConfigError, UsageError."""
+    known = load()
+    unknown = [name for name in tools if name not in known]
+    if unknown:
+        raise UsageError(f"--tools {','.join(unknown)}: no such tool", hint=f"known: {', '.join(known)}")
+    classes = _classes(site)
+    run = secrets.token_hex(6)
+    targets = tuple(_target(node, site, classes.get(node, ()), profile, tools, sbatch, time_minutes) for node in nodes)
+    return Plan(
+        run=run, mark=f"#fairlead-{secrets.token_hex(8)}", folder=folder, max_wait_seconds=max_wait_seconds, targets=targets
+    )
+
+
+def _classes(site: config.Site | None) -> dict[str, list[config.NodeClass]]:
+    found: dict[str, list[config.NodeClass]] = {}
+    for each in site.classes if site is not None else ():
+        try:
+            names = expand(each.nodes)
+        except ValueError as e:
+            assert site is not None  # noqa: S101  # there are no classes without one
+            raise ConfigError(site.file, f"classes.{each.name}.nodes", str(e)) from None
+        for name in names:
+            found.setdefault(name, []).append(each)
+    return found
+
+
+def _target(
+    node: str,
+    site: config.Site | None,
+    classes: Sequence[config.NodeClass],
+    profile_name: str,
+    tools: Sequence[str],
+    sbatch: Sequence[str],
+    time_minutes: int,
+) -> Target:
+    if profile_name or site is None:
+        document = config.profile_document(node, profile_name)
+    else:
+        document, _ = config.resolve(site, node, [c.name for c in classes])
+    profile = config.load_profile(document.profile) if document.profile else None
+    options = classes[0].accept if classes else site.accept if site is not None else AcceptOptions()
+    steps, needed = _steps(site.file if site is not None else "", options, tools)
+    expected = getattr(document.checks["gpu_count"], "expected", None)
+    return Target(
+        node=node,
+        class_name=",".join(c.name for c in classes) or document.profile,
+        profile=document.profile,
+        gpus=expected if isinstance(expected, int) and expected > 0 else None,
+        steps=steps,
+        needed=needed,
+        prelude=options.prelude,
+        sbatch=(*options.sbatch, *sbatch),
+        time_minutes=time_minutes,
+        references=profile.references if profile else (),
+        peaks=profile.peaks if profile else (),
+    )
+
+
+def _steps(where: str, options: AcceptOptions, tools: Sequence[str]) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    known = load()
+    for key, names in (("tools", options.tools), ("commands", options.commands), ("seconds", options.seconds)):
+        for name in names:
+            if name not in known:
+                raise ConfigError(where, f"accept.{key}", f"no tool {name!r}", hint=f"known: {', '.join(known)}")
+    chosen = tuple(dict.fromkeys(tools)) or tuple(dict.fromkeys(options.tools)) or tuple(known)
+    steps = tuple(
+        Step(
+            name=name,
+            command=options.commands.get(name, known[name].command),
+            seconds=options.seconds.get(name, known[name].seconds),
+        )
+        for name in chosen
+    )
+    named = set(tools) or set(options.tools)
+    return steps, tuple(name for name in chosen if known[name].needed or name in named)
+
+
+def gpu_kind(names: Sequence[str]) -> str:
+    """Model and number of a node's GPUs: nodes that differ in it are never compared."""
+    counts = {name: sum(n == name for n in names) for name in sorted(set(names))}
+    return ", ".join(f"{count} x {re.sub(r'[^ -~]', '?', name)}" for name, count in counts.items())

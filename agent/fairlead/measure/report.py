@@ -1,0 +1,134 @@
+"""What a job of ``script`` wrote, by tool. Pure; its text may be cut anywhere, or be anything."""
+
+from __future__ import annotations
+
+import csv
+import signal
+
+from msgspec import Struct
+
+from fairlead.measure.script import Step
+from fairlead.measure.tool import Outcome, Said, Tool, last_line
+
+#: Signals that a program brings upon itself; others come from outside and say nothing of the node (signal(7)).
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP})
+
+
+class Ran(Struct, frozen=True, kw_only=True):
+    """One tool. ``status``: of the shell, None while it has not ended. ``begun``: whether the job came to it."""
+
+    out: str = ""
+    err: str = ""
+    status: int | None = None
+    seconds: int = 0
+    begun: bool = False
+
+
+class Gpu(Struct, frozen=True, kw_only=True):
+    """A GPU as nvidia-smi said it in the job."""
+
+    index: int
+    uuid: str
+    serial: str
+    pci: str
+    name: str
+    driver: str
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """node: on which it ran, "" where it did not say. done: it came to its end."""
+
+    node: str
+    ran: dict[str, Ran]
+    done: bool
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return gpus(self.ran.get("inventory", Ran()).out)
+
+
+def parse(mark: str, out: str, err: str = "") -> Report:
+    """The report in a job's output and error file."""
+    ran: dict[str, Ran] = {}
+    aside = {name: text for name, text, _, _ in _framed(mark, err)[0]}
+    frames, node, done = _framed(mark, out)
+    for name, text, status, seconds in frames:
+        ran[name] = Ran(out=text, err=aside.get(name, ""), status=status, seconds=seconds, begun=True)
+    return Report(node=node, ran=ran, done=done)
+
+
+def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]], str, bool]:
+    frames: list[tuple[str, str, int | None, int]] = []
+    node, done, name = "", False, ""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if not line.startswith(f"{mark} "):
+            lines.append(line)
+            continue
+        words = line[len(mark) + 1 :].split()
+        if words[:1] == ["end"] and len(words) == 4 and words[1] == name and words[2].isdecimal() and words[3].isdecimal():
+            frames.append((name, "\n".join(lines[:-1]), int(words[2]), int(words[3])))
+            name = ""
+        elif words[:1] == ["begin"] and len(words) == 2:
+            name, lines = words[1], []
+        elif words[:1] == ["node"] and len(words) == 2:
+            node = words[1]
+        elif words == ["done"]:
+            done = True
+    if name:
+        frames.append((name, "\n".join(lines), None, 0))
+    return frames, node, done
+
+
+def gpus(text: str) -> tuple[Gpu, ...]:
+    """GPUs of nvidia-smi's CSV; a line that is none is left out. PCI addresses as everywhere in fairlead."""
+    found = []
+    for words in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(words) == 6 and words[0].isdecimal() and words[1].startswith("GPU-"):
+            index, uuid, serial, pci, name, driver = (word.strip() for word in words)
+            domain, _, rest = pci.lower().partition(":")  # nvidia-smi writes the domain with eight digits
+            serial = "" if serial.startswith("[") else serial  # [N/A], [Unknown Error]
+            found.append(Gpu(index=int(index), uuid=uuid, serial=serial, pci=f"{domain[-4:]}:{rest}", name=name, driver=driver))
+    return tuple(found)
+
+
+def said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) -> Said:
+    """What a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that it did not get to."""
+    if not ran.begun:
+        return Said(outcome=Outcome.UNKNOWN, why=f"not run: {ended}")
+    if ran.status is None:
+        return Said(outcome=Outcome.UNKNOWN, why=f"not finished: {ended}; {tool.so_far(ran.out)}")
+    if ran.status in (126, 127):
+        return Said(outcome=Outcome.ABSENT, why="not installed")
+    if ran.status == 124 or (ran.status == 137 and ran.seconds >= step.seconds):
+        return Said(outcome=Outcome.FAIL, why=f"hung, ended after {step.seconds} s: {tool.so_far(ran.out)}")
+    if 128 < ran.status <= 192:
+        return _signalled(tool, ran)
+    read = tool.read(ran.out, ran.err)
+    if ran.status and read.outcome in (Outcome.PASS, Outcome.WARN):
+        return Said(
+            outcome=Outcome.UNKNOWN, why=f"ended with {ran.status}: {last_line(ran.err, ran.out)}", versions=read.versions
+        )
+    if gpus_wanted and read.ranks is not None and read.ranks != gpus_wanted and read.outcome is not Outcome.FAIL:
+        why = f"{read.ranks} GPUs took part, the node should have {gpus_wanted}"
+        return Said(outcome=Outcome.FAIL, why=why, figures=read.figures, ranks=read.ranks, versions=read.versions)
+    return read
+
+
+def hung(tool: Tool, step: Step, ran: Ran) -> Said:
+    """A tool that the job's time limit has met: its own deadline could not end it."""
+    return Said(outcome=Outcome.FAIL, why=f"hung, and could not be ended after {step.seconds} s: {tool.so_far(ran.out)}")
+
+
+def _signalled(tool: Tool, ran: Ran) -> Said:
+    number = (ran.status or 0) - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    read = tool.read(ran.out, ran.err)
+    if read.outcome is Outcome.FAIL and "Segmentation fault" not in read.why:
+        return read  # what it said before says more
+    crashed = number in {int(s) for s in CRASHES}
+    why = f"{'crashed' if crashed else 'ended from outside'} ({name}): {tool.so_far(ran.out)}"
+    return Said(outcome=Outcome.FAIL if crashed else Outcome.UNKNOWN, why=why, versions=read.versions)

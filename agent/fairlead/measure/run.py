@@ -1,0 +1,345 @@
+"""One run over several nodes: a job on each, waited for with a bound, read, stored, judged.
+
+Whatever ends it (Ctrl-C, a full disk, a bug), its jobs do not outlive it; only SIGKILL and a silent slurmctld leave them,
+with a time limit of their own, to be taken up again by the run's name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from msgspec import Struct
+
+from fairlead.errors import HostError, SlurmError, SlurmUnavailable
+from fairlead.measure import report
+from fairlead.measure.jobs import WAITING, Job, Jobs, by_node
+from fairlead.measure.plan import Plan, Target, gpu_kind
+from fairlead.measure.script import Step
+from fairlead.measure.store import RAW_MAX, Result, Store
+from fairlead.measure.tool import Outcome, Said
+from fairlead.measure.tools import load
+from fairlead.slurm.client import NodeState
+
+#: States in which a node starts no job. Others (a reservation's MAINT, powered down) may still come.
+BLOCKED = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "UNKNOWN"})
+LATE_SECONDS = 20.0  # from a job's end to its output on this host: a network file system shows it later
+OVER_SECONDS = 600.0  # beyond its time limit: slurmctld has forgotten it, or its processes cannot be killed
+SILENT_SECONDS = 900.0  # without an answer of slurmctld
+NODES_SECONDS = 10.0  # between two looks at the nodes' states
+FILE_MAX = 64 << 20
+
+#: How a job can end that says nothing of the node's speed, and what it means.
+ENDS = {
+    "NODE_FAIL": "the node failed while the job ran",
+    "BOOT_FAIL": "the node did not boot for the job",
+    "PREEMPTED": "the job was preempted",
+    "OUT_OF_MEMORY": "the job ran out of memory",
+    "DEADLINE": "the job met its deadline",
+    "REVOKED": "the job was revoked",
+    "TIMEOUT": "the job met its time limit",
+    "COMPLETED": "the job ended",
+    "FAILED": "the job failed",
+    "": "slurmctld does not know the job any more",
+}
+
+
+class Seat(Struct, kw_only=True):
+    """A node's place in the run. ended: when its job was first seen to have ended, monotonic."""
+
+    target: Target
+    job: int | None = None
+    since: float = 0.0
+    running: float = 0.0
+    ended: float = 0.0
+    state: str = ""
+    reason: str = ""
+    missing: int = 0
+    done: bool = False
+
+
+class Run:
+    """``tell`` takes each line of progress."""
+
+    def __init__(self, plan: Plan, jobs: Jobs, store: Store, tell: Callable[[str], None]) -> None:
+        self.plan = plan
+        self._jobs, self._store, self._tell = jobs, store, tell
+        self._seats = [Seat(target=target) for target in plan.targets]
+        self._stop = threading.Event()
+        self._nodes: dict[str, NodeState] = {}
+        self._nodes_at = 0.0
+        self._answered = time.monotonic()
+
+    def measure(self, *, resumed: bool = False) -> None:
+        """Submit (or find again), wait, store. Raises SlurmError, HostError; KeyboardInterrupt when it was interrupted."""
+        with self._interruptible():
+            try:
+                self._find() if resumed else self._submit()
+                self._wait()
+            except SlurmUnavailable as e:
+                raise SlurmUnavailable(str(e), hint=f"its jobs go on: fairlead accept --resume {self.plan.run}") from None
+            except BaseException:
+                self._cancel()
+                raise
+            if self._stop.is_set():
+                self._cancel()
+                for seat in self._open():
+                    self._close(seat, "the run was interrupted")
+                self._store.ended(self.plan.run)
+                raise KeyboardInterrupt
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """SIGINT, SIGTERM and SIGHUP end the run in order; a second one changes nothing."""
+        kept = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                kept[number] = signal.signal(number, lambda *_: self._stop.set())
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+    def _cancel(self) -> None:
+        try:
+            self._jobs.cancel(self.plan.job_name)
+        except SlurmError as e:
+            self._tell(f"its jobs could not be cancelled: {e}; do: scancel --name={self.plan.job_name}")
+        else:
+            self._tell("its jobs are cancelled")
+
+    def _open(self) -> list[Seat]:
+        return [seat for seat in self._seats if not seat.done]
+
+    # -- submitting -------------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        self._look_at_nodes()
+        for seat in self._seats:
+            if self._stop.is_set():
+                return
+            node = seat.target.node
+            self._store.submitted(self.plan.run, node, seat.target.class_name, None)
+            if why := self._blocked(node):
+                self._close(seat, f"not submitted: {why}")
+                continue
+            path = f"{self.plan.base(seat.target)}.sh"
+            self._write(path, self.plan.script(seat.target))
+            try:
+                seat.job = self._jobs.submit(
+                    path,
+                    node,
+                    name=self.plan.job_name,
+                    minutes=seat.target.minutes,
+                    more=seat.target.sbatch,
+                    folder=self.plan.folder,
+                )
+            except SlurmUnavailable:
+                raise
+            except SlurmError as e:
+                if not self._stop.is_set():
+                    self._close(seat, f"not submitted: {e}")
+                continue
+            seat.since = time.monotonic()
+            self._store.submitted(self.plan.run, node, seat.target.class_name, seat.job)
+        count = sum(seat.job is not None for seat in self._seats)
+        self._tell(f"run {self.plan.run}: {count} jobs submitted, scripts and outputs in {self.plan.folder}")
+
+    def _write(self, path: str, text: str) -> None:
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as e:
+            raise HostError(f"{path}: {e.strerror}", hint="--folder names a folder that this host and the nodes share") from None
+
+    def _find(self) -> None:
+        """The seats of a run that ended without its will: those measured are left alone, of the others the job is looked for."""
+        known = {n: (j, w) for n, j, w in self._store.read("SELECT node, job, why FROM node WHERE run = ?", (self.plan.run,))}
+        there = by_node(self._jobs.seen(self.plan.job_name))
+        for seat in self._seats:
+            node = seat.target.node
+            job, why = known.get(node, (None, ""))
+            if node in known and why != "not measured":
+                seat.done = True
+                continue
+            seat.job, seat.since = job or (there[node].id if node in there else None), time.monotonic()
+            self._store.submitted(self.plan.run, node, seat.target.class_name, seat.job)
+            if seat.job is None:
+                self._close(seat, "the run was killed before its job was submitted")
+        self._store.taken_over(self.plan.run)
+        self._tell(f"run {self.plan.run}: {len(self._open())} jobs taken up again")
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        began = time.monotonic()
+        while self._open() and not self._stop.is_set():
+            try:
+                self._step(by_node(self._jobs.seen(self.plan.job_name)))
+                self._answered = time.monotonic()
+            except SlurmUnavailable as e:
+                if self._stop.is_set():
+                    return
+                if time.monotonic() - self._answered > SILENT_SECONDS:
+                    raise
+                self._tell(f"waiting for slurmctld: {e}")
+            self._stop.wait(min(5.0, 0.3 + (time.monotonic() - began) / 60))
+
+    def _step(self, seen: dict[str, Job]) -> None:
+        now = time.monotonic()
+        if now - self._nodes_at > NODES_SECONDS and any(not seat.running for seat in self._open()):
+            self._look_at_nodes()
+        for seat in self._open():
+            job = seen.get(seat.target.node)
+            if seat.ended or job is None or job.ended:
+                self._ended(seat, job, now)
+            elif job.state in WAITING:
+                self._waiting(seat, job, now)
+            else:
+                if not seat.running:
+                    seat.running = now
+                    self._tell(f"{seat.target.node}: job {job.id} runs, {seat.target.minutes} min at most")
+                if now - seat.running > seat.target.minutes * 60 + OVER_SECONDS:
+                    self._jobs.cancel_one(job.id, self.plan.job_name)
+                    self._close(seat, f"job {job.id} is {job.state} beyond its time limit")
+
+    def _waiting(self, seat: Seat, job: Job, now: float) -> None:
+        if job.reason != seat.reason:
+            seat.reason = job.reason
+            self._tell(f"{seat.target.node}: job {job.id} waits: {job.reason or job.state}")
+        blocked = self._blocked(seat.target.node)
+        late = now - seat.since > self.plan.max_wait_seconds
+        if blocked or late:
+            self._jobs.cancel_one(job.id, self.plan.job_name)
+            waited = f"did not start in {self.plan.max_wait_seconds:g} s ({job.reason or job.state})"
+            self._close(seat, f"job {job.id} {f'waited while {blocked}' if blocked else waited}; it is cancelled")
+
+    def _ended(self, seat: Seat, job: Job | None, now: float) -> None:
+        """Its job has ended, or slurmctld has forgotten it: its output may take a while to be seen here."""
+        if not seat.ended:
+            if job is None:
+                seat.missing += 1
+                if seat.missing < 3:
+                    return
+            seat.ended = now
+            seat.state = job.state if job is not None else self._jobs.accounted(seat.job or 0)
+        read = self._report(seat)
+        if read.done or now - seat.ended > (LATE_SECONDS if seat.state in ("COMPLETED", "") else 2.0):
+            self._collect(seat, read)
+
+    def _look_at_nodes(self) -> None:
+        self._nodes = {n.name: n for n in self._jobs.nodes([seat.target.node for seat in self._seats])}
+        self._nodes_at = time.monotonic()
+
+    def _blocked(self, node: str) -> str:
+        """Why no job starts on the node, "" while nothing is known against it."""
+        state = self._nodes.get(node)
+        if state is None:
+            return "slurmctld has no such node"
+        words = sorted(state.states & BLOCKED)
+        if not words:
+            return ""
+        why = f" ({state.reason})" if state.reason else ""
+        return f"the node is {'+'.join(words).lower()}{why}, and starts no job"
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _report(self, seat: Seat) -> report.Report:
+        base = self.plan.base(seat.target)
+        texts = []
+        for path in (f"{base}.out", f"{base}.err"):
+            try:
+                with open(path, "rb") as file:
+                    texts.append(file.read(FILE_MAX).decode("utf-8", "replace"))
+            except OSError:
+                texts.append("")
+        return report.parse(self.plan.mark, *texts)
+
+    def _collect(self, seat: Seat, read: report.Report) -> None:
+        target = seat.target
+        if not read.node:
+            self._close(seat, self._no_output(seat))
+            return
+        ended = ENDS.get(seat.state, f"the job ended as {seat.state}")
+        if seat.state.startswith("CANCELLED"):
+            ended = "the job was cancelled by somebody"
+        tools, results = load(), []
+        for step in target.steps:
+            ran = read.ran.get(step.name, report.Ran())
+            said = report.said(tools[step.name], step, ran, target.gpus, ended)
+            if ran.begun and ran.status is None and seat.state == "TIMEOUT" and target.roomy:
+                said = report.hung(tools[step.name], step, ran)
+            results.append(_result(step, ran, said))
+        gpus = read.gpus
+        driver = next((g.driver for g in gpus), "") or next((r.versions["driver"] for r in results if "driver" in r.versions), "")
+        kind = gpu_kind([g.name for g in gpus])
+        known = all(r.outcome in (Outcome.PASS, Outcome.WARN, Outcome.ABSENT) for r in results)
+        self._store.measured(
+            self.plan.run,
+            target.node,
+            Outcome.UNKNOWN,
+            "not judged yet" if known else "not judged yet; see its tools",
+            kind=kind,
+            driver=driver,
+            gpus=gpus,
+            results=results,
+        )
+        self._finish(seat, "measured" if read.done else ended)
+
+    def _no_output(self, seat: Seat) -> str:
+        """Why a job wrote nothing."""
+        ended = ENDS.get(seat.state, f"it ended as {seat.state}")
+        if seat.state == "COMPLETED":
+            return (
+                f"job {seat.job} ended, but its output is not in {self.plan.folder}: do the nodes share that folder? see --folder"
+            )
+        if seat.state.startswith("CANCELLED"):
+            with suppress(SlurmError):
+                self._look_at_nodes()
+            blocked = self._blocked(seat.target.node)
+            return f"job {seat.job} was cancelled before it began" + (f"; {blocked}" if blocked else " by somebody")
+        return f"job {seat.job} gave no output: {ended}"
+
+    def _close(self, seat: Seat, why: str) -> None:
+        """A node that was not measured."""
+        self._store.measured(self.plan.run, seat.target.node, Outcome.UNKNOWN, why, kind="", driver="", gpus=(), results=())
+        self._finish(seat, why)
+
+    def _finish(self, seat: Seat, said: str) -> None:
+        seat.done = True
+        done = sum(s.done for s in self._seats)
+        self._tell(f"[{done}/{len(self._seats)}] {seat.target.node}: {said}")
+
+
+def _result(step: Step, ran: report.Ran, said: Said) -> Result:
+    return Result(
+        tool=step.name,
+        command=step.command,
+        outcome=said.outcome,
+        why=said.why,
+        notes=said.notes,
+        seconds=ran.seconds,
+        versions=said.versions,
+        figures=said.figures,
+        out=ran.out[:RAW_MAX],
+        err=ran.err[:RAW_MAX],
+    )
+
+
+def alive(pid: int, host: str, began: float) -> bool:
+    """Does the process of a run still live? On another host: nobody knows, so yes."""
+    if host != os.uname().nodename:
+        return True
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return False
+    with open("/proc/uptime", encoding="ascii") as file:
+        booted = time.time() - float(file.read().split()[0])
+    return booted + ticks / os.sysconf("SC_CLK_TCK") <= began + 5  # a later process has the number otherwise

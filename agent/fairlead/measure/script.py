@@ -1,0 +1,62 @@
+"""The job that measures a node, as text: each tool in turn, each with its own deadline, everything between marks.
+
+Tools write straight to the job's output, so that of one that hangs, crashes or is killed with the job there is what it said.
+The mark is drawn for each run: no tool's output can be taken for one. Nothing here is set up for the tools: the job gets what
+any user's job on the node gets.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+INVENTORY_SECONDS = 60
+GRACE_SECONDS = 15  # from SIGTERM to SIGKILL
+INVENTORY = "nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id,name,driver_version --format=csv,noheader"
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A tool of a job: its shell command and its deadline in seconds."""
+
+    name: str
+    command: str
+    seconds: int
+
+
+def limit_minutes(steps: Sequence[Step]) -> int:
+    """The job's time limit: all deadlines, and two minutes for the rest. Whole minutes, as Slurm counts."""
+    return -(-(sum(step.seconds + GRACE_SECONDS for step in steps) + INVENTORY_SECONDS + 120) // 60)
+
+
+def script(mark: str, node: str, steps: Sequence[Step], *, gpus: int | None = None, prelude: str = "") -> str:
+    """The job's script. ``gpus``: how many the node should have; None: as many as it has."""
+    count = str(gpus) if gpus else '$(nvidia-smi -L 2>/dev/null | grep -c "^GPU ")'
+    lines = [
+        "#!/bin/sh",
+        f"# fairlead accept: measures {node}. Nothing of the node is changed.",
+        f"mark={shlex.quote(mark)}",
+        "say() {",
+        '\tprintf \'\\n%s %s\\n\' "$mark" "$*"',
+        '\tprintf \'\\n%s %s\\n\' "$mark" "$*" >&2',
+        "}",
+        "seconds() {",
+        '\tread -r up _ </proc/uptime && echo "${up%%.*}"',
+        "}",
+        "run() { # name, deadline, command",
+        "\tbegan=$(seconds)",
+        '\tsay begin "$1"',
+        f'\ttimeout -k {GRACE_SECONDS} "$2" /bin/sh -c "$3" </dev/null',
+        "\tstatus=$?",
+        '\tsay end "$1" "$status" $(($(seconds) - began))',
+        "}",
+        'say node "$SLURMD_NODENAME"',
+        *prelude.splitlines(),
+        f"GPUS={count}",
+        "export GPUS",
+        f"run inventory {INVENTORY_SECONDS} {shlex.quote(INVENTORY)}",
+        *(f"run {step.name} {step.seconds} {shlex.quote(step.command)}" for step in steps),
+        "say done",
+    ]
+    return "\n".join(lines) + "\n"

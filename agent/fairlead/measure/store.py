@@ -1,0 +1,231 @@
+"""Results in SQLite: each run, each node's tools with their output, versions and serials, each figure and how it was judged.
+
+A row is written when its job has ended, so that a run that is killed keeps what it has; what was not judged yet says so.
+decisions/0019 is the schema's contract.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from fairlead.errors import DataError, HostError, InputMissing
+from fairlead.measure.judge import Judgement
+from fairlead.measure.report import Gpu
+from fairlead.measure.tool import Figure
+
+SCHEMA = 1
+RAW_MAX = 16 << 20  # bytes of one tool's output that are kept
+SIBLING_DAYS = 90
+BUSY_SECONDS = 10.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS run (run TEXT PRIMARY KEY, began REAL NOT NULL, ended REAL, user TEXT NOT NULL, host TEXT NOT NULL,
+  pid INTEGER NOT NULL, folder TEXT NOT NULL, plan BLOB NOT NULL, fairlead TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS node (run TEXT NOT NULL, node TEXT NOT NULL, job INTEGER, class TEXT NOT NULL, kind TEXT NOT NULL,
+  outcome TEXT NOT NULL, why TEXT NOT NULL, at REAL NOT NULL, driver TEXT NOT NULL, PRIMARY KEY (run, node)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gpu (run TEXT NOT NULL, node TEXT NOT NULL, number INTEGER NOT NULL, uuid TEXT NOT NULL,
+  serial TEXT NOT NULL, pci TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (run, node, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS result (run TEXT NOT NULL, node TEXT NOT NULL, tool TEXT NOT NULL, command TEXT NOT NULL,
+  outcome TEXT NOT NULL, why TEXT NOT NULL, notes TEXT NOT NULL, seconds INTEGER NOT NULL, versions TEXT NOT NULL,
+  out BLOB NOT NULL, err BLOB NOT NULL, PRIMARY KEY (run, node, tool)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS figure (run TEXT NOT NULL, node TEXT NOT NULL, tool TEXT NOT NULL, name TEXT NOT NULL,
+  bytes INTEGER NOT NULL, device TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL, outcome TEXT, why TEXT, median REAL,
+  mad REAL, nodes INTEGER, reference REAL, notes TEXT, PRIMARY KEY (run, node, tool, name, bytes, device)) WITHOUT ROWID;
+"""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """One tool on one node. ``outcome``: what it said by itself; figures are judged apart."""
+
+    tool: str
+    command: str
+    outcome: str
+    why: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: int = 0
+    versions: Mapping[str, str] = msgspec.field(default_factory=dict)
+    figures: tuple[Figure, ...] = ()
+    out: str = ""
+    err: str = ""
+
+
+def default_path() -> str:
+    """Root's below /var/lib/fairlead, anybody else's below their own state folder (XDG Base Directory Specification)."""
+    if os.geteuid() == 0:
+        return "/var/lib/fairlead/accept.sqlite"
+    return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "fairlead/accept.sqlite")
+
+
+class Store:
+    """The file at ``path``. Every method may raise HostError, with one line: nothing is half written."""
+
+    def __init__(self, path: str, *, make: bool = True) -> None:
+        """Raises InputMissing where there is no such file and none is to be made, DataError for another schema."""
+        self.path = path
+        if not make and not os.path.isfile(path):
+            raise InputMissing(
+                f"{path}: no results yet", hint="fairlead accept NODELIST measures nodes; --store names another file"
+            )
+        with self._errors():
+            if make:
+                os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # outputs name users and paths
+            self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA):
+                raise DataError(f"{path}: written by another version of fairlead (schema {version})", hint="give another --store")
+            if version == 0:
+                self._db.executescript(f"BEGIN;\n{_TABLES}\nPRAGMA user_version = {SCHEMA};\nCOMMIT;")
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as e:
+            said = getattr(e, "strerror", None) or str(e)
+            raise HostError(
+                f"{self.path}: {said}", hint="make room or give another --store; what was written before is whole"
+            ) from None
+
+    def write(self, *statements: tuple[str, Sequence[Sequence[object]]]) -> None:
+        """All of them, or none."""
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, rows in statements:
+                    self._db.executemany(statement, rows)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def read(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._errors():
+            return self._db.execute(statement, values).fetchall()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def begin(self, run: str, *, user: str, host: str, folder: str, plan: bytes, fairlead: str) -> None:
+        row = (run, time.time(), user, host, os.getpid(), folder, plan, fairlead)
+        self.write(("INSERT INTO run (run, began, user, host, pid, folder, plan, fairlead) VALUES (?,?,?,?,?,?,?,?)", [row]))
+
+    def taken_over(self, run: str) -> None:
+        """This process carries the run on."""
+        self.write(("UPDATE run SET pid = ?, host = ? WHERE run = ?", [(os.getpid(), os.uname().nodename, run)]))
+
+    def submitted(self, run: str, node: str, class_name: str, job: int | None) -> None:
+        row = (run, node, job, class_name, "", "unknown", "not measured", time.time(), "")
+        self.write(("INSERT OR REPLACE INTO node VALUES (?,?,?,?,?,?,?,?,?)", [row]))
+
+    def measured(
+        self,
+        run: str,
+        node: str,
+        outcome: str,
+        why: str,
+        *,
+        kind: str,
+        driver: str,
+        gpus: Sequence[Gpu],
+        results: Sequence[Result],
+    ) -> None:
+        """What a node's job gave, before it is compared. kind: model and number of its GPUs."""
+        data = [
+            (
+                *(run, node, r.tool, r.command, r.outcome, r.why, _packed(r.notes), r.seconds, _packed(r.versions)),
+                *(zlib.compress(text.encode("utf-8", "replace")[:RAW_MAX]) for text in (r.out, r.err)),
+            )
+            for r in results
+        ]
+        figures = [(run, node, r.tool, f.name, f.bytes, f.device, f.value, f.unit) for r in results for f in r.figures]
+        self.write(
+            (
+                "UPDATE node SET outcome = ?, why = ?, at = ?, kind = ?, driver = ? WHERE run = ? AND node = ?",
+                [(outcome, why, time.time(), kind, driver, run, node)],
+            ),
+            (
+                "INSERT OR REPLACE INTO gpu VALUES (?,?,?,?,?,?,?)",
+                [(run, node, g.index, g.uuid, g.serial, g.pci, g.name) for g in gpus],
+            ),
+            ("INSERT OR REPLACE INTO result VALUES (?,?,?,?,?,?,?,?,?,?,?)", data),
+            (
+                "INSERT OR REPLACE INTO figure (run, node, tool, name, bytes, device, value, unit) VALUES (?,?,?,?,?,?,?,?)",
+                figures,
+            ),
+        )
+
+    def judged(self, run: str, node: str, outcome: str, why: str, judgements: Mapping[tuple[str, Figure], Judgement]) -> None:
+        """How a node's figures compare; ends nothing."""
+        rows = [
+            (
+                j.outcome,
+                j.why,
+                j.median,
+                j.mad,
+                j.nodes,
+                j.reference,
+                _packed(j.notes),
+                run,
+                node,
+                tool,
+                f.name,
+                f.bytes,
+                f.device,
+            )
+            for (tool, f), j in judgements.items()
+        ]
+        where = "WHERE run = ? AND node = ? AND tool = ? AND name = ? AND bytes = ? AND device = ?"
+        self.write(
+            (f"UPDATE figure SET outcome=?, why=?, median=?, mad=?, nodes=?, reference=?, notes=? {where}", rows),  # noqa: S608
+            ("UPDATE node SET outcome = ?, why = ? WHERE run = ? AND node = ?", [(outcome, why, run, node)]),
+        )
+
+    def ended(self, run: str) -> None:
+        self.write(("UPDATE run SET ended = ? WHERE run = ?", [(time.time(), run)]))
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def siblings(
+        self, *, without: Sequence[str], class_name: str, kind: str, driver: str, tool: str, command: str, figure: Figure
+    ) -> dict[str, list[float]]:
+        """The newest figures of this kind of each other node of the class, measured by the same command under the same driver."""
+        rows = self.read(
+            "SELECT node.node, node.run, figure.value FROM figure"
+            " JOIN node USING (run, node) JOIN result USING (run, node, tool)"
+            " WHERE class = ? AND kind = ? AND driver = ? AND tool = ? AND command = ? AND name = ? AND bytes = ? AND unit = ?"
+            " AND node.at > ? AND result.outcome IN ('pass', 'warn') ORDER BY node.at",
+            (class_name, kind, driver, tool, command, figure.name, figure.bytes, figure.unit, time.time() - SIBLING_DAYS * 86400),
+        )
+        newest = {node: run for node, run, _ in rows if node not in without}
+        found: dict[str, list[float]] = {}
+        for node, run, value in rows:
+            if newest.get(node) == run:
+                found.setdefault(node, []).append(value)
+        return found
+
+    def raw(self, run: str, node: str, tool: str) -> tuple[str, str]:
+        """Standard output and standard error of a tool. Raises InputMissing, DataError."""
+        rows = self.read("SELECT out, err FROM result WHERE run = ? AND node = ? AND tool = ?", (run, node, tool))
+        if not rows:
+            raise InputMissing(f"run {run} has no output of {tool} on {node}")
+        try:
+            out, err = (zlib.decompress(blob).decode("utf-8", "replace") for blob in rows[0])
+        except zlib.error as e:
+            raise DataError(f"{self.path}: the output of {tool} on {node} in run {run} is damaged: {e}") from None
+        return out, err
+
+
+def _packed(data: object) -> str:
+    return msgspec.json.encode(data).decode()

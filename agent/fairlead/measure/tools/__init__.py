@@ -1,0 +1,16 @@
+"""The folder is the list: every module here that has a ``tool`` is one, named by its file."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+from fairlead.measure.tool import Tool
+
+
+@cache
+def load() -> dict[str, Tool]:
+    """All tools by name, in the order in which they are run: what fails soonest first."""
+    found = {m.name: importlib.import_module(f"{__name__}.{m.name}").tool for m in pkgutil.iter_modules(__path__)}
+    return dict(sorted(found.items(), key=lambda item: (item[1].seconds, item[0])))

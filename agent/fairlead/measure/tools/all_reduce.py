@@ -1,0 +1,10 @@
+"""All-reduce over all GPUs of the node (nccl-tests): what data parallel training waits for; NVLS where the NVSwitch has it.
+
+Source: NVIDIA/nccl-tests, README.md and doc/PERFORMANCE.md (busbw).
+"""
+
+from __future__ import annotations
+
+from fairlead.measure import collective
+
+tool = collective.of("all_reduce", "All-reduce over all GPUs of the node")

@@ -1,0 +1,69 @@
+"""Matrix products on every GPU at once, and whether all of them gave the same result: gpu_burn.
+
+The GPUs run together, so heat and power are those of real work. A GPU's figure is the median over the second half, when it
+is warm. gpu_burn compares its results on the GPU: one error, and the GPU computes wrong.
+
+Source: wilicc/gpu-burn, gpu_burn-drv.cpp (listenClients); tests/data/gpu_burn.log of microsoft/superbenchmark.
+"""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+
+from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
+
+_LINE = re.compile(r"(\d+(?:\.\d+)?)%\s+proc'd: (.*?)\s+errors: (.*?)\s+temps: ")
+_CALCS = re.compile(r"^(-?\d+) \((\d+(?:\.\d+)?) Gflop/s\)$")
+_ERRORS = re.compile(r"^(-?\d+)\s*(?:\((\w+)!\))?$")
+_RESULT = re.compile(r"^\s*GPU (\d+): (OK|FAULTY)\s*$", re.M)
+_TESTED = re.compile(r"^Tested (\d+) GPUs:", re.M)
+
+
+def read(out: str, err: str) -> Said:
+    """GPUs as gpu_burn numbers them."""
+    lines = list(_LINE.finditer(out))
+    if not lines:
+        return unread("no output of gpu_burn", out, err)
+    samples: dict[int, list[float]] = {}
+    for line in lines:
+        calcs = [match for part in line[2].split(" - ") if (match := _CALCS.match(part.strip()))]
+        errors = [match for part in line[3].split(" - ") if (match := _ERRORS.match(part.strip()))]
+        if not len(calcs) == len(errors) == line[2].count(" - ") + 1 == line[3].count(" - ") + 1:
+            return unread("damaged output of gpu_burn", line[0][:200], "")
+        for gpu, (calc, error) in enumerate(zip(calcs, errors, strict=True)):
+            if error[2] == "DIED" or int(calc[1]) < 0:
+                return Said(outcome=Outcome.FAIL, why=f"GPU {gpu}: the work on it died")
+            if int(error[1]):
+                return Said(outcome=Outcome.FAIL, why=f"GPU {gpu}: {error[1]} wrong results")
+            if float(line[1]) >= 50 and float(calc[2]) > 0:
+                samples.setdefault(gpu, []).append(float(calc[2]))
+    tested, results = _TESTED.search(out), dict(_RESULT.findall(out))
+    faulty = [gpu for gpu, word in results.items() if word == "FAULTY"]
+    if faulty:
+        return Said(outcome=Outcome.FAIL, why=f"GPU {', '.join(faulty)}: FAULTY")
+    if not tested or len(results) != int(tested[1]) or not results:
+        return Said(outcome=Outcome.UNKNOWN, why=f"incomplete, no result of every GPU: {so_far(out)}")
+    without = [gpu for gpu in results if int(gpu) not in samples]
+    if without:
+        return Said(outcome=Outcome.UNKNOWN, why=f"GPU {', '.join(without)}: no figure; it ran too short a time")
+    figures = [
+        Figure(name="tflops", value=median(values) / 1000, unit="Tflop/s", device=f"gpu{gpu}")
+        for gpu, values in sorted(samples.items())
+    ]
+    return Said(outcome=Outcome.PASS, figures=tuple(figures), ranks=len(results))
+
+
+def so_far(out: str) -> str:
+    """How far a run got that was cut."""
+    lines = list(_LINE.finditer(out))
+    return f"at {lines[-1][1]} %" if lines else last_line(out) or "no output"
+
+
+tool = Tool(
+    summary="Matrix products on every GPU at once, and their results compared",
+    command="gpu_burn -tc 60",
+    seconds=240,
+    read=read,
+    so_far=so_far,
+)

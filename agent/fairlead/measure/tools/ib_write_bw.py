@@ -1,0 +1,85 @@
+"""Each RDMA adapter by itself, from the node to the node: ib_write_bw against its own server on the same port.
+
+No fabric is needed: the adapter loops the data back, so this finds an adapter with a bad slot or link to the host, and nothing
+of cables. Figures are by the port's rate, since a node may have adapters of several kinds.
+
+Source: linux-rdma/perftest, src/perftest_parameters.h (RESULT_FMT_G, REPORT_FMT); Azure/azurehpc-health-checks,
+customTests/azure_ib_write_bw_gdr.nhc, which does the same with the same size.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
+
+SIZE = 8388608
+_DEVICE = re.compile(r"^# device (\S+) port (\d+) rate (\d+(?:\.\d+)?) Gb/sec")
+_END = re.compile(r"^# devices \d+ of (\d+)$")
+_HEAD = re.compile(r"^\s*#bytes\s+#iterations\s+BW peak\[(.*?)\]\s+BW average\[(.*?)\]")
+_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$")
+_FAULT = re.compile(r"Completion with error|Failed status|Unable to|Couldn't|failed|syndrome", re.IGNORECASE)
+
+# The server ends by itself after one client; a client that finds none says so at once. -F: the CPU's clock may change.
+COMMAND = f"""\
+n=0 all=0
+command -v ib_write_bw >/dev/null || exit 127
+for port in /sys/class/infiniband/*/ports/*; do
+	[ -e "$port/state" ] || continue
+	all=$((all + 1))
+	case $(cat "$port/state") in 4:*) ;; *) continue ;; esac
+	device=${{port#/sys/class/infiniband/}} device=${{device%%/*}}
+	n=$((n + 1))
+	set -- -d "$device" -i "${{port##*/}}" -p $((18510 + n)) -s {SIZE} -F --report_gbits
+	echo "# device $device port ${{port##*/}} rate $(cat "$port/rate")"
+	timeout --foreground -k 5 60 ib_write_bw "$@" >/dev/null 2>&1 &
+	server=$!
+	sleep 2
+	timeout --foreground -k 5 50 ib_write_bw "$@" localhost
+	echo "# ended $?"
+	kill $server 2>/dev/null
+	wait $server
+done
+echo "# devices $n of $all\""""
+
+
+def read(out: str, err: str) -> Said:
+    """ABSENT where there is no adapter; UNKNOWN where none has an active port, or one of them gave no figure."""
+    figures: list[Figure] = []
+    seen: list[str] = []
+    device, rate, unit, whole, adapters = "", "", "", False, 0
+    for line in out.splitlines():
+        if match := _DEVICE.match(line):
+            device, rate, unit = f"{match[1]}/{match[2]}", match[3], ""
+            seen.append(device)
+        elif match := _HEAD.match(line):
+            unit = match[2]
+        elif (match := _ROW.match(line)) and device and unit:
+            if unit != "Gb/sec" or float(match[4]) <= 0:
+                return Said(outcome=Outcome.UNKNOWN, why=f"{device}: {match[4]} {unit}: it needs --report_gbits")
+            name = f"rate_{float(rate):g}".replace(".", "_")
+            figures.append(Figure(name=name, value=float(match[4]), unit="Gb/s", device=device, bytes=int(match[1])))
+        elif match := _END.match(line):
+            whole, adapters = True, int(match[1])
+    without = [d for d in seen if d not in {f.device for f in figures}]
+    if not whole:
+        return unread("incomplete output of ib_write_bw" if seen else "no output of ib_write_bw", out, err)
+    if not adapters:
+        return Said(outcome=Outcome.ABSENT, why="no RDMA adapter")
+    if not seen:
+        return Said(outcome=Outcome.UNKNOWN, why="no RDMA adapter has an active port")
+    if without:
+        fault = next((line.strip() for line in (err + "\n" + out).splitlines() if _FAULT.search(line)), "no figure")
+        return Said(outcome=Outcome.UNKNOWN, why=f"{', '.join(without)}: {fault[:200]}", figures=tuple(figures))
+    return Said(outcome=Outcome.PASS, figures=tuple(figures))
+
+
+def so_far(out: str) -> str:
+    """The adapter at which it was."""
+    seen = [m[1] for line in out.splitlines() if (m := _DEVICE.match(line))]
+    return f"at {seen[-1]}" if seen else last_line(out) or "no output"
+
+
+tool = Tool(
+    summary="Each RDMA adapter against itself (ib_write_bw)", command=COMMAND, seconds=600, read=read, so_far=so_far, needed=False
+)

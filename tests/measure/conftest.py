@@ -1,0 +1,127 @@
+"""A cluster of five nodes whose jobs find stand-ins of nccl-tests and the rest; `fairlead accept` runs on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.cluster import Cluster
+from tests.lab.ledger import own_name
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = (
+    "all_reduce_perf",
+    "all_gather_perf",
+    "reduce_scatter_perf",
+    "nvbandwidth",
+    "gpu_burn",
+    "dcgmi",
+    "ib_write_bw",
+    "nvidia-smi",
+)
+NODES = tuple(f"n{i}" for i in range(1, 6))
+RELEASES = ["bookworm", pytest.param("trixie", marks=pytest.mark.slow)]
+
+
+def install(folder: Path, *tools: str) -> Path:
+    """The stand-ins in ``folder``/bin, each by its name."""
+    bin_dir = folder / "bin"
+    bin_dir.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "tests/measure/standin.py", folder / "standin.py")
+    (folder / "standin.py").chmod(0o755)
+    for tool in tools or TOOLS:
+        (bin_dir / tool).symlink_to("../standin.py")
+    return bin_dir
+
+
+@dataclass
+class Site:
+    """The cluster and what the test says of it. ``folder`` is the same inside and outside."""
+
+    slurm: Cluster
+    folder: Path
+
+    def mode(self, node: str, tool: str, what: str) -> None:
+        place = self.folder / "modes" / node
+        place.mkdir(parents=True, exist_ok=True)
+        (place / tool).write_text(what)
+
+    def write(self, accept: str = "", nodes: str = "n[1-5]", profile: str = "hgx-h100") -> Path:
+        path = self.folder / "site.toml"
+        prelude = f"PATH={self.folder}/bin:$PATH\\nexport PATH"
+        path.write_text(
+            f'schema = 1\n[accept]\nprelude = "{prelude}"\n{accept}\n[classes.h100]\nnodes = "{nodes}"\nprofile = "{profile}"\n'
+        )
+        return path
+
+    def command(self, *words: str) -> list[str]:
+        site = self.folder / "site.toml"
+        if not site.exists():
+            self.write()
+        given = ["--site", str(site), "--store", str(self.folder / "accept.sqlite"), "--folder", str(self.folder / "out")]
+        given += ["--bin-dir", str(self.slurm.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
+        return [sys.executable, "-m", "fairlead", "accept", *words, *given]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
+        return subprocess.Popen(
+            self.command(*words), env=env, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def accept(self, *words: str) -> tuple[int, str, str]:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=240)
+        return process.returncode, out, err
+
+    def data(self, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Exit code, and by node what --json says; "why" of each tool that said something beside it."""
+        code, out, err = self.accept(*words, "--json")
+        assert out, err
+        return code, {node["node"]: node for node in json.loads(out)["nodes"]}
+
+    def jobs(self) -> list[str]:
+        """Numbers of the jobs that have not ended."""
+        return self.slurm.run(["/usr/bin/squeue", "-h", "-o", "%A"]).stdout.split()
+
+    def until(self, true: Callable[[], object], what: str, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    folder = tmp_path_factory.mktemp("accept")
+    cluster = Cluster(request.param, nodes=len(NODES), cores=4, shared=[folder], name=own_name(f"accept-{request.param}"))
+    with cluster as slurm:
+        hold = slurm._hold
+        yield Site(slurm, folder)
+    if hold is not None and hold.stdout is not None:
+        hold.stdout.close()
+
+
+@pytest.fixture
+def site(up: Site) -> Site:
+    """Every node idle, every stand-in well, no result stored."""
+    up.slurm.run(["/usr/bin/scancel", "--user=root"], check=False)
+    for node in NODES:
+        if up.slurm.node_state(node).states != ("IDLE",):
+            up.slurm.scontrol("update", f"nodename={node}", "state=resume", check=False)
+    up.slurm.wait_idle()
+    for each in up.folder.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    install(up.folder)
+    return up
