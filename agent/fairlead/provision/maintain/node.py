@@ -29,7 +29,6 @@ REBOOT_SECONDS = 30.0
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _SERIALS = ("/sys/class/dmi/id/product_serial", "/sys/class/dmi/id/board_serial", "/sys/class/dmi/id/product_uuid")
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json", _BOOT, *_SERIALS, "/etc/machine-id")
-_LOOK = reading(_PARTS)
 #: What stands in an unprogrammed board (dmidecode's own list of such words is longer; these are no serial of any machine).
 _NO_SERIAL = re.compile(
     r"(?i)|none|unknown|0+|default string|not (specified|applicable|available)|to be filled.*|system serial.*"
@@ -65,7 +64,7 @@ class OverSsh:
         self._options = options or Options()
 
     def look(self, node: str) -> Looked:
-        code, out, error = self._ssh(node, _LOOK, LOOK_SECONDS)
+        code, out, error = self._ssh(node, reading(_PARTS), LOOK_SECONDS)
         if any(words in error for words in _OTHER_KEY):
             return Looked(stranger=f"{self._address(node)} has another host key")
         if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
