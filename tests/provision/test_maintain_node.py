@@ -30,10 +30,10 @@ def answer(status: dict[str, Any] | None = None, **parts: str) -> bytes:
         BOOT: "b1\n",
         SERIAL: "S123\n",
         "/etc/machine-id": "m1\n",
-        "end": "",
-        **dict(parts.items()),
+        **parts,
+        "/dev/null": "",
     }
-    return "".join(f"\n== fairlead {name}\n{text}" for name, text in files.items()).encode()
+    return "".join(f"\n==> {name} <==\n{text}" for name, text in files.items()).encode()
 
 
 def test_a_node_that_is_well() -> None:
