@@ -30,13 +30,8 @@ def answer(status: dict[str, Any] | None = None, **parts: str) -> bytes:
         BOOT: "b1\n",
         SERIAL: "S123\n",
         "/etc/machine-id": "m1\n",
-<<<<<<< HEAD
-        "/dev/null": "",
-        **dict(parts.items()),
-=======
         **parts,
         "/dev/null": "",
->>>>>>> maintain
     }
     return "".join(f"\n==> {name} <==\n{text}" for name, text in files.items()).encode()
 
