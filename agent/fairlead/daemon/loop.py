@@ -32,6 +32,7 @@ from fairlead.daemon.history import History
 from fairlead.daemon.joblook import look_at_jobs
 from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.lookout import Lookout
 from fairlead.daemon.moment import now_of, uptime_of
 from fairlead.daemon.notify import READY_SECONDS, Notify
 from fairlead.daemon.presence import Presence
@@ -82,8 +83,9 @@ class Loop:
         self.trail = Trail(state_dir, document.agent.run_dir, self.disk)
         self.requests = Requests(state_dir, document.agent.run_dir, self.trail, self.disk)
         self.history = History(state_dir, self.senses.boot_id, self.disk)
-        self.hold = Hold(self.disk)
+        self.hold = Hold(self.disk, TICK_SECONDS)
         self.board = Board(document, self.disk)
+        self.lookout = Lookout(self.board, lambda: root.reading)
         self._couriers = Disk("courier's disk")
         self._couriers_hold = Hold(self._couriers)
         self.ledger = Ledger(
@@ -146,9 +148,11 @@ class Loop:
             look_at_jobs(self)  # a refusal that an earlier agent left: known before the first look at slurmctld
             self.courier.start()
         try:
+            self.lookout.start()
             self._kernel()
             self._start_sweep()
             while not self._signals & {signal.SIGTERM, signal.SIGINT}:
+                self.lookout.turn()
                 self._wait(reader)
                 self._heed_signals()
                 self._slurm_news()
@@ -183,6 +187,7 @@ class Loop:
             os.read(reader, 256)
 
     def _end(self, reader: int, writer: int) -> None:
+        self.lookout.stop()
         if self.courier is not None:
             self.courier.stop()
         self.notify.send("STOPPING=1")
