@@ -40,7 +40,7 @@ ALL = setting_list.load()
 WANTS: dict[str, dict[str, object]] = {
     "clocks": {"sm_megahertz": (900, 1200)},
     "compute_mode": {"compute": "exclusive_process"},
-    "ecc": {"enabled": False},
+    "ecc_mode": {"enabled": False},
     "hugepages": {"pages_2_mib": 64},
     "kernel_cmdline": {"words": ("iommu=pt", "pci=realloc=on")},
     "mig": {"geometry": ("3g.40gb", "1g.10gb")},
@@ -54,7 +54,7 @@ WANTS: dict[str, dict[str, object]] = {
 }
 #: Settings of which a part is left to a running system: a unit, the boot loader, a reboot.
 LATER = {
-    "ecc": change.Reboot,
+    "ecc_mode": change.Reboot,
     "kernel_cmdline": change.BootLoader | change.Reboot,
     "nvidia_module": change.Reboot,
     "services": change.Unit | change.File,  # whether it is masked is systemd's word

@@ -156,4 +156,5 @@ setting = Setting(
     disruption=Disruption.IDLE,
     volatile=True,
     nvml=True,
+    group="gpu",
 )

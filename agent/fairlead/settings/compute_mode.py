@@ -62,4 +62,5 @@ setting = Setting(
     disruption=Disruption.IDLE,
     volatile=True,
     nvml=True,
+    group="gpu",
 )

@@ -139,4 +139,5 @@ setting = Setting(
     volatile=True,
     nvml=True,
     instead_of={"mig_mode": {"enabled": False}},
+    group="gpu",
 )

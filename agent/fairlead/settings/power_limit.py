@@ -83,4 +83,5 @@ setting = Setting(
     volatile=True,
     nvml=True,
     instead_of={"gpu_power_limit": {"enabled": False}},
+    group="gpu",
 )

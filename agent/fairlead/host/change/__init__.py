@@ -81,9 +81,7 @@ def execute(
         return _execute(changes, root, nvml, undo, run_dir)
 
 
-def _execute(
-    changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None, undo: str, run_dir: str
-) -> tuple[Outcome, ...]:
+def _execute(changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None, undo: str, run_dir: str) -> tuple[Outcome, ...]:
     outcomes: list[Outcome] = []
     refused: set[str] = set()
     unmoved: set[str] = set()
