@@ -29,6 +29,9 @@ mount -t proc proc proc
 mount -t tmpfs tmpfs run
 mount -t tmpfs tmpfs dev
 for name in null zero full random urandom tty; do touch dev/$name; mount --bind /dev/$name dev/$name; done
+mkdir dev/pts
+mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
 mkdir -p opt/fl opt/site
 mount --bind -o ro "$3" opt/fl
 ip link set lo up
@@ -96,10 +99,10 @@ class AptNode:
     def apply_words(self, *more: str) -> list[str]:
         return ["python3", "-m", "fairlead", "apply", "--json", *more]
 
-    def apply(self, *more: str, code: int | None = 0) -> dict[str, Any]:
+    def apply(self, *more: str, code: int | None = 0, seconds: float = 600) -> dict[str, Any]:
         """The report on the driver of one `fairlead apply`."""
         words = self.words(*self.apply_words(*more))
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False)
         assert code is None or done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         report = msgspec.json.decode(done.stdout)
         return dict(next(i for i in report["items"] if i["setting"] == "driver"), changed=report["changed"])
@@ -110,6 +113,17 @@ class AptNode:
         lines = (line.split(" ", 2) for line in out.splitlines())
         found = {w[0]: w[1] for w in lines if len(w) == 3 and w[2] in ("install ok installed", "hold ok installed")}
         return {n: v for n, v in found.items() if not names or n in names}
+
+    def root_status(self) -> str:
+        """dpkg's database and its journal as they are this moment, read from this machine."""
+        folder = Path(f"/proc/{self.pid}/root/var/lib/dpkg")
+        text = ""
+        for file in (folder / "status", *folder.glob("updates/[0-9]*")):
+            try:
+                text += file.read_text(errors="replace")
+            except OSError:
+                continue
+        return text
 
     def holds(self) -> set[str]:
         return set(self.run("apt-mark", "showhold").split())

@@ -56,11 +56,11 @@ def plan(want: ComputeModeWant, observed: Observed) -> tuple[Nvml, ...]:
 
 setting = Setting(
     summary="Compute mode of the GPUs",
+    group="gpu",
     want=ComputeModeWant,
     observe=observe,
     plan=plan,
     disruption=Disruption.IDLE,
     volatile=True,
     nvml=True,
-    group="gpu",
 )

@@ -68,11 +68,11 @@ def plan(want: EccModeWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="ECC mode of the GPUs' memory",
+    group="gpu",
     want=EccModeWant,
     observe=observe,
     plan=plan,
     disruption=Disruption.REBOOT,
     nvml=True,
     instead_of={"ecc": {"judge_mode": False}},
-    group="gpu",
 )

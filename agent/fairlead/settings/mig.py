@@ -132,6 +132,7 @@ def _word(on: bool) -> str:
 
 setting = Setting(
     summary="MIG: the GPU instances of each GPU, or none",
+    group="gpu",
     want=MigWant,
     observe=observe,
     plan=plan,
@@ -139,5 +140,4 @@ setting = Setting(
     volatile=True,
     nvml=True,
     instead_of={"mig_mode": {"enabled": False}},
-    group="gpu",
 )

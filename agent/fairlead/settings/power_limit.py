@@ -76,6 +76,7 @@ def plan(want: PowerLimitWant, observed: Observed) -> tuple[Nvml, ...]:
 
 setting = Setting(
     summary="Power limit of the GPUs",
+    group="gpu",
     want=PowerLimitWant,
     observe=observe,
     plan=plan,
@@ -83,5 +84,4 @@ setting = Setting(
     volatile=True,
     nvml=True,
     instead_of={"gpu_power_limit": {"enabled": False}},
-    group="gpu",
 )

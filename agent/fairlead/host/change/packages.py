@@ -76,6 +76,7 @@ def install(change: Packages, root: Root) -> str:
         _room(change, root)
         for package in change.install:
             _at_hand(package, change.mirror, cache)
+        _unpack_torn(change, root)
         words = [f"{CACHE}/{p.file}" for p in change.install] + [f"{name}-" for name in change.remove]
         refuse_more(change, _apt(root, ["--simulate", *_VERBS, *words], SIMULATE_SECONDS, change))
         _apt(root, ["--yes", *_VERBS, *words], APT_SECONDS, change)
@@ -89,6 +90,7 @@ def install(change: Packages, root: Root) -> str:
     return ", ".join([*done, *(["an interrupted run of dpkg made good"] if repaired else [])])
 
 
+_WORDS = tuple(w for key, value in _OPTIONS.items() for w in ("-o", f"{key}={value}"))
 _VERBS = ("--allow-downgrades", "--allow-change-held-packages", "--no-install-recommends", "install")
 
 
@@ -100,9 +102,9 @@ def _images_null(root: Root) -> None:
 # -- before ----------------------------------------------------------------------------------------
 
 
-def wait_for_lock(path: str, seconds: float = LOCK_SECONDS) -> None:
+def wait_for_lock(path: str) -> None:
     """Wait until no other apt or dpkg has the lock file (fcntl, as they lock it). Raises LaterError."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + LOCK_SECONDS
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as e:
@@ -114,7 +116,7 @@ def wait_for_lock(path: str, seconds: float = LOCK_SECONDS) -> None:
                 return
             except OSError:
                 if time.monotonic() > end:
-                    words = f"another program has held dpkg's lock for more than {seconds:.0f} s"
+                    words = f"another program has held dpkg's lock for more than {LOCK_SECONDS:.0f} s"
                     raise LaterError(words, hint=f"`fuser -v {path}` names it; then run it again") from None
                 time.sleep(0.2)
     finally:
@@ -128,6 +130,20 @@ def _repair(root: Root) -> bool:
         return False
     _tool(root, ["dpkg", "--force-confold", "--configure", "-a"], check=False, seconds=APT_SECONDS)
     return True
+
+
+def _unpack_torn(change: Packages, root: Root) -> None:
+    """What was cut short between two packages of the set is broken for apt, which then neither takes a package to an older
+    version nor one that is on hold; dpkg is given the whole set at once, and apt looks at the outcome."""
+    if not _tool(root, ["dpkg", "--audit"], check=False).strip() and not _broken(root):
+        return
+    files = [f"{CACHE}/{p.file}" for p in change.install]
+    _tool(root, ["dpkg", "--force-confold", "--force-depends", "--unpack", *files], check=False, seconds=APT_SECONDS)
+    _tool(root, ["dpkg", "--force-confold", "--configure", "-a"], check=False, seconds=APT_SECONDS)
+
+
+def _broken(root: Root) -> bool:
+    return run(root, ["apt-get", "-q", *_WORDS, "check"], SIMULATE_SECONDS)[0] != 0
 
 
 def _room(change: Packages, root: Root) -> None:
@@ -207,8 +223,7 @@ def refuse_more(change: Packages, simulated: str) -> None:
 
 
 def _apt(root: Root, words: Sequence[str], seconds: float, change: Packages) -> str:
-    options = [w for key, value in _OPTIONS.items() for w in ("-o", f"{key}={value}")]
-    code, out = run(root, ["apt-get", "-q", *options, *words], seconds)
+    code, out = run(root, ["apt-get", "-q", *_WORDS, *words], seconds)
     if code == 0:
         return out
     if "Could not get lock" in out or "Unable to acquire the dpkg frontend lock" in out:
@@ -223,7 +238,9 @@ def _apt(root: Root, words: Sequence[str], seconds: float, change: Packages) -> 
         words_ = f"{package} {verb} {other}, and the declared set says nothing of it"
         hint = "run `fairlead lock` again with --status of such a node (its /var/lib/dpkg/status)"
         raise HostError(words_, hint=hint)
-    errors = [line for line in out.splitlines() if line.startswith(("E:", "dpkg: error", "Error!", "ERROR"))]
+    marks = ("E:", "dpkg: error", "Error!", "ERROR")
+    errors = [line for line in out.splitlines() if line.startswith(marks) and "Can not write log" not in line]
+    errors.sort(key=lambda line: line.startswith("E: Sub-process"))  # dpkg's own words, not that it has failed
     raise HostError(f"apt-get: {(errors or out.strip().splitlines() or [f'exit code {code}'])[0]}", hint="run it again")
 
 
