@@ -36,6 +36,8 @@ SECONDS = {
     "tests/rack/test_rack.py": 60,
     "hooks": 30,
     "tests/settings/test_settings.py": 30,
+    "tests/driver/test_apt.py": 35,
+    "tests/driver/test_bundle.py": 25,
     "tests/checks/test_sources.py": 20,
     "tests/hooks/test_env_in_real_jobs.py": 30,
     "tests/host/test_gather.py": 25,
