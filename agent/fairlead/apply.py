@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -36,6 +36,7 @@ APPLYING_SECONDS = 600
 PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
+LEFT = "/etc/fairlead/left-for-boot"  # a name a line, written by `apply --root IMAGE`
 _NEXT = {
     "idle": "run it again when no job runs here",
     "drain": "drain the node in Slurm, wait for its jobs to end, then run `fairlead apply --drained` there",
@@ -77,8 +78,8 @@ class Item(Struct, frozen=True, kw_only=True):
     """One declared setting after the run.
 
     state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot take
-    the wanted value), unreadable, unmanaged. persisted: yes, no, boot (applied again at every boot), unknown.
-    effective: yes, no, unknown. pending: "", idle, drain, reboot.
+    the wanted value), unreadable, unmanaged, left (an image: for the boot of the node). persisted: yes, no, boot (applied
+    again at every boot), unknown. effective: yes, no, unknown (an image). pending: "", idle, drain, reboot, boot.
     """
 
     setting: str
@@ -117,10 +118,28 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
         return ExitCode.TRY_AGAIN if "deferred" in states and not self.dry_run else ExitCode.OK
 
 
-def chosen(document: Document, phase: Phase) -> dict[str, tuple[Setting, Want]]:
-    """The declared settings of this phase by name; ``boot`` are those that a reboot loses."""
+def chosen(document: Document, phase: Phase, left: Collection[str] = ()) -> dict[str, tuple[Setting, Want]]:
+    """The declared settings of this phase by name; ``boot`` are those that a reboot loses, and those that an image ``left``."""
     every = setting_list.load()
-    return {n: (every[n], w) for n, w in sorted(document.settings.items()) if phase == "all" or every[n].volatile}
+    names = [n for n in sorted(document.settings) if phase == "all" or every[n].volatile or n in left]
+    return {n: (every[n], document.settings[n]) for n in names}
+
+
+def left_by_image(root: Root) -> frozenset[str]:
+    """The settings that the image this node was booted from left for its boot."""
+    text = root.read_text(LEFT)
+    return frozenset(text.split()) if isinstance(text, str) else frozenset()
+
+
+def _note_left(root: Root, items: Sequence[Item], *, image: bool) -> None:
+    """In an image: what is left for the boot. On a node: that nothing of it is left any more."""
+    every = setting_list.load()
+    names = [i.setting for i in items if i.state == "left" and not every[i.setting].volatile]
+    done = {i.setting for i in items if i.state in {"same", "changed", "unmanaged"}}
+    if image and (names or root.exists(LEFT)):
+        changing.write_file(root.join(LEFT), "".join(f"{name}\n" for name in names).encode() if names else None)
+    elif not image and (left := left_by_image(root)) and left <= done:
+        changing.write_file(root.join(LEFT), None)
 
 
 def apply(
@@ -138,10 +157,11 @@ def apply(
     """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: none
     runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all
     that are declared."""
-    selected = {name: pair for name, pair in chosen(document, phase).items() if not only or name in only}
+    selected = {name: pair for name, pair in chosen(document, phase, left_by_image(root)).items() if not only or name in only}
+    image = changing.is_image(root)
     look = _looker(document, root, selected, nvml)
     before = look()
-    plans = {name: _plan(setting, want, before) for name, (setting, want) in selected.items()}
+    plans = {name: _plan(setting, want, before, image=image) for name, (setting, want) in selected.items()}
     todo = {
         name: tuple(c for c in planned if c.disruption.allowed(busy=busy, drained=drained))
         for name, planned in plans.items()
@@ -168,9 +188,12 @@ def apply(
         if not isinstance(planned, tuple):
             items.append(msgspec.structs.replace(planned, setting=name))
             continue
-        rest = _plan(setting, want, after) if outcomes.get(name) else planned
+        rest = _plan(setting, want, after, image=image) if outcomes.get(name) else planned
         done = outcomes.get(name, ())
-        items.append(_item(name, setting, planned=planned, todo=todo[name], outcomes=done, rest=rest, dry_run=dry_run))
+        item = _item(name, setting, planned=planned, todo=todo[name], outcomes=done, rest=rest, dry_run=dry_run)
+        items.append(msgspec.structs.replace(item, effective="unknown") if image else item)
+    if not dry_run:
+        _note_left(root, items, image=image)
     changed = sum(len(c) for c in todo.values()) if dry_run else sum(o.done for os_ in outcomes.values() for o in os_)
     return ApplyReport(
         node=document.node,
@@ -209,9 +232,14 @@ def _looker(
     return look
 
 
-def _plan(setting: Setting, want: Want, node: Node) -> tuple[AnyChange, ...] | Item:
+def _plan(setting: Setting, want: Want, node: Node, *, image: bool = False) -> tuple[AnyChange, ...] | Item:
     if not want.managed:
         return Item(setting="", state="unmanaged", message="declared as not managed")
+    if image and (setting.volatile or setting.nvml or setting.hardware):
+        kept = "boot" if setting.volatile else "no"
+        return Item(setting="", state="left", persisted=kept, pending="boot", message="left for the boot of the node")
+    if image and setting.as_wanted:
+        node = msgspec.structs.replace(node, texts={**node.texts, **setting.as_wanted(want)})
     observed = setting.observe(node)
     if isinstance(observed, Missing):
         return Item(setting="", state="unreadable", message=f"cannot be read: {observed.detail}")

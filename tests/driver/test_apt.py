@@ -182,7 +182,9 @@ def test_killed_in_the_middle_the_next_run_completes(node: AptNode, debian: Debi
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_every_stage_and_on_the_way_back(node: AptNode, debian: Debian) -> None:
-    through(node, debian, ("apt", "half-installed", "unpacked", "half-configured", "half-installed", "unpacked", "apt", "unpacked"))
+    through(
+        node, debian, ("apt", "half-installed", "unpacked", "half-configured", "half-installed", "unpacked", "apt", "unpacked")
+    )
 
 
 def through(node: AptNode, debian: Debian, moments: tuple[str, ...]) -> None:

@@ -164,9 +164,11 @@ def binds_of(spec: HostSpec) -> tuple[box.Bind, ...]:
     binds: list[box.Bind] = [(str(folder / "log"), "/dev/console", False)]
     if (proc / "driver").is_dir() and Path("/proc/driver").is_dir():
         binds.append((str(proc / "driver"), "/proc/driver", True))
+    if (proc / "irq").is_dir():
+        binds.append((str(proc / "irq"), "/proc/irq", False))
     for path in sorted(proc.rglob("*")):
         inside = path.relative_to(proc).as_posix()
-        if path.is_file() and not inside.startswith((*_OWN_PROC, "driver/")) and Path("/proc", inside).exists():
+        if path.is_file() and not inside.startswith((*_OWN_PROC, "driver/", "irq/")) and Path("/proc", inside).exists():
             binds.append((str(path), f"/proc/{inside}", inside.endswith("boot_id") or not inside.startswith("sys/")))
     if spec.tree:
         binds.append((str(folder / "sim"), "/etc/fairlead-sim", False))

@@ -117,8 +117,9 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 def site(up: Site) -> Site:
     """Every node idle, every stand-in well, no result stored."""
     up.slurm.run(["/usr/bin/scancel", "--user=root"], check=False)
-    for node in NODES:
-        if up.slurm.node_state(node).states != ("IDLE",):
+    listed = up.slurm.run(["/usr/bin/sinfo", "-h", "-N", "-o", "%N %T"]).stdout.split()
+    for node, state in zip(listed[::2], listed[1::2], strict=True):
+        if state != "idle":
             up.slurm.scontrol("update", f"nodename={node}", "state=resume", check=False)
     up.slurm.wait_idle()
     for each in up.folder.iterdir():

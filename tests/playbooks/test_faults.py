@@ -112,7 +112,7 @@ def test_no_secret_gets_into_artifacts_logs_reports_or_process_lists(admin: Admi
     key = tmp_path / "key"
     key.write_bytes(Path(roots.ssh_key()).read_bytes())
     key.chmod(0o600)
-    body = key.read_text().splitlines()[1].encode()
+    body = key.read_text().splitlines()[3].encode()  # the first lines are the same in every key
     admin.write_site(key=str(key))
     node(admin, "gpu2").run("echo >> /etc/slurm/fairlead/task-prolog")
     secrets = [CANARY.encode(), body]

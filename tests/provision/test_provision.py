@@ -148,7 +148,7 @@ def test_the_bundle_carries_every_hook_and_unit(tmp_path: Path) -> None:
 
 def test_document_bytes_are_the_same_every_time() -> None:
     (target,) = inventory.targets(SITE, "gpu1")
-    first, second = bundle.documents(target), bundle.documents(inventory.targets(SITE, "gpu1")[0])
+    first, second = bundle.documents(target.document), bundle.documents(inventory.targets(SITE, "gpu1")[0].document)
     assert first == second
     assert config.decode_document(first[0]["content"].encode(), "x").node == "gpu1"
 

@@ -21,6 +21,7 @@ from tests.lab.host import Host
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.playbooks.test_convergence import Admin, wait
+from tests.settings.node_cases import DIVIDED, GPU_CASES, OTHER_CASES, UNITS, WHOLE, Case, Mig, divide
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
 PROJECT = Path(__file__).resolve().parents[2]
@@ -33,17 +34,6 @@ THP = "/sys/kernel/mm/transparent_hugepage"
 PYTHON = "/opt/fairlead/current/bin/python"
 ASK = "import pynvml as n; n.nvmlInit(); print({n.nvmlDevice%s(n.nvmlDeviceGetHandleByIndex(i)%s) for i in range(8)})"
 NVML = f"{PYTHON} -c '{ASK}'"
-
-
-class Case(Struct, frozen=True):
-    """``declares``: TOML. ``shows``: a command that is not ours, and what it prints once the setting is effective.
-    ``tamper``: what somebody does by hand. ``reboot``: effective only after one."""
-
-    declares: str
-    shows: str
-    prints: str
-    tamper: str
-    reboot: bool = False
 
 
 def drop_in(name: str) -> str:
@@ -129,6 +119,7 @@ CASES = {
         "", "systemctl is-active tuned; systemctl is-enabled tuned", "inactive\ndisabled\n", "systemctl -q enable --now tuned"
     ),
 }
+CASES |= GPU_CASES | OTHER_CASES
 #: A daemon by the name of tuned, which does nothing.
 TUNED = """[Service]
 ExecStart=/bin/sh -c 'printf tuned > /proc/$$$$/comm; while sleep 3600; do :; done'
@@ -151,6 +142,7 @@ class Story(Struct):
     booted: dict[str, Any]
     shown_booted: dict[str, str]
     found_booted: set[str]
+    mig: Mig
 
 
 def items(result: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +184,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         host.run(f"rm /etc/systemd/system/{flush}; systemctl daemon-reload; systemctl start {flush}")
         host.run("cat > /etc/systemd/system/tuned.service", stdin=TUNED)
         host.run("systemctl -q enable --now tuned")
+        host.run("sh -es", stdin=UNITS)
         admin = Admin(rack, tmp_path_factory.mktemp("admin"))
         declared = "\n".join(
             f"[classes.h100.settings.{n}]\n{case.declares}" for n, case in CASES.items() if n not in ("memlock", "nccl")
@@ -222,11 +215,30 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             booted=booted,
             shown_booted=shown_booted,
             found_booted=drift(host),
+            mig=divide(host, admin),
         )
 
 
 def test_every_setting_has_its_case() -> None:
-    assert set(CASES) == set(setting_list.load())
+    assert {*CASES, "mig", "driver"} == set(setting_list.load())  # driver: tests/provision, with real packages
+
+
+def test_mig_waits_for_a_drained_node_and_is_there_again_after_a_reboot(story: Story) -> None:
+    mig = story.mig
+    assert (mig.before["state"], mig.before["pending"], mig.shown_before) == ("deferred", "drain", WHOLE)
+    assert "Gres=" in mig.before["message"]
+    assert (mig.drained["state"], mig.drained["effective"], mig.drained["persisted"]) == ("changed", "yes", "boot")
+    assert mig.shown == DIVIDED
+    assert mig.shown_booted == DIVIDED, "made again before slurmd starts"
+    assert mig.booted["state"] == "same"
+
+
+def test_a_sysctl_with_a_slip_in_it_is_refused_with_file_and_key_and_nothing_is_written(story: Story) -> None:
+    mig = story.mig
+    assert mig.refused["state"] == "refused"
+    assert "settings.sysctl.values.net.ipv4.tcp_congestion_control: " in mig.refused["message"]
+    assert "no congestion control 'brr'" in mig.refused["message"] and mig.refused["hint"].startswith("it has ")
+    assert mig.congestion.split() == ["cubic", "0"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -24,14 +24,14 @@ class Deadly(Journal):
 
     def __init__(self, path: str, at: int, when: str) -> None:
         super().__init__(path)
-        self.left, self.when = at, when
+        self.to_come, self.when = at, when
 
     def _write(self, act: Callable[[], Any]) -> Any:
-        self.left -= 1
-        if self.left < 0 and self.when == "before":
+        self.to_come -= 1
+        if self.to_come < 0 and self.when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         done = super()._write(act)
-        if self.left < 0 and self.when == "after":
+        if self.to_come < 0 and self.when == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return done
 

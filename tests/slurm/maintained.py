@@ -29,6 +29,7 @@ from fairlead.provision.report import node_result
 from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command
 
+DOWN_SECONDS = 0.3
 SYSTEMCTL = "/usr/bin/systemctl"
 NUMA = "proc/sys/kernel/numa_balancing"
 
@@ -67,14 +68,14 @@ class Nodes:
         self.findings: dict[str, list[dict[str, Any]]] = {n: [] for n in names}
         self.lost: set[str] = set()  # does not come back from its next reboot
         self.reboots: dict[str, int] = dict.fromkeys(names, 0)
-        self.down_seconds = 0.3
+        self._swapped: set[str] = set()
         self._end = threading.Event()
         for name in names:
             own = folder / name
             (own / "tree" / NUMA).parent.mkdir(parents=True)
             (own / "tree" / NUMA).write_text("1\n")
             (own / "tree/etc/sysctl.d").mkdir(parents=True)
-            cluster.node_dirs(name).etc.joinpath("machine-id").write_text(uuid.uuid4().hex)
+            self._name_machine(name)
             self._boot(name)
         ssh = folder / "ssh"
         binds = "mount --bind $b/run /run/fairlead; mount --bind $b/etc/boot_id /proc/sys/kernel/random/boot_id; "
@@ -112,11 +113,27 @@ class Nodes:
     def effective(self, name: str) -> str:
         return (self.folder / name / "tree" / NUMA).read_text().strip()
 
+    def up(self, name: str) -> bool:
+        return not (self.folder / name / "down").exists() and "NOT_RESPONDING" not in self.cluster.node_state(name).states
+
+    def fresh(self, name: str) -> None:
+        """Not as declared any more."""
+        (self.folder / name / "tree" / NUMA).write_text("1\n")
+
+    def swap(self, name: str) -> None:
+        """From its next boot on it is another machine."""
+        self._swapped.add(name)
+
     def _boot(self, name: str) -> None:
         self.cluster.node_dirs(name).etc.joinpath("boot_id").write_text(str(uuid.uuid4()) + "\n")
 
+    def _name_machine(self, name: str) -> None:
+        self.cluster.node_dirs(name).etc.joinpath("machine-id").write_text(uuid.uuid4().hex)
+
     def power_on(self, name: str) -> None:
         self._boot(name)
+        if name in self._swapped:
+            self._name_machine(name)
         self.cluster.start_slurmd(name)
         (self.folder / name / "down").unlink()
 
@@ -132,7 +149,7 @@ class Nodes:
                         (run / published).unlink(missing_ok=True)
                     self.cluster.stop_slurmd(name)
                     self.reboots[name] += 1
-                    back[name] = time.monotonic() + self.down_seconds
+                    back[name] = time.monotonic() + DOWN_SECONDS
                 elif (self.folder / name / "down").exists():
                     if name not in self.lost and time.monotonic() > back.get(name, 0.0):
                         self.power_on(name)
@@ -151,7 +168,3 @@ class Nodes:
         for file, text in (("status.json", json.dumps(status)), ("verdict", verdict.to_line())):
             (run / f".{file}").write_text(text)
             (run / f".{file}").replace(run / file)
-
-
-#: For Cluster(files=...): what an ordered reboot does there; Nodes sees it.
-FILES = {SYSTEMCTL: '#!/bin/sh\n[ "$1" = reboot ] && touch /run/fairlead/reboot\n'}

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from fairlead import config, settings
 from fairlead.apply import ApplyReport, Nvml, TreeNvml, apply
 from fairlead.cli.show import print_json
-from fairlead.errors import ExitCode, InputMissing, NeedsRoot, NodeBusy, UsageError
+from fairlead.errors import ExitCode, HostError, InputMissing, NeedsRoot, NodeBusy, UsageError
 from fairlead.host import change, process
 from fairlead.host.root import Root
 
@@ -26,7 +27,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--document", default="", help=f"what this node should be (default: {DOCUMENT} below the root)", metavar="FILE"
     )
-    parser.add_argument("--root", default="/", help="a tree or an image instead of this machine: no unit is started there")
+    parser.add_argument(
+        "--root", default="/", metavar="DIR", help="an image or a tree instead of this machine: files only, nothing is started"
+    )
     parser.add_argument("--phase", choices=["all", "boot"], default="all", help="boot: only what a reboot loses")
     parser.add_argument("--only", default="", metavar="NAMES", help="only these settings or groups of settings: nccl,kernel")
     parser.add_argument("-n", "--dry-run", "--check", action="store_true", dest="dry_run", help="show, change nothing")
@@ -50,6 +53,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.undo:
         return _undo(root, args, busy=busy, drained=drained)
     document = config.load_document(args.document or os.path.join(args.root, DOCUMENT.lstrip("/")))
+    if change.is_image(root) and not args.dry_run:
+        _furnish(root, document)
     nvml = _nvml(root, document)
     try:
         how = {"dry_run": args.dry_run, "busy": busy, "drained": drained}
@@ -61,6 +66,23 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(text(report, diff=args.diff))
     return report.exit_code
+
+
+def _furnish(root: Root, document: config.Document) -> None:
+    """In an image: hooks, units (enabled by link) and the document. The release itself is the image builder's to install."""
+    from fairlead.model.change import Unit
+    from fairlead.provision.bundle import UNITS, documents, node_files
+
+    for path, content, mode in node_files():
+        change.write_file(root.join(path), content, mode)
+    for entry in documents(document):
+        change.write_file(root.join(entry["path"]), entry["content"].encode(), entry["mode"])
+    units = [Unit(setting="", why="", name=str(u["name"]), enabled=True) for u in UNITS]
+    failed = [o.message for o in change.execute(units, root) if not o.done]
+    if failed:
+        raise HostError(failed[0])
+    if not root.exists("/opt/fairlead/current/bin/fairlead"):
+        print("no /opt/fairlead/current in this image: its units start once a release is there", file=sys.stderr)
 
 
 def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:

@@ -177,7 +177,8 @@ def _document(data: object, where: str) -> Document:
     schema = data.get("schema")
     if schema not in READABLE_SCHEMAS:
         known = " and ".join(str(s) for s in READABLE_SCHEMAS)
-        raise ConfigError(where, "schema", f"{schema!r} is not readable by this version, which reads {known}")
+        hint = "run `fairlead provision` from the admin host: it brings a document and the release that reads it together"
+        raise ConfigError(where, "schema", f"{schema!r} is not readable by this version, which reads {known}", hint=hint)
     try:
         wire = cast(Any, msgspec.convert(data, _Wire))
     except msgspec.ValidationError as e:

@@ -57,16 +57,21 @@ def hold_of(state_dir: str, run_dir: str) -> dict[str, str] | None:
 
 
 class Hold:
-    """``hold_of`` where the disk may not answer: what was known of a hold then stands."""
+    """``hold_of`` where the disk may not answer: what was known of a hold then stands. ``every_seconds``: asked so often at
+    most; who writes to Slurm asks each time."""
 
-    def __init__(self, disk: Storage) -> None:
+    def __init__(self, disk: Storage, every_seconds: float = 0.0) -> None:
         self._disk = disk
         self._known: dict[str, str] | None = None
+        self._every_seconds = every_seconds
+        self._next = 0.0
 
     def look(self, state_dir: str, run_dir: str) -> dict[str, str] | None:
         """Who holds this node; None: nobody."""
-        with suppress(OSError):
-            self._known = self._disk.do(lambda: _hold(os.path.join(state_dir, "hold")))
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + self._every_seconds
+            with suppress(OSError):
+                self._known = self._disk.do(lambda: _hold(os.path.join(state_dir, "hold")))
         return self._known or _hold(os.path.join(run_dir, "hold"))
 
 
@@ -94,22 +99,26 @@ def barred(hold: Hold, state_dir: str, run_dir: str, disabled: str) -> str:
 
 
 def applying(run_dir: str) -> bool:
-    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds."""
-    return _asked(run_dir, "applying")
+    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds. One that was killed left
+    its mark, and no process."""
+    pid = _asked(run_dir, "applying")
+    return pid is not None and os.path.exists(f"/proc/{pid}")
 
 
 def nvml_released(run_dir: str) -> bool:
     """Whether NVML is to be let go of, for the module to be unloaded or a GPU reset: RUN_DIR/nvml-release, of the same form."""
-    return _asked(run_dir, "nvml-release")
+    return _asked(run_dir, "nvml-release") is not None
 
 
-def _asked(run_dir: str, name: str) -> bool:
+def _asked(run_dir: str, name: str) -> int | None:
+    """The process that wrote a mark which has not expired; None: there is none."""
     try:
         with open(os.path.join(run_dir, name), encoding="ascii", errors="replace") as f:
             fields = f.read(256).strip().split("\t")
     except OSError:
-        return False
-    return len(fields) == 3 and fields[2].isdigit() and int(fields[2]) >= boottime()
+        return None
+    valid = len(fields) == 3 and fields[1].isdigit() and fields[2].isdigit() and int(fields[2]) >= boottime()
+    return int(fields[1]) if valid else None
 
 
 def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "") -> Drain:

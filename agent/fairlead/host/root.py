@@ -22,12 +22,13 @@ _MAGIC = frozenset("*?[")
 class Root:
     """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
-    __slots__ = ("_aliases", "_base", "_links", "is_live", "path")
+    __slots__ = ("_aliases", "_base", "_links", "is_live", "path", "reading")
 
     def __init__(self, path: str = "/") -> None:
         self.path = os.path.abspath(path)
         self.is_live = self.path == "/"
         self._base = "" if self.is_live else os.path.realpath(self.path)
+        self.reading = ""  # the file that is being read: should it never answer, another thread can name it
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
         self._aliases: dict[str, tuple[int, int, str]] = {}  # its links: inode and time of change, and where they lead
 
@@ -98,9 +99,11 @@ class Root:
 
         ``head``: the first ``limit`` bytes are enough.
         """
+        self.reading = path
         try:
             fd = os.open(self.join(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as e:
+            self.reading = ""
             return None if e.errno in _ABSENT else _failed(path, e)
         try:
             data = os.read(fd, min(limit, 65536))
@@ -119,6 +122,7 @@ class Root:
             return None if e.errno in _ABSENT else _failed(path, e)
         finally:
             os.close(fd)
+            self.reading = ""
 
     def read_text(self, path: str, limit: int = READ_MAX_BYTES) -> str | Missing | None:
         """The file's content as text (UTF-8, bytes that are not become U+FFFD)."""

@@ -61,10 +61,7 @@ def _set(gpu: dict[str, Any], what: str, value: int | str) -> bool:
         case "ecc_mode":
             gpu["ecc_mode"]["pending"] = value
         case "locked_clocks" | "locked_memory_clocks":
-            key = "sm_hertz" if what == "locked_clocks" else "memory_hertz"
-            if value != "off":
-                low, high = (int(w) * _MEGA for w in str(value).split("-"))
-                gpu["clocks"][key] = min(max(gpu["clocks"][key], low), high)
+            return True  # NVML has no call that reads a lock
         case "application_clocks":
             clocks = gpu["application_clocks"]
             names = ("memory_hertz", "sm_hertz")

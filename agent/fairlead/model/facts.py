@@ -148,6 +148,9 @@ class PciDevice(Struct, frozen=True, kw_only=True):
     acs_capability: int | Missing | None = None  # ACSCap; None: the device has no ACS capability
     acs_control: int | Missing | None = None  # ACSCtl word
     acs_offset: int | None = None  # offset of the ACS extended capability in config space
+    express_offset: int | None = None  # offset of the PCI Express capability, where the next two are read
+    device_control: int | Missing | None = None  # PCI_EXP_DEVCTL of GPUs, adapters and NVMe drives; None: not read
+    link_control: int | Missing | None = None  # PCI_EXP_LNKCTL of the same
     virtual_function: bool = False
     local_cpus: tuple[int, ...] = ()  # read where the NUMA node is unknown; some firmware gives CPUs without a node
     subsystem: int = 0  # subsystem vendor and device, 32 bit, of bridges whose vendor gives it a meaning; 0 not read

@@ -72,11 +72,11 @@ def release_name(own: Wheel, wheels: Sequence[Wheel]) -> str:
     return f"{fairlead.__version__}-{digest[:10]}"
 
 
-def documents(target: Target) -> list[dict[str, Any]]:
+def documents(document: config.Document) -> list[dict[str, Any]]:
     """The files that differ from node to node."""
     return [
-        {"path": "/etc/fairlead/node.json", "content": config.encode_document(target.document).decode(), "mode": 0o644},
-        {"path": "/etc/fairlead/hooks", "content": config.hooks_line(target.document), "mode": 0o644},
+        {"path": "/etc/fairlead/node.json", "content": config.encode_document(document).decode(), "mode": 0o644},
+        {"path": "/etc/fairlead/hooks", "content": config.hooks_line(document), "mode": 0o644},
     ]
 
 
@@ -110,7 +110,7 @@ def write_bundle(
         "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
         "units": units,
         # Removed by uninstall: what the node made itself, then folders where nothing else is left.
-        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled", "/var/cache/fairlead"],
+        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled", "/etc/fairlead/left-for-boot", "/var/cache/fairlead"],
         "state_paths": ["/var/lib/fairlead"],
         "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
     }
@@ -123,7 +123,7 @@ def write_bundle(
     for wheel in (own, *wheels):
         (folder / "wheels" / wheel.name).write_bytes(wheel.content)
     for target in targets:
-        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target)))
+        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target.document)))
     (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
     here = Path(__file__).parent
     (folder / "wheel_tags.py").write_bytes((here / "wheel_tags.py").read_bytes())

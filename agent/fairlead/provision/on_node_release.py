@@ -58,11 +58,15 @@ class Release:
 
         building = os.path.join(self.opt, "." + os.path.basename(self.path) + ".new")
         shutil.rmtree(building, ignore_errors=True)
-        os.makedirs(building, mode=0o755)
-        site = self.unpack(building)
-        compileall.compile_dir(site, quiet=2, stripdir=building, prependdir=self.path)
-        with open(os.path.join(building, ".installed"), "w") as f:
-            f.write(self.python)
+        try:
+            os.makedirs(building, mode=0o755)
+            site = self.unpack(building)
+            compileall.compile_dir(site, quiet=2, stripdir=building, prependdir=self.path)
+            with open(os.path.join(building, ".installed"), "w") as f:
+                f.write(self.python)
+        except OSError as e:  # a full disk does not say of which file it is
+            shutil.rmtree(building, ignore_errors=True)
+            raise OSError(e.errno, e.strerror, e.filename or building) from None
         os.sync()
         shutil.rmtree(self.path, ignore_errors=True)  # an incomplete one, or one of another Python
         os.rename(building, self.path)

@@ -150,13 +150,14 @@ def _play(
             _take(event, results, shown)
             return False
 
-        with interruptible() as interrupted:
+        env = environment(site, folder, chosen[0].address)
+        with interruptible() as interrupted, lean_environment():
             runner = ansible_runner.run(
                 private_data_dir=str(folder),
                 project_dir=str(assets.directory("playbooks")),
                 playbook="site.yml",
                 inventory=str(inventory),
-                envvars=environment(site, folder, chosen[0].address),
+                envvars=env,
                 cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
                 event_handler=on_event,
                 settings={"suppress_env_files": True, "idle_timeout": 900, "pexpect_timeout": 1},
@@ -223,6 +224,26 @@ def environment(site: Site, folder: Path, address: str) -> dict[str, str]:
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_DEPRECATION_WARNINGS": "0",
     }
+
+
+_KEPT = {"HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "DISPLAY"}
+_KEPT_PREFIXES = ("ANSIBLE_", "SSH_", "XDG_", "KRB5", "GSSAPI_")
+
+
+@contextmanager
+def lean_environment() -> Iterator[None]:
+    """Meanwhile this process has only the variables that Ansible and ssh need: ansible-runner writes all that it finds into a
+    file (artifacts/*/command, Runner.run), and an admin's environment holds passwords and tokens."""
+    before = dict(os.environ)
+    secret = [n for n in before if "PASS" in n and not n.endswith(("_FILE", "_FILES"))]
+    kept = {n: v for n, v in before.items() if (n in _KEPT or n.startswith(_KEPT_PREFIXES)) and n not in secret}
+    os.environ.clear()
+    os.environ.update(kept)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

@@ -305,6 +305,7 @@ def _effective(want: DriverWant, observed: Observed, *, moves: bool) -> tuple[An
 
 setting = Setting(
     summary="The NVIDIA driver: exact version, kept there, moved with all that belongs to it",
+    group="driver",
     want=DriverWant,
     observe=observe,
     plan=plan,

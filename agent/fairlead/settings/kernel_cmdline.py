@@ -164,5 +164,6 @@ setting = Setting(
     observe=observe,
     plan=plan,
     reads=(CMDLINE, GRUB, FILE, DROP_INS, GRUB_CFG, ENTRIES),
+    as_wanted=lambda want: {CMDLINE: " ".join(want.words) + "\n"},
     disruption=Disruption.REBOOT,
 )

@@ -89,5 +89,6 @@ setting = Setting(
     observe=observe,
     plan=plan,
     reads=(LOADED, LOAD, BLACKLIST),
+    as_wanted=lambda want: {LOADED: "".join(f"{name.replace('-', '_')} 0 0 - Live 0x0\n" for name in want.load)},
     disruption=Disruption.REBOOT,
 )

@@ -103,5 +103,6 @@ setting = Setting(
     observe=observe,
     plan=plan,
     reads=(FILE, LIMITS, NR_OPEN, SYSTEMD_LIMITS, SYSTEMD_STATUS),
+    as_wanted=lambda want: {NR_OPEN: f"{want.limit}\n"},
     disruption=Disruption.IDLE,
 )

@@ -94,4 +94,5 @@ setting = Setting(
     observe=observe,
     plan=plan,
     reads=(VALUE, FILE, *GLOBS),
+    as_wanted=lambda want: {VALUE: f"{want.value}\n"},
 )

@@ -152,4 +152,5 @@ setting = Setting(
     plan=plan,
     reads=(FILE, *GLOBS),
     reads_for=reads_for,
+    as_wanted=lambda want: {proc_path(key): f"{value}\n" for key, value in _wanted(want).items()},
 )

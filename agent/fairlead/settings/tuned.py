@@ -70,4 +70,5 @@ setting = Setting(
     observe=observe,
     plan=plan,
     reads=(COMM, PROFILE, MODE),
+    as_wanted=lambda want: {COMM: "tuned\n"} if want.profile else {},
 )

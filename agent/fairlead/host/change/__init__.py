@@ -17,7 +17,7 @@ from fairlead.errors import FairleadError, HostError
 from fairlead.host.change import nvml_release, packages, reload
 from fairlead.host.change.files import write_file
 from fairlead.host.change.show import diff, target, verbs
-from fairlead.host.change.tools import commands, made_anew, systemctl
+from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
 from fairlead.host.change.undo import UNDO, remember, undo_changes
 from fairlead.host.change.values import current_choice, write_bits, write_kernel_value
 from fairlead.host.root import Root
@@ -44,6 +44,7 @@ __all__ = [
     "current_choice",
     "diff",
     "execute",
+    "is_image",
     "systemctl",
     "target",
     "undo_all",
@@ -129,6 +130,10 @@ def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str 
             nvml_set(change.pci, change.what, change.value)
             return Outcome(change=change, done=True, message=f"{target(change)}: {change.before} -> {change.value}")
         case Unit():
+            if is_image(root) and change.enabled is not None:
+                enable_in_image(change, root)
+                words = f"{change.name}: {'enabled' if change.enabled else 'disabled'} in the image"
+                return Outcome(change=change, done=True, skipped=True, message=words)
             if not root.is_live:
                 return Outcome(change=change, done=True, skipped=True, message=f"{change.name}: not a running system")
             for argv in commands(change):

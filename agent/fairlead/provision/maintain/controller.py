@@ -13,12 +13,13 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from fairlead.errors import SlurmError
+from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import MAINTAIN, Owner, classify, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
 from fairlead.policy.rules import Rules
+from fairlead.provision.maintain import steps
 from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.steps import Hand, Seen, Work
+from fairlead.provision.maintain.steps import Hand, Move, Seen, Step, Work
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
 from fairlead.topology.nodelist import expand
@@ -68,16 +69,12 @@ class Controller:
         jobs = self.client.jobs_on(work.slurm)
         return self._seen(work, self.client.node(work.slurm), len(jobs))
 
-    def seen_alone(self, work: Work, state: NodeState) -> Seen:
-        """The node as this reading has it, whatever jobs it has."""
-        return self._seen(work, state, 0)
-
     def _seen(self, work: Work, state: NodeState, jobs: int) -> Seen:
         hand = self._hand(work, state)
         off = keep_off(state.states) if hand is Hand.FREE else ""
         lost = False
-        if hand is Hand.FREE and work.drained:
-            lost = self.client.began() >= work.drained  # a killed slurmctld forgets what it has not saved
+        if hand is Hand.FREE and work.drained and not work.kept:
+            lost = self.client.began() >= work.drained
         silent = not state.states.isdisjoint({"NOT_RESPONDING", "INVALID_REG", "UNKNOWN"})
         since = float(state.reason_time)
         return Seen(hand=hand, who=who(state), off=off, jobs=jobs, lost=lost, since=since, silent=silent)
@@ -97,29 +94,59 @@ class Controller:
             return Hand.FREE if found is Owner.FREE else Hand.OTHER
         return Hand.OTHER
 
-    def left_by(self, work: Work, state: NodeState, texts: frozenset[str]) -> str:
+    def left_by(self, state: NodeState, texts: frozenset[str]) -> str:
         """The reason of an ended run of ours, where exactly that stands on the node; "" for none."""
         user, reason = state.reason_user, state.reason
         return next((t for t in texts if state.drained and is_ours(reason, user, as_reason(t), self._rules)), "")
 
-    # -- writing -----------------------------------------------------------------------------------------
+    # -- writing: one try, with its reading before and after -----------------------------------------------
 
-    def drain(self, work: Work, text: str) -> None:
-        """Set DRAIN and ``text``. The caller has just read that it may."""
-        self.client.drain(work.slurm, text)
-
-    def mark(self, work: Work) -> None:
-        """Our reason says from now on what went wrong; the state stays."""
-        self.client.update_reason(work.slurm, work.mark)
-
-    def lift(self, work: Work) -> None:
-        """Lift our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is slurmctld's mark for
-        that reboot (ReturnToService 0 and 1): it goes too."""
+    def drain(self, work: Work, left: frozenset[str]) -> tuple[Move | None, float]:
+        """One try at our drain, whose intent is in the journal: the next step (None: try again) and since when it stands.
+        ``left``: reasons of runs of ours that are done with the node, which may be replaced."""
+        began = time.monotonic()
         state = self.client.node(work.slurm)
-        if work.boot_after and "DOWN" in state.states and self._hand(work, state) is Hand.OURS:
-            self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
-        else:
-            self.client.resume(work.slurm)
+        seen = self._seen(work, state, 0)
+        move = steps.first(work, seen, adopt=bool(self.left_by(state, left)))
+        if move is None and time.monotonic() - began < FRESH_SECONDS:
+            try:
+                self.client.drain(work.slurm, work.text)
+            except SlurmUnavailable:
+                raise
+            except SlurmError as e:
+                move = Move(Step.TAKEN if work.drained else Step.SKIPPED, steps.untouched(str(e)))
+            else:
+                seen = self.now(work)
+                move = steps.read_back(work, seen)
+        return move, seen.since
+
+    def lift(self, work: Work) -> Move | None:
+        """One try at lifting our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is
+        slurmctld's mark for that reboot (ReturnToService 0 and 1): it goes too."""
+        began = time.monotonic()
+        state = self.client.node(work.slurm)
+        seen = self._seen(work, state, 0)
+        move = steps.lifted(work, seen, time.time())
+        if move is None and seen.hand is Hand.OURS and time.monotonic() - began < FRESH_SECONDS:
+            if work.boot_after and "DOWN" in state.states:
+                self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
+            else:
+                self.client.resume(work.slurm)
+            move = steps.lifted(work, self.now(work), time.time())
+        return move
+
+    def mark(self, work: Work) -> Move | None:
+        """One try at having our reason say what went wrong; the state stays."""
+        began = time.monotonic()
+        seen = self.now(work)
+        if seen.hand is Hand.COVERED:
+            return Move(Step.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
+        if seen.hand is not Hand.OURS:
+            return Move(Step.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
+        if time.monotonic() - began >= FRESH_SECONDS:
+            return None
+        self.client.update_reason(work.slurm, work.mark)
+        return Move(Step.FAILED, f"{work.detail}; stays drained")
 
     def registered(self, work: Work) -> str:
         """When the node's slurmd began, in slurmctld's words: another value after a reboot says that it is back."""

@@ -79,6 +79,7 @@ class Journal:
             try:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA wal_autocheckpoint = 50")  # pages: a log that fits into the spare
                 version = db.execute("PRAGMA user_version").fetchone()[0]
                 if version not in (0, SCHEMA):
                     raise DataError(

@@ -105,7 +105,7 @@ def outlook(prepared: Prepared, controller: Controller, listing: Listing, left: 
     not_touched: list[str] = []
     for work in prepared.works:
         texts = left.get(work.slurm, frozenset())
-        adopt = bool(texts and controller.left_by(work, listing.nodes[work.slurm], texts))
+        adopt = bool(texts and controller.left_by(listing.nodes[work.slurm], texts))
         move = steps.first(work, controller.seen(work, listing), adopt=adopt)
         if move is not None and move.step is Step.SKIPPED:
             not_touched.append(f"{work.node}: {move.why}")

@@ -15,14 +15,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.errors import SlurmError
 from fairlead.policy.ownership import MAINTAIN, build
 from fairlead.provision.maintain import steps
-from fairlead.provision.maintain.controller import FRESH_SECONDS, Controller, Listing
+from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.limits import Budget, choose
+from fairlead.provision.maintain.limits import Budget, bound, choose, in_work
 from fairlead.provision.maintain.node import NodeSide
-from fairlead.provision.maintain.steps import IN_WORK, Applied, Hand, Looked, Move, Step, Work
+from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, Applied, Hand, Looked, Move, Step, Work
 from fairlead.provision.maintain.table import Silent
 
 CHECK = MAINTAIN.split(":")[1]
@@ -107,6 +107,7 @@ class Maintenance:
             for at in range(len(self.works)):
                 if self.works[at].step in IN_WORK and not self._in_flight(at):
                     self._step(at, listing)
+            self._again(listing)
             self._groups(listing)
             self._begin(listing)
         except SlurmError as e:  # what was asked for is asked for again: every step may be done twice
@@ -152,7 +153,7 @@ class Maintenance:
         if move.step is Step.MARKING:
             work = replace(work, mark=self._reason(work, steps.marked(self._plan, move.why)))
         elif move.step is Step.APPLYING:
-            work = replace(work, idle=now)
+            work = replace(work, idle=work.idle if work.again else now)
         elif move.step is Step.DRAINING:
             work = replace(work, began=work.began or now, text=work.text or self._reason(work, self._plan.reason))
         self._put(at, work)
@@ -197,6 +198,13 @@ class Maintenance:
                     self._move(at, Move(Step.DRAINING, "drain"))
                     self._drain(at)
 
+    def _no_room(self, work: Work, listing: Listing) -> str:
+        """Why a node that was chosen before, but is not drained yet, may not be drained now; one that has lost our drain always
+        may: it may be half changed."""
+        gone = {w.slurm for w in self.works if in_work(w) and w.slurm != work.slurm}
+        budget = self._budgets.get(work.slurm, Budget())
+        return "" if work.drained else bound(listing.places[work.slurm], listing.places, gone, self._plan, budget)
+
     def _refusal(self, work: Work, listing: Listing) -> Move | None:
         if work.slurm not in listing.nodes:
             return Move(Step.SKIPPED, "not touched: slurmctld has no such node in any partition")
@@ -204,7 +212,7 @@ class Maintenance:
 
     def _may_adopt(self, work: Work, listing: Listing) -> bool:
         texts = self._left.get(work.slurm, frozenset())
-        return bool(texts and self._controller.left_by(work, listing.nodes[work.slurm], texts))
+        return bool(texts and self._controller.left_by(listing.nodes[work.slurm], texts))
 
     def _expected(self) -> float:
         """How long a node's work takes once it is idle: the median of those that are done."""
@@ -221,13 +229,23 @@ class Maintenance:
                 self._move(at, Move(Step.TAKEN, self._why[at]))
             return
         if work.step is Step.DRAINING:
-            self._drain(at)
+            if why := self._no_room(work, listing):
+                self._why[at] = why
+                if self._plan.max_wait and now - work.began >= self._plan.max_wait:
+                    self._move(at, Move(Step.LIFTING, f"not begun: {why}"))
+            else:
+                self._drain(at)
         elif work.step in (Step.RESUMING, Step.LIFTING):
-            self._lift(at)
+            if move := self._controller.lift(work):
+                self._move(at, replace_why(move, work.detail))
         elif work.step is Step.MARKING:
-            self._mark(at)
+            if move := self._controller.mark(work):
+                self._move(at, move)
         else:
             seen = self._controller.seen(work, listing)
+            if seen.hand is Hand.OURS and not work.kept and now - work.stands >= KEPT_SECONDS:
+                work = replace(work, kept=True)
+                self._put(at, work)
             if work.step is Step.WAITING:
                 if move := steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
                     self._move(at, move)
@@ -242,48 +260,28 @@ class Maintenance:
 
     def _drain(self, at: int) -> None:
         self._put(at, replace(self.works[at], sent=time.time()))
-        work, began = self.works[at], time.monotonic()
-        state = self._controller.client.node(work.slurm)
-        texts = self._left.get(work.slurm, frozenset())
-        adopt = bool(texts and self._controller.left_by(work, state, texts))
-        seen = self._controller.seen_alone(work, state)
-        move = steps.first(work, seen, adopt=adopt)
-        if move is None and time.monotonic() - began < FRESH_SECONDS:
-            try:
-                self._controller.drain(work, work.text)
-            except SlurmUnavailable:
-                raise
-            except SlurmError as e:
-                move = Move(Step.SKIPPED, f"not touched: {e}")
-            else:
-                seen = self._controller.now(work)
-                move = steps.read_back(work, seen)
-        if move is not None and move.step is Step.DRAINING:
+        work = self.works[at]
+        move, since = self._controller.drain(work, self._left.get(work.slurm, frozenset()))
+        if move is None:
+            return
+        if move.step is Step.DRAINING:
             self._why[at] = move.why
-        elif move is not None:
-            more = {"drained": seen.since or time.time()} if move.step is Step.WAITING else {}
-            self._move(at, move, **more)
+            return
+        now = time.time()
+        stands = {"drained": since or now, "stands": now, "kept": False} if move.step is Step.WAITING else {}
+        self._move(at, move, **stands)
 
-    def _lift(self, at: int) -> None:
-        work, began = self.works[at], time.monotonic()
-        seen = self._controller.now(work)
-        move = steps.lifted(work, seen, time.time())
-        if move is None and seen.hand is Hand.OURS and time.monotonic() - began < FRESH_SECONDS:
-            self._controller.lift(work)
-            move = steps.lifted(work, self._controller.now(work), time.time())
-        if move is not None:
-            self._move(at, replace_why(move, work.detail))
-
-    def _mark(self, at: int) -> None:
-        work, began = self.works[at], time.monotonic()
-        seen = self._controller.now(work)
-        if seen.hand is Hand.COVERED:
-            self._move(at, Move(Step.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}"))
-        elif seen.hand is not Hand.OURS:
-            self._move(at, Move(Step.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}"))
-        elif time.monotonic() - began < FRESH_SECONDS:
-            self._controller.mark(work)
-            self._move(at, Move(Step.FAILED, f"{work.detail}; stays drained"))
+    def _again(self, listing: Listing) -> None:
+        """A slurmctld that was killed may have forgotten that a drain of ours was lifted."""
+        read = time.time() - (time.monotonic() - listing.at)
+        for work in self.works:
+            if work.step not in (Step.DONE, Step.GIVEN_BACK) or work.slurm not in listing.nodes or not work.text:
+                continue
+            if work.ended >= read:
+                continue  # lifted since
+            if self._controller.seen(work, listing).hand is Hand.OURS:
+                self._shown.say(f"{work.node}: slurmctld has forgotten that it was resumed: resumed again")
+                self._controller.lift(work)
 
     # -- the node itself -----------------------------------------------------------------------------------
 
@@ -330,7 +328,8 @@ class Maintenance:
         self._send(chosen, lambda: self._nodes.apply(nodes, check=check), then)
 
     def _applied(self, at: int, said: Applied) -> None:
-        self._move(at, steps.applied(self.works[at], said, self._plan), changed=said.changed)
+        work = self.works[at]
+        self._move(at, steps.applied(work, said, self._plan), changed=(*work.changed, *said.changed))
 
     def _rebooting(self, at: int, look: Looked) -> None:
         work, now = self.works[at], time.time()
@@ -376,14 +375,13 @@ class Maintenance:
         return ""
 
     def _checked(self, at: int, said: Applied) -> None:
-        why = steps.undone(said, self._plan)
         if said.trouble:
             self._well.discard(at)
-            self._not_yet(at, why)
-        elif why:
-            self._move(at, Move(Step.MARKING, why), pending=said.pending)
-        else:
-            self._move(at, Move(Step.RESUMING, "well"), pending=said.pending)
+            self._not_yet(at, said.trouble)
+            return
+        move = steps.verified(self.works[at], said, self._plan)
+        more = {"again": True} if move.step is Step.APPLYING else {"pending": said.pending}
+        self._move(at, move, **more)
 
     def _not_yet(self, at: int, why: str) -> None:
         self._why[at] = why

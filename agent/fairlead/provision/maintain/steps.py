@@ -11,7 +11,8 @@ killed, doing the journal's step again is right. So there is no other recovery t
                    given_back, not_begun
 
 ``taken`` (somebody else holds the node now: nothing more is written about it) may come from every step in between, and
-``draining`` again where slurmctld was killed and has lost our drain.
+``draining`` again where slurmctld was killed and has lost our drain; ``applying`` once again from ``verifying``, where the reboot
+has changed what the node is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from msgspec.structs import replace
 SETTLE_SECONDS = 2.5
 #: What was sent to slurmctld and not answered may still arrive: so long a node is not believed to be free of it.
 LATE_SECONDS = 15.0
+#: A slurmctld that is killed forgets what is younger than its last save (SAVE_MAX_WAIT is 5 s, src/slurmctld/state_save.c): what
+#: stood so long and is gone was lifted by somebody.
+KEPT_SECONDS = 15.0
 
 
 class Step(StrEnum):
@@ -58,12 +62,12 @@ STANDING = frozenset({Step.WAITING, Step.APPLYING, Step.REBOOTING, Step.VERIFYIN
 NEXT: Mapping[Step, frozenset[Step]] = {
     Step.QUEUED: frozenset({Step.DRAINING, Step.SKIPPED, Step.NOT_BEGUN}),
     Step.DRAINING: frozenset({Step.WAITING, Step.LIFTING, Step.SKIPPED, Step.TAKEN, Step.NOT_BEGUN}),
-    Step.WAITING: frozenset({Step.APPLYING, Step.DRAINING, Step.LIFTING, Step.TAKEN, Step.FAILED}),
+    Step.WAITING: frozenset({Step.APPLYING, Step.VERIFYING, Step.DRAINING, Step.LIFTING, Step.MARKING, Step.TAKEN, Step.FAILED}),
     Step.APPLYING: frozenset(
         {Step.REBOOTING, Step.VERIFYING, Step.WAITING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}
     ),
     Step.REBOOTING: frozenset({Step.VERIFYING, Step.WAITING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}),
-    Step.VERIFYING: frozenset({Step.RESUMING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}),
+    Step.VERIFYING: frozenset({Step.RESUMING, Step.APPLYING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}),
     Step.RESUMING: frozenset({Step.DONE, Step.TAKEN, Step.FAILED, Step.MARKING}),
     Step.LIFTING: frozenset({Step.GIVEN_BACK, Step.TAKEN, Step.FAILED}),
     Step.MARKING: frozenset({Step.FAILED, Step.TAKEN}),
@@ -93,10 +97,11 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Work(Struct, frozen=True, kw_only=True):
     """One node of a run, as the journal has it. Times are Unix seconds, 0 for not yet.
 
-    text: our exact reason; mark: the exact reason that says why the node failed. drained: by slurmctld's clock. sent: when a
-    write to slurmctld went out that has not been answered. boot_before, registered_before: boot id and slurmd's start before
-    the reboot. machine: what the machine says it is (serial numbers, machine id). known: findings that stood before.
-    pending: settings that wait for a reboot.
+    text: our exact reason; mark: the exact reason that says why the node failed. drained: by slurmctld's clock; stands: when
+    that was first read, by ours; kept: it stood long enough to outlast any end of slurmctld. sent: when a write to slurmctld
+    went out that has not been answered. boot_before, registered_before: boot id and slurmd's start before
+    the reboot. machine: what the machine says it is (serial numbers, machine id). again: it was applied once more after the
+    reboot. known: findings that stood before. pending: settings that wait for a reboot.
     """
 
     node: str
@@ -109,12 +114,15 @@ class Work(Struct, frozen=True, kw_only=True):
     began: float = 0.0
     sent: float = 0.0
     drained: float = 0.0
+    stands: float = 0.0
+    kept: bool = False
     idle: float = 0.0
     ended: float = 0.0
     boot_before: str = ""
     boot_after: str = ""
     registered_before: str = ""
     machine: str = ""
+    again: bool = False
     known: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     pending: tuple[str, ...] = ()
@@ -139,8 +147,10 @@ class Hand(StrEnum):
 
 class Seen(Struct, frozen=True, kw_only=True):
     """One node as slurmctld has it. who: state, reason and user in words. off: why nothing may be written now, "" for nothing.
-    jobs: that hold it. lost: slurmctld began after our drain was made, so that it may have forgotten it. since: of the reason, by
-    slurmctld's clock. silent: slurmctld gets no answer from the slurmd there, or does not take its registration."""
+
+    jobs: that hold it. lost: slurmctld began after our drain was made, and that is young enough to have been forgotten. since:
+    of the reason, by slurmctld's clock. silent: slurmctld gets no answer from the slurmd there, or does not take what it says.
+    """
 
     hand: Hand
     who: str = ""
@@ -236,11 +246,19 @@ def waiting(work: Work, seen: Seen, now: float, plan: Plan, *, aborting: bool) -
     """Our drain stands: has every job ended? Jobs are never cancelled; a node that stays busy is given back."""
     if moved := standing(work, seen):
         return moved
+    begun = bool(work.boot_before)  # its drain was lost in the middle of the work, and made again
+    if aborting and begun:
+        why = "aborted in the middle of its work"
+        return (
+            Move(Step.MARKING, f"{why}, and jobs have come") if seen.jobs else Move(Step.VERIFYING, f"{why}: is it as declared?")
+        )
     if aborting:
         return Move(Step.LIFTING, "aborted before anything was changed")
     if seen.jobs == 0 and now - work.since >= plan.settle_seconds:
         return Move(Step.APPLYING, "idle")
     if seen.jobs and plan.max_wait and now - work.began >= plan.max_wait:
+        if begun:
+            return Move(Step.MARKING, f"still busy after {plan.max_wait:.0f} s, in the middle of its work")
         return Move(Step.LIFTING, f"still busy after {plan.max_wait:.0f} s: given back, its jobs go on")
     return None
 
@@ -258,7 +276,7 @@ def applied(work: Work, said: Applied, plan: Plan) -> Move:
     """After the provisioning run. What waits for a reboot that nobody asked for is reported, and is no failure."""
     if said.trouble:
         return Move(Step.MARKING, f"apply: {said.trouble}")
-    if plan.reboot:
+    if plan.reboot and not work.boot_after:
         return Move(Step.REBOOTING, "reboot")
     return Move(Step.VERIFYING, "applied")
 
@@ -297,17 +315,19 @@ def unwell(work: Work, look: Looked, now: float) -> str:
     return f"new since the maintenance began: {new[0]}" if new else ""
 
 
-def undone(said: Applied, plan: Plan) -> str:
-    """Why a dry run after the apply shows that the node is not as declared; "" when it is, but for what waits for a reboot."""
-    if said.trouble:
-        return said.trouble
-    if said.changed:
-        return f"not as declared: {said.changed[0]}"
-    if said.waiting:
-        return f"not as declared: {said.waiting[0]}"
+def verified(work: Work, said: Applied, plan: Plan) -> Move:
+    """After a dry run on a node that is well: is it as declared, but for what waits for a reboot that nobody asked for?
+
+    What a node should be follows from what it is, and a reboot may change that (a driver, a GPU): once after it, it is applied
+    again.
+    """
+    if said.changed and work.boot_after and not work.again:
+        return Move(Step.APPLYING, f"another node since the reboot, applied again: {said.changed[0]}")
+    if found := (*said.changed, *said.waiting):
+        return Move(Step.MARKING, f"not as declared: {found[0]}")
     if said.pending and plan.reboot:
-        return f"not in effect after the reboot: {said.pending[0]}"
-    return ""
+        return Move(Step.MARKING, f"not in effect after the reboot: {said.pending[0]}")
+    return Move(Step.RESUMING, "well")
 
 
 def marked(plan: Plan, why: str) -> str:
@@ -338,7 +358,7 @@ def abort(work: Work) -> Move | None:
     """
     if work.step is Step.QUEUED:
         return Move(Step.NOT_BEGUN, "aborted before it was begun")
-    if work.step is Step.DRAINING:
+    if work.step is Step.DRAINING and not work.boot_before:
         return Move(Step.LIFTING, "aborted before anything was changed")
     if work.step is Step.APPLYING:
         return Move(Step.VERIFYING, "aborted while it was applied: is it as declared?")
