@@ -32,11 +32,14 @@ SECONDS = {
     "slurm": 100,
     "tests/slurm/test_node_states.py": 95,
     "tests/scorecard/test_scorecard.py": 60,
-    "tests/playbooks/test_convergence.py": 90,
+    "playbooks": 150,
     "tests/rack/test_rack.py": 60,
     "tests/measure/test_on_slurm.py": 50,
     "hooks": 30,
     "tests/settings/test_settings.py": 30,
+    "tests/settings/test_on_a_node.py": 25,
+    "tests/apply/test_boot.py": 30,
+    "tests/apply/test_image.py": 15,
     "tests/checks/test_sources.py": 20,
     "tests/hooks/test_env_in_real_jobs.py": 30,
     "tests/host/test_gather.py": 25,
@@ -57,6 +60,8 @@ def unit(nodeid: str) -> str:
     suite = next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
     if suite and (room == "slurm" or path == "tests/hooks/test_on_slurm.py"):
         return f"{room} {suite}"
+    if room == "playbooks":
+        return room  # one rack
     if room == "faults" and path != "tests/faults/test_preflight_sh.py":
         return "faults"
     return path

@@ -116,12 +116,13 @@ def readme_table() -> str:
     needs = {"none": "Also on busy nodes", "idle": "On an idle node", "drain": "On a drained node", "reboot": "With a reboot"}
     for word, said_of in needs.items():
         names = [n for n, s in settings.load().items() if s.disruption.value == word]
-        out += [*_filled((f"`{n}`" for n in names), said_of), ""] if names else []
-    return "\n".join(out)
+        out += _filled((f"`{n}`" for n in names), f"- {said_of}", "  ") if names else []
+    return "\n".join([*out, ""])
 
 
-def _filled(words: Iterable[str], before: str) -> list[str]:
-    return textwrap.wrap(f"{before}: {', '.join(words)}.", 120, break_long_words=False, break_on_hyphens=False)
+def _filled(words: Iterable[str], before: str, indent: str = "") -> list[str]:
+    text = f"{before}: {', '.join(words)}."
+    return textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def reference(kind: str) -> str:
@@ -131,6 +132,8 @@ def reference(kind: str) -> str:
         doc = (importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or "").strip()
         struct = item.params if kind == "checks" else item.want  # type: ignore[union-attr]
         out += [f"## {name}", "", doc, ""]
+        if kind == "settings" and settings.load()[name].group:
+            out += [f"Group `{settings.load()[name].group}` (`--tags`).", ""]
         if kind == "checks":
             check = checks.load()[name]
             out += [

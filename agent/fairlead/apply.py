@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -23,7 +23,8 @@ from fairlead.host import change as changing
 from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, Disruption, File, Layer
+from fairlead.host.tree_nvml import TreeNvml as TreeNvml  # noqa: PLC0414
+from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl import fleet
@@ -32,8 +33,15 @@ from fairlead.nccl.fleet import Port
 Phase = Literal["all", "boot"]
 APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
 APPLYING_SECONDS = 600
+PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
+LEFT = "/etc/fairlead/left-for-boot"  # a name a line, written by `apply --root IMAGE`
+_NEXT = {
+    "idle": "run it again when no job runs here",
+    "drain": "drain the node in Slurm, wait for its jobs to end, then run `fairlead apply --drained` there",
+    "reboot": "takes effect with a reboot; drain the node in Slurm first",
+}
 
 
 class Answer(Protocol):
@@ -49,7 +57,9 @@ class Nvml(Protocol):
     """The NVML worker, or a machine tree in its place."""
 
     def sweep(self) -> Answer: ...
-    def set(self, pci: str, what: str, value: int) -> None: ...
+    def set(self, pci: str, what: str, value: int | str) -> None: ...
+    def release(self) -> None: ...
+    def reattach(self) -> None: ...
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -68,8 +78,8 @@ class Item(Struct, frozen=True, kw_only=True):
     """One declared setting after the run.
 
     state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot take
-    the wanted value), unreadable, unmanaged. persisted: yes, no, boot (applied again at every boot), unknown.
-    effective: yes, no, unknown. pending: "", idle, drain, reboot.
+    the wanted value), unreadable, unmanaged, left (an image: for the boot of the node). persisted: yes, no, boot (applied
+    again at every boot), unknown. effective: yes, no, unknown (an image). pending: "", idle, drain, reboot, boot.
     """
 
     setting: str
@@ -92,6 +102,7 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
     phase: Phase
     dry_run: bool
     busy: bool
+    drained: bool = False
     changed: int
     failed: int
     items: tuple[Item, ...]
@@ -107,40 +118,28 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
         return ExitCode.TRY_AGAIN if "deferred" in states and not self.dry_run else ExitCode.OK
 
 
-class TreeNvml(Struct):
-    """NVML as a machine tree has it: ``nvml.json``, read and (persistence mode) written."""
-
-    root: Root
-    stuck: StuckCall | None = None
-
-    @property
-    def raw(self) -> Mapping[str, Any] | Missing:
-        data = self.root.read_bytes("/nvml.json", 16 << 20)
-        if data is None:
-            return unreadable("nvml.json: no such file in this tree")
-        if isinstance(data, Missing):
-            return data
-        try:
-            return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as e:
-            return unreadable(f"nvml.json: {e}")
-
-    def sweep(self) -> Answer:
-        return self
-
-    def set(self, pci: str, what: str, value: int) -> None:
-        raw = self.raw
-        gpus = [] if isinstance(raw, Missing) else [g for g in raw["gpus"] if g.get("pci") == pci]
-        if isinstance(raw, Missing) or not gpus or what != "persistence":
-            raise HostError(f"{pci}: no such GPU or setting {what} in nvml.json")
-        gpus[0]["persistence_mode"] = value
-        changing.write_file(self.root.join("/nvml.json"), msgspec.json.format(msgspec.json.encode(raw), indent=1))
-
-
-def chosen(document: Document, phase: Phase) -> dict[str, tuple[Setting, Want]]:
-    """The declared settings of this phase by name; ``boot`` are those that a reboot loses."""
+def chosen(document: Document, phase: Phase, left: Collection[str] = ()) -> dict[str, tuple[Setting, Want]]:
+    """The declared settings of this phase by name; ``boot`` are those that a reboot loses, and those that an image ``left``."""
     every = setting_list.load()
-    return {n: (every[n], w) for n, w in sorted(document.settings.items()) if phase == "all" or every[n].volatile}
+    names = [n for n in sorted(document.settings) if phase == "all" or every[n].volatile or n in left]
+    return {n: (every[n], document.settings[n]) for n in names}
+
+
+def left_by_image(root: Root) -> frozenset[str]:
+    """The settings that the image this node was booted from left for its boot."""
+    text = root.read_text(LEFT)
+    return frozenset(text.split()) if isinstance(text, str) else frozenset()
+
+
+def _note_left(root: Root, items: Sequence[Item], *, image: bool) -> None:
+    """In an image: what is left for the boot. On a node: that nothing of it is left any more."""
+    every = setting_list.load()
+    names = [i.setting for i in items if i.state == "left" and not every[i.setting].volatile]
+    done = {i.setting for i in items if i.state in {"same", "changed", "unmanaged"}}
+    if image and (names or root.exists(LEFT)):
+        changing.write_file(root.join(LEFT), "".join(f"{name}\n" for name in names).encode() if names else None)
+    elif not image and (left := left_by_image(root)) and left <= done:
+        changing.write_file(root.join(LEFT), None)
 
 
 def apply(
@@ -150,21 +149,38 @@ def apply(
     dry_run: bool = False,
     phase: Phase = "all",
     busy: bool = False,
+    drained: bool = False,
     nvml: Nvml | None = None,
     undo: str = changing.UNDO,
+    only: Sequence[str] = (),
 ) -> ApplyReport:
-    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made."""
-    selected = chosen(document, phase)
+    """Look, plan, change, look again. busy: a job runs here, so only changes that no job can notice are made. drained: none
+    runs and none can come, so changes are made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all
+    that are declared."""
+    selected = {name: pair for name, pair in chosen(document, phase, left_by_image(root)).items() if not only or name in only}
+    image = changing.is_image(root)
     look = _looker(document, root, selected, nvml)
     before = look()
-    plans = {name: _plan(setting, want, before) for name, (setting, want) in selected.items()}
-    todo = {name: tuple(c for c in p if _allowed(c, busy)) for name, p in plans.items() if isinstance(p, tuple)}
+    plans = {name: _plan(setting, want, before, image=image) for name, (setting, want) in selected.items()}
+    todo = {
+        name: tuple(c for c in planned if c.disruption.allowed(busy=busy, drained=drained))
+        for name, planned in plans.items()
+        if isinstance(planned, tuple)
+    }
     outcomes: dict[str, tuple[changing.Outcome, ...]] = {}
     after = before
     if not dry_run and any(todo.values()):
-        with applying(root, document.agent.run_dir):
+        packages = any(isinstance(c, Packages) for changes in todo.values() for c in changes)
+        with applying(root, document.agent.run_dir, seconds=PACKAGES_SECONDS if packages else APPLYING_SECONDS):
             for name, changes in todo.items():
-                outcomes[name] = changing.execute(changes, root, nvml_set=nvml.set if nvml else None, undo=undo)
+                reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
+                if nvml is not None and reload:
+                    nvml.release()
+                outcomes[name] = changing.execute(
+                    changes, root, nvml_set=nvml.set if nvml else None, undo=undo, run_dir=document.agent.run_dir
+                )
+                if nvml is not None and reload:
+                    nvml.reattach()
             after = look()
     items = []
     for name, (setting, want) in selected.items():
@@ -172,9 +188,12 @@ def apply(
         if not isinstance(planned, tuple):
             items.append(msgspec.structs.replace(planned, setting=name))
             continue
-        rest = _plan(setting, want, after) if outcomes.get(name) else planned
+        rest = _plan(setting, want, after, image=image) if outcomes.get(name) else planned
         done = outcomes.get(name, ())
-        items.append(_item(name, setting, planned=planned, todo=todo[name], outcomes=done, rest=rest, dry_run=dry_run))
+        item = _item(name, setting, planned=planned, todo=todo[name], outcomes=done, rest=rest, dry_run=dry_run)
+        items.append(msgspec.structs.replace(item, effective="unknown") if image else item)
+    if not dry_run:
+        _note_left(root, items, image=image)
     changed = sum(len(c) for c in todo.values()) if dry_run else sum(o.done for os_ in outcomes.values() for o in os_)
     return ApplyReport(
         node=document.node,
@@ -183,6 +202,7 @@ def apply(
         phase=phase,
         dry_run=dry_run,
         busy=busy,
+        drained=drained,
         changed=changed,
         failed=sum(i.state in {"failed", "refused", "unreadable"} for i in items),
         items=tuple(items),
@@ -212,9 +232,14 @@ def _looker(
     return look
 
 
-def _plan(setting: Setting, want: Want, node: Node) -> tuple[AnyChange, ...] | Item:
+def _plan(setting: Setting, want: Want, node: Node, *, image: bool = False) -> tuple[AnyChange, ...] | Item:
     if not want.managed:
         return Item(setting="", state="unmanaged", message="declared as not managed")
+    if image and (setting.volatile or setting.nvml or setting.hardware):
+        kept = "boot" if setting.volatile else "no"
+        return Item(setting="", state="left", persisted=kept, pending="boot", message="left for the boot of the node")
+    if image and setting.as_wanted:
+        node = msgspec.structs.replace(node, texts={**node.texts, **setting.as_wanted(want)})
     observed = setting.observe(node)
     if isinstance(observed, Missing):
         return Item(setting="", state="unreadable", message=f"cannot be read: {observed.detail}")
@@ -222,12 +247,6 @@ def _plan(setting: Setting, want: Want, node: Node) -> tuple[AnyChange, ...] | I
         return setting.plan(want, observed)
     except ConfigError as e:
         return Item(setting="", state="refused", persisted="no", effective="no", message=str(e), hint=e.hint)
-
-
-def _allowed(change: AnyChange, busy: bool) -> bool:
-    if change.disruption is Disruption.NONE:
-        return True
-    return change.disruption is Disruption.IDLE and not busy
 
 
 def _item(
@@ -257,12 +276,15 @@ def _item(
         return msgspec.structs.replace(rest, setting=name, state="failed", steps=steps)
     left = {c.layer for c in rest}
     pending = [c.disruption.value for c in rest if c.disruption is not Disruption.NONE]
-    failures = [o.message for o in outcomes if not o.done]
+    failures = [o.message for o in outcomes if not o.done and not o.skipped]
+    waiting = [o.message for o in outcomes if not o.done and o.skipped]
     deferred = len(todo) < len(planned)
     ours = [c for c in rest if not any(changing.target(c) == changing.target(d) for d in planned if d not in todo)]
-    offline = any(o.skipped for o in outcomes)
+    offline = any(o.skipped and o.done for o in outcomes)
     if failures:
         state, message = "failed", failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else "")
+    elif waiting:
+        state, message = "deferred", waiting[0]
     elif not planned:
         state, message = "same", ""
     elif dry_run:
@@ -273,27 +295,28 @@ def _item(
         state, message = "deferred", next(c.why for c in planned if c not in todo)
     else:
         state, message = "changed", planned[0].why
+    waits = max(pending, key=[d.value for d in Disruption].index, default="")
     return Item(
         setting=name,
         state=state,
         persisted="boot"
         if setting.volatile
-        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File) for c in rest) else "yes"),
+        else ("no" if Layer.PERSISTED in left or any(isinstance(c, File | Packages) for c in rest) else "yes"),
         effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
-        pending=max(pending, key=[d.value for d in Disruption].index, default=""),
+        pending=waits,
         message=message,
-        hint="run it again when no job runs here" if state == "deferred" else "",
+        hint=_NEXT.get(waits, "") if state == "deferred" else "",
         steps=steps,
     )
 
 
 @contextmanager
-def applying(root: Root, run_dir: str) -> Iterator[None]:
+def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Iterator[None]:
     """While this runs, RUN_DIR/applying says so: ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), for a run that is killed."""
     path = root.join(f"{run_dir}/{APPLYING}")
     try:
         lock = _alone(root.join(f"{run_dir}/{LOCK}"))
-        expires = int(boottime()) + APPLYING_SECONDS
+        expires = int(boottime()) + seconds
         changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}", hint="is this run by root?") from None

@@ -5,6 +5,7 @@ FairleadError            what happened, in one line; ``hint`` says what to do ne
 +- DataError             a file of ours or a tree is malformed (65)
 +- InputMissing          a named file, tree or node does not exist (66)
 +- HostError             this machine could not be read or changed (69)
+|  +- NodeBusy           a job runs here: try again when it has ended (75)
 +- SlurmError            slurmctld said no (69)
 |  +- SlurmUnavailable   slurmctld did not answer: try again (75)
 +- ProvisionError        a play failed (69)
@@ -28,6 +29,7 @@ class ExitCode(IntEnum):
     USAGE = 64
     BAD_DATA = 65
     NO_INPUT = 66
+    NO_HOST = 68
     UNAVAILABLE = 69
     BUG = 70
     TRY_AGAIN = 75
@@ -70,6 +72,10 @@ class InputMissing(FairleadError):
 
 class HostError(FairleadError):
     exit_code = ExitCode.UNAVAILABLE
+
+
+class NodeBusy(HostError):
+    exit_code = ExitCode.TRY_AGAIN
 
 
 class SlurmError(FairleadError):

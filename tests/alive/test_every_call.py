@@ -35,7 +35,8 @@ def matrix(library: Path, folder: Path, tree: Path, codes: str) -> dict[str, Any
         "PYTHONPATH": f"{PROJECT / 'agent'}:{PROJECT}",
     }
     command = [sys.executable, "-m", "tests.alive.every_call", str(tree), codes]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    seconds = 120 + 60 * len(codes.split(","))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

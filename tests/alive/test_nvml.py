@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.host.change import nvml_release
 from fairlead.model.verdict import State
 from tests.alive.conftest import Living, Make
 from tests.simulation.test_dstate import frozen, state
@@ -149,3 +150,46 @@ def workers(agent: Living) -> list[int]:
     assert agent.process is not None
     children: Callable[[int], str] = lambda pid: Path(f"/proc/{pid}/task/{pid}/children").read_text()  # noqa: E731
     return [int(pid) for pid in children(agent.process.pid).split() if os.path.exists(f"/proc/{pid}")]
+
+
+def test_nvml_is_let_go_of_on_request_and_taken_hold_of_again(agent: Living) -> None:
+    """The worker is gone and no process maps the library: the kernel module could be unloaded. Nothing is called wrong, nothing
+    is called healthy, and a request that nobody takes back expires."""
+    ours = library_users(agent)
+    assert ours, "the worker has the library in memory"
+    with nvml_release.asked(str(agent.run_dir)):
+        agent.until(lambda: not library_users(agent), "no process of the agent with libnvidia-ml in memory")
+        agent.says("NVML is let go of on request")
+        assert agent.verdict().state is State.UNKNOWN
+        assert "held" not in agent.verdict().text and "drain" not in agent.verdict().text
+        agent.render()
+        assert agent.metric("fairlead_nvml_released") == 1
+        assert not library_users(agent)
+    agent.well()
+    assert library_users(agent) and agent.metric("fairlead_nvml_released") == 0
+    killed = f"1\t1\t{int(time.clock_gettime(time.CLOCK_BOOTTIME)) + 6}\n"  # of a run that was killed
+    (agent.run_dir / "nvml-release").write_text(killed)
+    agent.says("NVML is let go of on request")
+    agent.well()
+    (agent.run_dir / "nvml-release").unlink()
+
+
+def library_users(agent: Living) -> list[int]:
+    """Processes of the agent that have libnvidia-ml in memory (/proc/PID/maps)."""
+    assert agent.process is not None
+    mine = [agent.process.pid, *children(agent.process.pid)]
+    found = []
+    for pid in mine:
+        try:
+            found += [pid] if "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text() else []
+        except OSError:
+            continue
+    return found
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *children(int(child))]
+    return found

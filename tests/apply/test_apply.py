@@ -6,17 +6,23 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from fairlead import config
+from fairlead import settings as setting_list
 from fairlead.apply import ApplyReport, TreeNvml, apply
 from fairlead.cli import main
 from fairlead.config import Document
 from fairlead.config.document import resolve_layers
 from fairlead.errors import ExitCode, HostError
+from fairlead.host import change
 from fairlead.host.root import Root
+from fairlead.model.change import Disruption
 
 MACHINES = Path(__file__).parents[1] / "machines"
 EVERYTHING = {n: {} for n in ("cpu_governor", "memlock", "nccl", "numa_balancing", "pcie_acs", "persistence")}
@@ -66,6 +72,34 @@ def test_a_busy_node_gets_only_what_no_job_notices(tree: Path) -> None:
     assert report.exit_code is ExitCode.TRY_AGAIN
     again = run(tree)
     assert {i.setting for i in again.items if i.state == "changed"} == {"pcie_acs"}
+
+
+@pytest.fixture
+def needs_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numa_balancing with changes that must not meet a job."""
+    every = setting_list.load()
+    own = every["numa_balancing"]
+
+    def plan(want: Any, observed: Any) -> tuple[Any, ...]:
+        return tuple(msgspec.structs.replace(c, disruption=Disruption.DRAIN) for c in own.plan(want, observed))
+
+    changed = {**every, "numa_balancing": msgspec.structs.replace(own, plan=plan)}
+    monkeypatch.setattr(setting_list, "load", lambda: changed)
+
+
+@pytest.mark.usefixtures("needs_drain")
+def test_what_must_not_meet_a_job_is_changed_on_a_drained_node_only(tree: Path) -> None:
+    doc = document(numa_balancing={})
+    (item,) = run(tree, doc).items  # idle is not enough: a job can come at any moment
+    assert (item.state, item.pending) == ("deferred", "drain") and "apply --drained" in item.hint
+    assert run(tree, doc, busy=True, drained=True).changed == 0
+    report = run(tree, doc, drained=True)
+    assert report.drained and report.changed == 2 and report.items[0].state == "changed"
+    root = Root(str(tree))
+    assert sorted(o.skipped for o in change.undo_all(root)) == [False, True], "the file does no harm, the value may"
+    assert (tree / "proc/sys/kernel/numa_balancing").read_text() == "0\n"
+    assert [o.done for o in change.undo_all(root, drained=True)] == [True]
+    assert (tree / "proc/sys/kernel/numa_balancing").read_text() == "1\n"
 
 
 def test_the_boot_phase_is_what_a_reboot_loses(tree: Path) -> None:
@@ -161,6 +195,25 @@ def test_a_tree_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.Cap
     path.write_bytes(config.encode_document(document(nccl={"extra": {"NCCL_DEBUG": "WARN"}})))
     assert main(["apply", "--root", str(tmp_path / "typo"), "--document", str(path)]) == 66
     assert "no such tree" in capsys.readouterr().err and not (tmp_path / "typo").exists()
+
+
+def test_drained_is_refused_where_a_job_step_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the live machine, with a process titled as slurmd titles a step's."""
+    path = tmp_path / "node.json"
+    path.write_bytes(config.encode_document(document(numa_balancing={"managed": False})))
+    step = tmp_path / "slurmstepd"
+    shutil.copy("/bin/sleep", step)
+    asked = ["apply", "--document", str(path), "--drained"]
+    with subprocess.Popen(["slurmstepd: [7.0]", "60"], executable=step) as process:
+        try:
+            assert main([*asked, "--dry-run"]) == 0
+            if os.geteuid() == 0:
+                assert main(asked) == 75
+                said = capsys.readouterr().err
+                assert "job steps run on this node; nothing was changed" in said and "drain it in Slurm" in said
+        finally:
+            process.kill()
+    assert main([*asked, "--busy"]) == 64
 
 
 def test_undo_on_a_busy_node_leaves_what_a_job_would_notice(tree: Path, tmp_path: Path) -> None:

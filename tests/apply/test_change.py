@@ -66,7 +66,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "etc") == ["x.conf"]
 
 
-ENV = {"PYTHONPATH": str(Path(change.__file__).parents[2]), "PATH": "/usr/bin:/bin"}
+ENV = {"PYTHONPATH": str(Path(change.__file__).parents[3]), "PATH": "/usr/bin:/bin"}
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])

@@ -1,4 +1,8 @@
-"""A provisioning run with nothing to do on 10 nodes, beside a plain playbook of 20 core tasks on the same nodes."""
+"""A provisioning run with nothing to do on 10 and on 16 nodes, beside plain playbooks of 20 and 60 core tasks on the same 10.
+
+Controller CPU is what the processes of a run use on this side, ssh's shared connections included: the rack's cgroup of
+everything that enters it. A cold run makes its ssh connections anew, as a run over a cluster does; a warm one finds them.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +22,37 @@ from tests.lab.rack import Rack
 
 PROJECT = Path(__file__).resolve().parents[2]
 NODES = 10
+MOST = 16
 
 
-def _timed(words: Sequence[str], env: Mapping[str, str]) -> tuple[float, float, str]:
-    """Wall seconds, CPU seconds of the command and its children on this side, standard output. Raises on failure."""
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False, env=env)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr or done.stdout}")
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.monotonic() - begin, cpu, done.stdout
+class Timed:
+    """One command: wall seconds, CPU seconds on this side, standard output."""
+
+    def __init__(self, rack: Rack, words: Sequence[str], env: Mapping[str, str]) -> None:
+        before, begin = used(rack), time.monotonic()
+        done = subprocess.run([*rack.enter, *words], capture_output=True, text=True, timeout=900, check=False, env=env)
+        self.wall, self.cpu = time.monotonic() - begin, used(rack) - before
+        self.out = done.stdout
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr or done.stdout}")
 
 
-def site_text(rack: Rack) -> str:
+def used(rack: Rack) -> float:
+    """CPU seconds of all that has entered the rack from this side (cgroup v2, cpu.stat)."""
+    text = (rack.cgroup / "tools/cpu.stat").read_text()
+    return int(text.split("usage_usec ")[1].split()[0]) / 1e6
+
+
+def site_text(rack: Rack, *, warm: bool) -> str:
     """A site of the rack's nodes; memlock as far as this machine's root may raise it."""
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "infinity" if hard == resource.RLIM_INFINITY else str(hard)
     hosts = "".join(f'{h.name} = "{h.address}"\n' for h in rack.nodes)
+    ssh_args = f"-F {rack.ssh_config}" + ("" if warm else " -o ControlMaster=no -o ControlPath=none")
     return (
         f'schema = 1\n[classes.h100]\nnodes = "gpu[1-{len(rack.nodes)}]"\nprofile = "hgx-h100"\n'
         f'[classes.h100.settings.memlock]\nlimit = "{limit}"\n'
-        f'[ansible]\nprivate_key = "{roots.ssh_key()}"\nssh_args = "-F {rack.ssh_config}"\n[ansible.hosts]\n{hosts}'
+        f'[ansible]\nprivate_key = "{roots.ssh_key()}"\nssh_args = "{ssh_args}"\n[ansible.hosts]\n{hosts}'
     )
 
 
@@ -59,42 +72,71 @@ def plain_playbook(tasks: int) -> str:
 
 def rows(rounds: int = 5) -> list[Row]:
     """Brings up its own rack and takes it down again."""
-    up = f"from tests.lab.rack import Rack; Rack(nodes_wanted={NODES}, name='bench-provision').up()"
+    up = f"from tests.lab.rack import Rack; Rack(nodes_wanted={MOST}, name='bench-provision').up()"
     subprocess.run([sys.executable, "-c", up], cwd=PROJECT, check=True, timeout=240)
     rack = Rack.find("bench-provision")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return _measure(rack, Path(folder), rounds)
+            return [*ours(rack, Path(folder), rounds), *plain(rack, Path(folder))]
     finally:
         rack.down()
 
 
-def _measure(rack: Rack, folder: Path, rounds: int) -> list[Row]:
-    site = folder / "site.toml"
-    site.write_text(site_text(rack))
-    env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [*rack.enter, sys.executable, "-m", "fairlead", "provision", "--site", str(site), "-q", "--json"]
-    fresh, _, _ = _timed(command, env)
-    walls, cpus, ones = [], [], []
-    for _ in range(rounds):
-        wall, cpu, out = _timed(command, env)
-        if any(n["changed"] for n in json.loads(out)["nodes"]):
-            raise RuntimeError("a run with nothing to do changed something")
-        walls.append(wall)
-        cpus.append(cpu)
-        ones.append(_timed([*command, "-l", "gpu1"], env)[1])
-    plain = folder / "plain.yml"
-    plain.write_text(plain_playbook(20))
-    ansible = {**env, "ANSIBLE_FORKS": "50", "ANSIBLE_PIPELINING": "1", "ANSIBLE_CONFIG": str(folder / "ansible.cfg")}
+def environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "PATH": path}
+
+
+def ours(rack: Rack, folder: Path, rounds: int) -> list[Row]:
+    env = environment()
+    found: dict[tuple[str, int], list[Timed]] = {}
+    fresh = 0.0
+    for kind in ("cold", "warm"):
+        site = folder / f"{kind}.toml"
+        site.write_text(site_text(rack, warm=kind == "warm"))
+        command = [sys.executable, "-m", "fairlead", "provision", "--site", str(site), "-q", "--json"]
+        first = Timed(rack, command, env)
+        fresh = fresh or first.wall
+        for _ in range(rounds):
+            for nodes in (1, NODES, MOST):
+                timed = Timed(rack, [*command, "-l", f"gpu[1-{nodes}]"], env)
+                if any(n["changed"] for n in json.loads(timed.out)["nodes"]):
+                    raise RuntimeError("a run with nothing to do changed something")
+                found.setdefault((kind, nodes), []).append(timed)
+    wall = {key: median([t.wall for t in timed]) for key, timed in found.items()}
+    cpu = {key: median([t.cpu for t in timed]) for key, timed in found.items()}
+    made = []
+    for kind, budget in (("cold", 65.0), ("warm", None)):
+        said = "new ssh connections" if kind == "cold" else "shared connections of a minute ago"
+        beside = f"first run of {MOST} nodes: {fresh:.1f} s" if kind == "cold" else ""
+        each = (cpu[kind, MOST] - cpu[kind, 1]) / (MOST - 1) * 1000
+        made += [
+            Row(f"provisioning, nothing to do, {NODES} nodes, {said}", wall[kind, NODES], 3.0, "s", beside),
+            Row(f"... {MOST} nodes", wall[kind, MOST], None, "s"),
+            Row("... controller CPU of a run on one node", cpu[kind, 1] * 1000, None, "ms"),
+            Row(f"... controller CPU per further node (1 to {MOST})", each, budget, "ms"),
+        ]
+    return made
+
+
+def plain(rack: Rack, folder: Path) -> list[Row]:
+    """Core tasks as a role has them, nothing to do: pipelining, forks 50, shared connections."""
+    env = {**environment(), "ANSIBLE_FORKS": "50", "ANSIBLE_PIPELINING": "1", "ANSIBLE_CONFIG": str(folder / "ansible.cfg")}
     (folder / "ansible.cfg").write_text("[defaults]\n")
-    words = [*rack.enter, "ansible-playbook", "-i", str(rack.inventory_path), "-l", "nodes", str(plain)]
-    _timed(words, ansible)
-    plain_wall, plain_cpu, _ = _timed(words, ansible)
-    beside = f"20 core tasks, nothing to do: {plain_wall:.1f} s, {plain_cpu / NODES * 1000:.0f} ms controller CPU per node;"
-    return [
-        Row("provisioning, nothing to do, 10 nodes", median(walls), 3.0, "s", beside, f"first run {fresh:.1f} s"),
-        Row("... controller CPU per further node", (median(cpus) - median(ones)) / (NODES - 1) * 1000, 65.0, "ms"),
-    ]
+    made = []
+    for tasks in (20, 60):
+        book = folder / f"plain{tasks}.yml"
+        book.write_text(plain_playbook(tasks))
+        words = ["ansible-playbook", "-i", str(rack.inventory_path), str(book)]
+        many = [*words, "-l", ",".join(rack.node_names[:NODES])]
+        Timed(rack, many, env)
+        timed, one = Timed(rack, many, env), Timed(rack, [*words, "-l", "gpu1"], env)
+        each = (timed.cpu - one.cpu) / (NODES - 1) * 1000
+        beside = f"{each:.0f} ms controller CPU per further node"
+        made.append(
+            Row(f"beside it: a playbook of {tasks} core tasks, nothing to do, {NODES} nodes", timed.wall, None, "s", beside)
+        )
+    return made
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from fairlead.model.facts import (
 from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts
 from fairlead.model.gpu_load import Fabric, GpuLoad, Software
+from fairlead.model.gpu_state import GpuState
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF))
@@ -52,6 +53,16 @@ DETAILS = GpuDetails(
     bar1_bytes=137438953472,
     cpu_affinity="0-55",
     memory_node=0,
+)
+STATE = GpuState(
+    application_sm_hertz=1980000000,
+    application_memory_hertz=2619000000,
+    application_default_sm_hertz=1980000000,
+    application_default_memory_hertz=2619000000,
+    clock_memory_max_hertz=2619000000,
+    power_minimum_watts=200.0,
+    mig_instances=(),
+    mig_profiles=(),
 )
 LOAD = GpuLoad(
     margin_celsius=53,
@@ -101,6 +112,7 @@ def gpu(place: int = 0, **changes: Any) -> Gpu:
         port_aer=NO_ERRORS,
         load=LOAD,
         details=DETAILS,
+        state=STATE,
     )
     return replace(healthy, **changes)
 

@@ -30,12 +30,14 @@ READING = {
     "doctor",
     "version",
     "env",
+    "plan",
     "provision",
+    "render",
     "apply",
     "xid",
     "accept",
 }
-CHANGING = {"run", "apply", "provision", "drain", "resume", "hold", "ack", "clear", "accept"}
+CHANGING = {"run", "apply", "provision", "render", "drain", "resume", "hold", "ack", "clear", "accept"}
 
 
 @pytest.mark.parametrize("name", sorted(READING))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -225,8 +226,12 @@ def test_hold_and_apply(tmp_path: Path) -> None:
     (tmp_path / "hold").write_text("damaged")
     assert hold_of(str(tmp_path), str(tmp_path / "run")) == {"reason": "unreadable"}
     soon = int(time.clock_gettime(time.CLOCK_BOOTTIME)) + 60
-    (tmp_path / "applying").write_text(f"1\t7\t{soon}\n")
+    (tmp_path / "applying").write_text(f"1\t{os.getpid()}\t{soon}\n")
     assert applying(str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "applying").write_text(f"1\t{gone.pid}\t{soon}\n")
+    assert not applying(str(tmp_path)), "it was killed"
     (tmp_path / "applying").write_text("1\t7\t0\n")
     assert not applying(str(tmp_path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,21 @@ def xid79(tree: Path) -> str:
         f"GPU 3 ({gpu['pci']}) fell off the bus: Xid 79 in dev/kmsg, NVML answers GPU_IS_LOST (15) for all but its\n"
         "identity, and its configuration space reads as all ones (so the link is 63 lanes wide)."
     )
+
+
+def take_out(tree: Path, number: int) -> str:
+    """GPU ``number`` is not there at all: the firmware did not find it at power-on."""
+    nvml = read_nvml(tree)
+    gpu = nvml["gpus"].pop(number)
+    for other in nvml["gpus"]:
+        other["index"] -= other["index"] > number
+    write_nvml(tree, nvml)
+    devices = [*tree.rglob(gpu["pci"])]
+    for path in sorted(devices, key=lambda each: not each.is_symlink()):
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    nodes = (tree / "dev/nodes").read_text().splitlines(keepends=True)
+    (tree / "dev/nodes").write_text("".join(line for line in nodes if not line.startswith(f"nvidia{gpu['minor']} ")))
+    return f"GPU {number} ({gpu['pci']}) is not on the bus."
 
 
 def row_remap_failed(tree: Path) -> str:

@@ -98,6 +98,9 @@ def gpu_facts(
                   "maximum_limit_milliwatts": g.power_milliwatts, "energy_millijoules": 0},
         "clocks": {"sm_hertz": g.sm_clock * 10**6, "memory_hertz": g.memory_clock * 10**6,
                    "sm_max_hertz": g.sm_clock_maximum * 10**6, "memory_max_hertz": g.memory_clock * 10**6},
+        "application_clocks": {f"{prefix}{key}_hertz": clock * 10**6 for prefix in ("", "default_")
+                               for key, clock in (("sm", g.sm_clock_maximum), ("memory", g.memory_clock))},
+        "mig": {"instances": [], "profiles": []} if g.gres_type != "l40s" else error(NOT_SUPPORTED),
         "clock_events": {**{f"{name}_nanoseconds": 0 for name in CLOCK_EVENTS},
                          **{f"{name}_nanoseconds": error(NOT_SUPPORTED) for name in SLOWDOWN_EVENTS}},
         "throttle_reasons": 1,  # nvmlClocksEventReasonGpuIdle

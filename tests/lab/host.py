@@ -5,14 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab import linux
 from tests.lab.enter import run_inside
+from tests.lab.nvml import library
 from tests.lab.roots import LabError
 
 
@@ -90,8 +93,11 @@ class Host:
     # -- power ------------------------------------------------------------------------------------
 
     def boot_id(self) -> str:
-        """The running boot's id."""
-        return self.path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        """The running boot's id. Raises LabError while it is off or its root is not there yet."""
+        found = self.path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        if found == Path("/proc/sys/kernel/random/boot_id").read_text().strip():  # of the machine: its own is not mounted yet
+            raise LabError(f"{self.name} is booting; its console: {self.folder / 'log'}")
+        return found
 
     def reboot(self, seconds: float = 120) -> None:
         """``systemctl reboot`` and wait for a login under a new boot id."""
@@ -115,11 +121,39 @@ class Host:
         self.wait_ssh(max(1.0, deadline - time.monotonic()))
 
     def power(self, verb: str) -> None:
-        """``on``, ``off`` (pull the plug) or ``cycle``, by the rack's supervisor; does not wait."""
-        if verb not in ("on", "off", "cycle"):
+        """``on``, ``off`` (pull the plug), ``cycle``, or ``lose`` (it does not come back from its next reboot, until ``on``).
+
+        By the rack's supervisor; does not wait.
+        """
+        if verb not in ("on", "off", "cycle", "lose"):
             raise LabError(f"no such power command: {verb!r}")
         with open(self.rack / "power", "w") as fifo:
             fifo.write(f"{verb} {self.name}\n")
+
+    def refit(self, edit: Callable[[Path], object] = lambda tree: None, *, address: str = "", machine_id: str = "") -> None:
+        """What it is from its next power-on: the tree it was made with as ``edit`` leaves it (so without one it is itself again),
+        at another address, of another installation.
+        """
+        following = self.folder / "next"
+        following.mkdir(exist_ok=True)
+        if self.tree is not None:
+            made = self.folder / "tree.made"
+            if not made.is_symlink():
+                made.symlink_to(self.tree.resolve())
+            tree = Path(tempfile.mkdtemp(prefix="tree-", dir=self.folder))
+            shutil.copytree(made.resolve(), tree, symlinks=True, dirs_exist_ok=True)
+            tree.chmod(0o755)
+            edit(tree)
+            library.write_conf(tree, following / "nvml.conf")
+            (following / "tree").unlink(missing_ok=True)
+            (following / "tree").symlink_to(tree)
+        for name, text in (("address", address), ("machine-id", machine_id)):
+            if text:
+                (following / name).write_text(f"{text}\n")
+
+    def firmware(self, seconds: float) -> None:
+        """What its firmware takes at the reboots to come."""
+        (self.folder / "firmware_seconds").write_text(f"{seconds}\n")
 
     def _forget_ssh(self) -> None:
         """Drop the shared ssh connection of the boot that ended."""

@@ -24,6 +24,7 @@ NVIDIA_PARAMS = {
     "GrdmaPciTopoCheckOverride": 0,
 }
 NVIDIA_WORDS = {"RegistryDwords": "", "CoherentGPUMemoryMode": ""}
+FIRST_IRQ = 64
 SYSCTLS = {
     "vm/zone_reclaim_mode": 0,
     "vm/swappiness": 60,
@@ -34,6 +35,11 @@ SYSCTLS = {
     "net/ipv4/tcp_available_congestion_control": "reno cubic",
     "fs/nr_open": 1048576,
 }
+
+
+def _interrupts(device: Path) -> bool:
+    """Whether it is a GPU or an adapter (PCI classes)."""
+    return int((device / "class").read_text(), 16) >> 8 in (0x0302, 0x0200, 0x0207)
 
 
 def write_settings(tree: Path, model: Model, cpus: CpuLayout, *, tuned: bool) -> None:
@@ -56,6 +62,12 @@ def write_settings(tree: Path, model: Model, cpus: CpuLayout, *, tuned: bool) ->
             put(policy / "energy_performance_preference", "performance" if tuned else "balance_performance")
             offered = "default performance balance_performance balance_power power"
             put(policy / "energy_performance_available_preferences", offered)
+    put(sys / "module/pcie_aspm/parameters/policy", "default [performance] powersave powersupersave" if tuned
+        else "[default] performance powersave powersupersave")  # fmt: skip
+    devices = [d.name for d in sorted((sys / "bus/pci/devices").iterdir()) if _interrupts(d)]
+    for number, address in enumerate(devices, FIRST_IRQ):  # one each, where real devices have one per queue
+        put(sys / f"bus/pci/devices/{address}/msi_irqs/{number}", "msix")
+        put(proc / f"irq/{number}/smp_affinity_list", f"0-{len(cpus.cpus) - 1}")
     for path, value in SYSCTLS.items():
         put(proc / "sys" / path, value)
     lines = [f"{name}: {value}" for name, value in NVIDIA_PARAMS.items()]

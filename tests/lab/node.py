@@ -6,6 +6,8 @@ this runs in the rack's supervisor (supervise.py). A host's folder on disk:
     disk/        what it writes to its root (kept over reboots)
     hw/proc/     its /proc files of the tree, put back at every power-on; the tree's sys is laid under /sys
     sim/         its /etc/fairlead-sim: nvml.conf, nvml.control, the kernel log's FIFO kmsg
+    next/        what becomes of it at its next power-on, once: tree (a link), nvml.conf, address, machine-id
+    firmware_seconds  what its firmware takes at a reboot, where that is not the usual time
     log          its console
     init         pid of its init as the machine sees it, and uptime of the machine at its boot, in seconds
 """
@@ -19,11 +21,11 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.lab import box, linux
+from tests.lab import box, linux, net
 
 #: Files of a tree's proc that a host must not have: they are its own kernel's business.
 _OWN_PROC = ("uptime", "mounts", "net/", "self/", "1/")
@@ -71,6 +73,22 @@ def device_lines(tree: Path) -> list[box.Device]:
     return [(words[0], int(words[2]), int(words[3]), int(words[4], 8)) for words in lines if len(words) == 5]
 
 
+def refitted(spec: HostSpec) -> HostSpec:
+    """The host with what was laid in its next/ folder: other hardware, another address, another installation."""
+    folder = Path(spec.folder)
+    following = folder / "next"
+    for name, place in (("tree", folder / "tree"), ("nvml.conf", folder / "sim/nvml.conf")):
+        if os.path.lexists(following / name):
+            (following / name).rename(place)
+    if (following / "address").exists():
+        address = (following / "address").read_text().strip()
+        net.ip(f"addr flush dev eth0\naddr add {address}/16 dev eth0\n", spec.netns)
+        (following / "address").unlink()
+    if (following / "machine-id").exists():
+        (following / "machine-id").rename(folder / "disk/up/etc/machine-id")
+    return replace(spec, tree=str((folder / "tree").resolve())) if spec.tree else spec
+
+
 def power_on(spec: HostSpec, fifo: int) -> None:
     """Put every volatile thing of the hardware to its power-on value: boot id, /proc files, faults, kernel log.
 
@@ -92,9 +110,11 @@ def power_on(spec: HostSpec, fifo: int) -> None:
     for word in words.split():
         if word in ("numa_balancing=disable", "numa_balancing=enable"):
             (proc / "sys/kernel/numa_balancing").write_text(f"{int(word.endswith('enable'))}\n")
+    _load_driver(folder / "disk/up", proc / "driver/nvidia/params")
     sim = folder / "sim"
-    kept = sim / "nvml.power-on"
-    (sim / "nvml.control").write_bytes(kept.read_bytes() if kept.is_file() else b"")
+    keep_modes(sim)
+    kept = b"".join(f.read_bytes() for f in (sim / "nvml.power-on", sim / "nvml.inforom") if f.is_file())
+    (sim / "nvml.control").write_bytes(kept)
     try:
         while os.read(fifo, 65536):
             pass
@@ -103,6 +123,27 @@ def power_on(spec: HostSpec, fifo: int) -> None:
     records = Path(spec.tree, "dev/kmsg")
     for record in records.read_text().splitlines() if records.is_file() else ():
         os.write(fifo, f"{record}\n".encode())
+
+
+def _load_driver(disk: Path, params: Path) -> None:
+    """What the NVIDIA module was loaded with: the options in the node's own modprobe.d, those of names that it has."""
+    if not params.is_file():
+        return
+    lines = params.read_text().splitlines()
+    for path in sorted((disk / "etc/modprobe.d").glob("*.conf")):
+        for words in (line.split() for line in path.read_text().splitlines()):
+            given = dict(w.removeprefix("NVreg_").split("=", 1) for w in words[2:] if words[:2] == ["options", "nvidia"])
+            lines = [f"{n}: {given.get(n, v)}" for n, v in (line.split(": ", 1) for line in lines)]
+    params.write_text("\n".join(lines) + "\n")
+
+
+def keep_modes(sim: Path) -> None:
+    """What boards keep (``inforom gpu.N.ecc_mode 0``, which the library writes) is current and pending from now on."""
+    control, kept = sim / "nvml.control", sim / "nvml.inforom"
+    text = "".join(f.read_text() for f in (kept, control) if f.is_file())
+    modes = {words[1]: words[2] for words in map(str.split, text.splitlines()) if len(words) == 3 and words[0] == "inforom"}
+    lines = [f"set {k}.{w} {v}\n" for k, v in modes.items() for w in ("current", "pending")]
+    kept.write_text("".join(lines) + "".join(f"inforom {k} {v}\n" for k, v in modes.items()))
 
 
 def grub(disk: Path) -> str:
@@ -123,9 +164,11 @@ def binds_of(spec: HostSpec) -> tuple[box.Bind, ...]:
     binds: list[box.Bind] = [(str(folder / "log"), "/dev/console", False)]
     if (proc / "driver").is_dir() and Path("/proc/driver").is_dir():
         binds.append((str(proc / "driver"), "/proc/driver", True))
+    if (proc / "irq").is_dir():
+        binds.append((str(proc / "irq"), "/proc/irq", False))
     for path in sorted(proc.rglob("*")):
         inside = path.relative_to(proc).as_posix()
-        if path.is_file() and not inside.startswith((*_OWN_PROC, "driver/")) and Path("/proc", inside).exists():
+        if path.is_file() and not inside.startswith((*_OWN_PROC, "driver/", "irq/")) and Path("/proc", inside).exists():
             binds.append((str(path), f"/proc/{inside}", inside.endswith("boot_id") or not inside.startswith("sys/")))
     if spec.tree:
         binds.append((str(folder / "sim"), "/etc/fairlead-sim", False))

@@ -2,7 +2,8 @@
 
 One process for the whole rack. It boots the hosts, boots a host again that rebooted, and keeps each kernel log's
 FIFO open, so that records wait for a reader. Commands come as lines through FOLDER/power: ``on NAME``, ``off NAME``
-(as pulling the plug) and ``cycle NAME``. It ends on SIGTERM; everything it started ends with it.
+(as pulling the plug), ``cycle NAME``, and ``lose NAME``: it does not come back from its next reboot, until ``on``. It ends
+on SIGTERM; everything it started ends with it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Supervisor:
         self.wanted_on.add(name)
         if name in self.waiting.values():
             return
-        spec = self.hosts[name]
+        self.due.pop(name, None)
+        spec = node.refitted(self.hosts[name])
         node.power_on(spec, self.kernel_logs.get(name, -1))
         self.waiting[node.boot(spec, self.leave)] = name
 
@@ -67,6 +69,15 @@ class Supervisor:
         if name in self.waiting.values():
             pid = int(Path(self.hosts[name].folder, "init").read_text().split()[0])
             os.kill(pid, signal.SIGKILL)
+
+    def lose(self, name: str) -> None:
+        """Let it not come back from its next reboot."""
+        self.wanted_on.discard(name)
+        self.due.pop(name, None)
+
+    def _firmware_seconds(self, name: str) -> float:
+        path = Path(self.hosts[name].folder, "firmware_seconds")
+        return float(path.read_text()) if path.exists() else FIRMWARE_SECONDS
 
     def reap(self) -> None:
         """Look after every host that ended."""
@@ -82,14 +93,14 @@ class Supervisor:
             print(f"{name}: init ended with {ended}", flush=True)
             if name in self.wanted_on and (ended == REBOOT or name in self.cycled):
                 self.cycled.discard(name)
-                self.due[name] = time.monotonic() + FIRMWARE_SECONDS
+                self.due[name] = time.monotonic() + self._firmware_seconds(name)
             else:
                 self.wanted_on.discard(name)
 
     def command(self, line: str) -> None:
         """One line from the power FIFO; an unknown one is only noted."""
         verb, _, name = line.strip().partition(" ")
-        calls: dict[str, Callable[[str], None]] = {"on": self.on, "off": self.off, "cycle": self.cycle}
+        calls: dict[str, Callable[[str], None]] = {"on": self.on, "off": self.off, "cycle": self.cycle, "lose": self.lose}
         if verb in calls and name in self.hosts:
             calls[verb](name)
         else:
@@ -113,7 +124,6 @@ class Supervisor:
             self.on(name)
         while True:
             for name in [name for name, when in self.due.items() if when <= time.monotonic()]:
-                del self.due[name]
                 self.on(name)
             wait = min((when - time.monotonic() for when in self.due.values()), default=None)
             ready, _, _ = select.select([wake_read, self.power], [], [], None if wait is None else max(0.0, wait))

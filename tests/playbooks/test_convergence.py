@@ -8,26 +8,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fairlead
-from tests.lab import roots
-from tests.lab.host import Host
-from tests.lab.ledger import own_name
-from tests.lab.rack import Rack
+from tests.playbooks.admin import NUMA, PROJECT, Admin, daemons, node, states, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
-PROJECT = Path(__file__).resolve().parents[2]
-NUMA = "/proc/sys/kernel/numa_balancing"
 GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 OURS = (
     "/opt/fairlead",
@@ -40,84 +32,6 @@ OURS = (
     "/etc/systemd/system/fairlead-agent.service",
     "/etc/systemd/system/multi-user.target.wants/fairlead-apply.service",
 )
-
-
-class Admin:
-    """The admin host of the rack: a site file and the command."""
-
-    def __init__(self, rack: Rack, folder: Path) -> None:
-        self.rack = rack
-        self.site = folder / "site.toml"
-        self.pids: list[int] = []
-        self.write_site()
-
-    def write_site(self, key: str = "", more: str = "") -> None:
-        _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        capable = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16) >> 24 & 1
-        limit = "infinity" if capable or hard == resource.RLIM_INFINITY else str(hard)
-        hosts = "\n".join(f'{h.name} = "{h.address}"' for h in self.rack.nodes)
-        self.site.write_text(f"""\
-schema = 1
-generation = 3
-[classes.h100]
-nodes = "gpu[1-{len(self.rack.nodes)}]"
-profile = "hgx-h100"
-fabric = "infiniband"
-[classes.h100.settings.nccl]
-socket_interface = "{self.rack.nodes[0].address}/8"
-[classes.h100.settings.memlock]
-limit = "{limit}"
-{more}
-[ansible]
-private_key = "{key or roots.ssh_key()}"
-ssh_args = "-F {self.rack.ssh_config} -o ControlMaster=no -o ControlPath=none"
-[ansible.hosts]
-{hosts}
-""")
-
-    def command(self, *words: str) -> list[str]:
-        return [*self.rack.enter, sys.executable, "-m", "fairlead", *words]
-
-    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
-        command = self.command(*words)
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as run:
-            self.pids.append(run.pid)
-            done = subprocess.CompletedProcess(words, 0, *run.communicate(timeout=240))
-        done.returncode = run.returncode
-        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    def provision(self, *words: str, code: int = 0) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(self.run("provision", "--site", str(self.site), "--json", *words, code=code).stdout)
-        return {n["node"]: n for n in report["nodes"]}
-
-
-@pytest.fixture(scope="module")
-def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    name = own_name("converge")
-    up = f"from tests.lab.rack import Rack; Rack(nodes_wanted=3, name={name!r}).up()"
-    subprocess.run([sys.executable, "-c", up], cwd=PROJECT, check=True, timeout=180)  # its own process: the rack outlives it
-    rack = Rack.find(name)
-    made = Admin(rack, tmp_path_factory.mktemp("admin"))
-    try:
-        yield made
-    finally:
-        rack.down()
-    left = [path for pid in made.pids for path in Path("/dev/shm").glob(f"fairlead-provision.{pid}.*")]
-    assert made.pids and not left, "the private folder is wiped"
-
-
-def node(admin: Admin, name: str) -> Host:
-    return next(h for h in admin.rack.nodes if h.name == name)
-
-
-def states(results: dict[str, Any]) -> dict[str, str]:
-    return {name: n["state"] for name, n in results.items()}
-
-
-def daemons(host: Host) -> str:
-    return host.run("systemctl show -p MainPID --value slurmd fairlead-agent").stdout
 
 
 def test_1_check_on_fresh_nodes_shows_all_of_it_and_leaves_no_trace(admin: Admin) -> None:
@@ -144,9 +58,17 @@ def test_2_the_first_run_changes_every_node_and_it_is_effective(admin: Admin) ->
         assert (document["node"], document["generation"]) == (name, 3)
 
 
-def test_3_the_second_run_changes_nothing(admin: Admin) -> None:
+def logins(admin: Admin) -> list[int]:
+    """How often ssh has logged in on each node in this boot; the site's ssh_args share no connection."""
+    count = "journalctl -b -t sshd | grep -c 'Accepted publickey'"
+    return [int(h.run(count, check=False).stdout or 0) for h in admin.rack.nodes]
+
+
+def test_3_the_second_run_changes_nothing_in_one_round_trip(admin: Admin) -> None:
     before = {h.name: daemons(h) for h in admin.rack.nodes}
-    results = admin.provision()
+    trips = logins(admin)
+    results = admin.provision("--exit-code")
+    assert [after - n for after, n in zip(logins(admin), trips, strict=True)] == [1, 1, 1]
     assert states(results) == {"gpu1": "same", "gpu2": "same", "gpu3": "same"}
     assert [n["changed"] for n in results.values()] == [0, 0, 0]
     assert {h.name: daemons(h) for h in admin.rack.nodes} == before, "neither slurmd nor the agent is restarted"
@@ -199,11 +121,26 @@ def test_3_a_node_whose_network_is_unlike_is_named(admin: Admin) -> None:
     assert host.run("stat -c %U:%a /etc/slurm/fairlead/scratch-clean").stdout == "root:755\n"
 
 
-def test_4_tampering_is_exactly_what_is_found_and_put_right(admin: Admin) -> None:
+PLANNED = (("gpu1", "would_change"), ("gpu2", "would_change"), ("gpu3", "same"))
+
+
+def test_4_tampering_is_exactly_what_is_found_and_put_right(admin: Admin, tmp_path: Path) -> None:
     node(admin, "gpu1").run(f"echo 1 > {NUMA}")
     node(admin, "gpu2").run("echo >> /etc/slurm/epilog.d/50-fairlead; chmod 600 /etc/fairlead/hooks")
-    checked = admin.provision("--check")
+    checked = admin.provision("--check", "--exit-code", code=1)
     assert states(checked) == {"gpu1": "changed", "gpu2": "changed", "gpu3": "same"}
+    slurm = ["-i", "slurm", "--bin-dir", str(admin.rack.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
+    planned = json.loads(admin.run("plan", "--site", str(admin.site), "--json", *slurm).stdout)
+    assert [(g["nodes"], g["state"]) for g in planned["groups"]] == [(n, s) for n, s in PLANNED]
+    (step,) = planned["nodes"][0]["steps"]
+    assert (step["setting"], step["why"]) == ("numa_balancing", "kernel.numa_balancing is 1, wanted 0")
+    tagged = admin.provision("--tags", "pcie,nccl", "--report", str(tmp_path / "r.txt"), "--report", str(tmp_path / "r.json"))
+    assert tagged["gpu1"]["changed"] == 0 and node(admin, "gpu1").path(NUMA).read_text() == "1\n"
+    assert tagged["gpu2"]["changes"] == ["/etc/slurm/epilog.d/50-fairlead: content", "/etc/fairlead/hooks: mode or owner"]
+    page, report = (tmp_path / "r.txt").read_text(), json.loads((tmp_path / "r.json").read_text())
+    assert "settings: nccl, pcie_acs\n" in page and page.endswith(" s\n") and "gpu2 (1 node): changed\n" in page
+    assert (report["counts"], report["exit_code"], report["tags"]) == ({"same": 2, "changed": 1}, 0, ["nccl", "pcie_acs"])
+    node(admin, "gpu2").run("echo >> /etc/slurm/epilog.d/50-fairlead; chmod 600 /etc/fairlead/hooks")
     results = admin.provision()
     assert results["gpu1"]["changes"] == ["numa_balancing: kernel.numa_balancing is 1, wanted 0"]
     assert results["gpu2"]["changes"] == ["/etc/slurm/epilog.d/50-fairlead: content", "/etc/fairlead/hooks: mode or owner"]
@@ -254,31 +191,6 @@ def test_6_a_node_with_a_job_gets_only_what_the_job_cannot_notice(admin: Admin) 
     assert host.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip() == "0011"
 
 
-def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
-
-
-def test_7_a_killed_run_leaves_nothing_half_and_the_next_completes(admin: Admin) -> None:
-    host = node(admin, "gpu2")
-    for delay in (0.9, 1.5):
-        host.run("rm -rf /opt/fairlead/current /opt/fairlead/0*; rm -f /etc/slurm/fairlead/task-prolog")
-        env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
-        command = admin.command("provision", "--site", str(admin.site), "-q", "-l", "gpu2")
-        run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(delay)
-        os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
-        hook = host.run("cat /etc/slurm/fairlead/task-prolog", check=False).stdout
-        assert hook in ("", (PROJECT / "slurm/task-prolog").read_text())
-        current = host.run("test -L /opt/fairlead/current && /usr/local/bin/fairlead version", check=False)
-        assert current.returncode != 0 or current.stdout, "a current release is a complete one"
-        assert admin.provision("-l", "gpu2")["gpu2"]["state"] in ("changed", "same")
-        assert admin.provision("-l", "gpu2")["gpu2"]["state"] == "same"
-
-
 def test_7_ctrl_c_ends_everything_and_says_so(admin: Admin) -> None:
     node(admin, "gpu2").run("rm -rf /opt/fairlead/current /opt/fairlead/0*")
     env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
@@ -319,7 +231,7 @@ def test_8_errors_name_node_and_next_step_and_others_are_done(admin: Admin, tmp_
     node(admin, "gpu3").run("mv /usr/bin/python3.away /usr/bin/python3")
     node(admin, "gpu2").run("rm /etc/slurm/fairlead; mv /etc/slurm/fairlead.away /etc/slurm/fairlead")
     node(admin, "gpu3").run("systemctl stop ssh.socket ssh.service", check=False)
-    results = admin.provision(code=69)
+    results = admin.provision(code=68)
     assert states(results) == {"gpu1": "same", "gpu2": "same", "gpu3": "unreachable"}
     assert results["gpu3"]["hint"]
     node(admin, "gpu3").run("systemctl start ssh")

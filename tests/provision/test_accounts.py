@@ -31,13 +31,12 @@ STATUS = {
 def answer(verdict: str | None = "ok\t1100\t7\t-", uptime: str = "1000.00 7", status: object = STATUS, end: bool = True) -> bytes:
     """What ``COMMAND`` prints on a node."""
     told = [
-        "\n== fairlead /run/fairlead/verdict",
-        "" if verdict is None else f"1\t{verdict}",
-        "\n== fairlead /proc/uptime",
-        uptime,
-        "\n== fairlead /run/fairlead/status.json",
+        *([] if verdict is None else ["==> /run/fairlead/verdict <==", f"1\t{verdict}\n"]),
+        "==> /proc/uptime <==",
+        f"{uptime}\n",
+        "==> /run/fairlead/status.json <==",
         status if isinstance(status, str) else json.dumps(status),
-        *(["\n== fairlead end"] if end else []),
+        *(["\n==> /dev/null <=="] if end else []),
     ]
     return ("\n".join(told) + "\n").encode()
 
@@ -109,7 +108,7 @@ case $host in
     greets) echo "last login: never"; host=n1 ;;
     wrong) host=n1 ;;
 esac
-exec /bin/sh -c "$(printf %s "$command" | sed 's,cat .f,cat {folder}/'$host'$f,')"
+cd {folder}/$host && /bin/sh -c "$(printf %s "$command" | sed 's, /\\([rp]\\), \\1,g')" | sed 's,^==> \\([rp]\\),==> /\\1,'
 """)
         self.program.chmod(0o755)
 
@@ -131,7 +130,7 @@ def test_the_command_reads_this_very_machine(tmp_path: Path) -> None:
     (tmp_path / "here").write_text('#!/bin/sh\nfor word; do command=$word; done\nexec /bin/sh -c "$command"\n')
     (tmp_path / "here").chmod(0o755)
     found = source.fetch({"here": "here"})["here"]
-    assert found.reached and COMMAND.startswith("exec /bin/sh -c ")
+    assert found.reached and COMMAND.startswith("exec head ")
     assert found.verdict == "none" or os.path.exists("/run/fairlead/verdict")
 
 
@@ -140,7 +139,9 @@ def test_each_node_gets_the_account_that_is_its_own(tmp_path: Path) -> None:
     for number in range(1, 5):
         nodes.add(f"n{number}", verdict="warn" if number == 2 else "ok")
     addresses = {f"n{i}": f"n{i}" for i in range(1, 5)} | {"r": "refuses", "s": "silent", "w": "wrong", "g": "greets"}
-    found = OverSsh(program=str(nodes.program), seconds=30).fetch(addresses)
+    told: list[tuple[int, int]] = []
+    found = OverSsh(program=str(nodes.program), seconds=30, told=lambda *count: told.append(count)).fetch(addresses)
+    assert told == [(i, 8) for i in range(1, 9)]
     assert {n: a.verdict for n, a in found.items() if a.reached} == {"n1": "ok", "n2": "warn", "n3": "ok", "n4": "ok"}
     assert {n: a.trouble for n, a in found.items() if not a.reached} == {
         "r": "root@refuses: Permission denied (publickey).",

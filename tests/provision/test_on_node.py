@@ -49,6 +49,8 @@ class Machine:
             "diff": False,
             "undo": False,
             "force": False,
+            "drained": False,
+            "only": [],
             "opt": str(self.opt),
             "release": RELEASE,
             "files": [entry],

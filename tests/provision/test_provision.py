@@ -120,7 +120,7 @@ def test_equal_outcomes_are_grouped_and_differences_named() -> None:
 def test_failures_say_what_to_do_next(kind: str, res: dict[str, object], state: str, hint: str) -> None:
     result = report.node_result("gpu1", kind, "the task", res)
     assert result.state == state and hint in result.hint and result.message and result.task == "the task"
-    assert make(result).exit_code is ExitCode.UNAVAILABLE
+    assert make(result).exit_code is (ExitCode.NO_HOST if state == "unreachable" else ExitCode.UNAVAILABLE)
     assert "next: " in report.text(make(result)) or not hint
 
 
@@ -148,7 +148,7 @@ def test_the_bundle_carries_every_hook_and_unit(tmp_path: Path) -> None:
 
 def test_document_bytes_are_the_same_every_time() -> None:
     (target,) = inventory.targets(SITE, "gpu1")
-    first, second = bundle.documents(target), bundle.documents(inventory.targets(SITE, "gpu1")[0])
+    first, second = bundle.documents(target.document), bundle.documents(inventory.targets(SITE, "gpu1")[0].document)
     assert first == second
     assert config.decode_document(first[0]["content"].encode(), "x").node == "gpu1"
 
@@ -234,7 +234,7 @@ def test_ansible_runs_whatever_the_locale_of_the_caller(
 ) -> None:
     monkeypatch.setenv("LC_ALL", name)
     site = site_with(tmp_path, 'hosts = { gpu1 = "127.0.0.1" }\nssh_args = "-o Port=9"', nodes="gpu1")
-    assert main(["provision", "--site", site, "--check", "-q", "--json"]) == 69
+    assert main(["provision", "--site", site, "--check", "-q", "--json"]) == 68
     assert '"unreachable"' in capsys.readouterr().out
 
 
@@ -285,3 +285,18 @@ def test_another_run_swept_the_same_folder_first(tmp_path: Path, monkeypatch: py
     gone = f"{run._PREFIX}{2**31 - 1}.x"  # no such process, and no such folder any more
     monkeypatch.setattr(os, "listdir", lambda where: [gone])
     run._sweep(str(tmp_path))
+
+
+def test_a_refused_value_is_told_by_the_file_that_declares_it() -> None:
+    origin = {"settings.sysctl.values.vm.swappiness": "site.toml classes.a", "settings.nccl.ib_hca": "profile x"}
+    words = "settings.sysctl.values.vm.swappiness: '900' is not a number from 0 to 200"
+    applied = {"items": [{"setting": "sysctl", "state": "refused", "message": f"node.json: {words}", "hint": "h", "steps": []}]}
+    result = report.node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": "m", "apply": applied})
+    told = report.with_origin(result, origin)
+    assert told.message == f"sysctl: site.toml classes.a: {words}" and told.hint == "h" and told.state == "failed"
+    applied["items"][0]["message"] = "/proc/sys/vm/swappiness: Invalid argument"
+    result = report.node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": "m", "apply": applied})
+    assert report.with_origin(result, origin).message == (
+        "sysctl: /proc/sys/vm/swappiness: Invalid argument (declared in site.toml classes.a)"
+    )
+    assert report.with_origin(result, {}) == result

@@ -136,6 +136,12 @@ def test_the_table_and_its_summary() -> None:
     assert lines(fold(made))[3] == "n[1-6,9-49,51-59,62-69,72-100]: ok, up"
 
 
+def test_412_nodes_that_are_well_are_one_line() -> None:
+    names = [f"gpu{i:03}" for i in range(1, 413)]
+    made = rows([slurm(name) for name in names], dict.fromkeys(names, WELL))
+    assert lines(fold(made)) == ["gpu[001-412]: ok, up"]
+
+
 def test_without_agents_there_is_no_column_of_theirs() -> None:
     made = rows([slurm("n1"), slurm("n2", "IDLE+DRAIN", "ann: riser")], None)
     head, _ = table(fold(made), NOW)

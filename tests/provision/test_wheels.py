@@ -12,7 +12,7 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.errors import InputMissing
-from fairlead.provision import wheels
+from fairlead.provision import wheel_tags, wheels
 from fairlead.provision.bundle import release_name
 
 GLIBC = ("glibc", "2.36")
@@ -36,19 +36,19 @@ GLIBC = ("glibc", "2.36")
     ],
 )
 def test_fits(name: str, python: str, fits: bool) -> None:
-    assert wheels.fits(name, python, "x86_64", GLIBC) is fits
+    assert wheel_tags.fits(name, python, "x86_64", GLIBC) is fits
 
 
 def test_fits_musl() -> None:
-    assert wheels.fits("x-1-cp311-cp311-musllinux_1_2_x86_64.whl", "3.11", "x86_64", ("", ""))
+    assert wheel_tags.fits("x-1-cp311-cp311-musllinux_1_2_x86_64.whl", "3.11", "x86_64", ("", ""))
 
 
 def test_choose_says_what_is_missing() -> None:
     names = ["msgspec-1-cp311-cp311-manylinux2014_x86_64.whl", "prometheus_client-1-py3-none-any.whl"]
-    assert wheels.choose(names, "3.11", "x86_64", GLIBC) == (names, ["nvidia-ml-py"]) or wheels.choose(
+    assert wheel_tags.choose(names, "3.11", "x86_64", GLIBC) == (names, ["nvidia-ml-py"]) or wheel_tags.choose(
         names, "3.11", "x86_64", GLIBC
     ) == ([names[0], names[1]], ["nvidia-ml-py"])
-    assert wheels.choose(names, "3.13", "x86_64", GLIBC)[1] == ["msgspec", "nvidia-ml-py"]
+    assert wheel_tags.choose(names, "3.13", "x86_64", GLIBC)[1] == ["msgspec", "nvidia-ml-py"]
 
 
 def test_own_wheel_is_the_same_every_time_and_runs_from_where_it_is_unpacked(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_own_wheel_is_the_same_every_time_and_runs_from_where_it_is_unpacked(tmp
     assert done.stdout.strip() == str(tmp_path / "fairlead/_data/slurm")
 
 
-@pytest.mark.parametrize("name", wheels.DEPENDENCIES)
+@pytest.mark.parametrize("name", wheel_tags.DEPENDENCIES)
 def test_what_is_installed_here_can_be_packed_again(name: str, tmp_path: Path) -> None:
     wheel = wheels.repack(name)
     assert wheel is not None and wheel.distribution == name
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert wheels.fits(wheel.name, version, "x86_64", ("glibc", "2.99"))
+    assert wheel_tags.fits(wheel.name, version, "x86_64", ("glibc", "2.99"))
     with zipfile.ZipFile(io.BytesIO(wheel.content)) as archive:
         assert archive.testzip() is None
         archive.extractall(tmp_path)

@@ -216,17 +216,20 @@ def test_modules_are_loaded_now_and_at_boot_and_a_loaded_blacklisted_one_waits_f
     assert changes[3].disruption is Disruption.REBOOT
 
 
-@pytest.mark.parametrize(("soft", "hard", "words"), [(4096, 2048, "above the hard limit"), (4096, 2**30, "fs.nr_open")])
-def test_open_files_beyond_the_kernel_s_ceiling_are_refused(soft: int, hard: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("most", "ceiling", "words"),
+    [(65536, None, "above fs.nr_open"), (1048576, 20000, "no CAP_SYS_RESOURCE and a hard limit of 20000")],
+)
+def test_open_files_that_the_kernel_or_a_container_cannot_give_are_refused(most: int, ceiling: int | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        nofile.plan(nofile.NofileWant(soft=soft, hard=hard), nofile.Observed(None, None, 1048576))
+        nofile.plan(nofile.NofileWant(), nofile.Observed(None, None, most, ceiling))
 
 
 def test_open_files_take_effect_with_a_restart_of_slurmd_on_an_idle_node() -> None:
     want = nofile.NofileWant()
-    changes = nofile.plan(want, nofile.Observed(nofile.content(want), (1024, 524288), 1048576))
+    changes = nofile.plan(want, nofile.Observed(nofile.content(want), 524288, 1048576))
     assert [(type(c), c.disruption) for c in changes] == [(Unit, Disruption.IDLE)]
-    assert nofile.plan(want, nofile.Observed(nofile.content(want), (131072, 1048576), 1048576)) == ()
+    assert nofile.plan(want, nofile.Observed(nofile.content(want), 131072, 1048576)) == ()
 
 
 @given(st.text())
@@ -235,9 +238,28 @@ def test_limits_of_any_text(text: str) -> None:
     assert nofile.parse_limits("Max open files            1024                 524288               files\n") == (1024, 524288)
 
 
+def test_a_kernel_without_modules_loads_none_and_says_so() -> None:
+    seen = kernel_modules.observe(texts({kernel_modules.LOADED: None, kernel_modules.LOAD: None, kernel_modules.BLACKLIST: None}))
+    assert isinstance(seen, kernel_modules.Observed)
+    assert [type(c) for c in kernel_modules.plan(kernel_modules.KernelModulesWant(), seen)] == [File]
+    with pytest.raises(ConfigError, match="no loadable modules here"):
+        kernel_modules.plan(kernel_modules.KernelModulesWant(load=("nvidia_peermem",)), seen)
+
+
+def test_a_drop_in_of_the_journal_that_is_read_later_is_named_unless_another_hides_it() -> None:
+    late = "/usr/lib/systemd/journald.conf.d/lab.conf"
+    files: dict[str, str | Missing | None] = {journald.FILE: None, late: "[Journal]\nStorage=volatile\n#SystemMaxUse=1M\n"}
+    with pytest.raises(ConfigError, match=rf"{late}: Storage: says volatile and is read after"):
+        journald.plan(journald.JournaldWant(), journald.observe(texts(files)))  # type: ignore[arg-type]
+    files["/etc/systemd/journald.conf.d/lab.conf"] = "[Journal]\nForwardToSyslog=no\n"
+    assert journald.plan(journald.JournaldWant(), journald.observe(texts(files)))  # type: ignore[arg-type]
+    files["/etc/systemd/journald.conf.d/zz.conf"] = LOST
+    assert isinstance(journald.observe(texts(files)), Missing)
+
+
 def test_the_journal_is_restarted_with_its_file() -> None:
     changes = journald.plan(journald.JournaldWant(), journald.Observed(None))
-    assert [type(c) for c in changes] == [File, Unit]
+    assert [type(c) for c in changes] == [File, Unit, Unit]
     assert journald.plan(journald.JournaldWant(), journald.Observed(journald.content(journald.JournaldWant()))) == ()
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fairlead import settings as setting_list
 from fairlead.apply import TreeNvml
+from fairlead.cli import main
 from fairlead.errors import ConfigError
 from fairlead.host import change
 from fairlead.host.gather import gather
@@ -20,7 +21,7 @@ from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Level, Mode
 from fairlead.model.setting import drift
-from fairlead.settings import cpu_governor, memlock, numa_balancing, pcie_acs, persistence
+from fairlead.settings import cpu_governor, memlock, mig, numa_balancing, pcie_acs, persistence
 
 MACHINES = Path(__file__).parents[1] / "machines"
 MODELS = ("hgx-h100", "hgx-a100", "l40s-pcie")
@@ -37,14 +38,29 @@ ALL = setting_list.load()
 
 #: What is declared here for settings that want nothing by default.
 WANTS: dict[str, dict[str, object]] = {
+    "clocks": {"sm_megahertz": (900, 1200)},
+    "compute_mode": {"compute": "exclusive_process"},
+    "ecc": {"enabled": False},
     "hugepages": {"pages_2_mib": 64},
     "kernel_cmdline": {"words": ("iommu=pt", "pci=realloc=on")},
+    "mig": {"geometry": ("3g.40gb", "1g.10gb")},
     "nvidia_module": {"parameters": {"NVreg_EnablePCIERelaxedOrderingMode": 1}},
+    "pcie_relaxed_ordering": {"nic": False},
+    "power_limit": {"watts": 300},
+    "services": {"off": ("idler.service",), "masked": ("noisy.service",), "on": ("wanted.service",)},
     "sysctl": {"values": {"vm.swappiness": 10, "net.ipv4.tcp_rmem": "4096 87380 67108864"}},
+    "time_sync": {"servers": ("192.0.2.1",)},
     "tuned": {"profile": "hpc-compute"},
 }
 #: Settings of which a part is left to a running system: a unit, the boot loader, a reboot.
-LATER = {"kernel_cmdline": change.BootLoader | change.Reboot, "nvidia_module": change.Reboot, "tuned": change.Unit}
+LATER = {
+    "ecc": change.Reboot,
+    "kernel_cmdline": change.BootLoader | change.Reboot,
+    "nvidia_module": change.Reboot,
+    "services": change.Unit | change.File,  # whether it is masked is systemd's word
+    "time_sync": change.Unit,
+    "tuned": change.Unit,
+}
 
 
 def want(name: str, **more: object) -> Any:
@@ -68,17 +84,34 @@ def plan(name: str, node: Node, **more: object) -> tuple[object, ...]:
     return ALL[name].plan(want(name, **more), observed)
 
 
-def boots_by_grub(tree: Path) -> None:
+def arranged(tree: Path) -> None:
+    """And has units, as systemd says of them."""
+    for name, words in UNITS.items():
+        at = tree / "@unit" / name
+        at.parent.mkdir(exist_ok=True)
+        load, active, file = words.split()
+        at.write_text(f"LoadState={load}\nActiveState={active}\nUnitFileState={file}\nTriggeredBy=\n")
+    (tree / "etc/chrony").mkdir(parents=True, exist_ok=True)
+    (tree / "etc/chrony/chrony.conf").write_text("confdir /etc/chrony/conf.d\n")
     for path, text in (("etc/default/grub", 'GRUB_CMDLINE_LINUX="quiet"\n'), ("boot/grub/grub.cfg", GRUB_CFG)):
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(text)
+
+
+UNITS = {
+    "chrony.service": "loaded active enabled",
+    "ntpsec.service": "loaded active enabled",
+    "idler.service": "loaded active enabled",
+    "noisy.service": "loaded active static",
+    "wanted.service": "loaded inactive disabled",
+}
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def used(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One tree for all settings: what one of them changes leaves every other with all it has to do."""
     tree = Path(shutil.copytree(MACHINES / request.param, tmp_path_factory.mktemp("used") / "tree", symlinks=True))
-    boots_by_grub(tree)
+    arranged(tree)
     return tree
 
 
@@ -86,6 +119,9 @@ def used(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_planned_changes_leave_nothing_to_plan(name: str, used: Path) -> None:
     tree = used
     root = Root(str(tree))
+    if name == "mig" and "l40s" in (tree / "README.md").read_text():
+        assert isinstance(mig.observe(look(tree, name)), Missing), "no profile here says that it has none"
+        return
     if name == "energy_performance" and "hgx-a100" in (tree / "README.md").read_text():
         with pytest.raises(ConfigError, match="not in active mode"):
             plan(name, look(tree, name))
@@ -109,7 +145,7 @@ def value_of(path: Path, content: bytes) -> bytes | str:
 def undone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Path, bytes | str]]:
     """A tree that every setting changes and brings back, and what it says."""
     tree = Path(shutil.copytree(MACHINES / "hgx-h100", tmp_path_factory.mktemp("undone") / "tree", symlinks=True))
-    boots_by_grub(tree)
+    arranged(tree)
     return tree, said_by(tree)
 
 
@@ -124,7 +160,7 @@ def test_undo_brings_back_every_byte(name: str, undone: tuple[Path, dict[Path, b
     root = Root(str(tree))
     gpus = msgspec.json.decode((tree / "nvml.json").read_bytes())
     change.execute(plan(name, look(tree, name)), root, nvml_set=TreeNvml(root).set)  # type: ignore[arg-type]
-    outcomes = change.undo_all(root, nvml_set=TreeNvml(root).set)
+    outcomes = change.undo_all(root, nvml_set=TreeNvml(root).set, drained=True)
     assert outcomes and all(o.done for o in outcomes)
     assert said_by(tree) == before
     assert msgspec.json.decode((tree / "nvml.json").read_bytes()) == gpus
@@ -325,3 +361,14 @@ def test_limits_parser_takes_any_text(text: str) -> None:
     memlock.parse_limits(text)
     parsed = memlock.parse_limits(text + "\nMax locked memory   65536   unlimited   bytes\n")
     assert parsed is not None
+
+
+def test_a_snapshot_holds_every_file_that_a_setting_reads(undone: tuple[Path, dict[Path, bytes | str]], tmp_path: Path) -> None:
+    used = undone[0]
+    assert main(["snapshot", str(tmp_path / "copy"), "--root", str(used)]) == 0
+    root, copy = Root(str(used)), Root(str(tmp_path / "copy"))
+    for name, known in ALL.items():
+        for pattern in known.reads:
+            paths = [p for p in root.glob(pattern) if root.list(p) is None]
+            lost = [p for p in paths if isinstance(root.read_bytes(p), bytes) and not isinstance(copy.read_bytes(p), bytes)]
+            assert lost == [], name

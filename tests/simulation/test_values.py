@@ -97,6 +97,11 @@ def _hertz(call: Callable[..., int], kind: int) -> Callable[[Any], int]:
     return lambda h: call(h, kind) * 1_000_000
 
 
+def _mig(handle: Any) -> Any:
+    """On a GPU without MIG; with it, see tests/settings/test_gpu_state_settings.py."""
+    return n.nvmlDeviceGetMigMode(handle)
+
+
 READERS: dict[str, Callable[[Any], Any]] = {
     "index": n.nvmlDeviceGetIndex,
     "pci": _pci,
@@ -124,6 +129,13 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "accounting_mode": n.nvmlDeviceGetAccountingMode,
     "mig_mode.current": lambda h: n.nvmlDeviceGetMigMode(h)[0],
     "mig_mode.pending": lambda h: n.nvmlDeviceGetMigMode(h)[1],
+    "application_clocks.sm_hertz": lambda h: n.nvmlDeviceGetApplicationsClock(h, 0) * 10**6,
+    "application_clocks.memory_hertz": lambda h: n.nvmlDeviceGetApplicationsClock(h, 2) * 10**6,
+    "application_clocks.default_sm_hertz": lambda h: n.nvmlDeviceGetDefaultApplicationsClock(h, 0) * 10**6,
+    "application_clocks.default_memory_hertz": lambda h: n.nvmlDeviceGetDefaultApplicationsClock(h, 2) * 10**6,
+    "mig": _mig,
+    "mig.instances": lambda h: [] if n.nvmlDeviceGetMigMode(h) == [0, 0] else None,
+    "mig.profiles": lambda h: [] if n.nvmlDeviceGetMigMode(h) == [0, 0] else None,
     "ecc_mode.current": lambda h: n.nvmlDeviceGetEccMode(h)[0],
     "ecc_mode.pending": lambda h: n.nvmlDeviceGetEccMode(h)[1],
     "ecc.volatile_corrected": _ecc(0, 0),

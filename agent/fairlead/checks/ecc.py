@@ -27,6 +27,7 @@ FIELDS = Ecc.__struct_fields__
 
 class Params(CheckParams, frozen=True, kw_only=True):
     required: Annotated[bool, Meta(description="ECC must be switched on.")] = True
+    judge_mode: Annotated[bool, Meta(description="The mode is judged here; false where settings.ecc is declared.")] = True
     volatile_uncorrected_max: Annotated[
         int, Meta(ge=0, description="Uncorrectable errors since the driver loaded that are accepted.")
     ] = 0
@@ -56,6 +57,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if gpu.lost:
             continue  # gpu_count says so
         if isinstance(gpu.ecc, Ecc) and gpu.ecc.mode_current is False:
+            if not params.judge_mode:
+                continue
             if params.required:
                 pending = " until the next reset" if gpu.ecc.mode_pending is True else ""
                 yield _finding(
@@ -118,7 +121,7 @@ def _counted(gpu: Gpu, ecc: Ecc, params: Params) -> Iterator[Finding]:
             Service.KEEP,
             evidence_id=f"aggregate_uncorrected={life}",
         )
-    if ecc.mode_current is True and ecc.mode_pending is False:
+    if params.judge_mode and ecc.mode_current is True and ecc.mode_pending is False:
         yield _finding(gpu, Level.WARN, f"ECC of GPU {gpu.pci} goes off at the next reset", Action.PROVISION, Service.KEEP)
 
 

@@ -44,6 +44,10 @@ def _finding(level: Level, summary: str, action: Action, *evidence: str, device:
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if node.nvml_released:
+        words = "NVML is let go of on request (/run/fairlead/nvml-release): nothing is known of the GPUs"
+        yield _finding(Level.UNKNOWN, words, Action.NONE)
+        return
     if node.stuck is not None:
         yield _stuck(node.stuck, params, node.gpus.detail if isinstance(node.gpus, Missing) else "")
     module = node.driver.module_version

@@ -29,7 +29,11 @@ COMMANDS = {
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",
     "apply": "make this node what its document says",
+    "plan": "what provision would change on each node, why, and which nodes need a reboot or a drain",
+    "render": "what a playbook of your own needs to use fairlead's roles",
     "provision": "make nodes what the site declares, over ssh",
+    "maintain": "drain, wait, apply, reboot, verify, resume: in batches, with a journal",
+    "lock": "resolve the declared drivers into fairlead.lock: exact packages, with hashes",
     "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
     "accept": "measure nodes with nccl-tests and others, as Slurm jobs, and judge them",
     "drain": "drain a node with a reason that fairlead owns",
@@ -53,7 +57,8 @@ Keeps the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones.
 {commands}
 
 `fairlead COMMAND --help` says more. Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown (check);
-64 usage, 65 bad data, 66 no such input, 69 unavailable, 70 bug, 75 try again, 77 needs root, 78 configuration."""
+64 usage, 65 bad data, 66 no such input, 68 node not reached, 69 unavailable, 70 bug,
+75 try again, 77 needs root, 78 configuration."""
 
 # Modules that only an extra brings, and which.
 EXTRAS = {

@@ -1,19 +1,22 @@
 """Make this node what its document says, and report what is persisted, effective and pending.
 
 Run by `fairlead provision` over ssh, by the unit fairlead-apply.service at boot, and by hand. On a node where a job runs,
-only changes that no job can notice are made; the rest is reported as deferred.
-Exit codes: 0 as declared, 69 something failed or could not be read, 75 something waits for an idle node, 78 refused.
+only changes that no job can notice are made; the rest is reported as deferred. Changes that must not meet a job at all need
+a node that is drained in Slurm: --drained says that it is, and is refused where a job step is found.
+Exit codes: 0 as declared, 69 something failed or could not be read, 75 something waits for an idle or drained node or a
+reboot, 78 refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 
-from fairlead import config
+from fairlead import config, settings
 from fairlead.apply import ApplyReport, Nvml, TreeNvml, apply
 from fairlead.cli.show import print_json
-from fairlead.errors import ExitCode, InputMissing, NeedsRoot
+from fairlead.errors import ExitCode, HostError, InputMissing, NeedsRoot, NodeBusy, UsageError
 from fairlead.host import change, process
 from fairlead.host.root import Root
 
@@ -24,11 +27,17 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--document", default="", help=f"what this node should be (default: {DOCUMENT} below the root)", metavar="FILE"
     )
-    parser.add_argument("--root", default="/", help="a tree or an image instead of this machine: no unit is started there")
+    parser.add_argument(
+        "--root", default="/", metavar="DIR", help="an image or a tree instead of this machine: files only, nothing is started"
+    )
     parser.add_argument("--phase", choices=["all", "boot"], default="all", help="boot: only what a reboot loses")
+    parser.add_argument("--only", default="", metavar="NAMES", help="only these settings or groups of settings: nccl,kernel")
     parser.add_argument("-n", "--dry-run", "--check", action="store_true", dest="dry_run", help="show, change nothing")
     parser.add_argument("--diff", action="store_true", help="show each change as a diff")
     parser.add_argument("--busy", action="store_true", help="treat this node as busy; by default it looks for job steps")
+    parser.add_argument(
+        "--drained", action="store_true", help="this node is drained in Slurm and no job runs: make changes that need that too"
+    )
     parser.add_argument("--undo", action="store_true", help="bring back what was there before fairlead's first change")
     parser.add_argument("--json", action="store_true")
 
@@ -39,13 +48,17 @@ def run(args: argparse.Namespace) -> ExitCode:
     root = Root(args.root)
     if root.is_live and not args.dry_run and os.geteuid() != 0:
         raise NeedsRoot("changing this node needs root", hint="or look with --dry-run")
-    busy = args.busy or (root.is_live and process.jobs_running(root))
+    only = settings.select(args.only) if args.only else ()
+    busy, drained = _jobs(root, args)
     if args.undo:
-        return _undo(root, args, busy=busy)
+        return _undo(root, args, busy=busy, drained=drained)
     document = config.load_document(args.document or os.path.join(args.root, DOCUMENT.lstrip("/")))
+    if change.is_image(root) and not args.dry_run:
+        _furnish(root, document)
     nvml = _nvml(root, document)
     try:
-        report = apply(document, root, dry_run=args.dry_run, phase=args.phase, busy=busy, nvml=nvml)
+        how = {"dry_run": args.dry_run, "busy": busy, "drained": drained}
+        report = apply(document, root, phase=args.phase, nvml=nvml, only=only, **how)
     finally:
         _close(nvml)
     if args.json:
@@ -53,6 +66,38 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(text(report, diff=args.diff))
     return report.exit_code
+
+
+def _furnish(root: Root, document: config.Document) -> None:
+    """In an image: hooks, units (enabled by link) and the document. The release itself is the image builder's to install."""
+    from fairlead.model.change import Unit
+    from fairlead.provision.bundle import UNITS, documents, node_files
+
+    for path, content, mode in node_files():
+        change.write_file(root.join(path), content, mode)
+    for entry in documents(document):
+        change.write_file(root.join(entry["path"]), entry["content"].encode(), entry["mode"])
+    units = [Unit(setting="", why="", name=str(u["name"]), enabled=True) for u in UNITS]
+    failed = [o.message for o in change.execute(units, root) if not o.done]
+    if failed:
+        raise HostError(failed[0])
+    if not root.exists("/opt/fairlead/current/bin/fairlead"):
+        print("no /opt/fairlead/current in this image: its units start once a release is there", file=sys.stderr)
+
+
+def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:
+    """(busy, drained). Raises NodeBusy, UsageError. A dry run shows what a drained node would get, whatever runs now."""
+    if args.busy and args.drained:
+        raise UsageError("--busy and --drained exclude each other")
+    running = root.is_live and process.jobs_running(root)
+    if args.drained:
+        if running and not args.dry_run:
+            hint = "drain it in Slurm and wait until no job runs; without --drained, what no job can notice is changed now"
+            raise NodeBusy("--drained: job steps run on this node; nothing was changed", hint=hint)
+        return False, True
+    busy = args.busy or running
+    # At boot, as long as slurmd does not run, no job can come.
+    return busy, args.phase == "boot" and root.is_live and not busy and process.find(root, "slurmd") is None
 
 
 def _nvml(root: Root, document: config.Document) -> Nvml:
@@ -68,14 +113,14 @@ def _close(nvml: Nvml) -> None:
         nvml.close()  # type: ignore[attr-defined]
 
 
-def _undo(root: Root, args: argparse.Namespace, *, busy: bool) -> ExitCode:
+def _undo(root: Root, args: argparse.Namespace, *, busy: bool, drained: bool) -> ExitCode:
     document = config.profile_document("localhost")
     nvml = _nvml(root, document)
     try:
         if args.dry_run:
             outcomes = tuple(change.Outcome(change=c, done=True, message=change.diff(c)) for _, c in change.undo_changes(root))
         else:
-            outcomes = change.undo_all(root, nvml_set=nvml.set, busy=busy)
+            outcomes = change.undo_all(root, nvml_set=nvml.set, busy=busy, drained=drained)
     finally:
         _close(nvml)
     if args.json:

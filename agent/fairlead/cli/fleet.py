@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -53,12 +54,17 @@ def run(args: argparse.Namespace) -> ExitCode:
         program=args.ssh,
         conf=args.slurm_conf,
         bin_dir=args.bin_dir,
+        told=answered if sys.stderr.isatty() and args.watch is None else None,
     )
     if args.watch is not None:
         from fairlead.cli.fleet_watch import watch
 
         return watch(looks, args.watch, each=args.each, as_json=args.json)
-    look = looks.look()
+    try:
+        look = looks.look()
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
     if not look.rows:
         raise InputMissing(f"Slurm has no node {args.nodelist or ''}{args.partition and f' in {args.partition}'}".rstrip())
     if args.json:
@@ -66,6 +72,12 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(text(look, each=args.each))
     return ExitCode.OK
+
+
+def answered(done: int, total: int) -> None:
+    """How far it is, on a terminal: new connections to many nodes take seconds."""
+    sys.stderr.write(f"\r\x1b[Kfairlead fleet: {done} of {total} nodes have answered")
+    sys.stderr.flush()
 
 
 def text(look: Look, *, each: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
@@ -37,7 +38,8 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 class Looks:
-    """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most."""
+    """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most;
+    ``told``: of how many have answered, see OverSsh."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Looks:
         conf: str = "",
         bin_dir: str = "/usr/bin",
         source: Source | None = None,
+        told: Callable[[int, int], None] | None = None,
     ) -> None:
         try:
             self._wanted = {str(n) for n in NodeSet(nodelist)} if nodelist else set()
@@ -62,6 +65,7 @@ class Looks:
         self._site, self._program, self._seconds = site, program, seconds
         self._agents = agents
         self._source = source
+        self._told = told
         self._accounts: dict[str, Account] = {}
         self._asked: set[str] = set()
         self._accounts_at = float("-inf")
@@ -93,4 +97,4 @@ class Looks:
         kept = shared_connections(own, address) if self._program == "ssh" else ""
         options = " ".join(filter(None, (own, f"-i {shlex.quote(key)}" if key else "", SSH_ARGS, kept)))
         user = self._site.ansible.user if self._site is not None else ""
-        return OverSsh(program=self._program, options=options, user=user, seconds=self._seconds)
+        return OverSsh(program=self._program, options=options, user=user, seconds=self._seconds, told=self._told)

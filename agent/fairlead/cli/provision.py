@@ -1,14 +1,17 @@
 """Make nodes what the site declares, over ssh: install fairlead there, hand over each node's document, apply it.
 
-One round trip to a node that lacks nothing; a second run changes nothing. Results are grouped by equal outcome.
-Exit codes: 0 all as declared, 69 a node failed or was not reached (the others are done), 75 a setting waits for an idle
-node, 64/66/78 nothing was touched.
+One round trip to a node that lacks nothing; a second run changes nothing. Results are grouped by equal outcome; a node that
+is not reached stops no other and is named at the end. --tags limits what is made so now to some settings or groups of
+settings; fairlead itself and the whole document are always brought up to date.
+Exit codes: 0 all as declared (with --exit-code 1 where something was changed, or would be), 68 a node was not reached, 69 a
+node failed, 75 a setting waits for an idle or drained node or a reboot; 64/66/78 nothing was touched.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,14 +20,20 @@ from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.host.change import write_file
 
+if TYPE_CHECKING:
+    from fairlead.slurm.scontrol import Scontrol
+
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--site", default="/etc/fairlead/site.toml", help="the site's declaration")
-    parser.add_argument("-l", "--nodelist", default="", help="only these nodes: gpu[001-064]")
+    choose_nodes(parser)
     parser.add_argument("-n", "--check", "--dry-run", action="store_true", help="show what would change, change nothing")
     parser.add_argument("--diff", action="store_true", help="show the changes as diffs")
+    parser.add_argument("--exit-code", action="store_true", help="end with 1 where something was changed, or would be")
     parser.add_argument("--json", action="store_true", help="the report as JSON on standard output")
-    parser.add_argument("--report", default="", metavar="FILE", help="also write the report as JSON there")
+    parser.add_argument(
+        "--report", action="append", default=[], metavar="FILE",
+        help="also write the report there: FILE.json as JSON, any other as a page for a change ticket; may be given twice",
+    )  # fmt: skip
     parser.add_argument("--wheel", default="", help="this wheel of fairlead instead of one packed from this installation")
     parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
     parser.add_argument("--uninstall", action="store_true", help="remove everything of fairlead's from the nodes")
@@ -33,16 +42,43 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress display")
 
 
+def choose_nodes(parser: argparse.ArgumentParser) -> None:
+    """The options that say which site, nodes and settings a run is about."""
+    parser.add_argument("--site", default="/etc/fairlead/site.toml", help="the site's declaration")
+    parser.add_argument("-l", "--nodelist", default="", help="only these nodes: gpu[001-064], or a ClusterShell group, @gpu")
+    parser.add_argument(
+        "-i", "--inventory", choices=["site", "slurm"], default="site",
+        help="slurm: of the declared nodes those that Slurm has, at the addresses that it has of them",
+    )  # fmt: skip
+    parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
+    parser.add_argument("--bin-dir", default="/usr/bin", help="where scontrol is")
+    parser.add_argument(
+        "--tags", default="", metavar="NAMES", help="only these settings or groups of settings: nccl,kernel,pcie,limits"
+    )
+
+
+def slurm_client(args: argparse.Namespace) -> Scontrol | None:
+    """Whom to ask for the nodes; None for the site alone."""
+    from fairlead.slurm.scontrol import Scontrol
+
+    return Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir) if args.inventory == "slurm" else None
+
+
 def run(args: argparse.Namespace) -> ExitCode:
     if (args.undo or args.force) and not args.uninstall:
         raise UsageError("--undo and --force belong to --uninstall")
-    from fairlead.provision.report import text
+    from fairlead import settings
+    from fairlead.provision.report import data, text, ticket
     from fairlead.provision.run import Options
     from fairlead.provision.run import run as provision
 
-    folder = os.path.dirname(args.report) or "."
-    if args.report and not os.path.isdir(folder):
-        raise InputMissing(f"--report {args.report}: no folder {folder}", hint="make it first; no node was touched")
+    for path in args.report:
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder):
+            raise InputMissing(f"--report {path}: no folder {folder}", hint="make it first; no node was touched")
+    only = settings.select(args.tags) if args.tags else ()
+    if only and args.uninstall:
+        raise UsageError("--tags does not go with --uninstall")
     site = config.load_site(args.site)
     options = Options(
         nodelist=args.nodelist,
@@ -54,15 +90,20 @@ def run(args: argparse.Namespace) -> ExitCode:
         uninstall=args.uninstall,
         undo=args.undo,
         force=args.force,
+        only=only,
     )
-    report = provision(site, options)
+    report = provision(site, options, slurm_client(args))
+    code = report.detailed_exit_code if args.exit_code else report.exit_code
     if args.json:
-        print_json(report)
+        print_json(data(report, code))
     else:
         print(text(report, diff=args.diff))
-    if args.report:
+    for path in args.report:
+        page = ticket(report, code, diff=args.diff).encode()
+        if path.endswith(".json"):
+            page = msgspec.json.format(msgspec.json.encode(data(report, code)), indent=1) + b"\n"
         try:
-            write_file(args.report, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+            write_file(path, page)
         except OSError as e:
-            raise HostError(f"--report {args.report}: {e.strerror}", hint="the run itself is done, as said above") from None
-    return report.exit_code
+            raise HostError(f"--report {path}: {e.strerror}", hint="the run itself is done, as said above") from None
+    return code

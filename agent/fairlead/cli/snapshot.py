@@ -10,9 +10,11 @@ import argparse
 import os
 from pathlib import Path
 
+from fairlead import settings
 from fairlead.cli import look
 from fairlead.cli.recorded import machine, recorded_nvml
 from fairlead.cli.show import print_json
+from fairlead.daemon import judge
 from fairlead.errors import ExitCode, UsageError
 
 
@@ -30,8 +32,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: is there already", hint="name a new folder")
     root = machine(args.root)
-    raw = look.live_nvml(look.document_for(args).agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
-    snapshot(root, raw, target, redact=args.redact)
+    document = look.document_for(args)
+    raw = look.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
+    reads = [path for setting in settings.load().values() for path in setting.reads]
+    snapshot(root, raw, target, redact=args.redact, reads=(*reads, *judge.reads(document)))
     count = sum(len(files) for _, _, files in os.walk(target))
     if args.json:
         print_json({"tree": str(target), "files": count, "redacted": args.redact})

@@ -13,6 +13,14 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 FORMS = "a time (2026-11-21T18:30) or a span (90s, 30m, 2h, 7d)"
 
 
+def span(text: str, option: str) -> float:
+    """Seconds of a span (90s, 30m, 2h, 7d). Raises UsageError."""
+    match = _SPAN.fullmatch(text.strip())
+    if not match or int(match[1]) == 0:
+        raise UsageError(f"{option} {text!r}: not a span such as 90s, 30m, 2h, 7d")
+    return float(int(match[1]) * _SECONDS[match[2]])
+
+
 def moment(text: str, option: str, *, ahead: bool = False) -> float:
     """Unix time of ``text``; a span counts from now, back or ``ahead``. Raises UsageError."""
     match = _SPAN.fullmatch(text.strip())

@@ -177,11 +177,13 @@ def _document(data: object, where: str) -> Document:
     schema = data.get("schema")
     if schema not in READABLE_SCHEMAS:
         known = " and ".join(str(s) for s in READABLE_SCHEMAS)
-        raise ConfigError(where, "schema", f"{schema!r} is not readable by this version, which reads {known}")
+        hint = "run `fairlead provision` from the admin host: it brings a document and the release that reads it together"
+        raise ConfigError(where, "schema", f"{schema!r} is not readable by this version, which reads {known}", hint=hint)
     try:
         wire = cast(Any, msgspec.convert(data, _Wire))
     except msgspec.ValidationError as e:
         raise config_error(where, e) from None
+    settings = {n: w for n in wire.settings.__struct_fields__ if (w := getattr(wire.settings, n)) is not UNSET}
     return Document(
         schema=wire.schema,
         generation=wire.generation,
@@ -189,14 +191,23 @@ def _document(data: object, where: str) -> Document:
         node=wire.node,
         profile=wire.profile,
         unsupported=wire.unsupported,
-        checks={n: getattr(wire.checks, n) for n in wire.checks.__struct_fields__},
-        settings={n: w for n in wire.settings.__struct_fields__ if (w := getattr(wire.settings, n)) is not UNSET},
+        checks=_judged({n: getattr(wire.checks, n) for n in wire.checks.__struct_fields__}, settings),
+        settings=settings,
         policy=wire.policy,
         agent=wire.agent,
         slurm=wire.slurm,
         hooks=wire.hooks,
         jobenv=wire.jobenv,
     )
+
+
+def _judged(checks: dict[str, CheckParams], settings: Mapping[str, Want]) -> dict[str, CheckParams]:
+    """What a setting declares is never also a check: the parameters that each declared one puts on checks."""
+    known = setting_list.load()
+    for name, want in settings.items():
+        for check, parameters in known[name].instead_of.items() if want.managed else ():
+            checks[check] = msgspec.structs.replace(checks[check], **parameters)
+    return checks
 
 
 def content_hash(data: Mapping[str, Any]) -> str:

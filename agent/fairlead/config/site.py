@@ -31,6 +31,7 @@ from fairlead import assets
 from fairlead.config.accept import AcceptOptions, accept_options
 from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, config_error, resolve_layers
 from fairlead.config.fabric import fabric_layer, load_fabric
+from fairlead.config.lock import lock_layer
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
 
@@ -197,7 +198,14 @@ def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> st
 
 def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, dict[str, str]]:
     """A node's document and the origin of each given value. ``classes``: the names of the classes that hold the node
-    (the caller knows nodelists). Raises ConfigError when two classes name different profiles."""
+    (the caller knows nodelists). Raises ConfigError when two classes name different profiles, or the lock does not fit."""
+    layers, name = layers_of(site, node, classes)
+    locked = lock_layer(site.file, node, layers, name)
+    return resolve_layers(node, [*layers, *([locked] if locked else [])], profile=name, generation=site.generation)
+
+
+def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple[str, Mapping[str, Any]]], str]:
+    """The layers of a node's document (origin, tree) but for the lock, and its hardware profile's name."""
     chosen = [c for c in site.classes if c.name in classes]
     name = _one_of(site, node, chosen, "profile")
     layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -212,7 +220,7 @@ def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, di
     layers += [(f"{site.file} classes.{c.name}", c.layer) for c in chosen]
     if node in site.nodes:
         layers.append((f"{site.file} nodes.{node}", site.nodes[node]))
-    return resolve_layers(node, layers, profile=name, generation=site.generation)
+    return layers, name
 
 
 def profile_document(node: str, profile: str = "", fabric: str = "") -> Document:

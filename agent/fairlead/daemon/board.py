@@ -6,7 +6,9 @@ A full or read-only disk is said once and tried again; it never ends the agent.
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fairlead.config import Document
@@ -32,6 +34,7 @@ class Board:
         self._disk = disk or Direct()
         self.trouble: dict[str, str] = {}
         self.sequence = 0
+        self._lock = threading.Lock()  # the verdict's: the loop writes it, and the lookout when the loop cannot
         self.verdict: Verdict | None = None
         self._facts: object = None
         self._metrics: Metrics | None = None
@@ -40,7 +43,8 @@ class Board:
         self._listening = ""
         self._place: tuple[int, int] | None = None
         self.change(document)
-        self.sequence = self._earlier_sequence()
+        earlier = self._earlier()
+        self.sequence = earlier.sequence if earlier is not None else 0
 
     def change(self, document: Document) -> None:
         """Take up a document; makes the folders."""
@@ -78,23 +82,39 @@ class Board:
                 f"{self.run_dir}: removed, and cannot be made from inside the unit; systemd makes it at the next start"
             )
 
-    def _earlier_sequence(self) -> int:
+    def _earlier(self) -> Verdict | None:
+        """What an agent before this one has said last."""
         try:
             with open(f"{self.run_dir}/verdict", encoding="ascii", errors="replace") as f:
-                return parse_line(f.read(4096)).sequence
+                return parse_line(f.read(4096))
         except (OSError, DataError):
-            return 0
+            return None
 
     def say(self, state: State, text: str) -> Verdict:
         """Publish a verdict, good for the document's time to live from now on."""
         self._keep_folder()
-        options = self.document.agent
-        ttl = max(options.verdict_ttl_seconds, int(3 * options.interval_seconds))
+        with self._lock:
+            return self._say(state, text)
+
+    def _say(self, state: State, text: str) -> Verdict:
         self.sequence += 1
-        verdict = Verdict(state=state, expires=int(boottime()) + ttl, sequence=self.sequence, text=text)
+        verdict = Verdict(state=state, expires=int(boottime()) + self.ttl_seconds, sequence=self.sequence, text=text)
         self._write("verdict", verdict.to_line().encode("utf-8", "replace"))
         self.verdict = verdict
         return verdict
+
+    def doubt(self, text: str, late: Callable[[], bool]) -> None:
+        """``unknown``, from another thread than the loop's, while ``late()``: in place of a verdict that lets jobs on."""
+        with self._lock:
+            standing = self.verdict or self._earlier()
+            if late() and (standing is None or standing.state is not State.DRAIN):
+                self._say(State.UNKNOWN, text)
+
+    @property
+    def ttl_seconds(self) -> int:
+        """How long a verdict counts."""
+        options = self.document.agent
+        return max(options.verdict_ttl_seconds, int(3 * options.interval_seconds))
 
     def facts(self, node: Node) -> None:
         """Publish what the task prolog reads, when it has changed. Where NVIDIA GPUs do not answer, the last one stays; a

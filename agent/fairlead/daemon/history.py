@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from fairlead.daemon.days import Days
 from fairlead.daemon.disk import Direct, Storage
-from fairlead.daemon.series import KEEP_SECONDS, Series
+from fairlead.daemon.series import KEEP_SECONDS, SAMPLE_SECONDS, Series
 from fairlead.daemon.store import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
@@ -49,6 +49,7 @@ class History:
         self._others = 0
         self._events = 0
         self._series = Series()
+        self._sampled_at = float("-inf")
         self._boards: dict[str, str] = {}
         self._days = Days()
         self._readable: set[str] = set()
@@ -120,6 +121,11 @@ class History:
         """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; at most one a minute of each."""
         if self._series.add(seconds, values):
             self._past = None
+            self._sampled_at = seconds
+
+    def samples_due(self, seconds: float) -> bool:
+        """Whether ``add_samples`` would remember anything: values of hundreds of counters are not even collected else."""
+        return not 0 <= seconds - self._sampled_at < SAMPLE_SECONDS
 
     def add_boards(self, boards: Mapping[str, str]) -> None:
         """Remember which board sits where, once: one in another's place is for a person to say (`fairlead clear`)."""

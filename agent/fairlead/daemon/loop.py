@@ -32,12 +32,13 @@ from fairlead.daemon.history import History
 from fairlead.daemon.joblook import look_at_jobs
 from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.lookout import Lookout
 from fairlead.daemon.moment import now_of, uptime_of
-from fairlead.daemon.notify import Notify
+from fairlead.daemon.notify import READY_SECONDS, Notify
 from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
 from fairlead.daemon.requests import Requests
-from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, policies_of
+from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, nvml_released, policies_of
 from fairlead.daemon.senses import Senses, machine
 from fairlead.errors import FairleadError
 from fairlead.host.clock import asleep, boottime
@@ -84,6 +85,7 @@ class Loop:
         self.history = History(state_dir, self.senses.boot_id, self.disk)
         self.hold = Hold(self.disk)
         self.board = Board(document, self.disk)
+        self.lookout = Lookout(self.board, lambda: root.reading)
         self._couriers = Disk("courier's disk")
         self._couriers_hold = Hold(self._couriers)
         self.ledger = Ledger(
@@ -112,7 +114,7 @@ class Loop:
         self._slept = asleep()
         self._shown: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._troubles: tuple[str, ...] = ()
-        self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_boot = self._ready_by = 0.0
         self.next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
@@ -146,9 +148,11 @@ class Loop:
             look_at_jobs(self)  # a refusal that an earlier agent left: known before the first look at slurmctld
             self.courier.start()
         try:
+            self.lookout.start()
             self._kernel()
             self._start_sweep()
             while not self._signals & {signal.SIGTERM, signal.SIGINT}:
+                self.lookout.turn()
                 self._wait(reader)
                 self._heed_signals()
                 self._slurm_news()
@@ -157,6 +161,7 @@ class Loop:
                     self.history.event(f"return command {self.proving.state.value}", self.proving.said)
                     self._decide((), frozenset())
                 swept = self._swept()
+                self._ready()
                 self._tick()
                 if swept and once:
                     break
@@ -182,6 +187,7 @@ class Loop:
             os.read(reader, 256)
 
     def _end(self, reader: int, writer: int) -> None:
+        self.lookout.stop()
         if self.courier is not None:
             self.courier.stop()
         self.notify.send("STOPPING=1")
@@ -237,6 +243,9 @@ class Loop:
         if now >= self._next_tick:
             self._next_tick = now + min(TICK_SECONDS, self.document.agent.interval_seconds)
             look_at_jobs(self)
+            if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
+                log.line(log.NOTICE, "NVML let go of" if wanted else "NVML taken hold of again", by="nvml-release")
+                self.next_sweep = 0.0
         if now >= self.next_sweep:
             self._start_sweep()
 
@@ -276,11 +285,19 @@ class Loop:
         self._decide(findings, ran, swept=True)
         self.board.facts(node)
         if self.sweeps == 1:
-            self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
+            self._ready_by = time.monotonic() + READY_SECONDS
             gc.collect()
             gc.freeze()
             gc.set_threshold(20000, 20, 50)  # what a sweep makes goes by its reference counts
         return True
+
+    def _ready(self) -> None:
+        """slurmd starts after this: after the first verdict, and where that asks for a drain, once slurmctld has it (bounded)."""
+        wanted = self.courier is not None and self.decision is not None and self.decision.order is Order.DRAIN
+        underway = wanted and not (self.standing.drained or self.standing.held) and time.monotonic() < self._ready_by
+        if self._ready_by and not underway:
+            self._ready_by = 0.0
+            self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
 
     def _kernel(self) -> None:
         """Kernel records: those that a check declared are remembered, and wake it at once."""

@@ -80,6 +80,7 @@ class View(Struct, frozen=True, kw_only=True):
     overruns: int = 0
     worker_crashes: int = 0
     worker_stuck: bool = False
+    nvml_released: bool = False
     history_ok: bool = True
     jobs: int = 0
     node: Node | None = None
@@ -190,6 +191,7 @@ def _agent(view: View) -> Iterator[Metric]:
     yield limit
     yield _gauge("slurm_up", "1 when slurmctld answered the last time it was asked.", view.slurm_up)
     yield _gauge("jobs", "Jobs on this node by the prolog's records.", view.jobs)
+    yield _gauge("nvml_released", "1 while NVML is let go of on request (RUN_DIR/nvml-release).", view.nvml_released)
     yield _gauge("nvml_worker_stuck", "1 while an NVML call has not come back.", view.worker_stuck)
     yield _gauge("history_up", "1 while history is on disk.", view.history_ok)
     yield _counter("sweeps", "Full sweeps.", view.sweeps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fairlead.daemon.rules import DISABLED, applying
+from fairlead.daemon.rules import DISABLED, applying, nvml_released
 from fairlead.host.clock import boottime
 from fairlead.host.kernel import uptime_seconds
 from fairlead.host.root import Root
@@ -32,7 +32,7 @@ def now_of(loop: Loop, *, full_sweep: bool) -> Now:
         boot_id=loop.senses.boot_id,
         job_running=bool(loop.jobs.running),
         jobs=loop.jobs.running,
-        applying=applying(agent.run_dir),
+        applying=applying(agent.run_dir) or nvml_released(agent.run_dir),
         drained=standing.drained,
         hold=loop.hold.look(agent.state_dir, agent.run_dir) is not None,
         disabled=loop.root.exists(DISABLED),

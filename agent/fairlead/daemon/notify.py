@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+READY_SECONDS = 10.0  # what a drain that the first look asks for may keep slurmd waiting
+
 
 class Notify:
     """``watchdog_seconds``: how often ``WATCHDOG=1`` is due (half of WatchdogSec), 0 when systemd does not watch."""

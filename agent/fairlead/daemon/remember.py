@@ -25,7 +25,7 @@ def after(
 ) -> None:
     """After it was judged. ``seconds``: CLOCK_BOOTTIME of the look. ran: the checks that judged it (None: all). thorough:
     also what rarely changes. Counters are remembered once a minute at most: those of a thorough look will do."""
-    for name, check in checks.load().items() if node.thorough else ():
+    for name, check in checks.load().items() if node.thorough and history.samples_due(seconds) else ():
         if check.samples is not None and document.checks[name].enabled and (ran is None or name in ran):
             history.add_samples(seconds, check.samples(node))
     if thorough:

@@ -94,13 +94,26 @@ def barred(hold: Hold, state_dir: str, run_dir: str, disabled: str) -> str:
 
 
 def applying(run_dir: str) -> bool:
-    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds."""
+    """Whether `fairlead apply` runs: RUN_DIR/applying, ``1 PID EXPIRES`` with CLOCK_BOOTTIME seconds. One that was killed left
+    its mark, and no process."""
+    pid = _asked(run_dir, "applying")
+    return pid is not None and os.path.exists(f"/proc/{pid}")
+
+
+def nvml_released(run_dir: str) -> bool:
+    """Whether NVML is to be let go of, for the module to be unloaded or a GPU reset: RUN_DIR/nvml-release, of the same form."""
+    return _asked(run_dir, "nvml-release") is not None
+
+
+def _asked(run_dir: str, name: str) -> int | None:
+    """The process that wrote a mark which has not expired; None: there is none."""
     try:
-        with open(os.path.join(run_dir, "applying"), encoding="ascii", errors="replace") as f:
+        with open(os.path.join(run_dir, name), encoding="ascii", errors="replace") as f:
             fields = f.read(256).strip().split("\t")
     except OSError:
-        return False
-    return len(fields) == 3 and fields[2].isdigit() and int(fields[2]) >= boottime()
+        return None
+    valid = len(fields) == 3 and fields[1].isdigit() and fields[2].isdigit() and int(fields[2]) >= boottime()
+    return int(fields[1]) if valid else None
 
 
 def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "") -> Drain:

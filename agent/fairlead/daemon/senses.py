@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead.config import Document
 from fairlead.daemon.judge import quick_reads, reads, wanted
@@ -35,6 +36,7 @@ class Senses:
         self.answered: dict[str, float] = {}
         self.lost = 0  # kernel records overwritten before they were read
         self._asked = False
+        self._module: object = None
         self._gatherer: Gatherer | None = None
         self.change(document)
 
@@ -75,9 +77,21 @@ class Senses:
         return self.worker.next_poll()
 
     def look_closely(self) -> None:
-        """The next sweep reads everything."""
+        """The next sweep reads everything, and asks a driver that hung."""
         if self._gatherer is not None:
             self._gatherer.look_closely()
+        if self.worker is not None:
+            self.worker.hurry()
+
+    def let_go(self, wanted: bool) -> bool:
+        """Let go of NVML (no worker, no library in memory), or take hold of it again at the next sweep. Whether that is news."""
+        if self.worker is None or wanted == self.worker.released:
+            return False
+        if wanted:
+            self.worker.release()
+        else:
+            self.worker.reattach()
+        return True
 
     def start_sweep(self) -> None:
         self._asked = True
@@ -100,10 +114,15 @@ class Senses:
         if self._gatherer is None:
             return None
         node = self._gatherer.gather(raw, stuck=stuck)
+        if self.worker is not None and self.worker.released:
+            node = replace(node, nvml_released=True)
         now = boottime()
         self.answered["host"] = now
         if not isinstance(node.gpus, Missing):
             self.answered["nvml"] = now
+        if self.worker is not None and node.driver.module_version != self._module:  # the driver was loaded anew
+            self._module = node.driver.module_version
+            self.worker.hurry()
         return node
 
     def kernel(self) -> list[KernelRecord]:

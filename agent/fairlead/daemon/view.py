@@ -42,6 +42,7 @@ def view_of(loop: Loop, decision: Decision) -> View:
         overruns=loop.history.overrun,
         worker_crashes=worker.crashes if worker else 0,
         worker_stuck=bool(loop.node and loop.node.stuck),
+        nvml_released=bool(worker and worker.released),
         history_ok=not loop.history.trouble,
         jobs=len(loop.jobs.running),
         node=loop.node,

@@ -20,6 +20,7 @@ HEADER_TYPE = 0x0E
 CAP_ID_EXP = 0x10
 EXT_CAP_ID_DSN = 0x03
 EXT_CAP_ID_ACS = 0x0D
+DEVICE_CONTROL = 0x08  # of the PCI Express capability; link control is at 0x10
 _PORT_TYPES = {4: "root_port", 5: "switch_upstream", 6: "switch_downstream"}  # PCI_EXP_TYPE_*
 _CAPS_MAX = 48  # (256 - 64) / 4
 _EXT_CAPS_MAX = 480  # (4096 - 256) / 8
@@ -30,6 +31,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
     role: str = ""
     acs_offset: int | Missing | None = None
+    express_offset: int | None = None
 
 
 def walk(read: Read) -> Capabilities:
@@ -50,7 +52,7 @@ def walk(read: Read) -> Capabilities:
         return Capabilities(acs_offset=express)
     flags = _word(read, express + 2)
     role = "" if flags is None else _PORT_TYPES.get(flags >> 4 & 0xF, "")
-    return Capabilities(role=role, acs_offset=find_extended(read, EXT_CAP_ID_ACS))
+    return Capabilities(role=role, acs_offset=find_extended(read, EXT_CAP_ID_ACS), express_offset=express)
 
 
 def acs_words(read: Read, offset: int) -> tuple[int, int] | Missing:
@@ -61,6 +63,16 @@ def acs_words(read: Read, offset: int) -> tuple[int, int] | Missing:
     if data == b"\xff\xff\xff\xff":
         return unreadable("config space reads all ones: the device does not answer")
     return int.from_bytes(data[:2], "little"), int.from_bytes(data[2:], "little")
+
+
+def control_words(read: Read, express: int) -> tuple[int, int] | Missing:
+    """(Device Control, Link Control) of the PCI Express capability at ``express``: PCI_EXP_DEVCTL, PCI_EXP_LNKCTL."""
+    data = read(express + DEVICE_CONTROL, 10)
+    if len(data) < 10:
+        return unreadable(f"config space ends before the PCI Express capability at {express:#x}")
+    if data == b"\xff" * 10:
+        return unreadable("config space reads all ones: the device does not answer")
+    return int.from_bytes(data[:2], "little"), int.from_bytes(data[8:], "little")
 
 
 def _express(read: Read, header: bytes) -> int | Missing | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fairlead.host import gpu_details, gpu_health
+from fairlead.host import gpu_details, gpu_health, gpu_state
 from fairlead.host.gpu_load import load
 from fairlead.host.pci import normal_address
 from fairlead.model.facts import (
@@ -157,6 +157,7 @@ class Converter:
             retired=self._part(position, read, gpu_health.retired, "retired_pages"),
             inforom_valid=gpu_health.inforom_valid(read),
             details=self._part(position, read, gpu_details.details, *gpu_details.PARTS),
+            state=self._part(position, read, gpu_state.state, *gpu_state.PARTS),
             load=self._part(position, read, load, "temperature", "fabric", "clock_events", "clocks", "power"),
         )
 

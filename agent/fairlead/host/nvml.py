@@ -2,7 +2,9 @@
 
 A call that hangs leaves the worker in a state that even SIGKILL may not end (D: the driver sleeps uninterruptibly).
 So a late worker is reported with the call that hangs, killed once, and never doubled: a new one is started only when
-the old one is gone. An answer that comes late, before the kill, is taken and all is well again.
+the old one is gone. An answer that comes late, before the kill, is taken and all is well again. Starting one costs as much as
+fifty sweeps: after the first, which tells a process that was ill from a driver that is, they are started seldom (``BACKOFF_SECONDS``),
+and at once when there is reason to hope (``hurry()``).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from fairlead.model.facts import Missing, StuckCall, unreadable
 
 KILL_FACTOR = 3  # a worker that is late this many deadlines is killed
 ATTACH_SECONDS = 60.0  # nvmlInit without persistence mode initialises every GPU: killed no sooner than that
-_BACKOFF_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+BACKOFF_SECONDS = (0.0, 10.0, 15.0, 30.0)  # before a worker is started, after so many that hung or died
 _QUIT_SECONDS = 2.0
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # -I: neither the environment nor the current folder can put modules in the worker's way
@@ -103,6 +105,15 @@ class Worker:
             return float("inf")
         return self._asked_at + self.deadline_seconds
 
+    def hurry(self) -> None:
+        """Something has changed, or somebody wants to know now: where there is no worker, the next sweep starts one."""
+        self._not_before = 0.0
+
+    @property
+    def released(self) -> bool:
+        """NVML is let go of, until ``reattach()``."""
+        return self._released
+
     @property
     def pid(self) -> int | None:
         """The worker's process id, while there is one."""
@@ -110,8 +121,8 @@ class Worker:
 
     # -- changes and release --
 
-    def set(self, pci: str, what: str, value: int, *, deadline_seconds: float = 10.0) -> None:
-        """Sets ``what`` ("persistence", "compute_mode", "power_limit_milliwatts", "ecc_mode") of the GPU at ``pci``.
+    def set(self, pci: str, what: str, value: int | str, *, deadline_seconds: float = 10.0) -> None:
+        """Sets ``what`` of the GPU at ``pci`` (``model.change.Nvml``).
 
         Raises HostError: NVML refused, or gave no answer in time.
         """
@@ -136,7 +147,7 @@ class Worker:
             raise HostError(f"{pci}: cannot set {what} to {value}: {return_text(self._codes[0])}")
 
     def release(self) -> None:
-        """Lets go of NVML, as a GPU reset needs; sweeps then answer Missing until ``reattach()``."""
+        """Lets go of NVML, as a GPU reset or another driver needs; sweeps then answer Missing until ``reattach()``."""
         self._released = True
         self._end_process()
 
@@ -164,7 +175,7 @@ class Worker:
         if self._asked_at is None:
             return
         if self._released:
-            self._answer(unreadable("NVML is released for a GPU reset"))
+            self._answer(unreadable("NVML is let go of on request"))
             return
         if self._process is None and now >= self._not_before:
             self._start(now)
@@ -265,7 +276,7 @@ class Worker:
 
     def _down(self, now: float, why: Missing) -> None:
         self._why_down = why
-        self._not_before = now + _BACKOFF_SECONDS[min(self._failures, len(_BACKOFF_SECONDS) - 1)]
+        self._not_before = now + BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
         self._failures += 1
 
     def _send(self, line: str) -> bool:

@@ -87,6 +87,12 @@ def slow_calls(lib: Any, structs: Any) -> list[Call]:
              (ctypes.byref(low), ctypes.byref(high)), lambda: high.value),
         _uint(lib, "nvmlDeviceGetMaxClockInfo", "clocks", "sm_max_hertz", before=(one(1),), scale=1_000_000),
         _uint(lib, "nvmlDeviceGetMaxClockInfo", "clocks", "memory_max_hertz", before=(one(2),), scale=1_000_000),
+        *(
+            _uint(lib, f"nvmlDeviceGet{which}ApplicationsClock", "application_clocks", f"{prefix}{key}_hertz",
+                  before=(one(kind),), scale=1_000_000)
+            for which, prefix in (("", ""), ("Default", "default_"))
+            for key, kind in (("sm", 0), ("memory", 2))
+        ),
         Call(lib, "nvmlDeviceGetCpuAffinity", ("cpu_affinity", None), (one(64), cpus), lambda: cpu_list(cpus)),
         Call(lib, "nvmlDeviceGetMemoryAffinity", ("numa", None), (one(4), nodes, one(0)), lambda: lowest_bit(nodes)),
     ]  # fmt: skip

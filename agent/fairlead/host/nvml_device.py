@@ -13,6 +13,7 @@ from fairlead.host import nvml_load
 from fairlead.host.nvml_calls import Call, fast_calls, rare_calls, slow_calls
 from fairlead.host.nvml_fields import FIELDS, Batch
 from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
+from fairlead.host.nvml_mig import Mig
 
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 PROBE_AGAIN_SECONDS = 600.0
@@ -60,6 +61,7 @@ class Device:
         )
         if not code and slow:
             code = self._find_links()
+            self.values["mig"] = Mig(self._lib, self._structs, self.handle, self._beat, self.pci).read()
         code = code or self._read_all_fields(now) or self._links.read(self.handle, self.values) or self._read_processes()
         code = code or self._events.read(self.handle, self.values, now)
         if code:
@@ -68,6 +70,10 @@ class Device:
             self._slow_due = now + SLOW_SECONDS if slow else self._slow_due
             self._rare_due = now + RARE_SECONDS if rare else self._rare_due
         return code
+
+    def read_all_next(self) -> None:
+        """The next sweep reads this GPU's slow values too: one of them was set."""
+        self._slow_due = 0.0
 
     def fail(self, code: int) -> None:
         """Every value but the identity becomes this error; all is read again when the GPU comes back."""
@@ -80,7 +86,7 @@ class Device:
             call.not_before = 0.0
         error = {"error": code}
         read = {c.part for c in calls} | {p for p, _ in FIELDS.values()}
-        parts = read | {"nvlink", "processes", nvml_load.PART}
+        parts = read | {"nvlink", "processes", "mig", nvml_load.PART}
         self.values = {**dict.fromkeys(sorted(parts), error), **self.identity}
 
     def _run(self, calls: list[Call], now: float) -> int:

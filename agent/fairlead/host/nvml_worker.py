@@ -20,22 +20,16 @@ import sys
 import time
 from typing import Any
 
-import msgspec
 import pynvml
 
+from fairlead.host import nvml_set
 from fairlead.host.nvml_device import Device
 from fairlead.host.nvml_frames import BEAT, FRAME
 from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Beat, Json, bus_id, entry
+from fairlead.host.nvml_mig import Mig
 
 _UNINITIALIZED, _DRIVER_NOT_LOADED, _MISMATCH, _UNKNOWN = 1, 9, 18, 999
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-# what ``set`` can do: a function of (handle, unsigned int)
-_SETTERS = {
-    "persistence": "nvmlDeviceSetPersistenceMode",
-    "compute_mode": "nvmlDeviceSetComputeMode",
-    "power_limit_milliwatts": "nvmlDeviceSetPowerManagementLimit",
-    "ecc_mode": "nvmlDeviceSetEccMode",
-}
 
 
 class Session:
@@ -73,20 +67,19 @@ class Session:
         entries = [d.values for d in self._devices] + self._lost
         return {"schema": 1, **self._system, "gpus": sorted(entries, key=lambda e: e["index"])}
 
-    def set(self, pci: str, what: str, value: int) -> int:
-        """Changes one setting of one GPU; returns NVML's code."""
+    def set(self, pci: str, what: str, value: str) -> int:
+        """Changes one setting of one GPU (``nvml_set``); returns NVML's code. All of that GPU is read at the next sweep."""
         if self._lib is None and not self._attach(time.monotonic()):
             return int(self._error["error"])
-        name = _SETTERS.get(what)
-        if name is None:
-            return FUNCTION_NOT_FOUND
         handle = ctypes.c_void_p()
         self._beat(b"nvmlDeviceGetHandleByPciBusId_v2", pci.encode())
         code = entry(self._lib, "nvmlDeviceGetHandleByPciBusId_v2")(pci.encode(), ctypes.byref(handle))
         if code:
             return int(code)
-        self._beat(name.encode(), pci.encode())
-        return int(entry(self._lib, name)(handle, ctypes.c_uint(value)))
+        for device in self._devices:
+            if device.identity["pci"] == pci:
+                device.read_all_next()
+        return nvml_set.make(Mig(self._lib, pynvml, handle, self._beat, pci.encode()), handle, what, value)
 
     def release(self) -> None:
         """Lets go of NVML."""
@@ -210,7 +203,7 @@ class Session:
 _PARTS = (
     "memory", "persistence_mode", "mig_mode", "ecc_mode", "ecc", "sram", "remap", "pcie", "temperature", "power", "clocks",
     "throttle_reasons", "utilization", "performance_state", "recovery_action", "fabric", "clock_events", "nvlink", "processes",
-    "uuid", "serial", "minor", "name", "retired_pages", "inforom_valid",
+    "uuid", "serial", "minor", "name", "retired_pages", "inforom_valid", "application_clocks", "mig",
 )  # fmt: skip
 
 
@@ -219,6 +212,8 @@ def _all_failed(identity: Json, code: int) -> Json:
 
 
 def _write(kind: bytes, payload: Any) -> None:
+    import msgspec  # a third of what a worker costs to start, and one that hangs in its first sweep has nothing to say
+
     data = msgspec.json.encode(payload)
     view = memoryview(FRAME.pack(len(data), kind[0]) + data)
     while view:
@@ -250,7 +245,7 @@ def main(beat_fd: int) -> None:
                 if session.outdated:
                     return
             elif words[:1] == ["set"] and len(words) == 4:
-                code = session.set(words[1], words[2], int(words[3]))
+                code = session.set(words[1], words[2], words[3])
                 beat(b"", b"")
                 _write(b"R", {"code": code})
             elif words == ["reattach"]:

@@ -24,6 +24,7 @@ _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
 _BROADCOM, _BRIDGE = 0x1000, 0x0604  # its switches tell their level by the subsystem id (topology.tree)
 _DISPLAY = 0x03
+_CONTROLLED = (0x0300, 0x0302, 0x0200, 0x0207, 0x0108)  # GPUs, Ethernet, InfiniBand, NVMe (PCI Code and ID Assignment)
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
 
 
@@ -88,8 +89,8 @@ class Tour:
         if old.acs_offset is not None:
             new = self._with_acs(new, folder)
         elif isinstance(old.acs_capability, Missing):
-            new = self._with_capabilities(new, folder)
-        return new
+            return self._with_capabilities(new, folder)
+        return self._with_control(new, folder)
 
     def _first(self, address: str) -> PciDevice:
         folder = f"{DEVICES}/{address}"
@@ -149,7 +150,24 @@ class Tour:
             why = unreadable(f"{folder}/config: {found.acs_offset.detail}")
             return replace(device, bridge_role=found.role, acs_capability=why, acs_control=why, acs_offset=None)
         device = replace(device, bridge_role=found.role, acs_offset=found.acs_offset, acs_capability=None, acs_control=None)
+        if not device.virtual_function and device.class_code >> 8 in _CONTROLLED:
+            device = self._with_control(replace(device, express_offset=found.express_offset), folder)
         return device if found.acs_offset is None else self._with_acs(device, folder)
+
+    def _with_control(self, device: PciDevice, folder: str) -> PciDevice:
+        if device.express_offset is None:
+            return device
+        config = _Config(self._root, f"{folder}/config")
+        try:
+            words = config_space.control_words(config.read, device.express_offset)
+        finally:
+            config.close()
+        if config.failure is not None:
+            words = config.failure
+        both = (words, words) if isinstance(words, Missing) else words
+        if both == (device.device_control, device.link_control):
+            return device
+        return replace(device, device_control=both[0], link_control=both[1])
 
     def _with_acs(self, device: PciDevice, folder: str) -> PciDevice:
         config = _Config(self._root, f"{folder}/config")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlead.host import modinfo
+from fairlead.host import modinfo, packages, unit_state
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing
 
@@ -37,10 +37,15 @@ def read_text(root: Root, path: str, found: Found | None = None, *, search: bool
     """The text of a file. ``/proc/@NAME/FILE`` is that file of the process called NAME, None when none runs.
 
     A machine tree has it under that very name; a live machine is searched (see ``Found`` for looking again and again).
-    ``/@modinfo/NAME``: the parameters of a kernel module (``modinfo``).
+    ``/@modinfo/NAME``: the parameters of a kernel module (``modinfo``). ``/@packages``, ``/@kernels``: see ``packages``.
+    ``/@unit/NAME``: a systemd unit (``unit_state``).
     """
     if path.startswith(modinfo.PREFIX):
         return modinfo.text(root, path)
+    if path.startswith(unit_state.PREFIX):
+        return unit_state.text(root, path)
+    if path in (packages.PACKAGES, packages.KERNELS):
+        return packages.text(root, path)
     if not root.is_live or not path.startswith("/proc/@"):
         return root.read_text(path)
     name, _, file = path.removeprefix("/proc/@").partition("/")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
+import stat
 
 from fairlead.model.facts import Missing, unreadable
 
@@ -21,13 +22,15 @@ _MAGIC = frozenset("*?[")
 class Root:
     """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
-    __slots__ = ("_base", "_links", "is_live", "path")
+    __slots__ = ("_aliases", "_base", "_links", "is_live", "path", "reading")
 
     def __init__(self, path: str = "/") -> None:
         self.path = os.path.abspath(path)
         self.is_live = self.path == "/"
         self._base = "" if self.is_live else os.path.realpath(self.path)
+        self.reading = ""  # the file that is being read: should it never answer, another thread can name it
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
+        self._aliases: dict[str, tuple[int, int, str]] = {}  # its links: inode and time of change, and where they lead
 
     def __repr__(self) -> str:
         return f"Root({self.path!r})"
@@ -43,7 +46,16 @@ class Root:
             if os.path.isdir(resolved):
                 self._links[folder] = resolved
         candidate = f"{resolved}/{name}" if name not in ("", ".", "..") else self._resolve(path)
-        return self._resolve(path) if os.path.islink(candidate) else candidate
+        try:
+            info = os.lstat(candidate)
+        except OSError:
+            return candidate
+        if not stat.S_ISLNK(info.st_mode):
+            return candidate
+        known = self._aliases.get(candidate)
+        if known is None or known[:2] != (info.st_ino, info.st_ctime_ns):
+            known = self._aliases[candidate] = (info.st_ino, info.st_ctime_ns, self._resolve(path))
+        return known[2]
 
     def _resolve(self, path: str) -> str:
         """As chroot would: ``..`` stops at the tree's root, an absolute link starts there again."""
@@ -87,9 +99,11 @@ class Root:
 
         ``head``: the first ``limit`` bytes are enough.
         """
+        self.reading = path
         try:
             fd = os.open(self.join(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as e:
+            self.reading = ""
             return None if e.errno in _ABSENT else _failed(path, e)
         try:
             data = os.read(fd, min(limit, 65536))
@@ -108,6 +122,7 @@ class Root:
             return None if e.errno in _ABSENT else _failed(path, e)
         finally:
             os.close(fd)
+            self.reading = ""
 
     def read_text(self, path: str, limit: int = READ_MAX_BYTES) -> str | Missing | None:
         """The file's content as text (UTF-8, bytes that are not become U+FFFD)."""

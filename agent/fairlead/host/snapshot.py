@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +104,17 @@ _SKIPPED_WHEN_REDACTED = (
 )  # fmt: skip
 
 
-def snapshot(root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool) -> None:
+def snapshot(
+    root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool, reads: Iterable[str] = ()
+) -> None:
     """Writes the machine at ``root``, with NVML's answers, as a tree into ``target`` (made if need be).
 
-    redact: replace serials, UUIDs, MAC addresses and GUIDs, and leave out what names people and servers.
-    Raises HostError when ``target`` cannot be written.
+    reads: what checks and settings read besides (``Setting.reads``; globs, and the paths of ``process.read_text``).
+    redact: replace serials, UUIDs, MAC addresses and GUIDs, and leave out what names people and servers: of ``reads`` all
+    files below /etc. Raises HostError when ``target`` cannot be written.
     """
     try:
-        _Writer(root, nvml, os.fspath(target), redact).write()
+        _Writer(root, nvml, os.fspath(target), redact).write(reads)
     except OSError as e:
         raise HostError(f"{e.filename or target}: {e.strerror or e}") from e
 
@@ -123,7 +126,7 @@ class _Writer:
         self._target = os.path.realpath(target)
         self._redactor = Redactor(nvml) if redact else None
 
-    def write(self) -> None:
+    def write(self, reads: Iterable[str]) -> None:
         os.makedirs(self._target, exist_ok=True)
         for pattern in FILES:
             instead = MASKS.get(pattern)
@@ -155,6 +158,8 @@ class _Writer:
             if isinstance(self._root.readlink(f"{folder}/{LIBRARY}"), str):
                 self._put(self._place(f"{folder}/{LIBRARY}"), "")
         self._put_processes()
+        for pattern in dict.fromkeys(reads):
+            self._put_read(pattern)
         parameters = modinfo.text(self._root, MODINFO)
         if isinstance(parameters, str):
             self._put(MODINFO, parameters)
@@ -243,6 +248,17 @@ class _Writer:
             text = self._root.read_text(path := f"/proc/{process.get('pid')}/cgroup")
             if isinstance(text, str):
                 self._put(path, text)
+
+    def _put_read(self, pattern: str) -> None:
+        """Files that a check or a setting declared; what stands for no file has its answer under its own name."""
+        if pattern.startswith(("/@", "/proc/@")):
+            text = read_text(self._root, pattern)
+            if isinstance(text, str):
+                self._put(pattern, text if self._redactor is None else self._redactor.text(text))
+        elif self._redactor is None or not pattern.startswith("/etc/"):
+            for path in self._root.glob(pattern):
+                if not os.path.lexists(self._at(path)):
+                    self._copy(path)
 
     def _device_nodes(self) -> str:
         recorded = self._root.read_text("/dev/nodes")

@@ -8,12 +8,18 @@ from msgspec import Struct
 
 
 class Disruption(StrEnum):
-    """What a change does to jobs. A busy node gets only NONE."""
+    """What a change does to jobs: nothing; it needs a node where no job runs; one that no job can come to (drained); a reboot."""
 
     NONE = "none"
     IDLE = "idle"
     DRAIN = "drain"
     REBOOT = "reboot"
+
+    def allowed(self, *, busy: bool, drained: bool) -> bool:
+        """Whether a run may make such a change now. A reboot is never an apply run's to make."""
+        if self is Disruption.IDLE:
+            return not busy
+        return self is Disruption.NONE or (self is Disruption.DRAIN and drained and not busy)
 
 
 class Layer(StrEnum):
@@ -91,12 +97,59 @@ class Reboot(Change, frozen=True, kw_only=True):
 
 
 class Nvml(Change, frozen=True, kw_only=True):
-    """A setting of one GPU by NVML, made in the NVML worker with a deadline."""
+    """A setting of one GPU by NVML, made in the NVML worker with a deadline.
+
+    what and value: persistence, ecc_mode (0, 1); compute_mode (NVML_COMPUTEMODE_*); power_limit_milliwatts; locked_clocks,
+    locked_memory_clocks ("1200-1500", in MHz; "off"); application_clocks (memory and graphics clock, "2619,1980"; "off": the
+    default); mig ("3g.40gb,2g.20gb": on, with exactly these GPU instances; "off"). ``before`` is what undo sets.
+    """
 
     pci: str
-    what: str  # "persistence"
-    value: int
-    before: int
+    what: str
+    value: int | str
+    before: int | str
 
 
-AnyChange = File | KernelValue | PciBits | Unit | Module | BootLoader | Reboot | Nvml
+class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One package file of a set: what apt and dpkg call it, and what its content must be. ``url``: where it was found.
+    ``installed_kib``: the room that it takes unpacked (Installed-Size, deb-control(5)). ``kept``: it belongs to the driver, so
+    exactly this version is wanted; otherwise it is only needed, and any version that is there will do."""
+
+    name: str
+    version: str
+    architecture: str
+    sha256: str
+    size: int
+    url: str = ""
+    installed_kib: int = 0
+    kept: bool = True
+
+    @property
+    def file(self) -> str:
+        """The name of its file, as apt's own cache has it (an epoch's colon is %3a)."""
+        return f"{self.name}_{self.version.replace(':', '%3a')}_{self.architecture}.deb"
+
+
+class Packages(Change, frozen=True, kw_only=True):
+    """Packages that move together, in one transaction of apt: all of ``install`` (exact files, by their hashes) and none of
+    ``remove``, or nothing. ``allowed``: the whole set, beyond which nothing may change. ``hold``: kept where they are by
+    apt-mark(8). ``mirror``: where a file is fetched that is not in the node's cache. ``before``: name and version now.
+    ``keep``: beginnings of the names (NAME_VERSION_) of files in the cache that belong to the former set: the way back."""
+
+    install: tuple[Package, ...]
+    allowed: tuple[Package, ...]
+    remove: tuple[str, ...] = ()
+    hold: tuple[str, ...] = ()
+    mirror: str = ""
+    before: tuple[tuple[str, str], ...] = ()
+    keep: tuple[str, ...] = ()
+
+
+class ModuleReload(Change, frozen=True, kw_only=True):
+    """The NVIDIA kernel modules taken out and put in again, so that those of version ``version`` are loaded. NVML is let go
+    of for it; where another program holds a GPU, nothing is done and a reboot is left to make it effective."""
+
+    version: str
+
+
+AnyChange = File | KernelValue | PciBits | Unit | Module | BootLoader | Reboot | Nvml | Packages | ModuleReload

@@ -75,15 +75,21 @@ def field(gpu: Gpu, name: str) -> object:
 
 def was_readable(gpu: Gpu, name: str, past: Past) -> bool:
     """Whether a fact of this very GPU could be read earlier. A board that is new in its slot has no past of its own."""
-    if isinstance(gpu.serial, str) and f"{gpu.serial}/pci" not in past.readable and f"{gpu.pci}/serial" in past.readable:
-        return False
-    return any(f"{device}/{name}" in past.readable for device in names_of(gpu))
+    return any(f"{device}/{name}" in past.readable for device in _with_a_past(gpu, past))
+
+
+def _with_a_past(gpu: Gpu, past: Past) -> tuple[str, ...]:
+    """The names under which this very board may have been read earlier."""
+    new_here = isinstance(gpu.serial, str) and f"{gpu.serial}/pci" not in past.readable and f"{gpu.pci}/serial" in past.readable
+    return () if new_here else names_of(gpu)
 
 
 def gone(gpu: Gpu, past: Past) -> dict[str, Missing]:
     """Every fact of a GPU, by its dotted name, that could be read earlier and cannot now. What the profile excuses, and what
     is above or below something that is listed, is not."""
-    return {name: why for name, why in _unreadable(gpu, "") if was_readable(gpu, name, past)} if past.readable else {}
+    known = [f"{device}/" for device in _with_a_past(gpu, past)] if past.readable else []
+    read = past.readable
+    return {name: why for name, why in _unreadable(gpu, "") if any(k + name in read for k in known)} if known else {}
 
 
 def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:

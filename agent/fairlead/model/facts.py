@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts, RetiredPages
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
+from fairlead.model.gpu_state import GpuState
 from fairlead.model.host_facts import Host
 from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
 from fairlead.model.missing import Why as Why  # noqa: PLC0414
@@ -108,6 +109,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     port_aer: AerCounts | Missing | None = None  # of the port above the GPU
     load: GpuLoad = GpuLoad()
     details: GpuDetails = GpuDetails()
+    state: GpuState = GpuState()
 
 
 class Driver(Struct, frozen=True, kw_only=True):
@@ -146,6 +148,9 @@ class PciDevice(Struct, frozen=True, kw_only=True):
     acs_capability: int | Missing | None = None  # ACSCap; None: the device has no ACS capability
     acs_control: int | Missing | None = None  # ACSCtl word
     acs_offset: int | None = None  # offset of the ACS extended capability in config space
+    express_offset: int | None = None  # offset of the PCI Express capability, where the next two are read
+    device_control: int | Missing | None = None  # PCI_EXP_DEVCTL of GPUs, adapters and NVMe drives; None: not read
+    link_control: int | Missing | None = None  # PCI_EXP_LNKCTL of the same
     virtual_function: bool = False
     local_cpus: tuple[int, ...] = ()  # read where the NUMA node is unknown; some firmware gives CPUs without a node
     subsystem: int = 0  # subsystem vendor and device, 32 bit, of bridges whose vendor gives it a meaning; 0 not read
@@ -228,6 +233,7 @@ class Node(Struct, frozen=True, kw_only=True):
     thorough: bool = True
     host: Host | Missing = Missing(Why.UNREADABLE, "not read")
     texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
+    nvml_released: bool = False  # the agent was asked to let go of NVML, and has
 
     def text(self, path: str) -> str | Missing | None:
         """The content of a declared file; Missing when nobody asked for it to be read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -23,10 +23,14 @@ class Want(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Setting(Struct, frozen=True, kw_only=True):
     """What a setting declares.
 
-    summary: one line for the docs table. want: its Want class. reads: files (globs allowed) whose text it needs.
+    summary: one line for the docs table. group: what it is chosen by together with others of its kind, such as pcie
+    (`--tags`). want: its Want class. reads: files (globs allowed) whose text it needs.
     observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
     disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
-    reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says.
+    instead_of: what a setting declares is never also a check: parameters of checks that hold while it is declared.
+    reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says. hardware: its plan
+    needs this very node's hardware, so an image leaves it to the node's boot. as_wanted: what the kernel of a node says where
+    ``want`` is in force, path -> text: in an image, which has no kernel, only what is persisted is then left to plan.
     plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
     """
 
@@ -38,7 +42,11 @@ class Setting(Struct, frozen=True, kw_only=True):
     disruption: Disruption = Disruption.NONE
     volatile: bool = False
     nvml: bool = False
+    instead_of: Mapping[str, Mapping[str, Any]] = {}
     reads_for: Callable[[Any], tuple[str, ...]] | None = None
+    group: str = ""
+    hardware: bool = False
+    as_wanted: Callable[[Any], Mapping[str, str]] | None = None
 
     def wanted_reads(self, want: Want) -> tuple[str, ...]:
         """All files whose text it needs for ``want``."""

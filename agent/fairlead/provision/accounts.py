@@ -1,13 +1,13 @@
 """What each node's agent says of itself, fetched over ssh: its verdict, and its status from /run/fairlead.
 
-One `cat` on each node, by as many ssh processes at once (ClusterShell), bounded in time as a whole: what has not answered by
-then is told as not reached. No port is opened for it, and nothing on the nodes is started but a shell.
+One `head` on each node, by as many ssh processes at once (ClusterShell), bounded in time as a whole: what has not answered by
+then is told as not reached. No port is opened for it, and nothing is started on a node but its login shell, which becomes head.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -19,11 +19,25 @@ from fairlead.model.verdict import State, one_line, parse_line
 from fairlead.policy.rules import SETTING_PREFIX
 
 ANSWER_MAX_BYTES = 4 << 20
-_MARK = "== fairlead "
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
-COMMAND = "exec /bin/sh -c " + shlex.quote(
-    f"for f in {' '.join(_PARTS)}; do printf '\\n{_MARK}%s\\n' $f; cat $f 2>/dev/null; done; printf '\\n{_MARK}end\\n'"
-)
+_END = "/dev/null"  # the last file that is named: what comes before it is whole
+_HEADING = re.compile(rb"^==> (/\S+) <==\n", re.MULTILINE)
+
+
+def reading(files: Iterable[str]) -> str:
+    """The command that shows these files of a node as ``parts_of`` reads them. Every login shell understands it; GNU head heads
+    each file that there is with ``==> its name <==`` (coreutils manual, head)."""
+    return f"exec head -v -c {ANSWER_MAX_BYTES} {' '.join(files)} {_END}"
+
+
+def parts_of(answer: bytes) -> dict[str, bytes] | None:
+    """The files in what ``reading`` printed, without a shell's greetings before them; None for an answer that is cut short."""
+    _, *pieces = _HEADING.split(answer[:ANSWER_MAX_BYTES] + b"\n")
+    parts = {name.decode("ascii", "replace"): content for name, content in zip(pieces[::2], pieces[1::2], strict=True)}
+    return parts if _END in parts else None
+
+
+COMMAND = reading(_PARTS)
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -58,12 +72,9 @@ class Source(Protocol):
 
 
 def parse_account(answer: bytes) -> Account:
-    """The account in what ``COMMAND`` printed; a shell's greetings before it are passed over."""
-    parts: dict[str, bytes] = {}
-    for piece in answer[:ANSWER_MAX_BYTES].split(f"\n{_MARK}".encode())[1:]:
-        name, _, content = piece.partition(b"\n")
-        parts[name.decode("ascii", "replace")] = content
-    if "end" not in parts:
+    """The account in what ``COMMAND``, or a ``reading`` of more files, printed."""
+    parts = parts_of(answer)
+    if parts is None:
         return Account(reached=False, trouble="its answer is cut short")
     status = _status(parts.get(_PARTS[2], b""))
     if not parts.get(_PARTS[0], b"").strip():
@@ -129,19 +140,29 @@ def _text(table: dict[str, Any], key: str) -> str:
 class OverSsh:
     """Source over ssh. program: the ssh command; options: the site's own and others, as one line; user: "" is ssh's own.
 
-    seconds: for all nodes together. fanout: how many ssh processes at once.
+    seconds: for all nodes together. fanout: how many ssh processes at once. told: called with how many of how many nodes have
+    answered, or failed to, each time one does.
     """
 
     def __init__(
-        self, *, program: str = "ssh", options: str = "", user: str = "", seconds: float = 10.0, fanout: int = 128
+        self,
+        *,
+        program: str = "ssh",
+        options: str = "",
+        user: str = "",
+        seconds: float = 10.0,
+        fanout: int = 128,
+        told: Callable[[int, int], None] | None = None,
     ) -> None:
         self._program = program
         self._options = options
         self._user = user
         self._seconds = seconds
         self._fanout = fanout
+        self._told = told or (lambda done, total: None)
 
     def fetch(self, addresses: Mapping[str, str]) -> dict[str, Account]:
+        from ClusterShell.Event import EventHandler
         from ClusterShell.NodeSet import NodeSet
         from ClusterShell.Task import TimeoutError as LateError
         from ClusterShell.Task import task_self
@@ -153,7 +174,16 @@ class OverSsh:
         settings = {"fanout": self._fanout, "ssh_path": self._program, "ssh_options": self._options, "ssh_user": self._user}
         for key, value in {**settings, "connect_timeout": max(1, int(self._seconds))}.items():
             task.set_info(key, value)
-        worker = WorkerSsh(NodeSet.fromlist(list(addresses.values())), None, self._seconds, command=COMMAND, stderr=True)
+        told, wanted = self._told, NodeSet.fromlist(list(addresses.values()))
+
+        class Counting(EventHandler):  # type: ignore[misc]
+            ended = 0
+
+            def ev_hup(self, worker: object, node: str, rc: int) -> None:
+                self.ended += 1
+                told(self.ended, len(wanted))
+
+        worker = WorkerSsh(wanted, Counting(), self._seconds, command=COMMAND, stderr=True)
         task.schedule(worker)
         with suppress(LateError):
             task.resume(self._seconds)
@@ -163,8 +193,8 @@ class OverSsh:
         return {n: self._account(n, a, answers.get(a, b""), errors.get(a, b""), codes.get(a)) for n, a in addresses.items()}
 
     def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> Account:
-        if code == 0:
-            found = parse_account(b"\n" + answer + b"\n")
+        if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file is not there
+            found = parse_account(answer)
             if found.node in ("", node):
                 return found
             return Account(reached=False, trouble=f"ssh {address} leads to {found.node}")

@@ -4,7 +4,8 @@ request.json      what every node must have: release, files with their hashes, l
 files.json, files the contents, sent only to a node that lacks one
 wheels/           wheels, the same
 documents/NODE    each node's resolved document
-program.json      the program that does the work there (on_node.py)
+program.json      the program that does the work there (on_node*.py)
+wheel_tags.py     how the action plugin chooses among the wheels
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ HOOKS = {
     "scratch-clean": "/etc/slurm/fairlead/scratch-clean",
     "health-check": "/etc/slurm/fairlead/health-check",
 }
+PROGRAM = ("on_node_files.py", "on_node_release.py", "on_node.py")  # sent in this order, into one namespace
 UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})
 
 
@@ -62,18 +64,28 @@ def release_name(own: Wheel, wheels: Sequence[Wheel]) -> str:
     return f"{fairlead.__version__}-{digest[:10]}"
 
 
-def documents(target: Target) -> list[dict[str, Any]]:
+def documents(document: config.Document) -> list[dict[str, Any]]:
     """The files that differ from node to node."""
     return [
-        {"path": "/etc/fairlead/node.json", "content": config.encode_document(target.document).decode(), "mode": 0o644},
-        {"path": "/etc/fairlead/hooks", "content": config.hooks_line(target.document), "mode": 0o644},
+        {"path": "/etc/fairlead/node.json", "content": config.encode_document(document).decode(), "mode": 0o644},
+        {"path": "/etc/fairlead/hooks", "content": config.hooks_line(document), "mode": 0o644},
     ]
 
 
 def write_bundle(
-    folder: Path, targets: Sequence[Target], own: Wheel, wheels: Sequence[Wheel], *, state: str, undo: bool, force: bool
+    folder: Path,
+    targets: Sequence[Target],
+    own: Wheel,
+    wheels: Sequence[Wheel],
+    *,
+    state: str,
+    undo: bool,
+    force: bool,
+    drained: bool = False,
+    only: Sequence[str] = (),
 ) -> None:
-    """Lay out everything that the action plugin needs below ``folder``."""
+    """Lay out everything that the action plugin needs below ``folder``. drained: `fairlead apply --drained` is run there;
+    only: of these settings."""
     files = node_files()
     units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
     release = release_name(own, wheels)
@@ -81,13 +93,15 @@ def write_bundle(
         "state": state,
         "undo": undo,
         "force": force,
+        "drained": drained,
+        "only": list(only),
         "opt": OPT,
         "release": release,
         "files": [{"path": p, "mode": m, "sha256": hashlib.sha256(c).hexdigest(), "size": len(c)} for p, c, m in files],
         "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
         "units": units,
         # Removed by uninstall: what the node made itself, then folders where nothing else is left.
-        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled"],
+        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled", "/etc/fairlead/left-for-boot"],
         "state_paths": ["/var/lib/fairlead"],
         "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
     }
@@ -100,7 +114,8 @@ def write_bundle(
     for wheel in (own, *wheels):
         (folder / "wheels" / wheel.name).write_bytes(wheel.content)
     for target in targets:
-        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target)))
+        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target.document)))
     here = Path(__file__).parent
-    program = [[name, (here / name).read_text(encoding="utf-8")] for name in ("on_node_files.py", "on_node.py")]
+    (folder / "wheel_tags.py").write_bytes((here / "wheel_tags.py").read_bytes())
+    program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]
     (folder / "program.json").write_bytes(msgspec.json.encode(program))

@@ -1,30 +1,38 @@
-"""Which nodes a site has, and which of them a run is for: Slurm nodelists by ClusterShell."""
+"""Which nodes a site has, and which of them a run is for: Slurm nodelists by ClusterShell, or what slurmctld knows."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from msgspec import Struct
 
 from fairlead import config
 from fairlead.config import Document, Site
-from fairlead.errors import ConfigError, UsageError
+from fairlead.errors import ConfigError, InputMissing, UsageError
+from fairlead.slurm.scontrol import Scontrol
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_GROUP = re.compile(r"@[^\s,&!^\[\]]+")
+_IN_SLURM = re.compile(r"^NodeName=(\S+) (?:.*? )?NodeAddr=(\S+)", re.MULTILINE)
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """One node of a run. ``address``: where ssh finds it."""
+    """One node of a run. ``address``: where ssh finds it. ``origin``: who says each given value of its document."""
 
     node: str
     address: str
     document: Document
+    origin: Mapping[str, str] = {}
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
-    """The names of a Slurm nodelist, each once, in its order. Raises ValueError."""
+    """The names of a Slurm nodelist, each once, in its order; also ClusterShell's groups (@gpu). Raises ValueError."""
     try:
+        for group in _GROUP.findall(nodelist):  # ClusterShell takes an unknown one for an empty one
+            if not NodeSet(group):
+                raise ValueError(f"{group}: no such group, or nobody in it (ClusterShell's groups.conf)")
         return tuple(str(n) for n in NodeSet(nodelist))
     except NodeSetException as e:
         raise ValueError(str(e)) from None
@@ -57,7 +65,16 @@ def all_nodes(site: Site) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*named, *site.nodes]))
 
 
-def _addresses(site: Site, nodes: tuple[str, ...]) -> dict[str, str]:
+def in_slurm(client: Scontrol) -> dict[str, str]:
+    """Every node that slurmctld knows and the address that it has of it (`scontrol show nodes`). Raises SlurmError, and
+    InputMissing when there is none."""
+    found = {m[1]: m[2] for m in _IN_SLURM.finditer(client.ask(["scontrol", "-o", "show", "nodes"]))}
+    if not found:
+        raise InputMissing("scontrol show nodes: no node", hint="is this the cluster that is meant? name its slurm.conf")
+    return found
+
+
+def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> dict[str, str]:
     """Where ssh finds each node. Raises ConfigError for what would lead to another machine than the one that is meant."""
     for node in nodes:
         if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
@@ -66,7 +83,7 @@ def _addresses(site: Site, nodes: tuple[str, ...]) -> dict[str, str]:
         raise ConfigError(site.file, f"ansible.hosts.{node}", "no such node is declared", hint="mend the name, or take it out")
     found: dict[str, list[str]] = {}
     for node in nodes:
-        found.setdefault(site.ansible.hosts.get(node, node), []).append(node)
+        found.setdefault(site.ansible.hosts.get(node) or slurm.get(node, node), []).append(node)
     for address, same in found.items():
         if len(same) > 1:
             raise ConfigError(
@@ -75,29 +92,34 @@ def _addresses(site: Site, nodes: tuple[str, ...]) -> dict[str, str]:
     return {node: address for address, (node,) in found.items()}
 
 
-def targets(site: Site, nodelist: str = "") -> tuple[Target, ...]:
-    """The nodes of a run with their documents. Raises UsageError for a node that the site does not declare."""
+def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = None) -> tuple[Target, ...]:
+    """The nodes of a run with their documents. ``slurm``: only nodes that are in it (``in_slurm``), at the addresses there
+    where the site names none. Raises UsageError for a node that the site does not declare or Slurm does not have."""
     by_class = members(site)
     classes: dict[str, list[str]] = {}
     for name, nodes in by_class.items():
         for node in nodes:
             classes.setdefault(node, []).append(name)
     known = all_nodes(site)
-    addresses = _addresses(site, known)
+    addresses = _addresses(site, known, slurm or {})
     try:
-        wanted = expand(nodelist) if nodelist else known
+        wanted = expand(nodelist) if nodelist else tuple(n for n in known if slurm is None or n in slurm)
     except ValueError as e:
         raise UsageError(f"-l {nodelist}: {e}") from None
-    unknown = [n for n in wanted if n not in set(known)]
+    unknown = [n for n in wanted if n not in addresses]
     if unknown:
         raise UsageError(f"{fold(unknown)}: not declared in {site.file}", hint="add it to a class there")
+    strange = [n for n in wanted if slurm is not None and n not in slurm]
+    if strange:
+        raise UsageError(f"{fold(strange)}: Slurm has no such node", hint="mend the nodelist, or run without --inventory slurm")
+    if not wanted and nodelist:
+        raise UsageError(f"-l {nodelist}: names no node")
+    if not wanted and known:
+        raise ConfigError(site.file, "classes", f"Slurm has none of {fold(known)}", hint="declare its nodes' names here")
     if not wanted:
         raise ConfigError(site.file, "classes", "no nodes are declared", hint='[classes.NAME] nodes = "gpu[1-4]"')
-    return tuple(
-        Target(
-            node=node,
-            address=addresses[node],
-            document=config.resolve(site, node, classes.get(node, []))[0],
-        )
-        for node in wanted
-    )
+    found = []
+    for node in wanted:
+        document, origin = config.resolve(site, node, classes.get(node, []))
+        found.append(Target(node=node, address=addresses[node], document=document, origin=origin))
+    return tuple(found)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-if "Stop" not in globals():  # on a node both parts share one namespace
+if "Stop" not in globals():  # on a node all parts share one namespace
     from fairlead.provision.on_node_files import (
         SLURM_CONF,
         Stop,
@@ -38,6 +38,7 @@ if "Stop" not in globals():  # on a node both parts share one namespace
         unit_states,
         write,
     )
+    from fairlead.provision.on_node_release import Release
 
 
 LOCK_SECONDS = 30.0  # a run whose connection broke may still be at work
@@ -52,8 +53,7 @@ class Node:
         self.check = request["check"]
         self.changes: list[dict[str, str]] = []
         self.opt: str = request["opt"]
-        self.release = os.path.join(self.opt, request["release"])
-        self.python = "{}.{}".format(*sys.version_info[:2])
+        self.release = Release(self.opt, request["release"], payload["wheels"] if payload else [])
         # From the first change that asks for it to the restart: a run that ended in between is made good by the next one.
         self.unfinished = os.path.join(self.opt, ".unfinished")
 
@@ -69,64 +69,13 @@ class Node:
         if not os.path.lexists(self.unfinished):
             write(self.unfinished, b"", 0o644)
 
-    def installed(self) -> bool:
-        return read(os.path.join(self.release, ".installed")) == self.python.encode()
-
     def needs(self) -> list[str]:
         wanted = []
-        if not self.installed():
+        if not self.release.installed():
             wanted.append("wheels")
         if any(differs(entry) for entry in self.request["files"]):
             wanted.append("files")
         return wanted
-
-    def unpack(self, folder: str) -> str:
-        """A virtual environment with the wheels, by hand: nodes have neither pip nor the network."""
-        import zipfile  # not at the top: a visit to a node that lacks nothing needs none of these
-
-        site = os.path.join(folder, "lib", "python" + self.python, "site-packages")
-        os.makedirs(site, mode=0o755)
-        os.mkdir(os.path.join(folder, "bin"), 0o755)
-        base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-        with open(os.path.join(folder, "pyvenv.cfg"), "w") as f:
-            f.write(f"home = {os.path.dirname(base)}\ninclude-system-site-packages = false\n")
-        for name in ("python", "python3"):
-            os.symlink(base, os.path.join(folder, "bin", name))
-        for wheel in self.payload["wheels"] if self.payload else ():
-            if hashlib.sha256(wheel["content"]).hexdigest() != wheel["sha256"]:
-                raise Stop("{}: damaged on the way here".format(wheel["name"]), "run it again")
-            with zipfile.ZipFile(io.BytesIO(wheel["content"])) as archive:
-                for member in archive.infolist():
-                    if ".data/" in member.filename or member.is_dir():
-                        continue
-                    path = archive.extract(member, site)
-                    os.chmod(path, 0o755 if member.external_attr >> 16 & 0o111 else 0o644)
-        script = os.path.join(folder, "bin", "fairlead")
-        with open(script, "w") as f:
-            f.write(f"#!{self.release}/bin/python -I\nimport sys\nfrom fairlead.cli import main\nsys.exit(main())\n")
-        os.chmod(script, 0o755)  # noqa: S103
-        return site
-
-    def install_release(self) -> None:
-        import compileall
-
-        building = os.path.join(self.opt, "." + os.path.basename(self.release) + ".new")
-        shutil.rmtree(building, ignore_errors=True)
-        os.makedirs(building, mode=0o755)
-        site = self.unpack(building)
-        compileall.compile_dir(site, quiet=2, stripdir=building, prependdir=self.release)
-        with open(os.path.join(building, ".installed"), "w") as f:
-            f.write(self.python)
-        os.sync()
-        shutil.rmtree(self.release, ignore_errors=True)  # an incomplete one, or one of another Python
-        os.rename(building, self.release)
-
-    def prune(self, keep: set[str]) -> None:
-        """Releases older than the present and the one before it."""
-        for name in os.listdir(self.opt):
-            path = os.path.join(self.opt, name)
-            if os.path.isdir(path) and not os.path.islink(path) and path not in keep:
-                shutil.rmtree(path, ignore_errors=True)
 
     def place_files(self) -> bool:
         contents = self.payload["files"] if self.payload else {}
@@ -175,8 +124,9 @@ class Node:
 
     def apply(self) -> dict[str, Any] | None:
         """`fairlead apply`, in this very process where it already runs the wanted release."""
-        arguments = ["apply", "--json"] + (["--dry-run"] if self.check else [])
-        if not self.installed():
+        arguments = ["apply", "--json"] + ["--dry-run"] * self.check + ["--drained"] * self.request["drained"]
+        arguments += ["--only", ",".join(self.request["only"])] if self.request["only"] else []
+        if not self.release.installed():
             if not self.payload:
                 return None
             # A check on a fresh node: look with the code that would be installed, then forget it.
@@ -185,7 +135,7 @@ class Node:
             with tempfile.TemporaryDirectory(prefix="fairlead-check.") as folder:
                 venv = os.path.join(folder, "venv")
                 os.mkdir(venv)
-                self.unpack(venv)
+                self.release.unpack(venv)
                 document = os.path.join(folder, "node.json")
                 with open(document, "w") as f:
                     f.write(self.request["documents"][0]["content"])
@@ -196,14 +146,14 @@ class Node:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
                 f.write(self.request["documents"][0]["content"])
                 f.flush()
-                return self.run_apply([os.path.join(self.release, "bin/fairlead"), *arguments, "--document", f.name])
-        if os.path.realpath(sys.prefix) == self.release:
+                return self.run_apply([os.path.join(self.release.path, "bin/fairlead"), *arguments, "--document", f.name])
+        if os.path.realpath(sys.prefix) == self.release.path:
             main = importlib.import_module("fairlead.cli").main  # the command itself, without another start of Python
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 code = main(arguments)
             return self.applied(code, out.getvalue(), err.getvalue())
-        return self.run_apply([os.path.join(self.release, "bin/fairlead"), *arguments])
+        return self.run_apply([os.path.join(self.release.path, "bin/fairlead"), *arguments])
 
     def run_apply(self, command: list[str]) -> dict[str, Any]:
         try:
@@ -247,14 +197,14 @@ class Node:
         return late
 
     def present(self) -> dict[str, Any] | None:
-        fresh = not self.installed()
+        fresh = not self.release.installed()
         unfinished = os.path.lexists(self.unfinished)
         previous = link_target(os.path.join(self.opt, "current"))
         if fresh:
-            self.note(self.release, f"install for Python {self.python}")
+            self.note(self.release.path, f"install for Python {self.release.python}")
             if not self.check:
                 self.begin()
-                self.install_release()
+                self.release.install()
         units = self.place_files()
         document = self.place_document()
         links = self.place_links()
@@ -264,7 +214,7 @@ class Node:
             for verb, name in late:
                 systemctl_or_stop(verb, name)
             if fresh:
-                self.prune({self.release, os.path.join(self.opt, os.path.basename(previous or self.release))})
+                self.release.prune(previous or "")
             if os.path.lexists(self.unfinished):
                 os.unlink(self.unfinished)
         return applied
@@ -289,7 +239,8 @@ class Node:
         undone = None
         program = os.path.join(self.opt, "current", "bin", "fairlead")
         if self.request["undo"] and os.path.exists(program):
-            undone = self.run_apply([program, "apply", "--undo", "--json"] + (["--dry-run"] if self.check else []))
+            more_words = ["--dry-run"] * self.check + ["--drained"] * self.request["drained"]
+            undone = self.run_apply([program, "apply", "--undo", "--json", *more_words])
             left = [outcome["message"] for outcome in undone["outcomes"] if not outcome["done"]]
             if left:
                 more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
@@ -376,10 +327,10 @@ def settle(node: Node, request: dict[str, Any], payload: dict[str, Any] | None) 
     if wanted and payload is None:
         import platform
 
-        return {"need": wanted, "python": node.python, "machine": platform.machine(), "libc": platform.libc_ver()}
+        return {"need": wanted, "python": node.release.python, "machine": platform.machine(), "libc": platform.libc_ver()}
     applied = node.present()
     changed = bool(node.changes) or bool(applied and applied["changed"])
-    return {"changed": changed, "changes": node.changes, "apply": applied, "python": node.python}
+    return {"changed": changed, "changes": node.changes, "apply": applied, "python": node.release.python}
 
 
 def main() -> None:

@@ -1,25 +1,36 @@
-"""The result of a run: per node, grouped by equal outcome, as JSON and as text."""
+"""The result of a run: per node, grouped by equal outcome, as JSON and as text for a person or a change ticket."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from fairlead.errors import ExitCode
 from fairlead.nccl.fleet import Difference
 from fairlead.provision.inventory import fold
 
+DOCUMENT = "node.json"  # what settings call their document in an error
+STATES = ("same", "changed", "failed", "unreachable", "unfinished")
+#: What a change that is not made yet waits for, from the least to the most (fairlead.model.change.Disruption), in words.
+WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
+
 
 class NodeResult(Struct, frozen=True, kw_only=True):
-    """One node's outcome. state: same, changed (in check mode: would change), failed, unreachable, unfinished."""
+    """One node's outcome. state: same, changed (in check mode: would change), failed, unreachable, unfinished.
+
+    waiting: settings deferred; waits: for each of them what it waits for, a key of WAITS.
+    """
 
     node: str
     state: str
     changed: int = 0
     changes: tuple[str, ...] = ()  # "what: why", the same words on equal nodes
-    waiting: tuple[str, ...] = ()  # settings deferred to an idle node or a reboot
+    waiting: tuple[str, ...] = ()  # "setting: why"
+    waits: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     message: str = ""
     hint: str = ""
@@ -42,6 +53,9 @@ class ClassDifference(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
+    """seconds: how long it took; began: Unix time. tags: the settings that were chosen, () for all. undeclared: nodes that
+    Slurm has and the site does not."""
+
     schema: int = 1
     site: str
     generation: int
@@ -49,13 +63,25 @@ class Report(Struct, frozen=True, kw_only=True):
     seconds: float
     nodes: tuple[NodeResult, ...]
     networks: tuple[ClassDifference, ...] = ()  # nodes whose network is unlike the most of their class
+    began: float = 0.0
+    tags: tuple[str, ...] = ()
+    undeclared: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 all as declared, 69 a node failed or was not reached, 75 something waits for idle nodes."""
-        if any(n.state in {"failed", "unreachable", "unfinished"} for n in self.nodes):
+        """0 all as declared, 69 a node failed, 68 none failed but one was not reached, 75 something waits (see WAITS)."""
+        states = {n.state for n in self.nodes}
+        if states & {"failed", "unfinished"}:
             return ExitCode.UNAVAILABLE
+        if "unreachable" in states:
+            return ExitCode.NO_HOST
         return ExitCode.TRY_AGAIN if any(n.waiting for n in self.nodes) and not self.check else ExitCode.OK
+
+    @property
+    def detailed_exit_code(self) -> ExitCode:
+        """The same, but 1 in place of 0 where something was changed (in check mode: would change)."""
+        changed = any(n.state == "changed" for n in self.nodes)
+        return ExitCode.WARN if changed and self.exit_code is ExitCode.OK else self.exit_code
 
     def count(self, state: str) -> int:
         return sum(n.state == state for n in self.nodes)
@@ -66,7 +92,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
     if event == "runner_on_unreachable":
         words = " ".join(str(res.get("msg", "")).split())
         return NodeResult(node=node, state="unreachable", message=words, hint=_reach_hint(words), task=task)
-    if event != "runner_on_ok" or res.get("failed"):
+    if not res.get("apply") and (event != "runner_on_ok" or res.get("failed")):
         words = " ".join(str(res.get("msg") or res.get("exception") or "no message").split())
         return NodeResult(
             node=node,
@@ -79,7 +105,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         )
     applied = dict(res.get("apply") or {})
     changes = [f"{c['what']}: {c['why']}" for c in res.get("changes", ())]
-    waiting, failures, hints, diffs = [], [], [], []
+    waiting, waits, failures, hints, diffs = [], [], [], [], []
     for c in res.get("changes", ()):
         if "after" in c:
             diffs.append(f"{c['what']}\n{_diff(c)}")
@@ -89,6 +115,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
             diffs += [step["diff"] for step in item["steps"]]
         elif item["state"] == "deferred":
             waiting.append(f"{item['setting']}: {item['message']}")
+            waits.append(item.get("pending") or "idle")
         elif item["state"] in {"failed", "refused", "unreadable"}:
             failures.append(f"{item['setting']}: {item['message']}")
             hints.append(item.get("hint") or "")
@@ -99,6 +126,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         changed=len(changes),
         changes=tuple(changes),
         waiting=tuple(waiting),
+        waits=tuple(waits),
         failures=tuple(failures),
         message="; ".join(failures),
         hint=next((h for h in hints if h), ""),
@@ -106,6 +134,25 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         apply=applied,
         diffs=tuple(diffs),
     )
+
+
+def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
+    """The same with each failure of a setting told by the file that declares it: the node itself only knows its document."""
+    failures = tuple(_located(f, origin) for f in result.failures)
+    if failures == result.failures:
+        return result
+    return msgspec.structs.replace(result, failures=failures, message="; ".join(failures))
+
+
+def _located(failure: str, origin: Mapping[str, str]) -> str:
+    setting, _, rest = failure.partition(": ")
+    said = {where: key for key, where in origin.items() if key.startswith(f"settings.{setting}.")}
+    words = rest.removeprefix(f"{DOCUMENT}: ")
+    if words == rest:
+        return f"{failure} (declared in {', '.join(said)})" if said else failure
+    key = words.partition(": ")[0]
+    where = next((w for k, w in origin.items() if k == key or k.startswith(f"{key}.") or key.startswith(f"{k}.")), "")
+    return f"{setting}: {where or DOCUMENT}: {words}"
 
 
 def _diff(change: Mapping[str, Any]) -> str:
@@ -124,23 +171,23 @@ def _reach_hint(words: str) -> str:
 
 
 def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
-    """Nodes with equal outcome together, the largest group first; what ran differs per node is left out of the comparison."""
+    """Nodes with equal outcome together: the largest group first, those that were not reached at the end."""
     found: dict[tuple[Any, ...], list[NodeResult]] = {}
     for n in nodes:
-        found.setdefault((n.state, n.changes, n.waiting, n.failures, n.message), []).append(n)
-    ordered = sorted(found.values(), key=lambda g: (-len(g), g[0].node))
+        found.setdefault((n.state, n.changes, n.waiting, n.waits, n.failures, n.message), []).append(n)
+    ordered = sorted(found.values(), key=lambda g: (g[0].state in {"unreachable", "unfinished"}, -len(g), g[0].node))
     return [(g[0], [n.node for n in g]) for g in ordered]
 
 
 def text(report: Report, *, diff: bool = False) -> str:
-    """The report for a person or a change ticket: one paragraph per group of equal nodes, then the totals."""
+    """The report for a person: one paragraph per group of equal nodes, those not reached last, then the totals."""
     lines: list[str] = []
     words = {"changed": "would change"} if report.check else {}
     for example, nodes in groups(report.nodes):
         plural = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
         lines.append(f"{fold(nodes)} ({plural}): {words.get(example.state, example.state)}")
         lines += [f"  {change}" for change in example.changes]
-        lines += [f"  waits for an idle node: {w}" for w in example.waiting]
+        lines += [f"  waits for {WAITS[k]}: {w}" for w, k in zip(example.waiting, example.waits, strict=True)]
         if example.state in {"failed", "unreachable", "unfinished"}:
             lines += [f"  {f}" for f in example.failures or (example.message,)]
             lines.append(f"  task: {example.task}" if example.task else "")
@@ -148,7 +195,32 @@ def text(report: Report, *, diff: bool = False) -> str:
         if diff:
             lines += [f"    {line}" for d in example.diffs for line in d.splitlines()]
     lines += [each.text() for each in report.networks]
+    if report.undeclared:
+        lines.append(f"{fold(report.undeclared)}: Slurm has them, no class of {report.site} does: not looked at")
     return "\n".join([line for line in lines if line] + [summary(report)])
+
+
+def ticket(report: Report, code: ExitCode, *, diff: bool = False) -> str:
+    """The report as a page for a change ticket: what was asked for and when, then the same as ``text``."""
+    stamp = "%Y-%m-%d %H:%M:%S UTC"
+    kind = "check (nothing was changed)" if report.check else "change"
+    head = [
+        f"fairlead provision: {kind}",
+        f"site: {report.site}, generation {report.generation}",
+        f"settings: {', '.join(report.tags) or 'all that are declared'}",
+        f"began: {time.strftime(stamp, time.gmtime(report.began))}",
+        f"ended: {time.strftime(stamp, time.gmtime(report.began + report.seconds))}",
+        f"exit code: {int(code)}",
+    ]
+    return "\n".join([*head, "", text(report, diff=diff), ""])
+
+
+def data(report: Report, code: ExitCode) -> dict[str, Any]:
+    """The report as JSON has it: every node, the groups of equal ones, the counts, and the exit code."""
+    found: dict[str, Any] = msgspec.to_builtins(report)
+    grouped = [{"nodes": fold(nodes), "count": len(nodes), "state": example.state} for example, nodes in groups(report.nodes)]
+    counts = {state: report.count(state) for state in STATES if report.count(state)}
+    return found | {"counts": counts, "groups": grouped, "exit_code": int(code)}
 
 
 def _others(count: int) -> str:
@@ -158,7 +230,7 @@ def _others(count: int) -> str:
 def summary(report: Report) -> str:
     """The last line: "412 the same, 3 changed, 1 failed"."""
     names = {"same": "the same", "changed": "would change" if report.check else "changed"}
-    states = ("same", "changed", "failed", "unreachable", "unfinished")
-    counts = ", ".join(f"{report.count(s)} {names.get(s, s)}" for s in states if report.count(s))
+    counts = ", ".join(f"{report.count(s)} {names.get(s, s)}" for s in STATES if report.count(s))
     changes = sum(len(n.changes) for n in report.nodes)
-    return f"{len(report.nodes)} nodes: {counts or 'nothing'}; {changes} changes in {report.seconds:.1f} s"
+    nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
+    return f"{nodes}: {counts or 'nothing'}; {changes} changes in {report.seconds:.1f} s"

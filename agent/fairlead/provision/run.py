@@ -20,15 +20,16 @@ from msgspec import Struct
 
 from fairlead import assets
 from fairlead.config import Site
-from fairlead.errors import DataError, InputMissing, ProvisionError
+from fairlead.errors import InputMissing, ProvisionError, UsageError
 from fairlead.provision import wheels
 from fairlead.provision.bundle import write_bundle
 from fairlead.provision.interrupt import interruptible
-from fairlead.provision.inventory import Target, targets
+from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
 from fairlead.provision.networks import differences
 from fairlead.provision.progress import Silent, display
-from fairlead.provision.report import NodeResult, Report, node_result
+from fairlead.provision.report import NodeResult, Report, node_result, with_origin
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
+from fairlead.slurm.scontrol import Scontrol
 
 _PREFIX = "fairlead-provision."
 
@@ -45,17 +46,23 @@ class Options(Struct, frozen=True, kw_only=True):
     uninstall: bool = False
     undo: bool = False
     force: bool = False
+    only: tuple[str, ...] = ()  # settings; () for all that are declared
+    drained: bool = False  # these nodes are drained in Slurm and no job runs there: the caller has seen to it
 
 
-def run(site: Site, options: Options) -> Report:
-    """Make the nodes what the site declares. Raises FairleadError for what is wrong before any node is touched."""
-    begin = time.monotonic()
-    chosen = targets(site, options.nodelist)
+def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
+    """Make the nodes what the site declares; ``slurm``: of them those that Slurm has. Raises FairleadError for what is wrong
+    before any node is touched."""
+    begin, began = time.monotonic(), time.time()
+    known = in_slurm(slurm) if slurm else None
+    chosen = targets(site, options.nodelist, known)
+    if options.only and not any(set(options.only) & set(t.document.settings) for t in chosen):
+        raise UsageError(
+            f"--tags: {', '.join(options.only)}: declared for none of these nodes", hint="see `fairlead config show`"
+        )
     if site.ansible.private_key and not os.access(site.ansible.private_key, os.R_OK):
         raise InputMissing(f"{site.ansible.private_key}: cannot be read", hint="it is [ansible] private_key of the site")
-    own = wheels.read_wheel(options.wheel) if options.wheel else wheels.own_wheel()
-    if own.distribution != "fairlead":
-        raise DataError(f"{own.name}: not a wheel of fairlead", hint="--wheel takes fairlead's own; dependencies: --wheelhouse")
+    own = wheels.own_from(options.wheel)
     results: dict[str, NodeResult] = {}
     with display(len(chosen), quiet=options.quiet) as shown:
         rest: Sequence[Target] = chosen
@@ -70,7 +77,7 @@ def run(site: Site, options: Options) -> Report:
         for target in chosen:
             if results[target.node].no_wheel:
                 shown.done(results[target.node])
-    nodes = tuple(results[t.node] for t in chosen)
+    nodes = tuple(with_origin(results[t.node], t.origin) for t in chosen)
     return Report(
         site=site.file,
         generation=site.generation,
@@ -78,6 +85,9 @@ def run(site: Site, options: Options) -> Report:
         seconds=time.monotonic() - begin,
         nodes=nodes,
         networks=differences(site, nodes),
+        began=began,
+        tags=options.only,
+        undeclared=tuple(sorted(set(known or ()) - set(all_nodes(site)))) if not options.nodelist else (),
     )
 
 
@@ -123,6 +133,8 @@ def _play(
             state="absent" if options.uninstall else "present",
             undo=options.undo,
             force=options.force,
+            only=options.only,
+            drained=options.drained,
         )
         inventory = folder / "inventory.ini"
         (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
@@ -136,13 +148,14 @@ def _play(
             _take(event, results, shown)
             return False
 
-        with interruptible() as interrupted:
+        env = environment(site, folder, chosen[0].address)
+        with interruptible() as interrupted, lean_environment():
             runner = ansible_runner.run(
                 private_data_dir=str(folder),
                 project_dir=str(assets.directory("playbooks")),
                 playbook="site.yml",
                 inventory=str(inventory),
-                envvars=environment(site, folder, chosen[0].address),
+                envvars=env,
                 cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
                 event_handler=on_event,
                 settings={"suppress_env_files": True, "idle_timeout": 900, "pexpect_timeout": 1},
@@ -209,6 +222,26 @@ def environment(site: Site, folder: Path, address: str) -> dict[str, str]:
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_DEPRECATION_WARNINGS": "0",
     }
+
+
+_KEPT = {"HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "DISPLAY"}
+_KEPT_PREFIXES = ("ANSIBLE_", "SSH_", "XDG_", "KRB5", "GSSAPI_")
+
+
+@contextmanager
+def lean_environment() -> Iterator[None]:
+    """Meanwhile this process has only the variables that Ansible and ssh need: ansible-runner writes all that it finds into a
+    file (artifacts/*/command, Runner.run), and an admin's environment holds passwords and tokens."""
+    before = dict(os.environ)
+    secret = [n for n in before if "PASS" in n and not n.endswith(("_FILE", "_FILES"))]
+    kept = {n: v for n, v in before.items() if (n in _KEPT or n.startswith(_KEPT_PREFIXES)) and n not in secret}
+    os.environ.clear()
+    os.environ.update(kept)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

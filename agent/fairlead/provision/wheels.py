@@ -1,7 +1,7 @@
 """Wheels that travel to the nodes: fairlead's own, packed from this installation, and its three dependencies.
 
 Nodes have no network, and each has its own Python: a wheelhouse holds wheels for several, and the right ones are chosen
-by what the node says it is. Sources: PEP 427 (wheel files), PEP 425 and PEP 600 (tags).
+by what the node says it is (wheel_tags.py). Source: PEP 427 (wheel files).
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import hashlib
 import importlib.metadata
 import io
 import os
-import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,10 +22,9 @@ from msgspec import Struct
 import fairlead
 from fairlead import assets
 from fairlead.errors import DataError, InputMissing, ProvisionError
+from fairlead.provision.wheel_tags import DEPENDENCIES, normal
 
-DEPENDENCIES = ("msgspec", "nvidia-ml-py", "prometheus-client")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_GLIBC = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _WHEEL = "Wheel-Version: 1.0\nGenerator: fairlead\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -53,11 +51,6 @@ class Wheel(Struct, frozen=True):
     @property
     def distribution(self) -> str:
         return normal(self.name.split("-")[0])
-
-
-def normal(name: str) -> str:
-    """A distribution's name as PEP 503 normalises it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pack(files: Iterable[tuple[str, bytes, int]], dist_info: str) -> bytes:
@@ -111,6 +104,14 @@ def read_wheel(path: str) -> Wheel:
         raise InputMissing(f"{path}: {e.strerror}") from None
 
 
+def own_from(path: str) -> Wheel:
+    """fairlead's wheel: the named file, or "" for one packed from this installation. Raises InputMissing, DataError."""
+    own = read_wheel(path) if path else own_wheel()
+    if own.distribution != "fairlead":
+        raise DataError(f"{own.name}: not a wheel of fairlead", hint="--wheel takes fairlead's own; dependencies: --wheelhouse")
+    return own
+
+
 def repack(distribution: str) -> Wheel | None:
     """A dependency as it is installed beside fairlead here, for nodes of the same Python; None when its files are not known."""
     try:
@@ -138,35 +139,6 @@ def repack(distribution: str) -> Wheel | None:
     platforms = ".".join(sorted({t.split("-")[2] for t in tags}))
     name = f"{normal(distribution).replace('-', '_')}-{dist.version}-{python}-{abi}-{platforms}.whl"
     return Wheel(name, pack(sorted(files), info))
-
-
-def fits(name: str, python: str, machine: str, libc: Sequence[str]) -> bool:
-    """Whether a wheel runs on CPython ``python`` ("3.11") on ``machine`` ("x86_64") with ``libc`` (("glibc", "2.36"))."""
-    parts = name.removesuffix(".whl").split("-")
-    if len(parts) < 5:
-        return False
-    pythons, abis, platforms = (p.split(".") for p in parts[-3:])
-    major, minor = (int(x) for x in python.split("."))
-    here = f"cp{major}{minor}"
-    good = (here in pythons and (here in abis or "none" in abis)) or ("none" in abis and {f"py{major}", here} & set(pythons))
-    if "abi3" in abis:
-        good = good or any(p.startswith(f"cp{major}") and p[3:].isdigit() and int(p[3:]) <= minor for p in pythons)
-    return bool(good) and any(_platform_fits(p, machine, libc) for p in platforms)
-
-
-def _platform_fits(platform: str, machine: str, libc: Sequence[str]) -> bool:
-    if platform == "any":
-        return True
-    if not platform.endswith("_" + machine):
-        return False
-    kind = platform.removesuffix("_" + machine)
-    if libc[0] != "glibc":
-        return kind.startswith("musllinux")
-    have = tuple(int(x) for x in libc[1].split(".")[:2])
-    if kind in _GLIBC:
-        return _GLIBC[kind] <= have
-    match = re.fullmatch(r"manylinux_(\d+)_(\d+)", kind)
-    return kind == "linux" or bool(match and (int(match[1]), int(match[2])) <= have)
 
 
 def wheelhouse(folder: str) -> tuple[Wheel, ...]:
@@ -224,17 +196,3 @@ def collect(folder: str) -> tuple[Wheel, ...]:
         return wheelhouse(folder)
     cached = wheelhouse(cache_folder()) if os.path.isdir(cache_folder()) else ()
     return cached + tuple(w for w in map(repack, DEPENDENCIES) if w is not None)
-
-
-def choose(names: Iterable[str], python: str, machine: str, libc: Sequence[str]) -> tuple[list[str], list[str]]:
-    """For each dependency the first wheel that fits, and the dependencies for which there is none."""
-    chosen: list[str] = []
-    missing: list[str] = []
-    known = list(names)
-    for dependency in DEPENDENCIES:
-        fit = [n for n in known if normal(n.split("-")[0]) == dependency and fits(n, python, machine, libc)]
-        if fit:
-            chosen.append(fit[0])
-        else:
-            missing.append(dependency)
-    return chosen, missing

@@ -83,6 +83,7 @@ def plan(want: CpuGovernorWant, observed: Observed) -> tuple[KernelValue, ...]:
 
 setting = Setting(
     summary="CPU frequency governor",
+    group="cpu",
     want=CpuGovernorWant,
     observe=observe,
     plan=plan,

@@ -84,6 +84,7 @@ def plan(want: CpuIdleWant, observed: Observed) -> tuple[KernelValue, ...]:
 
 setting = Setting(
     summary="CPU idle states (C-states) by exit latency",
+    group="cpu",
     want=CpuIdleWant,
     observe=observe,
     plan=plan,

@@ -82,6 +82,7 @@ def plan(want: EnergyPerformanceWant, observed: Observed) -> tuple[KernelValue, 
 
 setting = Setting(
     summary="Energy performance preference (EPP) of every CPU",
+    group="cpu",
     want=EnergyPerformanceWant,
     observe=observe,
     plan=plan,

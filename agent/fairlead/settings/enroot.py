@@ -61,6 +61,7 @@ def plan(want: EnrootWant, observed: Observed) -> tuple[File, ...]:
 
 setting = Setting(
     summary="What containers of enroot and pyxis see of fairlead and /etc/nccl.conf",
+    group="containers",
     want=EnrootWant,
     observe=observe,
     plan=plan,

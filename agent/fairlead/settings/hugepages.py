@@ -77,6 +77,7 @@ def plan(want: HugepagesWant, observed: Observed) -> tuple[KernelValue, ...]:
 
 setting = Setting(
     summary="Reserved huge pages",
+    group="kernel",
     want=HugepagesWant,
     observe=observe,
     plan=plan,

@@ -1,8 +1,9 @@
 """Bounds of the system journal: kept on disk, so that what a crashed node said survives, and never filling it.
 
 The default takes a tenth of the file system and drops what comes faster than 10,000 lines in 30 s, which is when a broken
-GPU or fabric speaks. Source: journald.conf(5). Persisted in a drop-in; the journal daemon is started anew, which loses no
-line. Effective cannot be read back from the daemon: the file is what it was started with.
+GPU or fabric speaks. Source: journald.conf(5): of all drop-ins the one whose name sorts last wins, so one that is read after
+ours and says otherwise is named instead of being fought. The journal daemon is started anew, which loses no line. Effective
+cannot be read back from the daemon: the file is what it was started with.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, Layer, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
 
 FILE = "/etc/systemd/journald.conf.d/90-fairlead.conf"
-UNIT = "systemd-journald.service"
+PLACES = tuple(f"{place}/systemd/journald.conf.d/" for place in ("/etc", "/run", "/usr/lib"))
+UNIT, FLUSH = "systemd-journald.service", "systemd-journal-flush.service"
 
 
 class JournaldWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,12 +34,27 @@ class JournaldWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
+    """``file``: our drop-in. ``later``: key -> (drop-in that is read after ours, value)."""
+
     file: str | None
+    later: dict[str, tuple[str, str]] = {}
 
 
 def observe(node: Node) -> Observed | Missing:
     file = node.text(FILE)
-    return file if isinstance(file, Missing) else Observed(file)
+    if isinstance(file, Missing):
+        return file
+    later: dict[str, tuple[str, str]] = {}
+    # A file in /etc hides one of the same name in /run, and that one in /usr/lib.
+    named = {path.rpartition("/")[2]: path for place in reversed(PLACES) for path in node.texts if path.startswith(place)}
+    for name, path in sorted(named.items()):
+        text = node.texts[path]
+        if isinstance(text, Missing):
+            return text
+        for key, sign, value in (line.partition("=") for line in (text or "").splitlines()):
+            if name > FILE.rpartition("/")[2] and sign and not key.lstrip().startswith(("#", ";")):
+                later[key.strip()] = (path, value.strip())
+    return Observed(file, later)
 
 
 def content(want: JournaldWant) -> str:
@@ -48,19 +66,26 @@ def content(want: JournaldWant) -> str:
 
 
 def plan(want: JournaldWant, observed: Observed) -> tuple[AnyChange, ...]:
+    ours = dict(line.split("=", 1) for line in content(want).splitlines() if "=" in line)
+    for key, (path, value) in observed.later.items():
+        if key in ours and value != ours[key]:
+            words = f"says {value} and is read after {FILE}; wanted {ours[key]}"
+            raise ConfigError(path, key, words, hint="remove that line, or rename the file so that it is read before ours")
     if observed.file == content(want):
         return ()
     why = f"{FILE} does not say what is declared"
-    return (
-        File(setting="journald", why=why, layer=Layer.PERSISTED, path=FILE, content=content(want), before=observed.file),
-        Unit(setting="journald", why=why, name=UNIT, restart=True),
-    )
+    file = File(setting="journald", why=why, layer=Layer.PERSISTED, path=FILE, content=content(want), before=observed.file)
+    started = Unit(setting="journald", why=why, name=UNIT, restart=True)
+    # A journal that was in memory until now stays there until it is flushed (systemd-journald.service(8), SIGUSR1).
+    flushed = Unit(setting="journald", why=why, name=FLUSH, restart=True)
+    return (file, started, flushed) if want.storage == "persistent" else (file, started)
 
 
 setting = Setting(
     summary="Bounds of the system journal",
+    group="services",
     want=JournaldWant,
     observe=observe,
     plan=plan,
-    reads=(FILE,),
+    reads=(FILE, *(f"{place}*.conf" for place in PLACES)),
 )

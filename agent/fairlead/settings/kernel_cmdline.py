@@ -159,9 +159,11 @@ def _grub(words: tuple[str, ...], observed: Observed) -> list[AnyChange]:
 
 setting = Setting(
     summary="Words of the kernel command line",
+    group="kernel",
     want=KernelCmdlineWant,
     observe=observe,
     plan=plan,
     reads=(CMDLINE, GRUB, FILE, DROP_INS, GRUB_CFG, ENTRIES),
+    as_wanted=lambda want: {CMDLINE: " ".join(want.words) + "\n"},
     disruption=Disruption.REBOOT,
 )

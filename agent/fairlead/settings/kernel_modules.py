@@ -12,8 +12,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Module, Reboot
-from fairlead.model.facts import Missing, Node, unreadable
+from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
 
 LOADED = "/proc/modules"
@@ -29,9 +30,10 @@ class KernelModulesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Observed(Struct, frozen=True):
-    """``loaded``: names as /proc/modules has them (underscores). ``load``, ``blacklist``: the texts of our files."""
+    """``loaded``: names as /proc/modules has them (underscores), None: a kernel without loadable modules (no such file).
+    ``load``, ``blacklist``: the texts of our files."""
 
-    loaded: frozenset[str]
+    loaded: frozenset[str] | None
     load: str | None
     blacklist: str | None
 
@@ -41,9 +43,7 @@ def observe(node: Node) -> Observed | Missing:
     for value in (loaded, load, blacklist):
         if isinstance(value, Missing):
             return value
-    if loaded is None:
-        return unreadable(f"{LOADED}: no such file")
-    names = frozenset(line.split()[0] for line in str(loaded).splitlines() if line.split())
+    names = None if loaded is None else frozenset(line.split()[0] for line in str(loaded).splitlines() if line.split())
     return Observed(names, None if load is None else str(load), None if blacklist is None else str(blacklist))
 
 
@@ -58,13 +58,17 @@ def _file(path: str, lines: list[str], before: str | None) -> list[AnyChange]:
 
 def plan(want: KernelModulesWant, observed: Observed) -> tuple[AnyChange, ...]:
     changes: list[AnyChange] = []
+    if observed.loaded is None and want.load:
+        hint = "declare load = [] for this node"
+        raise ConfigError("node.json", "settings.kernel_modules.load", f"no loadable modules here (no {LOADED})", hint=hint)
+    loaded = observed.loaded or frozenset()
     for name in want.load:
-        if name.replace("-", "_") not in observed.loaded:
+        if name.replace("-", "_") not in loaded:
             changes.append(Module(setting="kernel_modules", why=f"module {name} is not loaded", name=name))
     changes += _file(LOAD, list(want.load), observed.load)
     changes += _file(BLACKLIST, [f"blacklist {name}" for name in want.blacklist], observed.blacklist)
     for name in want.blacklist:
-        if name.replace("-", "_") in observed.loaded:
+        if name.replace("-", "_") in loaded:
             why = f"module {name} is loaded and must not be"
             changes.append(
                 Reboot(
@@ -80,9 +84,11 @@ def plan(want: KernelModulesWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Kernel modules that must be loaded, and those that must not",
+    group="kernel",
     want=KernelModulesWant,
     observe=observe,
     plan=plan,
     reads=(LOADED, LOAD, BLACKLIST),
+    as_wanted=lambda want: {LOADED: "".join(f"{name.replace('-', '_')} 0 0 - Live 0x0\n" for name in want.load)},
     disruption=Disruption.REBOOT,
 )

@@ -8,7 +8,8 @@ takes effect with a restart of slurmd, which leaves running jobs alone (slurmste
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -53,7 +54,8 @@ def parse_limits(text: str) -> tuple[str, str] | None:
     return None
 
 
-def _ceiling(node: Node) -> str | None:
+def ceiling(node: Node, parse: Callable[[str], tuple[Any, Any] | None]) -> Any:
+    """The hard limit that systemd itself cannot go beyond (in a container), as ``parse`` reads it; None: it can."""
     status, limits = node.texts.get(SYSTEMD_STATUS), node.texts.get(SYSTEMD_LIMITS)
     if not isinstance(status, str) or not isinstance(limits, str):
         return None
@@ -62,7 +64,7 @@ def _ceiling(node: Node) -> str | None:
         may_raise = not effective or int(effective[0], 16) >> CAP_SYS_RESOURCE & 1
     except ValueError:
         return None
-    own = parse_limits(limits)
+    own = parse(limits)
     return None if may_raise or own is None or own[1] == "infinity" else own[1]
 
 
@@ -74,9 +76,9 @@ def observe(node: Node) -> Observed | Missing:
     if isinstance(limits, Missing):
         return limits
     if limits is None:
-        return Observed(file, None, _ceiling(node))
-    running = parse_limits(limits)
-    return unreadable(f"{LIMITS}: no line 'Max locked memory'") if running is None else Observed(file, running, _ceiling(node))
+        return Observed(file, None, ceiling(node, parse_limits))
+    running, most = parse_limits(limits), ceiling(node, parse_limits)
+    return unreadable(f"{LIMITS}: no line 'Max locked memory'") if running is None else Observed(file, running, most)
 
 
 def content(limit: str) -> str:
@@ -120,6 +122,7 @@ def plan(want: MemlockWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Locked-memory limit of slurmd and so of every job",
+    group="limits",
     want=MemlockWant,
     observe=observe,
     plan=plan,

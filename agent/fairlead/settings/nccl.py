@@ -229,8 +229,10 @@ def plan(want: NcclWant, observed: Observed) -> tuple[File, ...]:
 
 setting = Setting(
     summary="NCCL's facts of this node in /etc/nccl.conf",
+    group="nccl",
     want=NcclWant,
     observe=observe,
     plan=plan,
+    hardware=True,
     reads=(FILE, ROUTE, MOUNTS, ADDRESSES6, ROUTES6, *TOPOLOGY_FILES),
 )

@@ -1,10 +1,11 @@
 """Open-files limit of slurmd, which every job step inherits.
 
-A step with many ranks, data loaders and NCCL connections runs out of 1,024 descriptors; what a job inherits is slurmd's own
-limit, which pam limits do not reach. The soft limit stays low by default for programs that close every descriptor they
-could have (or use select(2)); a program raises it itself up to the hard one. Source: systemd.exec(5), ``LimitNOFILE=``, and
-systemd's NEWS for version 240 (soft 1024, hard 524288). Persisted in a drop-in of slurmd's unit; effective is the limit of
-the running slurmd (/proc/PID/limits); it takes effect with a restart of slurmd, which leaves jobs alone.
+A step with many ranks, data loaders and NCCL connections runs out of descriptors; what a job inherits is slurmd's own limit,
+which pam limits do not reach. slurmd raises its soft limit to the hard one when it starts (rlimits_use_max_nofile() in
+src/slurmd/slurmd/slurmd.c; seen on 22.05), so there is one number; the soft limit of a step is the submitting shell's unless
+PropagateResourceLimitsExcept names NOFILE (slurm.conf(5)). Source: systemd.exec(5), ``LimitNOFILE=``; Slurm's own unit has
+131072. Persisted in a drop-in of slurmd's unit; effective is the limit of the running slurmd (/proc/PID/limits); it takes
+effect with a restart of slurmd, which leaves jobs alone.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Unit
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
-from fairlead.settings.memlock import LIMITS, UNIT
+from fairlead.settings.memlock import LIMITS, SYSTEMD_LIMITS, SYSTEMD_STATUS, UNIT, ceiling
 
 FILE = f"/etc/systemd/system/{UNIT}.d/50-fairlead-nofile.conf"
 NR_OPEN = "/proc/sys/fs/nr_open"
 
-Count = Annotated[int, Meta(ge=1024, le=2**31 - 1)]
-
 
 class NofileWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    soft: Annotated[Count, Meta(description="Open files that a step has at its start.")] = 131072
-    hard: Annotated[Count, Meta(description="Open files up to which a step may raise that itself.")] = 1048576
+    limit: Annotated[
+        int, Meta(ge=1024, le=2**31 - 1, description="LimitNOFILE of slurmd: open files that a step may raise its own limit to.")
+    ] = 131072
 
 
 class Observed(Struct, frozen=True):
-    """``file``: our drop-in. ``running``: soft and hard limit of the running slurmd; None: none runs. ``most``: the kernel's
-    own ceiling (fs.nr_open), above which a hard limit is refused."""
+    """``file``: our drop-in. ``running``: hard limit of the running slurmd; None: none runs. ``most``: the kernel's own ceiling
+    (fs.nr_open), above which a limit is refused. ``ceiling``: as for memlock, where systemd itself has less."""
 
     file: str | None
-    running: tuple[int, int] | None
+    running: int | None
     most: int
+    ceiling: int | None = None
 
 
 def parse_limits(text: str) -> tuple[int, int] | None:
@@ -58,32 +59,35 @@ def observe(node: Node) -> Observed | Missing:
     running = parse_limits(limits) if isinstance(limits, str) else None
     if isinstance(limits, str) and running is None:
         return unreadable(f"{LIMITS}: no line 'Max open files'")
-    return Observed(None if file is None else str(file), running, int(most))
+    hard = None if running is None else running[1]
+    return Observed(None if file is None else str(file), hard, int(most), ceiling(node, parse_limits))
 
 
 def content(want: NofileWant) -> str:
     head = "# Written by fairlead (setting nofile); changes made here are put back.\n"
-    return f"{head}[Service]\nLimitNOFILE={want.soft}:{want.hard}\n"
+    return f"{head}[Service]\nLimitNOFILE={want.limit}\n"
 
 
 def plan(want: NofileWant, observed: Observed) -> tuple[AnyChange, ...]:
-    for key, value in (("soft", want.soft), ("hard", want.hard)):
-        if value > (observed.most if key == "hard" else want.hard):
-            limit = f"fs.nr_open ({observed.most})" if key == "hard" else f"the hard limit ({want.hard})"
-            raise ConfigError("node.json", f"settings.nofile.{key}", f"{value} is above {limit}", hint="declare a lower one")
+    if want.limit > observed.most:
+        words = f"{want.limit} is above fs.nr_open ({observed.most})"
+        raise ConfigError("node.json", "settings.nofile.limit", words, hint="declare a lower one")
+    if observed.ceiling is not None and want.limit > observed.ceiling:
+        words = f"{want.limit} is out of reach: systemd here has no CAP_SYS_RESOURCE and a hard limit of {observed.ceiling} files"
+        hint = f"this is a container: raise its own limit, or declare limit = {observed.ceiling} for it"
+        raise ConfigError("node.json", "settings.nofile.limit", words, hint=hint)
     changes: list[AnyChange] = []
-    why = f"{FILE} does not say LimitNOFILE={want.soft}:{want.hard}"
+    why = f"{FILE} does not say LimitNOFILE={want.limit}"
     if observed.file != content(want):
         changes += [
             File(setting="nofile", why=why, layer=Layer.PERSISTED, path=FILE, content=content(want), before=observed.file),
             Unit(setting="nofile", why=why, layer=Layer.PERSISTED, name=UNIT, daemon_reload=True),
         ]
-    if observed.running is not None and observed.running != (want.soft, want.hard):
-        soft, hard = observed.running
+    if observed.running is not None and observed.running != want.limit:
         changes.append(
             Unit(
                 setting="nofile",
-                why=f"slurmd runs with an open-files limit of {soft}:{hard}, wanted {want.soft}:{want.hard}",
+                why=f"slurmd runs with an open-files limit of {observed.running}, wanted {want.limit}",
                 disruption=Disruption.IDLE,
                 name=UNIT,
                 restart=True,
@@ -94,9 +98,11 @@ def plan(want: NofileWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Open-files limit of slurmd and so of every job",
+    group="limits",
     want=NofileWant,
     observe=observe,
     plan=plan,
-    reads=(FILE, LIMITS, NR_OPEN),
+    reads=(FILE, LIMITS, NR_OPEN, SYSTEMD_LIMITS, SYSTEMD_STATUS),
+    as_wanted=lambda want: {NR_OPEN: f"{want.limit}\n"},
     disruption=Disruption.IDLE,
 )

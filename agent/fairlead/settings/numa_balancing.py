@@ -89,8 +89,10 @@ def plan(want: NumaBalancingWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Automatic NUMA balancing of the kernel",
+    group="kernel",
     want=NumaBalancingWant,
     observe=observe,
     plan=plan,
     reads=(VALUE, FILE, *GLOBS),
+    as_wanted=lambda want: {VALUE: f"{want.value}\n"},
 )

@@ -132,6 +132,7 @@ def plan(want: NvidiaModuleWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Parameters of the NVIDIA kernel module",
+    group="driver",
     want=NvidiaModuleWant,
     observe=observe,
     plan=plan,

@@ -164,6 +164,7 @@ def plan(want: PcieAcsWant, observed: Observed) -> tuple[PciBits, ...]:
 
 setting = Setting(
     summary="PCIe ACS redirect bits on bridges between GPUs and NICs",
+    group="pcie",
     want=PcieAcsWant,
     observe=observe,
     plan=plan,

@@ -60,6 +60,7 @@ def plan(want: PersistenceWant, observed: Observed) -> tuple[Nvml, ...]:
 
 setting = Setting(
     summary="NVIDIA persistence mode of every GPU",
+    group="gpu",
     want=PersistenceWant,
     observe=observe,
     plan=plan,

@@ -146,9 +146,11 @@ def plan(want: SysctlWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="Kernel parameters (sysctl), checked before they are written",
+    group="kernel",
     want=SysctlWant,
     observe=observe,
     plan=plan,
     reads=(FILE, *GLOBS),
     reads_for=reads_for,
+    as_wanted=lambda want: {proc_path(key): f"{value}\n" for key, value in _wanted(want).items()},
 )

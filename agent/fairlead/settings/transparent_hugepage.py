@@ -79,6 +79,7 @@ def plan(want: TransparentHugepageWant, observed: Observed) -> tuple[KernelValue
 
 setting = Setting(
     summary="Transparent huge pages and how the kernel makes room for them",
+    group="kernel",
     want=TransparentHugepageWant,
     observe=observe,
     plan=plan,

@@ -65,8 +65,10 @@ def plan(want: TunedWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="tuned: not running, or running with one declared profile",
+    group="cpu",
     want=TunedWant,
     observe=observe,
     plan=plan,
     reads=(COMM, PROFILE, MODE),
+    as_wanted=lambda want: {COMM: "tuned\n"} if want.profile else {},
 )

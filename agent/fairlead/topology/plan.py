@@ -195,30 +195,30 @@ def permute(machine: Machine, masks: list[int], gpus: list[Place], allowed: int)
         return tuple(distance(machine, cpus, hands[group[0]]) for group in groups)
 
     # Pieces of cores, unless a core is split between tasks: then whole shares.
-    pieces: list[tuple[int, int]] = []  # (task, CPUs)
+    pieces: list[tuple[int, int, Core]] = []  # (task, CPUs, where they are)
     split = False
     for core in machine.cores:
         owners = [t for t, mask in enumerate(masks) if mask & core.cpus] if union & core.cpus else []
         split = split or len(owners) > 1
-        pieces += [(t, masks[t] & core.cpus) for t in owners]
-    patterns: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        pieces += [(t, masks[t] & core.cpus, core) for t in owners]
+    patterns: dict[tuple[int, ...], list[tuple[int, int, Core | None]]] = {}
     if split:
         by_task: dict[int, list[int]] = {}
-        for task, cpus in pieces:
+        for task, cpus, _ in pieces:
             by_task.setdefault(task, []).append(cpus.bit_count())
         for task, threads in sorted(by_task.items()):
-            patterns.setdefault(tuple(sorted(threads)), []).append((task, masks[task]))
+            patterns.setdefault(tuple(sorted(threads)), []).append((task, masks[task], None))
     else:
-        for task, cpus in pieces:
-            patterns.setdefault((cpus.bit_count(),), []).append((task, cpus))
+        for task, cpus, core in pieces:
+            patterns.setdefault((cpus.bit_count(),), []).append((task, cpus, core))
     memo: dict[tuple[int, ...], tuple[int, ...]] = {}
     result = [0] * len(masks)
     for dealt in patterns.values():
         wanted = [0] * len(masks)
         items = []
-        for task, cpus in dealt:
+        for task, cpus, place in dealt:
             wanted[task] += 1
-            key = tuple(_profile(machine, cpus, gpus)) if not split else (cpus,)
+            key = (cpus,) if place is None else _profile(place, cpus, gpus)
             if key not in memo:
                 memo[key] = costs(cpus)
             items.append(Item(cpus, memo[key]))
@@ -231,12 +231,9 @@ def permute(machine: Machine, masks: list[int], gpus: list[Place], allowed: int)
     return result
 
 
-def _profile(machine: Machine, cpus: int, gpus: list[Place]) -> tuple[int, ...]:
+def _profile(core: Core, cpus: int, gpus: list[Place]) -> tuple[int, ...]:
     """What the distances of a piece of one core depend on: its place and how many of its CPUs are near which GPU."""
-    for core in machine.cores:
-        if core.cpus & cpus:
-            return (core.package, cpus.bit_count(), *((cpus & g.near).bit_count() for g in gpus))
-    return (-1, cpus)
+    return (core.package, cpus.bit_count(), *[(cpus & g.near).bit_count() for g in gpus])
 
 
 def check(before: list[int], after: list[int]) -> None:
@@ -265,7 +262,7 @@ def whole_node(machine: Machine, tasks: int) -> list[int]:
     memo: dict[tuple[int, ...], tuple[int, ...]] = {}
     items = []
     for core in cores:
-        key = _profile(machine, core.cpus, machine.gpus)
+        key = _profile(core, core.cpus, machine.gpus)
         if key not in memo:
             memo[key] = tuple(distance(machine, core.cpus & machine.online, hands[g[0]]) for g in groups)
         items.append(Item(core.cpus & machine.online, memo[key]))

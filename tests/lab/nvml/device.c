@@ -49,6 +49,8 @@ TEXT(nvmlDeviceGetBoardPartNumber, "board_part_number")
 TEXT(nvmlDeviceGetVbiosVersion, "vbios_version")
 TEXT(nvmlDeviceGetInforomImageVersion, "inforom_image_version")
 NVML_API nvmlReturn nvmlDeviceGetUUID(nvmlDevice device, char *out, unsigned int size) {
+    nvmlReturn rc;
+    if (sim_mig_uuid(device, out, size, &rc)) return rc;
     ENTER_WITH(device, 1);
     return sim_copy_text(gpu, "uuid", out, size);
 }
@@ -93,15 +95,6 @@ CONSTANT(nvmlDeviceGetDisplayActive, 0)
 CONSTANT(nvmlDeviceGetDisplayMode, 0)
 CONSTANT(nvmlDeviceGetPowerManagementMode, 1)
 CONSTANT(nvmlDeviceGetVirtualizationMode, 0)
-CONSTANT(nvmlDeviceIsMigDeviceHandle, 0)
-
-NVML_API nvmlReturn nvmlDeviceGetMaxMigDeviceCount(nvmlDevice device, unsigned int *out) {
-    unsigned int mode;
-    ENTER_GPU();
-    NEED(out);
-    *out = sim_uint(gpu, "mig_mode.current", &mode) == NVML_SUCCESS ? 7 : 0;
-    return NVML_SUCCESS;
-}
 
 struct memory { unsigned long long total, reserved, used; };
 static nvmlReturn memory(int gpu, struct memory *m) {
@@ -163,52 +156,6 @@ static nvmlReturn idle_engine(unsigned int *percent, unsigned int *period) {
 ENGINE(nvmlDeviceGetEncoderUtilization)
 ENGINE(nvmlDeviceGetDecoderUtilization)
 
-static nvmlReturn megahertz(int gpu, unsigned int kind, int highest, unsigned int *out) {
-    static const char *const now[] = {"clocks.sm_hertz", "clocks.sm_hertz", "clocks.memory_hertz", "clocks.video_hertz"};
-    static const char *const most[] = {"clocks.sm_max_hertz", "clocks.sm_max_hertz", "clocks.memory_max_hertz",
-                                       "clocks.video_max_hertz"};
-    unsigned long long hertz;
-    NEED(out && kind < 4); /* graphics, SM, memory, video */
-    TRY(sim_ull(gpu, (highest ? most : now)[kind], &hertz));
-    *out = (unsigned int)(hertz / 1000000);
-    return NVML_SUCCESS;
-}
-#define CLOCK(call, highest)                                                                      \
-    NVML_API nvmlReturn call(nvmlDevice device, unsigned int kind, unsigned int *out) {           \
-        ENTER_GPU();                                                                              \
-        return megahertz(gpu, kind, highest, out);                                                \
-    }
-CLOCK(nvmlDeviceGetClockInfo, 0)
-CLOCK(nvmlDeviceGetMaxClockInfo, 1)
-CLOCK(nvmlDeviceGetApplicationsClock, 1)
-CLOCK(nvmlDeviceGetDefaultApplicationsClock, 1)
-NVML_API nvmlReturn nvmlDeviceGetClock(nvmlDevice device, unsigned int kind, unsigned int which, unsigned int *out) {
-    ENTER_GPU();
-    return megahertz(gpu, kind, which != 0, out); /* 0 is the current clock, the others are targets and maxima */
-}
-NVML_API nvmlReturn nvmlDeviceGetSupportedMemoryClocks(nvmlDevice device, unsigned int *count, unsigned int *out) {
-    unsigned int room;
-    ENTER_GPU();
-    NEED(count);
-    room = *count;
-    *count = 1;
-    if (room < 1 || !out) return NVML_ERROR_INSUFFICIENT_SIZE;
-    return megahertz(gpu, 2, 1, out);
-}
-NVML_API nvmlReturn nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice device, unsigned int memory_clock,
-                                                         unsigned int *count, unsigned int *out) {
-    unsigned int highest, room;
-    ENTER_GPU();
-    NEED(count);
-    (void)memory_clock;
-    TRY(megahertz(gpu, 0, 1, &highest));
-    room = *count;
-    *count = (highest - 210) / 15 + 1; /* steps of 15 MHz down to 210 */
-    if (room < *count || !out) return NVML_ERROR_INSUFFICIENT_SIZE;
-    for (unsigned int i = 0; i < *count; i++) out[i] = highest - 15 * i;
-    return NVML_SUCCESS;
-}
-
 NVML_API nvmlReturn nvmlDeviceGetTemperature(nvmlDevice device, unsigned int sensor, unsigned int *out) {
     ENTER_GPU();
     NEED(out && sensor == 0);
@@ -251,18 +198,24 @@ NVML_API nvmlReturn nvmlDeviceGetPcieSpeed(nvmlDevice device, unsigned int *out)
     return NVML_SUCCESS;
 }
 
-#define SETTER(call, key)                                                                   \
+#define SETTER(call, key, most)                                                             \
     NVML_API nvmlReturn call(nvmlDevice device, unsigned int value) {                       \
         unsigned int now;                                                                   \
         ENTER_GPU();                                                                        \
-        NEED(value <= 3);                                                                   \
+        NEED(value <= (most));                                                              \
         TRY(sim_uint(gpu, key, &now));                                                      \
         return sim_append_set(gpu, key, value);                                             \
     }
-SETTER(nvmlDeviceSetPersistenceMode, "persistence_mode")
-SETTER(nvmlDeviceSetComputeMode, "compute_mode")
-SETTER(nvmlDeviceSetAccountingMode, "accounting_mode")
-SETTER(nvmlDeviceSetEccMode, "ecc_mode.pending")
+SETTER(nvmlDeviceSetPersistenceMode, "persistence_mode", 1)
+SETTER(nvmlDeviceSetComputeMode, "compute_mode", 3)
+SETTER(nvmlDeviceSetAccountingMode, "accounting_mode", 1)
+NVML_API nvmlReturn nvmlDeviceSetEccMode(nvmlDevice device, unsigned int value) {
+    unsigned int now;
+    ENTER_GPU();
+    NEED(value <= 1);
+    TRY(sim_uint(gpu, "ecc_mode.pending", &now));
+    return sim_append_inforom(gpu, "ecc_mode", value); /* current at the next reset */
+}
 NVML_API nvmlReturn nvmlDeviceSetPowerManagementLimit(nvmlDevice device, unsigned int milliwatts) {
     unsigned int lowest, highest;
     ENTER_GPU();

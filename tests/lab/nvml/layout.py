@@ -17,7 +17,9 @@ STRUCTURES = (
     "c_nvmlBAR1Memory_t", "c_nvmlFieldValue_t", "c_nvmlEventData_t", "c_nvmlProcessInfo_v3_t",
     "c_nvmlEccSramErrorStatus_v1_t", "c_nvmlGpuFabricInfo_t", "c_nvmlGpuFabricInfo_v2_t", "c_nvmlGpuFabricInfo_v3_t",
     "c_nvmlRowRemapperHistogramValues", "c_nvmlUtilization_t", "c_nvmlEccErrorCounts_t", "c_nvmlTemperature_v1_t",
-    "c_nvmlMarginTemperature_v1_t",
+    "c_nvmlMarginTemperature_v1_t", "c_nvmlGpuInstanceProfileInfo_t", "c_nvmlGpuInstanceProfileInfo_v2_t",
+    "c_nvmlGpuInstanceInfo_t", "c_nvmlComputeInstanceProfileInfo_t", "c_nvmlComputeInstanceProfileInfo_v2_t",
+    "c_nvmlComputeInstanceInfo_t",
 )  # fmt: skip
 # Names that clients call and nvidia-ml-py does not: older versions of calls, which its wrappers left behind.
 OLDER = (

@@ -34,10 +34,16 @@ nvmlReturn sim_ull(int gpu, const char *key, unsigned long long *out);
 nvmlReturn sim_copy_text(int gpu, const char *key, char *out, unsigned int size);
 int sim_gpu_count(void);
 nvmlReturn sim_append_set(int gpu, const char *key, long long value);
+nvmlReturn sim_append_inforom(int gpu, const char *key, long long value);
 long sim_xid_count(void);
 int sim_xid_at(long number, struct sim_xid *out);
 
+/* mig.c */
+int sim_mig_uuid(nvmlDevice device, char *out, unsigned int size, nvmlReturn *rc);
+int sim_is_mig(nvmlDevice device);
+
 /* clocks.c */
+nvmlReturn sim_megahertz(int gpu, unsigned int kind, int highest, unsigned int *out);
 nvmlReturn sim_clock_field(int gpu, unsigned int id, unsigned long long *out);
 
 /* faults.c: what goes wrong, and the way into every call */

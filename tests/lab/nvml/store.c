@@ -245,11 +245,10 @@ int sim_gpu_count(void) {
     return count > SIM_GPUS ? SIM_GPUS : (int)count;
 }
 
-/* A setter's effect: a line in the control file, so that every process sees it. Needs root, as the driver does. */
-nvmlReturn sim_append_set(int gpu, const char *key, long long value) {
-    char line[256];
+/* A setter's effect: lines in the control file, so that every process sees them. Needs root, as the driver does. */
+static nvmlReturn append(const char *line) {
+    int length = (int)strlen(line);
     if (geteuid() != 0) return NVML_ERROR_NO_PERMISSION;
-    int length = snprintf(line, sizeof line, "set gpu.%d.%s %lld\n", gpu, key, value);
     int fd = open(control_path(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0) return NVML_ERROR_UNKNOWN;
     ssize_t written = write(fd, line, (size_t)length);
@@ -257,6 +256,19 @@ nvmlReturn sim_append_set(int gpu, const char *key, long long value) {
     atomic_store(&looked_at, 0);
     sim_refresh();
     return written == length ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+}
+
+nvmlReturn sim_append_set(int gpu, const char *key, long long value) {
+    char line[256];
+    snprintf(line, sizeof line, "set gpu.%d.%s %lld\n", gpu, key, value);
+    return append(line);
+}
+
+/* A mode that the board keeps over a reset and a reboot: KEY.pending now, and what the next power-on makes of it. */
+nvmlReturn sim_append_inforom(int gpu, const char *key, long long value) {
+    char line[256];
+    snprintf(line, sizeof line, "set gpu.%d.%s.pending %lld\ninforom gpu.%d.%s %lld\n", gpu, key, value, gpu, key, value);
+    return append(line);
 }
 
 long sim_xid_count(void) {

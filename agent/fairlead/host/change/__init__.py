@@ -13,14 +13,29 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, HostError
+from fairlead.host.change import nvml_release, packages, reload
 from fairlead.host.change.files import write_file
 from fairlead.host.change.show import diff, target, verbs
-from fairlead.host.change.tools import commands, made_anew, systemctl
+from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
 from fairlead.host.change.undo import UNDO, remember, undo_changes
 from fairlead.host.change.values import current_choice, write_bits, write_kernel_value
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, BootLoader, Disruption, File, KernelValue, Layer, Module, Nvml, PciBits, Reboot, Unit
+from fairlead.model.change import (
+    AnyChange,
+    BootLoader,
+    Disruption,
+    File,
+    KernelValue,
+    Layer,
+    Module,
+    ModuleReload,
+    Nvml,
+    Packages,
+    PciBits,
+    Reboot,
+    Unit,
+)
 
 __all__ = [
     "UNDO",
@@ -29,6 +44,7 @@ __all__ = [
     "current_choice",
     "diff",
     "execute",
+    "is_image",
     "systemctl",
     "target",
     "undo_all",
@@ -36,12 +52,14 @@ __all__ = [
     "write_file",
 ]
 
-NOT_UNDONE = Unit | Module | BootLoader | Reboot  # what was there before is in a file of theirs, or was nothing
-NvmlSet = Callable[[str, str, int], None]
+# What was there before is in a file of theirs, was nothing, or (packages) is the former set, declared again.
+NOT_UNDONE = Unit | Module | BootLoader | Reboot | Packages | ModuleReload
+NvmlSet = Callable[[str, str, int | str], None]
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What became of one change. ``message`` is one line: what was done, or why it was not."""
+    """What became of one change. ``message`` is one line: what was done, or why it was not. ``skipped``: not for here
+    (done), or not now (not done)."""
 
     change: AnyChange
     done: bool
@@ -50,32 +68,50 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 def execute(
-    changes: Iterable[AnyChange], root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO
+    changes: Iterable[AnyChange],
+    root: Root,
+    *,
+    nvml_set: NvmlSet | None = None,
+    undo: str = UNDO,
+    run_dir: str = nvml_release.RUN_DIR,
 ) -> tuple[Outcome, ...]:
     """Make the changes in order. One that fails does not stop the others, but that what the kernel refused is not persisted:
-    no file of the same setting is written after it. Nothing is raised for a failure."""
+    no file of the same setting is written after it, and that nothing follows packages that did not move. Nothing is raised for
+    a failure."""
     outcomes: list[Outcome] = []
     refused: set[str] = set()
+    unmoved: set[str] = set()
     for change in changes:
+        if change.setting in unmoved:
+            words = f"{target(change)}: waits for the packages"
+            outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
+            continue
         if change.setting in refused and change.layer is Layer.PERSISTED:
-            words = f"{target(change)}: not written, since the running kernel refused it"
+            words = f"{target(change)}: not written, since the running system refused it"
             outcomes.append(Outcome(change=change, done=False, message=words))
             continue
         try:
             if not isinstance(change, NOT_UNDONE):
                 remember(change, root, undo)
-            outcomes.append(_make(change, root, nvml_set))
+            outcomes.append(_make(change, root, nvml_set, run_dir))
         except (OSError, FairleadError) as e:
             words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
-            if isinstance(change, KernelValue):
+            later = isinstance(e, packages.LaterError | reload.HeldError)
+            if isinstance(change, Packages):
+                unmoved.add(change.setting)
+            if isinstance(change, KernelValue | Nvml):
                 refused.add(change.setting)
-                if isinstance(e, OSError) and e.errno == errno.EINVAL:
+                if isinstance(change, KernelValue) and isinstance(e, OSError) and e.errno == errno.EINVAL:
                     words = f"the kernel refuses {change.value!r} ({words})"
-            outcomes.append(Outcome(change=change, done=False, message=f"{target(change)}: {words}"))
+            hint = (
+                f" ({e.hint})" if isinstance(change, Packages | ModuleReload) and isinstance(e, FairleadError) and e.hint else ""
+            )
+            message = f"{target(change)}: {words}{hint}"
+            outcomes.append(Outcome(change=change, done=False, skipped=later, message=message))
     return tuple(outcomes)
 
 
-def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None) -> Outcome:
+def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str = nvml_release.RUN_DIR) -> Outcome:
     match change:
         case File():
             write_file(root.join(change.path), _bytes(change.content), change.mode)
@@ -94,6 +130,10 @@ def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None) -> Outcome:
             nvml_set(change.pci, change.what, change.value)
             return Outcome(change=change, done=True, message=f"{target(change)}: {change.before} -> {change.value}")
         case Unit():
+            if is_image(root) and change.enabled is not None:
+                enable_in_image(change, root)
+                words = f"{change.name}: {'enabled' if change.enabled else 'disabled'} in the image"
+                return Outcome(change=change, done=True, skipped=True, message=words)
             if not root.is_live:
                 return Outcome(change=change, done=True, skipped=True, message=f"{change.name}: not a running system")
             for argv in commands(change):
@@ -101,6 +141,16 @@ def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None) -> Outcome:
             return Outcome(change=change, done=True, message=f"{change.name}: {', '.join(verbs(change))}")
         case Reboot():
             return Outcome(change=change, done=False, skipped=True, message=f"{change.what}: waits for a reboot")
+        case Packages():
+            if not packages.has_apt(root):
+                if root.is_live:
+                    raise HostError("no apt on this node", hint="only apt can be driven: docs/how-to/driver.md")
+                return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: no apt in this tree")
+            return Outcome(change=change, done=True, message=f"{target(change)}: {packages.install(change, root)}")
+        case ModuleReload():
+            if not root.is_live:
+                return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
+            return Outcome(change=change, done=True, message=reload.reload(change, root, run_dir))
         case Module() | BootLoader():
             if not root.is_live:
                 return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
@@ -112,15 +162,17 @@ def _bytes(content: str | None) -> bytes | None:
     return None if content is None else content.encode("utf-8", "surrogateescape")
 
 
-def undo_all(root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False) -> tuple[Outcome, ...]:
+def undo_all(
+    root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False, drained: bool = False
+) -> tuple[Outcome, ...]:
     """Bring back the state before fairlead, last change first; the record of what came back is removed.
 
-    busy: a job runs here, so what a job would notice stays, with its record, and its outcome is ``skipped``.
+    busy, drained: as for apply; what may not be changed now stays, with its record, and its outcome is ``skipped``.
     """
     outcomes: list[Outcome] = []
     for path, change in reversed(undo_changes(root, undo)):
-        if busy and change.disruption is not Disruption.NONE:
-            words = f"{target(change)}: waits for an idle node"
+        if not change.disruption.allowed(busy=busy, drained=drained):
+            words = f"{target(change)}: waits for {'a drained' if change.disruption is Disruption.DRAIN else 'an idle'} node"
             outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
             continue
         try:

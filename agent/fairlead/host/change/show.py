@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 
-from fairlead.model.change import AnyChange, BootLoader, File, KernelValue, Module, Nvml, PciBits, Reboot, Unit
+from fairlead.model.change import (
+    AnyChange,
+    BootLoader,
+    File,
+    KernelValue,
+    Module,
+    ModuleReload,
+    Nvml,
+    Packages,
+    PciBits,
+    Reboot,
+    Unit,
+)
 
 
 def target(change: AnyChange) -> str:
@@ -18,6 +31,10 @@ def target(change: AnyChange) -> str:
             return f"{pci} {what}"
         case Unit(name=name) | Module(name=name) | BootLoader(tool=name) | Reboot(what=name):
             return name
+        case Packages():
+            return "packages"
+        case ModuleReload():
+            return "NVIDIA modules"
 
 
 def diff(change: AnyChange) -> str:
@@ -40,12 +57,27 @@ def diff(change: AnyChange) -> str:
             return f"--- {target(change)}\n- {old}\n+ {new}\n"
         case Unit():
             return f"--- {target(change)}\n+ {', '.join(verbs(change))}\n"
+        case Packages():
+            return "--- packages\n" + "".join(_moves(change))
+        case ModuleReload(version=version):
+            return f"--- loaded NVIDIA modules\n+ {version} (unloaded and loaded again)\n"
         case Module():
             return f"--- module {change.name}\n+ loaded\n"
         case BootLoader():
             return f"--- boot loader ({change.tool})\n" + "".join(f"+ {w}\n" for w in change.words or ("made anew",))
         case Reboot():
             return f"--- running kernel\n+ {change.what} (after a reboot)\n"
+
+
+def _moves(change: Packages) -> Iterator[str]:
+    before = dict(change.before)
+    for package in change.install:
+        if package.name in before:
+            yield f"- {package.name} {before[package.name]}\n"
+        yield f"+ {package.name} {package.version}\n"
+    yield from (f"- {name} {before.get(name, '')}".rstrip() + "\n" for name in change.remove)
+    if change.hold:
+        yield f"+ on hold: {' '.join(change.hold)}\n"
 
 
 def verbs(change: Unit) -> list[str]:

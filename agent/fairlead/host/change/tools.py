@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from fairlead.errors import HostError
+from fairlead.host.root import Root
 from fairlead.model.change import BootLoader, Module, Unit
 
 SYSTEMCTL_SECONDS = 60.0
@@ -21,6 +22,16 @@ def commands(change: Unit) -> list[list[str]]:
     elif change.active is not None:
         commands.append(["start" if change.active else "stop", change.name])
     return commands
+
+
+def is_image(root: Root) -> bool:
+    """A system that does not run: systemd is installed below ``root``, and there is no kernel's /proc."""
+    return not root.is_live and root.exists("/usr/lib/systemd/system") and not root.exists("/proc/sys")
+
+
+def enable_in_image(change: Unit, root: Root) -> None:
+    """By symbolic link only: nothing is asked of a running systemd, and nothing is started. Raises HostError."""
+    systemctl([f"--root={root.path}", "enable" if change.enabled else "disable", change.name])
 
 
 def systemctl(arguments: list[str]) -> None:

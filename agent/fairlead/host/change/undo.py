@@ -13,7 +13,20 @@ from fairlead.host.change.files import write_file
 from fairlead.host.change.show import target
 from fairlead.host.change.values import current_choice
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, BootLoader, Disruption, File, KernelValue, Module, Nvml, PciBits, Reboot, Unit
+from fairlead.model.change import (
+    AnyChange,
+    BootLoader,
+    Disruption,
+    File,
+    KernelValue,
+    Module,
+    ModuleReload,
+    Nvml,
+    Packages,
+    PciBits,
+    Reboot,
+    Unit,
+)
 
 UNDO = "/var/lib/fairlead/undo"
 
@@ -30,7 +43,8 @@ def _record(change: AnyChange, root: Root) -> dict[str, Any]:
             return {"kind": "file", "setting": setting, "path": path, "content": content, "mode": mode}
         case KernelValue(path=path, setting=setting):
             with open(root.join(path), encoding="utf-8", errors="replace") as f:
-                return {"kind": "kernel", "setting": setting, "path": path, "value": current_choice(f.read(65536))}
+                value = current_choice(f.read(65536))
+            return {"kind": "kernel", "setting": setting, "path": path, "value": value, "disruption": change.disruption.value}
         case PciBits():
             return {
                 "kind": "pci",
@@ -43,8 +57,15 @@ def _record(change: AnyChange, root: Root) -> dict[str, Any]:
                 "disruption": change.disruption.value,
             }
         case Nvml():
-            return {"kind": "nvml", "setting": change.setting, "pci": change.pci, "what": change.what, "value": change.before}
-        case Unit() | Module() | BootLoader() | Reboot():
+            return {
+                "kind": "nvml",
+                "setting": change.setting,
+                "pci": change.pci,
+                "what": change.what,
+                "value": change.before,
+                "disruption": change.disruption.value,
+            }
+        case Unit() | Module() | BootLoader() | Reboot() | Packages() | ModuleReload():
             raise TypeError(f"{target(change)} has no undo record")
 
 
@@ -81,12 +102,13 @@ def undo_changes(root: Root, undo: str = UNDO) -> tuple[tuple[str, AnyChange], .
 
 def _from_record(r: dict[str, Any]) -> AnyChange:
     why = "as it was before fairlead"
+    disruption = Disruption(r.get("disruption", "idle" if r["kind"] == "pci" else "none"))
     match r["kind"]:
         case "file":
             content = None if r["content"] is None else base64.b64decode(r["content"]).decode("utf-8", "surrogateescape")
             return File(setting=r["setting"], why=why, path=r["path"], content=content, mode=r["mode"])
         case "kernel":
-            return KernelValue(setting=r["setting"], why=why, path=r["path"], value=r["value"])
+            return KernelValue(setting=r["setting"], why=why, path=r["path"], value=r["value"], disruption=disruption)
         case "pci":
             return PciBits(
                 setting=r["setting"],
@@ -97,9 +119,17 @@ def _from_record(r: dict[str, Any]) -> AnyChange:
                 value=r["value"],
                 before=0,
                 what=r["what"],
-                disruption=Disruption(r.get("disruption", "idle")),
+                disruption=disruption,
             )
         case "nvml":
-            return Nvml(setting=r["setting"], why=why, pci=r["pci"], what=r["what"], value=r["value"], before=-1)
+            return Nvml(
+                setting=r["setting"],
+                why=why,
+                pci=r["pci"],
+                what=r["what"],
+                value=r["value"],
+                before=-1,
+                disruption=disruption,
+            )
         case kind:
             raise ValueError(f"unknown kind {kind!r}")

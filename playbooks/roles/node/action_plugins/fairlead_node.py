@@ -1,12 +1,14 @@
 """The action ``fairlead_node``: one round trip to a node that lacks nothing, two to one that needs files.
 
-The work is done on the node by fairlead/provision/on_node.py, which the bundle of this run holds; here the request goes
+The work is done on the node by fairlead/provision/on_node.py, which the bundle holds (as all else that is needed: the
+Python that runs Ansible need not have fairlead); here the request goes
 out over the connection's standard input and the answer comes back as one line. No module is built, no file is copied
 to the node beforehand, no facts are gathered.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -14,8 +16,6 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-
-from fairlead.provision.wheels import choose
 
 MARK = "FAIRLEAD-REPLY "
 # The installed release's own Python where there is one: it then runs `fairlead apply` in the same process.
@@ -50,7 +50,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             request = json.loads(_read(bundle, "request.json"))
             request["documents"] = json.loads(_read(bundle, "documents", node))
         except FileNotFoundError as e:
-            raise AnsibleActionFail(f"{e.filename}: no such file; is {node} declared in the site?") from None
+            words = f"{e.filename}: no such file; is {node} declared in the site, and the bundle made since?"
+            raise AnsibleActionFail(words) from None
         request["check"] = bool(self._task.check_mode)
         request["diff"] = bool(self._task.diff)
         answer = self._ask(bundle, python, request, b"")
@@ -65,7 +66,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 for c in answer.get("changes", ())
                 if "after" in c
             ]
-        return {**result, **answer}
+        return {**result, **answer, **_outcome(answer)}
 
     def _ask(self, bundle: str, python: str, request: dict[str, Any], payload: bytes) -> dict[str, Any]:
         program = _read(bundle, "program.json")
@@ -88,13 +89,35 @@ def _read(*path: str) -> bytes:
         return f.read()
 
 
+def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
+    """A setting that could not be made so fails the task, after all others were; one that waits is a warning."""
+    items = (answer.get("apply") or {}).get("items", ())
+    bad = [i for i in items if i["state"] in ("failed", "refused", "unreadable")]
+    late = [i for i in items if i["state"] == "deferred"]
+    told: dict[str, Any] = {}
+    if late:
+        told["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
+    if bad:
+        told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad)}
+        told["hint"] = next((i["hint"] for i in bad if i.get("hint")), "")
+    return told
+
+
+def _wheel_tags(bundle: str) -> Any:
+    """The module that the bundle brings along."""
+    spec = importlib.util.spec_from_file_location("fairlead_wheel_tags", os.path.join(bundle, "wheel_tags.py"))
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
 def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any]) -> bytes | dict[str, Any]:
     """What the node asked for, or why it cannot be had."""
     files = request["files"] if "files" in answer["need"] or "wheels" in answer["need"] else []
     wheels = json.loads(_read(bundle, "wheels.json")) if "wheels" in answer["need"] else []
     if wheels:
         own, rest = wheels[0], {w["name"]: w for w in wheels[1:]}
-        chosen, missing = choose(rest, answer["python"], answer["machine"], answer["libc"])
+        chosen, missing = _wheel_tags(bundle).choose(rest, answer["python"], answer["machine"], answer["libc"])
         if missing:
             return {
                 "failed": True,

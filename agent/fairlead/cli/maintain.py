@@ -1,0 +1,225 @@
+"""Maintenance that Slurm knows about: drain, wait for the jobs, apply, reboot, verify, resume, in batches.
+
+Each node is drained with a reason of fairlead's, waited for (no job is cancelled), made what the site declares, rebooted with
+--reboot, verified (the same machine, slurmd registered, the agent's verdict, `fairlead apply` has nothing to do), and resumed.
+A node that anybody else has drained is not touched, and a node that fails stays drained with a reason that says why. Without
+--reboot what waits for one is reported. Every step is in a journal first: a run that was killed goes on with --resume, and
+--abort brings every node of it into a condition that can be left alone.
+
+Run it where Slurm's commands work and root's ssh reaches the nodes. Ctrl-C begins no other node and finishes those in work;
+a second one leaves at once. Exit codes: 0 all done, 69 a node failed, 75 a node was not done or waits for a reboot,
+64/66/78 nothing was touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from fairlead import config
+from fairlead.cli.show import columns, print_json
+from fairlead.cli.times import local, moment, span
+from fairlead.errors import ExitCode, HostError, UsageError
+
+if TYPE_CHECKING:
+    from fairlead.provision.maintain.journal import Journal, Run
+    from fairlead.provision.maintain.plan import Asked
+    from fairlead.provision.maintain.run import Maintenance
+
+SITE = "/etc/fairlead/site.toml"
+JOURNAL = "/var/lib/fairlead/maintain.db"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("nodelist", nargs="?", default="", help="these nodes: gpu[001-064]")
+    parser.add_argument("--reason", default="", help="why, for `sinfo -R`")
+    parser.add_argument("--batch", default="1", metavar="N|P%", help="so many nodes in work at once (1); P%% of the nodelist")
+    parser.add_argument("--max-failed", type=int, default=1, metavar="K", help="begin no other node once K have failed (1)")
+    parser.add_argument("--floor", action="append", default=[], metavar="PARTITION=N|P%", help="so many nodes of it stay usable")
+    parser.add_argument("--reboot", action="store_true", help="reboot each node after the apply")
+    parser.add_argument(
+        "--window", default="", metavar="TIME", help="begin no node that would not be done by then: 2h, 2026-11-22T06:00"
+    )
+    parser.add_argument(
+        "--max-wait", default="", metavar="SPAN", help="give a node back that is busy for so long: 90m, 2d (never)"
+    )
+    parser.add_argument("--reboot-wait", default="30m", metavar="SPAN", help="a node that is not back by then has failed (30m)")
+    parser.add_argument("--verify-wait", default="5m", metavar="SPAN", help="a node that is not well by then has failed (5m)")
+    parser.add_argument("--site", default="", help=f"the site's declaration ({SITE}; of --resume and --abort, the run's own)")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be done and changed, change nothing")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--resume", nargs="?", const="", metavar="RUN", help="go on with a run that was killed or stopped (the newest)"
+    )
+    what.add_argument("--abort", nargs="?", const="", metavar="RUN", help="end a run: lift what waits, verify what is in work")
+    what.add_argument("--list", action="store_true", help="the runs in the journal")
+    what.add_argument("--show", nargs="?", const="", metavar="RUN", help="a run's nodes and their steps (the newest)")
+    parser.add_argument("--journal", default=JOURNAL, metavar="FILE", help=f"the journal ({JOURNAL})")
+    parser.add_argument("--wheel", default="", help="as in `fairlead provision`")
+    parser.add_argument("--wheelhouse", default="", metavar="DIR", help="as in `fairlead provision`")
+    parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program that is called as ssh would be")
+    parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
+    parser.add_argument("--bin-dir", default="/usr/bin", help="where scontrol, sinfo and squeue are")
+    parser.add_argument("--json", action="store_true", help="the report as JSON on standard output")
+    parser.add_argument("-q", "--quiet", action="store_true", help="nothing while it runs")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.provision.maintain.journal import Journal
+
+    old = next((word for word in ("resume", "abort", "show") if getattr(args, word) is not None), "list" if args.list else "")
+    if bool(args.nodelist) == bool(old):
+        raise UsageError("give a nodelist, or one of --resume, --abort, --list, --show")
+    if args.list:
+        return _list(Journal(args.journal, write=False), as_json=args.json)
+    if args.show is not None:
+        return _show(Journal(args.journal, write=False), args.show, as_json=args.json)
+    if args.dry_run and old:
+        raise UsageError("--dry-run is for a new run; --show says where an old one is")
+    return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
+
+
+def _new(args: argparse.Namespace) -> ExitCode:
+    from fairlead.provision.maintain.controller import Controller
+    from fairlead.provision.maintain.journal import Journal
+    from fairlead.provision.maintain.plan import prepare
+    from fairlead.slurm.scontrol import Scontrol
+
+    site = config.load_site(args.site or SITE)
+    controller = Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir))
+    prepared = prepare(site, _asked(args), controller.listing())
+    if args.dry_run:
+        from fairlead.cli.maintain_outlook import outlook
+
+        return outlook(args, site, prepared, controller)
+    journal = Journal(args.journal)
+    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    begun = journal.begin(prepared.plan, prepared.works, site=os.path.abspath(site.file), who=who)
+    return _drive(args, journal, begun)
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    from fairlead.provision.maintain.plan import Asked
+
+    return Asked(
+        nodelist=args.nodelist,
+        reason=args.reason,
+        batch=args.batch,
+        max_failed=args.max_failed,
+        floors=args.floor,
+        reboot=args.reboot,
+        window=moment(args.window, "--window", ahead=True) if args.window else 0.0,
+        max_wait=span(args.max_wait, "--max-wait") if args.max_wait else 0.0,
+        reboot_seconds=span(args.reboot_wait, "--reboot-wait"),
+        verify_seconds=span(args.verify_wait, "--verify-wait"),
+    )
+
+
+def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
+    from fairlead.provision.maintain.journal import Journal
+
+    journal = Journal(args.journal)
+    found = journal.run(name)
+    if found.ended:
+        raise UsageError(f"run {found.id} has {found.state}: nothing to go on with", hint=f"fairlead maintain --show {found.id}")
+    return _drive(args, journal, found)
+
+
+def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
+    """Drive a run to its end, and report."""
+    import sys
+
+    from fairlead.provision.inventory import fold, targets
+    from fairlead.provision.maintain.controller import Controller
+    from fairlead.provision.maintain.node import OverSsh
+    from fairlead.provision.maintain.plan import budgets, by_name
+    from fairlead.provision.maintain.report import report, text
+    from fairlead.provision.maintain.run import Maintenance
+    from fairlead.provision.maintain.table import display, summary
+    from fairlead.provision.run import Options
+    from fairlead.slurm.scontrol import Scontrol
+
+    site = config.load_site(args.site or found.site)
+    chosen = targets(site, fold([w.node for w in found.works]))
+    with display(quiet=args.quiet) as shown:
+        maintenance = Maintenance(
+            found,
+            journal,
+            Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir)),
+            OverSsh(site, by_name(chosen), program=args.ssh, options=Options(wheel=args.wheel, wheelhouse=args.wheelhouse)),
+            budgets=budgets(chosen),
+            shown=shown,
+            aborting=args.abort is not None,
+        )
+        shown.say(f"run {found.id}: {len(found.works)} nodes: {found.plan.reason}")
+        try:
+            with _stopping(maintenance):
+                ended = maintenance.drive()
+        except HostError as e:  # the journal: nothing was done that it does not have
+            raise HostError(f"{e}; {summary(journal.run(found.id).works)}", hint=e.hint) from None
+    said = report(journal.run(found.id))
+    if args.json:
+        print_json(said)
+    else:
+        print(text(said, maintenance.works))
+    if not ended:
+        why = f"{journal.full}: nothing new was begun; make room there" if journal.full else "stopped"
+        print(f"fairlead maintain: {why}; go on with --resume {found.id}, or --abort {found.id}", file=sys.stderr)
+    return said.exit_code
+
+
+@contextmanager
+def _stopping(maintenance: Maintenance) -> Iterator[None]:
+    """SIGINT and SIGTERM: once, nothing new is begun; twice, the run is left as the journal has it."""
+
+    def stop(number: int, frame: object) -> None:
+        if maintenance.stop_asked:
+            raise KeyboardInterrupt
+        maintenance.stop_asked = True
+        maintenance.say("stopping: no other node is begun, those in work are finished; once more leaves them as they are")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, before in kept.items():
+            signal.signal(number, before)
+
+
+def _list(journal: Journal, *, as_json: bool) -> ExitCode:
+    runs = journal.runs()
+    if as_json:
+        print_json(
+            [{"run": r.id, "state": r.state, "began": r.began, "ended": r.ended, "who": r.who, "plan": r.plan} for r in runs]
+        )
+        return ExitCode.OK
+    rows = [(r.id, r.state if r.ended else "unfinished", local(r.began), r.who, r.plan.reason) for r in runs]
+    print(columns(rows, ("RUN", "STATE", "BEGAN", "WHO", "REASON")))
+    return ExitCode.OK
+
+
+def _show(journal: Journal, name: str, *, as_json: bool) -> ExitCode:
+    import msgspec
+
+    from fairlead.provision.maintain.report import report, text
+
+    found = journal.run(name or next((r.id for r in journal.runs()), ""))
+    said = report(found)
+    log = journal.log(found.id)
+    if as_json:
+        print_json({**msgspec.to_builtins(said), "plan": found.plan, "who": found.who, "site": found.site, "steps": log})
+        return ExitCode.OK
+    print(f"run {found.id} by {found.who}: {found.plan.reason}; {found.state if found.ended else 'unfinished'}")
+    print(columns([(local(s.unix_seconds), s.node, s.step.replace("_", " "), s.detail) for s in log]))
+    print(text(said, found.works))
+    return ExitCode.OK

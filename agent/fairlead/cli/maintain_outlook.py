@@ -1,0 +1,33 @@
+"""`fairlead maintain --dry-run`: what Slurm lets the run do now, and what the apply would change."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from fairlead.cli.show import print_json
+from fairlead.config import Site
+from fairlead.errors import ExitCode
+from fairlead.provision.maintain.controller import Controller
+from fairlead.provision.maintain.journal import Journal
+from fairlead.provision.maintain.plan import Prepared
+from fairlead.provision.maintain.plan import outlook as lines_of
+from fairlead.provision.report import text
+from fairlead.provision.run import Options
+from fairlead.provision.run import run as provision
+
+
+def outlook(args: argparse.Namespace, site: Site, prepared: Prepared, controller: Controller) -> ExitCode:
+    """Print it. Nothing is changed, in Slurm, on the nodes, or in the journal."""
+    left = {}
+    if os.path.exists(args.journal):
+        left = Journal(args.journal, write=False).left(w.slurm for w in prepared.works)
+    lines = lines_of(prepared, controller, controller.listing(), left)
+    given = {"quiet": args.quiet, "wheel": args.wheel, "wheelhouse": args.wheelhouse}
+    would = provision(site, Options(nodelist=args.nodelist, check=True, drained=True, **given))
+    if args.json:
+        print_json({"schema": 1, "dry_run": True, "plan": prepared.plan, "limits": lines, "apply": would})
+    else:
+        print("\n".join(lines))
+        print(text(would))
+    return ExitCode.OK

@@ -1,0 +1,105 @@
+"""What `fairlead provision` would change on each node and why, and which nodes need a reboot or a drain for it.
+
+Nodes are asked over ssh by a check run, in which nothing is changed; nodes with the same plan are one paragraph. With --root
+machine trees (`fairlead snapshot`) are planned for instead, without any node: by the site's declaration of the node that a
+tree is of, or by --document or --profile, or by the document in the tree.
+Exit codes: 0 whatever would change (with --exit-code 1 where something would), 68 a node was not reached, 69 a setting
+cannot be made so on some node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fairlead import config, settings
+from fairlead.cli import provision
+from fairlead.cli.recorded import machine
+from fairlead.cli.show import print_json
+from fairlead.config import Document
+from fairlead.errors import DataError, ExitCode, UsageError
+from fairlead.host import kernel
+
+if TYPE_CHECKING:
+    from fairlead.provision.plan import NodePlan
+
+SITE = "/etc/fairlead/site.toml"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    provision.choose_nodes(parser)
+    parser.set_defaults(site="")
+    parser.add_argument("--root", action="append", default=[], metavar="[NODE=]TREE", help="a machine tree instead of nodes")
+    parser.add_argument("--document", default="", metavar="FILE", help="with --root: what the node should be")
+    parser.add_argument("--profile", default="", help="with --root: what the node should be, a hardware profile")
+    parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
+    parser.add_argument("--diff", action="store_true", help="show the changes as diffs")
+    parser.add_argument("--exit-code", action="store_true", help="end with 1 where something would be changed")
+    parser.add_argument("--json", action="store_true", help="the plan of each node, and the groups of equal ones")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress display")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.provision import plan
+
+    if (args.document or args.profile) and not args.root:
+        raise UsageError("--document and --profile belong to --root")
+    only = settings.select(args.tags) if args.tags else ()
+    plans = [_of_tree(args, source, only) for source in args.root] if args.root else _of_nodes(args, only)
+    names = [p.node for p in plans]
+    twice = next((n for n in names if names.count(n) > 1), "")
+    if twice:
+        raise DataError(f"two trees are of {twice}", hint="name them: --root OTHER_NAME=TREE")
+    if args.json:
+        print_json(plan.data(plans))
+    else:
+        print(plan.text(plans, diff=args.diff))
+    states = {p.state for p in plans}
+    if "failed" in states:
+        return ExitCode.UNAVAILABLE
+    if "unreachable" in states:
+        return ExitCode.NO_HOST
+    return ExitCode.WARN if args.exit_code and "would_change" in states else ExitCode.OK
+
+
+def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> list[NodePlan]:
+    from fairlead.provision import plan
+    from fairlead.provision.run import Options
+    from fairlead.provision.run import run as provision_run
+
+    site = config.load_site(args.site or SITE)
+    options = Options(nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only)
+    report = provision_run(site, options, provision.slurm_client(args))
+    return [plan.of_result(result) for result in report.nodes]
+
+
+def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> NodePlan:
+    from fairlead.apply import TreeNvml, apply
+    from fairlead.provision import plan
+
+    node, named, path = source.partition("=")
+    if not named or os.path.exists(source):
+        node, path = "", source
+    root = machine(path)
+    if root.is_live:
+        raise UsageError("--root /: this machine is no tree", hint="`fairlead apply --dry-run` looks at this machine")
+    document = _document(args, path, node or kernel.node_name(root))
+    report = apply(document, root, dry_run=True, nvml=TreeNvml(root), only=only)
+    return plan.of_items(node or document.node, msgspec.to_builtins(report.items))
+
+
+def _document(args: argparse.Namespace, path: str, node: str) -> Document:
+    if args.document:
+        return config.load_document(args.document)
+    if args.profile:
+        return config.profile_document(node, args.profile)
+    own = os.path.join(path, "etc/fairlead/node.json")
+    if not args.site and os.path.exists(own):
+        return config.load_document(own)
+    from fairlead.provision.inventory import targets
+
+    (target,) = targets(config.load_site(args.site or SITE), node)
+    return target.document

@@ -1,0 +1,45 @@
+"""Write what a playbook of your own needs to use fairlead's roles: the bundle for the nodes, an inventory, and the roles.
+
+Run it before `ansible-playbook` (docs/how-to/ansible.md): what it writes is the site's declaration as of now. The Ansible
+that uses it need not have fairlead installed. Everything is checked as `fairlead provision` checks it; no node is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairlead import config, settings
+from fairlead.cli import provision
+from fairlead.cli.show import print_json
+from fairlead.errors import ExitCode
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    provision.choose_nodes(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write; nothing else may be in it")
+    parser.add_argument("--wheel", default="", help="this wheel of fairlead instead of one packed from this installation")
+    parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything, write nothing")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.provision import wheels
+    from fairlead.provision.inventory import fold, in_slurm, targets
+    from fairlead.provision.render import render
+
+    site = config.load_site(args.site)
+    slurm = provision.slurm_client(args)
+    chosen = targets(site, args.nodelist, in_slurm(slurm) if slurm else None)
+    only = settings.select(args.tags) if args.tags else ()
+    own = wheels.own_from(args.wheel)
+    houses = wheels.collect(args.wheelhouse)
+    output = Path(args.output)
+    written = not args.dry_run and render(site, chosen, own, houses, output, state="present", undo=False, force=False, only=only)
+    nodes = fold([t.node for t in chosen])
+    if args.json:
+        print_json({"output": str(output.absolute()), "nodes": nodes, "generation": site.generation, "written": written})
+    else:
+        print(f"{output}: {'written' if written else 'nothing written' if args.dry_run else 'unchanged'}: {nodes}")
+    return ExitCode.OK

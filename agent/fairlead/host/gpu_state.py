@@ -1,0 +1,45 @@
+"""What one GPU is set to, from its part of nvml.json. Pure conversion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairlead.model.facts import Missing, unreadable
+from fairlead.model.gpu_state import GpuState, MigInstance
+
+if TYPE_CHECKING:
+    from fairlead.host.gpu import Reader
+
+#: What of nvml.json they are made of.
+PARTS = ("application_clocks", "clocks", "power", "mig")
+
+
+def state(read: Reader) -> GpuState:
+    """All of it; what cannot be read is Missing in its place."""
+    return GpuState(
+        application_sm_hertz=read.number("application_clocks.sm_hertz", "state.application_sm_hertz"),
+        application_memory_hertz=read.number("application_clocks.memory_hertz", "state.application_memory_hertz"),
+        application_default_sm_hertz=read.number("application_clocks.default_sm_hertz", "state.application_default_sm_hertz"),
+        application_default_memory_hertz=read.number(
+            "application_clocks.default_memory_hertz", "state.application_default_memory_hertz"
+        ),
+        clock_memory_max_hertz=read.number("clocks.memory_max_hertz", "state.clock_memory_max_hertz"),
+        power_minimum_watts=read.watts("power.minimum_limit_milliwatts", "state.power_minimum_watts"),
+        mig_instances=_instances(read),
+        mig_profiles=_profiles(read),
+    )
+
+
+def _instances(read: Reader) -> tuple[MigInstance, ...] | Missing:
+    found = read.items("mig.instances", "state.mig_instances")
+    if isinstance(found, Missing):
+        return found
+    try:
+        return tuple(MigInstance(str(i["profile"]), int(i["start"]), int(i["compute"])) for i in found)
+    except (KeyError, TypeError, ValueError):
+        return unreadable("nvml: mig.instances holds an entry that is no instance")
+
+
+def _profiles(read: Reader) -> tuple[str, ...] | Missing:
+    found = read.items("mig.profiles", "state.mig_profiles")
+    return found if isinstance(found, Missing) else tuple(str(p) for p in found)

@@ -1,0 +1,142 @@
+"""MIG instances of one GPU, read and made: inside the NVML worker only. ``beat`` announces each call.
+
+Source: NVML API reference, "Multi Instance GPU Management"; NVIDIA Multi-Instance GPU user guide. Profiles are told only
+while MIG is on; a GPU instance is of use once it holds a compute instance, and ours hold one that spans them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Json, entry
+
+INVALID_ARGUMENT, INSUFFICIENT_RESOURCES, IN_USE = 2, 23, 19
+_PROFILES, _COMPUTE_PROFILES, _INSTANCES_MAX = 18, 9, 8  # NVML_GPU_INSTANCE_PROFILE_COUNT, ..._COMPUTE_..., slices of memory
+Ask = Callable[..., int]  # name, arguments -> nvmlReturn_t
+
+
+class Mig:
+    """One GPU's instances. ``structs``: the ctypes declarations of nvidia-ml-py."""
+
+    def __init__(self, lib: Any, structs: Any, handle: Any, beat: Callable[[bytes, bytes], None], pci: bytes) -> None:
+        self._lib = lib
+        self._structs = structs
+        self._handle = handle
+        self._beat = beat
+        self._pci = pci
+
+    def ask(self, name: str, *arguments: Any) -> int:
+        self._beat(name.encode(), self._pci)
+        return int(entry(self._lib, name)(*arguments))
+
+    def again(self) -> int:
+        """Takes the handle anew: a change of the MIG mode may reset the device."""
+        handle = ctypes.c_void_p()
+        code = self.ask("nvmlDeviceGetHandleByPciBusId_v2", self._pci, ctypes.byref(handle))
+        self._handle = self._handle if code else handle
+        return code
+
+    def read(self) -> Json:
+        """``{"instances": [...], "profiles": [...]}``, or ``{"error": code}``."""
+        current, pending = ctypes.c_uint(), ctypes.c_uint()
+        code = self.ask("nvmlDeviceGetMigMode", self._handle, ctypes.byref(current), ctypes.byref(pending))
+        if code:
+            return {"error": code}
+        if not current.value:
+            return {"instances": [], "profiles": []}
+        profiles = self.profiles()
+        if isinstance(profiles, int):
+            return {"error": profiles}
+        names = {p.id: name for name, p in profiles.items()}
+        found = []
+        for instance, info in self._instances(profiles):
+            compute = sum(1 for _ in self._compute_instances(instance))
+            profile = names.get(info.profileId, str(info.profileId))
+            found.append({"profile": profile, "start": info.placement.start, "compute": compute})
+        found.sort(key=lambda i: i["start"])
+        return {"instances": found, "profiles": sorted(names.values())}
+
+    def profiles(self) -> dict[str, Any] | int:
+        """Profile by name, without the word "MIG" before it; or the code of the call that failed."""
+        found: dict[str, Any] = {}
+        for number in range(_PROFILES):
+            info = self._structs.c_nvmlGpuInstanceProfileInfo_v2_t()
+            code = self.ask("nvmlDeviceGetGpuInstanceProfileInfoV", self._handle, ctypes.c_uint(number), ctypes.byref(info))
+            if code == FUNCTION_NOT_FOUND:
+                return code
+            if code in (NOT_SUPPORTED, INVALID_ARGUMENT):
+                continue  # this GPU has no such profile; a library may know fewer
+            if code:
+                return code
+            name = info.name
+            found[(name if isinstance(name, str) else name.decode("ascii", "replace")).removeprefix("MIG ")] = info
+        return found
+
+    def make(self, wanted: tuple[str, ...]) -> int:
+        """Exactly these instances, each with one compute instance that spans it; what is there goes first. No process may be on
+        the GPU (IN_USE). A profile that it does not have is INVALID_ARGUMENT, before anything is touched."""
+        if busy := self._busy():
+            return busy
+        profiles = self.profiles()
+        if isinstance(profiles, int):
+            return profiles
+        if any(name not in profiles for name in wanted):
+            return INVALID_ARGUMENT
+        if any(n > profiles[name].instanceCount for name, n in Counter(wanted).items()):
+            return INSUFFICIENT_RESOURCES
+        for instance, _ in list(self._instances(profiles)):
+            for compute in list(self._compute_instances(instance)):
+                if code := self.ask("nvmlComputeInstanceDestroy", compute):
+                    return code
+            if code := self.ask("nvmlGpuInstanceDestroy", instance):
+                return code
+        for name in sorted(wanted, key=lambda n: -profiles[n].memorySizeMB):  # the large ones first: they fit in fewer places
+            instance = ctypes.c_void_p()
+            profile = ctypes.c_uint(profiles[name].id)
+            if code := self.ask("nvmlDeviceCreateGpuInstance", self._handle, profile, ctypes.byref(instance)):
+                return code
+            if code := self._span(instance, profiles[name].sliceCount):
+                return code
+        return 0
+
+    def _busy(self) -> int:
+        count = ctypes.c_uint(0)
+        code = self.ask("nvmlDeviceGetComputeRunningProcesses_v3", self._handle, ctypes.byref(count), None)
+        return IN_USE if count.value or code not in (0, 7, NOT_SUPPORTED, FUNCTION_NOT_FOUND) else 0
+
+    def _span(self, instance: Any, slices: int) -> int:
+        """A compute instance over all slices of a GPU instance."""
+        call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+        for number in range(_COMPUTE_PROFILES):
+            info = self._structs.c_nvmlComputeInstanceProfileInfo_t()
+            code = self.ask(call, instance, ctypes.c_uint(number), ctypes.c_uint(0), ctypes.byref(info))
+            if not code and info.sliceCount == slices:
+                made = ctypes.c_void_p()
+                make = "nvmlGpuInstanceCreateComputeInstance"
+                return self.ask(make, instance, ctypes.c_uint(info.id), ctypes.byref(made))
+            if code not in (0, NOT_SUPPORTED, INVALID_ARGUMENT):
+                return code
+        return INSUFFICIENT_RESOURCES
+
+    def _instances(self, profiles: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+        for profile in profiles.values():
+            for handle in self._list("nvmlDeviceGetGpuInstances", self._handle, profile.id):
+                info = self._structs.c_nvmlGpuInstanceInfo_t()
+                if not self.ask("nvmlGpuInstanceGetInfo", handle, ctypes.byref(info)):
+                    yield handle, info
+
+    def _compute_instances(self, instance: Any) -> Iterator[Any]:
+        call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+        for number in range(_COMPUTE_PROFILES):
+            info = self._structs.c_nvmlComputeInstanceProfileInfo_t()
+            if not self.ask(call, instance, ctypes.c_uint(number), ctypes.c_uint(0), ctypes.byref(info)):
+                yield from self._list("nvmlGpuInstanceGetComputeInstances", instance, info.id)
+
+    def _list(self, call: str, owner: Any, profile: int) -> Iterator[Any]:
+        found = (ctypes.c_void_p * _INSTANCES_MAX)()
+        count = ctypes.c_uint(_INSTANCES_MAX)
+        if not self.ask(call, owner, ctypes.c_uint(profile), found, ctypes.byref(count)):
+            yield from (ctypes.c_void_p(found[i]) for i in range(count.value))

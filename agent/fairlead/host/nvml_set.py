@@ -1,0 +1,66 @@
+"""What can be set of a GPU by NVML, inside the worker. Values are words: a number, or what ``model.change.Nvml`` says.
+
+Source: NVML API reference, "Device Commands" and "Multi Instance GPU Management".
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from fairlead.host.nvml_links import FUNCTION_NOT_FOUND
+from fairlead.host.nvml_mig import INVALID_ARGUMENT, Mig
+
+OFF = "off"
+#: Calls of a handle and an unsigned int.
+_NUMBERS = {
+    "persistence": "nvmlDeviceSetPersistenceMode",
+    "compute_mode": "nvmlDeviceSetComputeMode",
+    "power_limit_milliwatts": "nvmlDeviceSetPowerManagementLimit",
+    "ecc_mode": "nvmlDeviceSetEccMode",
+}
+#: Calls of two clocks in MHz ("1200-1500", or memory and graphics "2619,1980"), and the one that takes them back ("off").
+_CLOCKS = {
+    "locked_clocks": ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
+    "locked_memory_clocks": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
+    "application_clocks": ("nvmlDeviceSetApplicationsClocks", "nvmlDeviceResetApplicationsClocks"),
+}
+
+
+def make(mig: Mig, handle: Any, what: str, value: str) -> int:
+    """Sets ``what`` of one GPU; returns NVML's code, FUNCTION_NOT_FOUND for what is not known."""
+    try:
+        if what in _NUMBERS:
+            return mig.ask(_NUMBERS[what], handle, _number(value))
+        if what in _CLOCKS:
+            lock, unlock = _CLOCKS[what]
+            if value == OFF:
+                return mig.ask(unlock, handle)
+            first, _, second = value.replace(",", "-").partition("-")
+            return mig.ask(lock, handle, _number(first), _number(second))
+    except ValueError:
+        return INVALID_ARGUMENT
+    return _mig(mig, handle, value) if what == "mig" else FUNCTION_NOT_FOUND
+
+
+def _number(word: str) -> ctypes.c_uint:
+    return ctypes.c_uint(int(word))
+
+
+def _mig(mig: Mig, handle: Any, value: str) -> int:
+    """MIG off, or on with these instances. A mode that the driver could not switch at once is the activation's own code:
+    IN_USE while a program holds the GPU, RESET_REQUIRED on GPUs that need a reset for it."""
+    current, pending, activation = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
+    code = mig.ask("nvmlDeviceGetMigMode", handle, ctypes.byref(current), ctypes.byref(pending))
+    if code:
+        return code
+    if value == OFF and current.value and (code := mig.make(())):
+        return code
+    wanted = int(value != OFF)
+    if (current.value, pending.value) != (wanted, wanted):
+        code = mig.ask("nvmlDeviceSetMigMode", handle, ctypes.c_uint(wanted), ctypes.byref(activation))
+        if code or activation.value:
+            return code or int(activation.value)
+        if code := mig.again():
+            return code
+    return mig.make(tuple(value.split(","))) if wanted else 0

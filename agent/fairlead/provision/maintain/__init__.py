@@ -1,0 +1,1 @@
+"""Maintenance through Slurm: drain, wait, apply, reboot, verify, resume, with a journal that a killed run goes on from."""

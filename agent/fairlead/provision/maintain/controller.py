@@ -1,0 +1,185 @@
+"""slurmctld as a maintenance run sees and changes it: one listing for all nodes, and drain, lift and mark for one.
+
+Every write follows decision 7: the intent is in the journal, then the node is read, written, and read again; a reading older
+than ``FRESH_SECONDS`` is not acted on. Ours is the exact text, plus only what slurmctld appends to it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import math
+import time
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.policy.ownership import MAINTAIN, Owner, classify, is_ours, keep_off, parse, strip_suffixes
+from fairlead.policy.ownership import Token as Reason
+from fairlead.policy.rules import Rules
+from fairlead.provision.maintain import steps
+from fairlead.provision.maintain.limits import Place
+from fairlead.provision.maintain.steps import Hand, Move, Seen, Step, Work
+from fairlead.slurm.client import NodeState
+from fairlead.slurm.scontrol import HOLDING, Scontrol
+from fairlead.topology.nodelist import expand
+
+FRESH_SECONDS = 2.0
+
+
+class Listing(Struct, frozen=True, kw_only=True):
+    """One reading of all nodes and jobs. at: monotonic."""
+
+    nodes: Mapping[str, NodeState]
+    places: Mapping[str, Place]
+    at: float
+
+
+class Controller:
+    """The calls raise SlurmUnavailable (try again) and SlurmError."""
+
+    def __init__(self, client: Scontrol) -> None:
+        self.client = client
+        self._rules = Rules(own_users=tuple(dict.fromkeys(("root", "slurm", getpass.getuser()))))
+
+    def listing(self) -> Listing:
+        at = time.monotonic()
+        nodes = {n.name: n for n in self.client.nodes()}
+        text = self.client.ask(["squeue", "-h", "-a", "-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%e|%N"])
+        jobs = jobs_by_node(text)
+        places = {
+            name: Place(
+                name=name,
+                partitions=n.partitions,
+                usable=n.available,
+                maintained=n.drained and n.reason.startswith(MAINTAIN),
+                jobs=len(ends := jobs.get(name, [])),
+                jobs_end=max(ends, default=0.0),
+            )
+            for name, n in nodes.items()
+        }
+        return Listing(nodes=nodes, places=places, at=at)
+
+    def seen(self, work: Work, listing: Listing) -> Seen:
+        """The node as this listing has it."""
+        return self._seen(work, listing.nodes[work.slurm], listing.places[work.slurm].jobs)
+
+    def now(self, work: Work) -> Seen:
+        """The node as it is now, its jobs too."""
+        jobs = self.client.jobs_on(work.slurm)
+        return self._seen(work, self.client.node(work.slurm), len(jobs))
+
+    def _seen(self, work: Work, state: NodeState, jobs: int) -> Seen:
+        hand = self._hand(work, state)
+        off = keep_off(state.states) if hand is Hand.FREE else ""
+        lost = False
+        if hand is Hand.FREE and work.drained and not work.kept:
+            lost = self.client.began() >= work.drained
+        silent = not state.states.isdisjoint({"NOT_RESPONDING", "INVALID_REG", "UNKNOWN"})
+        since = float(state.reason_time)
+        return Seen(hand=hand, who=who(state), off=off, jobs=jobs, lost=lost, since=since, silent=silent)
+
+    def _hand(self, work: Work, state: NodeState) -> Hand:
+        for text in filter(None, (work.mark, work.text)):
+            ours = as_reason(text)
+            found = classify(state.states, state.reason, state.reason_user, ours, self._rules)
+            if found is Owner.OURS and state.drained:
+                return Hand.OURS
+            if found is Owner.COVERED:
+                return Hand.COVERED
+            if found is Owner.FREE:
+                return Hand.FREE
+        if not work.text:
+            found = classify(state.states, state.reason, state.reason_user, None, self._rules)
+            return Hand.FREE if found is Owner.FREE else Hand.OTHER
+        return Hand.OTHER
+
+    def left_by(self, state: NodeState, texts: frozenset[str]) -> str:
+        """The reason of an ended run of ours, where exactly that stands on the node; "" for none."""
+        user, reason = state.reason_user, state.reason
+        return next((t for t in texts if state.drained and is_ours(reason, user, as_reason(t), self._rules)), "")
+
+    # -- writing: one try, with its reading before and after -----------------------------------------------
+
+    def drain(self, work: Work, left: frozenset[str]) -> tuple[Move | None, float]:
+        """One try at our drain, whose intent is in the journal: the next step (None: try again) and since when it stands.
+        ``left``: reasons of runs of ours that are done with the node, which may be replaced."""
+        began = time.monotonic()
+        state = self.client.node(work.slurm)
+        seen = self._seen(work, state, 0)
+        move = steps.first(work, seen, adopt=bool(self.left_by(state, left)))
+        if move is None and time.monotonic() - began < FRESH_SECONDS:
+            try:
+                self.client.drain(work.slurm, work.text)
+            except SlurmUnavailable:
+                raise
+            except SlurmError as e:
+                move = Move(Step.TAKEN if work.drained else Step.SKIPPED, steps.untouched(str(e)))
+            else:
+                seen = self.now(work)
+                move = steps.read_back(work, seen)
+        return move, seen.since
+
+    def lift(self, work: Work) -> Move | None:
+        """One try at lifting our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is
+        slurmctld's mark for that reboot (ReturnToService 0 and 1): it goes too."""
+        began = time.monotonic()
+        state = self.client.node(work.slurm)
+        seen = self._seen(work, state, 0)
+        move = steps.lifted(work, seen, time.time())
+        if move is None and seen.hand is Hand.OURS and time.monotonic() - began < FRESH_SECONDS:
+            if work.boot_after and "DOWN" in state.states:
+                self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
+            else:
+                self.client.resume(work.slurm)
+            move = steps.lifted(work, self.now(work), time.time())
+        return move
+
+    def mark(self, work: Work) -> Move | None:
+        """One try at having our reason say what went wrong; the state stays."""
+        began = time.monotonic()
+        seen = self.now(work)
+        if seen.hand is Hand.COVERED:
+            return Move(Step.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
+        if seen.hand is not Hand.OURS:
+            return Move(Step.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
+        if time.monotonic() - began >= FRESH_SECONDS:
+            return None
+        self.client.update_reason(work.slurm, work.mark)
+        return Move(Step.FAILED, f"{work.detail}; stays drained")
+
+    def registered(self, work: Work) -> str:
+        """When the node's slurmd began, in slurmctld's words: another value after a reboot says that it is back."""
+        text = self.client.ask(["scontrol", "-o", "show", "node", work.slurm])
+        return next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), "")
+
+
+def as_reason(text: str) -> Reason:
+    """One of our own texts as a token. Raises ValueError for a text that is none."""
+    found = parse(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no reason of ours")
+    return found
+
+
+def who(state: NodeState) -> str:
+    """Who holds the node, in one line."""
+    words = "+".join(sorted(state.states)).lower()
+    if not state.reason:
+        return words
+    token = parse(state.reason)
+    kind = "another `fairlead maintain`: " if token is not None and token.text.startswith(MAINTAIN) else ""
+    return f"{words} by {state.reason_user or 'unknown'}: {kind}{strip_suffixes(state.reason)[:160]}"
+
+
+def jobs_by_node(text: str) -> dict[str, list[float]]:
+    """When the jobs on each node have to end, of squeue's ``%A|%t|%e|%N``; inf for no limit. Raises SlurmError."""
+    found: dict[str, list[float]] = {}
+    for line in text.splitlines():
+        words = line.split("|")
+        if len(words) != 4 or not words[0].isdigit():
+            raise SlurmError(f"squeue: its output is not what was asked for: {line[:80]!r}")
+        end = float(words[2]) if words[2].isdigit() else math.inf
+        for node in expand(words[3]) if words[3] else ():
+            found.setdefault(node, []).append(end)
+    return found

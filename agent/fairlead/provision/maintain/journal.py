@@ -1,0 +1,250 @@
+"""The journal of maintenance on the admin host: one SQLite file, every step in it before it is done.
+
+WAL with synchronous FULL: what `put` returned from is on the disk (https://www.sqlite.org/pragma.html#pragma_synchronous).
+A node is in one unfinished run at most. A spare file beside the journal is given up when the disk is full, so that what is in
+work can be written to its end; from then on ``full`` says so and nothing new may be begun.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from fairlead.errors import DataError, HostError, InputMissing
+from fairlead.provision.maintain.steps import Plan, Step, Work
+
+T = TypeVar("T")
+
+PATH = "/var/lib/fairlead/maintain.db"
+SCHEMA = 1
+SPARE_BYTES = 1 << 20
+_TABLES = """
+CREATE TABLE IF NOT EXISTS run (id TEXT PRIMARY KEY, began REAL, ended REAL, state TEXT, who TEXT, site TEXT, plan BLOB)
+                                WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS node (run TEXT, place INTEGER, node TEXT, slurm TEXT, text TEXT, mark TEXT, ended REAL, work BLOB,
+                                 PRIMARY KEY (run, place)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS step (run TEXT, node TEXT, unix_seconds REAL, step TEXT, detail TEXT);
+"""
+_NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A run. state: running (driven now, or killed), ended, aborted. Times are Unix seconds; ended 0: it is not."""
+
+    id: str
+    began: float
+    ended: float
+    state: str
+    who: str
+    site: str
+    plan: Plan
+    works: tuple[Work, ...] = ()
+
+
+class Logged(Struct, frozen=True, kw_only=True):
+    """One step that a node has taken."""
+
+    node: str
+    unix_seconds: float
+    step: str
+    detail: str
+
+
+class Journal:
+    """Raises HostError where the file cannot be written or read, DataError where it is damaged."""
+
+    def __init__(self, path: str = PATH, *, write: bool = True) -> None:
+        self.path = path
+        self.full = ""
+        self._db = self._open(write)
+
+    def _open(self, write: bool) -> sqlite3.Connection:
+        if not write and not os.path.exists(self.path):
+            raise InputMissing(f"{self.path}: no journal", hint="no maintenance has run here; --journal names another")
+        try:
+            os.makedirs(os.path.dirname(self.path) or ".", mode=0o755, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | (os.O_CREAT if write else 0) | os.O_CLOEXEC, 0o600))
+            if write:
+                self._reserve()
+            db = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA wal_autocheckpoint = 50")  # pages: a log that fits into the spare
+                version = db.execute("PRAGMA user_version").fetchone()[0]
+                if version not in (0, SCHEMA):
+                    raise DataError(
+                        f"{self.path}: schema {version}, this fairlead writes {SCHEMA}", hint="use the newer fairlead"
+                    )
+                if version == 0:
+                    db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
+            except BaseException:
+                db.close()
+                raise
+        except sqlite3.DatabaseError as e:
+            if isinstance(e, sqlite3.OperationalError):
+                raise HostError(f"{self.path}: {e}", hint="no node was touched") from None
+            raise DataError(
+                f"{self.path}: {e}", hint="move it away; drains that it knew have reasons fairlead:maintain:"
+            ) from None
+        except OSError as e:
+            raise HostError(f"{self.path}: {e.strerror}", hint="--journal names another place; no node was touched") from None
+        return db
+
+    def _reserve(self) -> None:
+        """Room for the end of what is in work, held for when the disk is full. Raises OSError where there is not even that."""
+        spare = self.path + ".spare"
+        if os.path.exists(spare) and os.path.getsize(spare) >= SPARE_BYTES:
+            return
+        fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, SPARE_BYTES)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):
+            self._db.close()
+
+    # -- one run at a time ----------------------------------------------------------------------------
+
+    @contextmanager
+    def driving(self, run: str) -> Iterator[None]:
+        """While this process drives the run. Raises HostError when another one does."""
+        path = f"{self.path}.{run}.lock"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+                raise HostError(f"run {run} is being driven by process {pid}", hint="stop that one first (Ctrl-C)") from None
+            with suppress(OSError):  # a full disk: the lock holds without it
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            yield
+            with suppress(OSError):
+                os.unlink(path)
+        finally:
+            os.close(lock)
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan, works: Sequence[Work], *, site: str, who: str) -> Run:
+        """A new run. Nodes that an unfinished run is not done with are skipped in it, with that run's name."""
+        now = time.time()
+        name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
+
+        def act() -> tuple[Work, ...]:
+            query = "SELECT slurm, run FROM node JOIN run ON run.id = node.run WHERE run.ended = 0 AND node.ended = 0"
+            busy = dict(self._db.execute(query))
+            mine = []
+            for place, work in enumerate(works):
+                other = busy.get(work.slurm, "")
+                why = f"not touched: it is in run {other}; resume or abort that one first"
+                mine.append(work.at(Step.SKIPPED, now, why) if other else work)
+                self._node(name, place, mine[-1])
+            values = (name, now, who, site, msgspec.json.encode(plan))
+            self._db.execute("INSERT INTO run VALUES (?, ?, 0, 'running', ?, ?, ?)", values)
+            return tuple(mine)
+
+        mine = self._write(act)
+        return Run(id=name, began=now, ended=0.0, state="running", who=who, site=site, plan=plan, works=mine)
+
+    def put(self, run: str, place: int, work: Work, *, new: bool = True) -> None:
+        """The node as it is from now on: called before the step that it names is done. new: it is another step than before."""
+
+        def act() -> None:
+            self._node(run, place, work)
+            if not new:
+                return
+            self._db.execute(
+                "INSERT INTO step VALUES (?, ?, ?, ?, ?)", (run, work.node, work.since, work.step.value, work.detail)
+            )
+
+        self._write(act)
+
+    def end(self, run: str, state: str) -> None:
+        self._write(lambda: self._db.execute("UPDATE run SET ended = ?, state = ? WHERE id = ?", (time.time(), state, run)))
+
+    def _node(self, run: str, place: int, work: Work) -> None:
+        row = (run, place, work.node, work.slurm, work.text, work.mark, work.ended, msgspec.json.encode(work))
+        self._db.execute(_NODE, row)
+
+    def _write(self, act: Callable[[], T]) -> T:
+        """One transaction. On a full disk the spare is given up for it, once. Raises HostError when that does not help."""
+        try:
+            return self._transaction(act)
+        except sqlite3.Error as e:
+            self.full = self.full or f"{self.path}: {e}"
+            with suppress(OSError):
+                os.unlink(self.path + ".spare")
+        try:
+            return self._transaction(act)
+        except sqlite3.Error as e:
+            hint = "make room there, then `fairlead maintain --resume`: the nodes are as --show says"
+            raise HostError(f"{self.path}: {e}", hint=hint) from None
+
+    def _transaction(self, act: Callable[[], T]) -> T:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            done = act()
+            self._db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+        return done
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def runs(self) -> tuple[Run, ...]:
+        """All runs without their nodes, the newest first."""
+        rows = self._read("SELECT id, began, ended, state, who, site, plan FROM run ORDER BY began DESC, id DESC")
+        return tuple(_run(row) for row in rows)
+
+    def run(self, name: str = "") -> Run:
+        """A run with its nodes; "" for the newest that has not ended, else the newest. Raises InputMissing."""
+        found = self.runs()
+        chosen = next((r for r in found if r.id == name), None) if name else next((r for r in found if not r.ended), None)
+        if chosen is None:
+            raise InputMissing(
+                f"{name or 'maintenance'}: no such run in {self.path}" if name else f"{self.path}: no unfinished run"
+            )
+        rows = self._read("SELECT work FROM node WHERE run = ? ORDER BY place", (chosen.id,))
+        return msgspec.structs.replace(chosen, works=tuple(msgspec.json.decode(row[0], type=Work) for row in rows))
+
+    def log(self, run: str) -> tuple[Logged, ...]:
+        rows = self._read("SELECT node, unix_seconds, step, detail FROM step WHERE run = ? ORDER BY rowid", (run,))
+        return tuple(Logged(node=n, unix_seconds=at, step=step, detail=detail) for n, at, step, detail in rows)
+
+    def left(self, slurm: Iterable[str]) -> dict[str, frozenset[str]]:
+        """The exact reasons that ended runs of this journal have left on nodes, by Slurm name."""
+        found: dict[str, set[str]] = {}
+        wanted = set(slurm)
+        for name, text, mark in self._read("SELECT slurm, text, mark FROM node WHERE ended > 0 AND text != ''"):
+            if name in wanted:
+                found.setdefault(name, set()).update(filter(None, (text, mark)))
+        return {name: frozenset(texts) for name, texts in found.items()}
+
+    def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as e:
+            raise DataError(f"{self.path}: {e}", hint="is it a journal of `fairlead maintain`?") from None
+
+
+def _run(row: tuple[Any, ...]) -> Run:
+    name, began, ended, state, who, site, plan = row
+    plan = msgspec.json.decode(plan, type=Plan)
+    return Run(id=name, began=began, ended=ended, state=state, who=who, site=site, plan=plan)

@@ -1,0 +1,132 @@
+"""Which nodes of the queue may begin now: batch, failures, floors, drain budget, window. Pure.
+
+Drains of maintenance are counted apart (docs/decisions/0011): they use up no agent's budget, and maintenance begins nothing in
+a partition whose budget broken nodes have used up. What maintenance itself takes is bounded by the batch and by the floors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from fairlead.policy.budget import allowed
+from fairlead.provision.maintain.steps import Plan, Step, Work
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """A node in the listing. usable: new jobs may start there. maintained: drained by `fairlead maintain`, of whatever run.
+
+    jobs: that hold it; jobs_end: when the last of them has to end by its time limit, Unix; inf for no limit.
+    """
+
+    name: str
+    partitions: tuple[str, ...] = ()
+    usable: bool = True
+    maintained: bool = False
+    jobs: int = 0
+    jobs_end: float = 0.0
+
+
+class Budget(Struct, frozen=True):
+    """How many nodes of a partition may be out, of a node's document (policy.budget_percent, policy.budget_nodes)."""
+
+    percent: int = 100
+    nodes: int = 0
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """begin: Slurm names, in order. over: no other node will be begun in this run, and why. held: why nothing begins now."""
+
+    begin: tuple[str, ...] = ()
+    over: str = ""
+    held: str = ""
+
+
+def choose(
+    works: Sequence[Work],
+    places: Mapping[str, Place],
+    plan: Plan,
+    now: float,
+    *,
+    budgets: Mapping[str, Budget],
+    expected_seconds: float,
+) -> Choice:
+    """The nodes that may be begun now. ``works``: all nodes of the run; ``places``: all nodes of the cluster."""
+    queue = [w for w in works if w.step is Step.QUEUED]
+    if not queue:
+        return Choice()
+    failed = sum(w.step in (Step.FAILED, Step.MARKING) for w in works)
+    if failed >= plan.max_failed:
+        return Choice(over=f"{failed} failed, --max-failed is {plan.max_failed}")
+    if plan.window and now >= plan.window:
+        return Choice(over="the window has ended")
+    if plan.window and now + expected_seconds > plan.window:
+        return Choice(over=f"the window ends before another node would be done ({expected_seconds:.0f} s)")
+    active = sum(in_work(w) for w in works)
+    if active >= plan.batch:
+        return Choice()
+    order = sorted(range(len(queue)), key=lambda i: (bool(jobs(places, queue[i])), i))  # idle nodes first
+    gone = {w.slurm for w in works if in_work(w)}
+    chosen: list[str] = []
+    held = ""
+    late = 0
+    for work in (queue[i] for i in order):
+        if len(chosen) + active >= plan.batch:
+            break
+        place = places.get(work.slurm)
+        if place is not None and plan.window and place.jobs and place.jobs_end + expected_seconds > plan.window:
+            late += 1
+            held = held or f"{work.node}: its jobs may run past the window"
+            continue
+        why = bound(place, places, gone, plan, budgets.get(work.slurm, Budget())) if place is not None else ""
+        if why:
+            held = held or why
+            continue
+        chosen.append(work.slurm)
+        gone.add(work.slurm)
+    if late == len(queue) and not active:
+        return Choice(over="the jobs of the nodes that are left may run past the window")
+    return Choice(begin=tuple(chosen), held="" if chosen else held)
+
+
+def in_work(work: Work) -> bool:
+    """Does it count against the batch?"""
+    return work.step not in (Step.QUEUED,) and not work.ended
+
+
+def jobs(places: Mapping[str, Place], work: Work) -> int:
+    place = places.get(work.slurm)
+    return place.jobs if place is not None else 0
+
+
+def bound(place: Place, places: Mapping[str, Place], gone: set[str], plan: Plan, budget: Budget) -> str:
+    """The first limit that taking this node too would break; "" for none. ``gone``: nodes in work, or chosen already."""
+    for partition in place.partitions:
+        members = [p for p in places.values() if partition in p.partitions]
+        usable = sum(p.usable and p.name not in gone for p in members)
+        floor = plan.floors.get(partition, 0)
+        if place.usable and usable - 1 < floor:
+            return f"floor of partition {partition}: {usable} nodes are usable, {floor} stay so"
+        broken = sum(not p.usable and not p.maintained and p.name not in gone for p in members)
+        may = allowed(budget.percent, budget.nodes, len(members))
+        if broken >= may:
+            return f"drain budget of partition {partition} is used up by others: {broken} of {len(members)} nodes are out"
+    return ""
+
+
+def floor_of(text: str, total: int) -> int:
+    """``4`` or ``50%`` of ``total`` nodes, rounded up. Raises ValueError."""
+    digits = text.removesuffix("%")
+    if not (digits.isascii() and digits.isdigit()) or (text.endswith("%") and int(digits) > 100):
+        raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
+    return math.ceil(total * int(digits) / 100) if text.endswith("%") else int(digits)
+
+
+def batch_of(text: str, total: int) -> int:
+    """``4`` or ``10%`` of ``total`` nodes, rounded down, at least one. Raises ValueError."""
+    digits = text.removesuffix("%")
+    if not (digits.isascii() and digits.isdigit()) or not int(digits) > 0 or (text.endswith("%") and int(digits) > 100):
+        raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
+    return max(1, total * int(digits) // 100 if text.endswith("%") else int(digits))

@@ -1,0 +1,192 @@
+"""The nodes' side of maintenance: what a node says of itself and its reboot, by one ssh each; its apply, by a provisioning run.
+
+ssh goes without the shared connections of other runs: one that a reboot has cut would be waited for.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from fairlead.config import Site
+from fairlead.errors import FairleadError
+from fairlead.model.verdict import one_line
+from fairlead.provision.accounts import parse_account, parts_of, reading
+from fairlead.provision.inventory import Target
+from fairlead.provision.maintain.steps import Applied, Looked
+from fairlead.provision.report import NodeResult
+from fairlead.provision.run import Options
+from fairlead.provision.run import run as provision
+from fairlead.provision.ssh import SSH_ARGS, shared_connections
+
+LOOK_SECONDS = 20.0
+REBOOT_SECONDS = 30.0
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_SERIALS = ("/sys/class/dmi/id/product_serial", "/sys/class/dmi/id/board_serial", "/sys/class/dmi/id/product_uuid")
+_PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json", _BOOT, *_SERIALS, "/etc/machine-id")
+#: What stands in an unprogrammed board (dmidecode's own list of such words is longer; these are no serial of any machine).
+_NO_SERIAL = re.compile(
+    r"(?i)|none|unknown|0+|default string|not (specified|applicable|available)|to be filled.*|system serial.*"
+)
+_OTHER_KEY = ("HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
+
+
+class NodeSide(Protocol):
+    """What a run asks of the nodes. No call raises for a node that does not answer: that is in what it gives."""
+
+    def look(self, node: str) -> Looked:
+        """What the node says of itself now."""
+
+    def reboot(self, node: str, boot: str) -> str:
+        """Order a reboot, unless the node has another boot id than ``boot``. Why it could not be ordered; "" when it was."""
+
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+        """Make the nodes what the site declares, or with ``check`` say what would be changed."""
+
+    def forget(self, node: str) -> None:
+        """The node has rebooted: connections that were kept are of no use any more."""
+
+
+class OverSsh:
+    """NodeSide over ssh and Ansible, as the site's [ansible] says. program: what is called as ssh would be."""
+
+    def __init__(
+        self, site: Site, targets: Mapping[str, Target], *, program: str = "ssh", options: Options | None = None
+    ) -> None:
+        self._site = site
+        self._targets = targets
+        self._program = program
+        self._options = options or Options()
+
+    def look(self, node: str) -> Looked:
+        code, out, error = self._ssh(node, reading(_PARTS), LOOK_SECONDS)
+        if any(words in error for words in _OTHER_KEY):
+            return Looked(stranger=f"{self._address(node)} has another host key")
+        if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
+            return Looked(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
+        return parse_look(out, self._targets[node].document.node)
+
+    def reboot(self, node: str, boot: str) -> str:
+        # Only in the boot that is meant: an order that was late would reboot the node that has just come back.
+        script = f'[ "$(cat {_BOOT})" = {shlex.quote(boot)} ] || exit 0; exec systemctl reboot'
+        become = "" if self._site.ansible.user == "root" else "sudo -n "
+        code, _, error = self._ssh(node, f"{become}/bin/sh -c {shlex.quote(script)}", REBOOT_SECONDS)
+        # 255 is ssh's own, and so is being cut off by the reboot that was just ordered: the boot id will tell.
+        return "" if code in (0, 255, None) else _last(error) or f"systemctl reboot ended with {code}"
+
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+        asked = msgspec.structs.replace(self._options, nodelist=",".join(nodes), check=check, quiet=True, drained=True)
+        try:
+            report = provision(self._site, asked)
+        except FairleadError as e:
+            return {node: Applied(trouble=str(e)) for node in nodes}
+        return {result.node: outcome(result) for result in report.nodes}
+
+    def forget(self, node: str) -> None:
+        a = self._site.ansible
+        kept = shared_connections(a.ssh_args, self._address(node))
+        if kept:
+            words = ["ssh", *shlex.split(a.ssh_args), *shlex.split(kept), "-l", a.user, "-O", "exit", self._address(node)]
+            _run(words, 10.0)
+
+    def _address(self, node: str) -> str:
+        return self._targets[node].address
+
+    def _ssh(self, node: str, command: str, seconds: float) -> tuple[int | None, bytes, str]:
+        a = self._site.ansible
+        key = ["-i", a.private_key] if a.private_key else []
+        alone = ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
+        words = [self._program, *alone, *shlex.split(a.ssh_args), *key, *shlex.split(SSH_ARGS), "-l", a.user, self._address(node)]
+        return _run([*words, command], seconds)
+
+
+def _run(words: Sequence[str], seconds: float) -> tuple[int | None, bytes, str]:
+    """Exit status (None: it was ended after ``seconds``), output, errors."""
+    try:
+        # A session of its own: Ctrl-C in the terminal is for this program to answer, not for its ssh.
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, start_new_session=True
+        )
+    except subprocess.TimeoutExpired:
+        return None, b"", ""
+    except OSError as e:
+        return 127, b"", f"{words[0]}: {e.strerror}"
+    return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
+
+
+def _last(error: str) -> str:
+    lines = [line for line in error.strip().splitlines() if line.strip()]
+    return one_line(lines[-1])[:200] if lines else ""
+
+
+def parse_look(answer: bytes, node: str) -> Looked:
+    """What a look's answer says; ``node``: whose it should be."""
+    parts = parts_of(answer)
+    if parts is None:
+        return Looked(trouble="its answer is cut short")
+    account = parse_account(answer)
+    if account.node not in ("", node):
+        return Looked(stranger=f"the node there is {account.node}")
+    try:
+        status = msgspec.json.decode(parts.get("/run/fairlead/status.json", b""))
+    except msgspec.DecodeError:
+        status = {}
+    bad, worse = _findings(status if isinstance(status, dict) else {})
+    boot = _word(parts, _BOOT)
+    return Looked(
+        trouble="" if boot else "it does not say its boot id",
+        boot=boot,
+        machine=_machine(parts),
+        verdict=account.verdict,
+        text=account.text or account.trouble,
+        age_seconds=account.age_seconds,
+        verdict_boot=str(status.get("boot_id") or "") if isinstance(status, dict) else "",
+        bad=bad,
+        worse=worse,
+    )
+
+
+def _word(parts: Mapping[str, bytes], name: str) -> str:
+    return one_line(parts.get(name, b"").decode("utf-8", "replace"))[:100]
+
+
+def _machine(parts: Mapping[str, bytes]) -> str:
+    """The machine's serial numbers; where the board has none, its machine id (which another installation changes)."""
+    found = [f"{name.rpartition('/')[2]} {word}" for name in _SERIALS if not _NO_SERIAL.fullmatch(word := _word(parts, name))]
+    name = _word(parts, "/etc/machine-id")
+    return ", ".join(found) or (f"machine-id {name}" if name else "")
+
+
+def _findings(status: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Findings that would drain, or say that nothing is known: all of them, and those of checks that may drain."""
+    known = set(status.get("acknowledged") or ())
+    bad, worse = [], []
+    for finding in status.get("findings") or ():
+        if not isinstance(finding, dict) or finding.get("level") not in ("drain", "unknown") or finding.get("id") in known:
+            continue
+        text = one_line(f"{finding.get('check')}: {finding.get('summary')}")[:200]
+        bad.append(text)
+        if finding.get("mode") == "enforce":
+            worse.append(text)
+    return tuple(bad), tuple(worse)
+
+
+def outcome(result: NodeResult) -> Applied:
+    """What a node's result of a provisioning run means for its maintenance."""
+    if result.state in ("failed", "unreachable", "unfinished"):
+        return Applied(trouble=result.message or result.state)
+    pending: list[str] = []
+    waiting: list[str] = []
+    for item in result.apply.get("items", ()):
+        if item["state"] == "deferred":
+            (pending if item.get("pending") == "reboot" else waiting).append(f"{item['setting']}: {item['message']}")
+        elif item.get("pending") == "reboot":
+            pending.append(f"{item['setting']}: {item['message'] or 'in effect after a reboot'}")
+    deferred = {text.partition(":")[0] for text in (*pending, *waiting)}
+    changed = tuple(c for c in result.changes if c.partition(":")[0] not in deferred)
+    return Applied(changed=changed, pending=tuple(pending), waiting=tuple(waiting))

@@ -1,0 +1,128 @@
+"""From what an admin asks for to a run: nodes, limits, and what is wrong with either before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from fairlead.config import Site
+from fairlead.errors import UsageError
+from fairlead.policy.budget import allowed
+from fairlead.provision.inventory import Target, fold, targets
+from fairlead.provision.maintain import steps
+from fairlead.provision.maintain.controller import Controller, Listing
+from fairlead.provision.maintain.limits import Budget, Place, batch_of, floor_of
+from fairlead.provision.maintain.steps import Plan, Step, Work
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """The command line's words: batch ``4`` or ``10%``, floors ``PARTITION=4`` or ``PARTITION=50%``; times as in Plan."""
+
+    nodelist: str
+    reason: str
+    batch: str = "1"
+    max_failed: int = 1
+    floors: Sequence[str] = ()
+    reboot: bool = False
+    window: float = 0.0
+    max_wait: float = 0.0
+    reboot_seconds: float = 1800.0
+    verify_seconds: float = 300.0
+
+
+class Prepared(Struct, frozen=True, kw_only=True):
+    """A run that may begin. targets by node; budgets by Slurm name."""
+
+    plan: Plan
+    works: tuple[Work, ...]
+    targets: Mapping[str, Target]
+    budgets: Mapping[str, Budget]
+
+
+def prepare(site: Site, asked: Asked, listing: Listing) -> Prepared:
+    """Raises UsageError, ConfigError, InputMissing for what makes no sense; no node has been touched then."""
+    chosen = targets(site, asked.nodelist)
+    missing = [t.node for t in chosen if t.document.slurm_node not in listing.nodes]
+    if missing:
+        raise UsageError(
+            f"{fold(missing)}: slurmctld has no such node in any partition", hint="mend the nodelist; none was touched"
+        )
+    if not asked.reason.strip():
+        raise UsageError("--reason: say why, for `sinfo -R`")
+    if asked.max_failed < 1:
+        raise UsageError("--max-failed: at least 1: so many failed nodes end the beginning of new ones")
+    try:
+        batch = batch_of(asked.batch, len(chosen))
+    except ValueError as e:
+        raise UsageError(f"--batch {e}") from None
+    plan = Plan(
+        reason=" ".join(asked.reason.split()),
+        batch=batch,
+        max_failed=asked.max_failed,
+        floors=floors(asked.floors, listing.places),
+        reboot=asked.reboot,
+        window=asked.window,
+        max_wait=asked.max_wait,
+        reboot_seconds=asked.reboot_seconds,
+        verify_seconds=asked.verify_seconds,
+    )
+    works = tuple(Work(node=t.node, slurm=t.document.slurm_node) for t in chosen)
+    return Prepared(plan=plan, works=works, targets=by_name(chosen), budgets=budgets(chosen))
+
+
+def by_name(chosen: Sequence[Target]) -> dict[str, Target]:
+    return {t.node: t for t in chosen}
+
+
+def budgets(chosen: Sequence[Target]) -> dict[str, Budget]:
+    """The agents' drain budget of each node's document, by Slurm name."""
+    return {t.document.slurm_node: Budget(t.document.policy.budget_percent, t.document.policy.budget_nodes) for t in chosen}
+
+
+def floors(words: Sequence[str], places: Mapping[str, Place]) -> dict[str, int]:
+    """``main=4`` or ``main=50%`` as nodes by partition. Raises UsageError."""
+    found: dict[str, int] = {}
+    for word in words:
+        partition, equals, number = word.partition("=")
+        total = sum(partition in p.partitions for p in places.values())
+        if not equals or not total:
+            raise UsageError(f"--floor {word}: no such partition" if equals else f"--floor {word}: PARTITION=N or PARTITION=P%")
+        try:
+            found[partition] = floor_of(number, total)
+        except ValueError as e:
+            raise UsageError(f"--floor {word}: {e}") from None
+        if found[partition] >= total:
+            raise UsageError(f"--floor {word}: {partition} has {total} nodes: no node could ever be begun")
+    return found
+
+
+def outlook(prepared: Prepared, controller: Controller, listing: Listing, left: Mapping[str, frozenset[str]]) -> list[str]:
+    """What the run would do now, in lines: which nodes in which order, which not and why, and under which limits."""
+    plan = prepared.plan
+    idle: list[str] = []
+    busy: list[str] = []
+    not_touched: list[str] = []
+    for work in prepared.works:
+        texts = left.get(work.slurm, frozenset())
+        adopt = bool(texts and controller.left_by(listing.nodes[work.slurm], texts))
+        move = steps.first(work, controller.seen(work, listing), adopt=adopt)
+        if move is not None and move.step is Step.SKIPPED:
+            not_touched.append(f"{work.node}: {move.why}")
+        else:
+            (busy if listing.places[work.slurm].jobs else idle).append(work.node)
+    lines = [f"{fold(idle)}: idle, first"] if idle else []
+    lines += [f"{fold(busy)}: with jobs, which are waited for"] if busy else []
+    lines += not_touched
+    lines.append(f"at most {plan.batch} at once; {plan.max_failed} failed end the beginning of new ones")
+    for partition in sorted({p for w in prepared.works for p in listing.places[w.slurm].partitions}):
+        members = [p for p in listing.places.values() if partition in p.partitions]
+        usable, floor = sum(p.usable for p in members), plan.floors.get(partition, 0)
+        limits = {allowed(b.percent, b.nodes, len(members)) for n, b in prepared.budgets.items() if n in listing.places}
+        broken = sum(not p.usable and not p.maintained for p in members)
+        said = f"partition {partition}: {usable} of {len(members)} nodes usable, {floor} stay so"
+        lines.append(f"{said}; {broken} out for other reasons, none is begun from {min(limits, default=0)} on")
+    lines.append(
+        "each node is rebooted" if plan.reboot else "no node is rebooted: what waits for a reboot is reported (--reboot)"
+    )
+    return lines

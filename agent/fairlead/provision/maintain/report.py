@@ -1,0 +1,104 @@
+"""What came of a run: as JSON, as text, as an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from fairlead.errors import ExitCode
+from fairlead.provision.inventory import fold
+from fairlead.provision.maintain.journal import Run
+from fairlead.provision.maintain.steps import Step, Work
+from fairlead.provision.maintain.table import summary
+
+
+class NodeReport(Struct, frozen=True, kw_only=True):
+    """One node. condition: what it is in now, in words. seconds: from the drain to the end; busy_seconds: of it, until idle."""
+
+    node: str
+    step: str
+    detail: str
+    condition: str
+    reason: str
+    seconds: float
+    busy_seconds: float
+    rebooted: bool
+    changed: tuple[str, ...]
+    pending: tuple[str, ...]
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    schema: int = 1
+    run: str
+    state: str
+    reason: str
+    began: float
+    ended: float
+    nodes: tuple[NodeReport, ...]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 all done; 69 a node failed; 75 a node was not done, or something waits for a reboot."""
+        steps = {n.step for n in self.nodes}
+        if Step.FAILED.value in steps:
+            return ExitCode.UNAVAILABLE
+        return ExitCode.OK if steps <= {Step.DONE.value} and not any(n.pending for n in self.nodes) else ExitCode.TRY_AGAIN
+
+
+def report(run: Run) -> Report:
+    return Report(
+        run=run.id,
+        state=run.state,
+        reason=run.plan.reason,
+        began=run.began,
+        ended=run.ended,
+        nodes=tuple(node_report(w) for w in run.works),
+    )
+
+
+def node_report(work: Work) -> NodeReport:
+    stands = work.step not in (Step.QUEUED, Step.DONE, Step.SKIPPED, Step.TAKEN, Step.GIVEN_BACK, Step.NOT_BEGUN)
+    return NodeReport(
+        node=work.node,
+        step=work.step.value,
+        detail=work.detail,
+        condition=condition(work),
+        reason=(work.mark or work.text) if stands else "",
+        seconds=round(work.ended - work.began, 3) if work.ended and work.began else 0.0,
+        busy_seconds=round(work.idle - work.began, 3) if work.idle and work.began else 0.0,
+        rebooted=bool(work.boot_after),
+        changed=work.changed,
+        pending=work.pending,
+    )
+
+
+def condition(work: Work) -> str:
+    """The condition that the node is in, in a few words."""
+    words = {
+        Step.QUEUED: "not begun, untouched",
+        Step.DONE: "in service",
+        Step.FAILED: "drained, and stays so",
+        Step.TAKEN: "left to whoever holds it",
+        Step.SKIPPED: "untouched",
+        Step.GIVEN_BACK: "given back as it was",
+        Step.NOT_BEGUN: "untouched",
+        Step.DRAINING: "being drained, or not yet",
+        Step.RESUMING: "well, being resumed",
+        Step.LIFTING: "being given back",
+    }
+    return words.get(work.step, "drained by this run")
+
+
+def text(report: Report, works: Sequence[Work]) -> str:
+    """A line for equal outcomes, the ones to act on last, and the totals."""
+    groups: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for n in report.nodes:
+        groups.setdefault((n.step, n.condition, n.detail, n.pending), []).append(n.node)
+    lines = []
+    for (step, condition, detail, pending), nodes in groups.items():
+        said = f": {detail}" if detail and step != Step.DONE.value else ""
+        lines.append(f"{fold(nodes)}: {step.replace('_', ' ')}, {condition}{said}")
+        lines += [f"  waits for a reboot (--reboot): {what}" for what in pending]
+    lines.append(f"run {report.run}: {summary(works)}")
+    return "\n".join(lines)

@@ -1,0 +1,392 @@
+"""Drives a maintenance run: one loop that looks at Slurm, takes each node's next step, and begins new nodes.
+
+The journal has each step before it is done, so a run that was killed goes on by being driven again. ssh and provisioning runs are
+done beside the loop; everything that is written to slurmctld or to the journal is done in it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from statistics import median
+from typing import Any
+
+from msgspec.structs import replace
+
+from fairlead.errors import SlurmError
+from fairlead.policy.ownership import MAINTAIN, build
+from fairlead.provision.maintain import steps
+from fairlead.provision.maintain.controller import Controller, Listing
+from fairlead.provision.maintain.journal import Journal, Run
+from fairlead.provision.maintain.limits import Budget, bound, choose, in_work
+from fairlead.provision.maintain.node import NodeSide
+from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, Applied, Hand, Looked, Move, Step, Work
+from fairlead.provision.maintain.table import Silent
+
+CHECK = MAINTAIN.split(":")[1]
+POLL_SECONDS = 1.0
+ABORT_SECONDS = 60.0
+ORDER_AGAIN_SECONDS = 60.0
+EXPECTED_SECONDS = {False: 60.0, True: 900.0}
+SSH_AT_ONCE = 32
+
+
+class Maintenance:
+    """One run. ``budgets`` by Slurm name. aborting: bring every node into a condition that can be left alone, begin none."""
+
+    def __init__(
+        self,
+        run: Run,
+        journal: Journal,
+        controller: Controller,
+        nodes: NodeSide,
+        *,
+        budgets: Mapping[str, Budget],
+        shown: Silent | None = None,
+        aborting: bool = False,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        self.run = run
+        self.works = list(run.works)
+        self.stop_asked = False
+        self.held = ""
+        self._plan = run.plan
+        self._journal = journal
+        self._controller = controller
+        self._nodes = nodes
+        self._budgets = budgets
+        self._shown = shown or Silent()
+        self._aborting = aborting
+        self._poll = poll_seconds
+        self._left = journal.left(w.slurm for w in run.works)
+        self._flying: dict[Future[Any], tuple[tuple[int, ...], Callable[[Any], None]]] = {}
+        self._grouped: set[bool] = set()
+        self._ordered: dict[int, float] = {}
+        self._well: set[int] = set()
+        self._why: dict[int, str] = {}
+        self._slurm_trouble = ""
+        self._slurm_again = 0.0
+        self._slurm_pause = 0.0
+        self._progress = time.time()
+        self._pool = ThreadPoolExecutor(max_workers=SSH_AT_ONCE)
+
+    # -- the loop ------------------------------------------------------------------------------------
+
+    def drive(self) -> bool:
+        """Until every node is at an end, or until a stop that was asked for leaves none in work: then False, and the run can be
+        driven again. Raises HostError when the journal cannot be written, SlurmError."""
+        with self._journal.driving(self.run.id):
+            try:
+                self._take_up()
+                while not self._finished():
+                    self._turn()
+                    time.sleep(self._poll / 4)
+                if any(w.step is Step.QUEUED for w in self.works):
+                    return False
+                self._journal.end(self.run.id, "aborted" if self._aborting else "ended")
+                return True
+            finally:
+                self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _finished(self) -> bool:
+        stopped = self.stop_asked or bool(self._journal.full)
+        return not self._flying and all(w.ended or (stopped and w.step is Step.QUEUED) for w in self.works)
+
+    def _turn(self) -> None:
+        works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
+        self._shown.show(works, self._slurm_trouble or self._journal.full or self.held)
+        try:
+            for future in [f for f in self._flying if f.done()]:
+                _, then = self._flying.pop(future)
+                then(future.result())
+            if time.monotonic() < self._slurm_again:
+                return
+            listing = self._controller.listing()
+            for at in range(len(self.works)):
+                if self.works[at].step in IN_WORK and not self._in_flight(at):
+                    self._step(at, listing)
+            self._again(listing)
+            self._groups(listing)
+            self._begin(listing)
+        except SlurmError as e:  # what was asked for is asked for again: every step may be done twice
+            self._unavailable(e)
+            return
+        self._answers()
+
+    def _unavailable(self, error: SlurmError) -> None:
+        self._slurm_pause = min(15.0, self._slurm_pause * 2 or 1.0)
+        self._slurm_again = time.monotonic() + self._slurm_pause
+        if not self._slurm_trouble:
+            self._shown.say(f"{error}; it is asked again until it answers")
+        self._slurm_trouble = str(error)
+
+    def _answers(self) -> None:
+        if self._slurm_trouble:
+            self._shown.say("slurmctld answers again")
+        self._slurm_trouble, self._slurm_pause = "", 0.0
+        self._slurm_again = time.monotonic() + self._poll
+
+    def _in_flight(self, at: int) -> bool:
+        return any(at in indexes for indexes, _ in self._flying.values())
+
+    def _send(self, indexes: Sequence[int], act: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self._flying[self._pool.submit(act)] = (tuple(indexes), then)
+
+    def say(self, text: str) -> None:
+        """Something that concerns the run."""
+        self._shown.say(text)
+
+    # -- the journal -----------------------------------------------------------------------------------
+
+    def _put(self, at: int, work: Work) -> None:
+        before, self.works[at] = self.works[at].step, work
+        self._journal.put(self.run.id, at, work, new=work.step is not before)
+        if work.step is not before:
+            self._progress = time.time()
+            self._shown.moved(work)
+
+    def _move(self, at: int, move: Move, **more: Any) -> None:
+        now = time.time()
+        work = replace(self.works[at].at(move.step, now, move.why), **more)
+        if move.step is Step.MARKING:
+            work = replace(work, mark=self._reason(work, steps.marked(self._plan, move.why)))
+        elif move.step is Step.APPLYING:
+            work = replace(work, idle=work.idle if work.again else now)
+        elif move.step is Step.DRAINING:
+            work = replace(work, began=work.began or now, text=work.text or self._reason(work, self._plan.reason))
+        self._put(at, work)
+        self._why.pop(at, None)
+        self._well.discard(at)
+
+    def _reason(self, work: Work, summary: str) -> str:
+        token = work.text.split(" ", 1)[0].rpartition(":")[2] if work.text else secrets.token_hex(6)
+        return build(CHECK, token, summary).text
+
+    def _take_up(self) -> None:
+        """A run that is driven again: nothing is late because nobody drove it."""
+        for at, work in enumerate(self.works):
+            move = steps.abort(work) if self._aborting else None
+            if move is not None:
+                self._move(at, move)
+            elif work.step in (Step.REBOOTING, Step.VERIFYING):
+                self._put(at, replace(work, since=time.time()))
+
+    # -- beginning nodes --------------------------------------------------------------------------------
+
+    def _begin(self, listing: Listing) -> None:
+        if self._aborting or self.stop_asked or self._journal.full:
+            return
+        now = time.time()
+        expected = self._expected()
+        choice = choose(self.works, listing.places, self._plan, now, budgets=self._budgets, expected_seconds=expected)
+        self.held = choice.held
+        over = choice.over
+        idle = not any(w.step in IN_WORK for w in self.works)
+        if choice.held and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
+            over = choice.held
+        for at, work in enumerate(self.works):
+            if work.step is not Step.QUEUED:
+                continue
+            if over:
+                self._move(at, Move(Step.NOT_BEGUN, f"not begun: {over}"))
+            elif work.slurm in choice.begin and not self._journal.full:
+                if move := self._refusal(work, listing):
+                    self._move(at, move)
+                else:
+                    self._move(at, Move(Step.DRAINING, "drain"))
+                    self._drain(at)
+
+    def _no_room(self, work: Work, listing: Listing) -> str:
+        """Why a node that was chosen before, but is not drained yet, may not be drained now; one that has lost our drain always
+        may: it may be half changed."""
+        gone = {w.slurm for w in self.works if in_work(w) and w.slurm != work.slurm}
+        budget = self._budgets.get(work.slurm, Budget())
+        return "" if work.drained else bound(listing.places[work.slurm], listing.places, gone, self._plan, budget)
+
+    def _refusal(self, work: Work, listing: Listing) -> Move | None:
+        if work.slurm not in listing.nodes:
+            return Move(Step.SKIPPED, "not touched: slurmctld has no such node in any partition")
+        return steps.first(work, self._controller.seen(work, listing), adopt=self._may_adopt(work, listing))
+
+    def _may_adopt(self, work: Work, listing: Listing) -> bool:
+        texts = self._left.get(work.slurm, frozenset())
+        return bool(texts and self._controller.left_by(listing.nodes[work.slurm], texts))
+
+    def _expected(self) -> float:
+        """How long a node's work takes once it is idle: the median of those that are done."""
+        took = [w.ended - w.idle for w in self.works if w.step is Step.DONE and w.idle]
+        return median(took) if took else EXPECTED_SECONDS[self._plan.reboot]
+
+    # -- one node's step ---------------------------------------------------------------------------------
+
+    def _step(self, at: int, listing: Listing) -> None:
+        work, now = self.works[at], time.time()
+        if work.slurm not in listing.nodes:
+            self._why[at] = "slurmctld has no such node any more"
+            if self._aborting:
+                self._move(at, Move(Step.TAKEN, self._why[at]))
+            return
+        if work.step is Step.DRAINING:
+            if why := self._no_room(work, listing):
+                self._why[at] = why
+                if self._plan.max_wait and now - work.began >= self._plan.max_wait:
+                    self._move(at, Move(Step.LIFTING, f"not begun: {why}"))
+            else:
+                self._drain(at)
+        elif work.step in (Step.RESUMING, Step.LIFTING):
+            if move := self._controller.lift(work):
+                self._move(at, replace_why(move, work.detail))
+        elif work.step is Step.MARKING:
+            if move := self._controller.mark(work):
+                self._move(at, move)
+        else:
+            seen = self._controller.seen(work, listing)
+            if seen.hand is Hand.OURS and not work.kept and now - work.stands >= KEPT_SECONDS:
+                work = replace(work, kept=True)
+                self._put(at, work)
+            if work.step is Step.WAITING:
+                if move := steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
+                    self._move(at, move)
+            elif move := steps.standing(work, seen):
+                self._move(at, move)
+            elif work.step is Step.APPLYING and not work.boot_before:
+                self._look(at, self._before)
+            elif work.step is Step.REBOOTING:
+                self._look(at, self._rebooting)
+            elif work.step is Step.VERIFYING and at not in self._well:
+                self._look(at, self._verifying)
+
+    def _drain(self, at: int) -> None:
+        self._put(at, replace(self.works[at], sent=time.time()))
+        work = self.works[at]
+        move, since = self._controller.drain(work, self._left.get(work.slurm, frozenset()))
+        if move is None:
+            return
+        if move.step is Step.DRAINING:
+            self._why[at] = move.why
+            return
+        now = time.time()
+        stands = {"drained": since or now, "stands": now, "kept": False} if move.step is Step.WAITING else {}
+        self._move(at, move, **stands)
+
+    def _again(self, listing: Listing) -> None:
+        """A slurmctld that was killed may have forgotten that a drain of ours was lifted."""
+        for work in self.works:
+            if work.step not in (Step.DONE, Step.GIVEN_BACK) or work.slurm not in listing.nodes or not work.text:
+                continue
+            if self._controller.seen(work, listing).hand is Hand.OURS:
+                self._shown.say(f"{work.node}: slurmctld has forgotten that it was resumed: resumed again")
+                self._controller.lift(work)
+
+    # -- the node itself -----------------------------------------------------------------------------------
+
+    def _look(self, at: int, then: Callable[[int, Looked], None]) -> None:
+        node = self.works[at].node
+        self._send((at,), lambda: self._nodes.look(node), lambda look: then(at, look))
+
+    def _before(self, at: int, look: Looked) -> None:
+        """What the node is before it is touched."""
+        work = self.works[at]
+        if look.stranger or look.trouble:
+            self._move(at, Move(Step.MARKING, f"nothing was changed, ssh: {look.stranger or look.trouble}"))
+            return
+        known = (*look.bad, *look.worse)
+        self._put(at, replace(work, boot_before=look.boot, machine=look.machine, known=known))
+
+    def _groups(self, listing: Listing) -> None:
+        """One provisioning run for all nodes that wait for one, as many kinds at once as there are: apply, and its dry run."""
+        for check, step in ((False, Step.APPLYING), (True, Step.VERIFYING)):
+            chosen = []
+            for at, work in enumerate(self.works):
+                if check in self._grouped or work.step is not step or self._in_flight(at):
+                    continue
+                if not (at in self._well if check else bool(work.boot_before)):
+                    continue
+                seen = self._controller.seen(work, listing)
+                if move := steps.standing(work, seen) if check else steps.ready(work, seen):
+                    self._move(at, move)
+                else:
+                    chosen.append(at)
+            if chosen:
+                self._provision(chosen, check=check)
+
+    def _provision(self, chosen: Sequence[int], *, check: bool) -> None:
+        nodes = [self.works[at].node for at in chosen]
+        self._grouped.add(check)
+
+        def then(said: Mapping[str, Applied]) -> None:
+            self._grouped.discard(check)
+            for at in chosen:
+                found = said.get(self.works[at].node, Applied(trouble="the provisioning run says nothing of it"))
+                (self._checked if check else self._applied)(at, found)
+
+        self._send(chosen, lambda: self._nodes.apply(nodes, check=check), then)
+
+    def _applied(self, at: int, said: Applied) -> None:
+        work = self.works[at]
+        self._move(at, steps.applied(work, said, self._plan), changed=(*work.changed, *said.changed))
+
+    def _rebooting(self, at: int, look: Looked) -> None:
+        work, now = self.works[at], time.time()
+        if move := steps.rebooting(work, look, now, self._plan):
+            if move.step is Step.VERIFYING:
+                self._nodes.forget(work.node)
+                self._move(at, move, boot_after=look.boot)
+            else:
+                self._move(at, move)
+        elif self._aborting:
+            self._move(at, Move(Step.MARKING, "aborted while it was to be rebooted"))
+        elif not look.trouble and now - self._ordered.get(at, 0.0) >= ORDER_AGAIN_SECONDS:
+            self._order(at)
+
+    def _order(self, at: int) -> None:
+        work = self.works[at]
+        if move := steps.ready(work, self._controller.now(work)):
+            self._move(at, move)
+            return
+        registered = work.registered_before or self._controller.registered(work)
+        self._put(at, replace(work, registered_before=registered))
+        self._ordered[at] = time.time()
+
+        def then(trouble: str) -> None:
+            if trouble:
+                self._move(at, Move(Step.MARKING, f"could not be rebooted: {trouble}"))
+
+        self._send((at,), lambda: self._nodes.reboot(work.node, work.boot_before), then)
+
+    def _verifying(self, at: int, look: Looked) -> None:
+        work = self.works[at]
+        if why := steps.unwell(work, look, time.time()) or self._unregistered(work):
+            self._not_yet(at, why)
+        else:
+            self._well.add(at)
+
+    def _unregistered(self, work: Work) -> str:
+        """Why slurmctld may not use the node yet."""
+        if self._controller.now(work).silent:
+            return "slurmd there does not answer slurmctld, or is not taken"
+        if work.boot_after and self._controller.registered(work) == work.registered_before:
+            return "slurmd has not registered since the reboot"
+        return ""
+
+    def _checked(self, at: int, said: Applied) -> None:
+        if said.trouble:
+            self._well.discard(at)
+            self._not_yet(at, said.trouble)
+            return
+        move = steps.verified(self.works[at], said, self._plan)
+        more = {"again": True} if move.step is Step.APPLYING else {"pending": said.pending}
+        self._move(at, move, **more)
+
+    def _not_yet(self, at: int, why: str) -> None:
+        self._why[at] = why
+        limit = min(ABORT_SECONDS, self._plan.verify_seconds) if self._aborting else self._plan.verify_seconds
+        if time.time() - self.works[at].since >= limit:
+            self._move(at, Move(Step.MARKING, f"not well after {limit:.0f} s: {why}"))
+
+
+def replace_why(move: Move, why: str) -> Move:
+    """The move, with a why of its own or else this one."""
+    return move if move.why else Move(move.step, why)

@@ -1,0 +1,80 @@
+"""The node's side of `fairlead provision`, second part: the release below /opt/fairlead. See on_node.py, sent with it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import sys
+from typing import Any
+
+if "Stop" not in globals():  # on a node all parts share one namespace
+    from fairlead.provision.on_node_files import Stop, read
+
+
+class Release:
+    """One version of fairlead in a virtual environment of its own. ``path`` refers to it only once it is complete."""
+
+    def __init__(self, opt: str, name: str, wheels: list[dict[str, Any]]) -> None:
+        self.opt = opt
+        self.path = os.path.join(opt, name)
+        self.wheels = wheels
+        self.python = "{}.{}".format(*sys.version_info[:2])
+
+    def installed(self) -> bool:
+        return read(os.path.join(self.path, ".installed")) == self.python.encode()
+
+    def unpack(self, folder: str) -> str:
+        """A virtual environment with the wheels, by hand: nodes have neither pip nor the network. Gives its site-packages."""
+        import zipfile  # not at the top: a visit to a node that lacks nothing needs none of these
+
+        site = os.path.join(folder, "lib", "python" + self.python, "site-packages")
+        os.makedirs(site, mode=0o755)
+        os.mkdir(os.path.join(folder, "bin"), 0o755)
+        base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        with open(os.path.join(folder, "pyvenv.cfg"), "w") as f:
+            f.write(f"home = {os.path.dirname(base)}\ninclude-system-site-packages = false\n")
+        for name in ("python", "python3"):
+            os.symlink(base, os.path.join(folder, "bin", name))
+        for wheel in self.wheels:
+            if hashlib.sha256(wheel["content"]).hexdigest() != wheel["sha256"]:
+                raise Stop("{}: damaged on the way here".format(wheel["name"]), "run it again")
+            with zipfile.ZipFile(io.BytesIO(wheel["content"])) as archive:
+                for member in archive.infolist():
+                    if ".data/" in member.filename or member.is_dir():
+                        continue
+                    path = archive.extract(member, site)
+                    os.chmod(path, 0o755 if member.external_attr >> 16 & 0o111 else 0o644)
+        script = os.path.join(folder, "bin", "fairlead")
+        with open(script, "w") as f:
+            f.write(f"#!{self.path}/bin/python -I\nimport sys\nfrom fairlead.cli import main\nsys.exit(main())\n")
+        os.chmod(script, 0o755)  # noqa: S103
+        return site
+
+    def install(self) -> None:
+        """Unpacked beside, compiled, then renamed."""
+        import compileall
+
+        building = os.path.join(self.opt, "." + os.path.basename(self.path) + ".new")
+        shutil.rmtree(building, ignore_errors=True)
+        try:
+            os.makedirs(building, mode=0o755)
+            site = self.unpack(building)
+            compileall.compile_dir(site, quiet=2, stripdir=building, prependdir=self.path)
+            with open(os.path.join(building, ".installed"), "w") as f:
+                f.write(self.python)
+        except OSError as e:  # a full disk does not say of which file it is
+            shutil.rmtree(building, ignore_errors=True)
+            raise OSError(e.errno, e.strerror, e.filename or building) from None
+        os.sync()
+        shutil.rmtree(self.path, ignore_errors=True)  # an incomplete one, or one of another Python
+        os.rename(building, self.path)
+
+    def prune(self, previous: str) -> None:
+        """Releases other than this one and the one before it, away."""
+        keep = {self.path, os.path.join(self.opt, os.path.basename(previous or self.path))}
+        for name in os.listdir(self.opt):
+            path = os.path.join(self.opt, name)
+            if os.path.isdir(path) and not os.path.islink(path) and path not in keep:
+                shutil.rmtree(path, ignore_errors=True)

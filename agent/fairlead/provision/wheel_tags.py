@@ -1,0 +1,60 @@
+"""Which wheel runs on which Python. Standard library only: the bundle carries this file to where Ansible runs, for its plugin.
+
+Sources: PEP 425, PEP 600 (tags), PEP 503 (names).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+DEPENDENCIES = ("msgspec", "nvidia-ml-py", "prometheus-client")
+_GLIBC = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+
+
+def normal(name: str) -> str:
+    """A distribution's name as PEP 503 normalises it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def fits(name: str, python: str, machine: str, libc: Sequence[str]) -> bool:
+    """Whether a wheel runs on CPython ``python`` ("3.11") on ``machine`` ("x86_64") with ``libc`` (("glibc", "2.36"))."""
+    parts = name.removesuffix(".whl").split("-")
+    if len(parts) < 5:
+        return False
+    pythons, abis, platforms = (p.split(".") for p in parts[-3:])
+    major, minor = (int(x) for x in python.split("."))
+    here = f"cp{major}{minor}"
+    good = (here in pythons and (here in abis or "none" in abis)) or ("none" in abis and {f"py{major}", here} & set(pythons))
+    if "abi3" in abis:
+        good = good or any(p.startswith(f"cp{major}") and p[3:].isdigit() and int(p[3:]) <= minor for p in pythons)
+    return bool(good) and any(_platform_fits(p, machine, libc) for p in platforms)
+
+
+def _platform_fits(platform: str, machine: str, libc: Sequence[str]) -> bool:
+    if platform == "any":
+        return True
+    if not platform.endswith("_" + machine):
+        return False
+    kind = platform.removesuffix("_" + machine)
+    if libc[0] != "glibc":
+        return kind.startswith("musllinux")
+    have = tuple(int(x) for x in libc[1].split(".")[:2])
+    if kind in _GLIBC:
+        return _GLIBC[kind] <= have
+    match = re.fullmatch(r"manylinux_(\d+)_(\d+)", kind)
+    return kind == "linux" or bool(match and (int(match[1]), int(match[2])) <= have)
+
+
+def choose(names: Iterable[str], python: str, machine: str, libc: Sequence[str]) -> tuple[list[str], list[str]]:
+    """For each dependency the first wheel that fits, and the dependencies for which there is none."""
+    chosen: list[str] = []
+    missing: list[str] = []
+    known = list(names)
+    for dependency in DEPENDENCIES:
+        fit = [n for n in known if normal(n.split("-")[0]) == dependency and fits(n, python, machine, libc)]
+        if fit:
+            chosen.append(fit[0])
+        else:
+            missing.append(dependency)
+    return chosen, missing

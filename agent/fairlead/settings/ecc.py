@@ -1,0 +1,77 @@
+"""ECC mode of the GPUs' memory.
+
+The mode is kept by the board and takes effect with its next reset or the next reboot: what is written is pending until then.
+Writing it disturbs no job. Sources: NVML API reference, nvmlDeviceSetEccMode ("changes in ECC mode take effect after the next
+reboot") and nvmlDeviceGetEccMode (current and pending); NVIDIA GPU memory error management guide. ECC off gives a few percent
+of memory on GPUs without HBM, and wrong results that nobody sees.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.model.change import AnyChange, Disruption, Layer, Nvml, Reboot
+from fairlead.model.facts import Missing, Node
+from fairlead.model.gpu_values import of_gpus
+from fairlead.model.setting import Setting, Want
+
+
+class EccWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    enabled: Annotated[bool, Meta(description="ECC of every GPU that has it.")] = True
+
+
+class Observed(Struct, frozen=True):
+    """PCI address -> (current mode, mode after the next reset)."""
+
+    modes: dict[str, tuple[bool, bool]]
+
+
+def observe(node: Node) -> Observed | Missing:
+    found = of_gpus(node, "ECC mode", "ecc.mode_current", "ecc.mode_pending")
+    return found if isinstance(found, Missing) else Observed({pci: (now, then) for pci, (now, then) in found.items()})
+
+
+def _word(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def plan(want: EccWant, observed: Observed) -> tuple[AnyChange, ...]:
+    changes: list[AnyChange] = []
+    wanted = _word(want.enabled)
+    for pci, (now, then) in observed.modes.items():
+        if then != want.enabled:
+            changes.append(
+                Nvml(
+                    setting="ecc",
+                    why=f"ECC of GPU {pci} is {_word(then)} after its next reset, wanted {wanted}",
+                    layer=Layer.PERSISTED,
+                    pci=pci,
+                    what="ecc_mode",
+                    value=int(want.enabled),
+                    before=int(then),
+                )
+            )
+        if now != want.enabled:
+            changes.append(
+                Reboot(
+                    setting="ecc",
+                    why=f"ECC of GPU {pci} is {_word(now)}, wanted {wanted}: waits for a reset of the GPU or a reboot",
+                    layer=Layer.PENDING_REBOOT,
+                    disruption=Disruption.REBOOT,
+                    what=f"ECC {wanted} on {pci}",
+                )
+            )
+    return tuple(changes)
+
+
+setting = Setting(
+    summary="ECC mode of the GPUs' memory",
+    want=EccWant,
+    observe=observe,
+    plan=plan,
+    disruption=Disruption.REBOOT,
+    nvml=True,
+    instead_of={"ecc": {"judge_mode": False}},
+)

@@ -1,0 +1,185 @@
+"""Interrupts of GPUs and adapters: kept on CPUs of the system's own, away from the cores that jobs compute on.
+
+An interrupt takes a core from a rank that all others wait for. Those of a device go to the CPUs kept for the system on its own
+NUMA node, where there are some, else to all of them; these CPUs should be Slurm's too (CpuSpecList or CoreSpecCount), or jobs
+run there as well. Sources: kernel documentation, core-api/irq/irq-affinity.rst (/proc/irq/N/smp_affinity_list) and
+ABI/testing/sysfs-bus-pci (msi_irqs); Slurm slurm.conf(5), CpuSpecList. An interrupt that its driver manages (NVMe queues)
+cannot be moved, and the kernel answers EIO: a device with such ones is named in ``skip``. Lost at reboot; the boot unit applies
+it again, and a driver that makes new queues is found as drift.
+
+irqbalance moves interrupts every ten seconds. Either it does not run (the default), or it is told to keep off all other CPUs
+(IRQBALANCE_BANNED_CPULIST, irqbalance(1)) and may move them among the system's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.errors import ConfigError
+from fairlead.model.change import AnyChange, File, KernelValue, Layer, Unit
+from fairlead.model.facts import Missing, Node, unreadable
+from fairlead.model.pci_kind import kind_of
+from fairlead.model.setting import Setting, Want
+from fairlead.topology.plan import Doubt, format_cpulist, parse_cpulist
+
+LINES = "/sys/bus/pci/devices/*/msi_irqs/*"
+AFFINITY = "/proc/irq/[0-9]*/smp_affinity_list"
+BALANCER = "/proc/@irqbalance/comm"
+UNIT = "irqbalance.service"
+DROPIN = f"/etc/systemd/system/{UNIT}.d/90-fairlead.conf"
+DEFAULTS = "/etc/default/irqbalance"
+_LINE = re.compile(r"^/sys/bus/pci/devices/([^/]+)/msi_irqs/(\d+)$")
+
+Address = Annotated[str, Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?!\n)$")]
+
+
+class IrqAffinityWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    cpus: Annotated[
+        str, Meta(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?(?!\n)$",
+                  description="CPUs that are the system's, such as 0-1,56-57; empty: the first cores of each NUMA node."),
+    ] = ""  # fmt: skip
+    cores_per_node: Annotated[
+        int, Meta(ge=1, le=64, description="How many cores of each NUMA node, where `cpus` names none.")
+    ] = 1
+    skip: Annotated[tuple[Address, ...], Meta(description="Devices whose interrupts are left alone.")] = ()
+    irqbalance: Annotated[bool, Meta(description="irqbalance runs, kept off all other CPUs; false: it does not run.")] = False
+
+
+def cpus_of(text: str) -> tuple[int, ...] | None:
+    """The CPUs of a list such as 0-3,8; None for what is none."""
+    try:
+        mask = parse_cpulist(text)
+    except Doubt:
+        return None
+    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+
+
+def text_of(cpus: tuple[int, ...]) -> str:
+    return format_cpulist(sum(1 << c for c in cpus))
+
+
+class Irq(Struct, frozen=True):
+    """``cpus``: where it may go now."""
+
+    number: int
+    device: str
+    numa: int
+    cpus: tuple[int, ...]
+
+
+class Observed(Struct, frozen=True):
+    """``cores``: the CPUs (hardware threads) of each core, by NUMA node. ``defaults``: the text of irqbalance's own file."""
+
+    irqs: tuple[Irq, ...]
+    cores: dict[int, tuple[tuple[int, ...], ...]]
+    balancing: bool
+    dropin: str | None
+    defaults: str | None
+
+
+def observe(node: Node) -> Observed | Missing:
+    dropin, defaults, balancer = node.text(DROPIN), node.text(DEFAULTS), node.text(BALANCER)
+    for text in (dropin, defaults, balancer):
+        if isinstance(text, Missing):
+            return text
+    devices = {d.address: d for d in node.pci if kind_of(d) in ("gpu", "nic")}
+    irqs = []
+    for path in node.texts:
+        line = _LINE.match(path)
+        if line is None or line[1] not in devices:
+            continue
+        at = f"/proc/irq/{line[2]}/smp_affinity_list"
+        now = node.texts.get(at)
+        if isinstance(now, Missing):
+            return now
+        if now is None:
+            continue  # allocated, and no driver has asked for it
+        cpus = cpus_of(now.strip())
+        if cpus is None:
+            return unreadable(f"{at}: not a list of CPUs: {now[:40]!r}")
+        numa = devices[line[1]].numa
+        irqs.append(Irq(int(line[2]), line[1], -1 if isinstance(numa, Missing) else numa, cpus))
+    cores: dict[int, dict[tuple[int, ...], None]] = {}
+    for cpu in node.cpus:
+        if cpu.online:
+            cores.setdefault(cpu.numa, {})[cpu.siblings] = None
+    known = {numa: tuple(sorted(found)) for numa, found in cores.items()}
+    texts = [None if t is None else str(t) for t in (dropin, defaults)]
+    return Observed(tuple(sorted(irqs, key=lambda i: i.number)), known, balancer is not None, texts[0], texts[1])
+
+
+def system_cpus(want: IrqAffinityWant, observed: Observed) -> dict[int, tuple[int, ...]]:
+    """The system's CPUs by NUMA node. Raises ConfigError for CPUs that are not there."""
+    everything = {cpu: numa for numa, cores in observed.cores.items() for core in cores for cpu in core}
+    if want.cpus:
+        named = cpus_of(want.cpus) or ()
+        absent = [c for c in named if c not in everything]
+        if absent or not named:
+            words = f"CPU {absent[0]} is not online here" if absent else f"{want.cpus!r} is not a list of CPUs"
+            raise ConfigError("node.json", "settings.irq_affinity.cpus", words, hint="`lscpu -e` lists them")
+        chosen = set(named)
+    else:
+        chosen = {c for cores in observed.cores.values() for core in cores[: want.cores_per_node] for c in core}
+    found: dict[int, list[int]] = {}
+    for cpu in sorted(chosen):
+        found.setdefault(everything[cpu], []).append(cpu)
+    return {numa: tuple(cpus) for numa, cpus in found.items()}
+
+
+def plan(want: IrqAffinityWant, observed: Observed) -> tuple[AnyChange, ...]:
+    system = system_cpus(want, observed)
+    every = tuple(sorted(c for cpus in system.values() for c in cpus))
+    changes = _balancer(want, observed, every)
+    for irq in observed.irqs:
+        home = system.get(irq.numa, every)
+        right = set(irq.cpus) <= set(every) if want.irqbalance else irq.cpus == home
+        if irq.device not in want.skip and not right:
+            changes.append(
+                KernelValue(
+                    setting="irq_affinity",
+                    why=f"interrupts of {irq.device} may go to CPUs {text_of(irq.cpus)}, wanted {text_of(home)}",
+                    path=f"/proc/irq/{irq.number}/smp_affinity_list",
+                    value=text_of(home),
+                    before=text_of(irq.cpus),
+                )
+            )
+    return tuple(changes)
+
+
+def _balancer(want: IrqAffinityWant, observed: Observed, system: tuple[int, ...]) -> list[AnyChange]:
+    content = None
+    if want.irqbalance:
+        for line in (observed.defaults or "").splitlines():
+            if line.strip().startswith("IRQBALANCE_BANNED_CPU"):
+                words = "names banned CPUs and is read after ours"
+                raise ConfigError(DEFAULTS, line.partition("=")[0].strip(), words, hint="remove that line")
+        others = [c for cores in observed.cores.values() for core in cores for c in core if c not in system]
+        content = (
+            "# Written by fairlead (setting irq_affinity); changes made here are put back.\n[Service]\n"
+            f"Environment=IRQBALANCE_BANNED_CPULIST={text_of(tuple(sorted(others)))}\n"
+        )
+    changes: list[AnyChange] = []
+    if observed.dropin != content:
+        why = f"{DROPIN} does not keep irqbalance off other CPUs" if content else f"{DROPIN} is ours, and not wanted any more"
+        changes.append(File(setting="irq_affinity", why=why, layer=Layer.PERSISTED, path=DROPIN, content=content,
+                            before=observed.dropin))  # fmt: skip
+    if want.irqbalance and (changes or not observed.balancing):
+        why = changes[0].why if changes else "irqbalance does not run, and is wanted"
+        changes.append(Unit(setting="irq_affinity", why=why, name=UNIT, enabled=True, restart=True, daemon_reload=bool(changes)))
+    elif not want.irqbalance and observed.balancing:
+        why = "irqbalance runs and moves interrupts to the cores of jobs; it should not run"
+        changes.append(Unit(setting="irq_affinity", why=why, name=UNIT, enabled=False, active=False, daemon_reload=bool(changes)))
+    return changes
+
+
+setting = Setting(
+    summary="Interrupts of GPUs and adapters, away from the cores of jobs",
+    want=IrqAffinityWant,
+    observe=observe,
+    plan=plan,
+    reads=(LINES, AFFINITY, BALANCER, DROPIN, DEFAULTS),
+    volatile=True,
+)

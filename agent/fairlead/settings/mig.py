@@ -1,0 +1,142 @@
+"""MIG: into which GPU instances each GPU is divided, or that it is not.
+
+The geometry is declared by profile names, as `nvidia-smi mig -lgip` has them; each GPU instance holds one compute instance that
+spans it, which is what CUDA and Slurm use. Destroying instances takes GPUs from under their jobs, so it waits for a drained
+node; a driver that cannot switch the mode at once keeps it pending until the GPU is reset or the node reboots. Instances never
+outlive a reboot, nor does the mode on Hopper and later: the boot unit makes them again before slurmd starts.
+
+Slurm has to be told: with ``AutoDetect=nvml`` in gres.conf slurmd finds the instances when it starts (restart it after a
+change), and the node's ``Gres=`` in slurm.conf must count them by type, such as ``Gres=gpu:3g.40gb:8,gpu:1g.10gb:8``; a node
+whose Gres= still says eight whole GPUs is set to "invalid" by slurmctld. Sources: NVML API reference, "Multi Instance GPU
+Management"; NVIDIA Multi-Instance GPU user guide; Slurm gres.conf(5), "MultipleFiles" and AutoDetect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fairlead.errors import ConfigError
+from fairlead.model.change import AnyChange, Disruption, Layer, Nvml, Reboot
+from fairlead.model.facts import Missing, Node, Why, unreadable
+from fairlead.model.gpu_state import MigInstance
+from fairlead.model.setting import Setting, Want
+
+SLICES = 7  # compute slices of every GPU that has MIG (MIG user guide, "Partitioning")
+OFF = "off"
+
+Profile = Annotated[str, Meta(pattern=r"^[1-7]g\.[0-9]{1,3}gb(\+[a-z.]{1,12}|-me)?(?!\n)$")]
+Geometry = Annotated[tuple[Profile, ...], Meta(max_length=SLICES)]
+Address = Annotated[str, Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?!\n)$")]
+
+
+class MigWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    geometry: Annotated[
+        Geometry, Meta(description='GPU instances of every GPU, such as ["3g.40gb", "2g.20gb", "1g.10gb"]; empty: MIG off.')
+    ] = ()
+    by_gpu: Annotated[
+        dict[Address, Geometry], Meta(description="GPUs that are divided otherwise, by PCI address; an empty list: MIG off.")
+    ] = {}
+
+
+class State(Struct, frozen=True):
+    """``instances`` is () while MIG is off; ``profiles``: what the GPU offers, () while it does not say."""
+
+    on: bool
+    pending: bool
+    instances: tuple[MigInstance, ...]
+    profiles: tuple[str, ...]
+
+    @property
+    def value(self) -> str:
+        """As ``Nvml.value`` has it; what undo sets."""
+        return ",".join(sorted(i.profile for i in self.instances)) or OFF
+
+
+class Observed(Struct, frozen=True):
+    """PCI address -> state; None: a GPU without MIG."""
+
+    gpus: dict[str, State | None]
+
+
+def observe(node: Node) -> Observed | Missing:
+    if isinstance(node.gpus, Missing):
+        return node.gpus
+    found: dict[str, State | None] = {}
+    for gpu in node.gpus:
+        if gpu.lost:
+            continue
+        on, pending, instances, profiles = gpu.mig_current, gpu.mig_pending, gpu.state.mig_instances, gpu.state.mig_profiles
+        if isinstance(on, Missing) and on.why is Why.UNSUPPORTED:
+            found[gpu.pci] = None
+            continue
+        for value in (on, pending, instances, profiles):
+            if isinstance(value, Missing):
+                return unreadable(f"MIG of GPU {gpu.pci}: {value.detail}")
+        found[gpu.pci] = State(on is True, pending is True, tuple(instances), tuple(profiles))  # type: ignore[arg-type]
+    return Observed(found)
+
+
+def _check(key: str, geometry: tuple[str, ...], pci: str, state: State | None) -> None:
+    hint = "`nvidia-smi mig -lgip` lists the profiles of a GPU with MIG on"
+    if state is None:
+        raise ConfigError("node.json", key, f"GPU {pci} has no MIG", hint="leave it out, or declare an empty list for it")
+    slices = sum(int(name[0]) for name in geometry)
+    if slices > SLICES:
+        raise ConfigError("node.json", key, f"{slices} slices are wanted of GPU {pci}, which has {SLICES}", hint=hint)
+    unknown = sorted(set(geometry) - set(state.profiles)) if state.profiles else []
+    if unknown:
+        words = f"GPU {pci} has no profile {unknown[0]}; it offers {', '.join(state.profiles)}"
+        raise ConfigError("node.json", key, words, hint=hint)
+
+
+def plan(want: MigWant, observed: Observed) -> tuple[AnyChange, ...]:
+    absent = sorted(set(want.by_gpu) - set(observed.gpus))
+    if absent:
+        raise ConfigError(
+            "node.json", f"settings.mig.by_gpu.{absent[0]}", "no GPU at this address",
+            hint=f"this node has {', '.join(observed.gpus) or 'none'}",
+        )  # fmt: skip
+    changes: list[AnyChange] = []
+    for pci, state in observed.gpus.items():
+        geometry = want.by_gpu.get(pci, want.geometry)
+        if geometry:
+            _check(f"settings.mig.by_gpu.{pci}" if pci in want.by_gpu else "settings.mig.geometry", geometry, pci, state)
+        if state is not None:
+            changes += _one(pci, state, geometry)
+    return tuple(changes)
+
+
+def _one(pci: str, state: State, geometry: tuple[str, ...]) -> list[AnyChange]:
+    wanted = bool(geometry)
+    value = ",".join(sorted(geometry)) or OFF
+    if state.on != wanted and state.pending == wanted:
+        why = f"MIG of GPU {pci} is {_word(state.on)}, wanted {_word(wanted)}: waits for a reset of the GPU or a reboot"
+        return [
+            Reboot(setting="mig", why=why, layer=Layer.PENDING_REBOOT, disruption=Disruption.REBOOT,
+                   what=f"MIG {_word(wanted)} on {pci}")
+        ]  # fmt: skip
+    whole = all(i.compute == 1 for i in state.instances)
+    if state.on == state.pending == wanted and whole and Counter(i.profile for i in state.instances) == Counter(geometry):
+        return []
+    now = f"{_word(state.on)}" + (f" with {state.value}" if state.instances else "")
+    why = f"MIG of GPU {pci} is {now}, wanted {value}; Gres= of this node in slurm.conf must say the same"
+    return [Nvml(setting="mig", why=why, disruption=Disruption.DRAIN, pci=pci, what="mig", value=value, before=state.value)]
+
+
+def _word(on: bool) -> str:
+    return "on" if on else "off"
+
+
+setting = Setting(
+    summary="MIG: the GPU instances of each GPU, or none",
+    want=MigWant,
+    observe=observe,
+    plan=plan,
+    disruption=Disruption.DRAIN,
+    volatile=True,
+    nvml=True,
+    instead_of={"mig_mode": {"enabled": False}},
+)

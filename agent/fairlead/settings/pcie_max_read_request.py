@@ -1,0 +1,122 @@
+"""Largest read request that GPUs, adapters and drives send over PCIe.
+
+An adapter that asks host memory for 512 bytes at a time needs eight times the requests of one that asks for 4096, and 400 Gb/s
+adapters then do not reach their rate. Firmware and drivers leave what the kernel's policy gave. Sources: PCI Express Base
+Specification, Device Control Register, Max_Read_Request_Size (bits 14:12); include/uapi/linux/pci_regs.h,
+PCI_EXP_DEVCTL_READRQ; NVIDIA, "Understanding PCIe configuration for maximum performance" (enterprise-support article 1117).
+
+It refuses under ``pci=pcie_bus_perf``, where the kernel keeps read requests no larger than each device's payload on purpose
+(admin-guide/kernel-parameters.txt), and where kernel lockdown forbids writes to config space. A reset of the device brings
+the old value back: the boot unit applies it again, and the drift is found.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from fairlead.errors import ConfigError
+from fairlead.model.change import Disruption, PciBits
+from fairlead.model.facts import Missing, Node
+from fairlead.model.pci_kind import LOCKDOWN, kind_of, locked_down
+from fairlead.model.setting import Setting, Want
+
+MASK = 0x7000
+DEVICE_CONTROL = 0x08
+CMDLINE = "/proc/cmdline"
+
+Bytes = Literal[128, 256, 512, 1024, 2048, 4096]
+
+
+class PcieMaxReadRequestWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    gpu_bytes: Annotated[Bytes | None, Meta(description="Of every GPU; unset: left as it is.")] = None
+    nic_bytes: Annotated[Bytes | None, Meta(description="Of every Ethernet and InfiniBand adapter; unset: left as it is.")] = 4096
+    nvme_bytes: Annotated[Bytes | None, Meta(description="Of every NVMe drive; unset: left as it is.")] = None
+
+
+class Device(Struct, frozen=True):
+    address: str
+    kind: str
+    offset: int
+    control: int
+
+
+class Observed(Struct, frozen=True):
+    """``refusal``: why the values must stay, or empty; ``hint``: what to do instead."""
+
+    devices: tuple[Device, ...]
+    refusal: str = ""
+    hint: str = ""
+
+
+def devices(node: Node) -> tuple[Device, ...] | Missing:
+    """GPUs, adapters and drives with their Device Control words."""
+    found = []
+    for device in node.pci:
+        kind = kind_of(device)
+        if not kind or device.express_offset is None:
+            continue
+        if isinstance(device.device_control, Missing):
+            return device.device_control
+        if device.device_control is not None:
+            found.append(Device(device.address, kind, device.express_offset + DEVICE_CONTROL, device.device_control))
+    return tuple(found)
+
+
+def observe(node: Node) -> Observed | Missing:
+    found = devices(node)
+    if isinstance(found, Missing):
+        return found
+    cmdline = node.text(CMDLINE)
+    if isinstance(cmdline, Missing):
+        return cmdline
+    if any("pcie_bus_perf" in w for w in (cmdline or "").split() if w.startswith("pci=")):
+        return Observed(found, "the kernel runs with pci=pcie_bus_perf, which ties read requests to payloads",
+                        "take pci=pcie_bus_perf off the kernel command line")  # fmt: skip
+    if locked_down(node):
+        return Observed(found, "kernel lockdown (Secure Boot) forbids writes to PCI config space",
+                        "set it in the firmware or the adapter's own tool (mlxconfig)")  # fmt: skip
+    return Observed(found)
+
+
+def size(control: int) -> int:
+    """Bytes of a Device Control word."""
+    return 128 << (control & MASK) // 0x1000
+
+
+def plan(want: PcieMaxReadRequestWant, observed: Observed) -> tuple[PciBits, ...]:
+    wanted = {"gpu": want.gpu_bytes, "nic": want.nic_bytes, "nvme": want.nvme_bytes}
+    changes = []
+    for device in observed.devices:
+        number = wanted[device.kind]
+        if number is None or size(device.control) == number:
+            continue
+        changes.append(
+            PciBits(
+                setting="pcie_max_read_request",
+                why=f"largest read request of {device.kind} {device.address} is {size(device.control)} bytes, wanted {number}",
+                disruption=Disruption.IDLE,
+                address=device.address,
+                offset=device.offset,
+                mask=MASK,
+                value=(number.bit_length() - 8) * 0x1000,
+                before=device.control,
+                what="MaxReadReq",
+            )
+        )
+    if changes and observed.refusal:
+        raise ConfigError("node.json", "settings.pcie_max_read_request",
+                          f"refused for {len(changes)} device(s): {observed.refusal}", hint=observed.hint)  # fmt: skip
+    return tuple(changes)
+
+
+setting = Setting(
+    summary="Largest PCIe read request of GPUs, adapters and drives",
+    want=PcieMaxReadRequestWant,
+    observe=observe,
+    plan=plan,
+    reads=(CMDLINE, LOCKDOWN),
+    disruption=Disruption.IDLE,
+    volatile=True,
+)

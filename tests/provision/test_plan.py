@@ -1,0 +1,175 @@
+"""fairlead plan, --tags, the inventory, and the report: what needs no node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead import config, settings
+from fairlead.cli import main
+from fairlead.errors import ConfigError, ExitCode, InputMissing, UsageError
+from fairlead.provision import inventory, plan, report
+from fairlead.slurm.scontrol import Scontrol
+from tests.lab import machines
+
+TREE = Path(machines.__file__).parents[1] / "machines/hgx-h100"
+SITE = 'schema = 1\n[classes.h100]\nnodes = "gpu[1-3]"\nprofile = "hgx-h100"\n'
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    assert main(["plan", "--json", *words]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_tree_is_planned_for_without_any_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.toml"
+    words = 'words = ["iommu=pt"]'
+    site.write_text(f"{SITE}[nodes.gpu2.settings.kernel_cmdline]\n{words}\n")
+    assert main(["plan", "--site", str(site), "--root", f"gpu1={TREE}", "--root", f"gpu3={TREE}"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("gpu[1,3] (2 nodes): would change, needs an idle node\n")
+    assert "  numa_balancing: kernel.numa_balancing is 1, wanted 0 (/proc/sys/kernel/numa_balancing)\n" in told
+    assert told.endswith("needs an idle node: gpu[1,3]\n2 nodes: 2 would change\n")
+    found = planned(capsys, "--site", str(site), "--root", f"gpu2={TREE}", "--tags", "pcie", "--exit-code", code=1)
+    (node,) = found["nodes"]
+    assert {step["setting"] for step in node["steps"]} == {"pcie_acs"} and node["needs"] == "idle"
+    assert main(["plan", "--root", f"a={TREE}", "--root", f"a={TREE}", "--profile", "hgx-h100"]) == 65
+    assert "two trees are of a" in capsys.readouterr().err
+    assert main(["plan", "--root", str(tmp_path / "none"), "--profile", "hgx-h100"]) == 66
+    assert main(["plan", "--site", str(site), "--root", f"gpu9={TREE}"]) == 64
+
+
+def item(setting: str, state: str, *steps: tuple[str, str], message: str = "") -> dict[str, object]:
+    made = [{"target": setting, "why": why, "disruption": needs, "diff": ""} for why, needs in steps]
+    return {"setting": setting, "state": state, "message": message, "hint": "", "steps": made}
+
+
+CHANGE = {"what": "/x", "why": "content"}
+
+
+def test_nodes_that_need_a_reboot_or_a_drain_are_named() -> None:
+    plans = [
+        plan.of_items("gpu1", [item("kernel_cmdline", "would_change", ("file", "none"), ("running", "reboot"))]),
+        plan.of_items("gpu2", [item("driver", "deferred", ("other version", "drain"))], busy=True),
+        plan.of_items("gpu3", [item("sysctl", "refused", message="brr")]),
+        plan.of_items("gpu4", [item("nccl", "same")]),
+        plan.of_result(report.node_result("gpu5", "runner_on_unreachable", "t", {"msg": "No route to host"})),
+        plan.of_result(
+            report.node_result(
+                "gpu6", "runner_on_ok", "t", {"changes": [{"what": "/x", "why": "content"}], "apply": {"items": []}}
+            )
+        ),
+    ]
+    assert [p.state for p in plans] == ["would_change", "would_change", "failed", "same", "unreachable", "would_change"]
+    assert plan.needing(plans) == {"reboot": ("gpu1",), "drain": ("gpu2",), "idle": ()}
+    told = plan.text(plans).splitlines()
+    assert "  kernel_cmdline: running (kernel_cmdline) [reboot]" in told and "  /x: content" in told
+    assert "needs a reboot: gpu1" in told and "needs a drained node: gpu2" in told and "a job runs there now: gpu2" in told
+    assert told.index("  cannot: No route to host") > told.index("gpu4 (1 node): same"), "those not reached come last"
+    assert told[-1] == "6 nodes: 1 the same, 3 would change, 1 failed, 1 unreachable"
+
+
+def test_tags_are_settings_and_their_groups() -> None:
+    assert settings.select("pcie, memlock") == ("memlock", "pcie_acs")
+    assert set(settings.select("kernel")) >= {"sysctl", "numa_balancing", "kernel_cmdline"}
+    for group, names in settings.groups().items():
+        assert group not in settings.load() or names == (group,), "a group never hides a setting of its name"
+    assert all(s.group for s in settings.load().values()), "each setting can be chosen with others of its kind"
+
+
+@pytest.mark.parametrize(("words", "said"), [("nvlink", "nvlink: no setting and no group"), (",", "names no setting")])
+def test_an_unknown_tag_names_those_that_exist(words: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as raised:
+        settings.select(words)
+    assert all(group in raised.value.hint for group in settings.groups())
+
+
+def test_a_tag_that_no_node_declares_is_said_before_any_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(SITE)
+    assert main(["provision", "--site", str(site), "--tags", "services", "-q"]) == 64
+    assert "--tags: journald: declared for none of these nodes" in capsys.readouterr().err
+    assert main(["provision", "--site", str(site), "--tags", "nccl", "--uninstall", "-q"]) == 64
+
+
+def answering(folder: Path, said: str) -> Scontrol:
+    """A scontrol that says this: recorded output."""
+    (folder / "said").write_text(said)
+    program = folder / "scontrol"
+    program.write_text(f"#!/bin/sh\ncat {folder}/said\n")
+    program.chmod(0o755)
+    return Scontrol(bin_dir=str(folder))
+
+
+RECORDED = """\
+NodeName=gpu1 Arch=x86_64 CPUAlloc=0 NodeAddr=10.0.0.1 NodeHostName=gpu1 Version=22.05.8 State=IDLE Reason=a NodeAddr=9 b
+NodeName=gpu2 CPUAlloc=0 NodeAddr=gpu2.example NodeHostName=gpu2 State=DOWN
+NodeName=login1 NodeAddr=login1 NodeHostName=login1 State=IDLE
+"""
+
+
+def test_nodes_and_addresses_come_from_slurm(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(SITE + '[ansible.hosts]\ngpu2 = "10.0.0.22"\n')
+    site = config.load_site(str(path))
+    known = inventory.in_slurm(answering(tmp_path, RECORDED))
+    assert known == {"gpu1": "10.0.0.1", "gpu2": "gpu2.example", "login1": "login1"}
+    assert {t.node: t.address for t in inventory.targets(site, "", known)} == {"gpu1": "10.0.0.1", "gpu2": "10.0.0.22"}
+    with pytest.raises(UsageError, match="gpu3: Slurm has no such node"):
+        inventory.targets(site, "gpu[1-3]", known)
+    with pytest.raises(UsageError, match="login1: not declared in"):
+        inventory.targets(site, "login1", known)
+    with pytest.raises(ConfigError, match=r"Slurm has none of gpu\[1-3\]"):
+        inventory.targets(site, "", {"cpu1": "cpu1"})
+    with pytest.raises(InputMissing, match="no node"):
+        inventory.in_slurm(answering(tmp_path, "No nodes in the system\n"))
+
+
+def test_a_group_of_clustershell_that_is_none_is_an_error(tmp_path: Path) -> None:
+    """ClusterShell itself takes it for an empty one: the run would have nothing to do, and say that all is well."""
+    path = tmp_path / "site.toml"
+    path.write_text(SITE)
+    with pytest.raises(UsageError, match="@nobody: no such group"):
+        inventory.targets(config.load_site(str(path)), "gpu1,@nobody")
+    path.write_text(SITE.replace("gpu[1-3]", "@nobody"))
+    with pytest.raises(ConfigError, match=r"classes\.h100\.nodes: @nobody: no such group"):
+        inventory.targets(config.load_site(str(path)))
+
+
+def made(*states: str, check: bool = False) -> report.Report:
+    nodes = tuple(report.NodeResult(node=f"gpu{i}", state=s, message=s) for i, s in enumerate(states))
+    return report.Report(
+        site="site.toml", generation=7, check=check, seconds=1.5, nodes=nodes, began=1763769600.0, tags=("nccl",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "plain", "detailed"),
+    [
+        (("same",), 0, 0),
+        (("same", "changed"), 0, 1),
+        (("changed", "unreachable"), 68, 68),
+        (("failed", "unreachable", "changed"), 69, 69),
+        (("unfinished", "same"), 69, 69),
+    ],
+)
+def test_exit_codes_say_changed_failed_unreachable(states: tuple[str, ...], plain: int, detailed: int) -> None:
+    found = made(*states)
+    assert (found.exit_code, found.detailed_exit_code) == (plain, detailed)
+
+
+def test_the_page_for_a_change_ticket_says_what_when_and_how_it_ended() -> None:
+    page = report.ticket(made("same", "unreachable", "failed"), ExitCode.UNAVAILABLE)
+    assert "site: site.toml, generation 7\nsettings: nccl\nbegan: 2025-11-22 00:00:00 UTC\n" in page
+    assert "exit code: 69" in page and page.endswith("3 nodes: 1 the same, 1 failed, 1 unreachable; 0 changes in 1.5 s\n")
+    assert page.index("gpu2 (1 node): failed") < page.index("gpu1 (1 node): unreachable"), "those not reached come last"
+    found = report.data(made("same", "same"), ExitCode.OK)
+    assert (found["counts"], found["exit_code"], found["groups"]) == (
+        {"same": 2},
+        0,
+        [{"nodes": "gpu[0-1]", "count": 2, "state": "same"}],
+    )

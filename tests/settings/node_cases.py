@@ -1,0 +1,123 @@
+"""Cases of ``test_on_a_node``: what is set on GPUs and PCIe devices, interrupts, services, the clock's program."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from msgspec import Struct
+
+from tests.lab.host import Host
+from tests.playbooks.admin import Admin
+
+PYTHON = "/opt/fairlead/current/bin/python"
+ASK = "import pynvml as n; n.nvmlInit(); print({str(n.nvmlDevice%s(n.nvmlDeviceGetHandleByIndex(i)%s)) for i in range(8)})"
+NVML = f"{PYTHON} -c '{ASK}'"
+NIC = "18:00.0"
+LISTS = "for n in /proc/irq/*/smp_affinity_list; do cat $n; done | sort -u"
+SERVICES = "for u in idler noisy wanted; do systemctl is-active $u; systemctl is-enabled $u; done 2>/dev/null"
+CLOCK = "systemctl is-active chrony ntpsec; systemctl is-enabled ntpsec; tail -n1 /etc/chrony/conf.d/90-fairlead.conf"
+
+
+class Case(Struct, frozen=True):
+    """``declares``: TOML. ``shows``: a command that is not ours, and what it prints once the setting is effective.
+    ``tamper``: what somebody does by hand. ``reboot``: effective only after one."""
+
+    declares: str
+    shows: str
+    prints: str
+    tamper: str
+    reboot: bool = False
+
+
+GPU_CASES = {
+    "clocks": Case(
+        "sm_megahertz = [900, 1200]",
+        NVML % ("GetClockInfo", ", 1"),
+        "{'900'}\n",
+        NVML % ("SetGpuLockedClocks", ", 1500, 1500"),
+    ),
+    "compute_mode": Case(
+        'compute = "exclusive_process"', NVML % ("GetComputeMode", ""), "{'3'}\n", NVML % ("SetComputeMode", ", 0")
+    ),
+    "ecc": Case("enabled = false", NVML % ("GetEccMode", ""), "{'[0, 0]'}\n", NVML % ("SetEccMode", ", 1"), reboot=True),
+    "power_limit": Case(
+        "watts = 500", NVML % ("GetPowerManagementLimit", ""), "{'500000'}\n", NVML % ("SetPowerManagementLimit", ", 650000")
+    ),
+}
+OTHER_CASES = {
+    "irq_affinity": Case('cpus = "0"', LISTS, "0\n", "echo 0-1 > /proc/irq/70/smp_affinity_list"),
+    "pcie_aspm": Case("", "cat /sys/module/pcie_aspm/parameters/policy", "performance\n",
+                      "echo powersave > /sys/module/pcie_aspm/parameters/policy"),
+    "pcie_max_read_request": Case("nic_bytes = 4096", f"lspci -vvv -s {NIC} | grep -o MaxReadReq.*", "MaxReadReq 4096 bytes\n",
+                                  f"setpci -s {NIC} CAP_EXP+8.w=2000:7000"),
+    "pcie_relaxed_ordering": Case("nic = false", f"lspci -vvv -s {NIC} | grep -o -m1 RlxdOrd[+-]", "RlxdOrd-\n",
+                                  f"setpci -s {NIC} CAP_EXP+8.w=0010:0010"),
+    "services": Case('off = ["idler.service"]\nmasked = ["noisy.service"]\non = ["wanted.service"]', SERVICES,
+                     "inactive\ndisabled\ninactive\nmasked\nactive\nenabled\n", "systemctl -q enable --now idler"),
+    "time_sync": Case('servers = ["192.0.2.1"]', CLOCK, "active\ninactive\ndisabled\nserver 192.0.2.1 iburst\n",
+                      "systemctl -q enable --now ntpsec; rm /etc/chrony/conf.d/90-fairlead.conf"),
+}  # fmt: skip
+#: Daemons by these names, which do nothing, and the file by which Debian's chrony reads drop-ins.
+UNITS = """
+for name in idler noisy wanted chrony ntpsec; do
+    text='[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n'
+    printf "$text" > /usr/lib/systemd/system/$name.service
+done
+mkdir -p /etc/chrony
+echo 'confdir /etc/chrony/conf.d' > /etc/chrony/chrony.conf
+systemctl daemon-reload
+systemctl -q enable --now idler noisy chrony ntpsec
+"""
+INSTANCES = f"""{PYTHON} -c '
+import pynvml as n
+n.nvmlInit()
+for i in range(8):
+    h, found = n.nvmlDeviceGetHandleByIndex(i), []
+    for j in range(n.nvmlDeviceGetMaxMigDeviceCount(h)):
+        try:
+            found.append(n.nvmlDeviceGetGpuInstanceId(n.nvmlDeviceGetMigDeviceHandleByIndex(h, j)))
+        except n.NVMLError_NotFound:
+            pass
+    print(n.nvmlDeviceGetMigMode(h), len(found))
+'"""
+DIVIDED, WHOLE = "[1, 1] 3\n" * 8, "[0, 0] 0\n" * 8
+GEOMETRY = 'geometry = ["3g.40gb", "2g.20gb", "1g.10gb"]'
+
+
+class Mig(Struct, frozen=True):
+    """What became of MIG on a node: apply's item while jobs may come, on the drained node, after a reboot; what nvidia-ml-py
+    sees at each stage; apply's item of a sysctl that no kernel knows, and the provision report's words."""
+
+    before: dict[str, Any]
+    shown_before: str
+    drained: dict[str, Any]
+    shown: str
+    booted: dict[str, Any]
+    shown_booted: str
+    refused: dict[str, Any]
+    congestion: str
+
+
+def divide(host: Host, admin: Admin) -> Mig:
+    """Declare MIG on a node that runs, drain it (no job is there), apply, reboot; then declare a sysctl with a slip in it."""
+
+    def item(name: str, **how: int) -> dict[str, Any]:
+        items: list[dict[str, Any]] = admin.provision(**how)["gpu1"]["apply"]["items"]
+        return next(i for i in items if i["setting"] == name)
+
+    admin.write_site(more=f"[classes.h100.settings.mig]\n{GEOMETRY}\n")
+    before, shown_before = item("mig", code=75), host.run(INSTANCES).stdout
+    apply = "/opt/fairlead/current/bin/fairlead apply --drained --only mig --json"
+    drained = json.loads(host.run(apply).stdout)["items"][0]
+    shown = host.run(INSTANCES).stdout
+    host.reboot()
+    host.run("systemctl is-system-running --wait", check=False)
+    shown_booted = host.run(INSTANCES).stdout
+    booted = item("mig")
+    admin.write_site(more='[classes.h100.settings.sysctl]\nvalues = {"net.ipv4.tcp_congestion_control" = "brr"}\n')
+    report = json.loads(admin.run("provision", "--site", str(admin.site), "--json", code=69).stdout)
+    refused = next(i for i in report["nodes"][0]["apply"]["items"] if i["setting"] == "sysctl")
+    looks = "cat /proc/sys/net/ipv4/tcp_congestion_control; grep -c tcp_cong /etc/sysctl.d/90-fairlead-sysctl.conf"
+    congestion = host.run(looks, check=False)
+    return Mig(before, shown_before, drained, shown, booted, shown_booted, refused, congestion.stdout)

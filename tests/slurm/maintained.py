@@ -1,0 +1,170 @@
+"""The nodes of a bare cluster as maintenance meets them: fairlead's own ssh commands run in each node's place, a reboot ends its
+slurmd and gives it another boot id, and the apply is fairlead's own on a machine tree. What is left out is sshd and Ansible,
+which tests/rack has.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fairlead.apply import apply
+from fairlead.config import Document
+from fairlead.config.document import resolve_layers
+from fairlead.config.site import AnsibleOptions, Site
+from fairlead.host.root import Root
+from fairlead.model.verdict import State, Verdict
+from fairlead.provision.inventory import Target
+from fairlead.provision.maintain.node import OverSsh, outcome
+from fairlead.provision.maintain.steps import Applied
+from fairlead.provision.report import node_result
+from tests.lab.cluster import Cluster
+from tests.lab.enter import enter_command
+
+DOWN_SECONDS = 0.3
+SYSTEMCTL = "/usr/bin/systemctl"
+NUMA = "proc/sys/kernel/numa_balancing"
+
+
+def document(node: str) -> Document:
+    return resolve_layers(node, [("test", {"slurm": {"node_name": node}, "settings": {"numa_balancing": {}}})])[0]
+
+
+class Side(OverSsh):
+    """OverSsh with an apply that needs no Ansible. ``folder``: where the nodes' trees and their ssh are."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
+        site = Site(file="test", generation=1, layer={}, classes=(), nodes={}, ansible=AnsibleOptions())
+        targets = {n: Target(node=n, address=n, document=document(n)) for n in nodes}
+        super().__init__(site, targets, program=str(folder / "ssh"))
+        self.folder = folder
+
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+        found = {}
+        for node in nodes:
+            (self.folder / node / "applied").touch()
+            said = apply(document(node), Root(str(self.folder / node / "tree")), dry_run=check, drained=True)
+            result = node_result(node, "runner_on_ok", "apply", {"changes": [], "apply": msgspec.to_builtins(said)})
+            found[node] = outcome(result)
+        return found
+
+    def forget(self, node: str) -> None:
+        """No connection is kept here."""
+
+
+class Nodes:
+    """The machines' side, while the ``with`` block lasts: power, and what the agents publish."""
+
+    def __init__(self, cluster: Cluster, folder: Path, names: Sequence[str]) -> None:
+        self.cluster, self.folder, self.names = cluster, folder, tuple(names)
+        self.findings: dict[str, list[dict[str, Any]]] = {n: [] for n in names}
+        self.lost: set[str] = set()  # does not come back from its next reboot
+        self.reboots: dict[str, int] = dict.fromkeys(names, 0)
+        self._swapped: set[str] = set()
+        self._end = threading.Event()
+        for name in names:
+            own = folder / name
+            (own / "tree" / NUMA).parent.mkdir(parents=True)
+            (own / "tree" / NUMA).write_text("1\n")
+            (own / "tree/etc/sysctl.d").mkdir(parents=True)
+            self._name_machine(name)
+            self._boot(name)
+        ssh = folder / "ssh"
+        binds = "mount --bind $b/run /run/fairlead; mount --bind $b/etc/boot_id /proc/sys/kernel/random/boot_id; "
+        binds += "mount --bind $b/etc/machine-id /etc/machine-id; "
+        inside = f'b=/run/lab-nodes/$1; {binds} exec /bin/sh -c "$2"'
+        enter = shlex.join(
+            [*enter_command(cluster.pid), "unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", inside]
+        )
+        down = f'[ -e {folder}/$1/down ] && {{ echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }}'
+        ssh.write_text(f'#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\n{down}\nexec {enter} sh "$1" "$2"\n')
+        ssh.chmod(0o755)
+        self._thread = threading.Thread(target=self._live)
+
+    def __enter__(self) -> Nodes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        for name in self.names:
+            if (self.folder / name / "down").exists():
+                self.power_on(name)
+            run = self.cluster.node_dirs(name).run
+            for left in ("verdict", "status.json", "reboot"):
+                (run / left).unlink(missing_ok=True)
+
+    @property
+    def side(self) -> Side:
+        return Side(self.folder, self.names)
+
+    def boot_id(self, name: str) -> str:
+        return self.cluster.node_dirs(name).etc.joinpath("boot_id").read_text().strip()
+
+    def effective(self, name: str) -> str:
+        return (self.folder / name / "tree" / NUMA).read_text().strip()
+
+    def up(self, name: str) -> bool:
+        return not (self.folder / name / "down").exists() and "NOT_RESPONDING" not in self.cluster.node_state(name).states
+
+    def fresh(self, name: str) -> None:
+        """Not as declared any more."""
+        (self.folder / name / "tree" / NUMA).write_text("1\n")
+
+    def swap(self, name: str) -> None:
+        """From its next boot on it is another machine."""
+        self._swapped.add(name)
+
+    def _boot(self, name: str) -> None:
+        self.cluster.node_dirs(name).etc.joinpath("boot_id").write_text(str(uuid.uuid4()) + "\n")
+
+    def _name_machine(self, name: str) -> None:
+        self.cluster.node_dirs(name).etc.joinpath("machine-id").write_text(uuid.uuid4().hex)
+
+    def power_on(self, name: str) -> None:
+        self._boot(name)
+        if name in self._swapped:
+            self._name_machine(name)
+        self.cluster.start_slurmd(name)
+        (self.folder / name / "down").unlink()
+
+    def _live(self) -> None:
+        back: dict[str, float] = {}
+        while not self._end.wait(0.1):
+            for name in self.names:
+                run = self.cluster.node_dirs(name).run
+                if (run / "reboot").exists():
+                    (self.folder / name / "down").touch()
+                    (run / "reboot").unlink()
+                    for published in ("verdict", "status.json"):
+                        (run / published).unlink(missing_ok=True)
+                    self.cluster.stop_slurmd(name)
+                    self.reboots[name] += 1
+                    back[name] = time.monotonic() + DOWN_SECONDS
+                elif (self.folder / name / "down").exists():
+                    if name not in self.lost and time.monotonic() > back.get(name, 0.0):
+                        self.power_on(name)
+                else:
+                    self._publish(name, run)
+
+    def _publish(self, name: str, run: Path) -> None:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        status = {
+            "slurm_node": name,
+            "boot_id": self.boot_id(name),
+            "sweep": {"boot_seconds": now},
+            "findings": self.findings[name],
+        }
+        verdict = Verdict(state=State.OK, expires=int(now) + 60, sequence=1)
+        for file, text in (("status.json", json.dumps(status)), ("verdict", verdict.to_line())):
+            (run / f".{file}").write_text(text)
+            (run / f".{file}").replace(run / file)

@@ -1,0 +1,248 @@
+"""`fairlead maintain` on real slurmctld of every release: who is drained, who is not, who is resumed, and by whom."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.provision.maintain.controller import Controller
+from fairlead.provision.maintain.journal import Journal, Run
+from fairlead.provision.maintain.plan import floors
+from fairlead.provision.maintain.report import Report, report
+from fairlead.provision.maintain.run import Maintenance
+from fairlead.provision.maintain.steps import Plan, Work
+from fairlead.slurm.scontrol import Scontrol
+from tests.lab.cluster import Cluster
+from tests.lab.roots import SUITES
+from tests.slurm.maintained import SYSTEMCTL, Nodes
+
+pytestmark = pytest.mark.slurm
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def on(suite: str) -> pytest.MarkDecorator:
+    """In `make test` on this release, in `make test-all` on all of them."""
+    releases = [suite, *(pytest.param(other, marks=pytest.mark.slow) for other in SUITES if other != suite)]
+    return pytest.mark.parametrize("up", releases, indirect=True)
+
+
+class Bench:
+    """A cluster with machines, and a journal."""
+
+    def __init__(self, cluster: Cluster, client: Scontrol, nodes: Nodes, folder: Path) -> None:
+        self.cluster, self.client, self.nodes = cluster, client, nodes
+        self.path = str(folder / "maintain.db")
+        self.journal = Journal(self.path)
+        self.controller = Controller(client)
+
+    def begin(self, *names: str, **asked: object) -> Run:
+        floor = floors(asked.pop("floor", ()), self.controller.listing().places)  # type: ignore[arg-type]
+        given = {"reason": "new driver", "batch": 8, "settle_seconds": 0.0, "verify_seconds": 20.0, "reboot_seconds": 20.0}
+        plan = Plan(**{**given, "floors": floor, **asked})  # type: ignore[arg-type]
+        works = [Work(node=n, slurm=n) for n in names or self.nodes.names]
+        return self.journal.begin(plan, works, site="none", who="test")
+
+    def maintenance(self, run: Run, *, aborting: bool = False) -> Maintenance:
+        found = self.journal.run(run.id)
+        side = self.nodes.side
+        return Maintenance(found, self.journal, self.controller, side, budgets={}, aborting=aborting, poll_seconds=0.1)
+
+    def drive(self, run: Run, *, aborting: bool = False) -> Report:
+        self.maintenance(run, aborting=aborting).drive()
+        return report(self.journal.run(run.id))
+
+    def steps(self, run: Run) -> dict[str, str]:
+        return {w.node: w.step.value for w in self.journal.run(run.id).works}
+
+    def reason(self, node: str) -> str:
+        state = self.client.node(node)
+        return state.reason if state.drained else ""
+
+
+@pytest.fixture
+def bench(cluster: Cluster, client: Scontrol, tmp_path: Path) -> Iterator[Bench]:
+    cluster.run(["/bin/sh", "-c", f"printf '#!/bin/sh\\ntouch /run/fairlead/reboot\\n' >{SYSTEMCTL}; chmod 755 {SYSTEMCTL}"])
+    with Nodes(cluster, tmp_path / "nodes", ("n1", "n2", "n3")) as nodes:
+        yield Bench(cluster, client, nodes, tmp_path)
+
+
+def wait(what: Callable[[], bool], said: str, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+def test_nodes_are_drained_changed_rebooted_and_resumed(bench: Bench) -> None:
+    before = {n: bench.nodes.boot_id(n) for n in bench.nodes.names}
+    job = bench.cluster.submit("#!/bin/sh\nsleep 3\n", "-w", "n1")
+    bench.cluster.wait_job(job, "RUNNING")
+    said = bench.drive(bench.begin(reboot=True))
+    assert {n.node: n.step for n in said.nodes} == dict.fromkeys(bench.nodes.names, "done"), said
+    assert bench.cluster.job_state(job) == "COMPLETED"
+    for node in bench.nodes.names:
+        assert bench.nodes.boot_id(node) != before[node] and bench.nodes.reboots[node] == 1
+        assert bench.nodes.effective(node) == "0" and bench.reason(node) == ""
+    assert {n.rebooted for n in said.nodes} == {True} and said.exit_code == 0
+
+
+@on("bookworm")
+def test_who_is_held_by_others_is_not_touched(bench: Bench) -> None:
+    bench.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=psu, ann")
+    bench.cluster.scontrol("update", "nodename=n2", "state=drain", "reason=fairlead:maintain:abcdef123456 from another host")
+    said = bench.drive(bench.begin())
+    assert {n.node: n.step for n in said.nodes} == {"n1": "skipped", "n2": "skipped", "n3": "done"}
+    assert "psu, ann" in said.nodes[0].detail and "another `fairlead maintain`" in said.nodes[1].detail
+    assert bench.reason("n1") == "psu, ann" and bench.reason("n2").endswith("from another host") and said.exit_code == 75
+    assert not (bench.nodes.folder / "n1/applied").exists()
+
+
+@on("bookworm")
+def test_an_admins_drain_in_the_middle_is_left_alone(bench: Bench) -> None:
+    job = bench.cluster.submit("#!/bin/sh\nsleep 60\n", "-w", "n1")
+    bench.cluster.wait_job(job, "RUNNING")
+    run = bench.begin("n1", "n2", reboot=True)
+    child = driven(bench, run)
+    wait(lambda: bench.steps(run) == {"n1": "waiting", "n2": "done"}, "n1 waits, n2 is done")
+    bench.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=ann: bad fan")
+    assert child.wait(30) == 0
+    assert bench.steps(run) == {"n1": "taken", "n2": "done"} and bench.reason("n1") == "ann: bad fan"
+    assert bench.cluster.job_state(job) == "RUNNING" and bench.nodes.reboots["n1"] == 0
+
+
+@on("forky")
+def test_a_busy_node_is_given_back_and_its_job_goes_on(bench: Bench) -> None:
+    job = bench.cluster.submit("#!/bin/sh\nsleep 60\n", "-w", "n1")
+    bench.cluster.wait_job(job, "RUNNING")
+    said = bench.drive(bench.begin("n1", max_wait=1.0))
+    assert (said.nodes[0].step, said.nodes[0].condition) == ("given_back", "given back as it was") and said.exit_code == 75
+    assert bench.reason("n1") == "" and bench.cluster.job_state(job) == "RUNNING"
+
+
+@on("trixie")
+def test_what_is_not_well_stays_drained_and_says_why(bench: Bench) -> None:
+    """One comes back sick, one not at all; the third is not begun, and a later run takes up what this one has left."""
+    bench.nodes.findings["n1"] = [
+        {"id": "x", "check": "gpu_count", "level": "drain", "mode": "enforce", "summary": "7 of 8 GPUs"}
+    ]
+    bench.nodes.lost.add("n2")
+    run = bench.begin(reboot=True, batch=2, max_failed=1, verify_seconds=2.0, reboot_seconds=3.0)
+    said = bench.drive(run)
+    assert {n.node: n.step for n in said.nodes} == {"n1": "failed", "n2": "failed", "n3": "not_begun"} and said.exit_code == 69
+    assert "FAILED: not well after 2 s: gpu_count: 7 of 8 GPUs" in bench.reason("n1")
+    assert "FAILED: did not come back in 3 s: ssh: connect to host n2 port 22: No route to host" in bench.reason("n2")
+    assert all(bench.reason(n).startswith("fairlead:maintain:") for n in ("n1", "n2")) and not bench.reason("n3")
+    bench.nodes.findings["n1"] = []
+    bench.nodes.lost.clear()
+    wait(lambda: bench.nodes.up("n2"), "n2 is back")
+    again = bench.drive(bench.begin())
+    assert {n.step for n in again.nodes} == {"done"} and not any(bench.reason(n) for n in bench.nodes.names)
+
+
+@on("forky")
+def test_another_machine_at_the_address_is_not_resumed(bench: Bench) -> None:
+    bench.nodes.swap("n1")
+    said = bench.drive(bench.begin("n1", reboot=True))
+    assert said.nodes[0].step == "failed" and "FAILED: not the same machine: it was machine-id" in bench.reason("n1")
+
+
+@on("bookworm")
+def test_batch_and_floor_hold(bench: Bench) -> None:
+    """Eight nodes, six of which stay usable, of which a person has drained one: one at a time."""
+    bench.cluster.scontrol("update", "nodename=n8", "state=drain", "reason=ann")
+    run = bench.begin(batch=3, floor=["main=75%"])
+    child = driven(bench, run)
+    most = 0
+    while child.poll() is None:
+        most = max(most, sum(bool(n.drained and n.name != "n8") for n in bench.client.nodes()))
+    assert child.returncode == 0 and most == 1 and set(bench.steps(run).values()) == {"done"}
+
+
+@on("forky")
+def test_slurmctld_restarted_in_the_middle(bench: Bench) -> None:
+    job = bench.cluster.submit("#!/bin/sh\nsleep 60\n", "-w", "n1")
+    bench.cluster.wait_job(job, "RUNNING")
+    run = bench.begin("n1", "n2")
+    child = driven(bench, run)
+    wait(lambda: bench.steps(run) == {"n1": "waiting", "n2": "done"}, "n1 waits")
+    bench.cluster.stop_slurmctld(kill=True)
+    time.sleep(1.5)
+    bench.cluster.start_slurmctld()
+    wait(lambda: bench.reason("n1") != "", "our drain, or it again", 60)
+    bench.cluster.run(["/usr/bin/scancel", str(job)])
+    assert child.wait(60) == 0 and bench.steps(run) == {"n1": "done", "n2": "done"}
+    assert not bench.reason("n1") and not bench.reason("n2")
+
+
+@on("trixie")
+def test_two_runs_over_the_same_nodes(bench: Bench) -> None:
+    first = bench.begin("n1", "n2")
+    second = bench.begin("n2", "n3")
+    said = bench.drive(second)
+    assert {n.node: n.step for n in said.nodes} == {"n2": "skipped", "n3": "done"} and first.id in said.nodes[0].detail
+    assert {n.step for n in bench.drive(first).nodes} == {"done"}
+
+
+@on("trixie")
+def test_an_abort_leaves_every_node_in_a_stated_condition(bench: Bench) -> None:
+    """Waiting for a job: given back. In the reboot: drained, and says so. What is done stays done."""
+    job = bench.cluster.submit("#!/bin/sh\nsleep 60\n", "-w", "n1")
+    bench.cluster.wait_job(job, "RUNNING")
+    bench.nodes.lost.add("n2")
+    run = bench.begin("n2", "n1", "n3", reboot=True, batch=2)
+    child = driven(bench, run)
+    wait(lambda: bench.steps(run) == {"n2": "rebooting", "n3": "rebooting", "n1": "queued"}, "both are rebooted")
+    wait(lambda: bench.steps(run)["n1"] == "waiting", "n3 is done and n1 waits")
+    child.kill()
+    child.wait()
+    said = bench.drive(run, aborting=True)
+    assert {n.node: n.step for n in said.nodes} == {"n2": "failed", "n1": "given_back", "n3": "done"}, said
+    assert "FAILED: aborted while it was to be rebooted" in bench.reason("n2") and not bench.reason("n1")
+    assert said.state == "aborted" and bench.cluster.job_state(job) == "RUNNING"
+
+
+def driven(bench: Bench, run: Run, at: int = 0, when: str = "never") -> subprocess.Popen[str]:
+    """The run in a process of its own, which ends itself at a write to the journal."""
+    command = [sys.executable, "-m", "tests.slurm.maintain_killed", str(bench.cluster.bin), str(bench.nodes.folder)]
+    env = {**os.environ, "PYTHONPATH": f"{PROJECT / 'agent'}:{PROJECT}"}
+    return subprocess.Popen(
+        [*command, bench.path, run.id, str(at), when], cwd=PROJECT, env=env, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+def killed_and_resumed(bench: Bench, at: int, when: str) -> bool:
+    """A run that is killed at that write and driven again; whether it got that far."""
+    for name in bench.nodes.names[:2]:
+        bench.nodes.fresh(name)
+    before = {n: bench.nodes.reboots[n] for n in bench.nodes.names}
+    run = bench.begin("n1", "n2", reboot=True, batch=1)
+    killed = driven(bench, run, at, when).wait(90) == -signal.SIGKILL
+    said = bench.drive(run) if killed else report(bench.journal.run(run.id))
+    assert {n.step for n in said.nodes} == {"done"}, (at, when, said)
+    for name in ("n1", "n2"):
+        assert bench.nodes.reboots[name] == before[name] + 1 and bench.nodes.effective(name) == "0", (at, when)
+        assert not bench.reason(name), (at, when)
+    return killed
+
+
+@on("forky")
+@pytest.mark.parametrize(("at", "when"), [(1, "after"), (7, "after")])
+def test_killed_at_a_write_to_the_journal(bench: Bench, at: int, when: str) -> None:
+    assert killed_and_resumed(bench, at, when)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("up", list(SUITES), indirect=True)
+def test_killed_at_every_write_to_the_journal(bench: Bench) -> None:
+    at = 0
+    while killed_and_resumed(bench, at, "before") and killed_and_resumed(bench, at, "after"):
+        at += 1
+    assert at > 15
