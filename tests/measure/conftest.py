@@ -93,6 +93,11 @@ class Site:
         """Numbers of the jobs that have not ended."""
         return self.slurm.run(["/usr/bin/squeue", "-h", "-o", "%A"]).stdout.split()
 
+    def wrote(self, node: str, text: str) -> bool:
+        """Does this stand in what the node's newest job has written so far?"""
+        found = sorted((self.folder / "out").glob(f"*.{node}.out"), key=lambda path: path.stat().st_mtime)
+        return bool(found) and text in found[-1].read_text()
+
     def until(self, true: Callable[[], object], what: str, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not true():

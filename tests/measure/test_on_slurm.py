@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -152,7 +154,7 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     def running(node: str) -> str:
         return site.slurm.run(["/usr/bin/squeue", "-h", "-t", "R", "-w", node, "-o", "%A"]).stdout.strip()
 
-    site.until(lambda: running("n3") and running("n4") and running("n5"), "three run")
+    site.until(lambda: all(running(n) and site.wrote(n, "2147483648") for n in ("n3", "n4", "n5")), "three hang")
     site.slurm.run(["/usr/bin/scancel", running("n3")])
     site.slurm.scontrol("update", "nodename=n4", "state=down", "reason=pulled")
     site.slurm.scontrol("update", "nodename=n5", "state=drain", "reason=later")  # a running job goes on
@@ -169,6 +171,12 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     assert nodes["n5"]["tools"][0]["outcome"] == "unknown"
 
 
+def fill(file: io.FileIO) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
 def test_a_full_disk_is_one_line_and_leaves_no_job(site: Site) -> None:
     disk = site.folder / "disk"
     disk.mkdir()
@@ -179,10 +187,12 @@ def test_a_full_disk_is_one_line_and_leaves_no_job(site: Site) -> None:
         assert process.stderr is not None
         while "n2: measured" not in (line := process.stderr.readline()):
             assert line, "it ended"
-        with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        site.slurm.run(["/usr/bin/scancel", *site.jobs()])
+        with (disk / "filler").open("wb", buffering=0) as file:
+            fill(file)
+            site.slurm.run(["/usr/bin/scancel", *site.jobs()])
+            while process.poll() is None:  # what a transaction before has given back is taken too
+                fill(file)
+                time.sleep(0.01)
         _, err = process.communicate(timeout=60)
         lines = [line for line in err.splitlines() if line.startswith("fairlead accept: ")]
         assert process.returncode == 69 and len(lines) == 1, err
