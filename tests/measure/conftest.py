@@ -70,7 +70,7 @@ class Site:
             self.write()
         given = ["--site", str(site), "--store", str(self.folder / "accept.sqlite"), "--folder", str(self.folder / "out")]
         given += ["--bin-dir", str(self.slurm.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
-        return [sys.executable, "-m", "fairlead", "accept", *words, *given]
+        return [sys.executable, "-m", "fairlead", "accept", *given, *words]  # what is given twice counts as it stands last
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
