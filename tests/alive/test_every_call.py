@@ -24,6 +24,8 @@ OLDER_NAME = "nvmlDeviceGetCurrentClocksEventReasons absent"
 SOME = "3,13,999,absent"
 ALL = ",".join(str(code) for code in RETURN_NAMES if code not in (5, 7))  # not errors of a reading
 
+LONG = (pytest.mark.slow, pytest.mark.timeout(2400))
+
 
 def matrix(library: Path, folder: Path, tree: Path, codes: str) -> dict[str, Any]:
     control = folder / "control"
@@ -49,8 +51,8 @@ def matrix(library: Path, folder: Path, tree: Path, codes: str) -> dict[str, Any
         pytest.param("hgx-h100", SOME, marks=pytest.mark.slow),
         pytest.param("hgx-a100", SOME, marks=pytest.mark.slow),
         pytest.param("l40s-pcie", SOME, marks=pytest.mark.slow),
-        pytest.param("hgx-h100", ALL, marks=pytest.mark.slow, id="hgx-h100-every-code"),
-        pytest.param("hgx-a100", ALL, marks=pytest.mark.slow, id="hgx-a100-every-code"),
+        pytest.param("hgx-h100", ALL, marks=LONG, id="hgx-h100-every-code"),
+        pytest.param("hgx-a100", ALL, marks=LONG, id="hgx-a100-every-code"),
     ],
 )
 def test_no_call_fails_in_silence(library: Path, tmp_path: Path, machine: str, codes: str) -> None:

@@ -2,8 +2,8 @@
 
 One agent with a 1 s sweep on a machine tree, behind its worker the simulated library, its state directory on a disk that can
 fall silent. CPU is what the scheduler has counted (/proc/PID/task/*/schedstat) in the minute that begins with the fault: with
-what it takes to notice and to say it, and with every worker that is started meanwhile. (A few seconds would say nothing: a thorough
-look comes every 14 s, a text file of metrics every 10 s, and after a worker was killed the next one comes after 0, 10, 15, 30 s.)
+what it takes to notice and to say it, and with every worker that is started meanwhile. (A few seconds would say nothing: a
+thorough look comes every 14 s, a text file of metrics every 10 s, the worker after one that was killed after 0, 10, 15, 30 s.)
 """
 
 from __future__ import annotations

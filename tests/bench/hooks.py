@@ -1,4 +1,4 @@
-"""The prolog against an empty sh script, pair by pair: alone, 64 at once, and with a worker stuck in the driver.
+"""The prolog against an empty sh script, pair by pair: alone, and 64 at once (with a wedged driver: tests/bench/faults.py).
 
 Runs in a private mount namespace with its own /run/fairlead and /etc/fairlead; nothing of the machine is touched.
 """

@@ -4,9 +4,9 @@ Kinds take turns step by step in one job, so that whatever else the machine does
 simulated (2 x 56), so all eight tasks and their hooks share this machine's own few CPUs: on a node with a core for each task they
 run side by side, as two tasks do here.
 
-An empty task prolog has its price too: slurmstepd forks, starts sh, reads a pipe, and after it has ended kills what may be left of
-its process group, for which it sleeps 10 ms (``_kill_pg`` in src/common/run_command.c, from 22.05 to 26.05; seen with strace). So
-what is ours is the difference to an empty one, and has what that sleep leaves of the budget.
+An empty task prolog has its price too: slurmstepd forks, starts sh, reads a pipe, and after it has ended kills what may be left
+of its process group, for which it sleeps 10 ms (``_kill_pg`` in src/common/run_command.c, from 22.05 to 26.05; seen with strace).
+So what is ours is the difference to an empty one, and has what that sleep leaves of the budget (decision 18).
 """
 
 from __future__ import annotations

@@ -36,8 +36,25 @@ READING = {
     "apply",
     "xid",
     "accept",
+    "maintain",
+    "lock",
+    "bundle",
 }
-CHANGING = {"run", "apply", "provision", "render", "drain", "resume", "hold", "ack", "clear", "accept"}
+CHANGING = {
+    "run",
+    "apply",
+    "provision",
+    "render",
+    "drain",
+    "resume",
+    "hold",
+    "ack",
+    "clear",
+    "accept",
+    "maintain",
+    "bundle",
+    "lock",
+}
 
 
 @pytest.mark.parametrize("name", sorted(READING))

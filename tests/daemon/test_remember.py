@@ -86,3 +86,12 @@ def test_over_a_restart_a_swapped_board_and_a_fact_that_went_dark_are_named_unti
     agent = agents(tree).start()
     agent.until(lambda: agent.status()["findings"] == [], "an account without findings")
     assert agent.verdict().state is State.OK
+
+
+def test_counters_are_collected_once_a_minute() -> None:
+    history = History("", "b")
+    assert history.samples_due(5.0)
+    history.add_samples(5.0, [])
+    assert history.samples_due(6.0), "nothing could be read: asked again"
+    history.add_samples(6.0, [("gpu", "x", 1.0)])
+    assert [history.samples_due(t) for t in (6.0, 65.9, 66.0, 2.0)] == [False, False, True, True]

@@ -53,6 +53,24 @@ def test_links_stay_in_the_tree(tree: Path) -> None:
     assert root.glob("/sys/f*/in*") == ("/sys/folder/inside",)
 
 
+def test_a_link_that_leads_elsewhere_now_is_followed_there(tree: Path) -> None:
+    for name in ("one", "other"):
+        (tree / name).mkdir()
+        (tree / name / "value").write_text(name)
+    (tree / "sys").mkdir(exist_ok=True)
+    link = tree / "sys/way"
+    link.symlink_to("../one/value")
+    root = Root(os.fspath(tree))
+    assert [root.read_text("/sys/way"), root.read_text("/sys/way")] == ["one", "one"]
+    link.unlink()
+    link.symlink_to("/other/value")
+    assert root.read_text("/sys/way") == "other"
+    link.unlink()
+    assert root.read_text("/sys/way") is None
+    link.write_text("a file")
+    assert root.read_text("/sys/way") == "a file" and root.reading == ""
+
+
 def test_size_is_bounded(tree: Path) -> None:
     write(tree, "/proc/big", b"x" * 10000)
     root = Root(os.fspath(tree))

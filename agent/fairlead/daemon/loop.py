@@ -83,7 +83,7 @@ class Loop:
         self.trail = Trail(state_dir, document.agent.run_dir, self.disk)
         self.requests = Requests(state_dir, document.agent.run_dir, self.trail, self.disk)
         self.history = History(state_dir, self.senses.boot_id, self.disk)
-        self.hold = Hold(self.disk)
+        self.hold = Hold(self.disk, TICK_SECONDS)
         self.board = Board(document, self.disk)
         self.lookout = Lookout(self.board, lambda: root.reading)
         self._couriers = Disk("courier's disk")

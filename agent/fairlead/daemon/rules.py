@@ -57,16 +57,21 @@ def hold_of(state_dir: str, run_dir: str) -> dict[str, str] | None:
 
 
 class Hold:
-    """``hold_of`` where the disk may not answer: what was known of a hold then stands."""
+    """``hold_of`` where the disk may not answer: what was known of a hold then stands. ``every_seconds``: asked so often at
+    most; who writes to Slurm asks each time."""
 
-    def __init__(self, disk: Storage) -> None:
+    def __init__(self, disk: Storage, every_seconds: float = 0.0) -> None:
         self._disk = disk
         self._known: dict[str, str] | None = None
+        self._every_seconds = every_seconds
+        self._next = 0.0
 
     def look(self, state_dir: str, run_dir: str) -> dict[str, str] | None:
         """Who holds this node; None: nobody."""
-        with suppress(OSError):
-            self._known = self._disk.do(lambda: _hold(os.path.join(state_dir, "hold")))
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + self._every_seconds
+            with suppress(OSError):
+                self._known = self._disk.do(lambda: _hold(os.path.join(state_dir, "hold")))
         return self._known or _hold(os.path.join(run_dir, "hold"))
 
 

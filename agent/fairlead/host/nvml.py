@@ -2,9 +2,9 @@
 
 A call that hangs leaves the worker in a state that even SIGKILL may not end (D: the driver sleeps uninterruptibly).
 So a late worker is reported with the call that hangs, killed once, and never doubled: a new one is started only when
-the old one is gone. An answer that comes late, before the kill, is taken and all is well again. Starting one costs as much as
-fifty sweeps: after the first, which tells a process that was ill from a driver that is, they are started seldom (``BACKOFF_SECONDS``),
-and at once when there is reason to hope (``hurry()``).
+the old one is gone. An answer that comes late, before the kill, is taken and all is well again. To start one costs as much as
+fifty sweeps: after the first, which tells a process that was ill from a driver that is, they are started seldom
+(``BACKOFF_SECONDS``), and at once when there is reason to hope (``hurry()``).
 """
 
 from __future__ import annotations

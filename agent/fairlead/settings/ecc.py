@@ -68,6 +68,7 @@ def plan(want: EccWant, observed: Observed) -> tuple[AnyChange, ...]:
 
 setting = Setting(
     summary="ECC mode of the GPUs' memory",
+    group="gpu",
     want=EccWant,
     observe=observe,
     plan=plan,
