@@ -26,7 +26,8 @@ def test_twenty_kills_and_every_node_is_done_once(tmp_path: Path) -> None:
             jobs = {admin.job(chance.uniform(1, 6), f"-wgpu{n}"): f"gpu{n}" for n in range(1, NODES + 1)}
             before = [admin.boots(host) for host in admin.rack.nodes]
             more = ("--batch", "2", "--reboot", "--verify-wait", "120s")
-            runs, run = runs + 1, admin.maintain(f"gpu[1-{NODES}]", "--reason", f"run {runs}", *more)
+            runs += 1
+            run = admin.maintain(f"gpu[1-{NODES}]", "--reason", f"run {runs}", *more)
             time.sleep(1)
             while run.poll() is None and kills < KILLS:
                 time.sleep(chance.uniform(0.0, 20.0))

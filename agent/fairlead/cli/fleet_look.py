@@ -40,8 +40,8 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 class Looks:
-    """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most (None: by their number);
-    ``told``: of how many have answered, see OverSsh."""
+    """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most (None: by their
+    number); ``told``: of how many have answered, see OverSsh."""
 
     def __init__(
         self,
