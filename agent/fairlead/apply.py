@@ -268,7 +268,7 @@ def _looker(
 def _plan(setting: Setting, want: Want, node: Node, *, image: bool = False) -> tuple[AnyChange, ...] | Item:
     if not want.managed:
         return Item(setting="", state="unmanaged", message="declared as not managed")
-    if image and (setting.volatile or setting.nvml or setting.hardware):
+    if image and (setting.volatile or setting.nvml or setting.live):
         kept = "boot" if setting.volatile else "no"
         return Item(setting="", state="left", persisted=kept, pending="boot", message="left for the boot of the node")
     if image and setting.as_wanted:

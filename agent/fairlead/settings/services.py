@@ -145,5 +145,6 @@ setting = Setting(
     want=ServicesWant,
     observe=observe,
     plan=plan,
+    live=True,
     reads_for=reads_for,
 )
