@@ -121,13 +121,8 @@ class Loop:
         self.senses.follow(document, self.history.cursor())
 
     def _protocol(self, document: Document) -> Drain:
-        return drain_protocol(
-            document,
-            self.ledger,
-            barred=partial(
-                barred, self._couriers_hold, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED)
-            ),
-        )
+        why = partial(barred, self._couriers_hold, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED))
+        return drain_protocol(document, self.ledger, barred=why)
 
     def _take_up(self, document: Document) -> None:
         self.document = document

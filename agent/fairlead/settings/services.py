@@ -147,4 +147,5 @@ setting = Setting(
     plan=plan,
     live=True,
     reads_for=reads_for,
+    group="services",
 )

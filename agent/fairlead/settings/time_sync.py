@@ -118,4 +118,5 @@ setting = Setting(
     plan=plan,
     live=True,
     reads=(*reads_of(tuple(n for names in UNITS.values() for n in names)), CHRONY, TIMESYNCD, CHRONY_CONF, CHRONY_CONF_EL),
+    group="services",
 )
