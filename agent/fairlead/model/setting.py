@@ -29,8 +29,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
     instead_of: what a setting declares is never also a check: parameters of checks that hold while it is declared.
     reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says. live: its plan
-    needs the running node, its hardware or its units, so an image leaves it to the node's boot. as_wanted: what the kernel of a node says where
-    ``want`` is in force, path -> text: in an image, which has no kernel, only what is persisted is then left to plan.
+    needs the running node, its hardware or its units, so an image leaves it to the node's boot. as_wanted: what the kernel of
+    a node says where ``want`` is in force, path -> text: an image has no kernel, so only what is persisted is left to plan.
     plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
     """
 
