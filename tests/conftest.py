@@ -39,7 +39,7 @@ SECONDS = {
     "tests/maintain/test_reboots.py": 130,
     "hooks": 30,
     "tests/settings/test_settings.py": 30,
-    "tests/settings/test_on_a_node.py": 25,
+    "tests/settings/test_on_a_node.py": 40,
     "tests/apply/test_boot.py": 30,
     "tests/apply/test_image.py": 15,
     "tests/checks/test_sources.py": 20,
