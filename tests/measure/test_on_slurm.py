@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -42,8 +44,9 @@ def test_all_pass_and_it_can_be_shown_again(site: Site) -> None:
     # One node alone later: it is compared with what the store has of its class.
     site.mode("n5", "nvbandwidth", "slow 40")
     code, nodes = site.data("n5", "--tools=copy")
-    said = "copy host_to_device gpu3 33.1 GB/s: 0.69 of the reference 48, 0.60 of the class median 55.19 (4 other nodes)"
-    assert code == 2 and said in whys(nodes["n5"])
+    assert code == 2 and whys(nodes["n5"]).startswith("copy "), whys(nodes["n5"])
+    assert "0.60 of the class median" in whys(nodes["n5"]) and "(4 other nodes)" in whys(nodes["n5"])
+    assert "more figures" in whys(nodes["n5"])
 
 
 def test_each_fault_has_its_own_words(site: Site) -> None:
@@ -152,7 +155,7 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     def running(node: str) -> str:
         return site.slurm.run(["/usr/bin/squeue", "-h", "-t", "R", "-w", node, "-o", "%A"]).stdout.strip()
 
-    site.until(lambda: running("n3") and running("n4") and running("n5"), "three run")
+    site.until(lambda: all(running(n) and site.wrote(n, "2147483648") for n in ("n3", "n4", "n5")), "three hang")
     site.slurm.run(["/usr/bin/scancel", running("n3")])
     site.slurm.scontrol("update", "nodename=n4", "state=down", "reason=pulled")
     site.slurm.scontrol("update", "nodename=n5", "state=drain", "reason=later")  # a running job goes on
@@ -163,10 +166,16 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     assert process.returncode == 3, out + err
     assert all(n["outcome"] == "unknown" for n in nodes.values())
     assert "did not start in 3 s" in whys(nodes["n1"]) and "it is cancelled" in whys(nodes["n1"])
-    assert whys(nodes["n2"]) == "not submitted: the node is drain+idle" or "riser swap" in whys(nodes["n2"])
+    assert whys(nodes["n2"]) == "not submitted: the node is in state DRAIN (riser swap) and starts no job"
     assert "the job was cancelled by somebody" in whys(nodes["n3"]) and "2 sizes done" in whys(nodes["n3"])
     assert "the node failed while the job ran" in whys(nodes["n4"])
     assert nodes["n5"]["tools"][0]["outcome"] == "unknown"
+
+
+def fill(file: io.FileIO) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_job(site: Site) -> None:
@@ -179,10 +188,12 @@ def test_a_full_disk_is_one_line_and_leaves_no_job(site: Site) -> None:
         assert process.stderr is not None
         while "n2: measured" not in (line := process.stderr.readline()):
             assert line, "it ended"
-        with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        site.slurm.run(["/usr/bin/scancel", *site.jobs()])
+        with (disk / "filler").open("wb", buffering=0) as file:
+            fill(file)
+            site.slurm.run(["/usr/bin/scancel", *site.jobs()])
+            while process.poll() is None:  # what a transaction before has given back is taken too
+                fill(file)
+                time.sleep(0.01)
         _, err = process.communicate(timeout=60)
         lines = [line for line in err.splitlines() if line.startswith("fairlead accept: ")]
         assert process.returncode == 69 and len(lines) == 1, err

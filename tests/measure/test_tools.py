@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -177,7 +177,7 @@ def test_nvbandwidth_json() -> None:
 
 
 def test_dcgm_3_and_what_is_skipped() -> None:
-    def report(*tests: dict[str, object], key: str = "DCGM GPU Diagnostic") -> str:
+    def report(*tests: Mapping[str, object], key: str = "DCGM GPU Diagnostic") -> str:
         return json.dumps({key: {"test_categories": [{"category": "Deployment", "tests": tests}], "version": "3.3.5"}})
 
     ok = {"name": "NVML Library", "results": [{"gpu_ids": "0,1", "status": "PASS"}]}

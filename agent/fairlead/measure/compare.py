@@ -205,13 +205,13 @@ def verdict(node: NodeResult, target: Target, judgements: Mapping[tuple[str, Fig
             said.append((Outcome.UNKNOWN if tool.tool in target.needed else Outcome.ABSENT, f"{tool.tool}: {tool.why}"))
             continue
         said.append((tool.said, f"{tool.tool}: {tool.why}"))
-        by_kind: dict[tuple[Outcome, str], list[tuple[Figure, Judgement]]] = {}
+        by_outcome: dict[Outcome, list[tuple[Figure, Judgement]]] = {}
         for (name, figure), judgement in judgements.items():
             if name == tool.tool:
-                by_kind.setdefault((judgement.outcome, figure.name), []).append((figure, judgement))
-        for (outcome, _), both in by_kind.items():
-            figure, judgement = min(both, key=lambda pair: pair[0].value)
-            more = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
+                by_outcome.setdefault(judgement.outcome, []).append((figure, judgement))
+        for outcome, all_of_it in by_outcome.items():
+            figure, judgement = min(all_of_it, key=lambda pair: share(*pair))
+            more = f" (and {len(all_of_it) - 1} more figures)" if len(all_of_it) > 1 else ""
             said.append((outcome, f"{tool.tool} {figure_text(figure)}: {judgement.why}{more}"))
     known = tuple(o for o, _ in said if o is not Outcome.ABSENT)
     outcome = worst(known)
@@ -220,6 +220,12 @@ def verdict(node: NodeResult, target: Target, judgements: Mapping[tuple[str, Fig
     whys = [text for o, text in said if o is outcome] or ["nothing was measured"]
     rest = f"; and {len(whys) - WHYS_MAX} more" if len(whys) > WHYS_MAX else ""
     return outcome, "; ".join(whys[:WHYS_MAX]) + rest
+
+
+def share(figure: Figure, judgement: Judgement | None) -> float:
+    """Of the class median, of the reference, or of nothing: by what figures of several kinds can be put in order."""
+    to = (judgement.median or judgement.reference) if judgement else None
+    return figure.value / (to or 1)
 
 
 def figure_text(figure: Figure) -> str:
