@@ -35,8 +35,26 @@ READING = {
     "render",
     "apply",
     "xid",
+    "accept",
+    "maintain",
+    "lock",
+    "bundle",
 }
-CHANGING = {"run", "apply", "provision", "render", "drain", "resume", "hold", "ack", "clear"}
+CHANGING = {
+    "run",
+    "apply",
+    "provision",
+    "render",
+    "drain",
+    "resume",
+    "hold",
+    "ack",
+    "clear",
+    "accept",
+    "maintain",
+    "bundle",
+    "lock",
+}
 
 
 @pytest.mark.parametrize("name", sorted(READING))

@@ -38,7 +38,7 @@ install = ["nvidia-kernel-dkms", "nvidia-smi", "linux-image-amd64", "linux-heade
     node.declare(**driver)
     done = node.apply(code=None, seconds=2000)
     # nothing can be loaded here: the kernel is this machine's own
-    assert done["persisted"] == "yes" and done["effective"] == "no", done
+    assert done["persisted"] == "yes" and done["effective"] == "no", done["message"] + str(done)
     release = node.run("sh", "-c", "cd /lib/modules && ls").split()[-1]
     assert version in node.run("dkms", "status") and release in node.run("dkms", "status")
     assert version in node.run(

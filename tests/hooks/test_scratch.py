@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,32 @@ def test_made_as_the_user_and_gone_after_the_epilog(stage: Stage, disk: Path, sh
     ran = stage.start(shell, "epilog", END)
     assert (ran.rc, ran.out, ran.err) == (0, "", "")
     until(lambda: not own.exists())
+
+
+def test_a_hung_disk_holds_no_task(stage: Stage, disk: Path, shell: str, tmp_path: Path) -> None:
+    """A frozen file system (FIFREEZE): mkdir waits in D state, where not even SIGKILL ends it."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+    stage.inside("mount", "-o", "loop", str(image), BASE)
+    try:
+        stage.inside("chmod", "1777", BASE)
+        stage.inside("fsfreeze", "--freeze", BASE)
+        began = time.monotonic()
+        thaw = threading.Timer(30, stage.inside, ("fsfreeze", "--unfreeze", BASE))  # nobody else could, should it hang
+        thaw.start()
+        ran = run(stage, shell, JOB)
+        took = time.monotonic() - began
+        thaw.cancel()
+        thaw.join()
+        stage.inside("fsfreeze", "--unfreeze", BASE)
+        said = exports(ran)
+        assert "TMPDIR" not in said and said["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert (ran.rc, ran.err) == (0, "") and took < 10  # a second and what a busy machine adds
+        assert exports(run(stage, shell, JOB))["TMPDIR"] == f"{BASE}/fairlead.4711/tmp"  # the disk is back
+    finally:
+        stage.inside("umount", "-l", BASE)
 
 
 @pytest.mark.parametrize("trap", ["link", "theirs", "file"])

@@ -22,6 +22,7 @@ from tests.lab.roots import LabError
 
 PROJECT = Path(__file__).resolve().parents[2]
 JOB = "#!/bin/sh\nsleep {seconds}\n"
+HELD = "#!/bin/sh\nuntil [ -e /run/go ]; do sleep 0.2; done\n"
 
 
 class Admin:
@@ -68,14 +69,22 @@ class Admin:
     def said(self) -> str:
         return self.told.read_text(errors="replace")
 
-    def shown(self) -> dict[str, dict[str, Any]]:
-        """The nodes of the newest run, by their names, as --show --json has them; none before there is a run."""
-        words = ("maintain", "--journal", str(self.journal), "--show", "--json")
-        command = [sys.executable, "-m", "fairlead", *words]
+    def ask(self, *words: str) -> Any:
+        """What a reading command answers with --json; None for nothing."""
+        command = [*self.rack.enter, sys.executable, "-m", "fairlead", *words, "--json"]
         env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-        report = json.loads(done.stdout) if done.stdout else {"nodes": ()}
-        return {n["node"]: n for n in report["nodes"]}
+        return json.loads(done.stdout) if done.stdout else None
+
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """The nodes of the newest run, by their names, as --show has them; none before there is a run."""
+        report = self.ask("maintain", "--journal", str(self.journal), "--show")
+        return {n["node"]: n for n in report["nodes"]} if report else {}
+
+    def fleet(self) -> dict[str, dict[str, Any]]:
+        """The nodes as `fairlead fleet` has them."""
+        slurm = ("--slurm-conf", "/etc/slurm/slurm.conf", "--bin-dir", str(self.rack.bin))
+        return {n["node"]: n for n in self.ask("fleet", "--site", str(self.site), *slurm)["nodes"]}
 
     def steps(self) -> dict[str, str]:
         return {name: n["step"] for name, n in self.shown().items()}
@@ -86,6 +95,14 @@ class Admin:
 
     def job(self, seconds: float, *options: str) -> int:
         return self.rack.submit(JOB.format(seconds=seconds), "--exclusive", *options)
+
+    def held_job(self, number: int) -> int:
+        """A job on that node which runs until it is let go."""
+        return self.rack.submit(HELD, "--exclusive", f"-wgpu{number}")
+
+    def let_go(self, *numbers: int) -> None:
+        for number in numbers:
+            self.node(number).run("touch /run/go")
 
     def lost(self, jobs: dict[int, str]) -> list[str]:
         """Jobs that did not run once and to their end."""

@@ -13,14 +13,14 @@ from tests.lab.pcitree import put
 from tests.maintain.admin import Admin, kill, until
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(400)]
-REBOOT = ("--reboot", "--reboot-wait", "20s", "--verify-wait", "30s")
+REBOOT = ("--reboot", "--reboot-wait", "20s", "--verify-wait", "45s")
 PATIENT = ("--reboot", "--verify-wait", "90s")
 
 
 def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin) -> None:
     """gpu2 does not come back, gpu3 comes back without a GPU, a person takes gpu4 and gpu5, gpu6 is slow; killed twice."""
     rack = admin.rack
-    jobs = {admin.job(40 if n == 4 else 4, f"-wgpu{n}"): f"gpu{n}" for n in range(1, 9)}
+    jobs = {admin.held_job(n): f"gpu{n}" for n in range(1, 9)}
     for job in jobs:
         rack.wait_job(job, "RUNNING", seconds=60)
     jobs |= {admin.job(2): "waits for a node" for _ in range(2)}
@@ -31,8 +31,11 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
     run = admin.maintain("gpu[1-8]", "--reason", "kernel 6.12", "--batch", "4", "--max-failed", "8", *REBOOT)
     until(lambda: admin.steps().get("gpu4") == "waiting", admin.said)
     rack.scontrol("update", "nodename=gpu[4-5]", "state=drain", "reason=ann: riser swap")
+    until(lambda: admin.steps()["gpu4"] == "taken", admin.said)
+    admin.let_go(1, 2, 3)
     until(lambda: "applying" in admin.steps().values(), admin.said)
     kill(run)
+    admin.let_go(4, 5, 6, 7, 8)
     run = admin.maintain("--resume")
     until(lambda: admin.steps()["gpu1"] == "rebooting", admin.said)
     kill(run)
@@ -112,3 +115,7 @@ def test_3_a_node_that_is_lost_elsewhere_or_another_after_its_reboot(admin: Admi
         assert words in shown[name]["detail"] and shown[name]["condition"] == "drained, and stays so"
         lines = [line for line in said.splitlines() if line.startswith(f"{name}: failed") and "new boards" not in line]
         assert len(lines) == 1 and words in lines[0], said
+    fleet = admin.fleet()
+    assert {fleet[name]["drained"]["by"] for name in why} == {"maintain"} and fleet["gpu5"]["drained"]["by"] == "person"
+    assert (fleet["gpu6"]["word"], fleet["gpu7"]["word"]) == ("unreachable", "unreachable") and fleet["gpu1"]["word"] == "ok"
+    assert fleet["gpu8"]["drained"]["why"].startswith("new boards; FAILED: not the same machine")

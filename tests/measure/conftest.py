@@ -70,7 +70,7 @@ class Site:
             self.write()
         given = ["--site", str(site), "--store", str(self.folder / "accept.sqlite"), "--folder", str(self.folder / "out")]
         given += ["--bin-dir", str(self.slurm.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
-        return [sys.executable, "-m", "fairlead", "accept", *words, *given]
+        return [sys.executable, "-m", "fairlead", "accept", *given, *words]  # what is given twice counts as it stands last
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
@@ -92,6 +92,11 @@ class Site:
     def jobs(self) -> list[str]:
         """Numbers of the jobs that have not ended."""
         return self.slurm.run(["/usr/bin/squeue", "-h", "-o", "%A"]).stdout.split()
+
+    def wrote(self, node: str, text: str) -> bool:
+        """Does this stand in what the node's newest job has written so far?"""
+        found = sorted((self.folder / "out").glob(f"*.{node}.out"), key=lambda path: path.stat().st_mtime)
+        return bool(found) and text in found[-1].read_text()
 
     def until(self, true: Callable[[], object], what: str, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
@@ -117,8 +122,9 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 def site(up: Site) -> Site:
     """Every node idle, every stand-in well, no result stored."""
     up.slurm.run(["/usr/bin/scancel", "--user=root"], check=False)
-    for node in NODES:
-        if up.slurm.node_state(node).states != ("IDLE",):
+    listed = up.slurm.run(["/usr/bin/sinfo", "-h", "-N", "-o", "%N %T"]).stdout.split()
+    for node, state in zip(listed[::2], listed[1::2], strict=True):
+        if state != "idle":
             up.slurm.scontrol("update", f"nodename={node}", "state=resume", check=False)
     up.slurm.wait_idle()
     for each in up.folder.iterdir():

@@ -2,14 +2,232 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import time
+
 import pytest
 
 from tests.measure.conftest import Site
 
 pytestmark = [pytest.mark.slurm]
+QUICK = "--tools=all_reduce"
+SLEEP = "#!/bin/sh\nexec sleep 300\n"
 
 
-def test_all_pass(site: Site) -> None:
+def whys(node: dict[str, object]) -> str:
+    return str(node["why"])
+
+
+def test_all_pass_and_it_can_be_shown_again(site: Site) -> None:
     code, out, err = site.accept("n[1-4]")
-    print(out, err)
+    assert code == 0, out + err
+    assert [f"n{i}: pass" in out for i in range(1, 5)] == [True] * 4
+    assert "no RDMA adapter" in out and "the class alone judges" in out  # gemm has no reference
+    assert "all_reduce.busbw at 16 GiB: 105% to 106% of the theoretical 450 GB/s (ring; NVLS" in out
+    assert "4 jobs submitted" in err and "[4/4]" in err
+    assert site.accept("--show")[:2] == (0, out)
+    code, nodes = site.data("--show")
+    one = nodes["n1"]
+    assert one["serials"][0] == "16000159000" and one["driver"] == "580.95.05" and one["gpus"] == "8 x NVIDIA H100 80GB HBM3"
+    (all_reduce,) = (t for t in one["tools"] if t["tool"] == "all_reduce")
+    assert all_reduce["versions"] == {"nccl-tests": "2.17.9", "nccl": "2.29.3", "cuda": "13.1"}
+    assert all_reduce["figures"][0]["reference"] == 470.0 and all_reduce["figures"][0]["class_nodes"] == 3
+    assert all_reduce["figures"][0]["peak"]["share"] > 1
+    code, raw, _ = site.accept("n2", "--show", "--raw", "all_reduce")
+    assert code == 0 and "# Avg bus bandwidth" in raw
+    code, history, _ = site.accept("--history")
+    assert code == 0 and "pass: n[1-4]" in history
+    # One node alone later: it is compared with what the store has of its class.
+    site.mode("n5", "nvbandwidth", "slow 40")
+    code, nodes = site.data("n5", "--tools=copy")
+    assert code == 2 and whys(nodes["n5"]).startswith("copy "), whys(nodes["n5"])
+    assert "0.60 of the class median" in whys(nodes["n5"]) and "(4 other nodes)" in whys(nodes["n5"])
+    assert "more figures" in whys(nodes["n5"])
+
+
+def test_each_fault_has_its_own_words(site: Site) -> None:
+    site.write(accept="[accept.seconds]\nall_reduce = 4")
+    for node, mode in (("n1", "slow 30"), ("n2", "wrong"), ("n3", "hang"), ("n4", "crash"), ("n5", "corrupt")):
+        site.mode(node, "all_reduce_perf", mode)
+    code, nodes = site.data("n[1-5]", QUICK)
+    assert code == 2
+    assert {n: node["outcome"] for n, node in nodes.items()} == {
+        "n1": "fail",
+        "n2": "fail",
+        "n3": "fail",
+        "n4": "fail",
+        "n5": "unknown",
+    }
+    assert "all_reduce busbw at 16 GiB 333.9 GB/s" in whys(nodes["n1"]) and "0.71 of the reference 470" in whys(nodes["n1"])
+    assert whys(nodes["n2"]) == "all_reduce: 6 wrong values"
+    assert whys(nodes["n3"]) == "all_reduce: hung, ended after 4 s: 8 ranks listed, 2 sizes done, the last of 2 GiB"
+    assert whys(nodes["n4"]) == "all_reduce: crashed (SIGSEGV): 8 ranks listed, 2 sizes done, the last of 2 GiB"
+    assert whys(nodes["n5"]) == "all_reduce: damaged: no row of 2 GiB"
+    assert site.jobs() == []
+
+
+def test_siblings_find_the_slow_one_without_a_reference(site: Site) -> None:
+    site.write(profile="l40s-pcie")
+    site.mode("n2", "all_reduce_perf", "slow 8")
+    site.mode("n3", "all_reduce_perf", "nofooter")
+    code, nodes = site.data("n[1-5]", QUICK)
+    assert code == 3  # n3 is not known
+    assert [nodes[f"n{i}"]["outcome"] for i in range(1, 6)] == ["pass", "warn", "unknown", "pass", "pass"]
+    assert "0.92 of the class median" in whys(nodes["n2"]) and "(3 other nodes)" in whys(nodes["n2"])
+    assert "footer is missing" in whys(nodes["n3"])
+    (site.folder / "accept.sqlite").unlink()
+    code, nodes = site.data("n[4-5]", QUICK)
+    assert code == 3 and "no reference: profile l40s-pcie has no reference, and 1 other node" in whys(nodes["n4"])
+
+
+def test_what_is_not_there_and_ranks_of_several_processes(site: Site) -> None:
+    (site.folder / "bin/gpu_burn").unlink()
+    (site.folder / "bin/dcgmi").unlink()
+    command = "srun --cpu-bind=none -n 8 all_reduce_perf -b 16G -e 16G -g 1"
+    site.write(accept=f"[accept.commands]\nall_reduce = '{command}'")
+    site.mode("n2", "all_reduce_perf", "rank 3")
+    site.mode("n3", "all_reduce_perf", "lost 1")
+    code, nodes = site.data("n[1-3]", "--tools=all_reduce,gemm", "--sbatch=--ntasks=8")
+    assert code == 2
+    assert whys(nodes["n1"]) == "gemm: not installed" and nodes["n1"]["outcome"] == "unknown"
+    (all_reduce,) = (t for t in nodes["n1"]["tools"] if t["tool"] == "all_reduce")
+    assert all_reduce["outcome"] == "pass" and all_reduce["figures"][0]["bytes"] == 16 << 30  # only the first rank prints
+    assert "Test NCCL failure common.cu:1108 'unhandled cuda error'" in whys(nodes["n2"])
+    assert "Invalid number of GPUs: 8 requested" in whys(nodes["n3"])
+    site.write()
+    code, nodes = site.data("n1", "--tools=dcgm")
+    assert code == 3 and whys(nodes["n1"]) == "dcgm: not installed"  # asked for by name
+    code, nodes = site.data("n[1-4]", "--tools=copy")
     assert code == 0
+
+
+def test_ctrl_c_cancels_its_jobs_and_no_other(site: Site) -> None:
+    other = site.slurm.submit(SLEEP, "-wn5", user="")
+    for node in ("n1", "n2"):
+        site.mode(node, "all_reduce_perf", "hang")
+    process = site.start("n[1-3]", QUICK)
+    site.until(lambda: len(site.jobs()) == 3, "n1, n2 hang, and the other job")
+    site.until(lambda: all(site.slurm.job_state(int(j)) == "RUNNING" for j in site.jobs()), "they run")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "its jobs are cancelled" in err and "interrupted" in err
+    site.until(lambda: site.jobs() == [str(other)], "only the other job is left")
+    code, nodes = site.data("--show")
+    assert code == 3 and "interrupted" in whys(nodes["n1"])
+    assert [t["outcome"] for t in nodes["n3"]["tools"]] in (["unknown"], [])  # measured, and not judged, if it was in time
+
+
+@pytest.mark.parametrize("way", ["resume", "cancel"])
+def test_a_killed_run_is_found(site: Site, way: str) -> None:
+    site.mode("n1", "all_reduce_perf", "hang")
+    if way == "resume":
+        site.write(accept="[accept.seconds]\nall_reduce = 8")
+    process = site.start("n[1-2]", QUICK)
+    site.until(lambda: site.jobs() and all(site.slurm.job_state(int(j)) == "RUNNING" for j in site.jobs()), "it runs")
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    code, _, err = site.accept("n1", QUICK)
+    assert code == 75 and "which was killed, still has n1" in err
+    run = err.split("of run ")[1].split(",")[0]
+    assert f"fairlead accept --resume {run} takes it up; --cancel {run} ends it" in err
+    if way == "cancel":
+        code, out, _ = site.accept("--cancel", run)
+        assert code == 0 and "on n1 cancelled" in out
+    else:
+        code, out, err = site.accept("--resume", run)
+        assert code == 2 and "n1: fail: all_reduce: hung" in out and "n2: pass" in out, out + err
+        assert site.accept("--resume", run)[:2] == (2, out)  # once more changes nothing
+    site.until(lambda: site.jobs() == [], "no job is left")
+
+
+def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
+    site.slurm.submit(SLEEP, "-wn1", "--exclusive", user="")
+    site.slurm.scontrol("update", "nodename=n2", "state=drain", "reason=riser swap")
+    for node in ("n3", "n4", "n5"):
+        site.mode(node, "all_reduce_perf", "hang")
+    process = site.start("n[1-5]", QUICK, "--max-wait=3", "--json")
+
+    def running(node: str) -> str:
+        return site.slurm.run(["/usr/bin/squeue", "-h", "-t", "R", "-w", node, "-o", "%A"]).stdout.strip()
+
+    site.until(lambda: all(running(n) and site.wrote(n, "2147483648") for n in ("n3", "n4", "n5")), "three hang")
+    site.slurm.run(["/usr/bin/scancel", running("n3")])
+    site.slurm.scontrol("update", "nodename=n4", "state=down", "reason=pulled")
+    site.slurm.scontrol("update", "nodename=n5", "state=drain", "reason=later")  # a running job goes on
+    site.until(lambda: len(site.jobs()) == 2, "n5, and the one that was there before")
+    site.slurm.run(["/usr/bin/scancel", "--signal=KILL", running("n5")])
+    out, err = process.communicate(timeout=120)
+    nodes = {n["node"]: n for n in json.loads(out)["nodes"]}
+    assert process.returncode == 3, out + err
+    assert all(n["outcome"] == "unknown" for n in nodes.values())
+    assert "did not start in 3 s" in whys(nodes["n1"]) and "it is cancelled" in whys(nodes["n1"])
+    assert whys(nodes["n2"]) == "not submitted: the node is in state DRAIN (riser swap) and starts no job"
+    assert "the job was cancelled by somebody" in whys(nodes["n3"]) and "2 sizes done" in whys(nodes["n3"])
+    assert "the node failed while the job ran" in whys(nodes["n4"])
+    assert nodes["n5"]["tools"][0]["outcome"] == "unknown"
+
+
+def fill(file: io.FileIO) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_job(site: Site) -> None:
+    disk = site.folder / "disk"
+    disk.mkdir()
+    site.mode("n1", "all_reduce_perf", "hang")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=True)
+    try:
+        process = site.start("n[1-2]", QUICK, f"--store={disk}/accept.sqlite")
+        assert process.stderr is not None
+        while "n2: measured" not in (line := process.stderr.readline()):
+            assert line, "it ended"
+        with (disk / "filler").open("wb", buffering=0) as file:
+            fill(file)
+            site.slurm.run(["/usr/bin/scancel", *site.jobs()])
+            while process.poll() is None:  # what a transaction before has given back is taken too
+                fill(file)
+                time.sleep(0.01)
+        _, err = process.communicate(timeout=60)
+        lines = [line for line in err.splitlines() if line.startswith("fairlead accept: ")]
+        assert process.returncode == 69 and len(lines) == 1, err
+        assert lines[0] == f"fairlead accept: {disk}/accept.sqlite: database or disk is full"
+        (disk / "filler").unlink()
+        code, out, _ = site.accept("--show", f"--store={disk}/accept.sqlite")
+        assert code == 3 and "n2" in out and "n1: unknown" in out  # what was written before is whole
+        process = site.start("n3", QUICK, "--store=/proc/accept.sqlite")
+        assert "fairlead accept: /proc/accept.sqlite: " in process.communicate(timeout=60)[1] and process.returncode == 69
+        assert site.jobs() == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_dry_run_submits_nothing(site: Site) -> None:
+    code, out, _ = site.accept("n[1-2]", "--dry-run", "--reservation=none", "--sbatch=--account=ops")
+    assert code == 0 and out.count("#!/bin/sh") == 2 and "# n2: sbatch --parsable" in out
+    assert "--reservation=none" in out and "--account=ops" in out and "--exclusive" in out and "--no-requeue" in out
+    assert site.jobs() == [] and not (site.folder / "out").exists() and not (site.folder / "accept.sqlite").exists()
+
+
+def test_bad_input_is_one_line(site: Site) -> None:
+    for words, code, says in (
+        ((), 64, "which nodes?"),
+        (("n9",), 66, "Slurm has no node n9"),
+        (("n[1-",), 64, "makes no sense"),
+        (("n1", "--tools=linpack"), 64, "no such tool"),
+        (("--partition=gone",), 66, "no node in partition gone"),
+        (("--show", "nothing"), 66, "no results yet"),
+        (("n1", "--raw=copy"), 64, "--raw belongs to --show"),
+    ):
+        got, out, err = site.accept(*words)
+        assert got == code and says in err.splitlines()[0] and not out, err
+    site.write(accept="[accept.commands]\nlinpack = 'x'")
+    got, _, err = site.accept("n1")
+    assert got == 78 and "site.toml: accept.commands: no tool 'linpack'" in err
+    assert site.jobs() == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +80,7 @@ def test_tags_are_settings_and_their_groups() -> None:
     assert settings.select("pcie, memlock") == ("memlock", "pcie_acs")
     assert set(settings.select("kernel")) >= {"sysctl", "numa_balancing", "kernel_cmdline"}
     for group, names in settings.groups().items():
-        assert group not in settings.load() or names == (group,), "a group never hides a setting of its name"
+        assert group not in settings.load() or group in names, "a setting is in the group of its name"
     assert all(s.group for s in settings.load().values()), "each setting can be chosen with others of its kind"
 
 
@@ -173,3 +176,59 @@ def test_the_page_for_a_change_ticket_says_what_when_and_how_it_ended() -> None:
         0,
         [{"nodes": "gpu[0-1]", "count": 2, "state": "same"}],
     )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (SITE, ("-l", "gpu[2,9]"), 64, ("gpu9: not declared in", "site.toml")),
+        (SITE, ("--tags", "nccl,numa"), 64, ("numa: no setting", "kernel: ")),
+        (SITE.replace("hgx-h100", "hgx-h900"), (), 66, ("site.toml: classes.h100.profile", "hgx-h900", "known profiles: ")),
+        (SITE + "[classes.h100.settings.numa_balancing]\nvalu = 0\n", (), 78, ("site.toml", "settings.numa_balancing", "valu")),
+        (SITE + "[classes.h100.setings.nccl]\n", (), 78, ("site.toml: classes.h100.setings: unknown key", "known here: ")),
+        (SITE + "[nodes.gpu2.settings.frobnicate]\n", (), 78, ("site.toml nodes.gpu2", "frobnicate")),
+        (SITE + "[ansible]\nuser = {}\n", (), 78, ("site.toml: ansible.user",)),
+        (SITE + "[ansible\n", (), 78, ("site.toml: not TOML", "line 5")),
+    ],
+)
+@pytest.mark.parametrize("command", ["provision", "plan", "render"])
+def test_bad_input_is_one_clear_line_before_any_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, case: tuple[str, tuple[str, ...], int, tuple[str, ...]]
+) -> None:
+    site, words, code, said = case
+    (tmp_path / "site.toml").write_text(site)
+    more = ["-o", str(tmp_path / "out")] if command == "render" else ["-q"]
+    assert main([command, "--site", str(tmp_path / "site.toml"), *words, *more]) == code
+    told = capsys.readouterr().err
+    assert all(each in told for each in said), told
+    assert len(told.splitlines()) <= 2 and not (tmp_path / "out").exists()
+
+
+def unreachable(tmp_path: Path, terminal: bool) -> str:
+    """What a run with one node that nobody answers for shows of its progress."""
+    (tmp_path / "site.toml").write_text(SITE + '[ansible]\nssh_args = "-o Port=9"\nhosts = { gpu1 = "127.0.0.1" }\n')
+    command = [sys.executable, "-m", "fairlead", "provision", "--site", str(tmp_path / "site.toml"), "--check", "-l", "gpu1"]
+    env = {**os.environ, "PYTHONPATH": str(Path(config.__file__).parents[2]), "TERM": "xterm", "COLUMNS": "120"}
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=env) as run:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                more = os.read(ours, 65536)
+            except OSError:  # EIO: the terminal's other side is closed
+                break
+            if not more:
+                break
+            shown += more
+        run.wait(60)
+    os.close(ours)
+    assert run.returncode == 68
+    return shown.decode()
+
+
+def test_progress_is_a_bar_in_a_terminal_and_plain_lines_elsewhere(tmp_path: Path) -> None:
+    lines = unreachable(tmp_path, terminal=False)
+    assert lines.startswith("[1/1] gpu1: unreachable: ") and "Connection refused" in lines and "\033" not in lines
+    bar = unreachable(tmp_path, terminal=True)
+    assert "\033[" in bar and "0/1" in bar and "1 unreachable" in bar and "gpu1: unreachable: " in bar

@@ -34,6 +34,7 @@ COMMANDS = {
     "provision": "make nodes what the site declares, over ssh",
     "maintain": "drain, wait, apply, reboot, verify, resume: in batches, with a journal",
     "lock": "resolve the declared drivers into fairlead.lock: exact packages, with hashes",
+    "bundle": "everything that a site without internet needs, in one folder",
     "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
     "accept": "measure nodes with nccl-tests and others, as Slurm jobs, and judge them",
     "drain": "drain a node with a reason that fairlead owns",

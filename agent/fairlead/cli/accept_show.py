@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fairlead.cli.show import columns, print_json
 from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.measure.collective import size_text
-from fairlead.measure.compare import Judged, NodeResult, RunResult, ToolResult, load
+from fairlead.measure.compare import Judged, NodeResult, RunResult, ToolResult, load, share
 from fairlead.measure.jobs import PREFIX, Jobs
 from fairlead.measure.store import Store
 from fairlead.measure.tool import Outcome
@@ -150,13 +150,7 @@ def _cell(tool: ToolResult | None) -> str:
 def _lowest(tool: ToolResult) -> Judged:
     """The figure that decides: of the worst outcome, the lowest beside its class."""
     judged = [f for f in tool.figures if f.judgement is not None and f.judgement.outcome is tool.outcome]
-    return min(judged or tool.figures, key=_share)
-
-
-def _share(each: Judged) -> float:
-    """Of the class median, of the reference, or of nothing."""
-    to = (each.judgement.median or each.judgement.reference) if each.judgement else None
-    return each.figure.value / (to or 1)
+    return min(judged or tool.figures, key=lambda f: share(f.figure, f.judgement))
 
 
 def _notes(tool: ToolResult) -> list[str]:

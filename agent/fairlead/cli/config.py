@@ -103,4 +103,6 @@ def _profiles(args: argparse.Namespace) -> ExitCode:
             if args.file:
                 for v in profile.values:
                     print(f"  {v.key} = {v.value}\n      why: {v.why}\n      source: {v.source}")
+                for r in profile.references:
+                    print(f"  reference {r.measure} = {r.value:g} {r.unit}\n      why: {r.why}\n      source: {r.source}")
     return ExitCode.OK

@@ -89,7 +89,7 @@ def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
 
     sources = locking.Sources(repositories=tuple(args.repository), debs=args.debs, status=args.status)
     archive = locking.Archive(sources)
-    _say("reading package lists")
+    say("reading package lists")
     made = {}
     for name, (want, gpu, node) in sorted(chosen.items()):
         made[name] = archive.resolve(want, args.site, "settings.driver")
@@ -104,7 +104,7 @@ def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
     fetched = 0
     folder = Path(args.download) if args.download else package_files.default_folder()
     if args.download is not None and not args.dry_run:
-        fetched = package_files.fetch((p for s in made.values() for p in s.packages), folder, _say)
+        fetched = package_files.fetch((p for s in made.values() for p in s.packages), folder, say)
     if args.json:
         print_json({"schema": 1, "file": path, "written": not args.dry_run, "fetched": fetched, "sets": made})
         return ExitCode.OK
@@ -179,7 +179,8 @@ def _moves(old: LockedSet | None, new: LockedSet) -> list[str]:
     return lines + [f"{n} {v} goes" for n, v in before.items() if n not in after]
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """One line of progress, on standard error."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     else:

@@ -36,6 +36,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--wheel", default="", help="this wheel of fairlead instead of one packed from this installation")
     parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
+    parser.add_argument(
+        "--packages", default="", metavar="DIR", help="the lock's package files (default: `fairlead lock` keeps them)"
+    )
+    parser.add_argument("--bundle", default="", metavar="DIR", help="everything from this bundle, nothing from anywhere else")
     parser.add_argument("--uninstall", action="store_true", help="remove everything of fairlead's from the nodes")
     parser.add_argument("--undo", action="store_true", help="with --uninstall: also bring the settings back as they were")
     parser.add_argument("--force", action="store_true", help="with --uninstall: though slurm.conf still names our hooks")
@@ -80,6 +84,12 @@ def run(args: argparse.Namespace) -> ExitCode:
     if only and args.uninstall:
         raise UsageError("--tags does not go with --uninstall")
     site = config.load_site(args.site)
+    if args.bundle:
+        from fairlead.provision.bundle_dir import open_bundle
+
+        if args.wheel or args.wheelhouse or args.packages:
+            raise UsageError("--bundle brings its own --wheel, --wheelhouse and --packages")
+        args.wheel, args.wheelhouse, args.packages = open_bundle(args.bundle)
     options = Options(
         nodelist=args.nodelist,
         check=args.check,
@@ -87,6 +97,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         quiet=args.quiet,
         wheel=args.wheel,
         wheelhouse=args.wheelhouse,
+        packages=args.packages,
         uninstall=args.uninstall,
         undo=args.undo,
         force=args.force,

@@ -104,9 +104,7 @@ _SKIPPED_WHEN_REDACTED = (
 )  # fmt: skip
 
 
-def snapshot(
-    root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool, reads: Iterable[str] = ()
-) -> None:
+def snapshot(root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool, reads: Iterable[str] = ()) -> None:
     """Writes the machine at ``root``, with NVML's answers, as a tree into ``target`` (made if need be).
 
     reads: what checks and settings read besides (``Setting.reads``; globs, and the paths of ``process.read_text``).

@@ -52,4 +52,5 @@ SITE: dict[str, str] = {
     "OMPI_MCA_coll_hcoll_enable": "as UCX_TLS",
     "FI_*": "Slingshot and EFA: the vendor's plugin or module sets them",
     "HF_HOME": "needs to know quotas",
+    "MIOPEN_*": "AMD's caches: every profile here is NVIDIA's; a site with AMD GPUs sets them in a preset",
 }

@@ -13,7 +13,10 @@ from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
 from fairlead.nccl.results import Run, parse
 
 # Of errors: what says that the run could not be set up, or that its text is damaged, and nothing of the GPUs.
-_NOT_OF_THE_GPUS = re.compile(r"row cannot be read|no row of results|not enough slots|without MPI|srun: error|Killed$")
+_NOT_OF_THE_GPUS = re.compile(
+    r"row cannot be read|no row of results|not enough slots|without MPI|srun: (?:error|Job step)|slurmstepd: error|Killed$"
+)
+_SIZES = re.compile(r"^.*\bminBytes (\d+) maxBytes \d+ step: (\d+)\((factor|bytes)\)", re.M)
 _LIBRARY = re.compile(r"^# nccl-tests version .*\bnccl-library=(\d+)", re.M)
 _SAID_VERSION = re.compile(r"NCCL version (\d[\w.]*?)(?:\+cuda(\d[\d.]*))?\s", re.M)
 
@@ -21,13 +24,15 @@ _SAID_VERSION = re.compile(r"NCCL version (\d[\w.]*?)(?:\+cuda(\d[\d.]*))?\s", r
 def read(collective: str, out: str, err: str) -> Said:
     """What an output says; errors that ranks wrote to standard error count as those of standard output do."""
     try:
-        runs = parse(out)
-    except DataError:
-        return unread("no output of nccl-tests", out, err)
-    try:
         aside = tuple(e for run in parse(err) for e in run.errors)
     except DataError:
         aside = ()
+    try:
+        runs = parse(out)
+    except DataError:
+        if bad := [e for e in aside if not _NOT_OF_THE_GPUS.search(e)]:
+            return Said(outcome=Outcome.FAIL, why=bad[0])
+        return unread("no output of nccl-tests", out, err)
     run = runs[-1]
     versions = _versions(run, out)
     rows = [row for each in runs for row in each.rows]
@@ -45,6 +50,8 @@ def read(collective: str, out: str, err: str) -> Said:
         return Said(outcome=Outcome.UNKNOWN, why=why, ranks=run.ranks, versions=versions)
     if any(each.collective not in (None, collective) for each in runs):
         return Said(outcome=Outcome.UNKNOWN, why=f"it is of {run.collective}, not of {collective}", versions=versions)
+    if hole := _hole(out, {row.bytes for row in rows}):
+        return Said(outcome=Outcome.UNKNOWN, why=f"damaged: {hole}", ranks=run.ranks, versions=versions)
     size = max(row.bytes for row in rows)
     sides = [row.busbw_gbps for row in rows if row.bytes == size]
     figure = Figure(name="busbw", value=sum(sides) / len(sides), unit="GB/s", bytes=size)
@@ -56,6 +63,23 @@ def read(collective: str, out: str, err: str) -> Said:
         ranks=run.ranks,
         versions=versions,
     )
+
+
+def _hole(out: str, sizes: set[int]) -> str:
+    """A row that its header announces and that is not there: one that is damaged beyond knowing it for a row, "" for none.
+
+    Sizes are rounded down to what the ranks can share, so they are compared roughly.
+    """
+    header = _SIZES.search(out)
+    if header is None:
+        return ""
+    least, step, factor = int(header[1]), int(header[2]), header[3] == "factor"
+    expected = least
+    for size in sorted(sizes):
+        if size > expected * 1.02 + (0 if factor else step / 2):
+            return f"no row of {size_text(expected)}"
+        expected = size * step if factor else size + step
+    return ""
 
 
 def so_far(out: str) -> str:

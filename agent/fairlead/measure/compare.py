@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -81,13 +82,12 @@ def load(store: Store, run: str) -> RunResult:
         raise DataError(f"{store.path}: the plan of run {run} cannot be read: {e}") from None
     nodes = store.read("SELECT node, job, class, kind, driver, outcome, why FROM node WHERE run = ?", (run,))
     order = {t.node: at for at, t in enumerate(plan.targets)}
-    made = [_node(store, run, *row) for row in sorted(nodes, key=lambda row: order.get(row[0], len(order)))]
+    made = [_node(store, run, row) for row in sorted(nodes, key=lambda row: order.get(row[0], len(order)))]
     return RunResult(run=name, began=began, ended=ended, user=user, folder=folder, fairlead=version, plan=plan, nodes=tuple(made))
 
 
-def _node(
-    store: Store, run: str, node: str, job: int | None, class_name: str, kind: str, driver: str, outcome: str, why: str
-) -> NodeResult:
+def _node(store: Store, run: str, row: tuple[Any, ...]) -> NodeResult:
+    node, job, class_name, kind, driver, outcome, why = row
     figures: dict[str, list[Judged]] = {}
     for tool, name, size, device, value, unit, word, text, median, mad, nodes, reference, notes in store.read(
         "SELECT tool, name, bytes, device, value, unit, outcome, why, median, mad, nodes, reference, notes FROM figure"
@@ -147,14 +147,14 @@ def judge_run(store: Store, run: str) -> RunResult:
         judgements: dict[tuple[str, Figure], Judgement] = {}
         for tool in node.tools:
             for each in tool.figures:
-                judgements[tool.tool, each.figure] = _judged(store, result, node, targets[node.node], tool, each.figure)
+                judgements[tool.tool, each.figure] = _judged(store, result, node, tool, each.figure)
         outcome, why = verdict(node, targets[node.node], judgements)
         store.judged(run, node.node, outcome, why, judgements)
     store.ended(run)
     return load(store, run)
 
 
-def _judged(store: Store, result: RunResult, node: NodeResult, target: Target, tool: ToolResult, figure: Figure) -> Judgement:
+def _judged(store: Store, result: RunResult, node: NodeResult, tool: ToolResult, figure: Figure) -> Judgement:
     def same(f: Figure) -> bool:
         return (f.name, f.bytes, f.unit) == (figure.name, figure.bytes, figure.unit)
 
@@ -176,6 +176,7 @@ def _judged(store: Store, result: RunResult, node: NodeResult, target: Target, t
     )
     siblings += stored.values()
     own = [j.figure.value for j in tool.figures if same(j.figure) and j.figure.device != figure.device]
+    target = next(t for t in result.plan.targets if t.node == node.node)
     reference, without = reference_of(target, tool.tool, figure)
     return judge(figure.value, siblings=siblings, own=own, reference=reference, no_reference=without)
 
@@ -204,13 +205,13 @@ def verdict(node: NodeResult, target: Target, judgements: Mapping[tuple[str, Fig
             said.append((Outcome.UNKNOWN if tool.tool in target.needed else Outcome.ABSENT, f"{tool.tool}: {tool.why}"))
             continue
         said.append((tool.said, f"{tool.tool}: {tool.why}"))
-        by_kind: dict[tuple[Outcome, str], list[tuple[Figure, Judgement]]] = {}
+        by_outcome: dict[Outcome, list[tuple[Figure, Judgement]]] = {}
         for (name, figure), judgement in judgements.items():
             if name == tool.tool:
-                by_kind.setdefault((judgement.outcome, figure.name), []).append((figure, judgement))
-        for (outcome, _), both in by_kind.items():
-            figure, judgement = min(both, key=lambda pair: pair[0].value)
-            more = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
+                by_outcome.setdefault(judgement.outcome, []).append((figure, judgement))
+        for outcome, all_of_it in by_outcome.items():
+            figure, judgement = min(all_of_it, key=lambda pair: share(*pair))
+            more = f" (and {len(all_of_it) - 1} more figures)" if len(all_of_it) > 1 else ""
             said.append((outcome, f"{tool.tool} {figure_text(figure)}: {judgement.why}{more}"))
     known = tuple(o for o, _ in said if o is not Outcome.ABSENT)
     outcome = worst(known)
@@ -219,6 +220,12 @@ def verdict(node: NodeResult, target: Target, judgements: Mapping[tuple[str, Fig
     whys = [text for o, text in said if o is outcome] or ["nothing was measured"]
     rest = f"; and {len(whys) - WHYS_MAX} more" if len(whys) > WHYS_MAX else ""
     return outcome, "; ".join(whys[:WHYS_MAX]) + rest
+
+
+def share(figure: Figure, judgement: Judgement | None) -> float:
+    """Of the class median, of the reference, or of nothing: by what figures of several kinds can be put in order."""
+    to = (judgement.median or judgement.reference) if judgement else None
+    return figure.value / (to or 1)
 
 
 def figure_text(figure: Figure) -> str:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fairlead import config
 from fairlead.config.accept import AcceptOptions
@@ -77,14 +78,15 @@ def make(
     time_minutes: int = 0,
     max_wait_seconds: float = 3600,
 ) -> Plan:
-    """profile: instead of what the site says. tools: only these, and each of them is then needed. Raises ConfigError, UsageError."""
+    """profile: instead of what the site says. tools: only these, each of them then needed. Raises ConfigError, UsageError."""
     known = load()
     unknown = [name for name in tools if name not in known]
     if unknown:
         raise UsageError(f"--tools {','.join(unknown)}: no such tool", hint=f"known: {', '.join(known)}")
     classes = _classes(site)
     run = secrets.token_hex(6)
-    targets = tuple(_target(node, site, classes.get(node, ()), profile, tools, sbatch, time_minutes) for node in nodes)
+    targets = tuple(_target(node, site, classes.get(node, ()), profile, tools) for node in nodes)
+    targets = tuple(replace(t, sbatch=(*t.sbatch, *sbatch), time_minutes=time_minutes) for t in targets)
     return Plan(
         run=run, mark=f"#fairlead-{secrets.token_hex(8)}", folder=folder, max_wait_seconds=max_wait_seconds, targets=targets
     )
@@ -104,13 +106,7 @@ def _classes(site: config.Site | None) -> dict[str, list[config.NodeClass]]:
 
 
 def _target(
-    node: str,
-    site: config.Site | None,
-    classes: Sequence[config.NodeClass],
-    profile_name: str,
-    tools: Sequence[str],
-    sbatch: Sequence[str],
-    time_minutes: int,
+    node: str, site: config.Site | None, classes: Sequence[config.NodeClass], profile_name: str, tools: Sequence[str]
 ) -> Target:
     if profile_name or site is None:
         document = config.profile_document(node, profile_name)
@@ -128,8 +124,7 @@ def _target(
         steps=steps,
         needed=needed,
         prelude=options.prelude,
-        sbatch=(*options.sbatch, *sbatch),
-        time_minutes=time_minutes,
+        sbatch=options.sbatch,
         references=profile.references if profile else (),
         peaks=profile.peaks if profile else (),
     )

@@ -30,6 +30,7 @@ BLOCKED = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", 
 LATE_SECONDS = 20.0  # from a job's end to its output on this host: a network file system shows it later
 OVER_SECONDS = 600.0  # beyond its time limit: slurmctld has forgotten it, or its processes cannot be killed
 SILENT_SECONDS = 900.0  # without an answer of slurmctld
+WAIT_TOLD_SECONDS = 5.0  # a job that waits no longer is not worth a line
 NODES_SECONDS = 10.0  # between two looks at the nodes' states
 FILE_MAX = 64 << 20
 
@@ -209,7 +210,7 @@ class Run:
                     self._close(seat, f"job {job.id} is {job.state} beyond its time limit")
 
     def _waiting(self, seat: Seat, job: Job, now: float) -> None:
-        if job.reason != seat.reason:
+        if job.reason != seat.reason and now - seat.since > WAIT_TOLD_SECONDS:
             seat.reason = job.reason
             self._tell(f"{seat.target.node}: job {job.id} waits: {job.reason or job.state}")
         blocked = self._blocked(seat.target.node)
@@ -245,7 +246,7 @@ class Run:
         if not words:
             return ""
         why = f" ({state.reason})" if state.reason else ""
-        return f"the node is {'+'.join(words).lower()}{why}, and starts no job"
+        return f"the node is in state {'+'.join(words)}{why} and starts no job"
 
     # -- reading ----------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class Nvml(Change, frozen=True, kw_only=True):
 class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One package file of a set: what apt and dpkg call it, and what its content must be. ``url``: where it was found.
     ``installed_kib``: the room that it takes unpacked (Installed-Size, deb-control(5)). ``kept``: it belongs to the driver, so
-    exactly this version is wanted; otherwise it is only needed, and any version that is there will do."""
+    exactly this version is wanted; otherwise it is only needed, and one that is there in a newer version will do."""
 
     name: str
     version: str

@@ -4,6 +4,7 @@ request.json      what every node must have: release, files with their hashes, l
 files.json, files the contents, sent only to a node that lacks one
 wheels/           wheels, the same
 documents/NODE    each node's resolved document
+packages          where the package files of the lock are on this host
 program.json      the program that does the work there (on_node*.py)
 wheel_tags.py     how the action plugin chooses among the wheels
 """
@@ -11,6 +12,7 @@ wheel_tags.py     how the action plugin chooses among the wheels
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import msgspec
 import fairlead
 from fairlead import assets, config
 from fairlead.errors import InputMissing
+from fairlead.provision import package_files
 from fairlead.provision.inventory import Target
 from fairlead.provision.wheels import Wheel
 
@@ -33,7 +36,12 @@ HOOKS = {
     "scratch-clean": "/etc/slurm/fairlead/scratch-clean",
     "health-check": "/etc/slurm/fairlead/health-check",
 }
-PROGRAM = ("on_node_files.py", "on_node_release.py", "on_node.py")  # sent in this order, into one namespace
+PROGRAM = (
+    "on_node_files.py",
+    "on_node_release.py",
+    "on_node_packages.py",
+    "on_node.py",
+)  # sent in this order, into one namespace
 UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})
 
 
@@ -83,9 +91,10 @@ def write_bundle(
     force: bool,
     drained: bool = False,
     only: Sequence[str] = (),
+    packages: str = "",
 ) -> None:
     """Lay out everything that the action plugin needs below ``folder``. drained: `fairlead apply --drained` is run there;
-    only: of these settings."""
+    only: of these settings. packages: the folder here with the files of the lock's packages; only its path is written."""
     files = node_files()
     units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
     release = release_name(own, wheels)
@@ -101,7 +110,7 @@ def write_bundle(
         "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
         "units": units,
         # Removed by uninstall: what the node made itself, then folders where nothing else is left.
-        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled", "/etc/fairlead/left-for-boot"],
+        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled", "/etc/fairlead/left-for-boot", "/var/cache/fairlead"],
         "state_paths": ["/var/lib/fairlead"],
         "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
     }
@@ -115,6 +124,7 @@ def write_bundle(
         (folder / "wheels" / wheel.name).write_bytes(wheel.content)
     for target in targets:
         (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target.document)))
+    (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
     here = Path(__file__).parent
     (folder / "wheel_tags.py").write_bytes((here / "wheel_tags.py").read_bytes())
     program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]

@@ -171,7 +171,8 @@ class Archive:
         self._strip(want.install)
         done = self._run("apt-get", "-qq", "--print-uris", "install", *want.install)
         if done.returncode:
-            said = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
+            told = self._run("apt-get", "-q", "--simulate", "install", *want.install)  # -qq gives no reason
+            said = [line.strip() for line in (told.stdout + told.stderr).splitlines()]
             unmet = [line for line in said if re.match(r"^\S+ : (Pre)?Depends|^\S+ : (Conflicts|Breaks)", line)]
             words = (unmet or [line for line in said if line.startswith("E:")] or ["apt gives no reason"])[0]
             raise ConfigError(file, key, f"cannot be satisfied: {words}", hint="add a repository, or take the package out")

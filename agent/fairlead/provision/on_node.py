@@ -38,9 +38,11 @@ if "Stop" not in globals():  # on a node all parts share one namespace
         unit_states,
         write,
     )
+    from fairlead.provision.on_node_packages import PACKAGES, lacking, take_in
     from fairlead.provision.on_node_release import Release
 
 
+APPLY_SECONDS = 2400.0  # apt and dkms build a kernel module in minutes
 LOCK_SECONDS = 30.0  # a run whose connection broke may still be at work
 
 
@@ -75,6 +77,8 @@ class Node:
             wanted.append("wheels")
         if any(differs(entry) for entry in self.request["files"]):
             wanted.append("files")
+        if not self.check and lacking(self.request):
+            wanted.append("packages")
         return wanted
 
     def place_files(self) -> bool:
@@ -157,9 +161,9 @@ class Node:
 
     def run_apply(self, command: list[str]) -> dict[str, Any]:
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=APPLY_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            raise Stop("fairlead apply: no answer within 300 s") from None
+            raise Stop(f"fairlead apply: no answer within {APPLY_SECONDS:.0f} s") from None
         return self.applied(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
     def applied(self, code: int, out: str, err: str) -> dict[str, Any]:
@@ -208,6 +212,9 @@ class Node:
         units = self.place_files()
         document = self.place_document()
         links = self.place_links()
+        taken = 0 if self.check else take_in(self.request)
+        if taken:
+            self.note(PACKAGES, f"{taken} package files")
         late = self.settle_units(units, restart=fresh or units or document or links or unfinished)
         applied = self.apply()
         if not self.check:
@@ -327,7 +334,8 @@ def settle(node: Node, request: dict[str, Any], payload: dict[str, Any] | None) 
     if wanted and payload is None:
         import platform
 
-        return {"need": wanted, "python": node.release.python, "machine": platform.machine(), "libc": platform.libc_ver()}
+        need = {"need": wanted, "packages": lacking(request) if "packages" in wanted else []}
+        return {**need, "python": node.release.python, "machine": platform.machine(), "libc": platform.libc_ver()}
     applied = node.present()
     changed = bool(node.changes) or bool(applied and applied["changed"])
     return {"changed": changed, "changes": node.changes, "apply": applied, "python": node.release.python}

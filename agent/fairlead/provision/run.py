@@ -47,6 +47,7 @@ class Options(Struct, frozen=True, kw_only=True):
     undo: bool = False
     force: bool = False
     only: tuple[str, ...] = ()  # settings; () for all that are declared
+    packages: str = ""  # folder with the files of the lock's packages; "" is the cache of `fairlead lock`
     drained: bool = False  # these nodes are drained in Slurm and no job runs there: the caller has seen to it
 
 
@@ -135,6 +136,7 @@ def _play(
             force=options.force,
             only=options.only,
             drained=options.drained,
+            packages=options.packages,
         )
         inventory = folder / "inventory.ini"
         (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")

@@ -149,6 +149,7 @@ def _nvml(pci: str, what: str, why: str, value: str, before: str) -> Nvml:
 
 setting = Setting(
     summary="Clocks of the GPUs: locked to a range, or application clocks",
+    group="gpu",
     want=ClocksWant,
     observe=observe,
     plan=plan,

@@ -56,6 +56,7 @@ def plan(want: ComputeModeWant, observed: Observed) -> tuple[Nvml, ...]:
 
 setting = Setting(
     summary="Compute mode of the GPUs",
+    group="gpu",
     want=ComputeModeWant,
     observe=observe,
     plan=plan,

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
+from fairlead.model import debian_version
 from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Package, Packages, Reboot
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
@@ -181,7 +182,14 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
     install = []
     for package in want.packages:
         have = observed.installed.get(package.name)
-        if have is not None and have.whole and (have.version == package.version or not package.kept):
+        if (
+            have is not None
+            and have.whole
+            and (
+                have.version == package.version
+                or (not package.kept and debian_version.key(have.version) > debian_version.key(package.version))
+            )
+        ):
             continue
         if have is not None and have.held and have.version != package.version and package.name not in ours:
             raise ConfigError(
@@ -297,6 +305,7 @@ def _effective(want: DriverWant, observed: Observed, *, moves: bool) -> tuple[An
 
 setting = Setting(
     summary="The NVIDIA driver: exact version, kept there, moved with all that belongs to it",
+    group="driver",
     want=DriverWant,
     observe=observe,
     plan=plan,

@@ -132,6 +132,7 @@ def _word(on: bool) -> str:
 
 setting = Setting(
     summary="MIG: the GPU instances of each GPU, or none",
+    group="gpu",
     want=MigWant,
     observe=observe,
     plan=plan,

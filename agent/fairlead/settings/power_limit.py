@@ -76,6 +76,7 @@ def plan(want: PowerLimitWant, observed: Observed) -> tuple[Nvml, ...]:
 
 setting = Setting(
     summary="Power limit of the GPUs",
+    group="gpu",
     want=PowerLimitWant,
     observe=observe,
     plan=plan,

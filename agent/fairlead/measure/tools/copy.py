@@ -23,7 +23,7 @@ NAMES = {
 }
 _NUMBER = re.compile(r"^\d+(?:\.\d+)?(?:e[+-]?\d+)?$")
 _RUNNING = re.compile(r"^Running (\w+)\.?\s*$")
-_FAULT = re.compile(r"^(?:\[[^\]]*\] )?(?:CUDA_ERROR_\w+|NVML_ERROR\w*|.*\bERROR\b|.*[Vv]erification (?:failed|error)).*$", re.M)
+_FAULT = re.compile(r"^(?:\[?CUDA_ERROR_|\[cudaError|NVML_ERROR|.*\bERROR\b|.*[Vv]erification (?:failed|error)).*$", re.M)
 Matrix = list[list[str]]
 
 

@@ -13,7 +13,7 @@ from statistics import median
 
 from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
 
-_LINE = re.compile(r"(\d+(?:\.\d+)?)%\s+proc'd: (.*?)\s+errors: (.*?)\s+temps: ")
+_PERCENT = re.compile(r"^\d{1,3}(?:\.\d+)?$")
 _CALCS = re.compile(r"^(-?\d+) \((\d+(?:\.\d+)?) Gflop/s\)$")
 _ERRORS = re.compile(r"^(-?\d+)\s*(?:\((\w+)!\))?$")
 _RESULT = re.compile(r"^\s*GPU (\d+): (OK|FAULTY)\s*$", re.M)
@@ -22,21 +22,21 @@ _TESTED = re.compile(r"^Tested (\d+) GPUs:", re.M)
 
 def read(out: str, err: str) -> Said:
     """GPUs as gpu_burn numbers them."""
-    lines = list(_LINE.finditer(out))
+    lines = _progress(out)
     if not lines:
         return unread("no output of gpu_burn", out, err)
     samples: dict[int, list[float]] = {}
-    for line in lines:
-        calcs = [match for part in line[2].split(" - ") if (match := _CALCS.match(part.strip()))]
-        errors = [match for part in line[3].split(" - ") if (match := _ERRORS.match(part.strip()))]
-        if not len(calcs) == len(errors) == line[2].count(" - ") + 1 == line[3].count(" - ") + 1:
-            return unread("damaged output of gpu_burn", line[0][:200], "")
+    for percent, calculated, wrong in lines:
+        calcs = [match for part in calculated.split(" - ") if (match := _CALCS.match(part.strip()))]
+        errors = [match for part in wrong.split(" - ") if (match := _ERRORS.match(part.strip()))]
+        if not len(calcs) == len(errors) == calculated.count(" - ") + 1 == wrong.count(" - ") + 1:
+            return unread("damaged output of gpu_burn", f"proc'd: {calculated[:80]} errors: {wrong[:80]}", "")
         for gpu, (calc, error) in enumerate(zip(calcs, errors, strict=True)):
             if error[2] == "DIED" or int(calc[1]) < 0:
                 return Said(outcome=Outcome.FAIL, why=f"GPU {gpu}: the work on it died")
             if int(error[1]):
                 return Said(outcome=Outcome.FAIL, why=f"GPU {gpu}: {error[1]} wrong results")
-            if float(line[1]) >= 50 and float(calc[2]) > 0:
+            if percent >= 50 and float(calc[2]) > 0:
                 samples.setdefault(gpu, []).append(float(calc[2]))
     tested, results = _TESTED.search(out), dict(_RESULT.findall(out))
     faulty = [gpu for gpu, word in results.items() if word == "FAULTY"]
@@ -54,10 +54,22 @@ def read(out: str, err: str) -> Said:
     return Said(outcome=Outcome.PASS, figures=tuple(figures), ranks=len(results))
 
 
+def _progress(out: str) -> list[tuple[float, str, str]]:
+    """Percent, what was calculated, errors; of each line of progress, which begins with a carriage return."""
+    found = []
+    for line in out.replace("\r", "\n").split("\n"):
+        percent, is_one, rest = line.partition("%  proc'd: ")
+        calculated, has_errors, rest = rest.partition("  errors: ")
+        wrong, is_whole, _ = rest.partition("  temps: ")
+        if is_one and has_errors and is_whole and _PERCENT.match(percent):
+            found.append((float(percent), calculated.strip(), wrong.strip()))
+    return found
+
+
 def so_far(out: str) -> str:
     """How far a run got that was cut."""
-    lines = list(_LINE.finditer(out))
-    return f"at {lines[-1][1]} %" if lines else last_line(out) or "no output"
+    lines = _progress(out)
+    return f"at {lines[-1][0]} %" if lines else last_line(out) or "no output"
 
 
 tool = Tool(

@@ -20,11 +20,11 @@ from ansible.plugins.action import ActionBase
 MARK = "FAIRLEAD-REPLY "
 # The installed release's own Python where there is one: it then runs `fairlead apply` in the same process.
 START = """import json,sys
-b=sys.stdin.buffer
 if sys.version_info<(3,11):
  said="%s is Python %d.%d; fairlead needs 3.11 or newer"%((sys.executable,)+sys.version_info[:2])
  print("MARK"+json.dumps({"failed":True,"msg":said,"hint":"install one and name it in the site's [ansible] python"}))
  sys.exit()
+b=sys.stdin.buffer
 g={"__name__":"__main__"}
 for name,text in json.loads(b.read(int(b.readline())).decode()):
  exec(compile(text,name,"exec"),g)
@@ -59,7 +59,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             payload = _payload(bundle, request, answer)
             if isinstance(payload, dict):
                 return {**result, **payload}
+            try:
+                request["incoming"] = self._bring(bundle, answer.get("packages", []))
+            except FileNotFoundError as e:
+                words = f"{os.path.basename(e.filename)}: in fairlead.lock, and not in {os.path.dirname(e.filename)}"
+                hint = "fetch it with `fairlead lock --download`, or declare settings.driver.mirror"
+                return {**result, "failed": True, "msg": words, "hint": hint}
             answer = self._ask(bundle, python, request, payload)
+            if request["incoming"]:
+                self._remove_tmp_path(request["incoming"])
         if request["diff"]:
             result["diff"] = [
                 {"before": c["before"], "after": c["after"], "before_header": c["what"], "after_header": c["what"]}
@@ -67,6 +75,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 if "after" in c
             ]
         return {**result, **answer, **_outcome(answer)}
+
+    def _bring(self, bundle: str, files: list[str]) -> str:
+        """Package files that the node lacks, put into a folder of this run there, which Ansible removes; "" for none."""
+        if not files:
+            return ""
+        here = [os.path.join(_read(bundle, "packages").decode(), name) for name in files]
+        for path in here:
+            os.stat(path)
+        folder = str(self._make_tmp_path())
+        for path, name in zip(here, files, strict=True):
+            self._connection.put_file(path, self._connection._shell.join_path(folder, name))
+        return folder
 
     def _ask(self, bundle: str, python: str, request: dict[str, Any], payload: bytes) -> dict[str, Any]:
         program = _read(bundle, "program.json")

@@ -1,0 +1,67 @@
+"""Everything that a site without internet needs, in one folder: wheels, playbooks, the lock and its packages.
+
+`fairlead provision --bundle DIR` then takes everything from there. The same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from pathlib import Path
+
+from fairlead import config
+from fairlead.cli.lock import say
+from fairlead.cli.show import print_json
+from fairlead.config.lock import load_lock, path_beside
+from fairlead.errors import ExitCode, UsageError
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--site", default="/etc/fairlead/site.toml", help="the site's declaration; fairlead.lock lies beside it")
+    parser.add_argument("--output", default="", metavar="DIR", help="the folder to make")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="X.Y", help="a Python of the nodes; may be given again (default: 3.11)"
+    )
+    parser.add_argument("--machine", default=platform.machine(), help="the nodes' architecture")
+    parser.add_argument("--packages", default="", metavar="DIR", help="where package files may be already")
+    parser.add_argument("--no-admin", action="store_true", help="without the wheels for the admin host")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="list what it would hold")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.provision import bundle_dir
+
+    site = config.load_site(args.site)
+    path = path_beside(site.file)
+    lock = load_lock(path) if os.path.exists(path) else None
+    pythons = tuple(dict.fromkeys(args.python)) or ("3.11",)
+    for python in pythons:
+        if python.count(".") != 1 or not python.replace(".", "").isdecimal():
+            raise UsageError(f"--python {python}: a version such as 3.11")
+    if args.dry_run:
+        entries = bundle_dir.entries(pythons, lock, admin=not args.no_admin)
+        if args.json:
+            print_json({"schema": 1, "files": entries})
+        else:
+            for entry in entries:
+                print(f"{entry.path}  {entry.size_bytes or '-'}  {entry.source}")
+        return ExitCode.OK
+    if not args.output:
+        raise UsageError("--output is needed", hint="name the folder to make, or look with --dry-run")
+    made = bundle_dir.make(
+        Path(args.output),
+        pythons=pythons,
+        machine=args.machine,
+        lock=lock,
+        admin=not args.no_admin,
+        packages=args.packages,
+        say=say,
+    )
+    if args.json:
+        print_json({"schema": 1, "folder": args.output, "files": made})
+    else:
+        size = sum((Path(args.output) / name).stat().st_size for name in made)
+        print(f"{args.output}: {len(made)} files, {size >> 20} MiB; use it with `fairlead provision --bundle {args.output}`")
+    return ExitCode.OK

@@ -1,0 +1,197 @@
+"""`fairlead bundle`: everything that a site without internet needs, in one folder; `fairlead provision --bundle` uses only it.
+
+README.md           what this is, and what to type
+SHA256SUMS          of every other file (sha256sum -c checks it)
+fairlead-*.whl      fairlead itself, with its playbooks, templates and hooks inside
+wheelhouse/         what it needs on the nodes, for each Python asked for
+admin/              what it needs on the admin host: ansible-core and the rest
+playbooks/          the roles, for a site.yml of one's own
+fairlead.lock       the driver's packages, and
+packages/           their files
+
+The same inputs give the same bytes: nothing in it has a date of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+import fairlead
+from fairlead import assets
+from fairlead.config.lock import Lock
+from fairlead.errors import DataError, InputMissing, ProvisionError, UsageError
+from fairlead.model.change import Package
+from fairlead.provision import lock as locking
+from fairlead.provision import package_files, wheels
+from fairlead.provision.wheel_tags import DEPENDENCIES
+
+ADMIN = ("ansible-core", "ansible-runner", "jinja2", "ClusterShell", "rich")  # the extra fairlead[provision]
+SUMS, README = "SHA256SUMS", "README.md"
+PIP_SECONDS = 600
+_EPOCH = 315532800  # 1980-01-01, as in the wheels
+
+README_TEXT = """\
+# fairlead {version}: everything for a site without internet
+
+    sha256sum -c SHA256SUMS                                            # is it whole?
+    python3 -m venv /opt/fairlead-admin
+    /opt/fairlead-admin/bin/pip install --no-index --find-links admin --find-links wheelhouse {wheel} {admin}
+    /opt/fairlead-admin/bin/fairlead provision --site SITE.toml --bundle .
+
+The nodes need nothing but ssh and Python 3.11 or newer: wheels for {pythons} are in `wheelhouse/`.
+{driver}
+`playbooks/` are the roles, for a playbook of your own; `fairlead provision` carries its own copy.
+"""
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A file of the bundle. size_bytes 0: not known before it is fetched."""
+
+    path: str
+    size_bytes: int
+    source: str
+
+
+def entries(pythons: Sequence[str], lock: Lock | None, *, admin: bool) -> list[Entry]:
+    """What a bundle would hold."""
+    own = wheels.own_wheel()
+    found = [Entry(path=own.name, size_bytes=len(own.content), source="this installation")]
+    for python in pythons:
+        for name in DEPENDENCIES:
+            version = importlib.metadata.version(name)
+            found.append(Entry(path=f"wheelhouse/{name} {version} (Python {python})", size_bytes=0, source="pip download"))
+    for name in ADMIN if admin else ():
+        found.append(Entry(path=f"admin/{name} {importlib.metadata.version(name)}", size_bytes=0, source="pip download"))
+    found += [Entry(path=f"packages/{p.file}", size_bytes=p.size, source=p.url) for p in _packages(lock)]
+    return found
+
+
+def _packages(lock: Lock | None) -> list[Package]:
+    every = {p.file: p for found in (lock.sets.values() if lock else ()) for p in found.packages}
+    return [every[name] for name in sorted(every)]
+
+
+def make(
+    output: Path,
+    *,
+    pythons: Sequence[str],
+    machine: str,
+    lock: Lock | None,
+    admin: bool,
+    packages: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> list[str]:
+    """Write the bundle; the paths of its files. A folder that is there must be a bundle, which becomes this one; what is
+    already right in it is not fetched again. Raises UsageError, ProvisionError, DataError."""
+    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / README).is_file())):
+        raise UsageError(f"{output}: is there already and no bundle", hint="name a new folder")
+    output.mkdir(parents=True, exist_ok=True)
+    for old in ("wheelhouse", "admin", "playbooks", SUMS):
+        shutil.rmtree(output / old, ignore_errors=True) if (output / old).is_dir() else (output / old).unlink(missing_ok=True)
+    for stale in output.glob("fairlead-*.whl"):
+        stale.unlink()
+    own = wheels.own_wheel()
+    (output / own.name).write_bytes(own.content)
+    (output / "wheelhouse").mkdir()
+    for python in pythons:
+        say(f"wheels for the nodes' Python {python}")
+        wheels.download(python, machine, str(output / "wheelhouse"))
+    if admin:
+        say("wheels for the admin host")
+        _download_admin(output / "admin")
+    roles = assets.directory("playbooks")
+    shutil.copytree(roles, output / "playbooks", ignore=shutil.ignore_patterns("__pycache__"))
+    wanted = _packages(lock)
+    (output / "packages").mkdir(exist_ok=True)
+    for file in (output / "packages").iterdir():
+        if file.name not in {p.file for p in wanted}:
+            file.unlink()
+    here = Path(packages) if packages else package_files.default_folder()
+    for package in wanted:
+        if package_files.is_right(here / package.file, package) and not (output / "packages" / package.file).exists():
+            shutil.copyfile(here / package.file, output / "packages" / package.file)
+    package_files.fetch(wanted, output / "packages", say)
+    if lock is not None:
+        (output / "fairlead.lock").write_text(locking.text(lock))
+    (output / README).write_text(_readme(own.name, pythons, lock, admin=admin))
+    return _seal(output)
+
+
+def _readme(wheel: str, pythons: Sequence[str], lock: Lock | None, *, admin: bool) -> str:
+    driver = "No driver is locked: `packages/` is empty."
+    if lock is not None and lock.sets:
+        named = ", ".join(
+            f"{name}: {found.version} ({len(found.packages)} packages)" for name, found in sorted(lock.sets.items())
+        )
+        driver = f"Drivers in `packages/`: {named}. Put `fairlead.lock` beside the site's declaration."
+    return README_TEXT.format(
+        version=fairlead.__version__,
+        wheel=wheel,
+        admin=" ".join(ADMIN) if admin else "",
+        pythons=", ".join(f"Python {p}" for p in pythons),
+        driver=driver,
+    )
+
+
+def _download_admin(folder: Path) -> None:
+    wanted = [f"{name}=={importlib.metadata.version(name)}" for name in (*ADMIN, *DEPENDENCIES)]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--prefer-binary", "-d", str(folder)]
+    try:
+        done = subprocess.run([*command, *wanted], capture_output=True, text=True, timeout=PIP_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise ProvisionError(f"pip download for the admin host: no end within {PIP_SECONDS} s") from None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        raise ProvisionError(f"pip download for the admin host: {said[-1]}", hint="--no-admin leaves it out")
+
+
+def _seal(output: Path) -> list[str]:
+    """Modes, times and sums that depend on nothing but the contents."""
+    files = sorted(p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file() and p.name != SUMS)
+    lines = []
+    for name in files:
+        path = output / name
+        executable = path.stat().st_mode & 0o100
+        path.chmod(0o755 if executable else 0o644)
+        with open(path, "rb") as f:
+            lines.append(f"{hashlib.file_digest(f, 'sha256').hexdigest()}  {name}\n")
+    (output / SUMS).write_text("".join(lines))
+    for path in (output, *output.rglob("*")):
+        os.utime(path, (_EPOCH, _EPOCH))
+    return [*files, SUMS]
+
+
+def open_bundle(folder: str) -> tuple[str, str, str]:
+    """(wheel, wheelhouse, packages) of a bundle whose files are what its sums say. Raises InputMissing, DataError."""
+    base = Path(folder)
+    try:
+        lines = (base / SUMS).read_text(encoding="utf-8").splitlines()
+    except OSError as e:
+        raise InputMissing(f"{base / SUMS}: {e.strerror}", hint="make one with `fairlead bundle`") from None
+    own = ""
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        if name.startswith(("fairlead-", "wheelhouse/", "packages/")):
+            try:
+                with open(base / name, "rb") as f:
+                    right = hashlib.file_digest(f, "sha256").hexdigest() == digest
+            except OSError as e:
+                raise InputMissing(f"{base / name}: {e.strerror}", hint="the bundle is not whole: copy it again") from None
+            if not right:
+                raise DataError(f"{base / name}: not what {SUMS} says", hint="the bundle is damaged: copy it again")
+        own = name if name.startswith("fairlead-") and name.endswith(".whl") else own
+    if not own:
+        raise DataError(f"{base}: no wheel of fairlead in it", hint="make one with `fairlead bundle`")
+    if own.split("-")[1] != fairlead.__version__:  # hooks and units come from the fairlead that runs
+        words = f"{base}: a bundle of fairlead {own.split('-')[1]}, and this is {fairlead.__version__}"
+        raise DataError(words, hint=f"install {own} from the bundle first (its README says how)")
+    return str(base / own), str(base / "wheelhouse"), str(base / "packages")

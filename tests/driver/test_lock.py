@@ -1,0 +1,194 @@
+"""The lock: what is known to go wrong is refused with its reason; what is declared and what is locked are held together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead import config
+from fairlead.config.driver_rules import FIRST_BRANCH, RULES, Set, driver_version, faults
+from fairlead.config.lock import SCHEMA, Lock, LockedSet, load_lock
+from fairlead.errors import ConfigError
+from fairlead.model.change import Package
+from fairlead.provision.lock import text
+from tests.driver.apt_node import environment
+
+
+def package(name: str, version: str) -> Package:
+    return Package(
+        name=name, version=version, architecture="amd64", sha256="ab" * 32, size=10, url=f"http://mirror.example/{name}.deb"
+    )
+
+
+def chosen(version: str, *packages: str, module: str = "open", gpu: str = "hopper") -> Set:
+    found = tuple(package(*p.split("=")) for p in packages)
+    return Set(version=version, branch=version[:3], module=module, gpu=gpu, packages=found)
+
+
+GOOD = (
+    "nvidia-open=580.95.05-1", "nvidia-fabricmanager=580.95.05-1", "nvidia-imex=580.95.05-1", "nvidia-persistenced=580.95.05-1",
+    "datacenter-gpu-manager-4-cuda13=1:4.4.1-1", "nvidia-container-toolkit=1.18.0-1", "nvidia-container-toolkit-base=1.18.0-1",
+    "gdrdrv-dkms=2.5.1-1", "libgdrapi=2.5.1-1", "dkms=3.0.10-8",
+)  # fmt: skip
+
+
+def test_a_good_set_has_nothing_against_it() -> None:
+    assert faults(chosen("580.95.05", *GOOD)) == ()
+    debian = ("nvidia-kernel-dkms=535.261.03-1", "nvidia-persistenced=535.171.04-1~deb12u1", "nvidia-settings=535.171.04-1")
+    assert faults(chosen("535.261.03", *debian, module="proprietary")) == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "given"),
+    [
+        ("branch", Set(version="580.95.05", branch="570", module="none", gpu="", packages=())),
+        ("module", chosen("580.95.05", "nvidia-kernel-dkms=580.95.05-1")),
+        ("module", chosen("580.95.05", "nvidia-open=580.95.05-1", module="none")),
+        ("open_from_turing", chosen("580.95.05", "nvidia-open=580.95.05-1", gpu="volta")),
+        ("proprietary_before_blackwell", chosen("580.95.05", "cuda-drivers=580.95.05-1", module="proprietary", gpu="blackwell")),
+        ("known_gpu", chosen("550.54.15", "nvidia-open=550.54.15-1", gpu="blackwell")),
+        ("userland", chosen("580.95.05", "nvidia-open=580.95.05-1", "libnvidia-ml1=580.82.07-1")),
+        ("fabric_manager", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-fabricmanager=580.82.07-1")),
+        ("fabric_manager", chosen("570.172.08", "nvidia-open=570.172.08-1", "nvidia-fabricmanager-570=570.158.01-1")),
+        ("imex", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-imex-580=580.82.07-1")),
+        ("persistenced", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-persistenced=570.172.08-1")),
+        ("dcgm_generation", chosen("580.95.05", "nvidia-open=580.95.05-1", "datacenter-gpu-manager=1:3.3.9")),
+        ("dcgm_cuda", chosen("570.172.08", "nvidia-open=570.172.08-1", "datacenter-gpu-manager-4-cuda13=1:4.4.1-1")),
+        ("container_toolkit", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-container-toolkit=1.17.7-1")),
+        ("container_toolkit", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-container-toolkit=1.18.0-1",
+                                     "libnvidia-container1=1.17.8-1")),
+        ("gdrcopy", chosen("580.95.05", "nvidia-open=580.95.05-1", "gdrdrv-dkms=2.5.1-1", "libgdrapi=2.4.4-1")),
+        ("peermem", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-peer-memory-dkms=1.3-0")),
+    ],
+)  # fmt: skip
+def test_each_known_bad_set_is_refused_for_its_reason(rule: str, given: Set) -> None:
+    against = faults(given)
+    assert [f.rule for f in against] == [rule], against
+    assert against[0].why and against[0].source and against[0].what
+
+
+def test_every_rule_has_a_bad_set_above() -> None:
+    (mark,) = [m for m in test_each_known_bad_set_is_refused_for_its_reason.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
+    assert {row[0] for row in mark.args[1]} == {r.name for r in RULES}
+    assert list(FIRST_BRANCH) == sorted(FIRST_BRANCH, key=lambda a: list(FIRST_BRANCH).index(a))
+
+
+@pytest.mark.parametrize(
+    ("version", "driver"),
+    [("535.261.03-1", "535.261.03"), ("1:580.95.05-0ubuntu1", "580.95.05"), ("535.216.03-2~bpo12+1", "535.216.03"),
+     ("1.18.0-1", ""), ("3.0.10-8", ""), ("20220217+3~deb12u1", ""), ("570.26-1", "570.26")],
+)  # fmt: skip
+def test_the_drivers_version_in_a_packages(version: str, driver: str) -> None:
+    assert driver_version(version) == driver
+
+
+def locked(**more: Any) -> LockedSet:
+    fields: dict[str, Any] = {"version": "580.95.05", "branch": "580", "module": "open", "install": ("nvidia-open",)}
+    packages = tuple(package(*p.split("=")) for p in GOOD)
+    return LockedSet(**{**fields, "architecture": "amd64", "packages": packages, **more})
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    path = tmp_path / "site.toml"
+    path.write_text("""\
+schema = 1
+[classes.h100]
+nodes = "gpu[1-2]"
+profile = "hgx-h100"
+[classes.h100.settings.driver]
+branch = "580"
+install = ["nvidia-open"]
+""")
+    write(path, default=locked())
+    return path
+
+
+def write(site: Path, **sets: LockedSet) -> None:
+    (site.parent / "fairlead.lock").write_text(text(Lock(schema=SCHEMA, sets=sets)))
+
+
+def document(site: Path) -> config.Document:
+    return config.resolve(config.load_site(str(site)), "gpu1", ["h100"])[0]
+
+
+def refused(site: Path, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        document(site)
+
+
+def test_the_set_reaches_the_document(site: Path) -> None:
+    want: Any = document(site).settings["driver"]
+    assert want.version == "580.95.05" and len(want.packages) == len(GOOD)
+    assert load_lock(str(site.parent / "fairlead.lock")).sets["default"] == locked()
+    assert text(load_lock(str(site.parent / "fairlead.lock"))) == (site.parent / "fairlead.lock").read_text()
+
+
+def test_a_lock_that_does_not_fit_names_file_key_and_node(site: Path) -> None:
+    write(site, default=locked(module="proprietary"))
+    write(site, other=locked())
+    refused(site, r"fairlead\.lock: sets\.default: node gpu1 wants this set")
+    write(site, default=locked(branch="570", version="570.172.08"))
+    refused(site, r"fairlead\.lock: sets\.default\.branch: is 570, and node gpu1 is declared with 580")
+    write(site, default=locked(install=("nvidia-open", "nvidia-imex")))
+    refused(site, r"sets\.default\.install: is nvidia-open nvidia-imex, and node gpu1 is declared with nvidia-open")
+    write(site, default=locked(packages=(package("nvidia-open", "580.95.05-1"), package("datacenter-gpu-manager", "1:3.3.9"))))
+    refused(site, r"sets\.default, of node gpu1: datacenter-gpu-manager 1:3\.3\.9 does not know driver branch 580: DCGM 3 fails")
+    (site.parent / "fairlead.lock").write_text("schema = 1\n[sets.default]\nversion = 3\n")
+    refused(site, r"fairlead\.lock: not a lock: .*sets")
+    (site.parent / "fairlead.lock").unlink()
+    refused(site, r"site\.toml: settings\.driver: node gpu1 is to have a driver, and there is no ")
+    site.write_text(site.read_text() + 'packages = [{name="x"}]\n')
+    refused(site, "settings.driver.packages")
+
+
+def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fairlead", "lock", "--site", str(site), *words]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_check_lists_every_reason(site: Path) -> None:
+    assert run(site, "--check").returncode == 0
+    old = package("datacenter-gpu-manager", "1:3.3.9"), package("nvidia-fabricmanager", "570.1.1-1")
+    write(site, default=locked(packages=(package("nvidia-open", "580.95.05-1"), *old)))
+    done = run(site, "--check")
+    assert done.returncode == 78 and len(done.stdout.splitlines()) == 2, done.stdout
+    assert "[NVIDIA Fabric Manager user guide" in done.stdout
+
+
+def test_what_cannot_be_satisfied_is_said_with_file_and_key(site: Path, tmp_path: Path) -> None:
+    """A folder of packages in which something is missing: apt's own reason, nothing written."""
+    debs = tmp_path / "debs"
+    build(debs, "nvidia-open", "580.95.05-1", "libnvidia-absent (= 580.95.05-1)")
+    build(debs, "nvidia-fm", "580.95.05-1", "")
+    status = tmp_path / "status"
+    status.write_text("")
+    before = (site.parent / "fairlead.lock").read_text()
+    words = ["--debs", str(debs), "--status", str(status)]
+    done = run(site, *words)
+    assert done.returncode == 78 and "cannot be satisfied: nvidia-open : Depends: libnvidia-absent" in done.stderr, done.stderr
+    assert f"{site}: settings.driver" in done.stderr
+    site.write_text(site.read_text().replace('branch = "580"', 'branch = "535"'))
+    done = run(site, *words)
+    assert done.returncode == 78 and "no version of branch 535 in the repositories" in done.stderr and "580.95.05" in done.stderr
+    assert (site.parent / "fairlead.lock").read_text() == before
+    site.write_text(site.read_text().replace('branch = "535"', 'branch = "580"').replace('["nvidia-open"]', '["nvidia-fm"]'))
+    done = run(site, *words)
+    assert done.returncode == 78 and "module is open, and the set has no package of the open kernel module" in done.stderr
+    done = run(site, "--repository", "deb [trusted=yes] file:/none ./", "--status", str(status))
+    assert done.returncode == 69 and "package lists: " in done.stderr
+    assert run(site, "--debs", str(tmp_path), "--status", str(status)).returncode == 66
+
+
+def build(folder: Path, name: str, version: str, depends: str) -> None:
+    """A package file, made by dpkg-deb."""
+    top = folder / "build" / name
+    (top / "DEBIAN").mkdir(parents=True)
+    control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: none <none@example.org>\nDescription: test\n"
+    (top / "DEBIAN/control").write_text(control + (f"Depends: {depends}\n" if depends else ""))
+    command = ["dpkg-deb", "--root-owner-group", "--build", str(top), str(folder / f"{name}_{version}_all.deb")]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
