@@ -82,7 +82,7 @@ def test_a_cut_report_has_no_more_than_what_was_there(end: int) -> None:
     found = report.parse(MARK, whole[:end])
     assert found.done is (end >= len(whole) - 1)
     for name in found.ran:
-        assert found.ran[name].status in (None, 0) and found.ran[name].out in "row\n\n"
+        assert found.ran[name].status in (None, 0) and found.ran[name].out.split("#")[0] in "row\n\n"
 
 
 @pytest.mark.parametrize(
