@@ -39,6 +39,8 @@ SECONDS = {
     "tests/maintain/test_reboots.py": 130,
     "hooks": 30,
     "tests/settings/test_settings.py": 30,
+    "tests/driver/test_apt.py": 35,
+    "tests/driver/test_bundle.py": 25,
     "tests/settings/test_on_a_node.py": 25,
     "tests/apply/test_boot.py": 30,
     "tests/apply/test_image.py": 15,

@@ -75,6 +75,11 @@ FILES = [
     ("/run/fairlead/verdict", "the verdict: version, state, expiry (CLOCK_BOOTTIME seconds), sequence, text; TAB separated"),
     ("/run/fairlead/status.json", "findings, what is held back, and the drain ledger, for status and why"),
     ("/run/fairlead/topology, /run/fairlead/plans/", "what the task prolog binds by"),
+    (
+        "/run/fairlead/nvml-release",
+        "while it is there and not expired, the agent has let go of NVML: 1, pid, expiry; TAB separated",
+    ),
+    ("/var/cache/fairlead/packages/", "the driver's package files: this set, and the one before it for the way back"),
     ("/var/lib/fairlead/audit.jsonl", "the audit trail: one JSON object a line; fairlead audit reads it"),
     ("/var/lib/fairlead/", "ledger, history, undo records, the hold, requests that the agent has not taken up yet"),
 ]

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.errors import HostError
 from fairlead.host import change
+from fairlead.host.change import gpus
 from fairlead.host.root import Root
 from fairlead.model.change import File, KernelValue, Layer, Nvml, PciBits, Unit
 
@@ -160,3 +162,23 @@ def test_diff_shows_both_sides() -> None:
     assert "+b" in text and "/etc/x" in text
     bits = PciBits(setting="s", why="w", address="0000:03:00.0", offset=6, mask=0x0C, value=0, before=0x1D)
     assert "- 0x001d\n+ 0x0011\n" in change.diff(bits)
+
+
+def test_for_mig_the_agent_lets_go_of_nvml_and_a_gpu_in_use_is_tried_again(tmp_path: Path) -> None:
+    asked = tmp_path / "nvml-release"
+    calls: list[tuple[str, bool]] = []
+
+    def nvml_set(pci: str, what: str, value: int | str) -> None:
+        calls.append((what, asked.exists()))
+        if len(calls) < 3:
+            raise HostError(f"{pci}: cannot set {what}: NVML IN_USE (19)")
+
+    root = Root("/")
+    with gpus.setting(nvml_set, root, str(tmp_path)) as make:
+        assert make
+        with pytest.raises(HostError):
+            make("0000:1b:00.0", "power_limit_milliwatts", 1)
+        make("0000:1b:00.0", "mig", "off")
+        make("0000:43:00.0", "mig", "off")
+    assert calls == [("power_limit_milliwatts", False), *[("mig", True)] * 3]
+    assert not asked.exists()

@@ -23,12 +23,14 @@ FLOOR = 12
 @dataclass
 class Measured:
     """wall_seconds: the whole command. cpu_seconds: of it and all that it started on the admin host. node_seconds: of each node,
-    from idle to back in service. usable: the fewest nodes of the partition that new jobs could start on at any look."""
+    from idle to back in service. usable: the fewest nodes of the partition at any look that are neither drained nor down (a node
+    that slurmctld has just not heard of is not taken by maintenance); worst: that look."""
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     node_seconds: list[float] = field(default_factory=list)
     usable: int = NODES
+    worst: str = ""
     jobs: int = 0
     lost: list[str] = field(default_factory=list)
     said: str = ""
@@ -70,12 +72,14 @@ def measure() -> Measured:
         found.lost = admin.lost(jobs)
         assert run.returncode == 0 and {n["step"] for n in shown} == {"done"}, found.said
         assert [admin.boots(host) for host in admin.rack.nodes] == [1] * NODES
-        assert not found.lost and found.usable >= FLOOR, (found.usable, found.lost, found.said)
+        assert not found.lost and found.usable >= FLOOR, (found.worst, found.lost, found.said)
         return found
 
 
 def _watch(admin: Admin, found: Measured, over: threading.Event) -> None:
     while not over.wait(0.2):
-        states = admin.rack.ctl("sinfo -h -N -p main -o %T", check=False).split()
-        usable = sum(state.rstrip("*") in ("idle", "allocated", "mixed", "completing") and "*" not in state for state in states)
-        found.usable = min(found.usable, usable) if states else found.usable
+        look = admin.rack.ctl("sinfo -h -N -p main -o %N=%T", check=False)
+        states = [line.partition("=")[2].rstrip("*") for line in look.split()]
+        usable = sum(state in ("idle", "allocated", "mixed", "completing") for state in states)
+        if states and usable < found.usable:
+            found.usable, found.worst = usable, look

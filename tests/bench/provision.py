@@ -2,7 +2,7 @@
 
 Controller CPU is what the processes of a run use on this side, ssh's shared connections included: the rack's cgroup of
 everything that enters it. A cold run makes its ssh connections anew, as a run over a cluster does; a warm one finds them. The
-key exchange is most of a cold connection: OpenSSH 9.0 to 9.8 begin with sntrup761 in plain C; a site may prefer curve25519.
+key exchange is most of a cold connection: OpenSSH 9.0 to 9.9 begin with sntrup761 in plain C; a site may prefer curve25519.
 """
 
 from __future__ import annotations

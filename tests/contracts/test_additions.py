@@ -37,6 +37,12 @@ def test_a_setting_is_never_also_a_check() -> None:
     assert not set(checks.load()) & set(settings.load())
 
 
+@pytest.mark.parametrize("name", [n for n, s in settings.load().items() if s.instead_of])
+def test_what_a_setting_puts_on_checks_are_parameters_of_theirs(name: str) -> None:
+    for check, parameters in settings.load()[name].instead_of.items():
+        assert set(parameters) <= set(checks.load()[check].params.__struct_fields__)
+
+
 def test_first_checks_and_settings_are_there() -> None:
     assert set(checks.load()) >= {"xid", "gpu_count", "ecc", "row_remap", "pcie_link", "nvml_responsive"}
     assert set(settings.load()) >= {"persistence", "numa_balancing", "pcie_acs", "nccl", "cpu_governor", "memlock"}

@@ -176,8 +176,21 @@ def killed_when(node: AptNode, moment: str) -> bool:
 
 
 def test_killed_in_the_middle_the_next_run_completes(node: AptNode, debian: Debian) -> None:
+    through(node, debian, ("half-installed", "unpacked"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_every_stage_and_on_the_way_back(node: AptNode, debian: Debian) -> None:
+    through(
+        node, debian, ("apt", "half-installed", "unpacked", "half-configured", "half-installed", "unpacked", "apt", "unpacked")
+    )
+
+
+def through(node: AptNode, debian: Debian, moments: tuple[str, ...]) -> None:
+    """Older, newer, older ... in turn, each run killed at its moment: the next one makes it good."""
     seen = []
-    for number, moment in enumerate(("apt", "half-installed", "unpacked", "half-configured")):
+    for number, moment in enumerate(moments):
         found = (debian.older, debian.newer)[number % 2]
         node.place(found.packages, debian.files)
         node.declare(**wants(found))
@@ -186,7 +199,7 @@ def test_killed_in_the_middle_the_next_run_completes(node: AptNode, debian: Debi
         assert after["state"] in ("changed", "same"), (moment, after["message"], after)
         have(found, node)
         assert node.apply()["changed"] == 0
-    assert len(seen) >= 3, seen
+    assert len(seen) >= len(moments) // 2, seen
 
 
 @pytest.mark.slow

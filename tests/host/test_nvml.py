@@ -291,24 +291,6 @@ def test_a_worker_that_dies_again_and_again_is_said_from_the_first_time_on(worke
     assert until(worker, lambda r: isinstance(r.raw, dict)).stuck is None
 
 
-def test_a_driver_that_hangs_is_asked_seldom_and_at_once_when_there_is_hope(worker: Worker, faults: Faults) -> None:
-    gpus(worker)
-    worker.deadline_seconds, worker.kill_after_seconds = 0.3, 0.6
-    faults.hang("nvmlDeviceGetTemperature", 3)
-    tried, end = set(), time.monotonic() + 6
-    while time.monotonic() < end:
-        result = worker.sweep()
-        assert result.stuck is not None or isinstance(result.raw, dict)
-        tried.add(worker.pid)
-        time.sleep(0.1)
-    assert len(tried - {None}) == 2 and None in tried, "the one that hung, the one after it, and a rest"
-    assert result.stuck is not None and result.stuck.call == "nvmlDeviceGetTemperature" and result.stuck.seconds > 4
-    faults.clear()
-    worker.hurry()
-    worker.deadline_seconds = worker.kill_after_seconds = 20.0
-    assert isinstance(worker.sweep().raw, dict)
-
-
 def test_a_worker_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     result = Worker().sweep()

@@ -16,6 +16,7 @@ from tests.playbooks.admin import PROJECT, Admin, node
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(900)]
 HOOK = "/etc/slurm/fairlead/task-prolog"
+ROUNDS = 12
 STALE = "#!/bin/sh\n# an older one\n"
 
 
@@ -92,5 +93,5 @@ def test_the_next_run_completes(admin: Admin, how: str, delay: float, fresh: boo
 @pytest.mark.parametrize("how", ["runner", "power", "ssh"])
 def test_the_next_run_completes_wherever_it_was_broken(admin: Admin, how: str) -> None:
     chance = random.Random(how)
-    for number in range(12):
+    for number in range(ROUNDS):
         round_of(admin, how, chance.uniform(0, 1.5), fresh=bool(number % 2))

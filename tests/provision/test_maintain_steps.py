@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from fairlead.errors import UsageError
 from fairlead.provision.maintain import steps
@@ -18,6 +19,9 @@ WORK = Work(node="n1", slurm="n1", step=Step.WAITING, since=100.0, began=90.0, t
 OURS, FREE = Seen(hand=Hand.OURS), Seen(hand=Hand.FREE)
 OTHER = Seen(hand=Hand.OTHER, who="idle+drain by ann: psu")
 COVERED = Seen(hand=Hand.COVERED, who="idle+drain by slurm: gres/gpu count")
+
+
+REBOOTED_ONCE = Work(node="n1", slurm="n1", step=Step.VERIFYING, boot_before="a", boot_after="b")
 
 
 def step(move: Move | None) -> Step | None:
@@ -113,9 +117,12 @@ def test_is_it_well(changed: dict[str, object], why: str) -> None:
 
 def test_what_waits_for_a_reboot_nobody_asked_for_is_no_failure() -> None:
     said = Applied(pending=("kernel_cmdline: iommu=pt",))
-    assert steps.undone(said, PLAN) == ""
-    assert "not in effect after the reboot" in steps.undone(said, Plan(reason="r", reboot=True))
-    assert steps.undone(Applied(changed=("nccl: missing",)), PLAN) == "not as declared: nccl: missing"
+    assert step(steps.verified(WORK, said, PLAN)) is Step.RESUMING
+    assert "not in effect after the reboot" in steps.verified(WORK, said, Plan(reason="r", reboot=True)).why
+    other = Applied(changed=("nccl: missing",))
+    assert steps.verified(WORK, other, PLAN) == Move(Step.MARKING, "not as declared: nccl: missing")
+    assert step(steps.verified(REBOOTED_ONCE, other, PLAN)) is Step.APPLYING
+    assert step(steps.verified(replace(REBOOTED_ONCE, again=True), other, PLAN)) is Step.MARKING
     assert step(steps.applied(WORK, said, PLAN)) is Step.VERIFYING
     assert step(steps.applied(WORK, said, Plan(reason="r", reboot=True))) is Step.REBOOTING
     assert step(steps.applied(WORK, Applied(trouble="no space"), PLAN)) is Step.MARKING

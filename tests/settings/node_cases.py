@@ -40,7 +40,7 @@ GPU_CASES = {
     "compute_mode": Case(
         'compute = "exclusive_process"', NVML % ("GetComputeMode", ""), "{'3'}\n", NVML % ("SetComputeMode", ", 0")
     ),
-    "ecc": Case("enabled = false", NVML % ("GetEccMode", ""), "{'[0, 0]'}\n", NVML % ("SetEccMode", ", 1"), reboot=True),
+    "ecc_mode": Case("enabled = false", NVML % ("GetEccMode", ""), "{'[0, 0]'}\n", NVML % ("SetEccMode", ", 1"), reboot=True),
     "power_limit": Case(
         "watts = 500", NVML % ("GetPowerManagementLimit", ""), "{'500000'}\n", NVML % ("SetPowerManagementLimit", ", 650000")
     ),

@@ -26,7 +26,7 @@ from fairlead.model.change import AnyChange, Disruption, File, Layer, Nvml, Rebo
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.gpu_state import MigInstance
-from fairlead.settings import clocks, ecc, mig, power_limit
+from fairlead.settings import clocks, ecc_mode, mig, power_limit
 from tests.host.conftest import library, simulate
 from tests.lab.faults import Faults
 
@@ -77,7 +77,7 @@ def test_no_power_limit_declared_is_the_boards_own() -> None:
     [(True, True, (Nvml, Reboot)), (True, False, (Reboot,)), (False, True, (Nvml,)), (False, False, ())],
 )
 def test_ecc_is_written_for_the_next_reset_and_pending_until_then(now: bool, then: bool, kinds: tuple[type, ...]) -> None:
-    changes = ecc.plan(ecc.EccWant(enabled=False), ecc.Observed({PCI: (now, then)}))
+    changes = ecc_mode.plan(ecc_mode.EccModeWant(enabled=False), ecc_mode.Observed({PCI: (now, then)}))
     assert tuple(type(c) for c in changes) == kinds
     assert {c.layer for c in changes if isinstance(c, Reboot)} <= {Layer.PENDING_REBOOT}
     assert {c.disruption for c in changes if isinstance(c, Nvml)} <= {Disruption.NONE}
@@ -207,7 +207,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "power_limit": {"watts": 300},
     "clocks": {"sm_megahertz": (900, 1200), "application_megahertz": (1593, 1005)},
     "mig": {"geometry": ("3g.40gb", "2g.20gb", "1g.10gb")},
-    "ecc": {"enabled": False},
+    "ecc_mode": {"enabled": False},
 }
 
 
@@ -291,13 +291,13 @@ def test_apply_sets_what_needs_no_drain_notes_it_and_undoes_it(worker: Worker, t
     busy = run(busy=True)
     assert {i.setting: (i.state, i.pending) for i in busy.items} == {
         "clocks": ("deferred", "idle"), "compute_mode": ("deferred", "idle"), "power_limit": ("deferred", "idle"),
-        "ecc": ("deferred", "reboot"), "mig": ("deferred", "drain"),
+        "ecc_mode": ("deferred", "reboot"), "mig": ("deferred", "drain"),
     }  # fmt: skip
     first = {i.setting: (i.state, i.persisted, i.effective, i.pending) for i in run().items}
     assert {n: first[n] for n in ("clocks", "compute_mode", "power_limit")} == dict.fromkeys(
         ("clocks", "compute_mode", "power_limit"), ("changed", "boot", "yes", "")
     )
-    assert first["ecc"] == ("deferred", "yes", "no", "reboot")
+    assert first["ecc_mode"] == ("deferred", "yes", "no", "reboot")
     assert {i.setting for i in run().items if i.state == "same"} == {"clocks", "compute_mode", "power_limit"}
 
 
@@ -306,7 +306,7 @@ def test_apply_sets_what_needs_no_drain_notes_it_and_undoes_it(worker: Worker, t
 
 def test_the_checks_of_what_is_declared_are_quiet_and_the_drift_is_said_once() -> None:
     plain = config.profile_document("gpu1", "hgx-h100")
-    declared = {"ecc": {}, "mig": {}, "power_limit": {}}
+    declared = {"ecc_mode": {}, "mig": {}, "power_limit": {}}
     document = resolve_layers("gpu1", [("test", {"settings": declared})])[0]
     assert plain.checks["ecc"].judge_mode and plain.checks["mig_mode"].enabled  # type: ignore[attr-defined]
     raw = json.loads((Path(__file__).parents[1] / "machines/hgx-h100.tuned/nvml.json").read_text())
@@ -325,7 +325,7 @@ def test_the_checks_of_what_is_declared_are_quiet_and_the_drift_is_said_once() -
 def test_a_gpu_that_does_not_say_is_unreadable_and_one_that_has_no_such_thing_is_left_out(name: str) -> None:
     tree = Path(__file__).parents[1] / "machines/hgx-h100"
     raw = json.loads((tree / "nvml.json").read_text())
-    part = {"mig": "mig_mode", "ecc": "ecc_mode", "power_limit": "power"}.get(name, name)
+    part = {"mig": "mig_mode", "power_limit": "power"}.get(name, name)
     raw["gpus"][5][part] = {"error": 999}
     assert isinstance(observed(name, gather(Root(str(tree)), raw, reads=clocks.setting.reads)), Missing)
     excused = ("mig_current", "ecc", "power_limit_watts", "load", "state", "clock_sm_hertz", "details")

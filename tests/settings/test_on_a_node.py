@@ -220,7 +220,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 def test_every_setting_has_its_case() -> None:
-    assert {*CASES, "mig", "driver"} == set(setting_list.load())  # driver: tests/provision, with real packages
+    assert {*CASES, "mig", "driver"} == set(setting_list.load())  # driver: tests/driver, with real packages
 
 
 def test_mig_waits_for_a_drained_node_and_is_there_again_after_a_reboot(story: Story) -> None:

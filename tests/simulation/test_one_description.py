@@ -9,6 +9,7 @@ from tests.lab.faultytrees import committed
 from tests.lab.machines import MACHINES, read_nvml
 from tests.simulation.test_trees import differing
 
+from fairlead import settings
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.host.snapshot import snapshot
@@ -33,7 +34,8 @@ def test_the_worker_under_the_library_reads_the_nvml_json_of_the_tree(name, mach
 @pytest.mark.parametrize("name", ["hgx-a100", "l40s-pcie", "hgx-h100.tuned", "hgx-h100.xid79"])
 def test_a_snapshot_of_the_tree_is_the_tree(name, tmp_path):
     tree = MACHINES / name
-    snapshot(Root(str(tree)), read_nvml(tree), tmp_path / name, redact=False)
+    reads = [path for setting in settings.load().values() for path in setting.reads]
+    snapshot(Root(str(tree)), read_nvml(tree), tmp_path / name, redact=False, reads=reads)
     # The links back from a driver to its devices say nothing that the devices' own links do not.
     lost = {key for key in differing(tree, tmp_path / name) if not re.match(r"sys/bus/pci/drivers/[^/]+/0000:", key)}
     assert lost <= {"README.md", "proc/sys/kernel/hostname"}

@@ -27,7 +27,7 @@ FIELDS = Ecc.__struct_fields__
 
 class Params(CheckParams, frozen=True, kw_only=True):
     required: Annotated[bool, Meta(description="ECC must be switched on.")] = True
-    judge_mode: Annotated[bool, Meta(description="The mode is judged here; false where settings.ecc is declared.")] = True
+    judge_mode: Annotated[bool, Meta(description="The mode is judged here; false where settings.ecc_mode is declared.")] = True
     volatile_uncorrected_max: Annotated[
         int, Meta(ge=0, description="Uncorrectable errors since the driver loaded that are accepted.")
     ] = 0

@@ -1,21 +1,25 @@
 """Look over a site's Slurm configuration and this installation. Warns, explains, changes nothing.
 
+--diff prints the lines of slurm.conf that are missing or wrong as a patch, and on standard error what has to be done besides.
 Exit codes: 0 nothing wrong, 1 something to look at, 2 something wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 
 from fairlead import config
 from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing
 from fairlead.slurm import conf as slurm_conf
+from fairlead.slurm.amend import amend
 from fairlead.slurm.review import Remark, review
 
 HOOKS = (
@@ -33,6 +37,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--root", default="/", help="look at a tree instead of this machine")
     parser.add_argument("--document", default="/etc/fairlead/node.json")
+    parser.add_argument(
+        "--diff", action="store_true", help="what to change in slurm.conf as a diff, for patch(1); writes nothing"
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -130,10 +137,28 @@ def _in_nodelist(name: str, nodelist: str) -> bool:
     return False
 
 
+def _diff(args: argparse.Namespace, path: str, conf: slurm_conf.SlurmConf, plugstack: str) -> ExitCode:
+    text = _text(args.root, path) or ""
+    amended = amend(text, conf, pyxis="pyxis" in plugstack)
+    old, new = (t.splitlines(keepends=True) for t in (text, amended.text))
+    diff = "".join(difflib.unified_diff(old, new, path, path))
+    if args.json:
+        print_json({"slurm_conf": path, "diff": diff, "notes": amended.notes})
+        return ExitCode.OK
+    for note in amended.notes:
+        print(f"note: {note}", file=sys.stderr)
+    sys.stdout.write(diff)
+    if not diff:
+        print(f"{path}: nothing to change", file=sys.stderr)
+    return ExitCode.OK
+
+
 def run(args: argparse.Namespace) -> ExitCode:
     path = _conf_path(args.root, args.slurm_conf)
     conf = slurm_conf.parse(path, lambda p: _text(args.root, p))
     plugstack = _text(args.root, os.path.join(os.path.dirname(path), "plugstack.conf")) or ""
+    if args.diff:
+        return _diff(args, path, conf, plugstack)
     remarks = [*review(conf, hooks=HOOKS, plugstack=plugstack, version=_version(args.root))]
     remarks += _installation(args.root, args.document, conf)
     levels = {r.level for r in remarks}

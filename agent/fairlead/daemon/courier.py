@@ -69,6 +69,11 @@ class Standing(Struct, frozen=True, kw_only=True):
     since: float = 0.0
 
     @property
+    def settled(self) -> bool:
+        """Whether an order to drain has come to an end for now: it stands in Slurm, or somebody else holds the node."""
+        return self.drained or bool(self.held)
+
+    @property
     def suspicion(self) -> str:
         """``over_budget`` where common cause or a suspect job is what holds."""
         return self.over_budget if self.limit is not None and self.limit.kind.suspicion else ""

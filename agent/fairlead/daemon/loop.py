@@ -34,7 +34,7 @@ from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.lookout import Lookout
 from fairlead.daemon.moment import now_of, uptime_of
-from fairlead.daemon.notify import READY_SECONDS, Notify
+from fairlead.daemon.notify import Notify
 from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
 from fairlead.daemon.requests import Requests
@@ -114,20 +114,15 @@ class Loop:
         self._slept = asleep()
         self._shown: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._troubles: tuple[str, ...] = ()
-        self._asked_at = self.sweep_seconds = self.sweep_boot = self._ready_by = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
         self.next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
         self.senses.follow(document, self.history.cursor())
 
     def _protocol(self, document: Document) -> Drain:
-        return drain_protocol(
-            document,
-            self.ledger,
-            barred=partial(
-                barred, self._couriers_hold, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED)
-            ),
-        )
+        why = partial(barred, self._couriers_hold, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED))
+        return drain_protocol(document, self.ledger, barred=why)
 
     def _take_up(self, document: Document) -> None:
         self.document = document
@@ -161,7 +156,8 @@ class Loop:
                     self.history.event(f"return command {self.proving.state.value}", self.proving.said)
                     self._decide((), frozenset())
                 swept = self._swept()
-                self._ready()
+                waits = self.decision is not None and self.decision.order is Order.DRAIN and not self.standing.settled
+                self.notify.ready(wait=waits and self.courier is not None)
                 self._tick()
                 if swept and once:
                     break
@@ -285,19 +281,11 @@ class Loop:
         self._decide(findings, ran, swept=True)
         self.board.facts(node)
         if self.sweeps == 1:
-            self._ready_by = time.monotonic() + READY_SECONDS
+            self.notify.looked()
             gc.collect()
             gc.freeze()
             gc.set_threshold(20000, 20, 50)  # what a sweep makes goes by its reference counts
         return True
-
-    def _ready(self) -> None:
-        """slurmd starts after this: after the first verdict, and where that asks for a drain, once slurmctld has it (bounded)."""
-        wanted = self.courier is not None and self.decision is not None and self.decision.order is Order.DRAIN
-        underway = wanted and not (self.standing.drained or self.standing.held) and time.monotonic() < self._ready_by
-        if self._ready_by and not underway:
-            self._ready_by = 0.0
-            self.notify.send(f"READY=1\nSTATUS={self.board.verdict.state.value if self.board.verdict else ''}")
 
     def _kernel(self) -> None:
         """Kernel records: those that a check declared are remembered, and wake it at once."""

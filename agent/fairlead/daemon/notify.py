@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 
 READY_SECONDS = 10.0  # what a drain that the first look asks for may keep slurmd waiting
 
@@ -12,10 +13,22 @@ class Notify:
     """``watchdog_seconds``: how often ``WATCHDOG=1`` is due (half of WatchdogSec), 0 when systemd does not watch."""
 
     def __init__(self) -> None:
+        self._ready_by = 0.0
         self._address = os.environ.get("NOTIFY_SOCKET", "")
         microseconds = os.environ.get("WATCHDOG_USEC", "")
         own = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.watchdog_seconds = int(microseconds) / 2e6 if own and microseconds.isdigit() else 0.0
+
+    def looked(self) -> None:
+        """The first look is done: ``ready`` may say so."""
+        self._ready_by = time.monotonic() + READY_SECONDS
+
+    def ready(self, *, wait: bool) -> None:
+        """READY=1, once, after the first look. slurmd starts after it: with a drain under way (``wait``) it is held back until
+        slurmctld has that, for a bounded time."""
+        if self._ready_by and not (wait and time.monotonic() < self._ready_by):
+            self._ready_by = 0.0
+            self.send("READY=1")
 
     def send(self, state: str) -> None:
         """Send lines such as ``READY=1``; a systemd that does not listen is not our trouble."""

@@ -17,7 +17,7 @@ def key(version: str) -> tuple[object, ...]:
 
 
 def _parts(text: str) -> tuple[tuple[tuple[int, ...], int], ...]:
-    found = [(tuple(map(_order, words)) + (0,), int(number or 0)) for words, number in _PART.findall(text)]
+    found = [((*map(_order, words), 0), int(number or 0)) for words, number in _PART.findall(text)]
     while found and found[-1] == ((0,), 0):
         found.pop()
     return (*found, ((0,), 0))

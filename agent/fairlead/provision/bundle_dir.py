@@ -191,4 +191,7 @@ def open_bundle(folder: str) -> tuple[str, str, str]:
         own = name if name.startswith("fairlead-") and name.endswith(".whl") else own
     if not own:
         raise DataError(f"{base}: no wheel of fairlead in it", hint="make one with `fairlead bundle`")
+    if own.split("-")[1] != fairlead.__version__:  # hooks and units come from the fairlead that runs
+        words = f"{base}: a bundle of fairlead {own.split('-')[1]}, and this is {fairlead.__version__}"
+        raise DataError(words, hint=f"install {own} from the bundle first (its README says how)")
     return str(base / own), str(base / "wheelhouse"), str(base / "packages")

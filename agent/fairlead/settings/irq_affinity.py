@@ -182,4 +182,5 @@ setting = Setting(
     plan=plan,
     reads=(LINES, AFFINITY, BALANCER, DROPIN, DEFAULTS),
     volatile=True,
+    group="cpu",
 )

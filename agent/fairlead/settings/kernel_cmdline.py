@@ -51,14 +51,15 @@ class Observed(Struct, frozen=True):
 
 
 def in_force(words: tuple[str, ...], wanted: str) -> bool:
-    """Whether a command line has ``wanted`` in force: its key's last word, or for keys that add up all of its options."""
+    """Whether a command line has ``wanted`` in force: its key's last word, or for keys that add up all of its options, of which
+    again the last of a name wins (``pci=realloc=on`` before ``pci=realloc=off`` is off)."""
     key, sign, value = wanted.partition("=")
     same = [w.partition("=")[2] for w in words if w.partition("=")[0] == key]
     if not same:
         return False
     if key in ADD_UP and sign:
-        have = {option for text in same for option in text.split(",")}
-        return set(value.split(",")) <= have
+        have = {option.partition("=")[0]: option for text in same for option in text.split(",")}
+        return all(have.get(option.partition("=")[0]) == option for option in value.split(","))
     return [w for w in words if w.partition("=")[0] == key][-1] == wanted
 
 

@@ -77,4 +77,5 @@ setting = Setting(
     plan=plan,
     reads=(POLICY,),
     volatile=True,
+    group="pcie",
 )

@@ -119,4 +119,5 @@ setting = Setting(
     reads=(CMDLINE, LOCKDOWN),
     disruption=Disruption.IDLE,
     volatile=True,
+    group="pcie",
 )

@@ -111,4 +111,5 @@ setting = Setting(
     reads=(LOCKDOWN,),
     disruption=Disruption.IDLE,
     volatile=True,
+    group="pcie",
 )

@@ -146,4 +146,5 @@ setting = Setting(
     observe=observe,
     plan=plan,
     reads_for=reads_for,
+    group="services",
 )

@@ -117,4 +117,5 @@ setting = Setting(
     observe=observe,
     plan=plan,
     reads=(*reads_of(tuple(n for names in UNITS.values() for n in names)), CHRONY, TIMESYNCD, CHRONY_CONF, CHRONY_CONF_EL),
+    group="services",
 )

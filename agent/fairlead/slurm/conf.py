@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from fairlead.errors import InputMissing
 
-_PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
+PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 _LINES = {"nodename", "partitionname", "nodeset", "downnodes", "switchname", "frontendname", "include"}
 MAX_INCLUDES = 32
 
@@ -42,7 +42,7 @@ def parse(path: str, read: Callable[[str], str | None]) -> SlurmConf:
     values: dict[str, str] = {}
     nodes: list[dict[str, str]] = []
     for line in _lines(path, text, read, 0):
-        pairs = {k.lower(): v.strip('"') for k, v in _PAIR.findall(line)}
+        pairs = {k.lower(): v.strip('"') for k, v in PAIR.findall(line)}
         first = line.split("=", 1)[0].strip().lower()
         if first == "nodename":
             nodes.append(pairs)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from fairlead.errors import FairleadError, HostError
-from fairlead.host.change import nvml_release, packages, reload
+from fairlead.host.change import gpus, nvml_release, packages, reload
 from fairlead.host.change.files import write_file
+from fairlead.host.change.gpus import NvmlSet
 from fairlead.host.change.show import diff, target, verbs
 from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
 from fairlead.host.change.undo import UNDO, remember, undo_changes
@@ -54,7 +55,6 @@ __all__ = [
 
 # What was there before is in a file of theirs, was nothing, or (packages) is the former set, declared again.
 NOT_UNDONE = Unit | Module | BootLoader | Reboot | Packages | ModuleReload
-NvmlSet = Callable[[str, str, int | str], None]
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -78,6 +78,11 @@ def execute(
     """Make the changes in order. One that fails does not stop the others, but that what the kernel refused is not persisted:
     no file of the same setting is written after it, and that nothing follows packages that did not move. Nothing is raised for
     a failure."""
+    with gpus.setting(nvml_set, root, run_dir) as nvml:
+        return _execute(changes, root, nvml, undo, run_dir)
+
+
+def _execute(changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None, undo: str, run_dir: str) -> tuple[Outcome, ...]:
     outcomes: list[Outcome] = []
     refused: set[str] = set()
     unmoved: set[str] = set()
@@ -176,7 +181,8 @@ def undo_all(
             outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
             continue
         try:
-            outcome = _make(change, root, nvml_set)
+            with gpus.setting(nvml_set, root, nvml_release.RUN_DIR) as nvml:
+                outcome = _make(change, root, nvml)
         except (OSError, FairleadError) as e:
             outcome = Outcome(change=change, done=False, message=f"{target(change)}: {e}")
         if outcome.done:

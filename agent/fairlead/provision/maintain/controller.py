@@ -28,11 +28,11 @@ FRESH_SECONDS = 2.0
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """One reading of all nodes and jobs. at: monotonic."""
+    """One reading of all nodes and jobs, begun at ``unix``."""
 
     nodes: Mapping[str, NodeState]
     places: Mapping[str, Place]
-    at: float
+    unix: float
 
 
 class Controller:
@@ -43,7 +43,7 @@ class Controller:
         self._rules = Rules(own_users=tuple(dict.fromkeys(("root", "slurm", getpass.getuser()))))
 
     def listing(self) -> Listing:
-        at = time.monotonic()
+        unix = time.time()
         nodes = {n.name: n for n in self.client.nodes()}
         text = self.client.ask(["squeue", "-h", "-a", "-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%e|%N"])
         jobs = jobs_by_node(text)
@@ -58,7 +58,7 @@ class Controller:
             )
             for name, n in nodes.items()
         }
-        return Listing(nodes=nodes, places=places, at=at)
+        return Listing(nodes=nodes, places=places, unix=unix)
 
     def seen(self, work: Work, listing: Listing) -> Seen:
         """The node as this listing has it."""

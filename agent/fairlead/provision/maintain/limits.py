@@ -103,11 +103,13 @@ def jobs(places: Mapping[str, Place], work: Work) -> int:
 
 def bound(place: Place, places: Mapping[str, Place], gone: set[str], plan: Plan, budget: Budget) -> str:
     """The first limit that taking this node too would break; "" for none. ``gone``: nodes in work, or chosen already."""
+    if not place.usable:
+        return ""  # it is out already, by a run of ours that has left it so: nothing more is taken
     for partition in place.partitions:
         members = [p for p in places.values() if partition in p.partitions]
         usable = sum(p.usable and p.name not in gone for p in members)
         floor = plan.floors.get(partition, 0)
-        if place.usable and usable - 1 < floor:
+        if usable - 1 < floor:
             return f"floor of partition {partition}: {usable} nodes are usable, {floor} stay so"
         broken = sum(not p.usable and not p.maintained and p.name not in gone for p in members)
         may = allowed(budget.percent, budget.nodes, len(members))

@@ -74,8 +74,7 @@ class OverSsh:
     def reboot(self, node: str, boot: str) -> str:
         # Only in the boot that is meant: an order that was late would reboot the node that has just come back.
         script = f'[ "$(cat {_BOOT})" = {shlex.quote(boot)} ] || exit 0; exec systemctl reboot'
-        become = "" if self._site.ansible.user == "root" else "sudo -n "
-        code, _, error = self._ssh(node, f"{become}/bin/sh -c {shlex.quote(script)}", REBOOT_SECONDS)
+        code, _, error = self._ssh(node, script, REBOOT_SECONDS)
         # 255 is ssh's own, and so is being cut off by the reboot that was just ordered: the boot id will tell.
         return "" if code in (0, 255, None) else _last(error) or f"systemctl reboot ended with {code}"
 
@@ -97,8 +96,10 @@ class OverSsh:
     def _address(self, node: str) -> str:
         return self._targets[node].address
 
-    def _ssh(self, node: str, command: str, seconds: float) -> tuple[int | None, bytes, str]:
+    def _ssh(self, node: str, script: str, seconds: float) -> tuple[int | None, bytes, str]:
+        """Run a script as root there: serial numbers are root's to read."""
         a = self._site.ansible
+        command = ("" if a.user == "root" else "sudo -n ") + f"/bin/sh -c {shlex.quote(script)}"
         key = ["-i", a.private_key] if a.private_key else []
         alone = ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
         words = [self._program, *alone, *shlex.split(a.ssh_args), *key, *shlex.split(SSH_ARGS), "-l", a.user, self._address(node)]

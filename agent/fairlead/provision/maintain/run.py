@@ -273,12 +273,10 @@ class Maintenance:
 
     def _again(self, listing: Listing) -> None:
         """A slurmctld that was killed may have forgotten that a drain of ours was lifted."""
-        read = time.time() - (time.monotonic() - listing.at)
         for work in self.works:
-            if work.step not in (Step.DONE, Step.GIVEN_BACK) or work.slurm not in listing.nodes or not work.text:
+            lifted = work.step in (Step.DONE, Step.GIVEN_BACK) and work.text and work.ended < listing.unix
+            if not lifted or work.slurm not in listing.nodes:
                 continue
-            if work.ended >= read:
-                continue  # lifted since
             if self._controller.seen(work, listing).hand is Hand.OURS:
                 self._shown.say(f"{work.node}: slurmctld has forgotten that it was resumed: resumed again")
                 self._controller.lift(work)

@@ -20,11 +20,11 @@ from ansible.plugins.action import ActionBase
 MARK = "FAIRLEAD-REPLY "
 # The installed release's own Python where there is one: it then runs `fairlead apply` in the same process.
 START = """import json,sys
-b=sys.stdin.buffer
 if sys.version_info<(3,11):
  said="%s is Python %d.%d; fairlead needs 3.11 or newer"%((sys.executable,)+sys.version_info[:2])
  print("MARK"+json.dumps({"failed":True,"msg":said,"hint":"install one and name it in the site's [ansible] python"}))
  sys.exit()
+b=sys.stdin.buffer
 g={"__name__":"__main__"}
 for name,text in json.loads(b.read(int(b.readline())).decode()):
  exec(compile(text,name,"exec"),g)

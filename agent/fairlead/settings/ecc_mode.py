@@ -18,7 +18,7 @@ from fairlead.model.gpu_values import of_gpus
 from fairlead.model.setting import Setting, Want
 
 
-class EccWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EccModeWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     enabled: Annotated[bool, Meta(description="ECC of every GPU that has it.")] = True
 
 
@@ -37,14 +37,14 @@ def _word(on: bool) -> str:
     return "on" if on else "off"
 
 
-def plan(want: EccWant, observed: Observed) -> tuple[AnyChange, ...]:
+def plan(want: EccModeWant, observed: Observed) -> tuple[AnyChange, ...]:
     changes: list[AnyChange] = []
     wanted = _word(want.enabled)
     for pci, (now, then) in observed.modes.items():
         if then != want.enabled:
             changes.append(
                 Nvml(
-                    setting="ecc",
+                    setting="ecc_mode",
                     why=f"ECC of GPU {pci} is {_word(then)} after its next reset, wanted {wanted}",
                     layer=Layer.PERSISTED,
                     pci=pci,
@@ -56,7 +56,7 @@ def plan(want: EccWant, observed: Observed) -> tuple[AnyChange, ...]:
         if now != want.enabled:
             changes.append(
                 Reboot(
-                    setting="ecc",
+                    setting="ecc_mode",
                     why=f"ECC of GPU {pci} is {_word(now)}, wanted {wanted}: waits for a reset of the GPU or a reboot",
                     layer=Layer.PENDING_REBOOT,
                     disruption=Disruption.REBOOT,
@@ -69,7 +69,7 @@ def plan(want: EccWant, observed: Observed) -> tuple[AnyChange, ...]:
 setting = Setting(
     summary="ECC mode of the GPUs' memory",
     group="gpu",
-    want=EccWant,
+    want=EccModeWant,
     observe=observe,
     plan=plan,
     disruption=Disruption.REBOOT,

@@ -1,0 +1,51 @@
+"""`fairlead maintain`: what the command line refuses, before anything is touched, and what it shows of a journal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairlead.cli import main
+from fairlead.errors import ExitCode
+from fairlead.provision.maintain.journal import Journal
+from fairlead.provision.maintain.steps import Plan, Step, Work
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give a nodelist, or one of"),
+        (["gpu1", "--list"], "give a nodelist, or one of"),
+        (["--resume", "--dry-run"], "--dry-run is for a new run"),
+    ],
+)
+def test_words_that_make_no_sense(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["maintain", *words, "--journal", str(tmp_path / "m.db")]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err and not (tmp_path / "m.db").exists()
+
+
+def test_without_a_journal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["maintain", "--list", "--journal", str(tmp_path / "m.db")]) == ExitCode.NO_INPUT
+    assert "no maintenance has run here" in capsys.readouterr().err
+
+
+def test_runs_and_their_steps_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    journal = Journal(path)
+    run = journal.begin(Plan(reason="driver 580"), [Work(node="n1", slurm="n1")], site="s", who="ann@adm1")
+    failed = Work(node="n1", slurm="n1", step=Step.FAILED, since=2.0, began=1.0, ended=2.0, mark="why", detail="no disk")
+    journal.put(run.id, 0, failed)
+    assert main(["maintain", "--list", "--journal", path]) == ExitCode.OK
+    assert f"{run.id}  unfinished" in capsys.readouterr().out
+    journal.end(run.id, "ended")
+    journal.close()
+    assert main(["maintain", "--show", "--journal", path]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "by ann@adm1: driver 580; ended" in out and "n1: failed, drained, and stays so: no disk" in out
+    assert main(["maintain", "--show", run.id, "--journal", path, "--json"]) == ExitCode.OK
+    said = json.loads(capsys.readouterr().out)
+    assert (said["nodes"][0]["reason"], said["steps"][0]["step"]) == ("why", "failed")
+    assert main(["maintain", "--resume", run.id, "--journal", path]) == ExitCode.USAGE
+    assert "nothing to go on with" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""What a node's answers mean for its maintenance: identity, verdict, findings, the provisioning run's report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.config.site import AnsibleOptions, Site
+from fairlead.model.verdict import State, Verdict
+from fairlead.provision.inventory import Target
+from fairlead.provision.maintain.controller import jobs_by_node
+from fairlead.provision.maintain.node import OverSsh, outcome, parse_look
+from fairlead.provision.maintain.steps import Applied, Looked
+from fairlead.provision.report import NodeResult, node_result
+from tests.slurm.maintained import document
+
+BOOT = "/proc/sys/kernel/random/boot_id"
+SERIAL = "/sys/class/dmi/id/product_serial"
+
+
+def answer(status: dict[str, Any] | None = None, **parts: str) -> bytes:
+    said = {"slurm_node": "n1", "boot_id": "b1", "sweep": {"boot_seconds": 90.0}, **(status or {})}
+    files = {
+        "/run/fairlead/verdict": Verdict(state=State.OK, expires=200, sequence=1).to_line(),
+        "/proc/uptime": "100.0 1.0\n",
+        "/run/fairlead/status.json": json.dumps(said),
+        BOOT: "b1\n",
+        SERIAL: "S123\n",
+        "/etc/machine-id": "m1\n",
+        **parts,
+        "/dev/null": "",
+    }
+    return "".join(f"\n==> {name} <==\n{text}" for name, text in files.items()).encode()
+
+
+def test_a_node_that_is_well() -> None:
+    look = parse_look(b"Welcome to gpu land\n" + answer(), "n1")
+    assert look == Looked(boot="b1", machine="product_serial S123", verdict="ok", text="", age_seconds=10.0, verdict_boot="b1")
+
+
+@pytest.mark.parametrize("serial", ["", "To Be Filled By O.E.M.", "None", "0000000", "Default string", "Not Specified"])
+def test_a_board_without_a_serial_goes_by_its_machine_id(serial: str) -> None:
+    assert parse_look(answer(**{SERIAL: serial + "\n"}), "n1").machine == "machine-id m1"
+
+
+def test_findings_that_speak_against_service() -> None:
+    findings = [
+        {"id": "1", "check": "gpu_count", "level": "drain", "mode": "enforce", "summary": "7 of 8"},
+        {"id": "2", "check": "ecc", "level": "drain", "mode": "observe", "summary": "errors"},
+        {"id": "3", "check": "clock", "level": "unknown", "mode": "observe", "summary": "not read"},
+        {"id": "4", "check": "temperature", "level": "warn", "mode": "enforce", "summary": "hot"},
+        {"id": "5", "check": "xid", "level": "drain", "mode": "enforce", "summary": "known"},
+    ]
+    look = parse_look(answer({"findings": findings, "acknowledged": ["5"]}), "n1")
+    assert look.worse == ("gpu_count: 7 of 8",)
+    assert look.bad == ("gpu_count: 7 of 8", "ecc: errors", "clock: not read")
+
+
+def test_answers_that_are_not_the_nodes() -> None:
+    assert parse_look(answer({"slurm_node": "n2"}), "n1").stranger == "the node there is n2"
+    assert parse_look(b"", "n1").trouble == "its answer is cut short"
+    assert parse_look(answer(**{BOOT: ""}), "n1").trouble == "it does not say its boot id"
+    none = parse_look(answer(**{"/run/fairlead/verdict": "", "/run/fairlead/status.json": ""}), "n1")
+    assert (none.verdict, none.age_seconds) == ("none", None) and "fairlead-agent.service" in none.text
+    assert parse_look(answer(**{"/run/fairlead/status.json": "[1]"}), "n1").verdict == "ok"
+
+
+def item(setting: str, state: str, pending: str = "", message: str = "why") -> dict[str, Any]:
+    return {"setting": setting, "state": state, "pending": pending, "message": message, "steps": [], "hint": ""}
+
+
+def test_what_a_provisioning_run_means() -> None:
+    def of(*items: dict[str, Any]) -> Applied:
+        return outcome(node_result("n1", "runner_on_ok", "t", {"changes": [], "apply": {"items": list(items)}}))
+
+    assert of(item("nccl", "same")) == Applied()
+    assert of(item("nccl", "changed")) == Applied(changed=("nccl: why",))
+    assert of(item("kernel_cmdline", "deferred", "reboot")) == Applied(pending=("kernel_cmdline: why",))
+    assert of(item("nvidia_module", "deferred", "drain")) == Applied(waiting=("nvidia_module: why",))
+    assert of(item("nccl", "failed")).trouble == "nccl: why"
+    assert outcome(NodeResult(node="n1", state="unreachable", message="No route to host")).trouble == "No route to host"
+
+
+def ssh(folder: Path, script: str) -> OverSsh:
+    program = folder / "ssh"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    site = Site(file="", generation=1, layer={}, classes=(), nodes={}, ansible=AnsibleOptions(user="admin"))
+    return OverSsh(site, {"n1": Target(node="n1", address="10.0.0.1", document=document("n1"))}, program=str(program))
+
+
+def test_what_ssh_says(tmp_path: Path) -> None:
+    other = ssh(tmp_path, "echo '@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @' >&2; exit 255")
+    assert other.look("n1").stranger == "10.0.0.1 has another host key"
+    assert ssh(tmp_path, "echo 'no route' >&2; exit 255").look("n1") == Looked(trouble="no route")
+    assert ssh(tmp_path, "exit 3").look("n1").trouble == "ssh ended with 3"
+    assert ssh(tmp_path, "echo 'sudo: a password is required' >&2; exit 1").reboot("n1", "b1") == "sudo: a password is required"
+    assert ssh(tmp_path, "exit 255").reboot("n1", "b1") == ""  # cut off by the reboot itself
+    told = ssh(tmp_path, f'echo "$@" >{tmp_path}/told')
+    assert told.reboot("n1", "b1") == ""
+    words = (tmp_path / "told").read_text()
+    assert "-o ControlPath=none" in words and "-l admin 10.0.0.1 sudo -n /bin/sh -c" in words and "systemctl reboot" in words
+
+
+def test_jobs_and_their_ends() -> None:
+    found = jobs_by_node("12|R|1795311504|n[1-2]\n13|CG|N/A|n2\n")
+    assert found == {"n1": [1795311504.0], "n2": [1795311504.0, float("inf")]}
