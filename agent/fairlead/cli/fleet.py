@@ -28,7 +28,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--partition", default="", help="only the nodes of this partition")
     parser.add_argument("--site", default="", help=f"whose [ansible] says how ssh reaches the nodes ({SITE} where there is one)")
     parser.add_argument("--no-agents", action="store_true", help="ask Slurm alone: no ssh")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for all agents together (10)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="for all agents together (10, and a tenth for each node)"
+    )
     parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program that is called as ssh would be")
     parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
     parser.add_argument("--bin-dir", default="/usr/bin", help="where sinfo and squeue are")
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
     if args.watch is not None and args.watch < 1:
         raise UsageError("--watch: a second at least")
-    if not 0.5 <= args.timeout <= 600:
+    if args.timeout is not None and not 0.5 <= args.timeout <= 600:
         raise UsageError("--timeout: from half a second to ten minutes")
     site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
     looks = Looks(

@@ -19,6 +19,8 @@ from fairlead.slurm.listing import Listed, listed
 from fairlead.slurm.scontrol import Scontrol
 
 AGENTS_SECONDS = 30.0  # a watch asks the agents no more often
+#: For all agents together, and for each: a new connection takes the admin host 0.07 s of CPU time (docs/how-to/fleet.md).
+ALL_SECONDS, EACH_SECONDS = 10.0, 0.1
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -38,7 +40,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 class Looks:
-    """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most;
+    """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most (None: by their number);
     ``told``: of how many have answered, see OverSsh."""
 
     def __init__(
@@ -48,7 +50,7 @@ class Looks:
         nodelist: str = "",
         partition: str = "",
         agents: bool = True,
-        seconds: float = 10.0,
+        seconds: float | None = None,
         program: str = "ssh",
         conf: str = "",
         bin_dir: str = "/usr/bin",
@@ -87,14 +89,15 @@ class Looks:
 
     def _fetch(self, addresses: dict[str, str]) -> dict[str, Account]:
         if self._source is None:
-            self._source = self._over_ssh(next(iter(addresses.values()), ""))
+            seconds = self._seconds or ALL_SECONDS + EACH_SECONDS * len(addresses)
+            self._source = self._over_ssh(next(iter(addresses.values()), ""), seconds)
         return self._source.fetch(addresses)
 
-    def _over_ssh(self, address: str) -> OverSsh:
+    def _over_ssh(self, address: str, seconds: float) -> OverSsh:
         """ssh as the site says it, by the connections that `fairlead provision` keeps too."""
         own = self._site.ansible.ssh_args if self._site is not None else ""
         key = self._site.ansible.private_key if self._site is not None else ""
         kept = shared_connections(own, address) if self._program == "ssh" else ""
         options = " ".join(filter(None, (own, f"-i {shlex.quote(key)}" if key else "", SSH_ARGS, kept)))
         user = self._site.ansible.user if self._site is not None else ""
-        return OverSsh(program=self._program, options=options, user=user, seconds=self._seconds, told=self._told)
+        return OverSsh(program=self._program, options=options, user=user, seconds=seconds, told=self._told)

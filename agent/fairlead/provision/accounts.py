@@ -172,7 +172,7 @@ class OverSsh:
             return {}
         task = task_self()
         settings = {"fanout": self._fanout, "ssh_path": self._program, "ssh_options": self._options, "ssh_user": self._user}
-        for key, value in {**settings, "connect_timeout": max(1, int(self._seconds))}.items():
+        for key, value in {**settings, "connect_timeout": max(1, min(10, int(self._seconds)))}.items():
             task.set_info(key, value)
         told, wanted = self._told, NodeSet.fromlist(list(addresses.values()))
 
