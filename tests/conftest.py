@@ -41,7 +41,7 @@ SECONDS = {
     "tests/settings/test_settings.py": 30,
     "tests/driver/test_apt.py": 35,
     "tests/driver/test_bundle.py": 25,
-    "tests/settings/test_on_a_node.py": 25,
+    "tests/settings/test_on_a_node.py": 40,
     "tests/apply/test_boot.py": 30,
     "tests/apply/test_image.py": 15,
     "tests/checks/test_sources.py": 20,

@@ -36,6 +36,7 @@ APPLYING_SECONDS = 600
 PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
+OURS = "# Written by fairlead"  # how each file of a setting begins
 LEFT = "/etc/fairlead/left-for-boot"  # a name a line, written by `apply --root IMAGE`
 _NEXT = {
     "idle": "run it again when no job runs here",
@@ -194,7 +195,12 @@ def apply(
         items.append(msgspec.structs.replace(item, effective="unknown") if image else item)
     if not dry_run:
         _note_left(root, items, image=image)
+    orphans = _undeclared(document, root, undo) if phase == "all" and not only else ()
+    for path, file in orphans:
+        outcome = None if dry_run else changing.undo_one(path, file, root)
+        items.append(_orphan(file, outcome))
     changed = sum(len(c) for c in todo.values()) if dry_run else sum(o.done for os_ in outcomes.values() for o in os_)
+    changed += sum(i.state in {"changed", "would_change"} for i in items[len(selected) :])
     return ApplyReport(
         node=document.node,
         generation=document.generation,
@@ -208,6 +214,33 @@ def apply(
         items=tuple(items),
         ports=_ports(before, selected),
     )
+
+
+def _undeclared(document: Document, root: Root, undo: str) -> tuple[tuple[str, File], ...]:
+    """Our files of settings that the document does not speak of any more, with their undo records: a file that says fairlead
+    keeps it is kept or goes. One that somebody has made his own since is his; what is declared unmanaged is left alone."""
+    found = []
+    for path, change in changing.undo_changes(root, undo):
+        if isinstance(change, File) and change.setting not in document.settings:
+            now = root.read_text(change.path)
+            if isinstance(now, str) and now.startswith(OURS):
+                found.append((path, change))
+    return tuple(found)
+
+
+def _orphan(file: File, outcome: changing.Outcome | None) -> Item:
+    words = f"{file.path}: nothing is declared any more; " + ("removed" if file.content is None else "as it was before fairlead")
+    state = "would_change" if outcome is None else "changed" if outcome.done else "failed"
+    message = words if outcome is None or outcome.done else outcome.message
+    step = Step(
+        target=file.path,
+        why=words,
+        layer=file.layer,
+        disruption=file.disruption,
+        diff="",
+        done=None if outcome is None else outcome.done,
+    )
+    return Item(setting=file.setting, state=state, message=message, steps=(step,))
 
 
 def _ports(node: Node, selected: Mapping[str, tuple[Setting, Want]]) -> tuple[Port, ...]:
@@ -235,7 +268,7 @@ def _looker(
 def _plan(setting: Setting, want: Want, node: Node, *, image: bool = False) -> tuple[AnyChange, ...] | Item:
     if not want.managed:
         return Item(setting="", state="unmanaged", message="declared as not managed")
-    if image and (setting.volatile or setting.nvml or setting.hardware):
+    if image and (setting.volatile or setting.nvml or setting.live):
         kept = "boot" if setting.volatile else "no"
         return Item(setting="", state="left", persisted=kept, pending="boot", message="left for the boot of the node")
     if image and setting.as_wanted:

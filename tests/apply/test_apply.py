@@ -138,6 +138,28 @@ def test_a_site_s_own_nccl_conf_is_refused_until_declared(tree: Path) -> None:
     assert own.read_text().startswith("# Written by fairlead")
 
 
+@pytest.mark.parametrize("own", [None, "NCCL_IB_TIMEOUT=22\n"])
+def test_a_file_of_ours_goes_when_nothing_is_declared_any_more(own: str | None, tree: Path) -> None:
+    """And what an admin had there before is there again; what he has made his own since, or keeps unmanaged, is left alone."""
+    conf = tree / "etc/nccl.conf"
+    conf.parent.mkdir(exist_ok=True)
+    if own:
+        conf.write_text(own)
+    wants = document(nccl={"replace_existing": True})
+    none = document(numa_balancing={"managed": False})
+    assert run(tree, wants).changed == 1 and conf.read_text().startswith("# Written by fairlead")
+    ours = conf.read_text()
+    assert run(tree, document(nccl={"managed": False})).changed == 0 and conf.read_text() == ours
+    assert run(tree, none, dry_run=True).changed == 1 and conf.read_text() == ours
+    conf.write_text("NCCL_DEBUG=WARN\n")
+    assert run(tree, none).changed == 0 and conf.read_text() == "NCCL_DEBUG=WARN\n"
+    conf.write_text(ours)
+    report = run(tree, none)
+    assert report.changed == 1 and "nothing is declared any more" in report.items[-1].message
+    assert (conf.read_text() if conf.exists() else None) == own
+    assert run(tree, none).changed == 0
+
+
 def test_a_value_that_cannot_be_written_fails_and_the_others_go_on(tree: Path) -> None:
     shutil.rmtree(tree / "etc", ignore_errors=True)
     (tree / "etc").write_text("a file where a folder should be")

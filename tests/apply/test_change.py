@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -182,3 +183,18 @@ def test_for_mig_the_agent_lets_go_of_nvml_and_a_gpu_in_use_is_tried_again(tmp_p
         make("0000:43:00.0", "mig", "off")
     assert calls == [("power_limit_milliwatts", False), *[("mig", True)] * 3]
     assert not asked.exists()
+
+
+def test_an_interrupt_that_its_driver_manages_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/proc/irq/64/smp_affinity_list"
+    (tmp_path / path[1:]).parent.mkdir(parents=True)
+    (tmp_path / path[1:]).write_text("0-7\n")
+
+    def kernel(fd: int, data: bytes) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    real = os.write
+    asked = [KernelValue(setting="irq_affinity", why="w", path=path, value="0", before="0-7")]
+    monkeypatch.setattr(os, "write", lambda fd, data: kernel(fd, data) if data == b"0\n" else real(fd, data))
+    (outcome,) = change.execute(asked, Root(str(tmp_path)))
+    assert not outcome.done and outcome.message.endswith("name the device in settings.irq_affinity.skip")

@@ -162,9 +162,9 @@ def rows(suite: str = "bookworm") -> list[Row]:
     took = measure(KINDS, ROUNDS, suite=suite)
     found = []
     for what, name, budget in (
-        ("8 tasks, whole node", "whole-8", 15),
-        ("8 tasks, part of a node", "part-8", 40),
-        ("8 tasks, with the planner", "planner-8", 40),
+        (f"8 tasks on {CPUS} CPUs, whole node", "whole-8", 15),
+        (f"8 tasks on {CPUS} CPUs, part of a node", "part-8", 40),
+        (f"8 tasks on {CPUS} CPUs, with the planner", "planner-8", 40),
         (f"2 tasks on {CPUS} CPUs, whole node, nothing to swap", "whole-2", 15),
         (f"2 tasks on {CPUS} CPUs, with the planner", "planner-2", 40),
     ):
@@ -173,7 +173,7 @@ def rows(suite: str = "bookworm") -> list[Row]:
         beside = (
             f"an empty one {over(empty, none):+.1f} ms, a taskset wrapper {over(wrapper, none):+.1f} ms {cpu_over(wrapper, none)}"
         )
-        detail = f"{cpu_over(mine, none)}; step without any {median(none.wall):.0f} ms; {ROUNDS} steps each in turn, {suite}"
+        detail = f"; ours {cpu_over(mine, none)}; step without any {median(none.wall):.0f} ms; {ROUNDS} steps each, {suite}"
         found.append(Row(f"task prolog, {what}, over none", over(mine, none), budget, "ms", beside, detail))
         found.append(Row("... over an empty one", over(mine, empty), budget - SLURMS_OWN, "ms", "", cpu_over(mine, empty)))
     return found

@@ -29,6 +29,7 @@ mount -t proc proc proc
 mount -t tmpfs tmpfs run
 mount -t tmpfs tmpfs dev
 for name in null zero full random urandom tty; do touch dev/$name; mount --bind /dev/$name dev/$name; done
+for n in fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s ${n#*:} dev/${n%%:*}; done
 mkdir dev/pts
 mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
 ln -s pts/ptmx dev/ptmx

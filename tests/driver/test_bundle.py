@@ -77,7 +77,8 @@ gpu1 = "{host.address}"
         again = json.loads(run(words, enter=tuple(rack.enter), code=75).stdout)["nodes"][0]
         assert not again["changes"], "a node that has the files is brought none"
 
-        done = host.run("fairlead apply --drained --json", check=False)
+        done = host.run(["/usr/local/bin/fairlead", "apply", "--drained", "--json"], check=False)
+        assert done.stdout, done.stderr
         item = next(i for i in json.loads(done.stdout)["items"] if i["setting"] == "driver")
         assert (item["persisted"], item["pending"]) == ("yes", "reboot"), item  # another driver is loaded there
         assert NAME in host.run("apt-mark showhold").stdout

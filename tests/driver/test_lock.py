@@ -184,6 +184,20 @@ def test_what_cannot_be_satisfied_is_said_with_file_and_key(site: Path, tmp_path
     assert run(site, "--debs", str(tmp_path), "--status", str(status)).returncode == 66
 
 
+def test_dkms_brings_the_headers_of_the_c_library(site: Path, tmp_path: Path) -> None:
+    """NVIDIA's build ends without them, and dkms only recommends them."""
+    debs = tmp_path / "debs"
+    build(debs, "nvidia-open", "580.95.05-1", "dkms")
+    build(debs, "dkms", "3.0.10-8", "")
+    build(debs, "libc6-dev", "2.36-9", "")
+    (tmp_path / "status").write_text("")
+    done = run(site, "--debs", str(debs), "--status", str(tmp_path / "status"))
+    assert done.returncode == 0, done.stderr
+    found = {p.name: p for p in load_lock(str(site.parent / "fairlead.lock")).sets["default"].packages}
+    assert set(found) == {"nvidia-open", "dkms", "libc6-dev"}
+    assert found["nvidia-open"].kept and not found["libc6-dev"].kept and not found["dkms"].kept
+
+
 def build(folder: Path, name: str, version: str, depends: str) -> None:
     """A package file, made by dpkg-deb."""
     top = folder / "build" / name

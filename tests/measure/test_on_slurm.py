@@ -137,7 +137,7 @@ def test_a_killed_run_is_found(site: Site, way: str) -> None:
     assert f"fairlead accept --resume {run} takes it up; --cancel {run} ends it" in err
     if way == "cancel":
         code, out, _ = site.accept("--cancel", run)
-        assert code == 0 and "on n1 cancelled" in out
+        assert code == 0 and "on n1" in out and out.endswith(" cancelled\n")
     else:
         code, out, err = site.accept("--resume", run)
         assert code == 2 and "n1: fail: all_reduce: hung" in out and "n2: pass" in out, out + err

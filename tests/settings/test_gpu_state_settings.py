@@ -234,6 +234,25 @@ def test_what_is_set_is_what_other_programs_read_and_undo_brings_it_back(worker:
     assert outside() == before
 
 
+NVITOP = """
+import nvitop
+for d in nvitop.Device.all()[:2]:
+    print(d.power_limit(), d.compute_mode(), d.is_mig_mode_enabled(), [m.gpu_instance_id() for m in d.mig_devices()])
+"""
+
+
+def test_the_monitors_of_others_agree(worker: Worker) -> None:
+    worker.set("0000:07:00.0", "mig", "3g.40gb,2g.20gb,1g.10gb")
+    worker.set("0000:0f:00.0", "power_limit_milliwatts", 300_000)
+    worker.set("0000:0f:00.0", "compute_mode", 3)
+    said = [
+        subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, env=dict(os.environ)).stdout
+        for words in (["-m", "gpustat", "--json"], ["-c", NVITOP])
+    ]
+    assert [g["enforced.power.limit"] for g in json.loads(said[0])["gpus"][:2]] == [400, 300]
+    assert said[1] == "400000 Default True [1, 2, 3]\n300000 Exclusive Process False []\n"
+
+
 @pytest.mark.parametrize(
     ("what", "value", "words"),
     [

@@ -67,7 +67,7 @@ def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]
             continue
         words = line[len(mark) + 1 :].split()
         if words[:1] == ["end"] and len(words) == 4 and words[1] == name and words[2].isdecimal() and words[3].isdecimal():
-            frames.append((name, "\n".join(lines[:-1]), int(words[2]), int(words[3])))
+            frames.append((name, "\n".join(lines).removesuffix("\n"), int(words[2]), int(words[3])))
             name = ""
         elif words[:1] == ["begin"] and len(words) == 2:
             name, lines = words[1], []

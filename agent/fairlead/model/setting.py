@@ -28,9 +28,9 @@ class Setting(Struct, frozen=True, kw_only=True):
     observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
     disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
     instead_of: what a setting declares is never also a check: parameters of checks that hold while it is declared.
-    reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says. hardware: its plan
-    needs this very node's hardware, so an image leaves it to the node's boot. as_wanted: what the kernel of a node says where
-    ``want`` is in force, path -> text: in an image, which has no kernel, only what is persisted is then left to plan.
+    reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says. live: its plan
+    needs the running node, its hardware or its units, so an image leaves it to the node's boot. as_wanted: what the kernel of
+    a node says where ``want`` is in force, path -> text: an image has no kernel, so only what is persisted is left to plan.
     plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
     """
 
@@ -45,7 +45,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     instead_of: Mapping[str, Mapping[str, Any]] = {}
     reads_for: Callable[[Any], tuple[str, ...]] | None = None
     group: str = ""
-    hardware: bool = False
+    live: bool = False
     as_wanted: Callable[[Any], Mapping[str, str]] | None = None
 
     def wanted_reads(self, want: Want) -> tuple[str, ...]:

@@ -26,6 +26,9 @@ from fairlead.model.change import Package
 from fairlead.settings.driver import DriverWant
 
 APT_SECONDS = 300
+#: Needed and only recommended. NVIDIA's build tries first whether the compiler makes programs (conftest.sh, cc_sanity_check),
+#: and dkms only recommends the C library's headers.
+ALSO = {"dkms": "libc6-dev"}
 _URI = re.compile(r"^'([^']+)' (\S+) (\d+) (?:SHA256:([0-9a-f]{64}))?", re.MULTILINE)
 _OURS = re.compile(r"^(lib)?(nvidia|cuda|nvcuvid|nvoptix|gdrdrv|gdrcopy|gdrapi|dcgm)|^datacenter-gpu-manager|^firmware-nvidia")
 
@@ -169,9 +172,14 @@ class Archive:
         epoch = f"Package: /./\nPin: version *:{version}*\nPin-Priority: 1001\n"
         (self._folder / "preferences").write_text(f"{pin}\n{epoch}")
         self._strip(want.install)
-        done = self._run("apt-get", "-qq", "--print-uris", "install", *want.install)
+        names = list(want.install)
+        done = self._run("apt-get", "-qq", "--print-uris", "install", *names)
+        for package, needed in ALSO.items():
+            if f"/{package}_" in done.stdout and needed not in names:
+                names.append(needed)
+                done = self._run("apt-get", "-qq", "--print-uris", "install", *names)
         if done.returncode:
-            told = self._run("apt-get", "-q", "--simulate", "install", *want.install)  # -qq gives no reason
+            told = self._run("apt-get", "-q", "--simulate", "install", *names)  # -qq gives no reason
             said = [line.strip() for line in (told.stdout + told.stderr).splitlines()]
             unmet = [line for line in said if re.match(r"^\S+ : (Pre)?Depends|^\S+ : (Conflicts|Breaks)", line)]
             words = (unmet or [line for line in said if line.startswith("E:")] or ["apt gives no reason"])[0]

@@ -233,6 +233,6 @@ setting = Setting(
     want=NcclWant,
     observe=observe,
     plan=plan,
-    hardware=True,
+    live=True,
     reads=(FILE, ROUTE, MOUNTS, ADDRESSES6, ROUTES6, *TOPOLOGY_FILES),
 )

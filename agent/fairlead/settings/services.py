@@ -145,6 +145,7 @@ setting = Setting(
     want=ServicesWant,
     observe=observe,
     plan=plan,
+    live=True,
     reads_for=reads_for,
     group="services",
 )

@@ -116,6 +116,7 @@ setting = Setting(
     want=TimeSyncWant,
     observe=observe,
     plan=plan,
+    live=True,
     reads=(*reads_of(tuple(n for names in UNITS.values() for n in names)), CHRONY, TIMESYNCD, CHRONY_CONF, CHRONY_CONF_EL),
     group="services",
 )

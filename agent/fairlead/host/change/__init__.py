@@ -50,6 +50,7 @@ __all__ = [
     "target",
     "undo_all",
     "undo_changes",
+    "undo_one",
     "write_file",
 ]
 
@@ -180,12 +181,17 @@ def undo_all(
             words = f"{target(change)}: waits for {'a drained' if change.disruption is Disruption.DRAIN else 'an idle'} node"
             outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
             continue
-        try:
-            with gpus.setting(nvml_set, root, nvml_release.RUN_DIR) as nvml:
-                outcome = _make(change, root, nvml)
-        except (OSError, FairleadError) as e:
-            outcome = Outcome(change=change, done=False, message=f"{target(change)}: {e}")
-        if outcome.done:
-            os.unlink(path)
-        outcomes.append(outcome)
+        outcomes.append(undo_one(path, change, root, nvml_set))
     return tuple(outcomes)
+
+
+def undo_one(path: str, change: AnyChange, root: Root, nvml_set: NvmlSet | None = None) -> Outcome:
+    """Bring back one state that ``undo_changes`` gave with its record's ``path``; the record goes once that is done."""
+    try:
+        with gpus.setting(nvml_set, root, nvml_release.RUN_DIR) as nvml:
+            outcome = _make(change, root, nvml)
+    except (OSError, FairleadError) as e:
+        outcome = Outcome(change=change, done=False, message=f"{target(change)}: {e}")
+    if outcome.done:
+        os.unlink(path)
+    return outcome

@@ -30,6 +30,7 @@ FETCH_SECONDS = 60.0  # without a byte
 LOCK_SECONDS = 120.0
 SPARE_BYTES = 64 << 20
 _STEP = re.compile(r"^(Inst|Remv|Purg) ([^\s:]+)(?::\w+)?(?: \[([^\]]*)\])?(?: \((\S+))?", re.MULTILINE)
+_MAKE_LOG = re.compile(r"/var/lib/dkms/\S+/make\.log")
 _UNMET = re.compile(r"^\s*(\S+) : ((?:Pre)?Depends|Conflicts|Breaks): (\S+)", re.MULTILINE)
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -238,10 +239,20 @@ def _apt(root: Root, words: Sequence[str], seconds: float, change: Packages) -> 
         words_ = f"{package} {verb} {other}, and the declared set says nothing of it"
         hint = "run `fairlead lock` again with --status of such a node (its /var/lib/dpkg/status)"
         raise HostError(words_, hint=hint)
+    if built := _MAKE_LOG.search(out):
+        raise HostError(f"dkms could not build the module: {_last_error(root, built[0])}", hint=f"see {built[0]}")
     marks = ("E:", "dpkg: error", "Error!", "ERROR")
     errors = [line for line in out.splitlines() if line.startswith(marks) and "Can not write log" not in line]
     errors.sort(key=lambda line: line.startswith("E: Sub-process"))  # dpkg's own words, not that it has failed
     raise HostError(f"apt-get: {(errors or out.strip().splitlines() or [f'exit code {code}'])[0]}", hint="run it again")
+
+
+def _last_error(root: Root, path: str) -> str:
+    """What the compiler or NVIDIA's own checks said."""
+    text = root.read_text(path)
+    lines = [line.strip() for line in (text if isinstance(text, str) else "").splitlines()]
+    said = [line for line in lines if "error:" in line or "does not appear" in line or line.startswith("ERROR")]
+    return (said or lines[-1:] or ["no log"])[0][:200]
 
 
 def _tool(root: Root, command: Sequence[str], *, check: bool = True, seconds: float = SIMULATE_SECONDS) -> str:

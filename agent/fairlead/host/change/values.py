@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from fairlead.errors import HostError
@@ -21,6 +22,10 @@ def write_kernel_value(change: KernelValue, root: Root) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)  # never O_CREAT: an absent kernel file is an error
     try:
         os.write(fd, change.value.encode() + b"\n")
+    except OSError as e:
+        if e.errno == errno.EIO and change.path.startswith("/proc/irq/"):  # kernel/irq/proc.c, write_irq_affinity
+            raise HostError("its driver manages this interrupt: name the device in settings.irq_affinity.skip") from None
+        raise
     finally:
         os.close(fd)
     with open(path, encoding="utf-8", errors="replace") as f:

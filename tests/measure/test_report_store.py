@@ -1,0 +1,171 @@
+"""The job's script and what is read of it, without Slurm; the store's own rules."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.errors import DataError, HostError, InputMissing
+from fairlead.measure import report
+from fairlead.measure.jobs import parse as parse_jobs
+from fairlead.measure.report import Ran
+from fairlead.measure.script import Step, limit_minutes, script
+from fairlead.measure.store import Result, Store
+from fairlead.measure.tool import Figure, Outcome
+from fairlead.measure.tools import load
+from tests.measure.conftest import install
+
+MARK = "#fairlead-0123456789abcdef"
+
+
+def ran(folder: Path, *steps: Step, prelude: str = "", gpus: int | None = 8) -> report.Report:
+    path = folder / "job.sh"
+    path.write_text(script(MARK, "n1", steps, gpus=gpus, prelude=prelude))
+    env = {"PATH": f"{install(folder)}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
+    done = subprocess.run(["/bin/sh", str(path)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    return report.parse(MARK, done.stdout, done.stderr)
+
+
+def step(name: str, command: str, seconds: int = 5) -> Step:
+    return Step(name=name, command=command, seconds=seconds)
+
+
+def test_the_script_runs_each_tool_to_its_end(tmp_path: Path) -> None:
+    found = ran(
+        tmp_path,
+        step("a", "echo out; echo err >&2; exit 3"),
+        step("b", "printf 'no line end'"),
+        step("c", "sleep 60", seconds=1),
+        step("d", "kill -BUS $$"),
+        step("e", "no-such-program --x"),
+        step("f", "cat; echo $GPUS $FROM_PRELUDE"),
+        prelude="FROM_PRELUDE='it''s there'\nexport FROM_PRELUDE",
+    )
+    assert found.node == "n1" and found.done
+    assert (found.ran["a"].out, found.ran["a"].err, found.ran["a"].status) == ("out", "err", 3)
+    assert found.ran["b"].out == "no line end"
+    assert found.ran["c"].status == 124 and found.ran["d"].status == 128 + 7 and found.ran["e"].status == 127
+    assert found.ran["f"].out == "8 its there"  # and nothing to read on standard input
+    assert [g.pci for g in found.gpus][:2] == ["0000:1b:00.0", "0000:1c:00.0"] and found.gpus[7].serial == "16000159007"
+
+
+def test_the_gpus_are_counted_where_nobody_declares_them(tmp_path: Path) -> None:
+    assert ran(tmp_path, step("a", "echo $GPUS"), gpus=None).ran["a"].out == "8"
+
+
+def test_no_tool_can_speak_for_the_job(tmp_path: Path) -> None:
+    found = ran(tmp_path, step("a", "echo '#fairlead-ffff done'; echo '#fairlead- end a 0 1'; exec sleep 20", seconds=1))
+    assert found.ran["a"].status == 124 and "#fairlead-ffff done" in found.ran["a"].out
+
+
+def test_the_time_limit_holds_all_deadlines() -> None:
+    assert limit_minutes([step("a", "x", 600), step("b", "x", 60)]) == 15
+
+
+@given(st.text(), st.text())
+def test_any_text_is_a_report(out: str, err: str) -> None:
+    found = report.parse(MARK, f"{MARK} node n1\n{out}", err)
+    assert found.node and not found.done
+
+
+@given(st.integers(0, 400))
+def test_a_cut_report_has_no_more_than_what_was_there(end: int) -> None:
+    whole = (
+        f"\n{MARK} node n1\n\n{MARK} begin a\nrow\n\n{MARK} end a 0 2\n\n{MARK} begin b\nrow\n\n{MARK} end b 0 2\n\n{MARK} done\n"
+    )
+    found = report.parse(MARK, whole[:end])
+    assert found.done is (end >= len(whole) - 1)
+    for name in found.ran:
+        assert found.ran[name].status in (None, 0) and found.ran[name].out.split("#")[0] in "row\n\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome", "says"),
+    [
+        (Ran(), Outcome.UNKNOWN, "not run: the job ended"),
+        (Ran(begun=True, out="x"), Outcome.UNKNOWN, "not finished: the job ended"),
+        (Ran(begun=True, status=127), Outcome.ABSENT, "not installed"),
+        (Ran(begun=True, status=126), Outcome.ABSENT, "not installed"),
+        (Ran(begun=True, status=124), Outcome.FAIL, "hung, ended after 5 s: no output"),
+        (Ran(begun=True, status=137, seconds=20), Outcome.FAIL, "hung"),
+        (Ran(begun=True, status=137, seconds=2), Outcome.UNKNOWN, "ended from outside (SIGKILL)"),
+        (Ran(begun=True, status=143, seconds=2), Outcome.UNKNOWN, "ended from outside (SIGTERM)"),
+        (Ran(begun=True, status=134), Outcome.FAIL, "crashed (SIGABRT)"),
+        (Ran(begun=True, status=0), Outcome.UNKNOWN, "no report of dcgmi diag"),
+        (Ran(begun=True, status=255, err="Error: unable to connect"), Outcome.UNKNOWN, "unable to connect"),
+    ],
+)
+def test_how_a_tool_ended(run: Ran, outcome: Outcome, says: str) -> None:
+    said = report.said(load()["dcgm"], step("dcgm", "x"), run, 8, "the job ended")
+    assert said.outcome is outcome and says in said.why, said
+
+
+def test_fewer_gpus_than_declared_is_a_failure() -> None:
+    text = "64 16 float sum -1 1.0 1.0 470.0 0 1.0 1.0 480.0 0\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 475\n"
+    ranks = "".join(f"#  Rank  {n} Group  0 Pid 1{n} on n1 device {n} [0000:1b:00] X\n" for n in range(7))
+    run = Ran(begun=True, status=0, out=ranks + text)
+    said = report.said(load()["all_reduce"], step("all_reduce", "x"), run, 8, "")
+    assert said.outcome is Outcome.FAIL and said.why == "7 GPUs took part, the node should have 8"
+    assert report.said(load()["all_reduce"], step("all_reduce", "x"), run, None, "").outcome is Outcome.PASS
+
+
+def test_squeue() -> None:
+    (job,) = parse_jobs("12|PENDING|n1|fairlead-accept-x|Nodes required|for job are DOWN\n")
+    assert (job.id, job.node, job.reason, job.ended) == (12, "n1", "Nodes required|for job are DOWN", False)
+
+
+# --- the store ---
+
+
+def put(
+    store: Store, run: str, node: str, value: float, *, outcome: str = "pass", command: str = "x", driver: str = "580"
+) -> None:
+    if not store.read("SELECT 1 FROM run WHERE run = ?", (run,)):
+        store.begin(run, user="root", host="h", folder="/f", plan=b"{}", fairlead="1")
+    store.submitted(run, node, "h100", 1)
+    figure = Figure(name="busbw", value=value, unit="GB/s", bytes=64)
+    result = Result(tool="all_reduce", command=command, outcome=outcome, figures=(figure,), out="text\0\udcff", err="")
+    store.measured(run, node, "unknown", "not judged yet", kind="8 x H100", driver=driver, gpus=(), results=[result])
+
+
+def test_who_is_a_sibling(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "a/b.sqlite"))
+    put(store, "r1", "n1", 1.0)
+    put(store, "r2", "n1", 2.0)  # newer
+    put(store, "r2", "n2", 3.0)
+    put(store, "r2", "n3", 4.0, outcome="fail")
+    put(store, "r2", "n4", 5.0, command="y")
+    put(store, "r2", "n5", 6.0, driver="570")
+    figure = Figure(name="busbw", value=9.0, unit="GB/s", bytes=64)
+
+    def siblings(**changed: str) -> dict[str, list[float]]:
+        given = {"class_name": "h100", "kind": "8 x H100", "driver": "580", "tool": "all_reduce", "command": "x", **changed}
+        return store.siblings(without=["n9"], figure=figure, **given)
+
+    assert siblings() == {"n1": [2.0], "n2": [3.0]}
+    assert siblings(class_name="a100") == {} == siblings(kind="8 x A100")
+    assert store.raw("r1", "n1", "all_reduce") == ("text\0?", "")
+    with pytest.raises(InputMissing):
+        store.raw("r1", "n2", "all_reduce")
+    assert os.stat(store.path).st_mode & 0o777 == 0o600
+    store.close()
+
+
+def test_what_is_no_store_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(InputMissing, match="no results yet"):
+        Store(str(tmp_path / "none"), make=False)
+    (tmp_path / "text").write_text("not a database, and long enough to be looked at by SQLite as one" * 20)
+    with pytest.raises(HostError, match="not a database"):
+        Store(str(tmp_path / "text"))
+    newer = sqlite3.connect(tmp_path / "newer")
+    newer.execute("PRAGMA user_version = 9")
+    newer.commit()
+    newer.close()
+    with pytest.raises(DataError, match="schema 9"):
+        Store(str(tmp_path / "newer"))
