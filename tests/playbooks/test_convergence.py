@@ -134,7 +134,7 @@ def test_4_tampering_is_exactly_what_is_found_and_put_right(admin: Admin, tmp_pa
     assert [(g["nodes"], g["state"]) for g in planned["groups"]] == [(n, s) for n, s in PLANNED]
     (step,) = planned["nodes"][0]["steps"]
     assert (step["setting"], step["why"]) == ("numa_balancing", "kernel.numa_balancing is 1, wanted 0")
-    tagged = admin.provision("--tags", "pcie,nccl", "--report", str(tmp_path / "r.txt"), "--report", str(tmp_path / "r.json"))
+    tagged = admin.provision("--tags", "pcie_acs,nccl", "--report", str(tmp_path / "r.txt"), "--report", str(tmp_path / "r.json"))
     assert tagged["gpu1"]["changed"] == 0 and node(admin, "gpu1").path(NUMA).read_text() == "1\n"
     assert tagged["gpu2"]["changes"] == ["/etc/slurm/epilog.d/50-fairlead: content", "/etc/fairlead/hooks: mode or owner"]
     page, report = (tmp_path / "r.txt").read_text(), json.loads((tmp_path / "r.json").read_text())
