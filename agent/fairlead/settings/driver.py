@@ -289,7 +289,9 @@ def _effective(want: DriverWant, observed: Observed, *, moves: bool) -> tuple[An
     )
     why = f"{now}, wanted {want.version}" + ("" if want.module == "none" else f" {want.module}")
     here = next((k for k in observed.kernels if k.release == observed.running), None)
-    if want.module != "none" and (moves or here is None or here.module in (want.version, "unknown")):
+    if want.module != "none" and (
+        moves or (here is None and not observed.kernels) or (here is not None and here.module in (want.version, "unknown"))
+    ):
         disruption = Disruption.IDLE if observed.loaded is None else Disruption.DRAIN
         return (ModuleReload(setting="driver", why=why, disruption=disruption, version=want.version),)
     return (
