@@ -66,4 +66,5 @@ def test_every_profile_value_says_why_and_who(name: str) -> None:
         assert len(value.why) > 20 and len(value.source) > 10
     document = config.profile_document("n1", name)
     assert document.checks["gpu_count"].expected == 8
-    assert set(document.settings) == {"persistence", "numa_balancing", "pcie_acs", "nccl", "cpu_governor", "memlock"}
+    every = {"persistence", "numa_balancing", "pcie_acs", "nccl", "cpu_governor", "memlock", "sysctl", "kernel_modules"}
+    assert set(document.settings) == every

@@ -93,7 +93,8 @@ def declared(tree: Path) -> Document:
     }
     name = tree.name.partition(".")[0]
     profile = config.load_profile(name)
-    return config.resolve_layers("n1", [(name, profile_layer(profile)), ("test", {"checks": asked})], profile=name)[0]
+    site = {"checks": asked, "settings": {"kernel_modules": {"load": ["nvidia"]}}}
+    return config.resolve_layers("n1", [(name, profile_layer(profile)), ("test", site)], profile=name)[0]
 
 
 def look(tree: Path, document: Document, root: Root, yesterday: Node | None) -> tuple[Node, set[tuple[str, str, str]]]:

@@ -357,7 +357,7 @@ def test_release_lets_go_of_the_device(worker: Worker) -> None:
         os.kill(pid or 0, 0)
     result = worker.sweep()
     assert isinstance(result.raw, Missing)
-    assert "released" in result.raw.detail
+    assert "let go of" in result.raw.detail
     worker.reattach()
     assert len(gpus(worker)) == 8
 

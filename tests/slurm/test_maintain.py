@@ -177,7 +177,8 @@ def test_slurmctld_restarted_in_the_middle(bench: Bench) -> None:
     bench.cluster.start_slurmctld()
     wait(lambda: bench.reason("n1") != "", "our drain, or it again", 60)
     bench.cluster.run(["/usr/bin/scancel", str(job)])
-    assert child.wait(60) == 0 and bench.steps(run) == {"n1": "done", "n2": "done"}
+    assert child.wait(60) == 0
+    assert bench.steps(run) == {"n1": "done", "n2": "done"}, bench.journal.log(run.id)
     assert not bench.reason("n1") and not bench.reason("n2")
 
 
