@@ -21,6 +21,7 @@ from fairlead.provision.maintain.steps import Plan, Work
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
+from tests.provision.test_maintain_journal import fill
 from tests.slurm.maintained import SYSTEMCTL, Nodes
 
 pytestmark = pytest.mark.slurm
@@ -189,6 +190,32 @@ def test_two_runs_over_the_same_nodes(bench: Bench) -> None:
     said = bench.drive(second)
     assert {n.node: n.step for n in said.nodes} == {"n2": "skipped", "n3": "done"} and first.id in said.nodes[0].detail
     assert {n.step for n in bench.drive(first).nodes} == {"done"}
+
+
+@on("trixie")
+def test_a_full_disk_below_the_journal(bench: Bench, tmp_path: Path) -> None:
+    """What is in work is written to its end, nothing new is begun, and with room again the same run goes on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], check=True)
+    try:
+        bench.path = str(disk / "maintain.db")
+        bench.journal = Journal(bench.path)
+        jobs = [bench.cluster.submit("#!/bin/sh\nsleep 60\n", "-w", node) for node in ("n1", "n2")]
+        for job in jobs:
+            bench.cluster.wait_job(job, "RUNNING")
+        run = bench.begin("n1", "n2", batch=1)
+        child = driven(bench, run)
+        wait(lambda: sorted(bench.steps(run).values()) == ["queued", "waiting"], "one waits")
+        fill(disk)
+        bench.cluster.run(["/usr/bin/scancel", *map(str, jobs)])
+        assert child.wait(60) == 0 and sorted(bench.steps(run).values()) == ["done", "queued"]
+        assert not bench.reason("n1") and not bench.reason("n2")
+        (disk / "filler").unlink()
+        assert {n.step for n in bench.drive(run).nodes} == {"done"}
+    finally:
+        bench.journal.close()
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @on("trixie")
