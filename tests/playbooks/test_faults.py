@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,9 @@ class Search(threading.Thread):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 self.look(path, str(path))
             for folder in Path("/dev/shm").glob("fairlead-provision.*"):
-                for path in folder.rglob("*"):
-                    self.look(path, path.name)
+                with suppress(OSError):  # a run that has just ended
+                    for path in folder.rglob("*"):
+                        self.look(path, path.name)
 
     def look(self, path: Path, name: str) -> None:
         try:

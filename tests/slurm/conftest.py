@@ -97,11 +97,11 @@ def drain(client: Scontrol, tmp_path: Path) -> Drain:
     return drain_of(client, tmp_path, "n1")
 
 
-def save(cluster: Cluster) -> None:
+def save(cluster: Cluster, node: str = "n2") -> None:
     """Have slurmctld write down what it knows of its nodes, and wait for that: what others changed before is not lost any more,
     and what is changed from now on it saves up to 5 s later only (SAVE_MAX_WAIT, slurmctld/state_save.c)."""
     asked = time.time()
-    cluster.scontrol("update", "nodename=n2", "state=drain", f"reason=save {asked}")
+    cluster.scontrol("update", f"nodename={node}", "state=drain", f"reason=save {asked}")
     deadline = asked + 60
     while float(cluster.run(["/usr/bin/stat", "-c", "%.9Y", STATE]).stdout) < asked:
         assert time.time() < deadline, "slurmctld does not save the state of its nodes"

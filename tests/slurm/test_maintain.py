@@ -22,6 +22,7 @@ from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.provision.test_maintain_journal import fill
+from tests.slurm.conftest import save
 from tests.slurm.maintained import SYSTEMCTL, Nodes
 
 pytestmark = pytest.mark.slurm
@@ -168,6 +169,7 @@ def test_batch_and_floor_hold(bench: Bench) -> None:
 
 @on("forky")
 def test_slurmctld_restarted_in_the_middle(bench: Bench) -> None:
+    save(bench.cluster, "n3")  # or it comes back with what another test had drained
     job = bench.cluster.submit("#!/bin/sh\nsleep 60\n", "-w", "n1")
     bench.cluster.wait_job(job, "RUNNING")
     run = bench.begin("n1", "n2")
