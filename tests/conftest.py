@@ -35,7 +35,6 @@ SECONDS = {
     "playbooks": 150,
     "tests/rack/test_rack.py": 60,
     "tests/measure/test_on_slurm.py": 50,
-    "tests/rack/test_refit.py": 20,
     "tests/maintain/test_reboots.py": 130,
     "hooks": 30,
     "tests/settings/test_settings.py": 30,

@@ -13,7 +13,7 @@ from tests.lab.pcitree import put
 from tests.lab.rack import Rack
 from tests.lab.roots import LabError
 
-pytestmark = [pytest.mark.rack, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.rack, pytest.mark.slow, pytest.mark.timeout(180)]  # tests/maintain has the same in `make test`
 
 
 def other_machine(tree: Path) -> None:
