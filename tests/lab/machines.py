@@ -182,6 +182,7 @@ def _write_kernel(tree: Path, m: Model, gpus: list[dict[str, Any]], *, node: str
     header = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"
     put(proc / "net/route", f"{header}\n{ethernet}\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0")
     put(proc / "sys/kernel/numa_balancing", 0 if tuned else 1)
+    put(proc / "sys/kernel/modprobe", "/sbin/modprobe")
     put(proc / "sys/kernel/random/boot_id", uuid(node, seed, "boot"))
     put(proc / "driver/nvidia/version",
         f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER_VERSION}  Release Build\n"

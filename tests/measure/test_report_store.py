@@ -95,7 +95,7 @@ def test_a_cut_report_has_no_more_than_what_was_there(end: int) -> None:
         (Ran(begun=True, status=124), Outcome.FAIL, "hung, ended after 5 s: no output"),
         (Ran(begun=True, status=137, seconds=20), Outcome.FAIL, "hung"),
         (Ran(begun=True, status=137, seconds=2), Outcome.UNKNOWN, "ended from outside (SIGKILL)"),
-        (Ran(begun=True, status=143, seconds=2), Outcome.UNKNOWN, "ended from outside (SIGTERM)"),
+        (Ran(begun=True, status=143, seconds=2), Outcome.UNKNOWN, "ended from outside (SIGTERM), the job ended: no output"),
         (Ran(begun=True, status=134), Outcome.FAIL, "crashed (SIGABRT)"),
         (Ran(begun=True, status=0), Outcome.UNKNOWN, "no report of dcgmi diag"),
         (Ran(begun=True, status=255, err="Error: unable to connect"), Outcome.UNKNOWN, "unable to connect"),

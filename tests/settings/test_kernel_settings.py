@@ -239,8 +239,11 @@ def test_limits_of_any_text(text: str) -> None:
 
 
 def test_a_kernel_without_modules_loads_none_and_says_so() -> None:
-    seen = kernel_modules.observe(texts({kernel_modules.LOADED: None, kernel_modules.LOAD: None, kernel_modules.BLACKLIST: None}))
+    none = dict.fromkeys(kernel_modules.setting.reads)
+    seen = kernel_modules.observe(texts(none))
     assert isinstance(seen, kernel_modules.Observed)
+    unread = kernel_modules.observe(texts(none | {kernel_modules.LOADER: "/sbin/modprobe\n"}))
+    assert isinstance(unread, Missing) and "/proc/modules: no such file" in unread.detail
     assert [type(c) for c in kernel_modules.plan(kernel_modules.KernelModulesWant(), seen)] == [File]
     with pytest.raises(ConfigError, match="no loadable modules here"):
         kernel_modules.plan(kernel_modules.KernelModulesWant(load=("nvidia_peermem",)), seen)

@@ -74,7 +74,8 @@ def test_every_kind_of_job(refusing: Cluster, nohold: bool) -> None:
         salloc = pool.submit(interactive, up, "/usr/bin/salloc", "-wn8", "--chdir=/tmp", "/usr/bin/srun", "/bin/echo", "ran")
         for run in (srun.result(), salloc.result()):
             print(run.returncode, run.stderr)
-            assert run.returncode == 1 and "ran" not in run.stdout
+            # 168: 4008 & 255, ESLURMD_CREDENTIAL_REVOKED, where srun's launch met the revoked job before srun heard of its end.
+            assert run.returncode in (1, 168) and "ran" not in run.stdout
             assert re.search(r"Prolog failure on node n[78]|revoked|[Pp]rolog", run.stderr), run.stderr
     again = LATER if nohold else HELD
 

@@ -93,7 +93,8 @@ def gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) -> Said:
-    """What a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that it did not get to."""
+    """What a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that it did not
+    get to or that was ended with it."""
     if not ran.begun:
         return Said(outcome=Outcome.UNKNOWN, why=f"not run: {ended}")
     if ran.status is None:
@@ -103,7 +104,7 @@ def said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) 
     if ran.status == 124 or (ran.status == 137 and ran.seconds >= step.seconds):
         return Said(outcome=Outcome.FAIL, why=f"hung, ended after {step.seconds} s: {tool.so_far(ran.out)}")
     if 128 < ran.status <= 192:
-        return _signalled(tool, ran)
+        return _signalled(tool, ran, ended)
     read = tool.read(ran.out, ran.err)
     if ran.status and read.outcome in (Outcome.PASS, Outcome.WARN):
         return Said(
@@ -120,7 +121,7 @@ def hung(tool: Tool, step: Step, ran: Ran) -> Said:
     return Said(outcome=Outcome.FAIL, why=f"hung, and could not be ended after {step.seconds} s: {tool.so_far(ran.out)}")
 
 
-def _signalled(tool: Tool, ran: Ran) -> Said:
+def _signalled(tool: Tool, ran: Ran, ended: str) -> Said:
     number = (ran.status or 0) - 128
     try:
         name = signal.Signals(number).name
@@ -130,5 +131,6 @@ def _signalled(tool: Tool, ran: Ran) -> Said:
     if read.outcome is Outcome.FAIL and "Segmentation fault" not in read.why:
         return read  # what it said before says more
     crashed = number in {int(s) for s in CRASHES}
-    why = f"{'crashed' if crashed else 'ended from outside'} ({name}): {tool.so_far(ran.out)}"
+    how = f"crashed ({name})" if crashed else f"ended from outside ({name}), {ended}"
+    why = f"{how}: {tool.so_far(ran.out)}"
     return Said(outcome=Outcome.FAIL if crashed else Outcome.UNKNOWN, why=why, versions=read.versions)

@@ -2,7 +2,9 @@
 
 Sources: modules-load.d(5), modprobe.d(5) (``blacklist`` keeps a module's own aliases from loading it), /proc/modules
 (proc_modules(5)). A blacklisted module that is loaded now holds the device until a reboot. A module that is built into the
-kernel is in no list of loaded ones and is not for this setting. nvidia_peermem: NVIDIA driver README, chapter "GPUDirect
+kernel is in no list of loaded ones and is not for this setting. A kernel built without loadable modules has neither that file
+nor /proc/sys/kernel/modprobe (both under CONFIG_MODULES: kernel/module/procfs.c, kernel/module/kmod.c); where only the list is
+missing, it is unreadable and nothing is known. nvidia_peermem: NVIDIA driver README, chapter "GPUDirect
 RDMA Peer Memory Client"; where the driver and kernel have dma-buf it is not needed.
 """
 
@@ -14,10 +16,11 @@ from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Module, Reboot
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
 
 LOADED = "/proc/modules"
+LOADER = "/proc/sys/kernel/modprobe"
 LOAD = "/etc/modules-load.d/90-fairlead.conf"
 BLACKLIST = "/etc/modprobe.d/90-fairlead-blacklist.conf"
 
@@ -30,7 +33,7 @@ class KernelModulesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Observed(Struct, frozen=True):
-    """``loaded``: names as /proc/modules has them (underscores), None: a kernel without loadable modules (no such file).
+    """``loaded``: names as /proc/modules has them (underscores), None: a kernel without loadable modules.
     ``load``, ``blacklist``: the texts of our files."""
 
     loaded: frozenset[str] | None
@@ -43,6 +46,8 @@ def observe(node: Node) -> Observed | Missing:
     for value in (loaded, load, blacklist):
         if isinstance(value, Missing):
             return value
+    if loaded is None and node.text(LOADER) is not None:
+        return unreadable(f"{LOADED}: no such file, though {LOADER} says that this kernel has modules")
     names = None if loaded is None else frozenset(line.split()[0] for line in str(loaded).splitlines() if line.split())
     return Observed(names, None if load is None else str(load), None if blacklist is None else str(blacklist))
 
@@ -88,7 +93,7 @@ setting = Setting(
     want=KernelModulesWant,
     observe=observe,
     plan=plan,
-    reads=(LOADED, LOAD, BLACKLIST),
+    reads=(LOADED, LOADER, LOAD, BLACKLIST),
     as_wanted=lambda want: {LOADED: "".join(f"{name.replace('-', '_')} 0 0 - Live 0x0\n" for name in want.load)},
     disruption=Disruption.REBOOT,
 )
