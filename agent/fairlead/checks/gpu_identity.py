@@ -36,6 +36,10 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             yield _finding(gpu.pci, Level.UNKNOWN, f"GPU {gpu.pci} says neither its serial nor its UUID")
         if known is None or board is None or board == known or _same(known, gpu.uuid):
             continue
+        if isinstance(gpu.serial, Missing) and not known.startswith("GPU-"):
+            words = f"the serial of GPU {gpu.pci} cannot be read: whether it is board {known} is not known"
+            yield _finding(gpu.pci, Level.UNKNOWN, words, gpu.serial.detail)
+            continue
         if board in before:
             words = f"GPU {gpu.pci} is the board that was in slot {before[board]}: moved?"
         else:
