@@ -89,7 +89,7 @@ def _application(gpu: Gpu) -> Iterator[Finding]:
                 check="gpu_clocks",
                 level=Level.DRAIN,
                 device=gpu.pci,
-                summary=f"{name} application clock of GPU {gpu.pci}: {now / 1e6:.0f} MHz, the board's {usual / 1e6:.0f}: provision",
+                summary=f"{name} application clock of GPU {gpu.pci} is {now / 1e6:.0f} MHz, not {usual / 1e6:.0f}: provision",
                 evidence=("nvidia-smi -rac sets them back",),
                 action=Action.PROVISION,
                 service=Service.DRAIN_AFTER_JOB,
