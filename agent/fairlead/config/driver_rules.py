@@ -37,6 +37,9 @@ PROPRIETARY = re.compile(
 #: The oldest container toolkit without a known way out of a container.
 TOOLKIT_LEAST = (1, 19, 1)
 _DRIVER = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?:[-+~].*)?$")
+_LIBRARY = (
+    r"(lib)?nvidia-(?!container|persistenced|settings|xconfig|modprobe|support|fabricmanager|imex|installer|driver-pinning).*"
+)
 _NUMBERS = re.compile(r"^(?:\d+:)?v?(\d+(?:\.\d+)*)")
 
 
@@ -140,8 +143,7 @@ def _known_gpu(s: Set) -> Iterator[str]:
 
 
 def _userland(s: Set) -> Iterator[str]:
-    for p in s.named(r"(lib)?nvidia-(?!container|persistenced|settings|xconfig|modprobe|support|fabricmanager|imex|installer|driver-pinning).*",
-                     "libcuda1", "libnvcuvid1", "firmware-nvidia-gsp"):  # fmt: skip
+    for p in s.named(_LIBRARY, "libcuda1", "libnvcuvid1", "firmware-nvidia-gsp"):
         have = driver_version(p.version)
         if have and have != s.version:
             yield f"{p.name} is {p.version}, the driver {s.version}"
