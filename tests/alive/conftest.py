@@ -99,12 +99,18 @@ class Living(Agent):
 
     def well(self) -> None:
         """Wait until the verdict is ok, and a job may start without a word."""
-        self.until(lambda: self.verdict().state is State.OK, "verdict ok")
+        self.until(lambda: self.verdict().state is State.OK and self._shown_ok(), "verdict ok, and the metrics too")
+        while True:
+            (self.run_dir / "prolog.log").unlink(missing_ok=True)
+            done = self.prolog(on_stale="refuse")
+            if (done.rc, done.err, self.noted()) == (0, "", ""):
+                return
+            assert "does not know the state" in done.err, done  # a busy machine: the driver was late once more
+            self.until(lambda: self.verdict().state is State.OK, "verdict ok")
+
+    def _shown_ok(self) -> bool:
         self.render()
-        assert self.metric('fairlead_verdict_state{state="ok"}') == 1
-        (self.run_dir / "prolog.log").unlink(missing_ok=True)
-        done = self.prolog(on_stale="refuse")
-        assert (done.rc, done.err, self.noted()) == (0, "", "")
+        return self.metric('fairlead_verdict_state{state="ok"}') == 1
 
 
 @pytest.fixture(scope="session")
