@@ -111,7 +111,7 @@ def test_standard_input_is_decoded_as_it_comes() -> None:
             assert json.loads(run.stdout.readline())["line"] == number
         run.stdin.close()
         assert run.stdout.read() == b""
-        assert run.wait(30) == 0
+        assert run.wait(120) == 0
 
 
 def test_closed_standard_input_and_output() -> None:

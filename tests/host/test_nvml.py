@@ -205,8 +205,7 @@ def test_no_library(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
 def hung(worker: Worker, faults: Faults) -> NvmlResult:
     """What a sweep says once the worker waits in the call that hangs: on a busy machine it is on its way there for a while."""
     faults.hang("nvmlDeviceGetPowerUsage", 5)
-    time.sleep(0.01)
-    return until(worker, lambda r: r.stuck is not None and (r.stuck.call, r.stuck.gpu) == ("nvmlDeviceGetPowerUsage", "0000:c3:00.0"))
+    return until(worker, lambda r: r.stuck is not None and r.stuck.call == "nvmlDeviceGetPowerUsage")
 
 
 def test_hang_is_named_and_a_late_answer_heals(hasty: Worker, faults: Faults) -> None:

@@ -246,7 +246,7 @@ class Demo:
     def wedged(self) -> None:
         self.faults(2).hang("nvmlDeviceGetTemperature", gpu=5)
         seen, took = self.stage.wait(
-            "gpu2: the verdict says which call hangs", lambda: self.verdict(2), lambda v: "nvmlDeviceGetTemperature" in v[-1], 20
+            "gpu2: the verdict says which call hangs", lambda: self.verdict(2), lambda v: "nvmlDeviceGetTemperature" in v[-1], 90
         )
         self.stage.reaction("hanging call to a verdict that names it", took, "deadline 1.5 s + sweep 1 s")
         self.stage.say("\t".join(seen))
@@ -258,13 +258,11 @@ class Demo:
             times.append(time.monotonic() - start)
         self.node(2).run(["rm", "-f", "/run/fairlead/jobs/999"])
         middle = sorted(times)[10]
-        self.stage.check(
-            f"the prolog still answers at once (exit {done.returncode})", middle < 0.5, "under 0.5 s", f"{middle:.3f} s"
-        )
+        self.stage.check(f"the prolog still answers at once (exit {done.returncode})", middle < 2, "under 2 s", f"{middle:.3f} s")
         self.stage.reaction("prolog with the driver wedged (with entering the node)", middle, "+1 ms; about 5 ms is entering")
         self.faults(2).lift()
         self.stage.wait("the call comes back: gpu2 recovers by itself", lambda: self.verdict(2), lambda v: v[1] == "ok", 90)
-        self.rack.wait_idle(30, ["gpu2"])
+        self.rack.wait_idle(names=["gpu2"])
 
     def drift(self) -> None:
         bridge = self._bridge(3)
@@ -312,7 +310,7 @@ class Demo:
         self.stage.reaction("reboot to resumed by fairlead", time.monotonic() - start)
         self.node(4).reboot()
         self.stage.wait(
-            "gpu4: verdict is not drain after its repair", lambda: self.verdict(4), lambda v: v[1] in {"ok", "warn"}, 60
+            "gpu4: verdict is not drain after its repair", lambda: self.verdict(4), lambda v: v[1] in {"ok", "warn"}, 90
         )
         time.sleep(5)
         after = self.rack.node_state("gpu4")

@@ -74,8 +74,8 @@ def test_every_kind_of_job(refusing: Cluster, nohold: bool) -> None:
         salloc = pool.submit(interactive, up, "/usr/bin/salloc", "-wn8", "--chdir=/tmp", "/usr/bin/srun", "/bin/echo", "ran")
         for run in (srun.result(), salloc.result()):
             print(run.returncode, run.stderr)
-            # 1, or an error number of Slurm's & 255: 168 (4008, ESLURMD_CREDENTIAL_REVOKED) where srun's launch met the revoked job
-            # before srun heard of its end. Which of the two it meets first decides the words too.
+            # 1, or an error number of Slurm's & 255: 168 (4008, ESLURMD_CREDENTIAL_REVOKED) where srun's launch met the revoked
+            # job before srun heard of its end. Which of the two it meets first decides the words too.
             assert run.returncode and "ran" not in run.stdout
             assert re.search(r"[Pp]rolog|revoked|expired|[Cc]ancel|complet|[Tt]erminated", run.stderr), run.stderr
     again = LATER if nohold else HELD
