@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.model.verdict import State
-from tests.daemon.conftest import XID79, Agent
+from tests.daemon.conftest import NO_SLOW_CHECKS, XID79, Agent
 
 Make = Callable[..., Agent]
 
@@ -111,7 +111,7 @@ def test_an_xid_wakes_the_check_at_once(agents: Make) -> None:
 
 
 def test_a_kernel_log_that_cannot_be_read_is_no_health(agents: Make) -> None:
-    agent = agents()
+    agent = agents(checks=NO_SLOW_CHECKS)
     agent.fifo.unlink()
     agent.start()
     assert agent.verdict().state is State.UNKNOWN and "the kernel log cannot be read" in agent.verdict().text
