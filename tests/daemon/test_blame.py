@@ -324,7 +324,7 @@ def _last(agent) -> int:  # type: ignore[no-untyped-def]
 
 
 def _seen(agent) -> int:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             with sqlite3.connect(f"file:{agent.state_dir / 'history.sqlite'}?mode=ro", uri=True) as db:

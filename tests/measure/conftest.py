@@ -102,7 +102,7 @@ class Site:
         found = sorted((self.folder / "out").glob(f"*.{node}.out"), key=lambda path: path.stat().st_mtime)
         return bool(found) and text in found[-1].read_text()
 
-    def until(self, true: Callable[[], object], what: str, seconds: float = 60) -> None:
+    def until(self, true: Callable[[], object], what: str, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < deadline, what

@@ -61,7 +61,7 @@ ssh_args = "-F {self.rack.ssh_config} -o ControlMaster=no -o ControlPath=none"
         command = self.command(*words)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as run:
             self.pids.append(run.pid)
-            done = subprocess.CompletedProcess(words, 0, *run.communicate(timeout=240))
+            done = subprocess.CompletedProcess(words, 0, *run.communicate(timeout=280))
         done.returncode = run.returncode
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -83,7 +83,7 @@ def daemons(host: Host) -> str:
     return host.run("systemctl show -p MainPID --value slurmd fairlead-agent").stdout
 
 
-def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

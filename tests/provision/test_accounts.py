@@ -160,7 +160,7 @@ def test_one_that_hangs_costs_the_deadline_and_nothing_is_left_of_it(tmp_path: P
         found = source.fetch({"n1": "n1", "h": "hangs"})
         assert found["n1"].verdict == "ok"
         assert (found["h"].reached, found["h"].trouble) == (False, "no answer in 1 s")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while left := [pid for pid in (tmp_path / "pids").read_text().split() if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

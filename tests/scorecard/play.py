@@ -26,7 +26,7 @@ SUITE = "bookworm"
 FAST, FAST_INTERVAL = 40.0, 0.4  # a sweep is one in 16 s of the node's: as far apart as thorough looks are
 QUIET_LOOKS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
 STEADY_LOOKS = 2  # sweeps for which what was found must stay as it is
-DETECT_SECONDS = {True: 120.0, False: 45.0}  # timed, and not
+DETECT_SECONDS = {True: 120.0, False: 120.0}  # timed, and not
 
 
 @dataclass

@@ -250,7 +250,7 @@ class Running:
         if pids[2:]:
             os.kill(pids[2], signal.SIGTERM)
         try:
-            self._agent.wait(timeout=30)
+            self._agent.wait(timeout=90)
         except subprocess.TimeoutExpired:
             for pid in reversed(pids):
                 with contextlib.suppress(ProcessLookupError):

@@ -48,7 +48,7 @@ def watching(cluster: Cluster, *more: str, **how: Any) -> Iterator[subprocess.Po
         try:
             yield process
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(90) == 0
         finally:
             process.kill()
 
@@ -101,7 +101,7 @@ def test_the_table_of_a_real_cluster(cluster: Cluster, nodes: Nodes, capsys: pyt
     assert head.startswith("NODES") and "Permission denied" in lines[0] and "agent (xid)" in lines[1]
     assert total.startswith("8 nodes: 6 ok, 1 drain, 1 unreachable; 3 out of service; 0 jobs; asked in ")
 
-    assert main(words(cluster, "--json", "n[6-8]", "--ssh", str(nodes.program))) == ExitCode.OK
+    assert main(words(cluster, "--json", "n[6-8]", "--ssh", str(nodes.program), "--timeout", "30")) == ExitCode.OK
     data = json.loads(capsys.readouterr().out)
     assert data["words"] == {"unreachable": "n8", "drain": "n7", "ok": "n6"}
     assert data["nodes"][1]["drained"]["by"] == "agent" and data["nodes"][1]["agent"]["generation"] == 3

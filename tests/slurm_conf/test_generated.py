@@ -53,7 +53,7 @@ def made(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def topology(cluster: Cluster, *name: str) -> set[NodeGroup]:
     """As slurmctld has it, once it answers."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not (found := set(parse_topology(cluster.scontrol("show", "topology", *name, check=False)))):
         assert time.monotonic() < deadline, cluster.logs()
         time.sleep(0.05)
