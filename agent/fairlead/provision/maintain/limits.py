@@ -16,7 +16,8 @@ from fairlead.provision.maintain.steps import Plan, Step, Work
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """A node in the listing. usable: new jobs may start there. maintained: drained by `fairlead maintain`, of whatever run.
+    """A node in the listing. usable: new jobs start there now. out: drained, down or otherwise taken out: a node that only does not
+    answer for the moment is neither (policy.budget counts so too). maintained: drained by `fairlead maintain`, of whatever run.
 
     jobs: that hold it; jobs_end: when the last of them has to end by its time limit, Unix; inf for no limit.
     """
@@ -24,6 +25,7 @@ class Place(Struct, frozen=True, kw_only=True):
     name: str
     partitions: tuple[str, ...] = ()
     usable: bool = True
+    out: bool = False
     maintained: bool = False
     jobs: int = 0
     jobs_end: float = 0.0
@@ -103,15 +105,15 @@ def jobs(places: Mapping[str, Place], work: Work) -> int:
 
 def bound(place: Place, places: Mapping[str, Place], gone: set[str], plan: Plan, budget: Budget) -> str:
     """The first limit that taking this node too would break; "" for none. ``gone``: nodes in work, or chosen already."""
-    if not place.usable:
-        return ""  # it is out already, by a run of ours that has left it so: nothing more is taken
+    if place.out:
+        return ""  # by a run of ours that has left it so: nothing more is taken
     for partition in place.partitions:
         members = [p for p in places.values() if partition in p.partitions]
         usable = sum(p.usable and p.name not in gone for p in members)
         floor = plan.floors.get(partition, 0)
-        if usable - 1 < floor:
+        if usable - place.usable < floor:
             return f"floor of partition {partition}: {usable} nodes are usable, {floor} stay so"
-        broken = sum(not p.usable and not p.maintained and p.name not in gone for p in members)
+        broken = sum(p.out and not p.maintained and p.name not in gone for p in members)
         may = allowed(budget.percent, budget.nodes, len(members))
         if broken >= may:
             return f"drain budget of partition {partition} is used up by others: {broken} of {len(members)} nodes are out"

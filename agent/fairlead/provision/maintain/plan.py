@@ -119,7 +119,7 @@ def outlook(prepared: Prepared, controller: Controller, listing: Listing, left: 
         members = [p for p in listing.places.values() if partition in p.partitions]
         usable, floor = sum(p.usable for p in members), plan.floors.get(partition, 0)
         limits = {allowed(b.percent, b.nodes, len(members)) for n, b in prepared.budgets.items() if n in listing.places}
-        broken = sum(not p.usable and not p.maintained for p in members)
+        broken = sum(p.out and not p.maintained for p in members)
         said = f"partition {partition}: {usable} of {len(members)} nodes usable, {floor} stay so"
         lines.append(f"{said}; {broken} out for other reasons, none is begun from {min(limits, default=0)} on")
     lines.append(

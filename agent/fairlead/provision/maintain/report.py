@@ -9,7 +9,7 @@ from msgspec import Struct
 from fairlead.errors import ExitCode
 from fairlead.provision.inventory import fold
 from fairlead.provision.maintain.journal import Run
-from fairlead.provision.maintain.steps import Step, Work
+from fairlead.provision.maintain.steps import RESUMED, Step, Work
 from fairlead.provision.maintain.table import summary
 
 
@@ -58,7 +58,8 @@ def report(run: Run) -> Report:
 
 
 def node_report(work: Work) -> NodeReport:
-    stands = work.step not in (Step.QUEUED, Step.DONE, Step.SKIPPED, Step.TAKEN, Step.GIVEN_BACK, Step.NOT_BEGUN)
+    lifted = work.step is Step.FAILED and work.detail.startswith(RESUMED)
+    stands = not lifted and work.step not in (Step.QUEUED, Step.DONE, Step.SKIPPED, Step.TAKEN, Step.GIVEN_BACK, Step.NOT_BEGUN)
     return NodeReport(
         node=work.node,
         step=work.step.value,
@@ -75,6 +76,8 @@ def node_report(work: Work) -> NodeReport:
 
 def condition(work: Work) -> str:
     """The condition that the node is in, in a few words."""
+    if work.step is Step.FAILED and work.detail.startswith(RESUMED):
+        return "not drained any more, and not in service"
     words = {
         Step.QUEUED: "not begun, untouched",
         Step.DONE: "in service",

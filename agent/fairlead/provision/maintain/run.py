@@ -236,7 +236,7 @@ class Maintenance:
             else:
                 self._drain(at)
         elif work.step in (Step.RESUMING, Step.LIFTING):
-            if move := self._controller.lift(work):
+            if move := self._controller.lift(work, self._plan):
                 self._move(at, replace_why(move, work.detail))
         elif work.step is Step.MARKING:
             if move := self._controller.mark(work):
@@ -279,7 +279,7 @@ class Maintenance:
                 continue
             if self._controller.seen(work, listing).hand is Hand.OURS:
                 self._shown.say(f"{work.node}: slurmctld has forgotten that it was resumed: resumed again")
-                self._controller.lift(work)
+                self._controller.lift(work, self._plan)
 
     # -- the node itself -----------------------------------------------------------------------------------
 
