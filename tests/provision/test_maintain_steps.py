@@ -169,7 +169,7 @@ def begin(
 ) -> object:
     budgets = dict.fromkeys(NAMES, budget or Budget())
     choice = choose(works, at or places(), plan, 1000.0, budgets=budgets, expected_seconds=100.0)
-    return choice.over or choice.held or choice.begin
+    return choice.over or choice.closed or choice.held or choice.begin
 
 
 def out(name: str, **more: object) -> Place:
@@ -213,6 +213,8 @@ def test_idle_nodes_first_and_none_whose_jobs_outlast_the_window() -> None:
     )
     assert begin(Plan(reason="r", window=1050.0)) == "the window ends before another node would be done (100 s)"
     assert begin(Plan(reason="r", window=900.0)) == "the window has ended"
+    assert str(begin(Plan(reason="r", opens=1001.0, window=9000.0))).startswith("the window begins at 1970-01-01 ")
+    assert begin(Plan(reason="r", opens=1000.0, window=9000.0)) == ("n1",)
 
 
 def test_failed_nodes_end_the_beginning() -> None:

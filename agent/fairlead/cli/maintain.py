@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from fairlead import config
 from fairlead.cli.show import columns, print_json
-from fairlead.cli.times import local, moment, span
+from fairlead.cli.times import local, span, window
 from fairlead.errors import ExitCode, HostError, UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +45,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--floor", action="append", default=[], metavar="PARTITION=N|P%", help="so many nodes of it stay usable")
     parser.add_argument("--reboot", action="store_true", help="reboot each node after the apply")
     parser.add_argument(
-        "--window", default="", metavar="TIME", help="begin no node that would not be done by then: 2h, 2026-11-22T06:00"
+        "--window",
+        default="",
+        metavar="[BEGIN/]END",
+        help="begin no node before it, and none that would not be done by its end: 2h, 2026-11-22T22:00/8h",
     )
     parser.add_argument(
         "--max-wait", default="", metavar="SPAN", help="give a node back that is busy for so long: 90m, 2d (never)"
@@ -83,6 +86,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         return _show(Journal(args.journal, write=False), args.show, as_json=args.json)
     if args.dry_run and old:
         raise UsageError("--dry-run is for a new run; --show says where an old one is")
+    if args.window and args.abort is not None:
+        raise UsageError("--window is for a run that begins nodes: a new one, or --resume")
     return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
 
 
@@ -108,6 +113,7 @@ def _new(args: argparse.Namespace) -> ExitCode:
 def _asked(args: argparse.Namespace) -> Asked:
     from fairlead.provision.maintain.plan import Asked
 
+    opens, closes = window(args.window, "--window") if args.window else (0.0, 0.0)
     return Asked(
         nodelist=args.nodelist,
         reason=args.reason,
@@ -115,7 +121,8 @@ def _asked(args: argparse.Namespace) -> Asked:
         max_failed=args.max_failed,
         floors=args.floor,
         reboot=args.reboot,
-        window=moment(args.window, "--window", ahead=True) if args.window else 0.0,
+        opens=opens,
+        window=closes,
         max_wait=span(args.max_wait, "--max-wait") if args.max_wait else 0.0,
         reboot_seconds=span(args.reboot_wait, "--reboot-wait"),
         verify_seconds=span(args.verify_wait, "--verify-wait"),
@@ -123,12 +130,17 @@ def _asked(args: argparse.Namespace) -> Asked:
 
 
 def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
+    import msgspec
+
     from fairlead.provision.maintain.journal import Journal
 
     journal = Journal(args.journal)
     found = journal.run(name)
     if found.ended:
         raise UsageError(f"run {found.id} has {found.state}: nothing to go on with", hint=f"fairlead maintain --show {found.id}")
+    if args.window:
+        opens, closes = window(args.window, "--window")
+        found = journal.replan(found, msgspec.structs.replace(found.plan, opens=opens, window=closes))
     return _drive(args, journal, found)
 
 
@@ -140,7 +152,7 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
     from fairlead.provision.maintain.controller import Controller
     from fairlead.provision.maintain.node import OverSsh
     from fairlead.provision.maintain.plan import budgets, by_name
-    from fairlead.provision.maintain.report import report, text
+    from fairlead.provision.maintain.report import report, text, unended
     from fairlead.provision.maintain.run import Maintenance
     from fairlead.provision.maintain.table import display, summary
     from fairlead.provision.run import Options
@@ -170,8 +182,7 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
     else:
         print(text(said, maintenance.works))
     if not ended:
-        why = f"{journal.full}: nothing new was begun; make room there" if journal.full else "stopped"
-        print(f"fairlead maintain: {why}; go on with --resume {found.id}, or --abort {found.id}", file=sys.stderr)
+        print(f"fairlead maintain: {unended(found.id, full=journal.full, closed=maintenance.closed)}", file=sys.stderr)
     return said.exit_code
 
 

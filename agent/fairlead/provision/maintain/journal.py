@@ -174,6 +174,11 @@ class Journal:
 
         self._write(act)
 
+    def replan(self, run: Run, plan: Plan) -> Run:
+        """The run with another plan from now on: the next window."""
+        self._write(lambda: self._db.execute("UPDATE run SET plan = ? WHERE id = ?", (msgspec.json.encode(plan), run.id)))
+        return msgspec.structs.replace(run, plan=plan)
+
     def end(self, run: str, state: str) -> None:
         self._write(lambda: self._db.execute("UPDATE run SET ended = ?, state = ? WHERE id = ?", (time.time(), state, run)))
 

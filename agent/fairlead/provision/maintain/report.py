@@ -105,3 +105,10 @@ def text(report: Report, works: Sequence[Work]) -> str:
         lines += [f"  waits for a reboot (--reboot): {what}" for what in pending]
     lines.append(f"run {report.run}: {summary(works)}")
     return "\n".join(lines)
+
+
+def unended(run: str, *, full: str, closed: str) -> str:
+    """Why a run has ended with nodes that it has not begun, and how to go on with it. full: the journal's trouble; closed: the
+    window's."""
+    why = f"{full}: nothing new was begun; make room there" if full else closed or "stopped"
+    return f"{why}; go on with --resume {run}{' --window [BEGIN/]END' if closed else ''}, or --abort {run}"

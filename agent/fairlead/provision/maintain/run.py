@@ -52,6 +52,7 @@ class Maintenance:
         self.works = list(run.works)
         self.stop_asked = False
         self.held = ""
+        self.closed = ""
         self._plan = run.plan
         self._journal = journal
         self._controller = controller
@@ -75,8 +76,8 @@ class Maintenance:
     # -- the loop ------------------------------------------------------------------------------------
 
     def drive(self) -> bool:
-        """Until every node is at an end, or until a stop that was asked for leaves none in work: then False, and the run can be
-        driven again. Raises HostError when the journal cannot be written, SlurmError."""
+        """Until every node is at an end, or until none is in work after a stop that was asked for or the end of the window
+        (``closed``): then False, and the run can be driven again. Raises HostError when the journal cannot be written."""
         with self._journal.driving(self.run.id):
             try:
                 self._take_up()
@@ -91,7 +92,7 @@ class Maintenance:
                 self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _finished(self) -> bool:
-        stopped = self.stop_asked or bool(self._journal.full)
+        stopped = self.stop_asked or bool(self._journal.full or self.closed)
         return not self._flying and all(w.ended or (stopped and w.step is Step.QUEUED) for w in self.works)
 
     def _turn(self) -> None:
@@ -181,7 +182,9 @@ class Maintenance:
         now = time.time()
         expected = self._expected()
         choice = choose(self.works, listing.places, self._plan, now, budgets=self._budgets, expected_seconds=expected)
-        self.held = choice.held
+        self.held, self.closed = choice.held or choice.closed, choice.closed
+        if now < self._plan.opens:
+            self._progress = now
         over = choice.over
         idle = not any(w.step in IN_WORK for w in self.works)
         if choice.held and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:

@@ -80,7 +80,7 @@ NEXT: Mapping[Step, frozenset[Step]] = {
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a run was asked for. Times in seconds, ``window`` and ``began`` Unix; 0 for no such bound.
+    """What a run was asked for. Times in seconds, ``opens`` and ``window`` (when the window ends) Unix; 0 for no such bound.
 
     batch: nodes in work at once. max_failed: so many failed nodes end the beginning of new ones. floors: partition to the
     nodes that stay usable there.
@@ -91,6 +91,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     max_failed: int = 1
     floors: dict[str, int] = {}
     reboot: bool = False
+    opens: float = 0.0
     window: float = 0.0
     max_wait: float = 0.0
     reboot_seconds: float = 1800.0
