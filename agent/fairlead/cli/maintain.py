@@ -160,12 +160,13 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
 
     site = config.load_site(args.site or found.site)
     chosen = targets(site, fold([w.node for w in found.works]))
+    options = Options(wheel=args.wheel, wheelhouse=args.wheelhouse, lock=journal.ansible_lock(found.id))
     with display(quiet=args.quiet) as shown:
         maintenance = Maintenance(
             found,
             journal,
             Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir)),
-            OverSsh(site, by_name(chosen), program=args.ssh, options=Options(wheel=args.wheel, wheelhouse=args.wheelhouse)),
+            OverSsh(site, by_name(chosen), program=args.ssh, options=options),
             budgets=budgets(chosen),
             shown=shown,
             aborting=args.abort is not None,

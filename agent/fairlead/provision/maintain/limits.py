@@ -18,7 +18,7 @@ from fairlead.provision.maintain.steps import Plan, Step, Work
 
 class Place(Struct, frozen=True, kw_only=True):
     """A node in the listing. usable: new jobs start there now. out: drained, down or taken out otherwise. A node that only does
-    not answer for the moment is neither (the agents' budget counts so too). maintained: drained by `fairlead maintain`, of any run.
+    not answer for the moment is neither (as in the agents' budget). maintained: drained by `fairlead maintain`, of any run.
 
     jobs: that hold it; jobs_end: when the last of them has to end by its time limit, Unix; inf for no limit.
     """

@@ -24,6 +24,7 @@ from fairlead.provision.maintain.limits import Budget, bound, choose, in_work
 from fairlead.provision.maintain.node import NodeSide
 from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, Applied, Hand, Looked, Move, Step, Work
 from fairlead.provision.maintain.table import Silent
+from fairlead.provision.outlive import wait_end
 
 CHECK = MAINTAIN.split(":")[1]
 POLL_SECONDS = 1.0
@@ -80,6 +81,9 @@ class Maintenance:
         (``closed``): then False, and the run can be driven again. Raises HostError when the journal cannot be written."""
         with self._journal.driving(self.run.id):
             try:
+                left = self._journal.ansible_lock(self.run.id)  # two Ansibles over one node get into each other's way
+                if not wait_end(left, self._shown.say, lambda: self.stop_asked):
+                    return False
                 self._take_up()
                 while not self._finished():
                     self._turn()
