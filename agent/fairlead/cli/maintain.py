@@ -18,6 +18,7 @@ import getpass
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,8 +147,6 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
 
 def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
     """Drive a run to its end, and report."""
-    import sys
-
     from fairlead.provision.inventory import fold, targets
     from fairlead.provision.maintain.controller import Controller
     from fairlead.provision.maintain.node import OverSsh
@@ -172,11 +171,16 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
             aborting=args.abort is not None,
         )
         shown.say(f"run {found.id}: {len(found.works)} nodes: {found.plan.reason}")
+        left = ended = False
         try:
             with _stopping(maintenance):
                 ended = maintenance.drive()
+        except KeyboardInterrupt:
+            left = True
         except HostError as e:  # the journal: nothing was done that it does not have
             raise HostError(f"{e}; {summary(journal.run(found.id).works)}", hint=e.hint) from None
+    if left:
+        _leave(found.id)
     said = report(journal.run(found.id))
     if args.json:
         print_json(said)
@@ -187,15 +191,23 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
     return said.exit_code
 
 
+def _leave(run: str) -> None:
+    """End at once, whatever a thread still waits for: as a kill would, but for the line that says how to go on."""
+    print(f"fairlead maintain: left in the middle; go on with --resume {run}, or --abort {run}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)
+
+
 @contextmanager
 def _stopping(maintenance: Maintenance) -> Iterator[None]:
     """SIGINT and SIGTERM: once, nothing new is begun; twice, the run is left as the journal has it."""
 
     def stop(number: int, frame: object) -> None:
         if maintenance.stop_asked:
+            maintenance.leave_asked = True
             raise KeyboardInterrupt
-        maintenance.stop_asked = True
-        maintenance.say("stopping: no other node is begun, those in work are finished; once more leaves them as they are")
+        maintenance.stop_asked = True  # the loop says so: this may be in the middle of its writing
 
     if threading.current_thread() is not threading.main_thread():
         yield

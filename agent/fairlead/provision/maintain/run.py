@@ -32,6 +32,7 @@ ABORT_SECONDS = 60.0
 ORDER_AGAIN_SECONDS = 60.0
 EXPECTED_SECONDS = {False: 60.0, True: 900.0}
 SSH_AT_ONCE = 32
+STOPPING = "stopped; those in work are finished, once more leaves them as they are"
 
 
 class Maintenance:
@@ -51,7 +52,7 @@ class Maintenance:
     ) -> None:
         self.run = run
         self.works = list(run.works)
-        self.stop_asked = False
+        self.stop_asked = self.leave_asked = False
         self.held = ""
         self.closed = ""
         self._plan = run.plan
@@ -93,7 +94,7 @@ class Maintenance:
                 self._journal.end(self.run.id, "aborted" if self._aborting else "ended")
                 return True
             finally:
-                self._pool.shutdown(wait=True, cancel_futures=True)
+                self._pool.shutdown(wait=not self.leave_asked, cancel_futures=True)
 
     def _finished(self) -> bool:
         stopped = self.stop_asked or bool(self._journal.full or self.closed)
@@ -101,7 +102,8 @@ class Maintenance:
 
     def _turn(self) -> None:
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
-        self._shown.show(works, self._slurm_trouble or self._journal.full or self.held)
+        stopping = STOPPING if self.stop_asked else ""
+        self._shown.show(works, stopping or self._slurm_trouble or self._journal.full or self.held)
         try:
             for future in [f for f in self._flying if f.done()]:
                 _, then = self._flying.pop(future)
@@ -138,10 +140,6 @@ class Maintenance:
 
     def _send(self, indexes: Sequence[int], act: Callable[[], Any], then: Callable[[Any], None]) -> None:
         self._flying[self._pool.submit(act)] = (tuple(indexes), then)
-
-    def say(self, text: str) -> None:
-        """Something that concerns the run."""
-        self._shown.say(text)
 
     # -- the journal -----------------------------------------------------------------------------------
 
