@@ -8,16 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from fairlead.provision.maintain.controller import Controller
+from fairlead.provision.maintain import run as run_module
+from fairlead.provision.maintain.controller import Controller, silent
 from fairlead.provision.maintain.journal import Journal, Run
 from fairlead.provision.maintain.plan import floors
 from fairlead.provision.maintain.report import Report, report
 from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.steps import Plan, Work
+from fairlead.provision.maintain.steps import Plan, Step, Work
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
@@ -161,10 +164,43 @@ def test_batch_and_floor_hold(bench: Bench) -> None:
     bench.cluster.scontrol("update", "nodename=n8", "state=drain", "reason=ann")
     run = bench.begin(batch=3, floor=["main=75%"])
     child = driven(bench, run)
-    most = 0
+    looks = []
     while child.poll() is None:
-        most = max(most, sum(bool(n.drained and n.name != "n8") for n in bench.client.nodes()))
-    assert child.returncode == 0 and most == 1 and set(bench.steps(run).values()) == {"done"}
+        looks.append(bench.client.nodes())
+    assert child.returncode == 0 and set(bench.steps(run).values()) == {"done"}
+    assert max(sum(n.drained and n.name != "n8" for n in look) for look in looks) == 1
+    serving = [[n.name for n in look if n.available and not silent(n)] for look in looks]  # what was resumed answers slurmctld
+    assert min(map(len, serving)) == 6, min(serving, key=len)
+
+
+@on("trixie")
+def test_a_window_that_ends_in_the_middle_and_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it begins nothing is drained; what is under way at its end is finished, no other is begun, and the next goes on."""
+    monkeypatch.setattr(run_module, "EXPECTED_SECONDS", {False: 0.1, True: 0.1})
+    bench.nodes.lost.add("n1")
+    opens = time.time() + 1.5
+    run = bench.begin(reboot=True, batch=1, opens=opens, window=opens + 3600)
+    maintenance = bench.maintenance(run)
+
+    def close() -> None:
+        """The window ends while n1 is down; only then is it back."""
+        try:
+            wait(lambda: maintenance.works[0].step is Step.REBOOTING and not bench.nodes.up("n1"), "n1 is under way", 90)
+            maintenance._plan = replace(run.plan, window=time.time())
+            wait(lambda: bool(maintenance.closed), "the window has ended")
+        finally:
+            bench.nodes.lost.clear()
+
+    with ThreadPoolExecutor(1) as beside:
+        closing = beside.submit(close)
+        assert not maintenance.drive()
+        closing.result()
+    first, *rest = bench.journal.run(run.id).works
+    assert (first.step, {w.step for w in rest}) == (Step.DONE, {Step.QUEUED}) and first.began >= opens
+    assert maintenance.closed == "the window has ended" and not any(bench.reason(n) for n in bench.nodes.names)
+    assert report(bench.journal.run(run.id)).exit_code == 75
+    bench.journal.replan(run, replace(run.plan, opens=0.0, window=time.time() + 300))
+    assert {n.step for n in bench.drive(run).nodes} == {"done"} and bench.journal.run(run.id).ended
 
 
 @on("forky")

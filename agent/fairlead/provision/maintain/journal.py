@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from fairlead.errors import DataError, HostError, InputMissing
 from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.outlive import holder
 
 T = TypeVar("T")
 
@@ -134,9 +135,16 @@ class Journal:
                 os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             yield
             with suppress(OSError):
+                if not holder(self.ansible_lock(run)):
+                    os.unlink(self.ansible_lock(run))
+            with suppress(OSError):
                 os.unlink(path)
         finally:
             os.close(lock)
+
+    def ansible_lock(self, run: str) -> str:
+        """What the run's Ansible keeps locked while it lives (provision/outlive.py)."""
+        return f"{self.path}.{run}.ansible"
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -173,6 +181,11 @@ class Journal:
             )
 
         self._write(act)
+
+    def replan(self, run: Run, plan: Plan) -> Run:
+        """The run with another plan from now on: the next window."""
+        self._write(lambda: self._db.execute("UPDATE run SET plan = ? WHERE id = ?", (msgspec.json.encode(plan), run.id)))
+        return msgspec.structs.replace(run, plan=plan)
 
     def end(self, run: str, state: str) -> None:
         self._write(lambda: self._db.execute("UPDATE run SET ended = ?, state = ? WHERE id = ?", (time.time(), state, run)))
