@@ -26,7 +26,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     summary: one line for the docs table. group: what it is chosen by together with others of its kind, such as pcie
     (`--tags`). want: its Want class. reads: files (globs allowed) whose text it needs.
     observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
-    disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
+    disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again. lost_by_reset: the reset of one
+    PCIe device loses it too, so the agent has it applied again as soon as it sees that (``agent.reapply``).
     instead_of: what a setting declares is never also a check: parameters of checks that hold while it is declared.
     reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says. live: its plan
     needs the running node, its hardware or its units, so an image leaves it to the node's boot. as_wanted: what the kernel of
@@ -41,6 +42,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     reads: tuple[str, ...] = ()
     disruption: Disruption = Disruption.NONE
     volatile: bool = False
+    lost_by_reset: bool = False
     nvml: bool = False
     instead_of: Mapping[str, Mapping[str, Any]] = {}
     reads_for: Callable[[Any], tuple[str, ...]] | None = None
