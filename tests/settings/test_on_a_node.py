@@ -21,7 +21,7 @@ from tests.lab.host import Host
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.playbooks.test_convergence import Admin, wait
-from tests.settings.node_cases import DIVIDED, GPU_CASES, OTHER_CASES, UNITS, WHOLE, Case, Mig, divide
+from tests.settings.node_cases import DIVIDED, GPU_CASES, OTHER_CASES, UNITS, WHOLE, Case, Mig, Reset, divide, reset
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
 PROJECT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ CASES = {
         "echo 'options nvidia NVreg_EnableMSI=0' >> /etc/modprobe.d/zz-fairlead-nvidia.conf",
         reboot=True,
     ),
-    "pcie_acs": Case("", "setpci -s 15:01.0 ECAP_ACS+6.w", "0011\n", "setpci -s 15:01.0 ECAP_ACS+6.w=001d"),
+    "pcie_acs": Case("", "setpci -s 15:01.0 ECAP_ACS+6.w", "0011\n", "setpci -s 15:01.0 ECAP_ACS+6.w=001d", lost="001d\n"),
     "persistence": Case("", NVML % ("GetPersistenceMode", ""), "{1}\n", NVML % ("SetPersistenceMode", ", 0")),
     "sysctl": Case(
         'values = {"vm.swappiness" = 10, "net.ipv4.tcp_rmem" = "4096 87380 67108864"}',
@@ -142,6 +142,7 @@ class Story(Struct):
     booted: dict[str, Any]
     shown_booted: dict[str, str]
     found_booted: set[str]
+    reset: Reset
     mig: Mig
 
 
@@ -170,7 +171,7 @@ def drift(host: Host, awaited: set[str] = frozenset()) -> set[str]:  # type: ign
     pid = host.run("systemctl show -p MainPID --value fairlead-agent").stdout.strip()
     host.run("systemctl kill -s USR1 fairlead-agent")
     with contextlib.suppress(AssertionError):  # what is not named is said by name
-        wait(named, 30)
+        wait(named, 60)
     return found
 
 
@@ -195,6 +196,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         shown = shows(host)
         second = items(admin.provision(code=75)["gpu1"])
         found_clean = drift(host)
+        host.run("/usr/local/bin/fairlead hold --reason 'a person tries something'")  # else the agent would take back some of it
         for case in CASES.values():
             host.run(case.tamper)
         found_tampered = drift(host, set(CASES))
@@ -215,12 +217,22 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             booted=booted,
             shown_booted=shown_booted,
             found_booted=drift(host),
+            reset=reset(host, CASES, drift),
             mig=divide(host, admin),
         )
 
 
 def test_every_setting_has_its_case() -> None:
     assert {*CASES, "mig", "driver"} == set(setting_list.load())  # driver: tests/driver, with real packages
+
+
+def test_what_a_reset_took_away_is_applied_again_by_itself_once_nobody_holds_the_node(story: Story) -> None:
+    """ACS, read requests and relaxed ordering; nothing else that drifted at the same time is touched."""
+    names = ("pcie_acs", "pcie_max_read_request", "pcie_relaxed_ordering")
+    assert story.reset.held == {name: CASES[name].lost for name in names}, "while it is held nothing is changed"
+    assert story.reset.shown == {name: CASES[name].prints for name in names}, story.reset.journal
+    assert "applied_again_after_a_reset" in story.reset.journal
+    assert story.reset.other == "powersave\n", "only what a reset takes away, and only that"
 
 
 def test_mig_waits_for_a_drained_node_and_is_there_again_after_a_reboot(story: Story) -> None:

@@ -30,6 +30,7 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     interval_seconds: Annotated[float, Meta(ge=0.2, le=3600, description="Time from one full sweep to the next.")] = 15.0
     nvml_deadline_seconds: Annotated[float, Meta(ge=0.2, le=300, description="A sweep that takes longer is unreadable.")] = 5.0
     verdict_ttl_seconds: Annotated[int, Meta(ge=5, le=86400, description="A published verdict counts this long.")] = 120
+    reapply: Annotated[bool, Meta(description="Apply PCIe settings again that the reset of a device took away.")] = True
     kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
     run_dir: Annotated[str, Meta(description="What hooks and commands read; on tmpfs.")] = "/run/fairlead"
     state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
