@@ -236,8 +236,8 @@ class Loop:
         if self.notify.watchdog_seconds and now >= self._next_watchdog:
             self._next_watchdog = now + self.notify.watchdog_seconds / 2
             self.notify.send("WATCHDOG=1")
-        if now >= self._next_tick:
-            self._next_tick = now + min(TICK_SECONDS, self.document.agent.interval_seconds)
+        if now >= min(self._next_tick, self.next_sweep):  # with a sweep: one turn of the loop for both
+            self._next_tick = now + TICK_SECONDS
             look_at_jobs(self)
             if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
                 log.line(log.NOTICE, "NVML let go of" if wanted else "NVML taken hold of again", by="nvml-release")

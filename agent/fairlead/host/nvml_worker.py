@@ -4,7 +4,7 @@ The parent (host.nvml) gives it two things: commands by lines on stdin, and a pa
 which the worker writes the name of each call before it makes it. Answers go to stdout as frames: length (32 bit, little
 endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when its stdin does.
 
-    sweep                 -> S: a snapshot in nvml.json form
+    sweep                 -> S: a snapshot in nvml.json form, or D: what differs from the one before
     set PCI WHAT VALUE    -> R: {"code": 0}
     reattach              lets go of NVML and takes hold of it again at the next sweep
     quit
@@ -24,7 +24,7 @@ import pynvml
 
 from fairlead.host import nvml_set
 from fairlead.host.nvml_device import Device
-from fairlead.host.nvml_frames import BEAT, FRAME
+from fairlead.host.nvml_frames import BEAT, FRAME, Told
 from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Beat, Json, bus_id, entry
 from fairlead.host.nvml_mig import Mig
 
@@ -211,7 +211,7 @@ def _all_failed(identity: Json, code: int) -> Json:
     return {**{key: {"error": code} for key in _PARTS}, **identity}
 
 
-def _write(kind: bytes, payload: Any) -> None:
+def _write(kind: bytes, payload: Json) -> None:
     import msgspec  # a third of what a worker costs to start, and one that hangs in its first sweep has nothing to say
 
     data = msgspec.json.encode(payload)
@@ -232,7 +232,7 @@ def main(beat_fd: int) -> None:
         number += 1
         BEAT.pack_into(page, 0, number, time.monotonic(), call, pci)
 
-    session = Session(beat)
+    session, told = Session(beat), Told()
     pending = b""
     while data := os.read(0, 4096):
         *lines, pending = (pending + data).split(b"\n")
@@ -241,7 +241,7 @@ def main(beat_fd: int) -> None:
             if words[:1] == ["sweep"]:
                 snapshot = session.sweep()
                 beat(b"", b"")
-                _write(b"S", snapshot)
+                _write(*told.frame(snapshot))
                 if session.outdated:
                     return
             elif words[:1] == ["set"] and len(words) == 4:
