@@ -239,7 +239,7 @@ class Loop:
             self._next_watchdog = now + self.notify.watchdog_seconds / 2
             self.notify.send("WATCHDOG=1")
         self.reapply.turn(self)
-        if now >= self._next_tick:
+        if now >= min(self._next_tick, self.next_sweep):  # with a sweep: one turn of the loop for both
             self._next_tick = now + min(TICK_SECONDS, self.document.agent.interval_seconds)
             look_at_jobs(self)
             if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):

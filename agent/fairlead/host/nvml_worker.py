@@ -4,7 +4,7 @@ The parent (host.nvml) gives it two things: commands by lines on stdin, and a pa
 which the worker writes the name of each call before it makes it. Answers go to stdout as frames: length (32 bit, little
 endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when its stdin does.
 
-    sweep                 -> S: a snapshot in nvml.json form
+    sweep                 -> S: a snapshot in nvml.json form, or D: what differs from the one before
     set PCI WHAT VALUE    -> R: {"code": 0}
     reattach              lets go of NVML and takes hold of it again at the next sweep
     quit
@@ -26,7 +26,7 @@ import pynvml
 
 from fairlead.host import nvml_set
 from fairlead.host.nvml_device import Device
-from fairlead.host.nvml_frames import BEAT, FRAME
+from fairlead.host.nvml_frames import BEAT, FRAME, Told
 from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Beat, Json, bus_id, entry
 from fairlead.host.nvml_mig import Mig
 
@@ -252,7 +252,7 @@ def main(beat_fd: int) -> None:
         if answers == 2:  # the agent's: `fairlead apply` and `check` ask once, or once before and once after
             encode = _quick()
 
-    session = Session(beat)
+    session, told = Session(beat), Told()
     pending = b""
     while data := os.read(0, 4096):
         *lines, pending = (pending + data).split(b"\n")
@@ -260,7 +260,7 @@ def main(beat_fd: int) -> None:
             words = line.decode("ascii", "replace").split()
             if words[:1] == ["sweep"]:
                 snapshot = session.sweep()
-                answer(b"S", snapshot)
+                answer(*told.frame(snapshot))
                 if session.outdated:
                     return
             elif words[:1] == ["set"] and len(words) == 4:
