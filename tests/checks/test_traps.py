@@ -104,6 +104,16 @@ def test_a_serial_that_went_dark_is_no_swapped_board() -> None:
     assert judged("gpu_identity", node(gpu(5, serial=NA)), by_uuid) == []
 
 
+def test_a_board_that_moved_to_a_slot_where_none_was() -> None:
+    moved = node(gpus=(*node().gpus[:5], gpu(5, pci="0000:e3:00.0"), *node().gpus[6:]))  # type: ignore[index]
+    (found,) = judged("gpu_identity", moved, YESTERDAY)
+    assert (found.level, found.device) == (Level.WARN, "0000:e3:00.0") and f"was in slot {HERE}" in found.summary
+    remembered = replace(YESTERDAY, boards={**YESTERDAY.boards, "0000:e3:00.0": "1651223005"})
+    assert [f.evidence_id for f in judged("gpu_identity", moved, remembered)] == [found.evidence_id]
+    cleared = {slot: board for slot, board in remembered.boards.items() if board != "1651223005"}
+    assert judged("gpu_identity", moved, replace(YESTERDAY, boards=cleared)) == []
+
+
 def test_links_that_count_nothing_where_the_profile_excuses_one_of_two_ways() -> None:
     older = dict.fromkeys(("crc_errors", "replay_errors", "recovery_errors"), NA)
     newer = dict.fromkeys(
