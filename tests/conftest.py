@@ -20,6 +20,8 @@ from tests.lab.roots import SUITES
 
 # Two cores that also run a cluster say nothing about how long one example should take.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+#: `make test` tries the same examples each time, `make test-all` others each time.
+settings.register_profile("same", settings.get_profile("busy"), derandomize=True)
 settings.load_profile("busy")
 
 #: Files of tests that share nothing: each of them starts a lab of its own.
@@ -72,7 +74,9 @@ def unit(nodeid: str) -> str:
 
 def weight(nodeid: str) -> int:
     """Seconds, roughly."""
-    return 10 if nodeid.startswith(SINGLE) else SECONDS.get(unit(nodeid).partition(" ")[0], 1)
+    if nodeid.startswith(SINGLE):
+        return SECONDS.get(nodeid.partition("::")[0], 10)
+    return SECONDS.get(unit(nodeid).partition(" ")[0], 1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,6 +123,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; what tests interrupt inherits it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[ledger.OWNER] = f"{os.getpid()} {linux.start_time(os.getpid())}"
+    if "not slow" in config.getoption("markexpr"):
+        settings.load_profile("same")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
