@@ -16,6 +16,7 @@ import pytest
 
 from fairlead import checks, config
 from fairlead.model.verdict import Verdict, parse_line
+from tests.lab.pause import pause
 
 PROJECT = Path(__file__).resolve().parents[2]
 MACHINES = PROJECT / "tests/machines"
@@ -100,12 +101,15 @@ class Agent:
     def until(self, met: Callable[[], bool], what: str, seconds: float = 90) -> None:
         """Wait for something to become true; fails with the log's end."""
         deadline = time.monotonic() + seconds
-        while not met():
+        while True:
+            began = time.monotonic()
+            if met():
+                return
             ended = self.process is not None and self.process.poll() is not None
             if ended or time.monotonic() > deadline:
                 told = self.log.read_text(errors="replace").splitlines()[-15:]
                 raise AssertionError(f"no {what}; agent {'ended' if ended else 'runs'}; its log:\n" + "\n".join(told))
-            time.sleep(0.005)
+            pause(began, 0.005)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.process is not None

@@ -68,7 +68,7 @@ def test_the_whole_demo() -> None:
     [
         # Ctrl-C of a terminal goes to everything in the foreground; kill(1) to the one process
         ("1. Provisioning", signal.SIGINT, True),
-        ("gpu1 is DRAIN in slurmctld", signal.SIGTERM, False),
+        pytest.param("gpu1 is DRAIN in slurmctld", signal.SIGTERM, False, marks=pytest.mark.slow),
     ],
 )
 def test_interrupted(line: str, number: int, group: bool) -> None:

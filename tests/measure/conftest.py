@@ -20,6 +20,7 @@ import pytest
 from fairlead.cli import main
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
+from tests.lab.pause import pause
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = (
@@ -104,9 +105,12 @@ class Site:
 
     def until(self, true: Callable[[], object], what: str, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < deadline, what
-            time.sleep(0.05)
+        while True:
+            began = time.monotonic()
+            if true():
+                return
+            assert began < deadline, what
+            pause(began)
 
 
 @pytest.fixture(scope="module", params=RELEASES)

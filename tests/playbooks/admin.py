@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.lab import roots
 from tests.lab.host import Host
+from tests.lab.pause import pause
 from tests.lab.rack import Rack
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,9 @@ def daemons(host: Host) -> str:
 
 def wait(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        assert began < end, "waited in vain"
+        pause(began, 0.2)

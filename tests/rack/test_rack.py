@@ -253,7 +253,12 @@ def _creator(name: str, seconds: float, ending: signal.Signals) -> subprocess.Po
     return creator
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.8, 1.2, 1.8, 2.5])
+def some(few: list[float], more: list[float]) -> pytest.MarkDecorator:
+    """Moments of ``make test``, and those that ``make test-all`` adds."""
+    return pytest.mark.parametrize("seconds", [*few, *(pytest.param(each, marks=pytest.mark.slow) for each in more)])
+
+
+@some([0.4, 1.2, 2.5], [0.1, 0.8, 1.8])
 def test_clean_after_sigkill_in_the_middle_of_up(seconds: float) -> None:
     """The creator is killed at a moment of its start; what it had made by then is found and ended."""
     name = own_name("test-sigkill")
@@ -267,7 +272,7 @@ def test_clean_after_sigkill_in_the_middle_of_up(seconds: float) -> None:
     assert traces(name) == []
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0])
+@some([0.3, 2.0], [1.0])
 def test_interrupted_up_cleans_after_itself(seconds: float) -> None:
     """Ctrl-C in the middle of up(): the creator takes everything down before it ends."""
     name = own_name("test-sigint")

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,7 +150,7 @@ class Player:
     def _watch(self, looks: int, look: Callable[[], None]) -> None:
         """Look at every verdict for so many sweeps."""
         begin = last = self.node.verdict().sequence
-        deadline = time.monotonic() + 60 + looks * self.node.interval
+        deadline = time.monotonic() + 240 + looks * self.node.interval
         while last < begin + looks:
             if time.monotonic() > deadline:
                 raise LabError(f"node {self.node.name}: no {looks} verdicts in time\n{self.node.told()}")
@@ -183,6 +184,8 @@ def nodes_up(count: int, *, interval: float = FAST_INTERVAL, fast: int = -1) -> 
         try:
             for each in made:
                 each.up()
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(ScoreNode.furnish, made))
             yield made
         finally:
             for each in made:

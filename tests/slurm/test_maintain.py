@@ -88,7 +88,7 @@ def wait(what: Callable[[], bool], said: str, seconds: float = 90) -> None:
 def test_nodes_are_drained_changed_rebooted_and_resumed(bench: Bench) -> None:
     before = {n: bench.nodes.boot_id(n) for n in bench.nodes.names}
     job = bench.cluster.submit("#!/bin/sh\nsleep 3\n", "-w", "n1")
-    bench.cluster.wait_job(job, "RUNNING")
+    bench.cluster.wait_job(job, "RUNNING", "COMPLETED")
     said = bench.drive(bench.begin(reboot=True))
     assert {n.node: n.step for n in said.nodes} == dict.fromkeys(bench.nodes.names, "done"), said
     assert bench.cluster.job_state(job) == "COMPLETED"
