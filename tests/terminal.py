@@ -1,6 +1,6 @@
 """What a terminal's screen shows after a program's output: enough of one for what rich writes, and it refuses all else.
 
-tests/terminal.py: cursor up, home, erase in line and screen, colours, the cursor's visibility; lines wrap at the width.
+Known: cursor up, home, erase in line and screen, colours, the cursor's visibility; lines wrap at the width.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import signal
 import struct
 import subprocess
 import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 _TOKEN = re.compile(r"\x1b\[(\?)?([0-9;]*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)")
 
@@ -139,21 +139,32 @@ class Pty:
             time.sleep(0.02)
         return self.screen.lines
 
+    def until_said(self, wanted: str, at: int = 0, seconds: float = 90) -> None:
+        """Once that was written, from that place on: it may be the last before the end."""
+        deadline = time.monotonic() + seconds
+        while wanted not in self.said[at:]:
+            over = self.process.poll() is not None
+            self.read()
+            assert wanted in self.said[at:] or (not over and time.monotonic() < deadline), (wanted, self.screen.lines)
+            time.sleep(0.02)
+
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
     def end(self, seconds: float = 90) -> int:
-        """Its exit status; what it still writes is read meanwhile. Ends it where it does not."""
+        """Its exit status; what it still writes is read meanwhile."""
         deadline = time.monotonic() + seconds
-        try:
-            while self.process.poll() is None:
-                assert time.monotonic() < deadline, "\n".join(self.screen.lines)
-                self.read()
-                time.sleep(0.02)
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "\n".join(self.screen.lines)
             self.read()
-            return self.process.returncode
-        finally:
-            if self.process.poll() is None:
-                self.process.send_signal(signal.SIGKILL)
-                self.process.wait()
-            os.close(self.master)
+            time.sleep(0.02)
+        self.read()
+        return self.process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)

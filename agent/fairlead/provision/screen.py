@@ -34,9 +34,13 @@ class Screen:
         return Live(console=self._console, transient=self._transient, auto_refresh=False)
 
     @property
+    def width(self) -> int:
+        return self._console.size.width
+
+    @property
     def height(self) -> int:
         """Lines that a frame may have."""
-        return max(4, self._console.size.height - 1)
+        return max(4, self._console.size.height - 2)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -56,6 +60,9 @@ class Screen:
     def draw(self, frame: Any) -> None:
         """Draw it in the place of the one before. After a change of size nobody knows where that stands (a terminal may have
         wrapped its lines anew, or not), so all that is on the screen is written again."""
+        from rich.console import Group
+        from rich.text import Text
+
         if self.resized():
             self._size = self._console.size
             self._live.stop()
@@ -64,7 +71,8 @@ class Screen:
                 self._print(text, style)
             self._live = self._made()
             self._live.start()
-        self._live.update(frame, refresh=True)
+        # The cursor waits in an empty line: the terminal's own ^C at the end of a full one would wrap, and move the frame.
+        self._live.update(Group(frame, Text("")), refresh=True)
 
     def resized(self) -> bool:
         """Has the terminal another size than when it was last drawn on?"""
