@@ -21,7 +21,6 @@ from fairlead import settings
 from fairlead.daemon import log
 from fairlead.daemon.rules import DISABLED, Hold, applying, barred
 from fairlead.errors import HostError
-from fairlead.host.change import undo_changes
 from fairlead.host.root import Root
 from fairlead.model.change import PciBits
 from fairlead.model.finding import Finding, Level
@@ -93,6 +92,8 @@ def made_before(root: Root, found: Sequence[Finding]) -> tuple[str, ...]:
             drifted.setdefault(name, set()).add(f.device)
     if not drifted:
         return ()
+    from fairlead.host.change import undo_changes  # not in the memory of an agent that never needs it
+
     try:
         noted = [change for _, change in undo_changes(root)]
     except HostError:  # a record that is none: `fairlead apply` says so
