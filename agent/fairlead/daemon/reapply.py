@@ -35,6 +35,7 @@ PROGRAM = "/opt/fairlead/current/bin/fairlead"
 UNIT = "fairlead-reapply"
 FIRST_WAIT_SECONDS = 60.0
 LAST_WAIT_SECONDS = 3600.0
+RUN_SECONDS = 240.0  # at most: beyond it systemd does not answer, and drift counts again
 #: `apply` waits up to 90 s for another one; what does not end by itself is ended by systemd.
 RUN = ("systemd-run", "--quiet", "--collect", "--wait", f"--unit={UNIT}", "-p", "RuntimeMaxSec=180", "-p", "NoNewPrivileges=yes",
        "-p", "ProtectHome=yes", "-p", "PrivateTmp=yes")  # fmt: skip
@@ -46,11 +47,11 @@ class Reapply:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._wait_seconds = FIRST_WAIT_SECONDS
-        self._next = 0.0
+        self._next = self._until = 0.0
 
     @property
     def under_way(self) -> bool:
-        return self._process is not None
+        return self._process is not None and time.monotonic() < self._until
 
     def heed(self, loop: Loop, found: Sequence[Finding]) -> None:
         """``found``: the findings of a look that judged the settings too. A disk that does not answer ends nothing here."""
@@ -63,7 +64,8 @@ class Reapply:
                     self._start(names, loop)
 
     def _start(self, names: Sequence[str], loop: Loop) -> None:
-        self._next = time.monotonic() + self._wait_seconds
+        now = time.monotonic()
+        self._next, self._until = now + self._wait_seconds, now + RUN_SECONDS
         self._wait_seconds = min(2 * self._wait_seconds, LAST_WAIT_SECONDS)
         words = ",".join(names)
         command = [*RUN, PROGRAM, "apply", "--document", loop.document_path, "--only", words]
