@@ -9,8 +9,8 @@ import pytest
 
 from fairlead.apply import apply
 from fairlead.config.document import resolve_layers
+from fairlead.daemon import reapply
 from fairlead.daemon.judge import judge, reads
-from fairlead.daemon.reapply import made_before
 from fairlead.host import change
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
@@ -29,7 +29,8 @@ def root(tmp_path: Path) -> Root:
 def lost(root: Root) -> tuple[str, ...]:
     """What the agent would have applied again, after a thorough look."""
     node = gather(root, unreadable("not asked"), reads=reads(DOCUMENT), unsupported=DOCUMENT.unsupported)
-    return made_before(root, judge(DOCUMENT, node, Past(available=True), {f"setting.{name}" for name in DOCUMENT.settings}))
+    found = judge(DOCUMENT, node, Past(available=True), {f"setting.{name}" for name in DOCUMENT.settings})
+    return reapply.made_before(root, reapply.lost(found))
 
 
 DOCUMENT = resolve_layers("gpu1", [("test", {"settings": {"pcie_acs": {}, "numa_balancing": {}}})])[0]

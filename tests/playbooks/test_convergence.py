@@ -253,5 +253,6 @@ def test_9_uninstall_with_undo_leaves_the_node_as_it_was(admin: Admin) -> None:
         assert each.run(["ls", "-d", *OURS, "/var/lib/fairlead", "/run/fairlead"], check=False).stdout == ""
         assert each.run("ls -d /etc/nccl.conf /etc/sysctl.d/90-fairlead*", check=False).stdout == ""
         assert each.path(NUMA).read_text() == "1\n"
+        assert each.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout == "001d\n", "as after power-on"
         assert each.run("systemctl is-active slurmd").stdout == "active\n"
     assert set(states(admin.provision("--uninstall", "--undo")).values()) == {"same"}

@@ -151,7 +151,7 @@ def divide(host: Host, admin: Admin) -> Mig:
     host.reboot()
     host.run("systemctl is-system-running --wait", check=False)
     shown_booted = host.run(INSTANCES).stdout
-    booted = item("mig")
+    booted = json.loads(host.run(apply.replace("--drained ", "")).stdout)["items"][0]
     admin.write_site(more='[classes.h100.settings.sysctl]\nvalues = {"net.ipv4.tcp_congestion_control" = "brr"}\n')
     report = json.loads(admin.run("provision", "--site", str(admin.site), "--json", code=69).stdout)
     refused = next(i for i in report["nodes"][0]["apply"]["items"] if i["setting"] == "sysctl")

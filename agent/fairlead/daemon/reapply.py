@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fairlead import settings
 from fairlead.daemon import log
 from fairlead.daemon.rules import DISABLED, Hold, applying, barred
 from fairlead.errors import HostError
-from fairlead.host.change import undo_changes
 from fairlead.host.root import Root
 from fairlead.model.change import PciBits
 from fairlead.model.finding import Finding, Level
@@ -34,6 +35,7 @@ PROGRAM = "/opt/fairlead/current/bin/fairlead"
 UNIT = "fairlead-reapply"
 FIRST_WAIT_SECONDS = 60.0
 LAST_WAIT_SECONDS = 3600.0
+RUN_SECONDS = 240.0  # at most: beyond it systemd does not answer, and drift counts again
 #: `apply` waits up to 90 s for another one; what does not end by itself is ended by systemd.
 RUN = ("systemd-run", "--quiet", "--collect", "--wait", f"--unit={UNIT}", "-p", "RuntimeMaxSec=180", "-p", "NoNewPrivileges=yes",
        "-p", "ProtectHome=yes", "-p", "PrivateTmp=yes")  # fmt: skip
@@ -45,27 +47,30 @@ class Reapply:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._wait_seconds = FIRST_WAIT_SECONDS
-        self._next = 0.0
+        self._next = self._until = 0.0
 
     @property
     def under_way(self) -> bool:
-        return self._process is not None
+        return self._process is not None and time.monotonic() < self._until
 
     def heed(self, loop: Loop, found: Sequence[Finding]) -> None:
-        """``found``: the findings of a look that judged the settings too."""
-        lost = made_before(loop.root, found)
-        if not lost:
+        """``found``: the findings of a look that judged the settings too. A disk that does not answer ends nothing here."""
+        drifted = lost(found)
+        if not drifted:
             self._wait_seconds, self._next = FIRST_WAIT_SECONDS, 0.0
         elif self._process is None and time.monotonic() >= self._next and not in_the_way(loop):
-            self._start(lost, loop)
+            with suppress(OSError, HostError):  # no record, no run: what is wrong with the records, `fairlead apply` says
+                if names := loop.disk.do(partial(made_before, loop.root, drifted)):
+                    self._start(names, loop)
 
     def _start(self, names: Sequence[str], loop: Loop) -> None:
-        self._next = time.monotonic() + self._wait_seconds
+        now = time.monotonic()
+        self._next, self._until = now + self._wait_seconds, now + RUN_SECONDS
         self._wait_seconds = min(2 * self._wait_seconds, LAST_WAIT_SECONDS)
         words = ",".join(names)
         command = [*RUN, PROGRAM, "apply", "--document", loop.document_path, "--only", words]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            self._process = loop.disk.do(lambda: subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
         except OSError as e:
             log.line(log.ERROR, "not applied again", settings=words, error=f"{command[0]}: {e.strerror}")
             return
@@ -83,20 +88,22 @@ class Reapply:
         loop.next_sweep = 0.0
 
 
-def made_before(root: Root, found: Sequence[Finding]) -> tuple[str, ...]:
-    """The settings of which bits have come back that fairlead had changed."""
+def lost(found: Sequence[Finding]) -> dict[str, set[str]]:
+    """The devices, by setting, whose bits are not as declared and may have gone with a reset."""
     known = settings.load()
     drifted: dict[str, set[str]] = {}
     for f in found:
         name = f.check.removeprefix(SETTING_PREFIX) if f.check.startswith(SETTING_PREFIX) else ""
         if name and known[name].lost_by_reset and f.device and f.level in (Level.WARN, Level.DRAIN):
             drifted.setdefault(name, set()).add(f.device)
-    if not drifted:
-        return ()
-    try:
-        noted = [change for _, change in undo_changes(root)]
-    except HostError:  # a record that is none: `fairlead apply` says so
-        return ()
+    return drifted
+
+
+def made_before(root: Root, drifted: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """The settings of which fairlead had changed such bits before. Raises HostError for a record that is none."""
+    from fairlead.host.change import undo_changes  # not in the memory of an agent that never needs it
+
+    noted = [change for _, change in undo_changes(root)]
     return tuple(sorted({c.setting for c in noted if isinstance(c, PciBits) and c.address in drifted.get(c.setting, ())}))
 
 
