@@ -36,7 +36,7 @@ def test_healthy_machine(agents: Make) -> None:
     assert (agent.run_dir / "topology").read_text().startswith("1\tnode\t")
     assert {p.name for p in (agent.run_dir / "plans").iterdir()} >= {"1", "8"}
     assert (agent.run_dir / "jobs").stat().st_mode & 0o7777 == 0o711
-    assert (agent.run_dir / "env").read_text().endswith(".\n")
+    assert (agent.run_dir / "env").read_text().endswith("\n.'\n")
     status = agent.status()
     assert (status["node"], status["findings"], status["drain"]) == ("n1", [], None)
     assert agent.end() == 0
