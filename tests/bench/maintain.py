@@ -23,8 +23,8 @@ FLOOR = 12
 @dataclass
 class Measured:
     """wall_seconds: the whole command. cpu_seconds: of it and all that it started on the admin host. node_seconds: of each node,
-    from idle to back in service. usable: the fewest nodes of the partition at any look that take jobs: neither drained nor down, and
-    slurmctld hears from them (sinfo's ``*`` says that it does not); worst: that look."""
+    from idle to back in service. usable: the fewest nodes of the partition at any look that take jobs: neither drained nor down,
+    and slurmctld hears from them (sinfo's ``*`` says that it does not); worst: that look."""
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0

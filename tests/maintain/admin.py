@@ -133,7 +133,9 @@ def provisioned(nodes: int, folder: Path, extra: str = "") -> Iterator[Admin]:
     """A rack whose nodes have fairlead and say ok."""
     with Rack(nodes_wanted=nodes, name=own_name("maintain"), hooks=HOOKS, extra_conf=EXTRA + extra) as rack:
         admin = Admin(rack, folder)
-        code = admin.ended(admin.start("provision", "--site", str(admin.site), "-q"))
+        for _ in range(5):  # a loaded machine: what a node's deadline did not allow is done the next time
+            if (code := admin.ended(admin.start("provision", "--site", str(admin.site), "-q"))) == 0:
+                break
         assert code == 0, admin.said()
         until(lambda: all(_verdict(host) in ("ok", "warn") for host in rack.nodes), lambda: str([*map(_verdict, rack.nodes)]))
         yield admin
