@@ -68,9 +68,9 @@ def measure() -> Measured:
             over.set()
             watch.join()
         found.said, shown = admin.said(), admin.shown().values()
-        found.node_seconds = [n["seconds"] - n["busy_seconds"] for n in shown]
+        found.node_seconds = [n.seconds - n.busy_seconds for n in shown]
         found.lost = admin.lost(jobs)
-        assert run.returncode == 0 and {n["step"] for n in shown} == {"done"}, found.said
+        assert run.returncode == 0 and {n.step for n in shown} == {"done"}, found.said
         assert [admin.boots(host) for host in admin.rack.nodes] == [1] * NODES
         assert not found.lost and found.usable >= FLOOR, (found.worst, found.lost, found.said)
         return found
