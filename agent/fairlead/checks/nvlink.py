@@ -14,6 +14,7 @@ watch fails a GPU for any replay or recovery in a minute, here single ones are l
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta
@@ -112,6 +113,7 @@ def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
             )
 
 
+@lru_cache(maxsize=512)  # the links of a node, which rarely say anything new
 def _blind(link: NvLink, names: tuple[str, ...]) -> bool:
     values = [getattr(link, name) for name in names]
     return all(isinstance(v, Missing) and v.why is Why.UNREADABLE for v in values)

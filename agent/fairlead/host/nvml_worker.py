@@ -13,6 +13,7 @@ endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when it
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import signal
@@ -242,6 +243,9 @@ def main(beat_fd: int) -> None:
                 snapshot = session.sweep()
                 beat(b"", b"")
                 _write(*told.frame(snapshot))
+                if not gc.get_freeze_count():
+                    gc.freeze()
+                    gc.disable()  # nothing here makes cycles: what a sweep makes goes by its reference counts
                 if session.outdated:
                     return
             elif words[:1] == ["set"] and len(words) == 4:
