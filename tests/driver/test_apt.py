@@ -164,7 +164,7 @@ def killed_when(node: AptNode, moment: str) -> bool:
                 break
         seen = run.poll() is None
         reset(node)
-        run.wait(30)
+        run.wait(120)
     return seen
 
 
@@ -209,7 +209,7 @@ def test_killed_at_any_time_the_next_run_completes(node: AptNode, debian: Debian
                 time.sleep(0.01)
             time.sleep(0.2 * number)
             reset(node)
-            run.wait(30)
+            run.wait(120)
         after = node.apply(code=None)
         assert after["state"] in ("changed", "same"), (number, after)
         have(found, node)
