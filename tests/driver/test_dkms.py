@@ -79,7 +79,12 @@ def test_no_reboot_into_a_kernel_before_its_module_is_built(node: AptNode, tmp_p
     assert "no NVIDIA module is loaded" in planned["message"] and planned["state"] != "refused", planned
 
     second = release.replace("-amd64", "-cloud-amd64")  # another of Debian's kernels, which GRUB puts first
-    node.run("sh", "-c", f"cp /boot/vmlinuz-{release} /boot/vmlinuz-{second}; mkdir -p /lib/modules/{second}; depmod {second}")
+    node.run(
+        "sh",
+        "-c",
+        f"cp /boot/vmlinuz-{release} /boot/vmlinuz-{second}; mkdir -p /lib/modules/{second}; depmod {second}",
+        timeout=600,
+    )
     refused(node, f"kernel {second} boots next and has no NVIDIA module", "its headers are not installed")
     # another entry of GRUB's menu is chosen: that kernel is not the next one
     node.run("sh", "-c", f"echo GRUB_DEFAULT=\\'1\\>Debian GNU/Linux, with Linux {release}\\' > /etc/default/grub")
@@ -89,7 +94,7 @@ def test_no_reboot_into_a_kernel_before_its_module_is_built(node: AptNode, tmp_p
     name = re.search(r"^(nvidia[^/,]*)", node.run("dkms", "status"), re.MULTILINE)
     assert name is not None
     module = f"{name[1]}/{version}"
-    node.run("dkms", "uninstall", module, "-k", release)
+    node.run("dkms", "uninstall", module, "-k", release, timeout=1200)
     refused(node, f"kernel {release} boots next and has no NVIDIA module", "its headers are there, so dkms has failed")
     node.run("dkms", "install", module, "-k", release, timeout=1200)
     assert node.apply("--dry-run", code=None)["state"] != "refused"
