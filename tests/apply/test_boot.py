@@ -116,7 +116,7 @@ def test_4_an_apply_that_is_killed_at_boot_is_seen_by_the_agent_and_made_good_by
     """Killed as soon as it has begun to change things, over and over: the mark it leaves holds nothing back."""
     host = admin.rack.nodes[0]
     killed = f"{PROGRAM} apply --phase boot & while [ ! -e /run/fairlead/applying ]; do :; done; kill -9 $!; wait $!"
-    admin.write_site(more=SITE + "[classes.h100.settings.persistence]\nmode = 'enforce'\n")
+    admin.write_site(more=SITE + "reapply = false\n[classes.h100.settings.persistence]\nmode = 'enforce'\n")
     admin.provision()
     host.run(f"mkdir -p {Path(DROP_IN).parent}")
     unit = f'[Service]\nExecStart=\nExecStart=/bin/sh -c "{killed}"\n'

@@ -26,7 +26,7 @@ start = time.perf_counter()
 sys.path[:0] = [sys.argv[1]]
 from fairlead.topology import plan
 text = open(sys.argv[2]).read()
-said = plan.answer(text, sys.argv[3], "0,1,2,3", 4, allowed=(1 << 288) - 1, cpus_on_node="")
+said = plan.answers(text, sys.argv[3], "0,1,2,3", allowed=(1 << 288) - 1, cpus_on_node="")[4]
 print((time.perf_counter() - start) * 1000, said)
 """
 

@@ -132,8 +132,8 @@ def measure(
             (dirs.run / "env").write_text(render())
             (dirs.etc / "hooks").write_text("1\tallow\tfull\t-\t/opt/fairlead/current/bin/python\n")
             (dirs.run / "plans").mkdir(exist_ok=True)
-            for tasks, text in publish.render_plans(node).items():
-                (dirs.run / "plans" / str(tasks)).write_text(text)
+            for name, text in publish.plan_files(node).items():
+                (dirs.run / "plans" / name).write_text(text)
             argv = ["/usr/bin/salloc", "-n8", "-c14", "--gres=gpu:8", "-w", "n1", "/bin/sh", "-c", script]
             said = cluster.run(argv, timeout=900).stdout
     took = {name: Took() for name in kinds}

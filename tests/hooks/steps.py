@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fairlead.jobenv.render import render
+from fairlead.jobenv.render import END, quoted, render
 from fairlead.topology import publish
 from tests.hooks.stage import NOBODY, Ran, Stage
 from tests.topology.build import hgx
@@ -38,6 +38,11 @@ def for_planner(topology: str) -> str:
     return head.rpartition("\t")[0] + "\t-" + line + rest
 
 
+def table(*rows: str) -> str:
+    """/run/fairlead/env of such rows: ``NAME WHEN VALUE LEVEL``, in a row that has no sum the shell works it out."""
+    return quoted("".join(f"{row}\t-\n" for row in rows) + END)
+
+
 def lay_out(
     stage: Stage,
     *,
@@ -55,8 +60,8 @@ def lay_out(
     text = publish.render_topology(node)
     (stage.run / "topology").write_text(text if clear else for_planner(text))
     (stage.run / "plans").mkdir()
-    for tasks, text in publish.render_plans(node).items():
-        (stage.run / "plans" / str(tasks)).write_text(text)
+    for name, text in publish.plan_files(node).items():
+        (stage.run / "plans" / name).write_text(text)
     (stage.run / "env").write_text(render())
     stage.hooks_line(python=python, site=site)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairlead.jobenv.render import value_sum
+from fairlead.jobenv.render import published, render, value_sum
 from tests.hooks.stage import HOOKS, SHELLS, Ran, Stage
-from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step
+from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step, table
 
 pytestmark = pytest.mark.root
 BATCH = {**JOB, "SLURM_JOB_GPUS": "0,1"}
@@ -94,13 +94,13 @@ def test_skip_and_minimal(stage: Stage, shell: str) -> None:
     assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "minimal"})).keys() == {"CUDA_DEVICE_ORDER", "FAIRLEAD_SET"}
 
 
-PLACED = "OMP_NUM_THREADS\talways\t3\tfull\nMKL_NUM_THREADS\talways!OMP_NUM_THREADS\t3\tfull\n"
-NETWORK = "NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull\nNCCL_IB_TIMEOUT\tnodes:4\t22\tfull\nA_GPU\tgpu\t1\tfull\n"
+PLACED = table("OMP_NUM_THREADS\talways\t3\tfull", "MKL_NUM_THREADS\talways!OMP_NUM_THREADS\t3\tfull")
+NETWORK = table("NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull", "NCCL_IB_TIMEOUT\tnodes:4\t22\tfull", "A_GPU\tgpu\t1\tfull")
 
 
 def test_a_variable_gives_way_where_the_user_says_the_same_by_another(stage: Stage, shell: str) -> None:
     lay_out(stage)
-    (stage.run / "env").write_text(PLACED + ".\n")
+    (stage.run / "env").write_text(PLACED)
     both = exports(run(stage, shell, JOB))
     assert both.keys() == {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "FAIRLEAD_SET"}
     assert run(stage, shell, {**JOB, "OMP_NUM_THREADS": "1"}).out == ""
@@ -108,7 +108,7 @@ def test_a_variable_gives_way_where_the_user_says_the_same_by_another(stage: Sta
     # Changed by the user in the batch script: what we had derived from it goes.
     said = run(stage, shell, {**STEP, **both, "OMP_NUM_THREADS": "1"}).out
     assert "unset MKL_NUM_THREADS\n" in said and "export MKL" not in said and "export OMP" not in said
-    (stage.run / "env").write_text("MKL_NUM_THREADS\talways!OTHER_ONE\t3\tfull\n.\n")
+    (stage.run / "env").write_text(table("MKL_NUM_THREADS\talways!OTHER_ONE\t3\tfull"))
     assert exports(run(stage, shell, JOB)).keys() == {"MKL_NUM_THREADS", "FAIRLEAD_SET"}
     assert run(stage, shell, {**JOB, "OTHER_ONE": ""}).out == ""
 
@@ -116,7 +116,7 @@ def test_a_variable_gives_way_where_the_user_says_the_same_by_another(stage: Sta
 @pytest.mark.parametrize("condition", ["always!", "always!a", "always!A;id", "always!$(id)", "nodes:x", "nodes:", "sometimes"])
 def test_conditions_that_are_none(stage: Stage, shell: str, condition: str) -> None:
     lay_out(stage)
-    (stage.run / "env").write_text(f"NCCL_DEBUG\t{condition}\tWARN\tfull\n.\n")
+    (stage.run / "env").write_text(table(f"NCCL_DEBUG\t{condition}\tWARN\tfull"))
     ran = run(stage, shell, {**JOB, "SLURM_JOB_NUM_NODES": "9"})
     assert (ran.rc, ran.out) == (0, "")
 
@@ -134,14 +134,14 @@ def test_conditions_that_are_none(stage: Stage, shell: str, condition: str) -> N
 )
 def test_values_of_the_fabric(stage: Stage, shell: str, nodes: str, more: dict[str, str], names: set[str]) -> None:
     lay_out(stage)
-    (stage.run / "env").write_text(NETWORK + ".\n")
+    (stage.run / "env").write_text(NETWORK)
     assert exports(run(stage, shell, {**JOB, "SLURM_JOB_NUM_NODES": nodes, **more})).keys() - {"FAIRLEAD_SET"} == names
 
 
 def test_presets(stage: Stage, shell: str) -> None:
     lay_out(stage)
     (stage.run / "presets").mkdir()
-    (stage.run / "presets/deep-1").write_text("OURS\talways\tyes\tfull\n.\n")
+    (stage.run / "presets/deep-1").write_text(table("OURS\talways\tyes\tfull"))
     assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "deep-1"})).keys() == {"OURS", "FAIRLEAD_SET"}
     stage.hooks_line(profile="off")
     assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "deep-1"})).keys() == {"OURS", "FAIRLEAD_SET"}
@@ -185,13 +185,30 @@ def test_off_by_comment_and_by_the_site(stage: Stage, shell: str) -> None:
     assert run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "full"}).out == ""
 
 
-@pytest.mark.parametrize("end", ["", "CUDA_DEVICE_ORDER\talways\tPCI_BUS_ID\tmin"])
-def test_all_lines_or_none(stage: Stage, shell: str, end: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "fl_rows='",
+        "fl_rows='\n",
+        "fl_rows='\nNCCL_DEBUG\talways\tWARN\tfull\t1\n",
+        "fl_rows='\nNCCL_DEBUG\talways\tWARN\tfull\t1\nCUDA_DEVICE_ORDER\talways\tPCI_BUS_ID\tmin",
+        "fl_rows='\nNCCL_DEBUG\talways\tWARN\tfull\t1\n'\n",
+        "fl_rows='\nNCCL_DEBUG\talways\tWARN\tfull\n.'\n",
+        "fl_rows='\nNCCL_DEBUG\talways\tWARN\tfull\t1\nBAD NAME\talways\tx\tfull\t1\n.'\n",
+        "fl_rows='\n.'\n)(\n",
+        "NCCL_DEBUG\talways\tWARN\tfull\n.\n",  # of an older release
+        "export NCCL_DEBUG=WARN\n",
+    ],
+)
+def test_all_lines_or_none(stage: Stage, shell: str, text: str) -> None:
     lay_out(stage)
-    (stage.run / "env").write_text("NCCL_DEBUG\talways\tWARN\tfull\n" + end)
-    assert run(stage, shell, JOB).out == ""
-    (stage.run / "env").write_text("NCCL_DEBUG\talways\tWARN\tfull\nBAD NAME\talways\tx\tfull\n.\n")
-    assert run(stage, shell, JOB).out == ""
+    (stage.run / "env").write_text(text)
+    assert run(stage, shell, JOB) == Ran(0, "", "")
+
+
+def test_no_table(stage: Stage, shell: str) -> None:
+    lay_out(stage)
     (stage.run / "env").unlink()
     assert (run(stage, shell, JOB).rc, run(stage, shell, JOB).out) == (0, "")
 
@@ -233,9 +250,12 @@ def test_no_fork_where_nothing_is_bound(stage: Stage, shell: str) -> None:
 def test_the_shells_sum_is_pythons(stage: Stage, shell: str) -> None:
     lay_out(stage)
     odd = "".join(map(chr, range(0x21, 0x7F)))
-    (stage.run / "env").write_text(f"NCCL_DEBUG\talways\t{odd}\tfull\n.\n")
+    (stage.run / "env").write_text(table(f"NCCL_DEBUG\talways\t{odd}\tfull"))
     said = exports(run(stage, shell, JOB))
     assert said == {"NCCL_DEBUG": odd, "FAIRLEAD_SET": f"NCCL_DEBUG:{value_sum(odd)}"}
+    (stage.run / "env").write_text(render((), extra={"OURS": odd, "LONG": "'" * 201}))
+    assert exports(run(stage, shell, JOB)) == {"OURS": odd, "FAIRLEAD_SET": f"OURS:{value_sum(odd)}"}
+    assert published((stage.run / "env").read_text(), ())[0].value == odd
 
 
 NASTY = st.text(st.characters(min_codepoint=1, max_codepoint=0x2FF, exclude_categories=["Cs"]), max_size=24)

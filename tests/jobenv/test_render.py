@@ -7,7 +7,7 @@ import pytest
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.render import END, explain, render, value_sum
+from fairlead.jobenv.render import END, HEAD, explain, render, value_sum
 from fairlead.jobenv.table import ROWS, Level, When
 
 
@@ -20,11 +20,12 @@ def test_every_row_says_why_and_who_says_so() -> None:
         assert not row.value.startswith("@") or row.value in {"@cores", "@first_host", "@port"}
 
 
-def test_the_file_is_complete_and_splits_into_four() -> None:
+def test_the_file_is_complete_and_splits_into_five() -> None:
     lines = render().splitlines()
-    assert lines[-1] == END
-    for line in lines[:-1]:
-        _, when, _, level = line.split("\t")
+    assert (lines[0], lines[-1]) == (HEAD, END + "'")
+    for line in lines[1:-1]:
+        _, when, value, level, total = line.split("\t")
+        assert total == ("-" if value.startswith("@") else str(value_sum(value)))
         assert When(when.partition("!")[0].partition(":")[0]) and Level(level)
     assert "NCCL_DEBUG" not in render(skip=["NCCL_DEBUG"])
 
@@ -74,9 +75,9 @@ def test_sums_differ() -> None:
 
 def test_the_sites_own_variables() -> None:
     text = render(extra={"GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "VERSION"})
-    assert "GLOO_SOCKET_IFNAME\talways\tib0\tfull\n" in text
+    assert "GLOO_SOCKET_IFNAME\talways\tib0\tfull\t" in text
     assert text.count("NCCL_DEBUG") == 1
-    assert "NCCL_DEBUG\talways\tVERSION\tfull\n" in text
+    assert "NCCL_DEBUG\talways\tVERSION\tfull\t" in text
     for bad in ({"PATH": "/x"}, {"A": "@port"}, {"A": "a\nb"}):
         with pytest.raises(DataError):
             render(extra=bad)

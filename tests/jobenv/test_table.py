@@ -7,7 +7,7 @@ import pytest
 from fairlead import config
 from fairlead.errors import ConfigError, DataError
 from fairlead.jobenv.never import NEVER, SITE
-from fairlead.jobenv.render import explain, published, render, value_sum
+from fairlead.jobenv.render import explain, published, quoted, render, value_sum
 from fairlead.jobenv.table import ROWS, FabricRow, assemble
 
 NET = FabricRow(name="NCCL_NET", value="IB", when="nodes:4", unless="NCCL_NET_PLUGIN", why="w", source="s")
@@ -15,7 +15,8 @@ ALL = assemble(fabric=[NET], interface="eth0", scratch="/local", crosses_rails=F
 
 
 def lines(text: str) -> dict[str, list[str]]:
-    return {line.split("\t")[0]: line.split("\t")[1:] for line in text.splitlines()[:-1]}
+    """When, value and level of each."""
+    return {line.split("\t")[0]: line.split("\t")[1:4] for line in text.splitlines()[1:-1]}
 
 
 def test_what_the_reference_table_names_is_somewhere() -> None:
@@ -83,7 +84,8 @@ def test_what_was_published_is_read_back_with_its_reasons() -> None:
     assert rows["NCCL_NET"].condition == "nodes:4!NCCL_NET_PLUGIN" and rows["NCCL_NET"].why == "w"
     assert rows["OURS"].what == "the site's own"
     assert render(published(text, ALL)) == text
-    for cut in (text[:-2], "", "A\tb\n.\n", "A\tsometimes\tx\tfull\n.\n", "A\talways\tx\todd\n.\n"):
+    tables = ("A\tb\n.", "A\tsometimes\tx\tfull\t-\n.", "A\talways\tx\todd\t-\n.", "A\talways\tx\tfull\t-\n")
+    for cut in (text[:-2], "", "A\talways\tx\tfull\t-\n.\n", *map(quoted, tables)):
         assert published(cut, ALL) == ()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.jobenv.render import render
-from fairlead.topology.publish import render_plans, render_topology
+from fairlead.topology.publish import plan_files, render_topology
 from tests.lab.cluster import Cluster, NodeDirs
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -28,8 +28,8 @@ def publish(dirs: NodeDirs, tree: Path, planner: str = "-") -> dict[str, tuple[s
     topology = render_topology(node)
     (dirs.run / "topology").write_text(topology)
     (dirs.run / "plans").mkdir(exist_ok=True)
-    for tasks, text in render_plans(node).items():
-        (dirs.run / "plans" / str(tasks)).write_text(text)
+    for name, text in plan_files(node).items():
+        (dirs.run / "plans" / name).write_text(text)
     (dirs.run / "env").write_text(render())
     (dirs.run / "jobs").mkdir(exist_ok=True)
     (dirs.etc / "hooks").write_text(f"1\tallow\tfull\t-\t{planner}\n")

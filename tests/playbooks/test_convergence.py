@@ -176,6 +176,7 @@ def test_6_the_boot_unit_brings_back_what_a_reboot_loses_before_slurmd(admin: Ad
 def test_6_a_node_with_a_job_gets_only_what_the_job_cannot_notice(admin: Admin) -> None:
     host = node(admin, "gpu2")
     device = "/sys/bus/pci/devices/0000:15:01.0/config"
+    host.run("/usr/local/bin/fairlead hold --reason test")  # else the agent puts it right by itself when the job has ended
     offset = host.run("setpci -s 15:01.0 ECAP_ACS+6.w=001d && setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip()
     assert offset == "001d" and host.path(device)
     host.run(f"echo 1 > {NUMA}")
@@ -189,6 +190,7 @@ def test_6_a_node_with_a_job_gets_only_what_the_job_cannot_notice(admin: Admin) 
     wait(lambda: "slurmstepd: [" not in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
     assert admin.provision("-l", "gpu2")["gpu2"]["changes"] == ["pcie_acs: " + result["waiting"][0].removeprefix("pcie_acs: ")]
     assert host.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip() == "0011"
+    host.run("/usr/local/bin/fairlead hold --release")
 
 
 def test_7_ctrl_c_ends_everything_and_says_so(admin: Admin) -> None:
@@ -251,5 +253,6 @@ def test_9_uninstall_with_undo_leaves_the_node_as_it_was(admin: Admin) -> None:
         assert each.run(["ls", "-d", *OURS, "/var/lib/fairlead", "/run/fairlead"], check=False).stdout == ""
         assert each.run("ls -d /etc/nccl.conf /etc/sysctl.d/90-fairlead*", check=False).stdout == ""
         assert each.path(NUMA).read_text() == "1\n"
+        assert each.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout == "001d\n", "as after power-on"
         assert each.run("systemctl is-active slurmd").stdout == "active\n"
     assert set(states(admin.provision("--uninstall", "--undo")).values()) == {"same"}

@@ -8,16 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from fairlead.provision.maintain.controller import Controller
+from fairlead.cli import main
+from fairlead.provision.maintain import run as run_module
+from fairlead.provision.maintain.controller import Controller, silent
 from fairlead.provision.maintain.journal import Journal, Run
 from fairlead.provision.maintain.plan import floors
 from fairlead.provision.maintain.report import Report, report
 from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.steps import Plan, Work
+from fairlead.provision.maintain.steps import Plan, Step, Work
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
@@ -107,7 +111,7 @@ def test_who_is_held_by_others_is_not_touched(bench: Bench) -> None:
 
 
 @on("bookworm")
-def test_an_admins_drain_in_the_middle_is_left_alone(bench: Bench) -> None:
+def test_an_admins_drain_in_the_middle_is_left_alone(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     job = bench.cluster.submit("#!/bin/sh\nsleep 600\n", "-w", "n1")
     bench.cluster.wait_job(job, "RUNNING")
     run = bench.begin("n1", "n2", reboot=True)
@@ -117,6 +121,23 @@ def test_an_admins_drain_in_the_middle_is_left_alone(bench: Bench) -> None:
     assert child.wait(90) == 0
     assert bench.steps(run) == {"n1": "taken", "n2": "done"} and bench.reason("n1") == "ann: bad fan"
     assert bench.cluster.job_state(job) == "RUNNING" and bench.nodes.reboots["n1"] == 0
+    brought_back(bench, run, capsys)
+
+
+def brought_back(bench: Bench, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both drains of a run that has ended stand again, as after a slurmctld that was killed before it had saved the last of it.
+    n2 was done: lifted again; n1 was somebody's: said; n3 has a drain of another admin host's."""
+    for work in bench.journal.run(run.id).works:
+        bench.cluster.scontrol("update", f"nodename={work.slurm}", "state=drain", f"reason={work.text}")
+    bench.cluster.scontrol("update", "nodename=n3", "state=drain", "reason=fairlead:maintain:abcdef123456 from another host")
+    command = ["maintain", "--resume", run.id, "--journal", bench.path, "--slurm-conf", "/etc/slurm/slurm.conf"]
+    capsys.readouterr()
+    assert main([*command, "--bin-dir", "/nonexistent"]) == 64 and "nothing to go on with" in capsys.readouterr().err
+    assert main([*command, "--bin-dir", str(bench.cluster.bin)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"n1: the drain of run {run.id} stands again: ") and first.endswith("nodename=n1 state=resume")
+    assert second == f"n2: resumed again, as run {run.id} had left it and slurmctld has forgotten"
+    assert bench.reason("n1") and not bench.reason("n2") and bench.reason("n3").endswith("from another host")
 
 
 @on("forky")
@@ -161,10 +182,43 @@ def test_batch_and_floor_hold(bench: Bench) -> None:
     bench.cluster.scontrol("update", "nodename=n8", "state=drain", "reason=ann")
     run = bench.begin(batch=3, floor=["main=75%"])
     child = driven(bench, run)
-    most = 0
+    looks = []
     while child.poll() is None:
-        most = max(most, sum(bool(n.drained and n.name != "n8") for n in bench.client.nodes()))
-    assert child.returncode == 0 and most == 1 and set(bench.steps(run).values()) == {"done"}
+        looks.append(bench.client.nodes())
+    assert child.returncode == 0 and set(bench.steps(run).values()) == {"done"}
+    assert max(sum(n.drained and n.name != "n8" for n in look) for look in looks) == 1
+    serving = [[n.name for n in look if n.available and not silent(n)] for look in looks]  # what was resumed answers slurmctld
+    assert min(map(len, serving)) == 6, min(serving, key=len)
+
+
+@on("trixie")
+def test_a_window_that_ends_in_the_middle_and_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it begins nothing is drained; what is under way at its end is finished, no other is begun, and the next goes on."""
+    monkeypatch.setattr(run_module, "EXPECTED_SECONDS", {False: 0.1, True: 0.1})
+    bench.nodes.lost.add("n1")
+    opens = time.time() + 1.5
+    run = bench.begin(reboot=True, batch=1, opens=opens, window=opens + 3600)
+    maintenance = bench.maintenance(run)
+
+    def close() -> None:
+        """The window ends while n1 is down; only then is it back."""
+        try:
+            wait(lambda: maintenance.works[0].step is Step.REBOOTING and not bench.nodes.up("n1"), "n1 is under way", 90)
+            maintenance._plan = replace(run.plan, window=time.time())
+            wait(lambda: bool(maintenance.closed), "the window has ended")
+        finally:
+            bench.nodes.lost.clear()
+
+    with ThreadPoolExecutor(1) as beside:
+        closing = beside.submit(close)
+        assert not maintenance.drive()
+        closing.result()
+    first, *rest = bench.journal.run(run.id).works
+    assert (first.step, {w.step for w in rest}) == (Step.DONE, {Step.QUEUED}) and first.began >= opens
+    assert maintenance.closed == "the window has ended" and not any(bench.reason(n) for n in bench.nodes.names)
+    assert report(bench.journal.run(run.id)).exit_code == 75
+    bench.journal.replan(run, replace(run.plan, opens=0.0, window=time.time() + 300))
+    assert {n.step for n in bench.drive(run).nodes} == {"done"} and bench.journal.run(run.id).ended
 
 
 @on("forky")

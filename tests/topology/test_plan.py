@@ -238,7 +238,7 @@ def test_answer(masks: list[int], free: bool, said: str) -> None:
     text = publish.render_topology(hgx())
     count = "112" if free else ""
     gpus = "0,1,2,3,4,5,6,7"
-    assert plan.answer(text, masks_of(masks), gpus, 1, allowed=block(0, 112), cpus_on_node=count) == said
+    assert plan.answers(text, masks_of(masks), gpus, allowed=block(0, 112), cpus_on_node=count)[1] == said
 
 
 def test_nobody_loses_by_wider_shares() -> None:
@@ -246,8 +246,8 @@ def test_nobody_loses_by_wider_shares() -> None:
     text = publish.render_topology(hgx())
     sockets = [block(0, 56), block(56, 56)]
     with pytest.raises(Doubt):
-        plan.answer(text, masks_of(sockets * 4), "0,1,2,3,4,5,6,7", 1, allowed=block(0, 112), cpus_on_node="112")
-    assert plan.answer(text, masks_of(sockets), "0,1,2,3,4,5,6,7", 1, allowed=block(0, 112), cpus_on_node="112") == "- 56"
+        plan.answers(text, masks_of(sockets * 4), "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node="112")
+    assert plan.answers(text, masks_of(sockets), "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node="112")[1] == "- 56"
 
 
 def test_threads_that_a_hint_left_out_stay_out() -> None:
@@ -262,13 +262,13 @@ def test_threads_that_a_hint_left_out_stay_out() -> None:
 def test_a_single_task_with_one_core_of_a_whole_node_gets_all() -> None:
     text = publish.render_topology(hgx())
     for count, said in (("112", "0-111 112"), ("", "- 1"), ("56", "- 1")):
-        assert plan.answer(text, "0x1", "0,1,2,3,4,5,6,7", 0, allowed=block(0, 112), cpus_on_node=count) == said
+        assert plan.answers(text, "0x1", "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node=count)[0] == said
 
 
 @pytest.mark.parametrize(
-    ("masks", "gpus", "local"),
-    [("0x2,0x1", "0,1", 0), ("0x1,0x2", "0,9", 0), ("0x1,0x2", "0,1", 2), ("0x1,0x2", "", 0), ("", "0,1", 0)],
+    ("masks", "gpus"),
+    [("0x2,0x1", "0,1"), ("0x1,0x2", "0,9"), ("0x1,0x2", ""), ("", "0,1")],
 )
-def test_answer_in_doubt(masks: str, gpus: str, local: int) -> None:
+def test_answer_in_doubt(masks: str, gpus: str) -> None:
     with pytest.raises(Doubt):
-        plan.answer(publish.render_topology(hgx()), masks, gpus, local, allowed=block(0, 112), cpus_on_node="")
+        plan.answers(publish.render_topology(hgx()), masks, gpus, allowed=block(0, 112), cpus_on_node="")

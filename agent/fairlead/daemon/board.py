@@ -139,7 +139,7 @@ class Board:
         from fairlead.topology import publish as topology
 
         files = {"topology": topology.render_topology(node)}
-        files |= {f"plans/{tasks}": text for tasks, text in topology.render_plans(node).items()}
+        files |= {f"plans/{name}": text for name, text in topology.plan_files(node).items()}
         written = [self._write_if_changed(f"{self.run_dir}/{name}", text.encode()) for name, text in files.items()]
         written += [self._remove(f"plans/{name}") for name in self._names("plans") if f"plans/{name}" not in files]
         if self._environment(self._tables, *of_jobs) and all(written):

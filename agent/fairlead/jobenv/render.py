@@ -8,13 +8,16 @@ from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
 from fairlead.jobenv.table import ROWS, Level, Row, When
 
+HEAD = "fl_rows='"
 END = "."
 
 
 def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
-    """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL``, then a line with a dot (the file is complete).
+    """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL SUM``, then a line with a dot (the file is complete).
 
-    WHEN: Row.condition. A row that names another in ``unless`` must come after it.
+    All of it is one assignment of a shell, in quotes, which a shell reads at once; its ``read`` makes a system call for each
+    character. WHEN: Row.condition. SUM: ``value_sum`` of a literal value, - of a rule. A row that names another in ``unless`` must
+    come after it.
 
     ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
     a row of the same name. Raises DataError for a name that is never set, or a row that the shell could not take.
@@ -34,8 +37,15 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
             raise DataError(f"job environment: {row.name}: a value is one printable line")
         if row in own and row.value.startswith("@"):
             raise DataError(f"job environment: {row.name}: a value of the site's does not begin with @")
-        lines.append("\t".join((row.name, row.condition, row.value, row.level.value)) + "\n")
-    return "".join(lines) + END + "\n"
+        total = -1 if row.value.startswith("@") else value_sum(row.value)
+        fields = (row.name, row.condition, row.value, row.level.value, "-" if total < 0 else str(total))
+        lines.append("\t".join(fields) + "\n")
+    return quoted("".join(lines) + END)
+
+
+def quoted(table: str) -> str:
+    """A table as the assignment that the task prolog takes up."""
+    return HEAD + "\n" + table.replace("'", "'\\''") + "'\n"
 
 
 def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
@@ -45,12 +55,12 @@ def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
     """
     named = {r.name: r for r in known}
     rows = []
-    lines = text.splitlines()
-    if not lines or lines[-1] != END:
+    lines = text.replace("'\\''", "'").splitlines()
+    if len(lines) < 2 or lines[0] != HEAD or lines[-1] != END + "'":
         return ()
-    for line in lines[:-1]:
+    for line in lines[1:-1]:
         fields = line.split("\t")
-        if len(fields) != 4 or fields[3] not in set(Level):
+        if len(fields) != 5 or fields[3] not in set(Level):
             return ()
         condition, _, unless = fields[1].partition("!")
         when, _, least = condition.partition(":")

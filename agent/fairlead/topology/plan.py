@@ -1,7 +1,7 @@
 """The binding plan: which CPUs each task of a GPU step should have. Standard library only, and little of it.
 
-The task prolog runs this in an isolated Python for every task, so it imports nothing but transport.py; every task of a step
-computes the same plan from the same input. CPU sets are integers with bit N for CPU N.
+The task prolog runs this in an isolated Python, so it imports nothing but transport.py; every task of a step would compute the
+same plan from the same input. CPU sets are integers with bit N for CPU N.
 
 The shares that Slurm dealt are permuted: every task keeps its number of CPUs and its threads-per-core pattern, the
 union of all shares stays what it was, and the summed distance between tasks and their GPUs is the least possible.
@@ -288,8 +288,8 @@ def physical(machine: Machine, cpus: int) -> int:
     return sum(1 for c in machine.cores if c.cpus & cpus)
 
 
-def answer(topology: str, bind_list: str, step_gpus: str, local: int, *, allowed: int, cpus_on_node: str) -> str:
-    """What slurm/bind-plan prints for local task ``local``: ``CPULIST CORES``, or ``- CORES`` to leave Slurm's mask.
+def answers(topology: str, bind_list: str, step_gpus: str, *, allowed: int, cpus_on_node: str) -> list[str]:
+    """What slurm/bind-plan prints, by local task: ``CPULIST CORES``, or ``- CORES`` to leave Slurm's mask.
 
     ``allowed``: the step's cpuset. ``cpus_on_node``: SLURM_CPUS_ON_NODE where the cpuset is the step's own and the user
     named no CPU count, else "". Raises Doubt.
@@ -297,7 +297,7 @@ def answer(topology: str, bind_list: str, step_gpus: str, local: int, *, allowed
     machine = parse_topology(topology)
     masks, wanted = parse_masks(bind_list), parse_indices(step_gpus)
     gpus = [gpu for gpu in machine.gpus if gpu.index in wanted]  # by PCI address, as CUDA counts them
-    if not 0 <= local < len(masks) or len(gpus) != len(wanted):
+    if len(gpus) != len(wanted):
         raise Doubt("the step is not one of this node")
     first = min(mask & -mask for mask in masks)
     if not masks[0] & first:
@@ -306,5 +306,7 @@ def answer(topology: str, bind_list: str, step_gpus: str, local: int, *, allowed
     whole = cpus_on_node == str(machine.online.bit_count()) and allowed == machine.online
     if whole and len(gpus) == len(machine.gpus):
         shares = widen(machine, masks, shares)
-    cpus = "-" if shares[local] == masks[local] else format_cpulist(shares[local])
-    return f"{cpus} {physical(machine, shares[local])}"
+    return [
+        f"{'-' if share == mask else format_cpulist(share)} {physical(machine, share)}"
+        for share, mask in zip(shares, masks, strict=True)
+    ]

@@ -15,9 +15,15 @@ plans/N, one line for each of N local tasks that have the whole node:
     LOCALID CPULIST MASK GPUS NUMA NICS CORES SLURM_MASK
                                             GPUS in GRES indices, CORES how many physical cores, SLURM_MASK in capital
                                             hex digits as in SLURM_CPU_BIND_LIST, without its leading zeros
+
+plans/N.shares, the same in one line, for the task prolog (a shell's read costs a system call for each character):
+
+    1 GPUS CORES SLURM_MASKS .              GPUS all GRES indices, CORES of each task, SLURM_MASKS by LOCALID, with spaces between
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from fairlead.model.facts import Missing, Node
 from fairlead.topology import devices, locality, nics, plan
@@ -117,6 +123,25 @@ def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, s
             )
             lines.append("\t".join(fields) + "\n")
         texts[tasks] = "".join(lines)
+    return texts
+
+
+def plan_files(node: Node, order: dict[str, int] | None = None) -> dict[str, str]:
+    """The texts of the files below /run/fairlead/plans, by name: ``N`` and ``N.shares``."""
+    plans = render_plans(node, order)
+    shares = render_shares(plans)
+    return {**{str(n): text for n, text in plans.items()}, **{f"{n}.shares": text for n, text in shares.items()}}
+
+
+def render_shares(plans: Mapping[int, str]) -> dict[int, str]:
+    """The texts of /run/fairlead/plans/N.shares, from those of plans/N; where all tasks have as many cores."""
+    texts = {}
+    for tasks, text in plans.items():
+        rows = [line.split("\t") for line in text.splitlines()]
+        gpus = sorted({int(index) for row in rows for index in row[3].split(",")})
+        if len({row[6] for row in rows}) == 1:
+            masks = " ".join(row[7] for row in rows)
+            texts[tasks] = "\t".join((VERSION, ",".join(map(str, gpus)), rows[0][6], masks, ".")) + "\n"
     return texts
 
 

@@ -1,0 +1,132 @@
+"""The tasks of a step share one planner: the first asks, the others take its answer, and nothing that another user put there.
+
+/usr/bin/taskset and the planner are recorders here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.topology import publish
+from tests.hooks.stage import HOOKS, NOBODY, SHELLS, Stage, needs_root
+from tests.hooks.steps import for_planner, step
+from tests.topology.build import hgx
+
+pytestmark = pytest.mark.root
+SAID = "/run/fairlead/said/calls"
+RECORDER = f'#!/bin/sh\necho "$SLURM_LOCALID taskset $1 $2" >>{SAID}\n'
+ANSWER = "0-13 14 14-27 14 56-69 14 70-83 14"
+PLANNER = f'#!/bin/sh\necho "$SLURM_LOCALID planner" >>{SAID}\necho {ANSWER}\n'
+MASKS = ",".join(f"0x{((1 << 14) - 1) << first:028X}" for first in (0, 56, 14, 70))
+GPUS = "0,1,4,5"
+FILE = "/dev/shm/fairlead.n1.4711.0"
+QUESTION = f"{MASKS} {GPUS} - -"
+ALL = f"""for i in 0 1 2 3; do SLURM_LOCALID=$i {HOOKS}/task-prolog >/dev/null & done; wait"""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Stage]:
+    if needs_root:
+        pytest.skip("needs root: the hooks run in a private mount namespace")
+    stage = Stage()
+    try:
+        (stage.run.parent / "recorder").write_text(RECORDER)
+        (stage.run.parent / "recorder").chmod(0o755)
+        stage.inside("mount", "--bind", "/run/recorder", "/usr/bin/taskset")
+        yield stage
+    finally:
+        stage.close()
+
+
+@pytest.fixture
+def shared(site: Stage) -> Stage:
+    """The stage, with an empty /dev/shm and a step of four tasks that the shell leaves to the planner."""
+    site.reset()
+    site.inside("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
+    (site.run / "said").mkdir()
+    (site.run / "said").chmod(0o777)
+    (site.run / "planner").write_text(PLANNER)
+    (site.run / "planner").chmod(0o755)
+    (site.run / "topology").write_text(for_planner(publish.render_topology(hgx())))
+    site.hooks_line(python="/run/fairlead/planner")
+    return site
+
+
+def environment(local: int = 1) -> dict[str, str]:
+    return {**step(4194000, local, masks=MASKS, gpus=GPUS), "SLURMD_NODENAME": "n1", "PATH": "/usr/bin:/bin"}
+
+
+def calls(stage: Stage) -> list[str]:
+    said = stage.run / "said/calls"
+    return sorted(said.read_text().splitlines()) if said.exists() else []
+
+
+def in_memory(stage: Stage) -> list[str]:
+    return os.listdir(f"/proc/{stage.pid}/root/dev/shm")
+
+
+def test_all_tasks_are_bound_by_one_plan(shared: Stage) -> None:
+    """At once: one asks, and whoever comes after it has answered asks again. Each task has its own share; nothing is left."""
+    ran = shared.command("/bin/sh", "-c", ALL, env=environment())
+    assert (ran.rc, ran.err) == (0, "")
+    bound = [call for call in calls(shared) if "taskset" in call]
+    assert bound == [f"{i} taskset -cp {cpus}" for i, cpus in enumerate(ANSWER.split()[::2])]
+    assert 1 <= len(calls(shared)) - len(bound) <= 4
+    assert in_memory(shared) == []
+
+
+@pytest.mark.parametrize("shell", list(SHELLS))
+def test_an_answer_that_is_there_is_taken(shared: Stage, shell: str) -> None:
+    put(shared, f"{QUESTION}\n{ANSWER}\n")
+    assert shared.start(shell, "task-prolog", environment(2), as_nobody=True).rc == 0
+    assert calls(shared) == ["2 taskset -cp 56-69"]
+
+
+def test_a_planner_that_knows_none_is_not_asked_again(shared: Stage) -> None:
+    put(shared, f"{QUESTION}\n-\n")
+    assert shared.start("dash", "task-prolog", environment(), as_nobody=True).rc == 0
+    assert calls(shared) == []
+
+
+def put(stage: Stage, text: str, owner: int = NOBODY) -> None:
+    stage.inside("sh", "-c", f"printf %s '{text}' >{FILE}; chown {owner} {FILE}; chmod 666 {FILE}")
+
+
+@pytest.mark.parametrize("case", ["another's", "a link", "a folder", "another question", "cut", "no /dev/shm"])
+def test_what_is_no_answer_is_not_taken(shared: Stage, case: str) -> None:
+    lie = "98-111 14 98-111 14 98-111 14 98-111 14"
+    if case == "another's":
+        put(shared, f"{QUESTION}\n{lie}\n", owner=NOBODY - 1)
+    elif case == "a link":
+        put(shared, f"{QUESTION}\n{lie}\n")
+        shared.inside("sh", "-c", f"mv {FILE} /dev/shm/there && ln -s there {FILE} && chown -h {NOBODY} {FILE}")
+    elif case == "a folder":
+        shared.inside("mkdir", FILE)
+    elif case == "another question":
+        put(shared, f"{QUESTION}x\n{lie}\n")
+    elif case == "cut":
+        put(shared, f"{QUESTION}\n98-111 14")
+    else:
+        shared.inside("mount", "-o", "remount,ro", "/dev/shm")
+    before = in_memory(shared)
+    ran = shared.start("dash", "task-prolog", environment(), as_nobody=True)
+    assert (ran.rc, ran.err) == (0, "")
+    assert calls(shared) == ["1 planner", "1 taskset -cp 14-27"]
+    assert in_memory(shared) == before
+
+
+def test_who_waits_in_vain_leaves_the_cpus(shared: Stage) -> None:
+    """A task that never answers holds the others for 2 s at most."""
+    put(shared, "")
+    enter = ["nsenter", "-m", "-t", str(shared.pid), "flock", FILE, "sh", "-c", "echo held; exec sleep 600"]
+    with subprocess.Popen(enter, stdout=subprocess.PIPE, process_group=0) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+            assert shared.start("dash", "task-prolog", environment(), as_nobody=True).rc == 0
+            assert calls(shared) == []
+        finally:
+            os.killpg(holder.pid, 9)
