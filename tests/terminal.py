@@ -148,6 +148,10 @@ class Pty:
             assert wanted in self.said[at:] or (not over and time.monotonic() < deadline), (wanted, self.screen.lines)
             time.sleep(0.02)
 
+    def cursor(self) -> bool:
+        """Is it shown?"""
+        return self.screen.visible
+
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
 

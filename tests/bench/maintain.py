@@ -23,8 +23,8 @@ FLOOR = 12
 @dataclass
 class Measured:
     """wall_seconds: the whole command. cpu_seconds: of it and all that it started on the admin host. node_seconds: of each node,
-    from idle to back in service. usable: the fewest nodes of the partition at any look that take jobs: neither drained nor down, and
-    slurmctld hears from them (sinfo's ``*`` says that it does not); worst: that look."""
+    from idle to back in service. usable: the fewest nodes of the partition at any look that take jobs: neither drained nor down,
+    and slurmctld hears from them (sinfo's ``*`` says that it does not); worst: that look."""
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -68,9 +68,9 @@ def measure() -> Measured:
             over.set()
             watch.join()
         found.said, shown = admin.said(), admin.shown().values()
-        found.node_seconds = [n["seconds"] - n["busy_seconds"] for n in shown]
+        found.node_seconds = [n.seconds - n.busy_seconds for n in shown]
         found.lost = admin.lost(jobs)
-        assert run.returncode == 0 and {n["step"] for n in shown} == {"done"}, found.said
+        assert run.returncode == 0 and {n.step for n in shown} == {"done"}, found.said
         assert [admin.boots(host) for host in admin.rack.nodes] == [1] * NODES
         assert not found.lost and found.usable >= FLOOR, (found.worst, found.lost, found.said)
         return found

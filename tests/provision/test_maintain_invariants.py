@@ -154,8 +154,8 @@ class World(Ctld):
     def event(self, what: str, name: str) -> None:
         n = self.records[name]
         self.passed(3)
-        for other in self.records.values():
-            other.flags.discard("NOT_RESPONDING")
+        for record in self.records.values():
+            record.flags.discard("NOT_RESPONDING")
         if what == "admin drains":
             self.update(name, "DRAIN", "psu replaced", user="ann")
         elif what == "admin resumes" and n.flags & {"DRAIN"}:

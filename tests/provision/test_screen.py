@@ -33,7 +33,7 @@ def test_a_table_that_is_drawn_anew(more: dict[str, str]) -> None:
     with Pty(COMMAND, rows=24, columns=80, env=env, cwd=PROJECT) as pty:
         lines = pty.until("n1", "n2", "n3: failed: not well", " 2 in work")
         head, *rows = table(lines)
-        assert head.split() == ["NODE", "STEP", "FOR", "WHAT"] and IN_WORK.match(rows[0]) and not pty.screen.visible, lines
+        assert head.split() == ["NODE", "STEP", "FOR", "WHAT"] and IN_WORK.match(rows[0]) and not pty.cursor(), lines
         assert "n3: failed: not well after 0 s: gpu_count: 7 of 8; stays drained" in "\n".join(lines[: lines.index(head)])
         for rows_, columns in ((12, 50), (40, 200)):
             pty.resize(rows_, columns)
@@ -46,7 +46,7 @@ def test_a_table_that_is_drawn_anew(more: dict[str, str]) -> None:
         pty.type(b"\x03")
         pty.until_said("left at")
         assert pty.end() == 0
-    assert pty.screen.visible and not [line for line in pty.screen.lines if line.startswith("NODE")]
+    assert pty.cursor() and not [line for line in pty.screen.lines if line.startswith("NODE")]
     assert pty.screen.colours == (set() if more else {"31"})
 
 

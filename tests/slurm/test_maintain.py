@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from fairlead.cli import main
 from fairlead.provision.maintain import run as run_module
 from fairlead.provision.maintain.controller import Controller, silent
 from fairlead.provision.maintain.journal import Journal, Run
@@ -110,7 +111,7 @@ def test_who_is_held_by_others_is_not_touched(bench: Bench) -> None:
 
 
 @on("bookworm")
-def test_an_admins_drain_in_the_middle_is_left_alone(bench: Bench) -> None:
+def test_an_admins_drain_in_the_middle_is_left_alone(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     job = bench.cluster.submit("#!/bin/sh\nsleep 600\n", "-w", "n1")
     bench.cluster.wait_job(job, "RUNNING")
     run = bench.begin("n1", "n2", reboot=True)
@@ -120,6 +121,23 @@ def test_an_admins_drain_in_the_middle_is_left_alone(bench: Bench) -> None:
     assert child.wait(90) == 0
     assert bench.steps(run) == {"n1": "taken", "n2": "done"} and bench.reason("n1") == "ann: bad fan"
     assert bench.cluster.job_state(job) == "RUNNING" and bench.nodes.reboots["n1"] == 0
+    brought_back(bench, run, capsys)
+
+
+def brought_back(bench: Bench, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both drains of a run that has ended stand again, as after a slurmctld that was killed before it had saved the last of it.
+    n2 was done: lifted again; n1 was somebody's: said; n3 has a drain of another admin host's."""
+    for work in bench.journal.run(run.id).works:
+        bench.cluster.scontrol("update", f"nodename={work.slurm}", "state=drain", f"reason={work.text}")
+    bench.cluster.scontrol("update", "nodename=n3", "state=drain", "reason=fairlead:maintain:abcdef123456 from another host")
+    command = ["maintain", "--resume", run.id, "--journal", bench.path, "--slurm-conf", "/etc/slurm/slurm.conf"]
+    capsys.readouterr()
+    assert main([*command, "--bin-dir", "/nonexistent"]) == 64 and "nothing to go on with" in capsys.readouterr().err
+    assert main([*command, "--bin-dir", str(bench.cluster.bin)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"n1: the drain of run {run.id} stands again: ") and first.endswith("nodename=n1 state=resume")
+    assert second == f"n2: resumed again, as run {run.id} had left it and slurmctld has forgotten"
+    assert bench.reason("n1") and not bench.reason("n2") and bench.reason("n3").endswith("from another host")
 
 
 @on("forky")

@@ -154,7 +154,7 @@ def test_a_watch_on_a_terminal_is_a_live_table(cluster: Cluster, nodes: Nodes, t
         head, *rows = terminal.until("rows more", "8 nodes: ")
         assert "WHY" in head and "SLURMD" not in head and sum("NODES" in r for r in rows) == 0
         terminal.type(b"\x03")
-        assert terminal.end() == 0 and terminal.screen.visible and terminal.screen.colours == {"31", "32"}
+        assert terminal.end() == 0 and terminal.cursor() and terminal.screen.colours == {"31", "32"}
 
 
 @pytest.mark.parametrize("text", ["7|R|1", "x|R|1|n1", "|||"])

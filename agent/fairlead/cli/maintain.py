@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from fairlead import config
 from fairlead.cli.show import columns, print_json
 from fairlead.cli.times import local, span, window
-from fairlead.errors import ExitCode, HostError, UsageError
+from fairlead.errors import ExitCode, HostError, InputMissing, SlurmError, UsageError
 
 if TYPE_CHECKING:
     from fairlead.provision.maintain.journal import Journal, Run
@@ -94,19 +94,24 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _new(args: argparse.Namespace) -> ExitCode:
     from fairlead.provision.maintain.controller import Controller
+    from fairlead.provision.maintain.forgotten import forgotten
     from fairlead.provision.maintain.journal import Journal
     from fairlead.provision.maintain.plan import prepare
     from fairlead.slurm.scontrol import Scontrol
 
     site = config.load_site(args.site or SITE)
     controller = Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir))
-    prepared = prepare(site, _asked(args), controller.listing())
+    listing = controller.listing()
+    prepared = prepare(site, _asked(args), listing)
     if args.dry_run:
         from fairlead.cli.maintain_outlook import outlook
 
         return outlook(args, site, prepared, controller)
     journal = Journal(args.journal)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
+    for one in forgotten(journal, controller, listing):
+        if one.work.slurm not in {w.slurm for w in prepared.works}:  # those are taken up
+            print(f"fairlead maintain: {one.line}", file=sys.stderr)
     begun = journal.begin(prepared.plan, prepared.works, site=os.path.abspath(site.file), who=who)
     return _drive(args, journal, begun)
 
@@ -136,13 +141,39 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
     from fairlead.provision.maintain.journal import Journal
 
     journal = Journal(args.journal)
-    found = journal.run(name)
-    if found.ended:
-        raise UsageError(f"run {found.id} has {found.state}: nothing to go on with", hint=f"fairlead maintain --show {found.id}")
+    try:
+        found = journal.run(name)
+        if found.ended:
+            hint = f"fairlead maintain --show {found.id}"
+            raise UsageError(f"run {found.id} has {found.state}: nothing to go on with", hint=hint)
+    except (InputMissing, UsageError):
+        if args.abort is not None or not _lifted_again(args, journal, name):
+            raise
+        return ExitCode.OK
     if args.window:
         opens, closes = window(args.window, "--window")
         found = journal.replan(found, msgspec.structs.replace(found.plan, opens=opens, window=closes))
     return _drive(args, journal, found)
+
+
+def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool:
+    """Lift drains of a run that has ended (of any, without a name) that slurmctld has brought back; whether there were any."""
+    from fairlead.provision.maintain.controller import Controller
+    from fairlead.provision.maintain.forgotten import forgotten, lift
+    from fairlead.slurm.scontrol import Scontrol
+
+    controller = Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir))
+    try:
+        found = forgotten(journal, controller, controller.listing(), run=name)
+    except SlurmError as e:
+        print(f"fairlead maintain: {e}: it is not known whether a drain of a run that has ended stands again", file=sys.stderr)
+        return False
+    said = lift(controller, found)
+    if args.json:
+        print_json({"schema": 1, "run": name, "forgotten": said})
+    elif said:
+        print("\n".join(said))
+    return bool(said)
 
 
 def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:

@@ -174,8 +174,9 @@ def who(state: NodeState) -> str:
     if not state.reason:
         return words
     token = parse(state.reason)
-    kind = "another `fairlead maintain`: " if token is not None and token.text.startswith(MAINTAIN) else ""
-    return f"{words} by {state.reason_user or 'unknown'}: {kind}{strip_suffixes(state.reason)[:160]}"
+    maintained = token is not None and token.text.startswith(MAINTAIN)
+    kind, ask = ("another `fairlead maintain`: ", "; its own admin host knows it (--list)") if maintained else ("", "")
+    return f"{words} by {state.reason_user or 'unknown'}: {kind}{strip_suffixes(state.reason)[:160]}{ask}"
 
 
 def jobs_by_node(text: str) -> dict[str, list[float]]:

@@ -250,6 +250,13 @@ class Journal:
                 found.setdefault(name, set()).update(filter(None, (text, mark)))
         return {name: frozenset(texts) for name, texts in found.items()}
 
+    def done_with(self, slurm: Iterable[str]) -> list[tuple[str, Plan, Work]]:
+        """Run, its plan and the node, for each of these nodes (by Slurm name) that a run has drained which has ended."""
+        query = "SELECT run.id, run.plan, node.work FROM node JOIN run ON run.id = node.run"
+        query += " WHERE run.ended > 0 AND node.text != '' AND node.slurm = ?"
+        rows = [row for name in slurm for row in self._read(query, (name,))]
+        return [(name, msgspec.json.decode(p, type=Plan), msgspec.json.decode(w, type=Work)) for name, p, w in rows]
+
     def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         try:
             return self._db.execute(statement, values).fetchall()
