@@ -49,7 +49,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1
 export NVTE_FUSED_ATTN=1
 export NCCL_SOCKET_IFNAME=eth0
 args="--tensor-model-parallel-size 8 --num-layers 96 --micro-batch-size 1 --global-batch-size 1536 --bf16"
-srun --mpi=pmix --container-image=nvcr.io/nvidia/pytorch:25.01-py3 --container-mounts="$PWD:$PWD,/dev/infiniband:/dev/infiniband" \\
+srun --mpi=pmix --container-image=nvcr.io/nvidia/pytorch:25.01-py3 --container-mounts="$PWD:$PWD" \\
     --container-workdir="$PWD" --cpu-bind=cores bash -c "python -u pretrain_gpt.py $args"
 """,
     "nccl-tests with Open MPI": """#SBATCH --ntasks-per-node=8

@@ -215,7 +215,8 @@ def test_in_a_reservation(site: Site) -> None:
         code, nodes = site.data("--reservation=acceptance", QUICK)
         assert code == 0 and set(nodes) == {"n2", "n3"}, nodes
         shown = site.slurm.run(["/usr/bin/squeue", "-h", "-t", "all", "-o", "%A %T %v"]).stdout.splitlines()
-        assert sorted(line.split(" ", 1)[1] for line in shown if line.split()[0] in job_numbers(site)) == ["COMPLETED acceptance"] * 2
+        measured = job_numbers(site)
+        assert [line.split()[1:] for line in shown if line.split()[0] in measured] == [["COMPLETED", "acceptance"]] * 2
         assert site.slurm.job_state(other) == "PENDING"
         code, nodes = site.data("n1", "--reservation=acceptance", QUICK, "--max-wait=1")
         assert code == 3 and nodes["n1"]["outcome"] == "unknown" and site.jobs() == [str(other)]
