@@ -20,6 +20,8 @@ from tests.lab.roots import SUITES
 
 # Two cores that also run a cluster say nothing about how long one example should take.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+#: `make test` tries the same examples each time, `make test-all` others each time.
+settings.register_profile("same", settings.get_profile("busy"), derandomize=True)
 settings.load_profile("busy")
 
 #: Files of tests that share nothing: each of them starts a lab of its own.
@@ -28,27 +30,34 @@ SINGLE = ("tests/rack/test_cluster.py", "tests/faults/test_demo.py")
 WHOLE = ("tests/slurm/test_node_states.py",)
 #: Roughly how many seconds the longest take together, to begin with them; a file takes 1, a test with its own lab 10.
 SECONDS = {
-    "faults": 120,
-    "slurm": 100,
+    "playbooks": 200,
+    "slurm": 170,
+    "tests/maintain/test_reboots.py": 190,
+    "faults": 150,
+    "tests/scorecard/test_scorecard.py": 110,
     "tests/slurm/test_node_states.py": 95,
-    "tests/scorecard/test_scorecard.py": 60,
-    "playbooks": 150,
-    "tests/rack/test_rack.py": 60,
-    "tests/measure/test_on_slurm.py": 50,
-    "tests/maintain/test_reboots.py": 130,
-    "hooks": 30,
+    "tests/faults/test_demo.py": 70,
+    "tests/rack/test_rack.py": 70,
+    "tests/driver/test_apt.py": 65,
+    "tests/settings/test_on_a_node.py": 60,
+    "tests/measure/test_on_slurm.py": 60,
+    "tests/apply/test_boot.py": 45,
+    "tests/lint/test_lint.py": 45,
+    "hooks": 40,
+    "tests/alive/test_nvml.py": 40,
+    "tests/hooks/test_env_in_real_jobs.py": 35,
+    "tests/daemon/test_loop.py": 30,
     "tests/settings/test_settings.py": 30,
-    "tests/driver/test_apt.py": 35,
-    "tests/driver/test_bundle.py": 25,
-    "tests/settings/test_on_a_node.py": 40,
-    "tests/apply/test_boot.py": 30,
-    "tests/apply/test_image.py": 15,
-    "tests/checks/test_sources.py": 20,
-    "tests/hooks/test_env_in_real_jobs.py": 30,
+    "tests/driver/test_bundle.py": 30,
+    "tests/alive/test_disk.py": 30,
+    "tests/alive/test_kernel_log.py": 30,
+    "tests/apply/test_apply.py": 25,
+    "tests/apply/test_image.py": 25,
+    "tests/hooks/test_in_real_jobs.py": 25,
     "tests/host/test_gather.py": 25,
     "tests/host/test_snapshot.py": 25,
     "tests/host/test_nvml.py": 25,
-    "tests/lint/test_lint.py": 25,
+    "tests/checks/test_sources.py": 20,
 }
 
 
@@ -72,7 +81,9 @@ def unit(nodeid: str) -> str:
 
 def weight(nodeid: str) -> int:
     """Seconds, roughly."""
-    return 10 if nodeid.startswith(SINGLE) else SECONDS.get(unit(nodeid).partition(" ")[0], 1)
+    if nodeid.startswith(SINGLE):
+        return SECONDS.get(nodeid.partition("::")[0], 10)
+    return SECONDS.get(unit(nodeid).partition(" ")[0], 1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,6 +130,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; what tests interrupt inherits it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[ledger.OWNER] = f"{os.getpid()} {linux.start_time(os.getpid())}"
+    if "not slow" in config.getoption("markexpr"):
+        settings.load_profile("same")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

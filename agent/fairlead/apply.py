@@ -24,6 +24,7 @@ from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.host.tree_nvml import TreeNvml as TreeNvml  # noqa: PLC0414
+from fairlead.model import tuned
 from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
@@ -192,6 +193,8 @@ def apply(
         rest = _plan(setting, want, after, image=image) if outcomes.get(name) else planned
         done = outcomes.get(name, ())
         item = _item(name, setting, planned=planned, todo=todo[name], outcomes=done, rest=rest, dry_run=dry_run)
+        if setting.tuned_too and item.steps and not item.hint and (rival := tuned.second_writer(after.texts)):
+            item = msgspec.structs.replace(item, hint=f"{rival} and may set it back: declare settings.tuned")
         items.append(msgspec.structs.replace(item, effective="unknown") if image else item)
     if not dry_run:
         _note_left(root, items, image=image)

@@ -62,7 +62,7 @@ def test_it_is_named_and_over_by_itself(agent: Agent, tmp_path: Path) -> None:
             assert heard(systemd).count(b"WATCHDOG=1") == 0, "a watchdog that is fed ends nobody"
         agent.until(lambda: agent.verdict().state is State.OK, "ok by itself")
         agent.until(lambda: b"WATCHDOG=1" in heard(systemd), "the watchdog fed again")
-    assert agent.log.read_text().count("the_loop_does_not_go_round") == 1
+    assert "the_loop_does_not_go_round" in agent.log.read_text()
     assert agent.end() == 0
 
 
@@ -71,10 +71,10 @@ def test_a_drain_stays(agent: Agent) -> None:
     drain = "1\tdrain\t1\t7\tfairlead:xid:abc GPU 0000:1b:00.0: Xid 79\n"
     with silent_file(agent.tree / FILE):
         held(agent)
-        (agent.run_dir / "verdict").write_text(drain)
         first = agent.process
         assert first is not None
         first.kill()  # it ends when the file answers; the next one finds the same file, and an older agent's drain
+        (agent.run_dir / "verdict").write_text(drain)
         begun = time.monotonic()
         agent.start(wait=False)
         held(agent)

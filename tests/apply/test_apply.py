@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead import config
+from fairlead import config, settings
 from fairlead import settings as setting_list
 from fairlead.apply import ApplyReport, TreeNvml, apply
 from fairlead.cli import main
@@ -21,8 +21,11 @@ from fairlead.config import Document
 from fairlead.config.document import resolve_layers
 from fairlead.errors import ExitCode, HostError
 from fairlead.host import change
+from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.change import Disruption
+from fairlead.model.facts import unreadable
+from fairlead.model.setting import drift
 
 MACHINES = Path(__file__).parents[1] / "machines"
 EVERYTHING = {n: {} for n in ("cpu_governor", "memlock", "nccl", "numa_balancing", "pcie_acs", "persistence")}
@@ -267,3 +270,17 @@ def test_a_missing_nccl_conf_is_neither_persisted_nor_effective(tree: Path) -> N
     assert (item.state, item.persisted, item.effective) == ("would_change", "no", "no")
     (item,) = run(tree, document(nccl={})).items
     assert (item.state, item.persisted, item.effective) == ("changed", "yes", "yes")
+
+
+def test_tuned_is_named_as_the_second_writer_of_what_it_writes_too(tree: Path) -> None:
+    asked = document(numa_balancing={}, nccl={})
+    assert {i.hint for i in run(tree, asked, dry_run=True).items} == {""}
+    for path, text in (("proc/@tuned/comm", "tuned\n"), ("etc/tuned/active_profile", "throughput-performance\n")):
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(text)
+    rival = "tuned runs with the profile throughput-performance"
+    hints = {i.setting: i.hint for i in run(tree, asked, dry_run=True).items}
+    assert hints == {"nccl": "", "numa_balancing": f"{rival} and may set it back: declare settings.tuned"}
+    setting, want = settings.load()["numa_balancing"], asked.settings["numa_balancing"]
+    node = gather(Root(str(tree)), unreadable("not asked"), reads=setting.wanted_reads(want))
+    assert {f.summary for f in drift("numa_balancing", setting, want, node)} > {f"kernel.numa_balancing is 1, wanted 0; {rival}"}

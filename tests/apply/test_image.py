@@ -115,7 +115,7 @@ def test_a_node_that_boots_the_image_has_nothing_left_to_change(tmp_path: Path) 
         host.power("on")
         host.wait_boot(before)
         host.run("systemctl is-system-running --wait", check=False)
-        said = host.run("journalctl -b -o cat -u fairlead-apply").stdout
+        said = host.run("journalctl --sync; journalctl -b -o cat -u fairlead-apply").stdout
         assert host.run("systemctl show -p Result --value fairlead-apply").stdout == "success\n", said
         changed = {line.split()[1] for line in said.splitlines() if line.startswith("changed")}
         assert changed == {"cpu_governor", "nccl", "pcie_acs", "persistence"}, "what a reboot loses, and what the hardware says"

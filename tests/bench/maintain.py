@@ -23,8 +23,8 @@ FLOOR = 12
 @dataclass
 class Measured:
     """wall_seconds: the whole command. cpu_seconds: of it and all that it started on the admin host. node_seconds: of each node,
-    from idle to back in service. usable: the fewest nodes of the partition at any look that are neither drained nor down (a node
-    that slurmctld has just not heard of is not taken by maintenance); worst: that look."""
+    from idle to back in service. usable: the fewest nodes of the partition at any look that take jobs: neither drained nor down,
+    and slurmctld hears from them (sinfo's ``*`` says that it does not); worst: that look."""
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -68,9 +68,9 @@ def measure() -> Measured:
             over.set()
             watch.join()
         found.said, shown = admin.said(), admin.shown().values()
-        found.node_seconds = [n["seconds"] - n["busy_seconds"] for n in shown]
+        found.node_seconds = [n.seconds - n.busy_seconds for n in shown]
         found.lost = admin.lost(jobs)
-        assert run.returncode == 0 and {n["step"] for n in shown} == {"done"}, found.said
+        assert run.returncode == 0 and {n.step for n in shown} == {"done"}, found.said
         assert [admin.boots(host) for host in admin.rack.nodes] == [1] * NODES
         assert not found.lost and found.usable >= FLOOR, (found.worst, found.lost, found.said)
         return found
@@ -79,7 +79,7 @@ def measure() -> Measured:
 def _watch(admin: Admin, found: Measured, over: threading.Event) -> None:
     while not over.wait(0.2):
         look = admin.rack.ctl("sinfo -h -N -p main -o %N=%T", check=False)
-        states = [line.partition("=")[2].rstrip("*") for line in look.split()]
+        states = [line.partition("=")[2] for line in look.split()]
         usable = sum(state in ("idle", "allocated", "mixed", "completing") for state in states)
         if states and usable < found.usable:
             found.usable, found.worst = usable, look

@@ -111,7 +111,7 @@ def test_standard_input_is_decoded_as_it_comes() -> None:
             assert json.loads(run.stdout.readline())["line"] == number
         run.stdin.close()
         assert run.stdout.read() == b""
-        assert run.wait(30) == 0
+        assert run.wait(120) == 0
 
 
 def test_closed_standard_input_and_output() -> None:
@@ -174,7 +174,7 @@ def test_a_log_of_many_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert {(r["code"], r["service"], r["blames"]) for r in found} == {(31, "keep", "application")}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150, deadline=None)
 @given(
     st.lists(
         st.binary(max_size=60)

@@ -52,3 +52,15 @@ def test_man_page_formats_without_a_warning() -> None:
     assert not done.stderr
     for name in COMMANDS:
         assert f"fairlead {name}" in done.stdout.replace("\u2010", "-")
+
+
+def test_tests_that_a_page_names_are_there() -> None:
+    """``tests/FILE.py::NAME``, and ``::NAME`` of the file named last."""
+    missing = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        path = ""
+        for file, name in re.findall(r"`(tests/\S+?\.py)?::(\w+)`", page.read_text()):
+            path = file or path
+            if not re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE):
+                missing.append(f"{page.name}: {path}::{name}")
+    assert not missing

@@ -14,11 +14,14 @@ from typing import Any, Self
 import msgspec
 import pytest
 
-from fairlead import config
+from fairlead import checks, config
 from fairlead.model.verdict import Verdict, parse_line
+from tests.lab.pause import pause
 
 PROJECT = Path(__file__).resolve().parents[2]
 MACHINES = PROJECT / "tests/machines"
+#: Judged every 14 s, and well again three looks later: what they say of a fault is for their own tests.
+NO_SLOW_CHECKS = {name: {"enabled": False} for name, check in checks.load().items() if check.slow}
 XID79 = "6,{n},{us},-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 
 
@@ -98,12 +101,15 @@ class Agent:
     def until(self, met: Callable[[], bool], what: str, seconds: float = 90) -> None:
         """Wait for something to become true; fails with the log's end."""
         deadline = time.monotonic() + seconds
-        while not met():
+        while True:
+            began = time.monotonic()
+            if met():
+                return
             ended = self.process is not None and self.process.poll() is not None
             if ended or time.monotonic() > deadline:
                 told = self.log.read_text(errors="replace").splitlines()[-15:]
                 raise AssertionError(f"no {what}; agent {'ended' if ended else 'runs'}; its log:\n" + "\n".join(told))
-            time.sleep(0.005)
+            pause(began, 0.005)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.process is not None

@@ -150,7 +150,7 @@ def test_where_nothing_can_be_written_it_says_so_and_goes_on(tmp_path: Path) -> 
         st.binary(max_size=60) | st.sampled_from([b'{"unix":1,"id":"a","what":"x","who":"y"}', b"{}", b"[" * 3000]), max_size=8
     )
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_any_file_can_be_read(trail: Trail, lines: list[bytes]) -> None:
     os.makedirs(os.path.dirname(trail.path), exist_ok=True)
     Path(trail.path).write_bytes(b"\n".join(lines))

@@ -135,7 +135,7 @@ def test_resumed_before_it_was_read_back_it_is_not_drained_again(ctld: Ctld, cou
     ctld.nodes = nodes  # type: ignore[method-assign]
     courier = couriers()
     courier.want(XID)
-    assert resumed.wait(10)
+    assert resumed.wait(90)
     while not courier._standing.acknowledged:
         time.sleep(0.01)
     courier.want(XID)  # by a loop that has not heard of it yet
@@ -253,7 +253,7 @@ def test_a_hold_waits_for_what_is_under_way(ctld: Ctld, protocol: Callable[..., 
 
     def slow() -> None:
         reached.set()
-        assert go.wait(10)
+        assert go.wait(90)
 
     ctld.before_write = slow
     drain = protocol()
@@ -264,7 +264,7 @@ def test_a_hold_waits_for_what_is_under_way(ctld: Ctld, protocol: Callable[..., 
 
     writing = threading.Thread(target=agent)
     writing.start()
-    assert reached.wait(10)
+    assert reached.wait(90)
     options = ["--state-dir", str(tmp_path / "state"), "--run-dir", str(tmp_path / "run"), "--reason", "riser 2"]
     done: list[int] = []
     holding = threading.Thread(target=lambda: done.append(main(["hold", *options])))
@@ -274,8 +274,8 @@ def test_a_hold_waits_for_what_is_under_way(ctld: Ctld, protocol: Callable[..., 
     holding.join(0.2)
     assert holding.is_alive() and not done
     go.set()
-    holding.join(10)
-    writing.join(10)
+    holding.join(90)
+    writing.join(90)
     assert done == [0] and ctld.node("n1").drained
 
 

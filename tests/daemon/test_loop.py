@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.model.verdict import State
-from tests.daemon.conftest import XID79, Agent
+from tests.daemon.conftest import NO_SLOW_CHECKS, XID79, Agent
 
 Make = Callable[..., Agent]
 
@@ -75,6 +75,7 @@ def test_what_jobs_read_of_this_node(agents: Make, tmp_path: Path) -> None:
         agent.write_document(jobenv={"scratch": str(disk)})
         agent.send(signal.SIGHUP)
         agent.until(lambda: f"TMPDIR\talways\t@scratch:{disk}:tmp\tfull" in lines(), "scratch")
+        agent.until((agent.run_dir / "scratch").exists, "the folder's name for the epilog")
         assert (agent.run_dir / "scratch").read_text() == f"1\t{disk}\t.\n"
         agent.until(lambda: not (agent.run_dir / "presets/deep").exists(), "a preset that is gone")
 
@@ -110,7 +111,7 @@ def test_an_xid_wakes_the_check_at_once(agents: Make) -> None:
 
 
 def test_a_kernel_log_that_cannot_be_read_is_no_health(agents: Make) -> None:
-    agent = agents()
+    agent = agents(checks=NO_SLOW_CHECKS)
     agent.fifo.unlink()
     agent.start()
     assert agent.verdict().state is State.UNKNOWN and "the kernel log cannot be read" in agent.verdict().text
@@ -203,7 +204,7 @@ def test_bad_document_at_the_start(agents: Make) -> None:
     agent = agents()
     agent.document.write_text('{"schema": 99}')
     agent.start(wait=False)
-    assert agent.process is not None and agent.process.wait(timeout=20) == 78
+    assert agent.process is not None and agent.process.wait(timeout=90) == 78
     assert "schema" in agent.log.read_text()
 
 
@@ -212,20 +213,20 @@ def test_fresh_sweep_on_demand_and_after_a_job(agents: Make) -> None:
     before = agent.sequence()
     agent.send(signal.SIGUSR1)
     agent.until(lambda: agent.sequence() > before, "sweep for SIGUSR1")
-    job = agent.run_dir / "jobs" / "77"
-    job.write_text("1\tended\t2001\t0,1\t5\t9\t-\t.\n")
     half = agent.run_dir / "jobs" / "78"
     half.write_text("1\trunning\t2001\t0")
+    job = agent.run_dir / "jobs" / "77"
     before = agent.sequence()
-    agent.until(lambda: agent.sequence() > before, "sweep for the ended job")
-    assert not job.exists() and half.exists()
+    job.write_text("1\tended\t2001\t0,1\t5\t9\t-\t.\n")
+    agent.until(lambda: agent.sequence() > before and not job.exists(), "sweep for the ended job")
+    assert half.exists()
 
 
 def test_jobs_are_counted(agents: Make) -> None:
     agent = agents().start()
     metrics = agent.run_dir / "metrics.prom"
     (agent.run_dir / "jobs" / "5").write_text("1\trunning\t2001\t0\t5\t-\t-\t.\n")
-    agent.until(lambda: metrics.exists() and "jobs 1.0" in metrics.read_text(), "metric of the job", seconds=30)
+    agent.until(lambda: metrics.exists() and "jobs 1.0" in metrics.read_text(), "metric of the job")
 
 
 def test_a_drain_waits_for_the_job_that_was_there_and_not_for_the_next(agents: Make) -> None:
@@ -273,14 +274,14 @@ def test_scrape(agents: Make) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     agent = agents(agent={"metrics_listen": f"127.0.0.1:{port}"}).start()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=90) as answer:
         text = answer.read().decode()
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert [s.value for s in families["fairlead_verdict_state"].samples if s.labels["state"] == "ok"] == [1.0]
     assert all(family.documentation for family in families.values())
     with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/etc/passwd", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/etc/passwd", timeout=90)
     assert agent.end() == 0
 
 

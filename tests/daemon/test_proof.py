@@ -20,8 +20,8 @@ from fairlead.policy import Proof, Rules
 DRAIN = "fairlead:xid:0123456789ab broken"
 
 
-def rules(script: str, *, deadline: float = 60.0, retry: int = 3600) -> Rules:
-    return Rules(return_command=("/bin/sh", "-c", script), return_deadline_seconds=deadline, return_retry_seconds=retry)
+def rules(script: str, *, retry: int = 3600) -> Rules:
+    return Rules(return_command=("/bin/sh", "-c", script), return_deadline_seconds=60.0, return_retry_seconds=retry)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Proving]]:
         proving.close()
 
 
-def until(met: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def until(met: Callable[[], bool], what: str, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < deadline, f"no {what}"
@@ -128,7 +128,10 @@ def test_what_it_gets(made: Callable[..., Proving], monkeypatch: pytest.MonkeyPa
 
 def test_the_deadline_ends_the_whole_group(made: Callable[..., Proving], tmp_path: Path) -> None:
     proving = made()
-    proving.follow(True, DRAIN, rules(f"sleep 1000 & echo $! > {tmp_path}/pid; touch {tmp_path}/up; wait", deadline=1.0))
+    proving.follow(True, DRAIN, rules(f"sleep 1000 & echo $! > {tmp_path}/pid; touch {tmp_path}/up; wait"))
+    started(proving, tmp_path)
+    assert proving._deadline <= time.monotonic() + 60
+    proving._deadline = time.monotonic()  # it has come
     assert ended(proving) is Proof.FAILED and proving.outcomes["deadline"] == 1
     pid = int((tmp_path / "pid").read_text() or 0)
     until(lambda: not alive(pid), "end of the child")
@@ -137,8 +140,9 @@ def test_the_deadline_ends_the_whole_group(made: Callable[..., Proving], tmp_pat
 def test_what_ignores_sigterm_is_killed(made: Callable[..., Proving], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof_module, "GRACE_SECONDS", 0.05)
     proving = made()
-    proving.follow(True, DRAIN, rules(f"trap '' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done", deadline=1.0))
+    proving.follow(True, DRAIN, rules(f"trap '' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done"))
     started(proving, tmp_path)
+    proving._deadline = time.monotonic()
     pid = proving.record.pid if proving.record else 0
     assert ended(proving) is Proof.FAILED
     until(lambda: (proving.poll() or True) and not alive(pid), "end of it")
@@ -281,5 +285,5 @@ def test_an_agent_killed_before_its_record_is_on_disk_leaves_nothing(tmp_path: P
     )
     os.close(reader)
     os.close(writer)
-    assert child.wait(timeout=30) == 0 and not (tmp_path / "up").exists()
+    assert child.wait(timeout=90) == 0 and not (tmp_path / "up").exists()
     assert _session(child.pid) == []

@@ -70,7 +70,7 @@ class AptNode:
     def __exit__(self, *args: object) -> None:
         if self._holder is not None:
             self._holder.kill()
-            self._holder.wait(30)
+            self._holder.wait(120)
 
     def words(self, *command: str) -> list[str]:
         """Words of this machine that run a command on the node."""

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from fairlead.config.lock import LockedSet
+from fairlead.settings import driver
 from tests.driver.apt_node import CACHE, AptNode
 from tests.driver.conftest import Debian
 
@@ -54,7 +55,7 @@ def test_install_hold_upgrade_and_rollback(node: AptNode, debian: Debian) -> Non
     dump = node.run("apt-config", "dump", "Unattended-Upgrade::Package-Blacklist")
     assert '"^nvidia-smi$"' in dump and '"^libnvidia-ml1$"' in dump
     policy = node.run("apt-cache", "policy", "nvidia-smi")
-    assert "1001" in policy and f"Candidate: {node.versions('nvidia-smi')['nvidia-smi']}" in policy
+    assert str(driver.PRIORITY) in policy and f"Candidate: {node.versions('nvidia-smi')['nvidia-smi']}" in policy
 
     # the upgrade: the former set's files stay in the cache
     node.place(newer.packages, debian.files)
@@ -171,7 +172,7 @@ def killed_when(node: AptNode, moment: str) -> bool:
                 break
         seen = run.poll() is None
         reset(node)
-        run.wait(30)
+        run.wait(120)
     return seen
 
 
@@ -216,7 +217,7 @@ def test_killed_at_any_time_the_next_run_completes(node: AptNode, debian: Debian
                 time.sleep(0.01)
             time.sleep(0.2 * number)
             reset(node)
-            run.wait(30)
+            run.wait(120)
         after = node.apply(code=None)
         assert after["state"] in ("changed", "same"), (number, after)
         have(found, node)

@@ -1,24 +1,30 @@
-"""The whole driver with its kernel module, built by dkms for a real Debian kernel: minutes, once in `make test-all`."""
+"""The whole driver with its kernel module, built by dkms for real Debian kernels: many minutes, once in `make test-all`.
+
+Kernel packages, headers, gcc, dkms and NVIDIA's sources are Debian's own; no kernel is booted and no module loaded.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from fairlead.config.lock import load_lock
+from fairlead.config.lock import LockedSet, load_lock
 from tests.driver.apt_node import AptNode, environment
 from tests.driver.conftest import available, from_debian, lock
 from tests.lab import roots
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(7200)]
+INSTALL = ("nvidia-kernel-dkms", "nvidia-smi", "linux-image-amd64", "linux-headers-amd64")
+BUILD_SECONDS = 3000
 
 
-def test_the_module_is_built_for_the_kernel_that_boots_next(node: AptNode, tmp_path: Path) -> None:
-    """Kernel, headers, module and libraries in one transaction; and a newer kernel without headers is not booted into."""
-    version = available("nvidia-kernel-dkms")[0]
-    site = tmp_path / "site.toml"
+def declared(node: AptNode, folder: Path, version: str, *install: str) -> LockedSet:
+    """Locked from Debian's archive, its files on the node, and declared there."""
+    site = folder / "site.toml"
+    names = ", ".join(f'"{name}"' for name in install)
     site.write_text(f"""\
 schema = 1
 [classes.a]
@@ -26,30 +32,64 @@ nodes = "gpu1"
 [classes.a.settings.driver]
 version = "{version}"
 module = "proprietary"
-install = ["nvidia-kernel-dkms", "nvidia-smi", "linux-image-amd64", "linux-headers-amd64"]
+install = [{names}]
 """)
     files = Path(environment()["XDG_CACHE_HOME"]) / "fairlead/packages"
     with roots.locked("driver"):
         lock(site, *from_debian(), "--download", str(files))
-    found = load_lock(str(tmp_path / "fairlead.lock")).sets["default"]
+    found = load_lock(str(folder / "fairlead.lock")).sets["default"]
     node.place(found.packages, files)
     packages = [msgspec.to_builtins(p) for p in found.packages]
-    driver = {"version": version, "module": "proprietary", "install": found.install, "packages": packages}
-    node.declare(**driver)
-    done = node.apply(code=None, seconds=2000)
-    # nothing can be loaded here: the kernel is this machine's own
-    assert done["persisted"] == "yes" and done["effective"] == "no", done["message"] + str(done)
-    release = node.run("sh", "-c", "cd /lib/modules && ls").split()[-1]
-    assert version in node.run("dkms", "status") and release in node.run("dkms", "status")
-    assert version in node.run(
-        "sh", "-c", f"modinfo -F version -k {release} nvidia || modinfo -F version -k {release} nvidia-current"
-    )
-    planned = node.apply("--dry-run", code=None)
-    assert "no NVIDIA module is loaded" in planned["message"], planned
+    node.declare(version=version, module="proprietary", install=found.install, packages=packages)
+    return found
 
-    node.run("sh", "-c", "cp /boot/vmlinuz-* /boot/vmlinuz-99.0-1-amd64; mkdir -p /lib/modules/99.0-1-amd64")
-    refused = node.apply("--dry-run", code=78)
-    assert "kernel 99.0-1-amd64 boots next and has no NVIDIA module" in refused["message"], refused
-    assert "its headers are not installed" in refused["message"]
-    node.run("sh", "-c", f"echo GRUB_DEFAULT=\\'1\\>Debian GNU/Linux, with Linux {release}\\' >> /etc/default/grub")
+
+def refused(node: AptNode, *words: str) -> None:
+    """Neither a reload nor a reboot is planned: the setting says why, and nothing else is done."""
+    item = node.apply("--dry-run", code=78)
+    assert item["state"] == "refused" and not item["steps"], item
+    assert all(word in item["message"] for word in words), item
+
+
+def built(node: AptNode, release: str) -> str:
+    """The version of the module of a kernel, as modinfo has it."""
+    script = f"modinfo -F version -k {release} nvidia-current || modinfo -F version -k {release} nvidia"
+    found = [line for line in node.run("sh", "-c", script, code=None).split() if re.fullmatch(r"[0-9.]+", line)]
+    return found[0] if found else "none"
+
+
+def test_no_reboot_into_a_kernel_before_its_module_is_built(node: AptNode, tmp_path: Path) -> None:
+    """Kernel, headers, module and libraries in one transaction; then a second kernel comes without headers, gets them as the
+    hint says, and its module is built by dkms: only then may it be booted."""
+    version = available("nvidia-kernel-dkms")[0]
+    declared(node, tmp_path, version, *INSTALL)
+    done = node.apply(code=None, seconds=BUILD_SECONDS)
+    # nothing can be loaded here: the kernel is this machine's own
+    assert done["persisted"] == "yes" and done["effective"] == "no", done
+    (first,) = (name for name in node.run("ls", "/lib/modules").split() if name.endswith("-amd64"))
+    assert built(node, first) == version and f"{first}, x86_64: installed" in node.run("dkms", "status")
+    planned = node.apply("--dry-run", code=None)
+    assert "no NVIDIA module is loaded" in planned["message"] and planned["state"] != "refused", planned
+
+    second = first.replace("-amd64", "-cloud-amd64")  # another of Debian's kernels, which GRUB puts first
+    node.run("sh", "-c", f"cp /boot/vmlinuz-{first} /boot/vmlinuz-{second}; mkdir -p /lib/modules/{second}; depmod {second}")
+    refused(node, f"kernel {second} boots next and has no NVIDIA module", "its headers are not installed")
+    # another entry of GRUB's menu is chosen: that kernel is not the next one
+    node.run("sh", "-c", f"echo GRUB_DEFAULT=\\'1\\>Debian GNU/Linux, with Linux {first}\\' > /etc/default/grub")
+    assert node.apply("--dry-run", code=None)["state"] != "refused"
+    node.run("rm", "/etc/default/grub")
+
+    declared(node, tmp_path, version, *INSTALL, "linux-headers-cloud-amd64")
+    done = node.apply(code=None, seconds=BUILD_SECONDS)
+    assert done["persisted"] == "yes" and done["state"] != "refused", done
+    assert built(node, second) == version, node.run("dkms", "status")
+    assert node.apply("--dry-run", code=None)["state"] != "refused"
+
+    # headers without a built module: a dkms that has failed
+    name = re.search(r"^(nvidia\S*?), ?|^(nvidia\S*?)/", node.run("dkms", "status"), re.MULTILINE)
+    assert name is not None
+    module = f"{name[1] or name[2]}".partition("/")[0] + f"/{version}"
+    node.run("dkms", "uninstall", module, "-k", second)
+    refused(node, f"kernel {second} boots next and has no NVIDIA module", "its headers are there, so dkms has failed")
+    node.run("dkms", "install", module, "-k", second, timeout=600)
     assert node.apply("--dry-run", code=None)["state"] != "refused"

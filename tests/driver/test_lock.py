@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairlead import config
-from fairlead.config.driver_rules import FIRST_BRANCH, RULES, Set, driver_version, faults
+from fairlead.config.driver_rules import FIRST_BRANCH, LAST_BRANCH, OPEN, PROPRIETARY, RULES, Set, driver_version, faults
 from fairlead.config.lock import SCHEMA, Lock, LockedSet, load_lock
 from fairlead.errors import ConfigError
 from fairlead.model.change import Package
@@ -31,8 +32,8 @@ def chosen(version: str, *packages: str, module: str = "open", gpu: str = "hoppe
 
 GOOD = (
     "nvidia-open=580.95.05-1", "nvidia-fabricmanager=580.95.05-1", "nvidia-imex=580.95.05-1", "nvidia-persistenced=580.95.05-1",
-    "datacenter-gpu-manager-4-cuda13=1:4.4.1-1", "nvidia-container-toolkit=1.18.0-1", "nvidia-container-toolkit-base=1.18.0-1",
-    "gdrdrv-dkms=2.5.1-1", "libgdrapi=2.5.1-1", "dkms=3.0.10-8",
+    "datacenter-gpu-manager-4-cuda13=1:4.4.1-1", "nvidia-container-toolkit=1.19.1-1", "nvidia-container-toolkit-base=1.19.1-1",
+    "gdrdrv-dkms=2.5.1-1", "libgdrapi=2.4.4-1", "dkms=3.0.10-8", "nvidia-driver-pinning-580=580-1",
 )  # fmt: skip
 
 
@@ -51,17 +52,17 @@ def test_a_good_set_has_nothing_against_it() -> None:
         ("open_from_turing", chosen("580.95.05", "nvidia-open=580.95.05-1", gpu="volta")),
         ("proprietary_before_blackwell", chosen("580.95.05", "cuda-drivers=580.95.05-1", module="proprietary", gpu="blackwell")),
         ("known_gpu", chosen("550.54.15", "nvidia-open=550.54.15-1", gpu="blackwell")),
+        ("known_gpu", chosen("595.58.03", "nvidia-dkms=595.58.03-1ubuntu1", module="proprietary", gpu="volta")),
         ("userland", chosen("580.95.05", "nvidia-open=580.95.05-1", "libnvidia-ml1=580.82.07-1")),
         ("fabric_manager", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-fabricmanager=580.82.07-1")),
         ("fabric_manager", chosen("570.172.08", "nvidia-open=570.172.08-1", "nvidia-fabricmanager-570=570.158.01-1")),
         ("imex", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-imex-580=580.82.07-1")),
-        ("persistenced", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-persistenced=570.172.08-1")),
         ("dcgm_generation", chosen("580.95.05", "nvidia-open=580.95.05-1", "datacenter-gpu-manager=1:3.3.9")),
         ("dcgm_cuda", chosen("570.172.08", "nvidia-open=570.172.08-1", "datacenter-gpu-manager-4-cuda13=1:4.4.1-1")),
-        ("container_toolkit", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-container-toolkit=1.17.7-1")),
-        ("container_toolkit", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-container-toolkit=1.18.0-1",
-                                     "libnvidia-container1=1.17.8-1")),
-        ("gdrcopy", chosen("580.95.05", "nvidia-open=580.95.05-1", "gdrdrv-dkms=2.5.1-1", "libgdrapi=2.4.4-1")),
+        ("container_toolkit", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-container-toolkit=1.19.0-1")),
+        ("container_toolkit", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-container-toolkit=1.20.0-1",
+                                     "libnvidia-container1=1.19.1-1")),
+        ("gdrcopy", chosen("580.95.05", "nvidia-open=580.95.05-1", "gdrdrv-dkms=2.5.1-1", "libgdrapi=1.3-1")),
         ("peermem", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-peer-memory-dkms=1.3-0")),
     ],
 )  # fmt: skip
@@ -69,12 +70,29 @@ def test_each_known_bad_set_is_refused_for_its_reason(rule: str, given: Set) -> 
     against = faults(given)
     assert [f.rule for f in against] == [rule], against
     assert against[0].why and against[0].source and against[0].what
+    (source,) = {r.read for r in RULES if r.name == rule}
+    assert "2026-01-01" <= source <= date.today().isoformat()
 
 
 def test_every_rule_has_a_bad_set_above() -> None:
     (mark,) = [m for m in test_each_known_bad_set_is_refused_for_its_reason.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
     assert {row[0] for row in mark.args[1]} == {r.name for r in RULES}
-    assert list(FIRST_BRANCH) == sorted(FIRST_BRANCH, key=lambda a: list(FIRST_BRANCH).index(a))
+    assert list(FIRST_BRANCH.values()) == sorted(FIRST_BRANCH.values()) and set(LAST_BRANCH) < set(FIRST_BRANCH)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("nvidia-open", "open"), ("nvidia-open-580", "open"), ("nvidia-kernel-open-dkms", "open"), ("nvidia-dkms-open", "open"),
+     ("nvidia-open-kernel-dkms", "open"), ("nvidia-dkms-580-open", "open"), ("nvidia-dkms-580-server-open", "open"),
+     ("linux-modules-nvidia-580-server-open-6.8.0-60-generic", "open"), ("linux-modules-nvidia-580-open-generic", "open"),
+     ("kmod-nvidia-open-dkms", "open"), ("nvidia-kernel-dkms", "proprietary"), ("nvidia-dkms", "proprietary"),
+     ("nvidia-dkms-580-server", "proprietary"), ("cuda-drivers", "proprietary"), ("cuda-drivers-580", "proprietary"),
+     ("linux-modules-nvidia-580-generic", "proprietary"), ("linux-modules-nvidia-580-server-6.8.0-60-generic", "proprietary"),
+     ("kmod-nvidia-latest-dkms", "proprietary"), ("nvidia-kernel-support", ""), ("nvidia-driver-cuda", ""), ("dkms", "")],
+)  # fmt: skip
+def test_which_kernel_module_a_package_is(name: str, kind: str) -> None:
+    found = ["open"] * bool(OPEN.match(name)) + ["proprietary"] * bool(PROPRIETARY.match(name))
+    assert found == ([kind] if kind else [])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +155,7 @@ def test_a_lock_that_does_not_fit_names_file_key_and_node(site: Path) -> None:
     write(site, default=locked(install=("nvidia-open", "nvidia-imex")))
     refused(site, r"sets\.default\.install: is nvidia-open nvidia-imex, and node gpu1 is declared with nvidia-open")
     write(site, default=locked(packages=(package("nvidia-open", "580.95.05-1"), package("datacenter-gpu-manager", "1:3.3.9"))))
-    refused(site, r"sets\.default, of node gpu1: datacenter-gpu-manager 1:3\.3\.9 does not know driver branch 580: DCGM 3 fails")
+    refused(site, r"sets\.default, of node gpu1: datacenter-gpu-manager 1:3\.3\.9 does not know driver branch 580: DCGM 3")
     (site.parent / "fairlead.lock").write_text("schema = 1\n[sets.default]\nversion = 3\n")
     refused(site, r"fairlead\.lock: not a lock: .*sets")
     (site.parent / "fairlead.lock").unlink()
@@ -157,7 +175,7 @@ def test_check_lists_every_reason(site: Path) -> None:
     write(site, default=locked(packages=(package("nvidia-open", "580.95.05-1"), *old)))
     done = run(site, "--check")
     assert done.returncode == 78 and len(done.stdout.splitlines()) == 2, done.stdout
-    assert "[NVIDIA Fabric Manager user guide" in done.stdout
+    assert "[NVIDIA Fabric Manager User Guide" in done.stdout
 
 
 def test_what_cannot_be_satisfied_is_said_with_file_and_key(site: Path, tmp_path: Path) -> None:

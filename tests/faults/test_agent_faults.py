@@ -24,8 +24,10 @@ def consistent(ward: Ward, number: int) -> None:
     node = ward.drained(number)
     ward.wait("the ledger says drained", lambda: entry(ward, number), lambda e: e.get("phase") == "drained")
     assert f":{entry(ward, number)['token']['token']} " in node.reason  # type: ignore[index]
-    assert ward.status(number)["drain"]["reason"] == node.reason
-    assert not ward.status(number)["slurm"].get("error")
+    status = ward.wait(  # it is written after the verdict
+        "the status says so", lambda: ward.status(number), lambda s: (s["drain"] or {}).get("reason") == node.reason
+    )
+    assert not status["slurm"].get("error")
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
@@ -61,7 +63,7 @@ def test_slurmctld_away_and_the_drain_is_sent_when_it_is_back(ward: Ward) -> Non
         ward.wait("the verdict says so", lambda: ward.verdict(3), lambda v: "slurmctld does not answer" in v[-1])
         assert ward.verdict(3)[1] == "warn", "drain is said only once slurmctld has accepted it"
         assert ward.prolog(3).returncode == 0
-        assert ward.status(3)["slurm"]["error"]
+        ward.wait("the status says why", lambda: ward.status(3)["slurm"]["error"], bool)
         ward.run(3, f"systemctl kill --kill-who=main --signal=KILL {AGENT}; systemctl start {AGENT}")
         ward.wait("again", lambda: ward.verdict(3), lambda v: "slurmctld does not answer" in v[-1])
     finally:
@@ -166,7 +168,7 @@ def test_a_hold_keeps_our_drain_standing_too(ward: Ward) -> None:
     assert ward.slurm(2).reason == reason
     done = ward.fairlead(2, "resume")
     assert done.returncode == 0, done
-    ward.rack.wait_idle(20, ["gpu2"])
+    ward.rack.wait_idle(names=["gpu2"])
 
 
 def test_ack_and_clear_reach_the_agent_in_its_units_sandbox(ward: Ward) -> None:
@@ -174,12 +176,12 @@ def test_ack_and_clear_reach_the_agent_in_its_units_sandbox(ward: Ward) -> None:
     ward.drained(2)
     done = ward.fairlead(2, "ack", f"xid/{pci}", "--reason", "known, RMA 4711")
     assert done.returncode == 0 and done.stdout.endswith("  taken up\n"), done
-    ward.rack.wait_idle(20, ["gpu2"])
+    ward.rack.wait_idle(names=["gpu2"])
     ward.xid(2, pci)
     ward.drained(2)
     done = ward.fairlead(2, "clear", pci, "--reason", "reset")
     assert done.returncode == 0 and done.stdout.endswith("  taken up\n"), done
-    ward.rack.wait_idle(20, ["gpu2"])
+    ward.rack.wait_idle(names=["gpu2"])
     assert ward.run(2, "ls /var/lib/fairlead/requests").stdout == ""
     expected = ["agent", "root", "agent", "agent", "agent", "root", "agent", "agent"]
 
@@ -202,7 +204,7 @@ def test_drain_and_resume_by_hand(ward: Ward) -> None:
     assert ward.slurm(2).reason == node.reason, again
     done = ward.fairlead(2, "resume")
     assert done.returncode == 0, done
-    ward.rack.wait_idle(20, ["gpu2"])
+    ward.rack.wait_idle(names=["gpu2"])
     nothing = ward.fairlead(2, "resume")
     assert nothing.returncode == 0 and "free" in nothing.stdout, nothing
 
@@ -219,7 +221,7 @@ def test_resume_adopt(ward: Ward) -> None:
     assert ward.slurm(2).reason == reason
     done = ward.fairlead(2, "resume", "--adopt")
     assert done.returncode == 0, done
-    ward.rack.wait_idle(20, ["gpu2"])
+    ward.rack.wait_idle(names=["gpu2"])
 
 
 ADMIN = "lid off, ann"
@@ -276,5 +278,7 @@ def test_admin_and_xid_at_once(ward: Ward, first: str) -> None:
         ward.xid(3)
         time.sleep(random.uniform(0, 0.2))
         drain_by_admin(ward, 3)
+    ward.sweeps(3, 4)
+    ward.wait("the admin's words", lambda: ward.slurm(3).reason, lambda reason: reason == ADMIN)  # put back, where ours came over
     ward.sweeps(3, 4)
     assert ward.slurm(3).reason == ADMIN

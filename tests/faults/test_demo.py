@@ -54,10 +54,10 @@ def test_the_whole_demo() -> None:
     name = own_name("test-demo")
     run = start(name)
     try:
-        told, _ = run.communicate(timeout=300)
+        told, _ = run.communicate(timeout=360)
     finally:
         run.send_signal(signal.SIGTERM)
-        run.wait(60)
+        run.wait(120)
     assert run.returncode == 0, told[-3000:]
     assert "What was shown" in told and "no mount stays" in told
     assert left(name) == []
@@ -68,7 +68,7 @@ def test_the_whole_demo() -> None:
     [
         # Ctrl-C of a terminal goes to everything in the foreground; kill(1) to the one process
         ("1. Provisioning", signal.SIGINT, True),
-        ("gpu1 is DRAIN in slurmctld", signal.SIGTERM, False),
+        pytest.param("gpu1 is DRAIN in slurmctld", signal.SIGTERM, False, marks=pytest.mark.slow),
     ],
 )
 def test_interrupted(line: str, number: int, group: bool) -> None:
@@ -77,7 +77,7 @@ def test_interrupted(line: str, number: int, group: bool) -> None:
     assert run.stdout is not None
     try:
         told = ""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 180
         while line not in told:
             assert time.monotonic() < deadline and run.poll() is None, told[-2000:]
             if select.select([run.stdout], [], [], 1)[0]:
@@ -87,11 +87,11 @@ def test_interrupted(line: str, number: int, group: bool) -> None:
             os.killpg(run.pid, number)
         else:
             run.send_signal(number)
-        rest, _ = run.communicate(timeout=90)
+        rest, _ = run.communicate(timeout=200)
     finally:
         if run.poll() is None:
             run.send_signal(signal.SIGTERM)
-            run.wait(60)
+            run.wait(120)
     assert run.returncode == 130, rest[-2000:]
     assert rest.rstrip().endswith("demo: interrupted; taking everything down"), rest
     assert left(name) == []

@@ -79,7 +79,7 @@ def test_run_fairlead_removed_with_a_drain_of_ours(ward: Ward) -> None:
     ward.wait("the verdict is back", lambda: ward.verdict(2), lambda v: v[1] == "drain")
     ward.sweeps(2)
     assert ward.slurm(2).reason == reason
-    assert ward.status(2)["drain"]["reason"] == reason
+    ward.wait("the status says so", lambda: (ward.status(2)["drain"] or {}).get("reason"), lambda said: said == reason)
 
 
 def restart_after_a_kill(ward: Ward, number: int, pci: str) -> None:
@@ -112,7 +112,7 @@ def test_var_lib(ward: Ward, spoil: str) -> None:
         ward.drained(2)
         ward.sweeps(2)
         assert ward.slurm(2).reason == reason
-        assert ward.status(2)["drain"]["reason"] == reason, "ours, from the ledger"
+        ward.wait("ours, from the ledger", lambda: (ward.status(2)["drain"] or {}).get("reason"), lambda said: said == reason)
     finally:
         ward.run(2, f"systemctl stop {AGENT}; umount -q /var/lib/fairlead; systemctl start {AGENT}", check=False)
 

@@ -47,7 +47,7 @@ def lay_out(cluster: Cluster, name: str, node: object, python: str = "-") -> Non
 def tasks(cluster: Cluster, node: str, *options: str, script: str = TASK, **env: str) -> dict[int, list[str]]:
     """srun's tasks: local id -> [CPUs, OMP_NUM_THREADS, "set"]."""
     argv = ["/usr/bin/env", *(f"{k}={v}" for k, v in env.items()), "/usr/bin/srun", "-w", node, *options]
-    said = cluster.run([*argv, "/bin/sh", "-c", script], timeout=90).stdout
+    said = cluster.run([*argv, "/bin/sh", "-c", script], timeout=200).stdout
     return {int(m[1]): m[2].split() for m in re.finditer(r"^(\d+) (.*)$", said, re.MULTILINE)}
 
 
@@ -331,7 +331,7 @@ def test_a_job_that_is_refused_for_missing_verdicts_does_not_drain_the_cluster(s
             (dirs.run / "jobs").mkdir(exist_ok=True)
             (dirs.etc / "hooks").write_text("1\trefuse\tfull\t-\t-\n")
         job = cluster.submit("#!/bin/sh\nexec sleep 60\n", "-n1", "--exclusive")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         said = [cluster.node_dirs(name).run / "prolog.log" for name in cluster.node_names]
         while not any(log.exists() and "\tallowed\t" in log.read_text() for log in said):
             assert time.monotonic() < deadline, cluster.scontrol("show", "job", str(job))

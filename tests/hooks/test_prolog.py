@@ -260,7 +260,7 @@ FIELD = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(fields=st.lists(FIELD, min_size=1, max_size=7), end=st.sampled_from(["\n", "\n", ""]), shell=st.sampled_from(list(SHELLS)))
 def test_it_refuses_only_for_a_well_formed_drain(stage: Stage, fields: list[str], end: str, shell: str) -> None:
     text = "\t".join(fields) + end
@@ -277,7 +277,7 @@ def test_it_refuses_only_for_a_well_formed_drain(stage: Stage, fields: list[str]
         assert parsed.text in ran.err
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     state=st.sampled_from(list(State)),
     expires=st.integers(0, 10**15 - 1),

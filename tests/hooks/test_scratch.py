@@ -77,7 +77,7 @@ def test_a_hung_disk_holds_no_task(stage: Stage, disk: Path, shell: str, tmp_pat
         stage.inside("fsfreeze", "--unfreeze", BASE)
         said = exports(ran)
         assert "TMPDIR" not in said and said["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-        assert (ran.rc, ran.err) == (0, "") and took < 10  # a second and what a busy machine adds
+        assert (ran.rc, ran.err) == (0, "") and took < 30  # a second and what a busy machine adds: before the thaw
         assert exports(run(stage, shell, JOB))["TMPDIR"] == f"{BASE}/fairlead.4711/tmp"  # the disk is back
     finally:
         stage.inside("umount", "-l", BASE)
@@ -162,8 +162,9 @@ def test_a_disk_that_hangs_does_not_hang_the_epilog(stage: Stage, disk: Path) ->
     stage.inside("mount", "--bind", "/etc/fairlead/mkdir", os.path.realpath("/usr/bin/mkdir"))
     try:
         assert stage.start("dash", "epilog", END).rc == 0
+        until(lambda: (disk / "pid").exists() and (disk / "pid").read_text().endswith("\n"))
         pid = int((disk / "pid").read_text())
-        assert "sleep" in Path(f"/proc/{pid}/comm").read_text()
+        until(lambda: "sleep" in Path(f"/proc/{pid}/comm").read_text())
         subprocess.run(["kill", str(pid)], check=True)
     finally:
         stage.inside("umount", os.path.realpath("/usr/bin/mkdir"))

@@ -283,7 +283,7 @@ NAMES = [
 ]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(env=st.dictionaries(st.sampled_from(NAMES), NASTY, max_size=6), shell=st.sampled_from(list(SHELLS)))
 def test_hostile_environments(stage: Stage, env: dict[str, str], shell: str) -> None:
     """Whatever the user's environment holds: status 0, and nothing printed but our own lines. The pid is never a real one."""

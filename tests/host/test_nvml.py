@@ -23,7 +23,7 @@ from tests.lab.faults import Faults
 
 @pytest.fixture
 def worker(faults: Faults) -> Iterator[Worker]:
-    made = Worker(deadline_seconds=5)
+    made = Worker(deadline_seconds=20)
     yield made
     made.close()
 
@@ -31,7 +31,7 @@ def worker(faults: Faults) -> Iterator[Worker]:
 @pytest.fixture
 def hasty(faults: Faults) -> Iterator[Worker]:
     """A worker whose deadline is short, and which is not killed for long; warmed up."""
-    made = Worker(deadline_seconds=5, kill_after_seconds=60)
+    made = Worker(deadline_seconds=20, kill_after_seconds=60)
     healthy(made)
     made.deadline_seconds = 0.3
     yield made
@@ -52,7 +52,7 @@ def gpus(worker: Worker) -> tuple[Gpu, ...]:
     return found
 
 
-def until(worker: Worker, holds: Callable[[NvmlResult], bool], seconds: float = 20.0) -> NvmlResult:
+def until(worker: Worker, holds: Callable[[NvmlResult], bool], seconds: float = 90.0) -> NvmlResult:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         result = worker.sweep()
@@ -202,11 +202,15 @@ def test_no_library(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "LIBRARY_NOT_FOUND (12)" in found.detail
 
 
+def hung(worker: Worker, faults: Faults) -> NvmlResult:
+    """What a sweep says once the worker waits in the call that hangs: on a busy machine it is on its way there for a while."""
+    faults.hang("nvmlDeviceGetPowerUsage", 5)
+    return until(worker, lambda r: r.stuck is not None and r.stuck.call == "nvmlDeviceGetPowerUsage")
+
+
 def test_hang_is_named_and_a_late_answer_heals(hasty: Worker, faults: Faults) -> None:
     pid = hasty.pid
-    faults.hang("nvmlDeviceGetPowerUsage", 5)
-    time.sleep(0.01)
-    result = hasty.sweep()
+    result = hung(hasty, faults)
     assert isinstance(result.raw, Missing)
     assert result.stuck is not None
     assert (result.stuck.call, result.stuck.gpu) == ("nvmlDeviceGetPowerUsage", "0000:c3:00.0")
@@ -222,9 +226,8 @@ def test_hang_is_named_and_a_late_answer_heals(hasty: Worker, faults: Faults) ->
 
 def test_hung_worker_is_killed_once_and_replaced(hasty: Worker, faults: Faults) -> None:
     pid = hasty.pid
+    hung(hasty, faults)
     hasty.kill_after_seconds = 0.6
-    faults.hang("nvmlDeviceGetPowerUsage", 5)
-    time.sleep(0.01)
     until(hasty, lambda r: hasty.pid != pid)
     with pytest.raises(ProcessLookupError):
         os.kill(pid or 0, 0)
@@ -234,11 +237,10 @@ def test_hung_worker_is_killed_once_and_replaced(hasty: Worker, faults: Faults) 
 
 
 def test_a_hang_keeps_its_name_and_its_age_over_killed_workers(hasty: Worker, faults: Faults) -> None:
-    faults.hang("nvmlDeviceGetPowerUsage", 5)
+    hung(hasty, faults)
     hasty.kill_after_seconds = 0.6
-    time.sleep(0.01)
     pids, ages = set(), []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while len(pids) < 3 and time.monotonic() < deadline:
         result = hasty.sweep()
         pids.add(hasty.pid)
@@ -279,8 +281,8 @@ def test_a_worker_that_dies_again_and_again_is_said_from_the_first_time_on(worke
     faults.crash("nvmlDeviceGetUtilizationRates", 2)
     time.sleep(0.01)
     seconds = []
-    end = time.monotonic() + 3
-    while time.monotonic() < end:  # several deaths, and sweeps while it waits to be started again
+    end = time.monotonic() + 90
+    while (worker.crashes < 2 or seconds[-1] <= 2) and time.monotonic() < end:  # deaths, and sweeps while it waits for a start
         result = worker.sweep()
         assert isinstance(result.raw, Missing) and result.stuck is not None
         assert (result.stuck.call, result.stuck.process_state) == ("nvmlDeviceGetUtilizationRates", "X")
@@ -302,7 +304,7 @@ def test_worker_killed_from_outside(worker: Worker) -> None:
     gpus(worker)
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
-    result = until(worker, lambda r: isinstance(r.raw, Missing), seconds=5)
+    result = until(worker, lambda r: isinstance(r.raw, Missing))
     assert "SIGKILL" in result.raw.detail  # type: ignore[union-attr]
     until(worker, lambda r: isinstance(r.raw, dict))
 
@@ -382,7 +384,7 @@ def test_worker_ends_with_its_parent(faults: Faults) -> None:
     pid = int(os.read(read, 100))
     os.close(read)
     os.waitpid(child, 0)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 90
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(pid)

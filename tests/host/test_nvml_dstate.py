@@ -31,12 +31,16 @@ def children():
 def say(**words):
     print(json.dumps(words), flush=True)
 
-worker = Worker(deadline_seconds=5)
+worker = Worker(deadline_seconds=20, kill_after_seconds=60)
 worker.sweep()
 first = worker.pid
-worker.deadline_seconds, worker.kill_after_seconds = 0.2, 0.5
+worker.deadline_seconds = 0.2
 say(ready=True)
 sys.stdin.readline()
+end = time.monotonic() + 90
+while time.monotonic() < end and ((stuck := worker.sweep().stuck) is None or stuck.process_state != "D"):
+    time.sleep(0.05)  # on its way to that call
+worker.kill_after_seconds = 0.5
 end = time.monotonic() + 3
 states = set()
 while time.monotonic() < end:
@@ -46,7 +50,8 @@ while time.monotonic() < end:
         last = result.stuck
 say(children=children(), first=first, pid=worker.pid, states=sorted(states), call=last.call, gpu=last.gpu, seconds=last.seconds)
 sys.stdin.readline()
-end = time.monotonic() + 20
+worker.deadline_seconds, worker.kill_after_seconds = 20, 60
+end = time.monotonic() + 90
 while time.monotonic() < end and not isinstance(worker.sweep().raw, dict):
     time.sleep(0.05)
 say(children=children(), pid=worker.pid, well=isinstance(worker.sweep().raw, dict))
@@ -80,4 +85,4 @@ def test_worker_in_d_state(faults: Faults, tmp_path: Path) -> None:
             finally:
                 thaw()
                 agent.stdin.close()
-                agent.wait(30)
+                agent.wait(90)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from subprocess import CompletedProcess
 
+from tests.lab.pause import pause
 from tests.lab.roots import USER, LabError
 
 CLIENTS = ("scontrol", "squeue", "sinfo", "sbatch", "srun", "salloc", "scancel", "sdiag", "sacct", "sstat")
@@ -62,6 +63,7 @@ class SlurmClients(ABC):
         wanted = set(names or self.node_names)
         deadline = time.monotonic() + seconds
         while True:
+            began = time.monotonic()
             listed = self.run(["/usr/bin/sinfo", "-h", "-N", "-o", "%N %T"], check=False).stdout.split("\n")
             states = dict(line.split() for line in listed if len(line.split()) == 2)
             waiting = {name for name in wanted if states.get(name) != "idle"}
@@ -70,7 +72,7 @@ class SlurmClients(ABC):
             if time.monotonic() > deadline:
                 told = ", ".join(f"{name} {states.get(name, 'unknown')}" for name in sorted(waiting))
                 raise LabError(f"{self.name}: not idle after {seconds:g} s: {told}")
-            time.sleep(0.05)
+            pause(began)
 
     def submit(self, script: str, *options: str, user: str = USER, env: Mapping[str, str] | None = None) -> int:
         """sbatch of a script's text as ``user``; returns the job id. Output goes to /tmp/job-ID.out inside."""
@@ -86,11 +88,13 @@ class SlurmClients(ABC):
         """Wait until the job is in one of ``states`` (default: any state that it ends in); returns that state."""
         ends = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         deadline = time.monotonic() + seconds
-        while (state := self.job_state(job)) not in ends:
+        while True:
+            began = time.monotonic()
+            if (state := self.job_state(job)) in ends:
+                return state
             if time.monotonic() > deadline:
                 raise LabError(f"job {job} is {state or 'unknown'} after {seconds:g} s, not {' or '.join(ends)}")
-            time.sleep(0.05)
-        return state
+            pause(began)
 
     def output(self, job: int) -> str:
         """What the job printed."""

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tests.lab.pause import pause
+
 T = TypeVar("T")
 
 
@@ -56,6 +58,7 @@ class Stage:
         """Look until it is good; returns what was seen and after how many seconds. Raises StepFailed at the bound."""
         start = time.monotonic()
         while True:
+            began = time.monotonic()
             seen = look()
             took = time.monotonic() - start
             if good(seen):
@@ -66,7 +69,7 @@ class Stage:
                 raise StepFailed(
                     f"step {self.number} ({self.title}) does not hold within {seconds:g} s: {what}\n  seen last: {seen}"
                 )
-            time.sleep(every)
+            time.sleep(every) if every < 0.01 else pause(began, every)  # what is timed is looked at without a rest
 
     def reaction(self, what: str, seconds: float, budget: str = "") -> None:
         """Note how long fairlead took to react, for the summary."""

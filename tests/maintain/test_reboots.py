@@ -18,7 +18,8 @@ PATIENT = ("--reboot", "--verify-wait", "90s")
 
 
 def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin) -> None:
-    """gpu2 does not come back, gpu3 comes back without a GPU, a person takes gpu4 and gpu5, gpu6 is slow; killed twice."""
+    """gpu2 does not come back, gpu3 comes back without a GPU, a person takes gpu4 and gpu5, gpu6 is slow; stopped by Ctrl-C
+    and killed twice."""
     rack = admin.rack
     jobs = {admin.held_job(n): f"gpu{n}" for n in range(1, 9)}
     for job in jobs:
@@ -28,8 +29,18 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
     admin.node(3).refit(lambda tree: take_out(tree, 7))
     admin.node(6).firmware(8)
 
-    run = admin.maintain("gpu[1-8]", "--reason", "kernel 6.12", "--batch", "4", "--max-failed", "8", *REBOOT)
-    until(lambda: admin.steps().get("gpu4") == "waiting", admin.said)
+    more = ("--batch", "4", "--max-failed", "8", *REBOOT)
+    with admin.terminal("gpu[1-8]", "--reason", "kernel 6.12", *more, rows=30, columns=100) as terminal:
+        lines = terminal.until("NODE", "gpu4", "8 nodes: 4 queued, 4 in work")
+        assert sum(line.startswith("gpu") for line in lines) == 4 and not terminal.cursor()
+        until(lambda: [*admin.steps().values()].count("waiting") == 4, lambda: "\n".join(terminal.read()))
+        terminal.type(b"\x03")
+        terminal.until("no other is begun: stopped; those in work are finished, once more leaves them as they are")
+        terminal.type(b"\x03")
+        assert terminal.end() == 130 and terminal.cursor()
+        assert "NODE" not in (left := "\n".join(terminal.screen.lines)) and "left in the middle; go on with --resume" in left
+    assert sorted(admin.steps().values()) == ["queued"] * 4 + ["waiting"] * 4
+    run = admin.maintain("--resume")
     rack.scontrol("update", "nodename=gpu[4-5]", "state=drain", "reason=ann: riser swap")
     until(lambda: admin.steps()["gpu4"] == "taken", admin.said)
     admin.let_go(1, 2, 3)
@@ -43,14 +54,14 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
 
     shown, said = admin.shown(), admin.said()
     assert code == 69, said
-    assert {name: n["step"] for name, n in shown.items()} == {
+    assert {name: n.step for name, n in shown.items()} == {
         "gpu1": "done", "gpu2": "failed", "gpu3": "failed", "gpu4": "taken",
         "gpu5": "skipped", "gpu6": "done", "gpu7": "done", "gpu8": "done",
     }, said  # fmt: skip
     for number in (1, 6, 7, 8):
         state = rack.node_state(f"gpu{number}")
         assert "DRAIN" not in state.states and "DOWN" not in state.states, state
-        assert admin.boots(admin.node(number)) == 1 and shown[f"gpu{number}"]["rebooted"]
+        assert admin.boots(admin.node(number)) == 1 and shown[f"gpu{number}"].rebooted
     second, third = rack.node_state("gpu2"), rack.node_state("gpu3")
     for state, why in ((second, "FAILED: did not come back in 20 s"), (third, "FAILED: ")):
         assert "DRAIN" in state.states and state.reason.startswith("fairlead:maintain:") and why in state.reason, state
@@ -112,7 +123,7 @@ def test_3_a_node_that_is_lost_elsewhere_or_another_after_its_reboot(admin: Admi
     for name, words in why.items():
         state = rack.node_state(name)
         assert "DRAIN" in state.states and state.reason.startswith("fairlead:maintain:") and words in state.reason, state
-        assert words in shown[name]["detail"] and shown[name]["condition"] == "drained, and stays so"
+        assert words in shown[name].detail and shown[name].condition == "drained, and stays so"
         lines = [line for line in said.splitlines() if line.startswith(f"{name}: failed") and "new boards" not in line]
         assert len(lines) == 1 and words in lines[0], said
     fleet = admin.fleet()

@@ -20,6 +20,7 @@ import pytest
 from fairlead.cli import main
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
+from tests.lab.pause import pause
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = (
@@ -108,11 +109,14 @@ class Site:
         found = sorted((self.folder / "out").glob(f"*.{node}.out"), key=lambda path: path.stat().st_mtime)
         return bool(found) and text in found[-1].read_text()
 
-    def until(self, true: Callable[[], object], what: str, seconds: float = 60) -> None:
+    def until(self, true: Callable[[], object], what: str, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < deadline, what
-            time.sleep(0.05)
+        while True:
+            began = time.monotonic()
+            if true():
+                return
+            assert began < deadline, what
+            pause(began)
 
 
 @pytest.fixture(scope="module", params=RELEASES)

@@ -51,7 +51,7 @@ def test_all_pass_and_it_can_be_shown_again(site: Site) -> None:
 
 
 def test_each_fault_has_its_own_words(site: Site) -> None:
-    site.write(accept="[accept.seconds]\nall_reduce = 4")
+    site.write(accept="[accept.seconds]\nall_reduce = 10")
     for node, mode in (("n1", "slow 30"), ("n2", "wrong"), ("n3", "hang"), ("n4", "crash"), ("n5", "corrupt")):
         site.mode(node, "all_reduce_perf", mode)
     code, nodes = site.data("n[1-5]", QUICK)
@@ -65,7 +65,7 @@ def test_each_fault_has_its_own_words(site: Site) -> None:
     }
     assert "all_reduce busbw at 16 GiB 333.9 GB/s" in whys(nodes["n1"]) and "0.71 of the reference 470" in whys(nodes["n1"])
     assert whys(nodes["n2"]) == "all_reduce: 6 wrong values"
-    assert whys(nodes["n3"]) == "all_reduce: hung, ended after 4 s: 8 ranks listed, 2 sizes done, the last of 2 GiB"
+    assert whys(nodes["n3"]) == "all_reduce: hung, ended after 10 s: 8 ranks listed, 2 sizes done, the last of 2 GiB"
     assert whys(nodes["n4"]) == "all_reduce: crashed (SIGSEGV): 8 ranks listed, 2 sizes done, the last of 2 GiB"
     assert whys(nodes["n5"]) == "all_reduce: damaged: no row of 2 GiB"
     assert site.jobs() == []
@@ -127,7 +127,7 @@ def test_ctrl_c_cancels_its_jobs_and_no_other(site: Site) -> None:
 def test_a_killed_run_is_found(site: Site, way: str) -> None:
     site.mode("n1", "all_reduce_perf", "hang")
     if way == "resume":
-        site.write(accept="[accept.seconds]\nall_reduce = 8")
+        site.write(accept="[accept.seconds]\nall_reduce = 10")
     process = site.start("n[1-2]", QUICK)
     site.until(lambda: site.jobs() and all(site.slurm.job_state(int(j)) == "RUNNING" for j in site.jobs()), "it runs")
     process.send_signal(signal.SIGKILL)
@@ -151,7 +151,7 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     site.slurm.scontrol("update", "nodename=n2", "state=drain", "reason=riser swap")
     for node in ("n3", "n4", "n5"):
         site.mode(node, "all_reduce_perf", "hang")
-    process = site.start("n[1-5]", QUICK, "--max-wait=3", "--json")
+    process = site.start("n[1-5]", QUICK, "--max-wait=15", "--json")
 
     def running(node: str) -> str:
         return site.slurm.run(["/usr/bin/squeue", "-h", "-t", "R", "-w", node, "-o", "%A"]).stdout.strip()
@@ -166,7 +166,7 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     nodes = {n["node"]: n for n in json.loads(out)["nodes"]}
     assert process.returncode == 3, out + err
     assert all(n["outcome"] == "unknown" for n in nodes.values())
-    assert "did not start in 3 s" in whys(nodes["n1"]) and "it is cancelled" in whys(nodes["n1"])
+    assert "did not start in 15 s" in whys(nodes["n1"]) and "it is cancelled" in whys(nodes["n1"])
     assert whys(nodes["n2"]) == "not submitted: the node is in state DRAIN (riser swap) and starts no job"
     assert "the job was cancelled by somebody" in whys(nodes["n3"]) and "2 sizes done" in whys(nodes["n3"])
     assert "the node failed while the job ran" in whys(nodes["n4"])
@@ -257,7 +257,8 @@ def test_a_full_disk_is_one_line_and_leaves_no_job(site: Site) -> None:
         _, err = process.communicate(timeout=60)
         lines = [line for line in err.splitlines() if line.startswith("fairlead accept: ")]
         assert process.returncode == 69 and len(lines) == 1, err
-        assert lines[0] == f"fairlead accept: {disk}/accept.sqlite: database or disk is full"
+        told = ("database or disk is full", "disk I/O error")  # by which file of SQLite's has no room first
+        assert lines[0] in [f"fairlead accept: {disk}/accept.sqlite: {each}" for each in told]
         (disk / "filler").unlink()
         code, out, _ = site.accept("--show", f"--store={disk}/accept.sqlite")
         assert code == 3 and "n2" in out and "n1: unknown" in out  # what was written before is whole

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.lab import roots
 from tests.lab.host import Host
+from tests.lab.pause import pause
 from tests.lab.rack import Rack
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ ssh_args = "-F {self.rack.ssh_config} -o ControlMaster=no -o ControlPath=none"
         command = self.command(*words)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as run:
             self.pids.append(run.pid)
-            done = subprocess.CompletedProcess(words, 0, *run.communicate(timeout=240))
+            done = subprocess.CompletedProcess(words, 0, *run.communicate(timeout=280))
         done.returncode = run.returncode
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -83,8 +84,11 @@ def daemons(host: Host) -> str:
     return host.run("systemctl show -p MainPID --value slurmd fairlead-agent").stdout
 
 
-def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        assert began < end, "waited in vain"
+        pause(began, 0.2)

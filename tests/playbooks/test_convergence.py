@@ -60,7 +60,7 @@ def test_2_the_first_run_changes_every_node_and_it_is_effective(admin: Admin) ->
 
 def logins(admin: Admin) -> list[int]:
     """How often ssh has logged in on each node in this boot; the site's ssh_args share no connection."""
-    count = "journalctl -b -t sshd | grep -c 'Accepted publickey'"
+    count = "journalctl --sync; journalctl -b -t sshd | grep -c 'Accepted publickey'"
     return [int(h.run(count, check=False).stdout or 0) for h in admin.rack.nodes]
 
 
@@ -77,12 +77,12 @@ def test_3_the_second_run_changes_nothing_in_one_round_trip(admin: Admin) -> Non
 def test_3_the_fleet_is_seen_over_ssh_as_the_site_has_it(admin: Admin, tmp_path: Path) -> None:
     def look(site: Path, *words: str) -> dict[str, Any]:
         slurm = ["--bin-dir", str(admin.rack.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
-        done = admin.run("fleet", "--site", str(site), *slurm, "--json", *words)
+        done = admin.run("fleet", "--site", str(site), *slurm, "--json", "--timeout", "60", *words)
         return {n["node"]: n for n in json.loads(done.stdout)["nodes"]}
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     found = look(admin.site)
-    while any(row["word"] in ("none", "unreachable") for row in found.values()):
+    while any(row["word"] in ("none", "unreachable", "unknown") for row in found.values()):
         assert time.monotonic() < deadline, found  # the first verdict takes a moment
         time.sleep(0.2)
         found = look(admin.site)
@@ -176,10 +176,11 @@ def test_6_the_boot_unit_brings_back_what_a_reboot_loses_before_slurmd(admin: Ad
 def test_6_a_node_with_a_job_gets_only_what_the_job_cannot_notice(admin: Admin) -> None:
     host = node(admin, "gpu2")
     device = "/sys/bus/pci/devices/0000:15:01.0/config"
+    host.run("/usr/local/bin/fairlead hold --reason test")  # else the agent puts it right by itself when the job has ended
     offset = host.run("setpci -s 15:01.0 ECAP_ACS+6.w=001d && setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip()
     assert offset == "001d" and host.path(device)
     host.run(f"echo 1 > {NUMA}")
-    admin.rack.wait_idle(60)
+    admin.rack.wait_idle()
     admin.rack.run(["sbatch", "-w", "gpu2", "--wrap", "sleep 120", "-o", "/dev/null"])
     wait(lambda: "slurmstepd: [" in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
     result = admin.provision("-l", "gpu2", code=75)["gpu2"]
@@ -189,6 +190,7 @@ def test_6_a_node_with_a_job_gets_only_what_the_job_cannot_notice(admin: Admin) 
     wait(lambda: "slurmstepd: [" not in host.run("cat /proc/[0-9]*/cmdline", check=False).stdout)
     assert admin.provision("-l", "gpu2")["gpu2"]["changes"] == ["pcie_acs: " + result["waiting"][0].removeprefix("pcie_acs: ")]
     assert host.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout.strip() == "0011"
+    host.run("/usr/local/bin/fairlead hold --release")
 
 
 def test_7_ctrl_c_ends_everything_and_says_so(admin: Admin) -> None:
@@ -199,12 +201,11 @@ def test_7_ctrl_c_ends_everything_and_says_so(admin: Admin) -> None:
     wait(lambda: any(Path("/dev/shm").glob(f"fairlead-provision.{run.pid}.*/bundle/wheels.json")))
     time.sleep(0.3)
     run.send_signal(signal.SIGINT)
-    _, told = run.communicate(timeout=30)
+    _, told = run.communicate(timeout=120)
     assert run.returncode in (130, 0), told
     assert run.returncode == 0 or told.splitlines()[-1] == "fairlead provision: interrupted"
     assert not list(Path("/dev/shm").glob(f"fairlead-provision.{run.pid}.*"))
-    users = Path("/proc").glob("[0-9]*/environ")
-    assert not [p for p in users if f"fairlead-provision.{run.pid}." in _environ(p)], "no process of the run is left"
+    wait(lambda: not any(f"fairlead-provision.{run.pid}." in _environ(p) for p in Path("/proc").glob("[0-9]*/environ")))
     assert admin.provision("-l", "gpu2")["gpu2"]["state"] in ("changed", "same")
 
 
@@ -252,5 +253,6 @@ def test_9_uninstall_with_undo_leaves_the_node_as_it_was(admin: Admin) -> None:
         assert each.run(["ls", "-d", *OURS, "/var/lib/fairlead", "/run/fairlead"], check=False).stdout == ""
         assert each.run("ls -d /etc/nccl.conf /etc/sysctl.d/90-fairlead*", check=False).stdout == ""
         assert each.path(NUMA).read_text() == "1\n"
+        assert each.run("setpci -s 15:01.0 ECAP_ACS+6.w").stdout == "001d\n", "as after power-on"
         assert each.run("systemctl is-active slurmd").stdout == "active\n"
     assert set(states(admin.provision("--uninstall", "--undo")).values()) == {"same"}

@@ -142,7 +142,7 @@ def test_no_secret_gets_into_artifacts_logs_reports_or_process_lists(admin: Admi
         assert found.stdout == "" and found.returncode == 1
         journal = host.run("journalctl -b --no-pager").stdout
         assert CANARY not in journal and body.decode() not in journal
-    wait(lambda: not list(Path("/dev/shm").glob(f"fairlead-provision.{run.pid}.*")), 5)
+    wait(lambda: not list(Path("/dev/shm").glob(f"fairlead-provision.{run.pid}.*")))
     text = admin.site.read_text()
     admin.site.write_text(text.replace("[ansible]\n", f'[ansible]\npassword = "{CANARY}"\n'))
     told = admin.run("provision", "--site", str(admin.site), code=78)

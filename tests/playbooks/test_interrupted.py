@@ -59,7 +59,7 @@ def strike(admin: Admin, host: Host, how: str, delay: float) -> None:
         host.run("pkill -KILL -f 'sshd: root@'", check=False)
     if how == "power":
         host.wait_boot(boot)
-    run.wait(120)
+    run.wait(240)
 
 
 def whole(host: Host) -> None:

@@ -116,7 +116,7 @@ def test_4_a_reboot_only_where_it_is_pending_drained_and_no_job_runs(own: Own) -
     boot = host.boot_id()
     said, recap = own.play("-l", "gpu1")
     assert "gpu1 waits for a reboot (kernel_cmdline) and is not drained in Slurm: it is left alone" in said
-    rack.wait_idle(60)
+    rack.wait_idle()
     job = rack.run(["sbatch", "--parsable", "-w", "gpu1", "--wrap", "sleep 300", "-o", "/dev/null"]).stdout.strip()
     wait(lambda: rack.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout.strip() == "RUNNING")
     rack.scontrol("update", "nodename=gpu1", "state=drain", "reason=kernel words")

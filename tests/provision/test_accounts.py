@@ -155,12 +155,12 @@ def test_each_node_gets_the_account_that_is_its_own(tmp_path: Path) -> None:
 def test_one_that_hangs_costs_the_deadline_and_nothing_is_left_of_it(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     nodes.add("n1")
-    source = OverSsh(program=str(nodes.program), seconds=1)
+    source = OverSsh(program=str(nodes.program), seconds=4)
     for _ in range(2):  # a watch asks again
         found = source.fetch({"n1": "n1", "h": "hangs"})
         assert found["n1"].verdict == "ok"
-        assert (found["h"].reached, found["h"].trouble) == (False, "no answer in 1 s")
-    deadline = time.monotonic() + 20
+        assert (found["h"].reached, found["h"].trouble) == (False, "no answer in 4 s")
+    deadline = time.monotonic() + 90
     while left := [pid for pid in (tmp_path / "pids").read_text().split() if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

@@ -77,6 +77,10 @@ class World(Ctld):
         n = self.records[name]
         return "DRAIN" in n.flags and strip_suffixes(n.reason or "") in self.texts
 
+    def unheard(self, name: str) -> bool:
+        """Resumed, and slurmctld has not heard from it since (_require_node_reg): until whatever comes next."""
+        return "NOT_RESPONDING" in self.records[name].flags
+
     def free(self, name: str) -> bool:
         n = self.records[name]
         return n.base in ("IDLE", "ALLOCATED") and not n.flags & {"DRAIN", "FAIL"}
@@ -87,7 +91,8 @@ class World(Ctld):
         self._answer()
         hold(self.free(name) or self.ours(name), f"drained {name}, which was {self.records[name]}")
         if self.free(name) and reason not in self.stood:  # one that slurmctld has lost is drained again, whatever the others do
-            hold(sum(self.free(n) for n in NODES) - 1 >= FLOOR, f"{name} goes below the floor")
+            left = sum(self.free(n) and not self.unheard(n) for n in NODES if n != name)
+            hold(left >= FLOOR, f"{name} goes below the floor")
             working = [n for n in NODES if self.ours(n) and "FAILED" not in (self.records[n].reason or "")]
             # A killed slurmctld may bring back the drain of a node that the run has ended with: not in work, but it looks so.
             hold(self.kills > 0 or len(working) < BATCH, f"{name} is more than the batch")
@@ -105,6 +110,7 @@ class World(Ctld):
         self._answer()
         hold(self.ours(name), f"resumed {name}, which was {self.records[name]}")
         self.acting(lambda: super(World, self).resume(name))
+        self.records[name].flags.add("NOT_RESPONDING")
 
     def ask(self, command: Sequence[str]) -> str:
         self._answer()
@@ -116,6 +122,7 @@ class World(Ctld):
         name = next(w.removeprefix("NodeName=") for w in command if w.startswith("NodeName="))
         hold(self.ours(name), f"brought back {name}, which was {self.records[name]}")
         self.acting(lambda: self.update(name, "RESUME"))
+        self.records[name].flags.add("NOT_RESPONDING")
         return ""
 
     # -- NodeSide ------------------------------------------------------------------------------------------
@@ -147,6 +154,8 @@ class World(Ctld):
     def event(self, what: str, name: str) -> None:
         n = self.records[name]
         self.passed(3)
+        for record in self.records.values():
+            record.flags.discard("NOT_RESPONDING")
         if what == "admin drains":
             self.update(name, "DRAIN", "psu replaced", user="ann")
         elif what == "admin resumes" and n.flags & {"DRAIN"}:

@@ -130,13 +130,24 @@ def test_what_waits_for_a_reboot_nobody_asked_for_is_no_failure() -> None:
 
 def test_a_lift_that_was_sent_and_not_answered_is_waited_for() -> None:
     lifting = Work(node="n1", slurm="n1", step=Step.LIFTING, sent=100.0)
-    assert steps.lifted(lifting, FREE, 105.0) is None
-    assert step(steps.lifted(lifting, FREE, 120.0)) is Step.GIVEN_BACK
+    assert steps.lifted(lifting, FREE, 105.0, PLAN) is None
+    assert step(steps.lifted(lifting, FREE, 120.0, PLAN)) is Step.GIVEN_BACK
     resuming = Work(node="n1", slurm="n1", step=Step.RESUMING)
-    assert step(steps.lifted(resuming, FREE, 105.0)) is Step.DONE
-    assert steps.lifted(resuming, OURS, 105.0) is None
-    assert step(steps.lifted(resuming, OTHER, 105.0)) is Step.TAKEN
-    assert step(steps.lifted(resuming, COVERED, 105.0)) is Step.FAILED
+    assert step(steps.lifted(resuming, FREE, 105.0, PLAN)) is Step.DONE
+    assert steps.lifted(resuming, OURS, 105.0, PLAN) is None
+    assert step(steps.lifted(resuming, OTHER, 105.0, PLAN)) is Step.TAKEN
+    assert step(steps.lifted(resuming, COVERED, 105.0, PLAN)) is Step.FAILED
+
+
+def test_a_node_is_done_once_slurmctld_hears_from_it() -> None:
+    """UNDRAIN and RESUME make it NOT_RESPONDING until the next ping, and no job starts there meanwhile."""
+    resuming = Work(node="n1", slurm="n1", step=Step.RESUMING, since=100.0)
+    silent = Seen(hand=Hand.FREE, silent=True)
+    assert steps.lifted(resuming, silent, 105.0, PLAN) is None
+    move = steps.lifted(resuming, silent, 500.0, PLAN)
+    assert move == Move(Step.FAILED, "resumed, and does not answer slurmctld after 300 s")
+    said = node_report(resuming.at(move.step, 500.0, move.why))
+    assert said.condition == "not drained any more, and not in service" and not said.reason
 
 
 def test_every_step_has_a_condition_in_words() -> None:
@@ -158,11 +169,11 @@ def begin(
 ) -> object:
     budgets = dict.fromkeys(NAMES, budget or Budget())
     choice = choose(works, at or places(), plan, 1000.0, budgets=budgets, expected_seconds=100.0)
-    return choice.over or choice.held or choice.begin
+    return choice.over or choice.closed or choice.held or choice.begin
 
 
 def out(name: str, **more: object) -> Place:
-    return Place(name=name, partitions=("main",), usable=False, **more)  # type: ignore[arg-type]
+    return Place(name=name, partitions=("main",), usable=False, out=True, **more)  # type: ignore[arg-type]
 
 
 def test_batch_and_floor() -> None:
@@ -173,6 +184,16 @@ def test_batch_and_floor() -> None:
     working = (QUEUE[0].at(Step.DRAINING, 1.0), *QUEUE[1:])
     assert begin(Plan(reason="r", batch=2), works=working) == ("n2",)
     assert begin(Plan(reason="r", batch=1), works=working) == ()
+
+
+def test_a_node_that_does_not_answer_keeps_no_floor_and_uses_no_budget() -> None:
+    """IDLE+NOT_RESPONDING, as each node is for a moment that was just resumed: no job starts there."""
+    silent = places(n8=Place(name="n8", partitions=("main",), usable=False))
+    floor = Plan(reason="r", batch=8, floors={"main": 7})
+    assert begin(floor) == ("n1",)
+    assert begin(floor, silent, works=QUEUE[:4]) == "floor of partition main: 7 nodes are usable, 7 stay so"
+    assert begin(floor, silent, works=QUEUE[7:]) == ("n8",)  # by which nothing more is taken
+    assert begin(Plan(reason="r", batch=2), silent, works=QUEUE[:4], budget=Budget(12)) == ("n1", "n2")
 
 
 def test_broken_nodes_use_the_drain_budget_and_maintenance_does_not() -> None:
@@ -192,6 +213,8 @@ def test_idle_nodes_first_and_none_whose_jobs_outlast_the_window() -> None:
     )
     assert begin(Plan(reason="r", window=1050.0)) == "the window ends before another node would be done (100 s)"
     assert begin(Plan(reason="r", window=900.0)) == "the window has ended"
+    assert str(begin(Plan(reason="r", opens=1001.0, window=9000.0))).startswith("the window begins at 1970-01-01 ")
+    assert begin(Plan(reason="r", opens=1000.0, window=9000.0)) == ("n1",)
 
 
 def test_failed_nodes_end_the_beginning() -> None:

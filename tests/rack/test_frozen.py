@@ -19,12 +19,15 @@ CALL = (
 
 
 def wait_state(host: Host, wanted: str) -> str:
-    """State letter of the process in /run/stuck.pid, once it is ``wanted`` or 90 s have gone."""
+    """State letter of the process in /run/stuck.pid, once it has been ``wanted`` ten times in a row (D for a moment is a page of
+    the interpreter that comes from the disk), or 90 s have gone."""
     deadline = time.monotonic() + 90
+    times = 0
     while True:
         status = host.run("cat /proc/$(cat /run/stuck.pid)/status", check=False).stdout
         state = next((line.split()[1] for line in status.splitlines() if line.startswith("State:")), "")
-        if state == wanted or time.monotonic() > deadline:
+        times = times + 1 if state == wanted else 0
+        if times == 10 or time.monotonic() > deadline:
             return state
         time.sleep(0.05)
 

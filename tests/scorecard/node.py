@@ -138,7 +138,7 @@ class ScoreNode(Running):
         for record in (self.run_dir / "jobs").glob("[0-9]*"):
             record.unlink(missing_ok=True)
 
-    def heal(self, *, fresh: bool = False, seconds: float = 30) -> None:
+    def heal(self, *, fresh: bool = False, seconds: float = 60) -> None:
         """Nothing is wrong and nothing is known of what was: in service, verdict ok. ``fresh``: with an empty history."""
         self.restore()
         fresh, self._worn = fresh or self._worn, False

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ SUITE = "bookworm"
 FAST, FAST_INTERVAL = 40.0, 0.4  # a sweep is one in 16 s of the node's: as far apart as thorough looks are
 QUIET_LOOKS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
 STEADY_LOOKS = 2  # sweeps for which what was found must stay as it is
-DETECT_SECONDS = {True: 120.0, False: 45.0}  # timed, and not
+DETECT_SECONDS = {True: 120.0, False: 120.0}  # timed, and not
 
 
 @dataclass
@@ -149,7 +150,7 @@ class Player:
     def _watch(self, looks: int, look: Callable[[], None]) -> None:
         """Look at every verdict for so many sweeps."""
         begin = last = self.node.verdict().sequence
-        deadline = time.monotonic() + 60 + looks * self.node.interval
+        deadline = time.monotonic() + 240 + looks * self.node.interval
         while last < begin + looks:
             if time.monotonic() > deadline:
                 raise LabError(f"node {self.node.name}: no {looks} verdicts in time\n{self.node.told()}")
@@ -183,6 +184,8 @@ def nodes_up(count: int, *, interval: float = FAST_INTERVAL, fast: int = -1) -> 
         try:
             for each in made:
                 each.up()
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(ScoreNode.furnish, made))
             yield made
         finally:
             for each in made:

@@ -98,7 +98,7 @@ class Running:
     # -- up and down ------------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Power the node on and start its agent. From the main thread: the box ends with the thread that made it."""
+        """Power the node on. From the main thread: the box ends with the thread that made it."""
         self.ledger.open()
         for sub in ("scratch", "disk/up", "hw", "sim", "score/bin", "score/run", "score/state"):
             (self.folder / sub).mkdir(parents=True)
@@ -144,6 +144,9 @@ class Running:
         self.ledger.process("process", self._pid)
         self.root = Path(f"/proc/{self._pid}/root")
         self._clients()
+
+    def furnish(self) -> None:
+        """Apply the node's document to it, as at its boot."""
         self.write_document()
         self.command(LIBRARY)
         self.command(f"PYTHONPATH={PROJECT}/agent {sys.executable} -m fairlead apply --document {INSIDE}/node.json")
@@ -194,6 +197,7 @@ class Running:
             "nvml_deadline_seconds": 5.0 if self.speed == 1 else 300.0,  # the worker's start takes what it takes
         }
         if self.speed > 1:
+            data["agent"]["verdict_ttl_seconds"] = 3600  # late is a loop that does not come round for half a minute of ours
             data["checks"]["nvml_responsive"] |= {"slow_seconds": 600.0, "stuck_seconds": 600.0}
         data["slurm"] |= {
             "conf": "/etc/slurm/slurm.conf",
@@ -250,7 +254,7 @@ class Running:
         if pids[2:]:
             os.kill(pids[2], signal.SIGTERM)
         try:
-            self._agent.wait(timeout=30)
+            self._agent.wait(timeout=90)
         except subprocess.TimeoutExpired:
             for pid in reversed(pids):
                 with contextlib.suppress(ProcessLookupError):
@@ -294,7 +298,7 @@ class Running:
             data = msgspec.json.decode(file.read())
         return [finding for finding in data["findings"] if finding["level"] != "ok"]
 
-    def until(self, met: Callable[[], bool], what: str, seconds: float = 90) -> None:
+    def until(self, met: Callable[[], bool], what: str, seconds: float = 240) -> None:
         """Wait for something; raises LabError with the end of the agent's log."""
         deadline = time.monotonic() + seconds
         while not met():
@@ -306,7 +310,7 @@ class Running:
         """Wait until the agent has published so many more verdicts, or looked thoroughly so often."""
         sweeps = max(count, int(count * THOROUGH_SECONDS / (self.interval * self.speed)) + 1) if thorough else count
         before = self._sequence_now()
-        self.until(lambda: self._sequence_now() >= before + sweeps, f"{sweeps} more verdicts", 90 + 2 * sweeps * self.interval)
+        self.until(lambda: self._sequence_now() >= before + sweeps, f"{sweeps} more verdicts", 240 + 2 * sweeps * self.interval)
 
     def command(self, script: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A shell script in the node, as root; raises LabError when it fails."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
 from tests.lab.host import Host
-from tests.playbooks.admin import Admin
+from tests.playbooks.admin import Admin, wait
 
 PYTHON = "/opt/fairlead/current/bin/python"
 ASK = "import pynvml as n; n.nvmlInit(); print({str(n.nvmlDevice%s(n.nvmlDeviceGetHandleByIndex(i)%s)) for i in range(8)})"
@@ -21,13 +23,15 @@ CLOCK = "systemctl is-active chrony ntpsec; systemctl is-enabled ntpsec; tail -n
 
 class Case(Struct, frozen=True):
     """``declares``: TOML. ``shows``: a command that is not ours, and what it prints once the setting is effective.
-    ``tamper``: what somebody does by hand. ``reboot``: effective only after one."""
+    ``tamper``: what somebody does by hand. ``reboot``: effective only after one. ``lost``: what is printed after a reset of the
+    device, which is like ``tamper``."""
 
     declares: str
     shows: str
     prints: str
     tamper: str
     reboot: bool = False
+    lost: str = ""
 
 
 GPU_CASES = {
@@ -50,9 +54,9 @@ OTHER_CASES = {
     "pcie_aspm": Case("", "cat /sys/module/pcie_aspm/parameters/policy", "performance\n",
                       "echo powersave > /sys/module/pcie_aspm/parameters/policy"),
     "pcie_max_read_request": Case("nic_bytes = 4096", f"lspci -vvv -s {NIC} | grep -o MaxReadReq.*", "MaxReadReq 4096 bytes\n",
-                                  f"setpci -s {NIC} CAP_EXP+8.w=2000:7000"),
+                                  f"setpci -s {NIC} CAP_EXP+8.w=2000:7000", lost="MaxReadReq 512 bytes\n"),
     "pcie_relaxed_ordering": Case("nic = false", f"lspci -vvv -s {NIC} | grep -o -m1 RlxdOrd[+-]", "RlxdOrd-\n",
-                                  f"setpci -s {NIC} CAP_EXP+8.w=0010:0010"),
+                                  f"setpci -s {NIC} CAP_EXP+8.w=0010:0010", lost="RlxdOrd+\n"),
     "services": Case('off = ["idler.service"]\nmasked = ["noisy.service"]\non = ["wanted.service"]', SERVICES,
                      "inactive\ndisabled\ninactive\nmasked\nactive\nenabled\n", "systemctl -q enable --now idler"),
     "time_sync": Case('servers = ["192.0.2.1"]', CLOCK, "active\ninactive\ndisabled\nserver 192.0.2.1 iburst\n",
@@ -85,6 +89,39 @@ DIVIDED, WHOLE = "[1, 1] 3\n" * 8, "[0, 0] 0\n" * 8
 GEOMETRY = 'geometry = ["3g.40gb", "2g.20gb", "1g.10gb"]'
 
 
+GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+
+
+class Reset(Struct, frozen=True):
+    """What other programs print after a reset of PCIe devices: while a person ``held`` the node, and once he does not any more;
+    the agent's ``journal``; and the governor, which somebody set at the same time."""
+
+    held: dict[str, str]
+    shown: dict[str, str]
+    journal: str
+    other: str
+
+
+def reset(host: Host, cases: dict[str, Case], drift: Callable[[Host, set[str]], set[str]]) -> Reset:
+    """Bring the power-on values back, as a reset does, on a node that a person holds, until the agent has seen it; then let go
+    of it."""
+    lost = {name: case for name, case in cases.items() if case.lost}
+
+    def shown() -> dict[str, str]:
+        return {name: host.run(case.shows).stdout for name, case in lost.items()}
+
+    host.run(f"echo powersave > {GOVERNOR}")
+    for case in lost.values():
+        host.run(case.tamper)
+    drift(host, set(lost))
+    held = shown()
+    host.run("/usr/local/bin/fairlead hold --release && systemctl kill -s USR1 fairlead-agent")
+    with contextlib.suppress(AssertionError):  # what did not come back is said by name
+        wait(lambda: shown() == {name: case.prints for name, case in lost.items()}, 90)
+    journal = host.run("journalctl -b -o cat -u fairlead-agent -u fairlead-reapply").stdout
+    return Reset(held, shown(), journal, host.run(f"cat {GOVERNOR}").stdout)
+
+
 class Mig(Struct, frozen=True):
     """What became of MIG on a node: apply's item while jobs may come, on the drained node, after a reboot; what nvidia-ml-py
     sees at each stage; apply's item of a sysctl that no kernel knows, and the provision report's words."""
@@ -114,7 +151,7 @@ def divide(host: Host, admin: Admin) -> Mig:
     host.reboot()
     host.run("systemctl is-system-running --wait", check=False)
     shown_booted = host.run(INSTANCES).stdout
-    booted = item("mig")
+    booted = json.loads(host.run(apply.replace("--drained ", "")).stdout)["items"][0]
     admin.write_site(more='[classes.h100.settings.sysctl]\nvalues = {"net.ipv4.tcp_congestion_control" = "brr"}\n')
     report = json.loads(admin.run("provision", "--site", str(admin.site), "--json", code=69).stdout)
     refused = next(i for i in report["nodes"][0]["apply"]["items"] if i["setting"] == "sysctl")

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from fairlead import config
 from fairlead.errors import ConfigError
 from fairlead.model import sysctl as precedence
 from fairlead.model.change import BootLoader, Disruption, File, KernelValue, Layer, Module, Reboot, Unit
@@ -72,6 +73,20 @@ def test_a_sysctl_that_the_kernel_would_not_take_is_refused_with_file_and_key(
     with pytest.raises(ConfigError, match=rf"node.json: settings.sysctl.values.{key}: .*{words}") as caught:
         sysctl.plan(sysctl.SysctlWant(values={key: value}), seen())
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("fabric", ["roce", "aws-efa"])
+def test_network_buffers_of_a_fabric_are_declared_beside_the_hardware_s_and_checked(fabric: str) -> None:
+    declared = config.profile_document("n1", "hgx-h100", fabric).settings["sysctl"]
+    assert isinstance(declared, sysctl.SysctlWant)
+    assert {"vm.zone_reclaim_mode", "net.core.rmem_max", "net.core.wmem_max"} <= set(declared.values)
+    assert ("net.ipv4.neigh.default.gc_thresh3" in declared.values) is (fabric == "roce")
+    here = seen(**{sysctl.proc_path(key): "1024\n" for key in declared.values})
+    assert {c.layer for c in sysctl.plan(declared, here)} == {Layer.EFFECTIVE, Layer.PERSISTED}
+    assert set(declared.values) <= set(sysctl.RANGES), "each by the kernel's own range"
+    typo = replace(declared, values={**declared.values, "net.core.rmem_max": "64M"})
+    with pytest.raises(ConfigError, match=r"net\.core\.rmem_max: '64M' is not a number from 2304"):
+        sysctl.plan(typo, here)
 
 
 def test_sysctls_are_made_effective_first_and_persisted_after() -> None:

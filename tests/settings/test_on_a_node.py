@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.lab.host import Host
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.playbooks.test_convergence import Admin, wait
-from tests.settings.node_cases import DIVIDED, GPU_CASES, OTHER_CASES, UNITS, WHOLE, Case, Mig, divide
+from tests.settings.node_cases import DIVIDED, GPU_CASES, OTHER_CASES, UNITS, WHOLE, Case, Mig, Reset, divide, reset
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
 PROJECT = Path(__file__).resolve().parents[2]
@@ -106,13 +107,13 @@ CASES = {
         "echo 'options nvidia NVreg_EnableMSI=0' >> /etc/modprobe.d/zz-fairlead-nvidia.conf",
         reboot=True,
     ),
-    "pcie_acs": Case("", "setpci -s 15:01.0 ECAP_ACS+6.w", "0011\n", "setpci -s 15:01.0 ECAP_ACS+6.w=001d"),
+    "pcie_acs": Case("", "setpci -s 15:01.0 ECAP_ACS+6.w", "0011\n", "setpci -s 15:01.0 ECAP_ACS+6.w=001d", lost="001d\n"),
     "persistence": Case("", NVML % ("GetPersistenceMode", ""), "{1}\n", NVML % ("SetPersistenceMode", ", 0")),
     "sysctl": Case(
         'values = {"vm.swappiness" = 10, "net.ipv4.tcp_rmem" = "4096 87380 67108864"}',
-        "sysctl -n vm.swappiness net.ipv4.tcp_rmem",
-        "10\n4096 87380 67108864\n",
-        "sysctl -qw vm.swappiness=60; echo vm.swappiness=60 > /etc/sysctl.d/90-fairlead-sysctl.conf",
+        "sysctl -n vm.swappiness net.ipv4.tcp_rmem vm.zone_reclaim_mode",  # the last is the profile's
+        "10\n4096 87380 67108864\n0\n",
+        "sysctl -qw vm.swappiness=60 vm.zone_reclaim_mode=1; echo vm.swappiness=60 > /etc/sysctl.d/90-fairlead-sysctl.conf",
     ),
     "transparent_hugepage": Case("", f"cat {THP}/enabled {THP}/defrag", "always\nmadvise\n", f"echo never > {THP}/enabled"),
     "tuned": Case(
@@ -142,6 +143,7 @@ class Story(Struct):
     booted: dict[str, Any]
     shown_booted: dict[str, str]
     found_booted: set[str]
+    reset: Reset
     mig: Mig
 
 
@@ -150,8 +152,19 @@ def items(result: dict[str, Any]) -> dict[str, Any]:
     return {item["setting"]: item for item in result["apply"]["items"]}
 
 
+def applied(host: Host) -> dict[str, Any]:
+    """The items of an apply on the node itself, as `fairlead provision` has it run there."""
+    said = host.run("/usr/local/bin/fairlead apply --json", check=False).stdout
+    return {item["setting"]: item for item in json.loads(said)["items"]}
+
+
 def shows(host: Host) -> dict[str, str]:
-    return {name: host.run(case.shows, check=False).stdout for name, case in CASES.items()}
+    """What each case's program prints, all in one shell: a subshell each, its output after a line with its number."""
+    script = "".join(
+        f"echo '@@@ {number}'\n({case.shows}\n) 2>/dev/null </dev/null\n" for number, case in enumerate(CASES.values())
+    )
+    printed = re.split(r"^@@@ \d+\n", host.run("sh -s", check=False, stdin=script).stdout, flags=re.MULTILINE)[1:]
+    return dict(zip(CASES, printed, strict=True))
 
 
 def drift(host: Host, awaited: set[str] = frozenset()) -> set[str]:  # type: ignore[assignment]
@@ -170,7 +183,7 @@ def drift(host: Host, awaited: set[str] = frozenset()) -> set[str]:  # type: ign
     pid = host.run("systemctl show -p MainPID --value fairlead-agent").stdout.strip()
     host.run("systemctl kill -s USR1 fairlead-agent")
     with contextlib.suppress(AssertionError):  # what is not named is said by name
-        wait(named, 30)
+        wait(named, 60)
     return found
 
 
@@ -193,17 +206,17 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         admin.write_site(more=agent + declared)
         first = items(admin.provision(code=75)["gpu1"])
         shown = shows(host)
-        second = items(admin.provision(code=75)["gpu1"])
+        second = applied(host)
         found_clean = drift(host)
-        for case in CASES.values():
-            host.run(case.tamper)
+        host.run("/usr/local/bin/fairlead hold --reason 'a person tries something'")  # else the agent would take back some of it
+        host.run("sh -es", stdin="".join(f"(\n{case.tamper}\n) </dev/null\n" for case in CASES.values()))
         found_tampered = drift(host, set(CASES))
-        repaired = items(admin.provision(code=75)["gpu1"])
+        repaired = applied(host)
         shown_repaired = shows(host)
         host.reboot()
         host.run("systemctl is-system-running --wait", check=False)
         shown_booted = shows(host)
-        booted = items(admin.provision()["gpu1"])
+        booted = applied(host)
         yield Story(
             first=first,
             second=second,
@@ -215,12 +228,22 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             booted=booted,
             shown_booted=shown_booted,
             found_booted=drift(host),
+            reset=reset(host, CASES, drift),
             mig=divide(host, admin),
         )
 
 
 def test_every_setting_has_its_case() -> None:
     assert {*CASES, "mig", "driver"} == set(setting_list.load())  # driver: tests/driver, with real packages
+
+
+def test_what_a_reset_took_away_is_applied_again_by_itself_once_nobody_holds_the_node(story: Story) -> None:
+    """ACS, read requests and relaxed ordering; nothing else that drifted at the same time is touched."""
+    names = ("pcie_acs", "pcie_max_read_request", "pcie_relaxed_ordering")
+    assert story.reset.held == {name: CASES[name].lost for name in names}, "while it is held nothing is changed"
+    assert story.reset.shown == {name: CASES[name].prints for name in names}, story.reset.journal
+    assert "applied_again_after_a_reset" in story.reset.journal
+    assert story.reset.other == "powersave\n", "only what a reset takes away, and only that"
 
 
 def test_mig_waits_for_a_drained_node_and_is_there_again_after_a_reboot(story: Story) -> None:

@@ -341,7 +341,7 @@ def test_persistence_leaves_a_lost_gpu_to_its_own_check_but_not_an_unreadable_mo
     assert isinstance(seen, Missing) and node.gpus[0].pci in seen.detail
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(words=st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=6), masks=st.tuples(*[st.integers(0, 0x7F)] * 3))
 def test_acs_plan_never_sets_a_bit_and_is_done_after_one_pass(words: list[int], masks: tuple[int, int, int]) -> None:
     roles = ("root_port", "switch_upstream", "switch_downstream")

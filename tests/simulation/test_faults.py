@@ -115,7 +115,7 @@ def test_a_hang_leaves_other_calls_alone_and_can_be_lifted(machine):
             process.wait(0.3)
         machine.faults.lift()
         assert process.stdout.readline() == "back\n"
-        assert process.wait(10) == 0
+        assert process.wait(90) == 0
 
 
 def test_a_hung_client_dies_of_sigkill(machine):
@@ -124,7 +124,7 @@ def test_a_hung_client_dies_of_sigkill(machine):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         process.kill()
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(90) == -signal.SIGKILL
 
 
 def test_a_hang_in_one_thread_leaves_the_others_free(gpus, machine):
@@ -137,14 +137,14 @@ def test_a_hang_in_one_thread_leaves_the_others_free(gpus, machine):
     assert n.nvmlDeviceGetTemperature(gpus[1], 0) == 77
     assert hung.is_alive()
     machine.faults.lift()
-    hung.join(10)
+    hung.join(90)
     assert not hung.is_alive()
 
 
 def test_a_crash_ends_the_client_in_the_call(machine):
     machine.faults.crash("nvmlDeviceGetSerial", gpu=1)
     with client(machine, "n.nvmlDeviceGetSerial(h[0]); say('one'); n.nvmlDeviceGetSerial(h[1]); say('two')") as process:
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=90)
         assert (output, process.returncode) == ("one\n", -signal.SIGABRT)
 
 
@@ -184,7 +184,7 @@ def test_clear_gives_the_machine_of_the_tree_again(gpus, machine):
 def test_a_new_client_sees_the_faults_that_are_there(machine):
     machine.faults.set(0, "temperature.gpu_celsius", 99)
     with client(machine, "say(n.nvmlDeviceGetTemperature(h[0], 0))") as process:
-        assert process.communicate(timeout=20)[0] == "99\n"
+        assert process.communicate(timeout=90)[0] == "99\n"
 
 
 def test_a_removed_control_file_is_a_fresh_machine(gpus, machine):
@@ -235,7 +235,7 @@ def test_no_content_of_its_files_brings_a_client_down(machine):
         "say('done')\n"
     )
     with client(machine, body) as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=150)
         assert output == "done\n", errors
 
 
@@ -247,7 +247,7 @@ def test_a_setter_is_seen_by_every_process_and_read_back(gpus, machine):
     n.nvmlDeviceSetPowerManagementLimit(gpus[0], 500000)
     assert n.nvmlDeviceGetPersistenceMode(gpus[0]) == 0
     with client(machine, "say(n.nvmlDeviceGetPersistenceMode(h[0]), n.nvmlDeviceGetEnforcedPowerLimit(h[0]))") as other:
-        assert other.communicate(timeout=20)[0] == "0 500000\n"
+        assert other.communicate(timeout=90)[0] == "0 500000\n"
     with pytest.raises(n.NVMLError_InvalidArgument):
         n.nvmlDeviceSetPowerManagementLimit(gpus[0], 900000)
 
@@ -268,7 +268,7 @@ def test_a_child_of_fork_and_its_parent_both_go_on(machine):
         "stop.append(1); [t.join() for t in threads]; say('done')\n"
     )
     with client(machine, body) as process:
-        assert process.communicate(timeout=60)[0] == "done\n"
+        assert process.communicate(timeout=150)[0] == "done\n"
 
 
 def test_faults_refuse_what_the_library_would_not_understand(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from tests.lab.roots import SUITES
 NODES = tuple(f"n{i}" for i in range(1, 9))
 ONE = "trixie"
 STATE = "/var/spool/slurm/state/node_state"
+KEPT = "/var/spool/slurm/state.kept"
 ROOMY = Rules(budget_percent=100, common_cause_nodes=0)
 
 
@@ -56,9 +57,28 @@ def running(cluster: Cluster) -> Iterator[Cluster]:
         hold.stdout.close()
 
 
+def calls(cluster: Cluster) -> list[str]:
+    """Calls of Slurm's commands that are under way. Whoever kills an agent, or gives up waiting for a command, does not end its
+    call: nsenter has forked, and what it asks for still reaches slurmctld."""
+    found = []
+    for comm in Path(f"/proc/{cluster.pid}/root/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            found.append(comm.read_text().strip())
+    return [name for name in found if name in ("scontrol", "sinfo", "squeue")]
+
+
+def no_calls(cluster: Cluster) -> None:
+    """Wait until what was asked of slurmctld has arrived."""
+    deadline = time.monotonic() + 90
+    while left := calls(cluster):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def cluster(up: Cluster) -> Cluster:
-    """The cluster with every node idle, no reservation and no job."""
+    """The cluster with every node idle, no reservation, no job, and nothing on its way that an earlier test has asked for."""
+    no_calls(up)
     for reservation in up.scontrol("-o", "show", "reservation", check=False).splitlines():
         if reservation.startswith("ReservationName="):
             up.scontrol("delete", reservation.split()[0])
@@ -75,7 +95,7 @@ def cluster(up: Cluster) -> Cluster:
         time.sleep(0.05)
 
 
-def client_of(cluster: Cluster, deadline_seconds: float = 10) -> Scontrol:
+def client_of(cluster: Cluster, deadline_seconds: float = 60) -> Scontrol:
     return Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=deadline_seconds)
 
 
@@ -99,10 +119,21 @@ def drain(client: Scontrol, tmp_path: Path) -> Drain:
 
 def save(cluster: Cluster, node: str = "n2") -> None:
     """Have slurmctld write down what it knows of its nodes, and wait for that: what others changed before is not lost any more,
-    and what is changed from now on it saves up to 5 s later only (SAVE_MAX_WAIT, slurmctld/state_save.c)."""
+    and what is changed from now on it saves up to 5 s later only (SAVE_MAX_WAIT, slurmctld/state_save.c). A copy is kept."""
+    cluster.run(["/bin/rm", "-rf", KEPT])
     asked = time.time()
     cluster.scontrol("update", f"nodename={node}", "state=drain", f"reason=save {asked}")
     deadline = asked + 60
     while float(cluster.run(["/usr/bin/stat", "-c", "%.9Y", STATE]).stdout) < asked:
         assert time.time() < deadline, "slurmctld does not save the state of its nodes"
         time.sleep(0.05)
+    cluster.run(["/bin/cp", "-a", "--no-target-directory", os.path.dirname(STATE), KEPT])
+
+
+def kill_slurmctld(cluster: Cluster) -> None:
+    """Kill it and start it again with what it had written down by ``save``, as if it had not come to write since: on a busy
+    machine there may be more than its 5 s between the two."""
+    cluster.stop_slurmctld(kill=True)
+    state = os.path.dirname(STATE)
+    cluster.run(["/bin/sh", "-c", f"rm -rf {state} && mv {KEPT} {state}"])
+    cluster.start_slurmctld()

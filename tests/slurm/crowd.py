@@ -148,7 +148,7 @@ class Crowd:
         """Seconds until ``budget`` nodes were drained and every other one held; raises AssertionError when they never are."""
         return self.until(lambda: len(self.drained) == budget == len(self.couriers) - len(self.held), f"{budget} nodes drained")
 
-    def until(self, met: Callable[[], bool], what: str, seconds: float = 120) -> float:
+    def until(self, met: Callable[[], bool], what: str, seconds: float = 240) -> float:
         """Seconds until it was so; raises AssertionError past ``seconds``."""
         start = time.monotonic()
         while not met():

@@ -15,6 +15,7 @@ from fairlead.errors import SlurmUnavailable
 from fairlead.policy.node_states import ROWS, Row
 from fairlead.slurm.client import NodeState
 from tests.lab.cluster import Cluster
+from tests.lab.pause import pause
 from tests.lab.roots import SUITES
 from tests.slurm.conftest import client_of, drain_of
 
@@ -72,6 +73,7 @@ class States:
         """The node once it has all these words."""
         deadline = time.monotonic() + seconds
         while True:
+            began = time.monotonic()
             try:
                 node = self.node(name)
             except SlurmUnavailable as e:  # it starts
@@ -79,7 +81,7 @@ class States:
             if words <= node.states:
                 return node
             assert time.monotonic() < deadline, (self.release, words, node)
-            time.sleep(0.05)
+            pause(began)
 
     def update(self, nodes: tuple[str, ...], *words: str) -> None:
         for name in nodes:

@@ -17,7 +17,7 @@ from tests.daemon.conftest import MACHINES, XID79, Agent
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.lab.silent import silent_disk, why_not
-from tests.slurm.conftest import client_of, running, save
+from tests.slurm.conftest import client_of, kill_slurmctld, running, save
 from tests.slurm.test_lost import registered
 
 pytestmark = pytest.mark.slurm
@@ -70,8 +70,8 @@ def test_xid_to_drain_and_a_persons_resume(agents: Make, cluster: Cluster) -> No
     assert reason.startswith("fairlead:xid:") and "0000:1b:00.0" in reason and "79" in reason and "python3" not in reason
     agent.until(lambda: (agent.status()["drain"] or {}).get("reason") == reason, "the drain in the status")
     cluster.scontrol("update", "nodename=n1", "state=resume")
-    agent.until(lambda: agent.verdict().state is State.WARN, "acknowledgement", seconds=60)
-    assert "acknowledged" in agent.verdict().text
+    agent.until(lambda: "acknowledged" in agent.verdict().text, "acknowledgement")
+    assert agent.verdict().state is State.WARN
     before = agent.sequence()
     agent.until(lambda: agent.sequence() > before + 4, "later verdicts")
     assert not client_of(cluster).node("n1").drained
@@ -117,8 +117,7 @@ def test_a_drain_that_a_killed_slurmctld_forgot_is_made_again(agents: Make, clus
         save(cluster)
         agent.kernel(xid79(attempt))
         reason = drained(agent, cluster)
-        cluster.stop_slurmctld(kill=True)
-        cluster.start_slurmctld()
+        kill_slurmctld(cluster)
         registered(client)
         agent.until(lambda: client.node("n1").drained, "the drain, this one or another", seconds=60)
         node = client.node("n1")
@@ -293,10 +292,15 @@ def test_no_rpc_while_nothing_is_wrong(agents: Make, cluster: Cluster) -> None:
     from tests.slurm.test_drain import rpcs
 
     agent = agents().start()
-    cluster.run(["/usr/bin/sdiag", "--reset"])
-    before = agent.sequence()
-    agent.until(lambda: agent.sequence() > before + 6, "later verdicts")
-    assert rpcs(cluster) == 0
+    asked = []
+    for _ in range(5):  # what it may have asked at its start still arrives in the first of them
+        cluster.run(["/usr/bin/sdiag", "--reset"])
+        before = agent.sequence()
+        agent.until(lambda n=before: agent.sequence() > n + 6, "later verdicts")  # type: ignore[misc]
+        asked.append(rpcs(cluster))
+        if asked[-1] == 0:
+            return
+    raise AssertionError(asked)
 
 
 def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None:

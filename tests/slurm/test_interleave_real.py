@@ -183,10 +183,10 @@ def on_all_nodes(cluster: Cluster, memory: Path, sequences: int, calm: Calm, *, 
 
 def test_interleavings_on_slurmctld(strict: Cluster, memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
-    counts = on_all_nodes(strict, memory, 13, Calm(), length=16, slow=False)
+    counts = on_all_nodes(strict, memory, 25, Calm(), length=8, slow=False)
     with capsys.disabled():
         print(f"\nslurmctld of {strict.suite}: {dict(sorted(counts.items()))} in {time.monotonic() - began:.0f} s, seed {SEED}")
-    assert counts["sequences"] == 13 * len(NODES) and counts["drain written"] > 13
+    assert counts["sequences"] == 25 * len(NODES) and counts["drain written"] > 25
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from fairlead.daemon.outcome import Outcome, finish
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
-from tests.slurm.conftest import client_of, drain_of
+from tests.slurm.conftest import client_of, drain_of, no_calls
 
 pytestmark = pytest.mark.slurm
 
@@ -32,7 +32,7 @@ def child(cluster: Cluster, folder: Path, what: str, at: int, *more: str) -> sub
 
 def outcome_of(process: subprocess.Popen[str]) -> str:
     """What the child said, or "" when it was killed."""
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=120)
     assert process.returncode in (0, -signal.SIGKILL)
     return said.strip()
 
@@ -112,7 +112,7 @@ def test_killed_at_random_moments(cluster: Cluster, client: Scontrol, tmp_path: 
         time.sleep(0.12 + chance.random() * 0.12)
         process.kill()
         outcome_of(process)
-        time.sleep(0.05)  # an RPC on its way arrives
+        no_calls(cluster)  # an RPC on its way arrives
         drain = drain_of(client_of(cluster), tmp_path, "n1")
         found = finish(drain.look()).outcome
         entry = drain.ledger.load()

@@ -19,7 +19,7 @@ from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol, parse_began
 from tests.lab.cluster import Cluster
 from tests.slurm import model
-from tests.slurm.conftest import ROOMY, drain_of, save
+from tests.slurm.conftest import ROOMY, drain_of, kill_slurmctld, save
 from tests.slurm.monitor import Clock
 
 WHY = "GPU gone"
@@ -290,8 +290,7 @@ def test_slurmctld_killed_before_it_has_saved_our_drain(cluster: Cluster, client
     for _ in range(5):
         save(cluster)
         assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
-        cluster.stop_slurmctld(kill=True)
-        cluster.start_slurmctld()
+        kill_slurmctld(cluster)
         node = registered(client)
         if not node.drained:
             break
@@ -309,7 +308,7 @@ def test_slurmctld_killed_before_it_has_saved_our_drain(cluster: Cluster, client
 
 def registered(client: Scontrol) -> NodeState:
     """n1 when slurmctld answers and has heard of it."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while True:
         with suppress(SlurmUnavailable):
             node = client.node("n1")

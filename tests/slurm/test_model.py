@@ -14,6 +14,7 @@ from fairlead.errors import SlurmError
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
+from tests.lab.pause import pause
 from tests.slurm import model
 from tests.slurm.conftest import NODES, client_of, running
 
@@ -42,10 +43,13 @@ def agree(client: Scontrol, ctld: model.Ctld, done: object) -> None:
     """Wait until the real one says what the model says: registrations and job ends take a moment there."""
     wanted = {n.name: shape(n) for n in ctld.nodes()}
     deadline = time.monotonic() + 90
-    while (real := {n.name: shape(n) for n in client.nodes()}) != wanted:
+    while True:
+        began = time.monotonic()
+        if (real := {n.name: shape(n) for n in client.nodes()}) == wanted:
+            return
         differ = {n: (real[n], wanted[n]) for n in real if real[n] != wanted[n]}
-        assert time.monotonic() < deadline, f"after {done}: real, model: {differ}"
-        time.sleep(0.05)
+        assert began < deadline, f"after {done}: real, model: {differ}"
+        pause(began)
 
 
 OPERATIONS = (

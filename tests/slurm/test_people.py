@@ -171,9 +171,9 @@ def test_closed_as_repaired_the_agent_resumes_and_old_records_stay_closed(ward: 
     serial = next(g["serial"] for g in ward.status()["gpus"] if g["pci"] == PCI)
     assert f"1 strike of {serial}" in ward.say("clear", serial, "--reason", "x", "--dry-run")
     ward.say("clear", serial, "--reason", "GPU replaced, ticket 4711")
+    ward.agent.until(lambda: [r["device"] for r in ward.status()["standing"]] == ["0000:43:00.0"], "one closed, one standing")
     ward.more_sweeps()
-    standing = ward.status()["standing"]
-    assert [r["device"] for r in standing] == ["0000:43:00.0"] and ward.client.node("n1").drained
+    assert [r["device"] for r in ward.status()["standing"]] == ["0000:43:00.0"] and ward.client.node("n1").drained
     ward.say("clear", "0000:43:00.0", "--reason", "reset")
     ward.in_service()
     ward.agent.end()
@@ -199,8 +199,8 @@ def test_clear_all(ward: Ward) -> None:
     ward.drained()
     ward.say("clear", "--all", "--reason", "new board")
     ward.in_service()
-    status = ward.status()
-    assert (status["standing"], status["strikes"], status["acknowledged"]) == ([], {}, [])
+    known = ("standing", "strikes", "acknowledged")
+    ward.agent.until(lambda: not any(ward.status()[each] for each in known), "nothing that is known")
     assert "knows no such device" in ward.say("clear", "0000:99:00.0", "--reason", "x", code=66)
 
 
@@ -231,9 +231,9 @@ def test_drained_by_an_admin(ward: Ward) -> None:
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
     ward.xid()
     ward.agent.until(lambda: "somebody else holds" in ward.agent.verdict().text, "word of the other drain")
+    ward.agent.until(lambda: "a resume before that does not last" in ward.say("why", "n1"), "the drain in the status")
     told = ward.say("why", "n1")
     assert "riser swap by bob" in told and "not fairlead" in told and "next:     ask whoever drained it (root)" in told
-    assert "a resume before that does not last" in told
     ward.tells(("agent", "left alone"))
     assert "riser swap by bob" in ward.noted()[0].detail
 
@@ -290,7 +290,8 @@ def test_a_full_disk_stops_neither_a_hold_nor_a_resume(ward: Ward, full: Path) -
     ward.xid()
     ward.agent.until(lambda: "79" in ward.agent.verdict().text, "word of the Xid")
     ward.more_sweeps()
-    assert not ward.client.node("n1").drained and "hold" in ward.status() and ward.status()["hold"]["who"] == "ann"
+    assert not ward.client.node("n1").drained
+    ward.agent.until(lambda: (ward.status()["hold"] or {}).get("who") == "ann", "the hold in the status")  # looked for every 2 s
     ward.say("hold", "--release")
     ward.drained()
     ward.say("ack", "--all", "--reason", "known")  # through the spool in the run directory
@@ -317,6 +318,6 @@ def test_many_say_things_at_once(ward: Ward) -> None:
         subprocess.Popen([*command, f"xid/0000:{bus}:00.0"], cwd=PROJECT, env=env, stdout=subprocess.DEVNULL)
         for bus in ("1b", "43", "52")
     ]
-    assert [p.wait(timeout=60) for p in people] == [0, 0, 0]
+    assert [p.wait(timeout=150) for p in people] == [0, 0, 0]
     ward.in_service()
     assert sorted(e.what for e in ward.noted()).count("ack") == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from tests.lab.cluster import Cluster
 from tests.provision.test_accounts import Nodes
 from tests.slurm.conftest import NODES, running
 from tests.slurm.crowd import rpcs
+from tests.terminal import Pty
 
 pytestmark = pytest.mark.slurm
 
@@ -48,7 +48,7 @@ def watching(cluster: Cluster, *more: str, **how: Any) -> Iterator[subprocess.Po
         try:
             yield process
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(90) == 0
         finally:
             process.kill()
 
@@ -101,7 +101,7 @@ def test_the_table_of_a_real_cluster(cluster: Cluster, nodes: Nodes, capsys: pyt
     assert head.startswith("NODES") and "Permission denied" in lines[0] and "agent (xid)" in lines[1]
     assert total.startswith("8 nodes: 6 ok, 1 drain, 1 unreachable; 3 out of service; 0 jobs; asked in ")
 
-    assert main(words(cluster, "--json", "n[6-8]", "--ssh", str(nodes.program))) == ExitCode.OK
+    assert main(words(cluster, "--json", "n[6-8]", "--ssh", str(nodes.program), "--timeout", "30")) == ExitCode.OK
     data = json.loads(capsys.readouterr().out)
     assert data["words"] == {"unreachable": "n8", "drain": "n7", "ok": "n6"}
     assert data["nodes"][1]["drained"]["by"] == "agent" and data["nodes"][1]["agent"]["generation"] == 3
@@ -137,23 +137,24 @@ def test_a_watch_on_a_terminal_is_a_live_table(cluster: Cluster, nodes: Nodes, t
         f"#!/bin/sh\n[ -e {tmp_path}/away ] && {{ echo '{away}' >&2; exit 1; }}\nexec {cluster.bin}/sinfo \"$@\"\n"
     )
     (tmp_path / "bin/sinfo").chmod(0o755)
-    master, slave = pty.openpty()
-    seen: list[str] = []
-
-    def read() -> str:
-        seen.append(os.read(master, 65536).decode(errors="replace"))
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(seen))
-
-    more = ("--ssh", str(nodes.program), "--bin-dir", str(tmp_path / "bin"))
-    with watching(cluster, *more, stdin=slave, stdout=slave, stderr=slave):
-        os.close(slave)
-        until(read, "NODES", "n8", "unreachable", "n7", "8 nodes: ")
+    more = ("--watch", "1", "--ssh", str(nodes.program), "--bin-dir", str(tmp_path / "bin"))
+    env = {**os.environ, "PYTHONPATH": f"{PROJECT / 'agent'}", "TERM": "xterm"}
+    command = [sys.executable, "-m", "fairlead", *words(cluster, *more)]
+    with Pty(command, rows=30, columns=160, env=env, cwd=PROJECT) as terminal:
+        head, *rows = terminal.until("NODES", "n8", "unreachable", "n7", "8 nodes: ")
+        assert head.split()[:3] == ["NODES", "VERDICT", "SLURM"] and "SLURMD" in head and rows[0].startswith("n8")
         (tmp_path / "away").touch()
-        until(read, "Unable to contact slurm controller")
+        terminal.until("Unable to contact slurm controller", "NODES")
         cluster.scontrol("update", "nodename=n4", "state=drain", "reason=riser swap")
         (tmp_path / "away").unlink()
-        until(read, "riser swap")
-    os.close(master)
+        terminal.until("riser swap", "8 nodes: ")
+        at = len(terminal.said)
+        terminal.resize(5, 72)  # what tells least is left out, and what has no room is counted
+        terminal.until_said("\x1b[2J", at)
+        head, *rows = terminal.until("rows more", "8 nodes: ")
+        assert "WHY" in head and "SLURMD" not in head and sum("NODES" in r for r in rows) == 0
+        terminal.type(b"\x03")
+        assert terminal.end() == 0 and terminal.cursor() and terminal.screen.colours == {"31", "32"}
 
 
 @pytest.mark.parametrize("text", ["7|R|1", "x|R|1|n1", "|||"])

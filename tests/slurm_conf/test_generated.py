@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from tests.lab import roots
 from tests.lab.cluster import Cluster
 from tests.lab.machines import MACHINES, expand
 from tests.lab.nvml.library import build, write_conf
-from tests.simulation.test_slurm_autodetect import PLUGIN, plugin
+from tests.lab.slurmd import detect, put_nvml
 from tests.topology.fabrics import rails
 
 pytestmark = [
@@ -53,7 +52,7 @@ def made(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def topology(cluster: Cluster, *name: str) -> set[NodeGroup]:
     """As slurmctld has it, once it answers."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not (found := set(parse_topology(cluster.scontrol("show", "topology", *name, check=False)))):
         assert time.monotonic() < deadline, cluster.logs()
         time.sleep(0.05)
@@ -133,25 +132,9 @@ def _nodes_and_gres(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Non
 
 # -- slurmd on a machine's own sysfs ------------------------------------------------------------------
 
-# $1 root, $2 layer, $3 what to put in, then slurmd's arguments. hwloc reads the machine's tree (HWLOC_FSROOT, hwloc's
-# documentation, "Environment Variables"), and takes it for a foreign one, so it binds nothing.
-SLURMD = """
-set -e
-mount -t tmpfs tmpfs "$2"
-mkdir "$2/up" "$2/work" "$2/root"
-cp -a "$3/." "$2/up"
-mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/up,workdir=$2/work" "$2/root"
-cd "$2/root"
-mount -t proc proc proc
-mount --rbind /sys sys
-mount -t tmpfs tmpfs dev
-mknod dev/null c 1 3
-mknod dev/urandom c 1 9
-for minor in 0 1 2 3 4 5 6 7; do mknod "dev/nvidia$minor" c 240 "$minor"; done
-chroot . chown -R slurm /etc/slurm
-shift 3
-exec chroot . env HWLOC_FSROOT=/tree HWLOC_THISSYSTEM=0 slurmd "$@"
-"""
+#: hwloc reads the machine's tree (hwloc's documentation, "Environment Variables"), and takes it for a foreign one, so it binds
+#: nothing.
+HWLOC = ("HWLOC_FSROOT=/tree", "HWLOC_THISSYSTEM=0")
 MASKS = {"core_cpus_list": "core_cpus", "thread_siblings_list": "thread_siblings", "shared_cpu_list": "shared_cpu_map"}
 
 
@@ -184,15 +167,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def slurmd(suite: str, content: Path, layer: Path, *argv: str) -> str:
-    layer.mkdir(exist_ok=True)
-    (content / "etc/slurm").mkdir(parents=True, exist_ok=True)
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", SLURMD, "slurmd", roots.root(suite), layer, content]
-    done = subprocess.run([*command, *argv], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
 def _shape(text: str) -> list[str]:
     return re.findall(r"(?:CPUs|Boards|SocketsPerBoard|CoresPerSocket|ThreadsPerCore)=\d+", text)
 
@@ -206,12 +180,12 @@ def test_slurmd_counts_the_sockets_and_cores_that_we_do(
     if roots.SUITES[suite] >= "25":  # slurmd -C --parameters is of 25.05
         modes |= {"numa": ("--parameters=numa_node_as_socket",), "l3": ("--parameters=l3cache_as_socket",)}  # type: ignore[dict-item]
     for kind, argv in modes.items():
-        theirs = slurmd(suite, machine, tmp_path / "layer", "-C", *argv)
+        theirs = detect(suite, machine, tmp_path / "layer", "-C", *argv, env=HWLOC)
         assert _shape(theirs) == _shape(made(capsys, "nodes", tree, "--socket", kind))
 
 
 def test_memory_is_counted_as_slurmd_does(machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    theirs = re.search(r"RealMemory=(\d+)", slurmd("trixie", machine, tmp_path / "layer", "-C"))
+    theirs = re.search(r"RealMemory=(\d+)", detect("trixie", machine, tmp_path / "layer", "-C", env=HWLOC))
     ours = re.search(r"RealMemory=(\d+)", made(capsys, "nodes"))  # this machine, which slurmd sees too
     assert theirs and ours and theirs[1] == ours[1]
 
@@ -225,12 +199,7 @@ def test_slurmd_detects_the_cores_and_links_that_we_write(
     host = socket.gethostname()
     content = tmp_path / "content"
     shutil.copytree(machine / "tree", content / "tree", symlinks=True)
-    libraries = content / Path(PLUGIN).parent.parent
-    (content / PLUGIN).parent.mkdir(parents=True)
-    (content / PLUGIN).write_bytes(plugin(suite, roots.root(suite)).read_bytes())
-    built = build(Path(request.config.cache.mkdir("simulated-nvml")))
-    for library in ("libnvidia-ml.so.1", "libnvidia-ml.so"):  # Slurm 22.05 asks for the name without version only
-        (libraries / library).write_bytes(built.read_bytes())
+    put_nvml(content, suite, build(Path(request.config.cache.mkdir("simulated-nvml"))))
     write_conf(TREE, content / "etc/fairlead-sim/nvml.conf")
     etc = content / "etc/slurm"
     etc.mkdir()
@@ -249,11 +218,11 @@ def test_slurmd_detects_the_cores_and_links_that_we_write(
     checked = made(capsys, *ours, "--autodetect", "nvml")
     for text in (f"NodeName={host} AutoDetect=nvml\n", checked):
         (etc / "gres.conf").write_text(text)
-        output = slurmd(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf")
+        output = detect(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf", env=HWLOC)
         found = re.findall(
             r"Gres Name=gpu Type=(\S+) Count=1 Index=\d+ ID=\d+ File=(\S+) Cores=(\S+) CoreCnt=\d+ Links=(\S+)", output
         )
         assert found == expected and "mismatch" not in output, output
     # The check is one: another socket's cores are noticed.
     (etc / "gres.conf").write_text(checked.replace("Cores=48-63", "Cores=64-79"))
-    assert "mismatching Cores" in slurmd(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf")
+    assert "mismatching Cores" in detect(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf", env=HWLOC)

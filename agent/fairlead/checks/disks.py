@@ -2,10 +2,10 @@
 
 Controller states: /sys/class/nvme/*/state, drivers/nvme/host/sysfs.c ("live"; "dead" is final; resetting and connecting
 pass). Records: the block layer ("I/O error, dev nvme0n1, sector ...", before Linux 5.19 with "blk_update_request: " in front;
-block/blk-mq.c), the page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is
-down; will reset", "Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md
-("md/raid1:md0: Disk failure on ..."). Loop, network and removable devices are not the node's: a job's user may stand behind
-them.
+block/blk-mq.c; of block/blk-core.c's blk_errors those that mean the device, not "operation not supported" or a full one), the
+page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is down; will reset",
+"Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md ("md/raid1:md0: Disk
+failure on ..."). Loop, network and removable devices are not the node's: a job's user may stand behind them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.unread import age_seconds, host_of, record_id, unread, unread_log
 
 _FAILED = re.compile(
-    r"(?:blk_update_request: |print_req_error: )?(?:I/O error|critical (?:medium|target) error), dev ([A-Za-z0-9-]+), sector "
+    r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical medium|critical target|timeout|protection|device offline) error,"
+    r" dev ([A-Za-z0-9-]+), sector "
 )
 _BUFFER = re.compile(r"Buffer I/O error on dev(?:ice)? ([A-Za-z0-9-]+),")
 _NVME = re.compile(r"nvme (nvme\d+): (?:I/O.* timeout|controller is down; will reset)")
@@ -37,7 +38,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=64)] | None,
         Meta(description="NVMe controllers of this kind of node; unset: their number is not judged."),
     ] = None
-    errors_max: Annotated[int, Meta(ge=1, description="Failed requests of a disk in the window from which it drains.")] = 10
+    errors_max: Annotated[int, Meta(ge=1, le=20, description="Failed requests of a disk in the window that drain.")] = 10
     window_seconds: Annotated[int, Meta(ge=60, description="The window; fewer errors in it are a warning.")] = 86400
 
 
@@ -74,10 +75,11 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _finding(Level.WARN, name, f"{name} is {state}", evidence=f"PCI {controller.pci or '-'}")
             elif state != "live":
                 yield _finding(Level.DRAIN, name, f"{name} is {state}", evidence=f"PCI {controller.pci or '-'}", fault="state")
-        if params.nvme_expected is not None and len(host.nvme) < params.nvme_expected:
-            here = ", ".join(c.name for c in host.nvme) or "none"
+        local = [c.name for c in host.nvme if c.pci]  # a controller over a network has no PCI address
+        if params.nvme_expected is not None and len(local) < params.nvme_expected:
+            here = ", ".join(local) or "none"
             yield _finding(
-                Level.DRAIN, "", f"{len(host.nvme)} of {params.nvme_expected} NVMe controllers are there",
+                Level.DRAIN, "", f"{len(local)} of {params.nvme_expected} NVMe controllers are there",
                 evidence=f"there: {here}", fault="count",
             )  # fmt: skip
 
@@ -133,6 +135,9 @@ check = Check(
         "I/O error, dev ",
         "critical medium error, dev ",
         "critical target error, dev ",
+        "timeout error, dev ",
+        "protection error, dev ",
+        "device offline error, dev ",
         "blk_update_request: ",
         "print_req_error: ",
         "Buffer I/O error on dev",

@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import device_of, field, unlisted, was_readable
+from fairlead.model.device import device_of, unlisted, was_readable
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.trend import growth, series
@@ -75,7 +75,11 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
     """One finding per GPU for all that should answer and does not."""
-    dark = [n for n in FIELDS if isinstance(value := field(gpu, f"ecc.{n}"), Missing) and value.why is Why.UNREADABLE]
+    ecc = gpu.ecc
+    values = [(n, ecc if isinstance(ecc, Missing) else getattr(ecc, n)) for n in FIELDS]
+    dark = [name for name, value in values if isinstance(value, Missing) and value.why is Why.UNREADABLE]
+    if not dark:
+        return
     lost = [name for name in dark if was_readable(gpu, f"ecc.{name}", past)]
     never = [name for name in dark if name not in lost and not name.startswith("mode_")]
     if lost:

@@ -4,6 +4,10 @@ A loaded GPU runs near its highest clock (nvmlDeviceGetMaxClockInfo) unless one 
 why not: power cap, heat, a clock that somebody set. A GPU that is loaded, has no reason and still runs slowly makes the whole
 job slow and shows in no error counter. Judged is the mean clock (nvmlDeviceGetClockInfo, NVML_CLOCK_SM) over the loaded time
 without any reason, over a window; low clocks of an idle GPU are how it saves power.
+
+A clock that somebody set and left is a reason ("applications_clocks_setting") and outlives the job that set it: application
+clocks below the board's own (nvmlDeviceGetApplicationsClock, nvmlDeviceGetDefaultApplicationsClock) are told by themselves, as
+`gpu_power_limit` does of power. A locked clock cannot be read back (NVML has no call for it).
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ class Params(CheckParams, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=100_000_000)] | None,
         Meta(description="SM clock under load, as where the site locks clocks; unset: the GPU's highest."),
     ] = None
+    judge_application: Annotated[
+        bool, Meta(description="Application clocks are judged here; false where settings.clocks is declared.")
+    ] = True
     share_min: Annotated[float, Meta(gt=0, le=1, description="Share of that clock below which it is too slow.")] = 0.6
 
 
@@ -47,6 +54,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted("gpu_clocks", node)
     for gpu in working(node):
         yield from blind("gpu_clocks", gpu)
+        if params.judge_application:
+            yield from _application(gpu)
         full = params.full_hertz if params.full_hertz is not None else gpu.load.clock_sm_max_hertz
         if isinstance(full, Missing) or isinstance(gpu.clock_sm_hertz, Missing):
             gone = next(v for v in (full, gpu.clock_sm_hertz) if isinstance(v, Missing))
@@ -65,6 +74,26 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 summary=f"GPU {gpu.pci} is loaded and runs at {gpu.clock_sm_hertz / 1e6:.0f} MHz: its mean needs history",
                 service=Service.KEEP,
                 needs_history=True,
+            )
+
+
+def _application(gpu: Gpu) -> Iterator[Finding]:
+    """Somebody lowered them. Where the driver has none there is nothing to lower; gpu_readings says when it has no more."""
+    state = gpu.state
+    for name, now, usual in (
+        ("SM", state.application_sm_hertz, state.application_default_sm_hertz),
+        ("memory", state.application_memory_hertz, state.application_default_memory_hertz),
+    ):
+        if isinstance(now, int) and isinstance(usual, int) and now < usual:
+            yield Finding(
+                check="gpu_clocks",
+                level=Level.DRAIN,
+                device=gpu.pci,
+                summary=f"{name} application clock of GPU {gpu.pci} is {now / 1e6:.0f} MHz, not {usual / 1e6:.0f}: provision",
+                evidence=("nvidia-smi -rac sets them back",),
+                action=Action.PROVISION,
+                service=Service.DRAIN_AFTER_JOB,
+                fault=f"application {name}",
             )
 
 
@@ -93,7 +122,7 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
 
 
 check = Check(
-    summary="SM clocks that stay low under load without a reason",
+    summary="SM clocks that stay low under load without a reason, application clocks that somebody lowered",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,

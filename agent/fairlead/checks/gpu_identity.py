@@ -29,21 +29,29 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             check="gpu_identity", level=Level.OK, summary="needs to know the boards of earlier", service=Service.KEEP,
             needs_history=True,
         )  # fmt: skip
-    before = {board: slot for slot, board in past.boards.items()}
     for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
         known, board = past.boards.get(gpu.pci), here.get(gpu.pci)
         if board is None and not gpu.lost:
             yield _finding(gpu.pci, Level.UNKNOWN, f"GPU {gpu.pci} says neither its serial nor its UUID")
-        if known is None or board is None or board == known or _same(known, gpu.uuid):
+        if board is None:
             continue
-        if board in before:
-            words = f"GPU {gpu.pci} is the board that was in slot {before[board]}: moved?"
+        earlier = next((slot for slot, there in past.boards.items() if there == board and slot != gpu.pci), "")
+        same = board == known or _same(known, gpu.uuid)
+        if (known is None or same) and not earlier:
+            continue
+        if isinstance(gpu.serial, Missing) and known and not known.startswith("GPU-"):
+            words = f"the serial of GPU {gpu.pci} cannot be read: whether it is board {known} is not known"
+            yield _finding(gpu.pci, Level.UNKNOWN, words, gpu.serial.detail)
+            continue
+        if earlier:
+            words = f"GPU {gpu.pci} is the board that was in slot {earlier}: moved?"
         else:
             words = f"GPU {gpu.pci} is another board than before: swapped?"
-        yield _finding(gpu.pci, Level.WARN, words, f"{known} before, {board} now; {CONFIRM}", f"board={board}")
+        was = "none" if known is None or same else known
+        yield _finding(gpu.pci, Level.WARN, words, f"{was} before, {board} now; {CONFIRM}", f"board={board}")
 
 
-def _same(known: str, uuid: str | Missing) -> bool:
+def _same(known: str | None, uuid: str | Missing) -> bool:
     """A board that was known by its UUID and now tells its serial too."""
     return known == uuid
 

@@ -3,10 +3,11 @@
 Counted by EDAC (/sys/devices/system/edac, Documentation/ABI/testing/sysfs-devices-edac: ce_count, ue_count since the driver
 loaded) and told by kernel records: EDAC ("EDAC MC0: 1 UE ..."), machine checks ("mce: [Hardware Error]: CPU 3: Machine Check:
 0 Bank 7: be00..."; bit 61 of the status says uncorrected: Intel SDM volume 3, IA32_MCi_STATUS), firmware first ("{1}[Hardware
-Error]: event severity: recoverable", drivers/firmware/efi/cper.c), AMD's decoder ("[Hardware Error]: Uncorrected ...") and
-pages given up ("Memory failure: 0x12345: ..."). No rasdaemon is needed. mcelog warns at 10 corrected errors of a DIMM in 24
-hours, rasdaemon at 50 of a page; a rate is judged here. How many memory controllers there are is declared: without EDAC's
-driver nothing is counted.
+Error]: event severity: recoverable", drivers/firmware/efi/cper.c; those that say "section_type: PCIe error" are no memory's:
+`pcie_errors` judges the counters of the link), AMD's decoder ("[Hardware Error]: Uncorrected ...") and pages given up
+("Memory failure: 0x12345: ..."). No rasdaemon is needed. mcelog warns at 10 corrected errors of a DIMM in 24 hours, rasdaemon
+at 50 of a page; a rate is judged here. How many memory controllers there are is declared: without EDAC's driver nothing is
+counted.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import MemoryController
 from fairlead.model.trend import growth, series
-from fairlead.model.unread import host_of, record_id, unread, unread_log
+from fairlead.model.unread import age_seconds, host_of, record_id, unread, unread_log
 
 _UNCORRECTED = (
     (re.compile(r"EDAC (MC\d+): \d+ UE "), "EDAC"),
-    (re.compile(r"\{\d+\}\[Hardware Error\]: +event severity: (?:recoverable|fatal)"), "firmware"),
+    (re.compile(r"\{(?P<event>\d+)\}\[Hardware Error\]: +event severity: (?:recoverable|fatal)"), "firmware"),
     (re.compile(r"(?:mce: )?\[Hardware Error\]: (?:Uncorrected|Deferred error)"), "machine check"),
     (re.compile(r"mce: Uncorrected hardware memory error"), "machine check"),
     (re.compile(r"Memory failure: 0x[0-9a-f]+: "), "page given up"),
 )
 _STATUS = re.compile(r"mce: \[Hardware Error\]: CPU \d+: Machine Check(?: Exception)?: +\d+ Bank \d+: ([0-9a-f]{16})")
 _UC = 1 << 61
+SECTION_SECONDS = 5.0  # what kind of error it was comes lines after its severity
+_SECTION = re.compile(r"\{(\d+)\}\[Hardware Error\]: +section_type: (PCIe error)?")
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -73,6 +76,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 def _told(node: Node, past: Past) -> Iterator[Finding]:
     """One finding for each source of the log; the newest record is its evidence."""
     found: dict[tuple[str, str], list[KernelRecord]] = {}
+    sections = [match for record in past.records if (match := _SECTION.match(record.text))]
+    told = {match[1] for match in sections}
+    only_pcie = told - {match[1] for match in sections if not match[2]}
     for record in past.records:
         status = _STATUS.match(record.text)
         if status is not None:
@@ -82,6 +88,9 @@ def _told(node: Node, past: Past) -> Iterator[Finding]:
         for pattern, source in _UNCORRECTED:
             match = pattern.match(record.text)
             if match is not None:
+                event = match.groupdict().get("event")
+                if event in only_pcie or (event and event not in told and age_seconds(record, node) < SECTION_SECONDS):
+                    break
                 device = match[1].lower() if source == "EDAC" else ""
                 found.setdefault((source, device), []).append(record)
                 break
@@ -157,9 +166,13 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
 
 
 def heeds(text: str) -> bool:
-    """Records of uncorrected errors."""
+    """Records of uncorrected errors, and of what kind those are that firmware tells."""
     status = _STATUS.match(text)
-    return bool(status and int(status[1], 16) & _UC) or any(pattern.match(text) for pattern, _ in _UNCORRECTED)
+    return (
+        _SECTION.match(text) is not None
+        or bool(status and int(status[1], 16) & _UC)
+        or any(pattern.match(text) for pattern, _ in _UNCORRECTED)
+    )
 
 
 check = Check(

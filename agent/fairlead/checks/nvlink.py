@@ -5,10 +5,11 @@ lists. Links train after a boot, and whole fleets were drained for that (NVSenti
 and three sweeps. Under MIG no GPU talks to another (NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not
 supported), and the fabric manager may leave the links off: their state is not judged then.
 
-Errors are judged per link as growth over a window: NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to
-NVLink 4, NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214, 215, 219) on NVLink 5. CRC errors matter at 100 and more a second (DCGM
-dcgm_gpu_hardware_limits.h: "RM has informed us that CRC errors only matter at rates of 100+ per second"); DCGM's health
-watch fails a GPU for any replay or recovery in a minute, here single ones are let pass.
+Errors are judged per link as growth over a window, without what came within the boot grace:
+NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to NVLink 4, NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214,
+215, 219) on NVLink 5. CRC errors matter at 100 and more a second (DCGM dcgm_gpu_hardware_limits.h: "RM has informed us that
+CRC errors only matter at rates of 100+ per second"); DCGM's health watch fails a GPU for any replay or recovery in a minute,
+here single ones are let pass.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.device import device_of, unlisted
 from fairlead.model.facts import Gpu, Missing, Node, NvLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.trend import counters, growth, series
+from fairlead.model.trend import counters, growth, series, settled_seconds
 
 OLDER = ("crc_errors", "replay_errors", "recovery_errors")  # up to NVLink 4
 NEWER = ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors")  # NVLink 5
 SHOWN = 6
+BOOT_GRACE_SECONDS = 300
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -103,7 +105,7 @@ def _state(gpu: Gpu, links: tuple[NvLink, ...], params: Params) -> Iterator[Find
 def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
     """A link whose state is not known, or that counts its errors neither the older nor the newer way."""
     state = [link for link in links if isinstance(link.active, Missing) and link.active.why is Why.UNREADABLE]
-    blind = [link for link in links if _blind(link, OLDER) and _blind(link, NEWER)]
+    blind = [link for link in links if _blind(link)]
     for found, what in ((state, "state"), (blind, "error counters")):
         if found:
             numbers = ", ".join(str(link.link) for link in found[:SHOWN]) + (" ..." if len(found) > SHOWN else "")
@@ -112,9 +114,10 @@ def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
             )
 
 
-def _blind(link: NvLink, names: tuple[str, ...]) -> bool:
-    values = [getattr(link, name) for name in names]
-    return all(isinstance(v, Missing) and v.why is Why.UNREADABLE for v in values)
+def _blind(link: NvLink) -> bool:
+    """Nothing is counted, and not because the profile says that nothing is."""
+    values = [getattr(link, name) for name in (*OLDER, *NEWER)]
+    return all(isinstance(v, Missing) for v in values) and any(v.why is Why.UNREADABLE for v in values)
 
 
 def _errors(gpu: Gpu, links: tuple[NvLink, ...], node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -141,7 +144,7 @@ def _errors(gpu: Gpu, links: tuple[NvLink, ...], node: Node, past: Past, params:
                 known.get((device, f"nvlink.{link.link}.{name}"), ()),
                 value,
                 now,
-                window_seconds=params.window_seconds,
+                window_seconds=settled_seconds(now, params.window_seconds, params.boot_grace_seconds, BOOT_GRACE_SECONDS),
                 least_seconds=params.window_least_seconds,
             )
             if grown is not None and grown.amount >= 1 and grown.per_hour >= limit:
@@ -176,7 +179,7 @@ check = Check(
     mode=Mode.OBSERVE,
     confirm=3,
     confirm_of=3,
-    boot_grace_seconds=300,
+    boot_grace_seconds=BOOT_GRACE_SECONDS,
     samples=samples,
     slow=True,
 )

@@ -3,9 +3,10 @@
 Replays: NVML_FI_DEV_PCIE_REPLAY_COUNTER (94); 8 a minute is the most that NVIDIA's driver recommends (DCGM
 dcgm_gpu_hardware_limits.h, DCGM_LIMIT_MAX_PCIREPLAY_RATE). AER: /sys/bus/pci/devices/X/aer_dev_correctable, aer_dev_nonfatal
 and aer_dev_fatal (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; kernel 4.19 and newer), and the kernel's records
-of uncorrected errors (drivers/pci/pcie/aer.c). All counters are judged as growth over a window, never by their height: a
-link that trained badly at boot and runs well since is well. Correctable errors are corrected; many of them cost bandwidth
-and foretell worse. A fatal one means that the link was lost. A few non-fatal ones come from probing software.
+of uncorrected errors (drivers/pci/pcie/aer.c). All counters are judged as growth over a window, never by their height, and
+without what came within the boot grace: a link that trained badly at boot and runs well since is well. Correctable errors are
+corrected; many of them cost bandwidth and foretell worse. A fatal one means that the link was lost. A few non-fatal ones come
+from probing software.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from fairlead.model.device import device_of, unlisted
 from fairlead.model.facts import Gpu, Missing, Node, PcieLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.gpu_health import AerCounts
-from fairlead.model.trend import Growth, counters, growth, series
+from fairlead.model.trend import Growth, counters, growth, series, settled_seconds
 
+BOOT_GRACE_SECONDS = 120
 KINDS = ("correctable", "nonfatal", "fatal")
 _SEVERITY = r"Uncorrect(?:ed|able) \((?P<fatal>Fatal|Non-Fatal)\)"
 _AT = r"(?P<pci>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
@@ -107,8 +109,8 @@ def _rates(
         if type(value) is not int or value == 0:
             return None
         samples = known.get((device_of(gpu), name), ())
-        window, least = params.window_seconds, params.window_least_seconds
-        found = growth(samples, value, now, window_seconds=window, least_seconds=least)
+        window = settled_seconds(now, params.window_seconds, params.boot_grace_seconds, BOOT_GRACE_SECONDS)
+        found = growth(samples, value, now, window_seconds=window, least_seconds=params.window_least_seconds)
         return found if found is not None and found.amount > 0 else None
 
     replays = grown("pcie.replays", gpu.pcie.replays if isinstance(gpu.pcie, PcieLink) else None)
@@ -177,7 +179,7 @@ check = Check(
     mode=Mode.OBSERVE,
     confirm=2,
     confirm_of=3,
-    boot_grace_seconds=120,
+    boot_grace_seconds=BOOT_GRACE_SECONDS,
     wakes_on=("pcieport ", "nvidia "),
     heeds=lambda text: fatal(text) != "",
     samples=samples,

@@ -1,14 +1,20 @@
 """PCIe links of GPUs and network adapters: always as wide as they should be, and as fast as they should be under load.
 
-An idle GPU lowers its link to generation 1 (ASPM, performance state 8), so speed is judged only when the GPU is busy;
-width never changes at idle. Expected is what the hardware profile declares, else the smaller of what the device and the
-port above it can do (sysfs max_link_width, max_link_speed; PCI Express Base Specification, Link Capabilities): a x16 card
-in a x8 slot is a note about the slot, not a fault. Virtual functions have no link of their own.
+An idle GPU lowers its link to generation 1 (ASPM, performance state 8), so speed is judged only when the GPU is busy (in MIG
+mode, where NVML gives no utilisation: while its clocks are not idle); width never changes at idle. Expected is what the
+hardware profile declares, else the smaller of what the device and the port above it can do (sysfs max_link_width,
+max_link_speed; PCI Express Base Specification, Link Capabilities): a x16 card in a x8 slot is a note about the slot, not a
+fault. Virtual functions have no link of their own.
+
+The link of a PCIe switch towards the processor is shared by all below it and narrows every transfer between them and memory,
+while each GPU's own link looks well: it is judged against what it and the port above it can do. A virtual machine's switches
+are made up, and not judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Annotated
 
 from msgspec import Meta
@@ -17,6 +23,7 @@ from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.device import unlisted, was_readable
 from fairlead.model.facts import Gpu, Missing, Node, PciDevice, PcieLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.load_window import is_busy
 
 Width = Annotated[int, Meta(ge=1, le=32)]
 Gen = Annotated[int, Meta(ge=1, le=7)]
@@ -31,6 +38,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
         None
     )
     nic_gen: Annotated[Gen | None, Meta(description="PCIe generation of each RDMA adapter; unset: not judged.")] = None
+    switches: Annotated[bool, Meta(description="The links of PCIe switches above GPUs and RDMA adapters are judged too.")] = True
     load_percent: Annotated[int, Meta(ge=1, le=100, description="GPU utilisation from which speed is judged.")] = 20
 
 
@@ -65,6 +73,32 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     adapters = sorted({n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function})
     for address in adapters:
         yield from _nic(address, devices, params)
+    if params.switches and node.virtual is not True:
+        yield from _switches(node, devices, adapters, params)
+
+
+def _switches(node: Node, devices: Mapping[str, PciDevice], adapters: list[str], params: Params) -> Iterator[Finding]:
+    """The upward link of each switch that a GPU or an adapter is below; its speed while a GPU below it is loaded."""
+    gpus = () if isinstance(node.gpus, Missing) else node.gpus
+    below = [d for a in (*(g.pci for g in gpus), *adapters) if (d := devices.get(a)) is not None]
+    busy = {place for g in gpus if is_busy(g, params.load_percent) and g.pci in devices for place in devices[g.pci].path}
+    above = {place: port for d in below for port, place in pairwise(d.path[:-1])}
+    for address, port in sorted(above.items()):
+        switch, upper = devices.get(address), devices.get(port)
+        if switch is None or switch.bridge_role != "switch_upstream":
+            continue
+        link = switch.link
+        other = upper.link if upper is not None and isinstance(upper.link, PcieLink) else None
+        width = _least(link.width_current) if isinstance(link, PcieLink) else None
+        if isinstance(link, Missing) or width is None:
+            yield _finding("switch", address, Level.UNKNOWN, "cannot be read")
+            continue
+        able = _least(link.width_max, other.width_max if other else None)
+        if able is not None and width < able:
+            yield _finding("switch", address, Level.DRAIN, f"is x{width}, x{able} possible", "the link to the processor")
+        gen, able = _least(link.gen_current), _least(link.gen_max, other.gen_max if other else None)
+        if address in busy and gen is not None and able is not None and gen < able:
+            yield _finding("switch", address, Level.DRAIN, f"is generation {gen} under load, {able} possible")
 
 
 def _parent(device: PciDevice | None, devices: Mapping[str, PciDevice]) -> PcieLink | None:
@@ -94,16 +128,16 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
     if want is not None and width < want:
         declared = "declared" if params.gpu_width is not None else "possible"
         yield _finding("GPU", gpu.pci, Level.DRAIN, f"is x{width}, x{want} {declared}", f"device and slot can do x{able}")
-    busy = gpu.utilization_percent
-    if not isinstance(busy, int) or busy < params.load_percent:
+    if not is_busy(gpu, params.load_percent):
         return
+    busy = f"utilisation {gpu.utilization_percent} %" if isinstance(gpu.utilization_percent, int) else "MIG, not idle"
     gen = _least(*(link.gen_current for link in links))
     able = _least(*(link.gen_max for link in links), parent.gen_max if parent else None)
     want = params.gpu_gen if params.gpu_gen is not None else able
     if gen is None or want is None:
         yield _finding("GPU", gpu.pci, Level.UNKNOWN, "has a speed that cannot be read")
     elif gen < want:
-        yield _finding("GPU", gpu.pci, Level.DRAIN, f"is generation {gen} under load, {want} expected", f"utilisation {busy} %")
+        yield _finding("GPU", gpu.pci, Level.DRAIN, f"is generation {gen} under load, {want} expected", busy)
 
 
 def _nic(address: str, devices: Mapping[str, PciDevice], params: Params) -> Iterator[Finding]:
@@ -132,7 +166,7 @@ def _nic(address: str, devices: Mapping[str, PciDevice], params: Params) -> Iter
 
 
 check = Check(
-    summary="PCIe links: width always, speed under load, of GPUs and RDMA adapters",
+    summary="PCIe links: width always, speed under load, of GPUs, RDMA adapters and the switches above them",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,

@@ -4,7 +4,7 @@ Counters of the port (/sys/class/infiniband; IBTA PortCounters, as drivers/infin
 and port_rcv_errors stop at 65535, link_error_recovery at 255, the other two at 15) and, of mlx5, hw_counters of the
 transport. A single count means nothing; 120 symbol errors an hour are what a link within the specification's bit error rate
 of 1e-12 may have. A counter that has stopped at its width cannot grow, which is said, not taken for health. A count that
-began again counts from zero.
+began again counts from zero; what a link counts while it trains, within the boot grace, does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fairlead.model.check import Check, CheckParams, Past, Sample
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
-from fairlead.model.trend import growth, series
+from fairlead.model.trend import growth, series, settled_seconds
 from fairlead.model.unread import host_of, unread
 
 Limit = Annotated[float, Meta(ge=0)]
@@ -33,6 +33,8 @@ LIMITS = {
     "packet_seq_err": "retransmissions_per_hour_max",
     "local_ack_timeout_err": "retransmissions_per_hour_max",
 }
+
+BOOT_GRACE_SECONDS = 300
 
 Known = Mapping[tuple[str, str], Sequence[Sample]]
 
@@ -83,7 +85,7 @@ def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) 
             known.get((name, counter), ()),
             value,
             now,
-            window_seconds=params.window_seconds,
+            window_seconds=settled_seconds(now, params.window_seconds, params.boot_grace_seconds, BOOT_GRACE_SECONDS),
             least_seconds=params.window_least_seconds,
         )
         if found is not None and found.per_hour >= limit and found.amount >= 2:
@@ -126,4 +128,12 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
                 yield f"{port.name}/{port.port}", counter, float(value)
 
 
-check = Check(summary="Errors on RDMA links, as rates", params=Params, judge=judge, mode=Mode.OBSERVE, slow=True, samples=samples)
+check = Check(
+    summary="Errors on RDMA links, as rates",
+    params=Params,
+    judge=judge,
+    mode=Mode.OBSERVE,
+    boot_grace_seconds=BOOT_GRACE_SECONDS,
+    samples=samples,
+    slow=True,
+)

@@ -3,7 +3,7 @@
 Counted three ways, of which the largest counts: the port's link_downed (/sys/class/infiniband; an 8 bit counter that stays at
 255, drivers/infiniband/core/sysfs.c), carrier_down_count of its interfaces (Documentation/ABI/testing/sysfs-class-net), and
 kernel records ("mlx5_core 0000:ab:00.0 ibp171s0: Link down", "... mlx5_5: Port: 1 Link DOWN"). Only what came within the
-window counts, so that training at boot and an old history do not.
+window and after the boot grace counts: neither training at boot nor an old history does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from fairlead.model.check import Check, CheckParams, Past, Sample
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
-from fairlead.model.trend import growth, series
+from fairlead.model.trend import growth, series, settled_seconds
 from fairlead.model.unread import age_seconds, host_of, unread, unread_log
 
 _RECORD = re.compile(r"mlx5_core ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):? (\S+): (?:Link down|Port: \d+ Link DOWN)")
 _FULL = (1 << PORT_COUNTER_BITS["link_downed"]) - 1
+
+BOOT_GRACE_SECONDS = 300
 
 Known = Mapping[tuple[str, str], Sequence[Sample]]
 
@@ -55,14 +57,17 @@ def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) 
             yield unread("rdma_flaps", f"{counter} of {device}", value, name)
         else:
             counts.append((device, counter, value))
-    by_log = len({r.sequence for r in past.records if _is_of(r.text, port) and age_seconds(r, node) <= params.window_seconds})
     now = node.uptime_seconds
+    window: float = params.window_seconds
+    if not isinstance(now, Missing):
+        window = settled_seconds(now, window, params.boot_grace_seconds, BOOT_GRACE_SECONDS)
+    by_log = len({r.sequence for r in past.records if _is_of(r.text, port) and age_seconds(r, node) <= window})
     grown = {f"kernel log of {port.pci}": by_log} if by_log else {}
     for device, counter, value in counts:
         if isinstance(now, Missing):
             break
         before = known.get((device, counter), ())
-        if found := growth(before, value, now, window_seconds=params.window_seconds, least_seconds=1.0):
+        if found := growth(before, value, now, window_seconds=window, least_seconds=1.0):
             grown[f"{counter} of {device}"] = int(found.amount)
     flaps = max(grown.values(), default=0)
     if flaps >= params.flaps_max:
@@ -120,7 +125,7 @@ check = Check(
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
-    boot_grace_seconds=300,
+    boot_grace_seconds=BOOT_GRACE_SECONDS,
     heeds=heeds,
     wakes_on=("mlx5_core ",),
     samples=samples,

@@ -44,10 +44,10 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             continue  # gpu_count says so
         remap = gpu.remap
         if isinstance(remap, Missing):
-            if isinstance(gpu.retired, RetiredPages) or not_under_mig(gpu, "remap", remap):
+            gone = was_readable(gpu, "remap", past)
+            if (isinstance(gpu.retired, RetiredPages) and not gone) or not_under_mig(gpu, "remap", remap):
                 continue  # before Ampere it retires pages; under MIG the recovery action still says what is due
             if remap.why is Why.UNREADABLE:
-                gone = was_readable(gpu, "remap", past)
                 yield Finding(
                     check="row_remap",
                     level=Level.DRAIN if gone else Level.UNKNOWN,

@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     busy, drained = _jobs(root, args)
     if args.undo:
         return _undo(root, args, busy=busy, drained=drained)
-    document = config.load_document(args.document or os.path.join(args.root, DOCUMENT.lstrip("/")))
-    if change.is_image(root) and not args.dry_run:
+    image = change.is_image(root) and not args.dry_run
+    document = config.load_document(args.document or os.path.join(args.root, DOCUMENT.lstrip("/")), checks=image)
+    if image:
         _furnish(root, document)
     nvml = _nvml(root, document)
     try:

@@ -20,7 +20,7 @@ from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.root import Root
-from fairlead.policy.ownership import MANUAL, Owner
+from fairlead.policy.ownership import MAINTAIN, MANUAL, Owner
 
 DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 
@@ -55,6 +55,8 @@ def tell(node: str, result: Result, *, as_json: bool, note: Note) -> ExitCode:
         print_json({"node": node, "outcome": result.outcome.value, "detail": result.detail, "states": states})
     else:
         print(f"{node}: {result.outcome.value}" + (f": {result.detail}" if result.detail else ""))
+        if result.outcome is Outcome.ORPHAN and f": {MAINTAIN}" in result.detail:
+            print(f"{node}: `fairlead maintain --resume` on the admin host goes on, or lifts what slurmctld has brought back")
     return ExitCode.OK if result.outcome in DONE else ExitCode.TRY_AGAIN
 
 

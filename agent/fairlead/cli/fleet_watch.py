@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fairlead.cli.fleet_look import Look, Looks
 from fairlead.cli.fleet_table import changes, lines, summary, table
+from fairlead.cli.show import columns
 from fairlead.errors import ExitCode, SlurmUnavailable
+from fairlead.provision.screen import Screen, drawable
 
+if TYPE_CHECKING:
+    from rich.console import Group
+
+#: Columns that a narrow terminal does without, the first one first, so that as many letters of WHY are there.
+GIVEN_UP, WHY_LEAST = ("SLURMD", "AGENT", "DRIVER", "PROFILE", "LOOKED", "SINCE"), 30
 STYLES = {"ok": "green", "warn": "yellow", "drain": "red", "unknown": "magenta", "stale": "magenta"}
 
 
@@ -20,7 +28,7 @@ def watch(looks: Looks, every: float, *, each: bool, as_json: bool) -> ExitCode:
     try:
         if as_json:
             _again(looks, every, _json, _told)
-        elif sys.stdout.isatty():
+        elif drawable(sys.stdout):
             _live(looks, every, each=each)
         else:
             _plain(looks, every)
@@ -29,14 +37,20 @@ def watch(looks: Looks, every: float, *, each: bool, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _again(looks: Looks, every: float, show: Callable[[Look], None], fail: Callable[[str], None]) -> None:
+def _again(
+    looks: Looks,
+    every: float,
+    show: Callable[[Look], None],
+    fail: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
     while True:
         began = time.monotonic()
         try:
             show(looks.look())
         except SlurmUnavailable as e:
             fail(str(e))
-        time.sleep(max(0.0, began + every - time.monotonic()))
+        pause(max(0.0, began + every - time.monotonic()))
 
 
 def _told(error: str) -> None:
@@ -62,32 +76,70 @@ def _plain(looks: Looks, every: float) -> None:
 
 
 def _live(looks: Looks, every: float, *, each: bool) -> None:
-    from rich.console import Group
-    from rich.live import Live
-    from rich.table import Table
-    from rich.text import Text
+    last: list[Look] = []
+    failed = [""]
+    with Screen() as screen:
 
-    def drawn(look: Look) -> Group:
-        head, rows = table(look.folds(each=each), time.time())
-        made = Table(box=None, pad_edge=False, expand=False)
-        for name in head:
-            made.add_column(name, no_wrap=name != "WHY", overflow="fold")
-        for row in rows:
-            cells = [Text(cell) for cell in row]
-            cells[1].stylize(STYLES.get(row[1], "bold red"))
-            made.add_row(*cells)
-        at = time.strftime("%H:%M:%S", time.localtime(look.at))
-        return Group(made, Text(f"{at}  {summary(look.rows, look.seconds)}", style="dim"))
-
-    last: list[Group] = []
-
-    with Live(auto_refresh=False, screen=False) as live:
+        def draw() -> None:
+            if last or failed[0]:
+                screen.draw(frame(last, failed[0], screen.width, screen.height, each=each))
 
         def show(look: Look) -> None:
-            last[:] = [drawn(look)]
-            live.update(last[0], refresh=True)
+            last[:], failed[0] = [look], ""
+            draw()
 
         def fail(error: str) -> None:
-            live.update(Group(*last, Text(error, style="bold red")), refresh=True)
+            failed[0] = error
+            draw()
 
-        _again(looks, every, show, fail)
+        def pause(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, 0.25))
+                if screen.resized():
+                    draw()
+
+        _again(looks, every, show, fail, pause)
+
+
+def frame(last: Sequence[Look], failed: str, width: int, height: int, *, each: bool) -> Group:
+    """What is drawn: at most ``height`` lines, none of which wraps."""
+    from rich.console import Group
+    from rich.text import Text
+
+    drawn: list[Text] = []
+    for look in last:
+        head, rows = narrowed(*table(look.folds(each=each), time.time()), width)
+        at = head.index("VERDICT") if "VERDICT" in head else -1
+        lines = columns(rows, head).splitlines()
+        room = height - 1 - bool(failed)
+        cut = lines if len(lines) <= room else lines[: room - 1]
+        drawn += [Text(line, no_wrap=True, overflow="ellipsis") for line in cut]
+        drawn[0].stylize("bold")
+        if at >= 0:
+            column = lines[0].index("VERDICT")
+            for line, row in zip(drawn[1:], rows, strict=False):
+                line.stylize(STYLES.get(row[at], "bold red"), column, column + len(row[at]))
+        if len(cut) < len(lines):
+            drawn.append(Text(f"... and {len(lines) - len(cut)} rows more: a higher window, or a nodelist", style="dim"))
+        clock = time.strftime("%H:%M:%S", time.localtime(look.at))
+        drawn.append(Text(f"{clock}  {summary(look.rows, look.seconds)}", style="dim"))
+    if failed:
+        drawn.append(Text(failed, style="bold red"))
+    for line in drawn:
+        line.no_wrap, line.overflow = True, "ellipsis"
+        line.truncate(width, overflow="ellipsis")
+    return Group(*drawn)
+
+
+def narrowed(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[list[str]]]:
+    """Without the columns that tell least, where there is no room for them and the begin of why; what is left over is cut."""
+    kept = list(range(len(head)))
+
+    def taken() -> int:
+        return sum(WHY_LEAST if head[i] == "WHY" else 2 + max(len(head[i]), *(len(r[i]) for r in rows)) for i in kept)
+
+    for name in GIVEN_UP:
+        if rows and taken() > width:
+            kept = [i for i in kept if head[i] != name]
+    return [head[i] for i in kept], [[r[i] for i in kept] for r in rows]

@@ -18,6 +18,7 @@ import getpass
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from fairlead import config
 from fairlead.cli.show import columns, print_json
-from fairlead.cli.times import local, moment, span
-from fairlead.errors import ExitCode, HostError, UsageError
+from fairlead.cli.times import local, span, window
+from fairlead.errors import ExitCode, HostError, InputMissing, SlurmError, UsageError
 
 if TYPE_CHECKING:
     from fairlead.provision.maintain.journal import Journal, Run
@@ -45,7 +46,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--floor", action="append", default=[], metavar="PARTITION=N|P%", help="so many nodes of it stay usable")
     parser.add_argument("--reboot", action="store_true", help="reboot each node after the apply")
     parser.add_argument(
-        "--window", default="", metavar="TIME", help="begin no node that would not be done by then: 2h, 2026-11-22T06:00"
+        "--window",
+        default="",
+        metavar="[BEGIN/]END",
+        help="begin no node before it, and none that would not be done by its end: 2h, 2026-11-22T22:00/8h",
     )
     parser.add_argument(
         "--max-wait", default="", metavar="SPAN", help="give a node back that is busy for so long: 90m, 2d (never)"
@@ -83,24 +87,31 @@ def run(args: argparse.Namespace) -> ExitCode:
         return _show(Journal(args.journal, write=False), args.show, as_json=args.json)
     if args.dry_run and old:
         raise UsageError("--dry-run is for a new run; --show says where an old one is")
+    if args.window and args.abort is not None:
+        raise UsageError("--window is for a run that begins nodes: a new one, or --resume")
     return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
 
 
 def _new(args: argparse.Namespace) -> ExitCode:
     from fairlead.provision.maintain.controller import Controller
+    from fairlead.provision.maintain.forgotten import forgotten
     from fairlead.provision.maintain.journal import Journal
     from fairlead.provision.maintain.plan import prepare
     from fairlead.slurm.scontrol import Scontrol
 
     site = config.load_site(args.site or SITE)
     controller = Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir))
-    prepared = prepare(site, _asked(args), controller.listing())
+    listing = controller.listing()
+    prepared = prepare(site, _asked(args), listing)
     if args.dry_run:
         from fairlead.cli.maintain_outlook import outlook
 
         return outlook(args, site, prepared, controller)
     journal = Journal(args.journal)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
+    for one in forgotten(journal, controller, listing):
+        if one.work.slurm not in {w.slurm for w in prepared.works}:  # those are taken up
+            print(f"fairlead maintain: {one.line}", file=sys.stderr)
     begun = journal.begin(prepared.plan, prepared.works, site=os.path.abspath(site.file), who=who)
     return _drive(args, journal, begun)
 
@@ -108,6 +119,7 @@ def _new(args: argparse.Namespace) -> ExitCode:
 def _asked(args: argparse.Namespace) -> Asked:
     from fairlead.provision.maintain.plan import Asked
 
+    opens, closes = window(args.window, "--window") if args.window else (0.0, 0.0)
     return Asked(
         nodelist=args.nodelist,
         reason=args.reason,
@@ -115,7 +127,8 @@ def _asked(args: argparse.Namespace) -> Asked:
         max_failed=args.max_failed,
         floors=args.floor,
         reboot=args.reboot,
-        window=moment(args.window, "--window", ahead=True) if args.window else 0.0,
+        opens=opens,
+        window=closes,
         max_wait=span(args.max_wait, "--max-wait") if args.max_wait else 0.0,
         reboot_seconds=span(args.reboot_wait, "--reboot-wait"),
         verify_seconds=span(args.verify_wait, "--verify-wait"),
@@ -123,24 +136,53 @@ def _asked(args: argparse.Namespace) -> Asked:
 
 
 def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
+    import msgspec
+
     from fairlead.provision.maintain.journal import Journal
 
     journal = Journal(args.journal)
-    found = journal.run(name)
-    if found.ended:
-        raise UsageError(f"run {found.id} has {found.state}: nothing to go on with", hint=f"fairlead maintain --show {found.id}")
+    try:
+        found = journal.run(name)
+        if found.ended:
+            hint = f"fairlead maintain --show {found.id}"
+            raise UsageError(f"run {found.id} has {found.state}: nothing to go on with", hint=hint)
+    except (InputMissing, UsageError):
+        if args.abort is not None or not _lifted_again(args, journal, name):
+            raise
+        return ExitCode.OK
+    if args.window:
+        opens, closes = window(args.window, "--window")
+        found = journal.replan(found, msgspec.structs.replace(found.plan, opens=opens, window=closes))
     return _drive(args, journal, found)
+
+
+def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool:
+    """Lift drains of a run that has ended (of any, without a name) that slurmctld has brought back; whether there were any."""
+    from fairlead.provision.maintain.controller import Controller
+    from fairlead.provision.maintain.forgotten import forgotten, lift
+    from fairlead.slurm.scontrol import Scontrol
+
+    controller = Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir))
+    try:
+        found = forgotten(journal, controller, controller.listing(), run=name)
+    except SlurmError as e:
+        print(f"fairlead maintain: {e}: it is not known whether a drain of a run that has ended stands again", file=sys.stderr)
+        return False
+    said = lift(controller, found)
+    if args.json:
+        print_json({"schema": 1, "run": name, "forgotten": said})
+    elif said:
+        print("\n".join(said))
+    return bool(said)
 
 
 def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
     """Drive a run to its end, and report."""
-    import sys
-
     from fairlead.provision.inventory import fold, targets
     from fairlead.provision.maintain.controller import Controller
     from fairlead.provision.maintain.node import OverSsh
     from fairlead.provision.maintain.plan import budgets, by_name
-    from fairlead.provision.maintain.report import report, text
+    from fairlead.provision.maintain.report import report, text, unended
     from fairlead.provision.maintain.run import Maintenance
     from fairlead.provision.maintain.table import display, summary
     from fairlead.provision.run import Options
@@ -148,31 +190,44 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
 
     site = config.load_site(args.site or found.site)
     chosen = targets(site, fold([w.node for w in found.works]))
+    options = Options(wheel=args.wheel, wheelhouse=args.wheelhouse, lock=journal.ansible_lock(found.id))
     with display(quiet=args.quiet) as shown:
         maintenance = Maintenance(
             found,
             journal,
             Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir)),
-            OverSsh(site, by_name(chosen), program=args.ssh, options=Options(wheel=args.wheel, wheelhouse=args.wheelhouse)),
+            OverSsh(site, by_name(chosen), program=args.ssh, options=options),
             budgets=budgets(chosen),
             shown=shown,
             aborting=args.abort is not None,
         )
         shown.say(f"run {found.id}: {len(found.works)} nodes: {found.plan.reason}")
+        left = ended = False
         try:
             with _stopping(maintenance):
                 ended = maintenance.drive()
+        except KeyboardInterrupt:
+            left = True
         except HostError as e:  # the journal: nothing was done that it does not have
             raise HostError(f"{e}; {summary(journal.run(found.id).works)}", hint=e.hint) from None
+    if left:
+        _leave(found.id)
     said = report(journal.run(found.id))
     if args.json:
         print_json(said)
     else:
         print(text(said, maintenance.works))
     if not ended:
-        why = f"{journal.full}: nothing new was begun; make room there" if journal.full else "stopped"
-        print(f"fairlead maintain: {why}; go on with --resume {found.id}, or --abort {found.id}", file=sys.stderr)
+        print(f"fairlead maintain: {unended(found.id, full=journal.full, closed=maintenance.closed)}", file=sys.stderr)
     return said.exit_code
+
+
+def _leave(run: str) -> None:
+    """End at once, whatever a thread still waits for: as a kill would, but for the line that says how to go on."""
+    print(f"fairlead maintain: left in the middle; go on with --resume {run}, or --abort {run}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)
 
 
 @contextmanager
@@ -181,9 +236,9 @@ def _stopping(maintenance: Maintenance) -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         if maintenance.stop_asked:
+            maintenance.leave_asked = True
             raise KeyboardInterrupt
-        maintenance.stop_asked = True
-        maintenance.say("stopping: no other node is begun, those in work are finished; once more leaves them as they are")
+        maintenance.stop_asked = True  # the loop says so: this may be in the middle of its writing
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -36,6 +36,19 @@ def moment(text: str, option: str, *, ahead: bool = False) -> float:
     return found
 
 
+def window(text: str, option: str) -> tuple[float, float]:
+    """Begin and end of ``END`` or ``BEGIN/END`` in Unix time, 0 for a begin that is not given; an END that is a span counts from
+    the begin. Raises UsageError."""
+    first, slash, last = text.partition("/")
+    if not slash:
+        return 0.0, moment(text, option, ahead=True)
+    opens = time.time() + span(first, option) if _SPAN.fullmatch(first.strip()) else moment(first, option)
+    closes = opens + span(last, option) if _SPAN.fullmatch(last.strip()) else moment(last, option, ahead=True)
+    if closes <= max(opens, time.time()):
+        raise UsageError(f"{option} {text}: ends before it begins" if closes <= opens else f"{option} {text}: is past")
+    return opens, closes
+
+
 def local(unix: float) -> str:
     """``2026-11-21 18:30:05`` in this machine's zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))

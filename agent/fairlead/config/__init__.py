@@ -1,6 +1,13 @@
-"""The schema of a node's document and of a site, composed from what lies below."""
+"""The schema of a node's document and of a site, composed from what lies below.
 
-from fairlead.config.accept import AcceptOptions
+A node needs the document's part alone: what belongs to a site is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fairlead.config.document import (
     SCHEMA,
     SECTION_NAMES,
@@ -18,17 +25,30 @@ from fairlead.config.document import (
     resolve_layers,
     to_data,
 )
-from fairlead.config.fabric import fabric_layer, fabric_names, load_fabric
-from fairlead.config.site import (
-    AnsibleOptions,
-    NodeClass,
-    Site,
-    load_profile,
-    load_site,
-    profile_document,
-    profile_names,
-    resolve,
-)
+
+if TYPE_CHECKING:
+    from fairlead.config.accept import AcceptOptions
+    from fairlead.config.fabric import fabric_layer, fabric_names, load_fabric
+    from fairlead.config.site import (
+        AnsibleOptions,
+        NodeClass,
+        Site,
+        load_profile,
+        load_site,
+        profile_document,
+        profile_names,
+        resolve,
+    )
+
+_FABRIC = ("fabric_layer", "fabric_names", "load_fabric")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "accept" if name == "AcceptOptions" else "fabric" if name in _FABRIC else "site"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
 
 __all__ = [
     "SCHEMA",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -30,6 +31,7 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     interval_seconds: Annotated[float, Meta(ge=0.2, le=3600, description="Time from one full sweep to the next.")] = 15.0
     nvml_deadline_seconds: Annotated[float, Meta(ge=0.2, le=300, description="A sweep that takes longer is unreadable.")] = 5.0
     verdict_ttl_seconds: Annotated[int, Meta(ge=5, le=86400, description="A published verdict counts this long.")] = 120
+    reapply: Annotated[bool, Meta(description="Apply PCIe settings again that the reset of a device took away.")] = True
     kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
     run_dir: Annotated[str, Meta(description="What hooks and commands read; on tmpfs.")] = "/run/fairlead"
     state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
@@ -101,7 +103,8 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """A node's resolved document. ``checks`` holds every check; ``settings`` only the declared ones."""
+    """A node's resolved document. ``checks`` holds every check, or none where they were not asked for; ``settings`` only the
+    declared ones."""
 
     schema: int
     generation: int
@@ -126,33 +129,41 @@ def _composite(name: str, fields: list[tuple[str, Any, Any]]) -> type[Struct]:
     return defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
-_Checks = _composite("Checks", [(n, c.params, field(default_factory=c.params)) for n, c in check_list.load().items()])
-_Settings = _composite("Settings", [(n, s.want | UnsetType, UNSET) for n, s in setting_list.load().items()])
 _SECTIONS: list[tuple[str, Any, Any]] = [
-    ("checks", _Checks, field(default_factory=_Checks)),
-    ("settings", _Settings, field(default_factory=_Settings)),
     ("policy", Rules, field(default_factory=Rules)),
     ("agent", AgentOptions, field(default_factory=AgentOptions)),
     ("slurm", SlurmOptions, field(default_factory=SlurmOptions)),
     ("hooks", HookOptions, field(default_factory=HookOptions)),
     ("jobenv", JobEnvOptions, field(default_factory=JobEnvOptions)),
 ]
-SECTION_NAMES = tuple(name for name, _, _ in _SECTIONS)
-_Wire = defstruct(
-    "NodeDocument",
-    [
-        ("schema", int),
-        ("generation", int),
-        ("node", Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+(?!\n)$")]),
-        ("hash", str, ""),
-        ("profile", str, ""),
-        ("unsupported", tuple[str, ...], ()),
-        *_SECTIONS,
-    ],
-    frozen=True,
-    forbid_unknown_fields=True,
-    kw_only=True,
-)
+SECTION_NAMES = ("checks", "settings", *(name for name, _, _ in _SECTIONS))
+
+
+@cache
+def _wire(*, checks: bool = True) -> type[Struct]:
+    """The document as it is written. Without ``checks`` those are neither imported nor looked at: half of what reading costs."""
+    judged: Any = dict[str, Any]
+    if checks:
+        judged = _composite("Checks", [(n, c.params, field(default_factory=c.params)) for n, c in check_list.load().items()])
+    declared = _composite("Settings", [(n, s.want | UnsetType, UNSET) for n, s in setting_list.load().items()])
+    return defstruct(
+        "NodeDocument",
+        [
+            ("schema", int),
+            ("generation", int),
+            ("node", Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+(?!\n)$")]),
+            ("hash", str, ""),
+            ("profile", str, ""),
+            ("unsupported", tuple[str, ...], ()),
+            ("checks", judged, field(default_factory=judged if checks else dict)),
+            ("settings", declared, field(default_factory=declared)),
+            *_SECTIONS,
+        ],
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
+
 
 _AT = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`$")
@@ -171,7 +182,7 @@ def config_error(where: str, error: msgspec.ValidationError, table: str = "") ->
     return ConfigError(where, path, reason, hint=hint)
 
 
-def _document(data: object, where: str) -> Document:
+def _document(data: object, where: str, *, checks: bool = True) -> Document:
     if not isinstance(data, dict):
         raise ConfigError(where, "", "not a JSON object")
     schema = data.get("schema")
@@ -180,7 +191,7 @@ def _document(data: object, where: str) -> Document:
         hint = "run `fairlead provision` from the admin host: it brings a document and the release that reads it together"
         raise ConfigError(where, "schema", f"{schema!r} is not readable by this version, which reads {known}", hint=hint)
     try:
-        wire = cast(Any, msgspec.convert(data, _Wire))
+        wire = cast(Any, msgspec.convert(data, _wire(checks=checks)))
     except msgspec.ValidationError as e:
         raise config_error(where, e) from None
     settings = {n: w for n in wire.settings.__struct_fields__ if (w := getattr(wire.settings, n)) is not UNSET}
@@ -191,7 +202,7 @@ def _document(data: object, where: str) -> Document:
         node=wire.node,
         profile=wire.profile,
         unsupported=wire.unsupported,
-        checks=_judged({n: getattr(wire.checks, n) for n in wire.checks.__struct_fields__}, settings),
+        checks=_judged({n: getattr(wire.checks, n) for n in wire.checks.__struct_fields__}, settings) if checks else {},
         settings=settings,
         policy=wire.policy,
         agent=wire.agent,
@@ -216,20 +227,24 @@ def content_hash(data: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
 
 
-def decode_document(data: bytes, where: str) -> Document:
-    """A node's document. Raises ConfigError (file, key, reason) for anything that is not a valid one."""
+def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document:
+    """A node's document. Raises ConfigError (file, key, reason) for anything that is not a valid one.
+
+    checks=False: without its checks, for who does not judge; they are looked at all the same in a document without a hash,
+    which nobody has validated yet.
+    """
     try:
         raw = msgspec.json.decode(data)
     except msgspec.DecodeError as e:
         raise ConfigError(where, "", f"not JSON: {e}", hint="run `fairlead provision` again for this node") from None
-    document = _document(raw, where)
+    document = _document(raw, where, checks=checks or not (isinstance(raw, dict) and raw.get("hash")))
     if document.hash and document.hash != content_hash(raw):
         raise ConfigError(where, "hash", "does not match the content", hint="the file was edited; run `fairlead provision`")
     return document
 
 
-def load_document(path: str) -> Document:
-    """Read and decode a document file. Raises InputMissing, ConfigError."""
+def load_document(path: str, *, checks: bool = True) -> Document:
+    """Read and decode a document file (``decode_document``). Raises InputMissing, ConfigError."""
     try:
         with open(path, "rb") as f:
             data = f.read(4 << 20)
@@ -237,7 +252,7 @@ def load_document(path: str) -> Document:
         raise InputMissing(f"{path}: no such file", hint="run `fairlead provision` for this node") from None
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
-    return decode_document(data, path)
+    return decode_document(data, path, checks=checks)
 
 
 def to_data(document: Document) -> dict[str, Any]:
@@ -297,7 +312,7 @@ def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
     """A layer may leave out required values (another gives them), but what it says must be right."""
     head = {"schema": SCHEMA, "generation": 0, "node": "x"}
     try:
-        msgspec.convert({**layer, **head}, _Wire)
+        msgspec.convert({**layer, **head}, _wire())
     except msgspec.ValidationError as e:
         if not str(e).startswith("Object missing required field"):
             raise config_error(origin, e) from None
@@ -336,4 +351,4 @@ def _check_extras(origin: str, layer: Mapping[str, Any]) -> None:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of a node's document, for editors and for `fairlead config schema`."""
-    return msgspec.json.schema(_Wire)
+    return msgspec.json.schema(_wire())

@@ -1,6 +1,8 @@
 """Which packages do not go together with a driver, and why: known-bad and required combinations, as data with their sources.
 
-``faults`` is asked when a lock is written and each time one is read: what it refuses is never sent to a node.
+``faults`` is asked when a lock is written and each time one is read: what it refuses is never sent to a node. Each rule names a
+document that says so and the day on which it was read; what no document says is no rule (such as an older nvidia-persistenced,
+which Debian ships beside a newer driver).
 """
 
 from __future__ import annotations
@@ -12,23 +14,32 @@ from msgspec import Struct
 
 from fairlead.model.change import Package
 
-#: Architectures of GPUs from old to new, and the first driver branch that knows each.
-#: Source: NVIDIA Data Center driver release notes ("Supported GPUs"), CUDA compatibility guide.
+#: Architectures of GPUs from old to new, and the driver branch of the first CUDA that knows each.
+#: Sources: NVIDIA Data Center Drivers, "CUDA Toolkit, Driver, and Architecture Matrix" (First CUDA Toolkit Support); CUDA Toolkit
+#: release notes, "CUDA Toolkit and Corresponding Driver Versions".
 FIRST_BRANCH = {
-    "maxwell": 340, "pascal": 367, "volta": 384, "turing": 410, "ampere": 450, "ada": 520, "hopper": 515, "blackwell": 570,
+    "maxwell": 340, "pascal": 367, "volta": 384, "turing": 410, "ampere": 450, "ada": 520, "hopper": 520, "blackwell": 570,
 }  # fmt: skip
+#: The last branch that knows an architecture. Source: the same matrix (Last Driver Support: R580).
+LAST_BRANCH = {"maxwell": 580, "pascal": 580, "volta": 580}
 #: What the hardware profiles that fairlead carries are made of.
 PROFILES = {"hgx-a100": "ampere", "hgx-h100": "hopper", "l40s-pcie": "ada"}
-#: Kernel module packages of Debian, Ubuntu and NVIDIA's own repository.
+#: Kernel module packages of Debian, Ubuntu and NVIDIA's own repository, whose names for Ubuntu have no branch from 590 on.
+#: Source: NVIDIA Driver Installation Guide, "Recent Updates" (package renames) and "Version locking".
 OPEN = re.compile(
     r"^(nvidia-open(-\d+)?|nvidia-open-kernel-dkms|nvidia-kernel-open-dkms|nvidia-(kernel|dkms)-(\d+-)?(server-)?open"
     r"|kmod-nvidia-open.*|linux-modules-nvidia-\d+(-server)?-open-.*)$"
 )
 PROPRIETARY = re.compile(
-    r"^(nvidia-kernel-dkms|nvidia-dkms-\d+(-server)?|cuda-drivers(-\d+)?|kmod-nvidia-(latest|dkms).*"
-    r"|linux-modules-nvidia-\d+(-server)?-(?!open)\S+)$"
+    r"^(nvidia-kernel-dkms|nvidia-dkms(-\d+)?(-server)?|cuda-drivers(-\d+)?|kmod-nvidia-(latest|dkms).*"
+    r"|linux-modules-nvidia-\d+-(?!(server-)?open)\S+)$"
 )
+#: The oldest container toolkit without a known way out of a container.
+TOOLKIT_LEAST = (1, 19, 1)
 _DRIVER = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?:[-+~].*)?$")
+_LIBRARY = (
+    r"(lib)?nvidia-(?!container|persistenced|settings|xconfig|modprobe|support|fabricmanager|imex|installer|driver-pinning).*"
+)
 _NUMBERS = re.compile(r"^(?:\d+:)?v?(\d+(?:\.\d+)*)")
 
 
@@ -52,12 +63,14 @@ class Set(Struct, frozen=True, kw_only=True):
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """``broken``: what is wrong with a set, nothing when it is right. ``why`` and ``source`` are told with it."""
+    """``broken``: what is wrong with a set, nothing when it is right. ``why`` and ``source`` are told with it. read: the day on
+    which the source was last read, YYYY-MM-DD."""
 
     name: str
     broken: Callable[[Set], Iterator[str]]
     why: str
     source: str
+    read: str
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -121,24 +134,19 @@ def _proprietary_ends(s: Set) -> Iterator[str]:
         yield "the proprietary module does not know blackwell GPUs"
 
 
-def _too_old(s: Set) -> Iterator[str]:
-    first = FIRST_BRANCH.get(s.gpu, 0)
+def _known_gpu(s: Set) -> Iterator[str]:
+    first, last = FIRST_BRANCH.get(s.gpu, 0), LAST_BRANCH.get(s.gpu, s.number)
     if s.number < first:
         yield f"driver {s.version} does not know {s.gpu} GPUs; branch {first} is the first that does"
+    if s.number > last:
+        yield f"driver {s.version} does not know {s.gpu} GPUs any more; branch {last} is the last that does"
 
 
 def _userland(s: Set) -> Iterator[str]:
-    for p in s.named(r"(lib)?nvidia-(?!container|persistenced|settings|xconfig|modprobe|support|fabricmanager|imex|installer).*",
-                     "libcuda1", "libnvcuvid1", "firmware-nvidia-gsp"):  # fmt: skip
+    for p in s.named(_LIBRARY, "libcuda1", "libnvcuvid1", "firmware-nvidia-gsp"):
         have = driver_version(p.version)
         if have and have != s.version:
             yield f"{p.name} is {p.version}, the driver {s.version}"
-
-
-def _persistenced(s: Set) -> Iterator[str]:
-    for p in s.named("nvidia-persistenced"):
-        if numbers(p.version)[:1] != (s.number,):
-            yield f"nvidia-persistenced is {p.version}, the driver {s.version}"
 
 
 def _dcgm(s: Set) -> Iterator[str]:
@@ -162,15 +170,15 @@ def _toolkit(s: Set) -> Iterator[str]:
             f"{n} {v}" for n, v in sorted(found.items())
         )
     for name, version in found.items():
-        if numbers(version) < (1, 17, 8):
+        if numbers(version) < TOOLKIT_LEAST:
             yield f"{name} {version} lets a container's image run code on the node"
             break
 
 
 def _gdrcopy(s: Set) -> Iterator[str]:
-    found = {p.name: numbers(p.version)[:2] for p in s.named("gdrdrv-dkms", "libgdrapi", "gdrcopy")}
-    if len(set(found.values())) > 1:
-        yield f"GDRCopy's library and module differ: {', '.join(sorted(found))}"
+    found = {p.name: numbers(p.version) for p in s.named("gdrdrv-dkms", "libgdrapi")}
+    if len(found) == 2 and (found["gdrdrv-dkms"] < (2,)) != (found["libgdrapi"] < (2,)):
+        yield "of GDRCopy's library and module one is older than 2.0 and the other is not"
 
 
 def _peermem(s: Set) -> Iterator[str]:
@@ -179,80 +187,95 @@ def _peermem(s: Set) -> Iterator[str]:
             yield f"{p.name} is the module from before; driver {s.number} has nvidia_peermem of its own"
 
 
+READ = "2026-11-22"
+_GUIDE = "NVIDIA Driver Installation Guide"
 RULES: tuple[Rule, ...] = (
-    Rule(name="branch", broken=_branch_of, why="both are declared and must agree", source="fairlead"),
+    Rule(name="branch", broken=_branch_of, why="both are declared and must agree", source="fairlead", read=READ),
     Rule(
         name="module",
         broken=_module,
         why="one of both kinds is what the kernel loads",
-        source="NVIDIA driver README, Kernel Modules",
+        source=f"{_GUIDE}, Kernel modules; the packages' own descriptions (DKMS source, DKMS source open flavor)",
+        read=READ,
     ),
     Rule(
         name="open_from_turing",
         broken=_open_needs,
         why="it needs the GPU's own system processor, which Turing was the first to have",
-        source="NVIDIA driver README, Open Linux Kernel Modules",
+        source="NVIDIA developer blog, NVIDIA Transitions Fully Towards Open-Source GPU Kernel Modules (July 2024);"
+        " open-gpu-kernel-modules issue 19",
+        read=READ,
     ),
     Rule(
         name="proprietary_before_blackwell",
         broken=_proprietary_ends,
         why="Grace Hopper and Blackwell GPUs work with the open modules only",
-        source="NVIDIA transitions fully towards open-source GPU kernel modules (NVIDIA developer blog, July 2024)",
+        source="NVIDIA developer blog, NVIDIA Transitions Fully Towards Open-Source GPU Kernel Modules (July 2024)",
+        read=READ,
     ),
-    Rule(name="known_gpu", broken=_too_old, why="it would not find the GPUs", source="NVIDIA Data Center driver release notes"),
+    Rule(
+        name="known_gpu",
+        broken=_known_gpu,
+        why="it would not find the GPUs",
+        source="NVIDIA Data Center Drivers, CUDA Toolkit, Driver, and Architecture Matrix; CUDA Toolkit release notes",
+        read=READ,
+    ),
     Rule(
         name="userland",
         broken=_userland,
-        why="module and libraries of different versions refuse each other (NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18)",
-        source="NVML API reference; deepops issue 1186",
+        why="module, GSP firmware and libraries must be of one release, else they refuse each other"
+        " (NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18)",
+        source="open-gpu-kernel-modules README; NVML API reference, nvmlReturn_t; deepops issue 1186",
+        read=READ,
     ),
     Rule(
         name="fabric_manager",
-        broken=_same(r"nvidia-fabricmanager(-\d+)?", r"nvidia-fabric-manager.*", r"libnvidia-nscq(-\d+)?"),
-        why="its version must be the driver's to the last digit, or it ends and no CUDA program starts",
-        source="NVIDIA Fabric Manager user guide; gpu-operator issue 544; azhpc-images pull request 86",
+        broken=_same(r"nvidia-fabricmanager(-dev)?(-\d+)?", r"nvidia-fabric-manager.*", r"libnvidia-nscq(-\d+)?"),
+        why="it compares its version with the loaded driver's and ends where they differ, and no CUDA program starts",
+        source="NVIDIA Fabric Manager User Guide, Overview; gpu-operator issue 544; azhpc-images pull request 86",
+        read=READ,
     ),
     Rule(
         name="imex",
         broken=_same(r"nvidia-imex(-\d+)?"),
-        why="it is built with the driver and speaks its version's protocol between nodes",
-        source="NVIDIA IMEX service guide",
-    ),
-    Rule(
-        name="persistenced",
-        broken=_persistenced,
-        why="it is built from the driver's branch",
-        source="NVIDIA driver persistence guide",
+        why="it compares its version with the loaded driver's and ends where they differ",
+        source="NVIDIA IMEX Service Guide, Getting Started, Other NVIDIA Software Packages",
+        read=READ,
     ),
     Rule(
         name="dcgm_generation",
         broken=_dcgm,
-        why="DCGM 3 fails on drivers from 580: health checks drained every node after each job",
-        source="cluster-toolkit issue 5821; DCGM 4 release notes",
+        why="DCGM 3.3.9 does not work with driver 580 (CUDA 13): its health check drained each node after its job",
+        source="cluster-toolkit pull request 5821",
+        read=READ,
     ),
     Rule(
         name="dcgm_cuda",
         broken=_dcgm_cuda,
-        why="CUDA 13 needs driver branch 580 or newer",
-        source="CUDA 13 release notes, minimum required driver",
+        why="drivers before 580 know CUDA 12 at most",
+        source="NVIDIA Data Center Drivers, Supported Drivers and CUDA Toolkit Versions",
+        read=READ,
     ),
     Rule(
         name="container_toolkit",
         broken=_toolkit,
-        why="CVE-2025-23266, mended in 1.17.8; 1.17.7-1 broke containers besides, and its parts go together",
-        source="NVIDIA security bulletin, Container Toolkit, July 2025; slurm-gcp pins 1.17.7-1 away",
+        why="CVE-2025-23266 (mended in 1.17.8) and CVE-2026-24260 (mended in 1.19.1); and its parts go together",
+        source="NVIDIA security bulletins, Container Toolkit, July 2025 and June 2026 (answer 5850)",
+        read=READ,
     ),
     Rule(
         name="gdrcopy",
         broken=_gdrcopy,
-        why="the library speaks to the module of its own version",
-        source="GDRCopy README, Build and installation",
+        why="each asks the other for 2.0 at least, and ends where it is older",
+        source="gdrcopy, src/gdrapi.c (gdr_open) and src/gdrdrv/gdrdrv.h (MINIMUM_GDR_API_VERSION)",
+        read=READ,
     ),
     Rule(
         name="peermem",
         broken=_peermem,
-        why="both would claim the same memory; nvidia_peermem needs MLNX_OFED or DOCA, dma-buf neither",
-        source="NVIDIA driver README, GPUDirect RDMA Peer Memory Client; deepops issue 1300",
+        why="nvidia_peermem of the driver replaces it, and it gets no more mending; dma-buf needs neither",
+        source="NVIDIA GPUDirect RDMA User Manual v1.8, Installing; Mellanox/nv_peer_memory README; deepops issue 1300",
+        read=READ,
     ),
 )  # fmt: skip
 

@@ -96,7 +96,8 @@ class History:
     def _remember(self, key: Key, record: KernelRecord) -> list[Key]:
         """Take in a record; those of its kind that make room."""
         line = parse(record.text)
-        kind: Kind = (record.text[:_OTHER_CHARACTERS],)
+        text = record.text
+        kind: Kind = (text[text.startswith("{") and text.find("}") + 1 :][:_OTHER_CHARACTERS],)  # "{7}[Hardware Error]: ..."
         if line is not None:
             kind = (line.kind, line.code, line.pci, line.fatal, line.link, line.caused_by, line.recovery, record.uids)
         if kind not in self._kinds and self._others >= OTHERS_MAX and line is None:

@@ -37,6 +37,7 @@ from fairlead.daemon.moment import now_of, uptime_of
 from fairlead.daemon.notify import Notify
 from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
+from fairlead.daemon.reapply import Reapply
 from fairlead.daemon.requests import Requests
 from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, nvml_released, policies_of
 from fairlead.daemon.senses import Senses, machine
@@ -108,6 +109,7 @@ class Loop:
         self.blame = job_records.Blame()
         self.sweeps = self.woken = 0
         self.presence = Presence()
+        self.reapply = Reapply()
         self.gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
         self._lost = 0
@@ -236,7 +238,8 @@ class Loop:
         if self.notify.watchdog_seconds and now >= self._next_watchdog:
             self._next_watchdog = now + self.notify.watchdog_seconds / 2
             self.notify.send("WATCHDOG=1")
-        if now >= self._next_tick:
+        self.reapply.turn(self)
+        if now >= min(self._next_tick, self.next_sweep):  # with a sweep: one turn of the loop for both
             self._next_tick = now + min(TICK_SECONDS, self.document.agent.interval_seconds)
             look_at_jobs(self)
             if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
@@ -278,6 +281,8 @@ class Loop:
                 self.history.save_cursor(self.senses.follower.cursor)
         self.sweep_seconds = time.monotonic() - self._asked_at
         self.sweep_boot = boottime()
+        if ran is None:  # the settings too
+            self.reapply.heed(self, findings)
         self._decide(findings, ran, swept=True)
         self.board.facts(node)
         if self.sweeps == 1:

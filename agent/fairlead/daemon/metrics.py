@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -90,17 +89,26 @@ class View(Struct, frozen=True, kw_only=True):
     proofs: tuple[tuple[str, int], ...] = ()
 
 
+class _One:
+    """One metric family, for prometheus_client to render."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
 class Metrics:
-    """A registry whose one collector reads the current view."""
+    """The current view as text. Most families say what they said ten seconds ago: those are not rendered anew."""
 
     def __init__(self, view: View) -> None:
         self.view = view
         self._rendered: tuple[View, bytes] | None = None
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        self._texts: dict[str, tuple[Metric, bytes]] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families of the current view (prometheus_client calls this)."""
+        """All metric families of the current view."""
         view = self.view
         yield from _agent(view)
         yield from _checks(view)
@@ -114,8 +122,14 @@ class Metrics:
         """Prometheus text format 0.0.4; one rendering serves every reader of the same view."""
         view, rendered = self.view, self._rendered
         if rendered is None or rendered[0] is not view:
-            rendered = self._rendered = (view, generate_latest(self._registry))
+            rendered = self._rendered = (view, b"".join(self._text(family) for family in self.collect()))
         return rendered[1]
+
+    def _text(self, family: Metric) -> bytes:
+        known = self._texts.get(family.name)
+        if known is None or known[0] != family:
+            known = self._texts[family.name] = (family, generate_latest(_One(family)))
+        return known[1]
 
     def listen(self, address: str) -> None:
         """Serve /metrics at host:port in threads of their own. Raises OSError, ValueError."""

@@ -32,7 +32,7 @@ def now_of(loop: Loop, *, full_sweep: bool) -> Now:
         boot_id=loop.senses.boot_id,
         job_running=bool(loop.jobs.running),
         jobs=loop.jobs.running,
-        applying=applying(agent.run_dir) or nvml_released(agent.run_dir),
+        applying=applying(agent.run_dir) or nvml_released(agent.run_dir) or loop.reapply.under_way,
         drained=standing.drained,
         hold=loop.hold.look(agent.state_dir, agent.run_dir) is not None,
         disabled=loop.root.exists(DISABLED),

@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import os
 
+from fairlead.host.files import replace
+
 
 def write_atomic(path: str, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
     """Replace ``path`` by a new file with ``data``. Readers see the old content or the new. Raises OSError.
 
-    sync: on the disk when this returns, name and content (fsync(2) of the file, then of its folder).
+    sync: on the disk when this returns.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-        try:
-            os.fchmod(fd, mode)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(temporary, path)
-    except OSError:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
-        raise
-    if sync:
-        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    replace(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode, sync=sync)
 
 
 def write_if_changed(path: str, data: bytes, *, mode: int = 0o644) -> bool:

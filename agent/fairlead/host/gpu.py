@@ -7,6 +7,7 @@ A value NVML could not give is ``{"error": CODE}`` with CODE an nvmlReturn_t. On
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fairlead.host import gpu_details, gpu_health, gpu_state
@@ -105,11 +106,13 @@ class Reader:
 
 
 class Converter:
-    """Converts one snapshot after another. Most parts of a GPU say the same as a second ago: those are not made anew."""
+    """Converts one snapshot after another, none of which is changed later. Most parts of a GPU say the same as a second ago:
+    those are not made anew, nor is a GPU of which all do."""
 
     def __init__(self, unsupported: Sequence[str] = ()) -> None:
         self._unsupported = frozenset(unsupported)
         self._seen: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._whole: dict[int, tuple[Mapping[str, Any], Gpu]] = {}
 
     def gpus(self, raw: Mapping[str, Any] | Missing | None) -> tuple[Gpu, ...] | Missing:
         """All GPUs that NVML lists, lost ones included."""
@@ -126,19 +129,19 @@ class Converter:
         return made
 
     def _gpu(self, raw: Mapping[str, Any], position: int) -> Gpu:
-        read = Reader(raw, self._unsupported)
-        index = read.number("index", "index")
+        before, gpu = self._whole.get(position, (None, None))
+        if gpu is not None and before == raw:
+            return gpu
+        # what has not changed says as little of a loss as it did
+        new = raw if gpu is None or gpu.lost or not before else {k: v for k, v in raw.items() if before.get(k) is not v}
+        gpu = self._made(Reader(raw, self._unsupported), position, lost=is_lost(new))
+        self._whole[position] = (raw, gpu)
+        return gpu
+
+    def _made(self, read: Reader, position: int, *, lost: bool) -> Gpu:
         return Gpu(
-            pci=_address(read.text("pci", "pci")),
-            index=position if isinstance(index, Missing) else index,
-            lost=is_lost(raw),
-            uuid=read.text("uuid", "uuid"),
-            serial=read.text("serial", "serial"),
-            minor=read.number("minor", "minor"),
-            name=read.text("name", "name"),
-            persistence=read.flag("persistence_mode", "persistence"),
-            mig_current=read.flag("mig_mode.current", "mig_current"),
-            mig_pending=read.flag("mig_mode.pending", "mig_pending"),
+            **self._part(position, read, partial(_still, position), *_STILL),
+            lost=lost,
             ecc=self._part(position, read, _ecc, "ecc", "ecc_mode", "sram"),
             remap=self._part(position, read, _remap, "remap"),
             pcie=self._part(position, read, _pcie, "pcie"),
@@ -152,14 +155,35 @@ class Converter:
             throttle_reasons=read.number("throttle_reasons", "throttle_reasons"),
             utilization_percent=read.number("utilization.gpu_percent", "utilization_percent"),
             performance_state=read.number("performance_state", "performance_state"),
-            recovery_action=read.number("recovery_action", "recovery_action"),
             processes=_processes(read),
             retired=self._part(position, read, gpu_health.retired, "retired_pages"),
-            inforom_valid=gpu_health.inforom_valid(read),
             details=self._part(position, read, gpu_details.details, *gpu_details.PARTS),
             state=self._part(position, read, gpu_state.state, *gpu_state.PARTS),
             load=self._part(position, read, load, "temperature", "fabric", "clock_events", "clocks", "power"),
         )
+
+
+_STILL = (
+    "index", "pci", "uuid", "serial", "minor", "name", "persistence_mode", "mig_mode", "recovery_action", "inforom_valid",
+)  # fmt: skip
+
+
+def _still(position: int, read: Reader) -> dict[str, Any]:
+    """The facts of a GPU that a fault or a person changes, not its work."""
+    index = read.number("index", "index")
+    return {
+        "pci": _address(read.text("pci", "pci")),
+        "index": position if isinstance(index, Missing) else index,
+        "uuid": read.text("uuid", "uuid"),
+        "serial": read.text("serial", "serial"),
+        "minor": read.number("minor", "minor"),
+        "name": read.text("name", "name"),
+        "persistence": read.flag("persistence_mode", "persistence"),
+        "mig_current": read.flag("mig_mode.current", "mig_current"),
+        "mig_pending": read.flag("mig_mode.pending", "mig_pending"),
+        "recovery_action": read.number("recovery_action", "recovery_action"),
+        "inforom_valid": gpu_health.inforom_valid(read),
+    }
 
 
 def gpus(raw: Mapping[str, Any] | Missing | None, unsupported: Sequence[str] = ()) -> tuple[Gpu, ...] | Missing:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from fairlead.model.gpu_load import LOAD_PERCENT, REASONS, ClockEvents, Fabric, GpuLoad, LoadSeen
+from fairlead.model.gpu_load import REASONS, ClockEvents, Fabric, GpuLoad, LoadSeen
+from fairlead.model.load_window import is_busy
 from fairlead.model.missing import Missing
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ class Seen:
 def _added(sums: LoadSeen, gpu: Gpu, mask: int, passed: float) -> LoadSeen:
     watched = sums.watched_seconds + passed
     brake = sums.brake_seconds + (passed if mask & _BRAKE else 0.0)
-    busy = gpu.utilization_percent
-    if not isinstance(busy, int) or busy < LOAD_PERCENT:
+    if not is_busy(gpu):
         return replace(sums, watched_seconds=watched, brake_seconds=brake)
     free = passed if not mask & ~_IDLE and isinstance(gpu.clock_sm_hertz, int) else 0.0
     clock = gpu.clock_sm_hertz if isinstance(gpu.clock_sm_hertz, int) else 0

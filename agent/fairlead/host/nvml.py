@@ -23,7 +23,7 @@ import msgspec
 
 from fairlead.errors import HostError
 from fairlead.host.gpu import return_text
-from fairlead.host.nvml_frames import BEAT, FRAME, FRAME_MAX_BYTES
+from fairlead.host.nvml_frames import BEAT, FRAME, FRAME_MAX_BYTES, after
 from fairlead.model.facts import Missing, StuckCall, unreadable
 
 KILL_FACTOR = 3  # a worker that is late this many deadlines is killed
@@ -71,6 +71,7 @@ class Worker:
         self._hung_since = 0.0
         self._codes: list[int] = []
         self._result: NvmlResult | None = None
+        self._told: dict[str, Any] = {}  # by this worker, last
 
     # -- sweeps --
 
@@ -315,14 +316,14 @@ class Worker:
     def _take(self, kind: int, payload: bytes) -> None:
         try:
             value = msgspec.json.decode(payload)
-        except msgspec.DecodeError:
+            value = after(self._told, value) if kind == ord("D") else value
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError):
             self._kill_now()
             return
         if kind == ord("R") and isinstance(value, dict):
             self._codes.append(int(value.get("code", 999)))
-        elif kind == ord("S") and isinstance(value, dict):
-            self._failures = 0
-            self._stale = False
+        elif kind in (ord("S"), ord("D")) and isinstance(value, dict):
+            self._told, self._failures, self._stale = value, 0, False
             self._hung = self._last_crash = None
             if self._asked_at is not None and not self._killed:
                 self._answer(value)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from fairlead.model.check import Past
 from fairlead.model.facts import Gpu, Missing, Node, Why, unreadable
@@ -45,17 +47,19 @@ def readable_fields(node: Node) -> frozenset[str]:
 
 
 def _fields(value: Struct, prefix: str) -> Iterator[str]:
-    for name in value.__struct_fields__:
-        inner = getattr(value, name)
+    for name, inner in zip(value.__struct_fields__, astuple(value), strict=True):
         if isinstance(inner, Missing) or inner is None:
             continue
         yield f"{prefix}{name}"
         if isinstance(inner, Struct):
             yield from _fields(inner, f"{prefix}{name}.")
         elif name in LISTS:
-            for place, item in enumerate(inner):
-                yield f"{prefix}{name}.{place}"
-                yield from _fields(item, f"{prefix}{name}.{place}.")
+            yield from _fields_of(inner, f"{prefix}{name}.")
+
+
+@lru_cache(maxsize=64)  # the links of a GPU are most of its facts, and change least
+def _fields_of(items: tuple[Struct, ...], prefix: str) -> tuple[str, ...]:
+    return tuple(f for place, item in enumerate(items) for f in (f"{prefix}{place}", *_fields(item, f"{prefix}{place}.")))
 
 
 def field(gpu: Gpu, name: str) -> object:
@@ -93,8 +97,7 @@ def gone(gpu: Gpu, past: Past) -> dict[str, Missing]:
 
 
 def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:
-    for name in value.__struct_fields__:
-        inner = getattr(value, name)
+    for name, inner in zip(value.__struct_fields__, astuple(value), strict=True):
         if inner is None:
             yield f"{prefix}{name}", _NOT_THERE
         elif isinstance(inner, Missing):
@@ -103,9 +106,13 @@ def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:
         elif isinstance(inner, Struct):
             yield from _unreadable(inner, f"{prefix}{name}.")
         elif name in LISTS:
-            for place, item in enumerate(inner):
-                yield from _unreadable(item, f"{prefix}{name}.{place}.")
-            yield f"{prefix}{name}.{len(inner)}", _NOT_THERE  # the first one past the end: was there one?
+            yield from _unreadable_of(inner, f"{prefix}{name}.")
+
+
+@lru_cache(maxsize=64)
+def _unreadable_of(items: tuple[Struct, ...], prefix: str) -> tuple[tuple[str, Missing], ...]:
+    found = [dark for place, item in enumerate(items) for dark in _unreadable(item, f"{prefix}{place}.")]
+    return *found, (f"{prefix}{len(items)}", _NOT_THERE)  # the first one past the end: was there one?
 
 
 def not_under_mig(gpu: Gpu, name: str, why: Missing) -> bool:

@@ -59,7 +59,8 @@ class ClockEvents(Struct, frozen=True, kw_only=True):
 class LoadSeen(Struct, frozen=True, kw_only=True):
     """Sums over the sweeps of one process, which grow from 0: how long a GPU was loaded, and what held its clocks meanwhile.
 
-    busy_seconds: at ``LOAD_PERCENT`` or more. reasons_seconds: of them, with each of ``REASONS`` in its order.
+    busy_seconds: at ``LOAD_PERCENT`` or more (in MIG mode: not idle). reasons_seconds: of them, with each of ``REASONS`` in its
+    order.
     brake_seconds: with the power brake, loaded or not. free_seconds: loaded without any reason; free_cycles: SM clock cycles
     in them (mean clock = cycles / seconds).
     """

@@ -12,6 +12,7 @@ from fairlead.model.gpu_load import LOAD_PERCENT, REASONS, LoadSeen
 from fairlead.model.trend import growth, series
 
 BUSY = "load.busy_seconds"
+_IDLE = 0x001
 _PLACES = {name: place for place, (_, name) in enumerate(REASONS)}
 
 
@@ -20,9 +21,15 @@ def reason_seconds(seen: LoadSeen, reason: str) -> float:
     return seen.reasons_seconds[_PLACES[reason]]
 
 
-def is_busy(gpu: Gpu) -> bool:
-    """Whether it is loaded now: only then are sums worth remembering."""
-    return isinstance(gpu.utilization_percent, int) and gpu.utilization_percent >= LOAD_PERCENT
+def is_busy(gpu: Gpu, percent: int = LOAD_PERCENT) -> bool:
+    """Whether it is loaded now: only then are sums worth remembering.
+
+    In MIG mode NVML gives no utilisation of the whole GPU; there it is loaded while its clocks are not idle (nvml.h,
+    nvmlClocksEventReasonGpuIdle: "Nothing is running on the GPU and the clocks are dropping to Idle state").
+    """
+    if isinstance(gpu.utilization_percent, int):
+        return gpu.utilization_percent >= percent
+    return gpu.mig_current is True and isinstance(gpu.throttle_reasons, int) and not gpu.throttle_reasons & _IDLE
 
 
 def working(node: Node) -> tuple[Gpu, ...]:

@@ -1,12 +1,36 @@
-"""Which PCI functions a setting means: GPUs, network adapters, NVMe drives. By PCI class, so before any driver has loaded."""
+"""Which PCI functions a setting means: GPUs, network adapters, NVMe drives. By PCI class, so before any driver has loaded.
+
+And their Device Control words, which several settings each own some bits of: PCI Express Base Specification, Device Control
+Register; include/uapi/linux/pci_regs.h, PCI_EXP_DEVCTL.
+"""
 
 from __future__ import annotations
 
-from fairlead.model.facts import Node, PciDevice
+from msgspec import Struct
+
+from fairlead.model.change import Disruption, PciBits
+from fairlead.model.facts import Missing, Node, PciDevice
 
 NVIDIA, AMD = 0x10DE, 0x1002
 _KINDS = {0x0300: "gpu", 0x0302: "gpu", 0x0200: "nic", 0x0207: "nic", 0x0108: "nvme"}  # PCI Code and ID Assignment
 LOCKDOWN = "/sys/kernel/security/lockdown"
+DEVICE_CONTROL = 0x08  # in the PCI Express capability
+
+
+class Controlled(Struct, frozen=True):
+    """A GPU, adapter or drive (``kind``) with its Device Control word ``control`` at ``offset`` of its config space. ``path``:
+    the addresses of the bridges above it, and its own."""
+
+    address: str
+    kind: str
+    path: tuple[str, ...]
+    offset: int
+    control: int
+
+    def change(self, setting: str, what: str, *, mask: int, value: int, why: str) -> PciBits:
+        """The bits ``mask`` of the word to be ``value``; for an idle node."""
+        return PciBits(setting=setting, why=why, disruption=Disruption.IDLE, address=self.address, offset=self.offset, mask=mask,
+                       value=value, before=self.control, what=what)  # fmt: skip
 
 
 def kind_of(device: PciDevice) -> str:
@@ -19,3 +43,18 @@ def locked_down(node: Node) -> bool:
     """Kernel lockdown (Secure Boot) forbids writes to config space: kernel_lockdown(7)."""
     text = node.texts.get(LOCKDOWN)
     return isinstance(text, str) and "[none]" not in text and "[" in text
+
+
+def controlled(node: Node) -> tuple[Controlled, ...] | Missing:
+    """All GPUs, adapters and drives with PCI Express; Missing where the word of one cannot be read."""
+    found = []
+    for device in node.pci:
+        kind = kind_of(device)
+        if not kind or device.express_offset is None:
+            continue
+        if isinstance(device.device_control, Missing):
+            return device.device_control
+        if device.device_control is not None:
+            offset = device.express_offset + DEVICE_CONTROL
+            found.append(Controlled(device.address, kind, device.path, offset, device.device_control))
+    return tuple(found)

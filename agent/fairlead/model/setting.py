@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
+from fairlead.model import tuned
 from fairlead.model.change import AnyChange, Disruption, Layer
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
@@ -26,11 +27,13 @@ class Setting(Struct, frozen=True, kw_only=True):
     summary: one line for the docs table. group: what it is chosen by together with others of its kind, such as pcie
     (`--tags`). want: its Want class. reads: files (globs allowed) whose text it needs.
     observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
-    disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again.
+    disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again. lost_by_reset: the reset of one
+    PCIe device loses it too, so the agent has it applied again as soon as it sees that (``agent.reapply``).
     instead_of: what a setting declares is never also a check: parameters of checks that hold while it is declared.
     reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says. live: its plan
     needs the running node, its hardware or its units, so an image leaves it to the node's boot. as_wanted: what the kernel of
     a node says where ``want`` is in force, path -> text: an image has no kernel, so only what is persisted is left to plan.
+    tuned_too: a profile of tuned may write the same values, so where tuned runs, drift and apply say so.
     plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
     """
 
@@ -41,6 +44,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     reads: tuple[str, ...] = ()
     disruption: Disruption = Disruption.NONE
     volatile: bool = False
+    lost_by_reset: bool = False
+    tuned_too: bool = False
     nvml: bool = False
     instead_of: Mapping[str, Mapping[str, Any]] = {}
     reads_for: Callable[[Any], tuple[str, ...]] | None = None
@@ -50,7 +55,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     def wanted_reads(self, want: Want) -> tuple[str, ...]:
         """All files whose text it needs for ``want``."""
-        return self.reads + (self.reads_for(want) if self.reads_for else ())
+        return self.reads + (self.reads_for(want) if self.reads_for else ()) + (tuned.READS if self.tuned_too else ())
 
 
 def drift(name: str, setting: Setting, want: Want, node: Node) -> Iterable[Finding]:
@@ -73,13 +78,14 @@ def drift(name: str, setting: Setting, want: Want, node: Node) -> Iterable[Findi
             service=Service.DRAIN_AFTER_JOB,
         )
         return
+    rival = tuned.second_writer(node.texts) if setting.tuned_too else ""
     for change in changes:
         pending = change.layer is Layer.PENDING_REBOOT
         yield Finding(
             check=f"setting.{name}",
             level=Level.DRAIN if want.mode is Mode.ENFORCE else Level.WARN,
             device=getattr(change, "address", getattr(change, "pci", getattr(change, "path", ""))),
-            summary=change.why,
+            summary=f"{change.why}; {rival}" if rival else change.why,
             action=Action.REBOOT_NODE if pending else Action.PROVISION,
             service=Service.DRAIN_AFTER_JOB,
         )

@@ -44,6 +44,12 @@ def series(past: Past) -> Mapping[tuple[str, str], tuple[Sample, ...]]:
     return made
 
 
+def settled_seconds(now: float, window_seconds: float, grace_seconds: int | None, usual: int) -> float:
+    """The window without what lies in the boot grace of a check (as declared, else its ``usual`` one): links train after a boot,
+    and what they count meanwhile is no fault once the grace is over either (gpud issue 1247). 0 or less: nothing is left."""
+    return min(window_seconds, now - (usual if grace_seconds is None else grace_seconds))
+
+
 def growth(known: Sequence[Sample], value: float, now: float, *, window_seconds: float, least_seconds: float) -> Growth | None:
     """How much a counter grew in the window that ends ``now`` with ``value``; None where the samples do not reach back
     ``least_seconds``.

@@ -35,7 +35,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def one_line(text: str) -> str:
     """Text as one printable line: control characters become spaces, runs of white space one space."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(text.split())
 
 
 def parse_line(line: str) -> Verdict:

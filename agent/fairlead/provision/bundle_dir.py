@@ -4,7 +4,7 @@ README.md           what this is, and what to type
 SHA256SUMS          of every other file (sha256sum -c checks it)
 fairlead-*.whl      fairlead itself, with its playbooks, templates and hooks inside
 wheelhouse/         what it needs on the nodes, for each Python asked for
-admin/              what it needs on the admin host: ansible-core and the rest
+admin/              what it needs on an admin host like this one (the same Python): ansible-core and the rest, all as wheels
 playbooks/          the roles, for a site.yml of one's own
 fairlead.lock       the driver's packages, and
 packages/           their files
@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -47,7 +48,7 @@ README_TEXT = """\
     /opt/fairlead-admin/bin/pip install --no-index --find-links admin --find-links wheelhouse {wheel} {admin}
     /opt/fairlead-admin/bin/fairlead provision --site SITE.toml --bundle .
 
-The nodes need nothing but ssh and Python 3.11 or newer: wheels for {pythons} are in `wheelhouse/`.
+{host}The nodes need nothing but ssh and Python 3.11 or newer: wheels for {pythons} are in `wheelhouse/`.
 {driver}
 `playbooks/` are the roles, for a playbook of your own; `fairlead provision` carries its own copy.
 """
@@ -133,7 +134,9 @@ def _readme(wheel: str, pythons: Sequence[str], lock: Lock | None, *, admin: boo
             f"{name}: {found.version} ({len(found.packages)} packages)" for name, found in sorted(lock.sets.items())
         )
         driver = f"Drivers in `packages/`: {named}. Put `fairlead.lock` beside the site's declaration."
+    host = f"The admin host needs {_here()} with its venv module, which the wheels in `admin/` are for.\n" if admin else ""
     return README_TEXT.format(
+        host=host,
         version=fairlead.__version__,
         wheel=wheel,
         admin=" ".join(ADMIN) if admin else "",
@@ -142,9 +145,24 @@ def _readme(wheel: str, pythons: Sequence[str], lock: Lock | None, *, admin: boo
     )
 
 
+def _here() -> str:
+    """What this host is, as the wheels that pip fetches here are: "Python 3.11 on x86_64"."""
+    return f"Python {sys.version_info.major}.{sys.version_info.minor} on {platform.machine()}"
+
+
 def _download_admin(folder: Path) -> None:
     wanted = [f"{name}=={importlib.metadata.version(name)}" for name in (*ADMIN, *DEPENDENCIES)]
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--prefer-binary", "-d", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "-q",
+        "--only-binary=:all:",
+        "-d",
+        str(folder),
+    ]
     try:
         done = subprocess.run([*command, *wanted], capture_output=True, text=True, timeout=PIP_SECONDS, check=False)
     except subprocess.TimeoutExpired:

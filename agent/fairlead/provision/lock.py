@@ -30,7 +30,10 @@ APT_SECONDS = 300
 #: and dkms only recommends the C library's headers.
 ALSO = {"dkms": "libc6-dev"}
 _URI = re.compile(r"^'([^']+)' (\S+) (\d+) (?:SHA256:([0-9a-f]{64}))?", re.MULTILINE)
-_OURS = re.compile(r"^(lib)?(nvidia|cuda|nvcuvid|nvoptix|gdrdrv|gdrcopy|gdrapi|dcgm)|^datacenter-gpu-manager|^firmware-nvidia")
+_OURS = re.compile(
+    r"^(lib)?(nvidia|cuda|nvcuvid|nvoptix|gdrdrv|gdrcopy|gdrapi|dcgm)|^datacenter-gpu-manager|^firmware-nvidia"
+    r"|^linux-(modules|objects|signatures)-nvidia|^nvlsm$"
+)
 
 
 class Sources(Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from fairlead.provision.bundle import write_bundle
 from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
 from fairlead.provision.networks import differences
+from fairlead.provision.outlive import holding
 from fairlead.provision.progress import Silent, display
 from fairlead.provision.report import NodeResult, Report, node_result, with_origin
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
@@ -48,6 +49,7 @@ class Options(Struct, frozen=True, kw_only=True):
     force: bool = False
     only: tuple[str, ...] = ()  # settings; () for all that are declared
     packages: str = ""  # folder with the files of the lock's packages; "" is the cache of `fairlead lock`
+    lock: str = ""  # a file that Ansible keeps locked while any process of it lives (outlive.py)
     drained: bool = False  # these nodes are drained in Slurm and no job runs there: the caller has seen to it
 
 
@@ -152,7 +154,7 @@ def _play(
 
         env = environment(site, folder, chosen[0].address)
         with interruptible() as interrupted, lean_environment():
-            runner = ansible_runner.run(
+            runner = ansible_runner.interface.init_runner(
                 private_data_dir=str(folder),
                 project_dir=str(assets.directory("playbooks")),
                 playbook="site.yml",
@@ -164,6 +166,9 @@ def _play(
                 quiet=True,
                 cancel_callback=interrupted,
             )
+            if options.lock:
+                runner.config.command = holding(options.lock, runner.config.command)
+            runner.run()
             stopped = interrupted()
         if stopped and all(r.state == "unfinished" for r in results.values()):
             raise KeyboardInterrupt

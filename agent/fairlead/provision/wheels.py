@@ -57,12 +57,12 @@ def pack(files: Iterable[tuple[str, bytes, int]], dist_info: str) -> bytes:
     """A wheel of (path, content, mode), with its RECORD; the same files give the same bytes."""
     out = io.BytesIO()
     rows = []
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content, mode in files:
             info = zipfile.ZipInfo(path, _EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = (0o100000 | mode) << 16
-            archive.writestr(info, content)
+            archive.writestr(info, content, compresslevel=1)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
             rows.append(f"{path},sha256={digest},{len(content)}\n")
         record = f"{dist_info}/RECORD"

@@ -157,4 +157,5 @@ setting = Setting(
     disruption=Disruption.IDLE,
     volatile=True,
     nvml=True,
+    instead_of={"gpu_clocks": {"judge_application": False}},
 )

@@ -87,6 +87,7 @@ setting = Setting(
     want=CpuGovernorWant,
     observe=observe,
     plan=plan,
+    tuned_too=True,
     reads=(FOLDER.format("*") + "scaling_governor", FOLDER.format("*") + "scaling_available_governors"),
     volatile=True,
 )

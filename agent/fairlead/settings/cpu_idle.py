@@ -88,6 +88,7 @@ setting = Setting(
     want=CpuIdleWant,
     observe=observe,
     plan=plan,
+    tuned_too=True,
     reads=(f"{PATTERN}latency", f"{PATTERN}disable"),
     volatile=True,
 )

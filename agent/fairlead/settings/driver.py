@@ -25,6 +25,8 @@ from fairlead.model.setting import Setting, Want
 INSTALLED, KERNELS, RUNNING = "/@packages", "/@kernels", "/proc/sys/kernel/osrelease"
 PIN = "/etc/apt/preferences.d/fairlead-driver.pref"
 UNATTENDED = "/etc/apt/apt.conf.d/52fairlead-driver"
+#: Above 1000 apt goes back a version too; others pin NVIDIA's newest at 1001 (azhpc-images, 00-nvidia-prefer).
+PRIORITY = 2000
 _HEAD = "Written by fairlead (setting driver); changes made here are put back."
 _PINNED = re.compile(r"^Package: (\S+)\nPin: version (\S+)$", re.MULTILINE)
 
@@ -130,7 +132,7 @@ def observe(node: Node) -> Observed | Missing:
 
 def pin_text(packages: tuple[Package, ...]) -> str:
     head = f"Explanation: {_HEAD}\n"
-    return "\n".join(f"{head}Package: {p.name}\nPin: version {p.version}\nPin-Priority: 1001\n" for p in packages)
+    return "\n".join(f"{head}Package: {p.name}\nPin: version {p.version}\nPin-Priority: {PRIORITY}\n" for p in packages)
 
 
 def unattended_text(packages: tuple[Package, ...]) -> str:

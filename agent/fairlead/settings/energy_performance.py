@@ -86,6 +86,7 @@ setting = Setting(
     want=EnergyPerformanceWant,
     observe=observe,
     plan=plan,
+    tuned_too=True,
     reads=(FOLDER.format("*") + NAME, FOLDER.format("*") + OFFERED),
     volatile=True,
 )

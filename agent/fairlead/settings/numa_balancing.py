@@ -93,6 +93,7 @@ setting = Setting(
     want=NumaBalancingWant,
     observe=observe,
     plan=plan,
+    tuned_too=True,
     reads=(VALUE, FILE, *GLOBS),
     as_wanted=lambda want: {VALUE: f"{want.value}\n"},
 )

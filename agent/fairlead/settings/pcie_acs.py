@@ -8,7 +8,8 @@ Only bits that hurt are cleared (P2P Request Redirect, Completion Redirect, Egre
 not), only on bridges that lie on a path between two of the node's GPUs and NICs, by a mask per bridge role.
 It refuses, in words, where the bits isolate: in a virtual machine, with devices bound to vfio-pci, with an IOMMU that
 translates (the kernel built its IOMMU groups from these bits; clearing them makes the groups a lie), and where kernel
-lockdown forbids writes to config space. The bits come back with a reset, so the boot unit applies them again.
+lockdown forbids writes to config space. The bits come back with a reset: the agent has them
+cleared again as soon as it sees that, as the boot unit does.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from msgspec import Meta, Struct
 from fairlead.errors import ConfigError
 from fairlead.model.change import Disruption, PciBits
 from fairlead.model.facts import Missing, Node, PciDevice, unreadable
+from fairlead.model.pci_kind import LOCKDOWN, kind_of, locked_down
 from fairlead.model.setting import Setting, Want
 
 REDIRECT = 0x2C  # bit 2 P2P request redirect, 3 completion redirect, 5 egress control
 NAMES = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans")
 GROUPS = "/sys/kernel/iommu_groups/*/type"
-LOCKDOWN = "/sys/kernel/security/lockdown"
-NVIDIA = 0x10DE
 INFINIBAND_CLASS = 0x0207  # PCI Code and ID Assignment: base class 02, sub-class 07
 
 Mask = Annotated[int, Meta(ge=0, le=0x7F, description="ACSCtl bits to clear on bridges of this role; 0 leaves them alone.")]
@@ -62,13 +62,7 @@ def bits(word: int) -> str:
 def peers(node: Node) -> tuple[PciDevice, ...]:
     """GPUs and RDMA NICs by PCI class, so that it works at boot before any driver has loaded."""
     nics = {nic.pci for nic in node.nics if nic.rdma}
-    return tuple(
-        d
-        for d in node.pci
-        if (d.vendor == NVIDIA and d.class_code >> 8 in (0x0300, 0x0302))
-        or d.class_code >> 8 == INFINIBAND_CLASS
-        or d.address in nics
-    )
+    return tuple(d for d in node.pci if kind_of(d) == "gpu" or d.class_code >> 8 == INFINIBAND_CLASS or d.address in nics)
 
 
 def on_peer_paths(node: Node) -> frozenset[str]:
@@ -101,8 +95,7 @@ def _refusal(node: Node) -> tuple[str, str]:
             f"the IOMMU translates ({seen} groups), and its groups were built from these bits",
             "boot with iommu=pt (pass-through) or the IOMMU off, or use pci=disable_acs_redir= on the kernel command line",
         )
-    lockdown = node.texts.get(LOCKDOWN)
-    if isinstance(lockdown, str) and "[none]" not in lockdown and "[" in lockdown:
+    if locked_down(node):
         return (
             "kernel lockdown (Secure Boot) forbids writes to PCI config space",
             "use pci=disable_acs_redir= on the kernel command line, or the firmware's ACS option",
@@ -171,4 +164,5 @@ setting = Setting(
     reads=(GROUPS, LOCKDOWN),
     disruption=Disruption.IDLE,
     volatile=True,
+    lost_by_reset=True,
 )

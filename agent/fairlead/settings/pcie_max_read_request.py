@@ -7,7 +7,7 @@ PCI_EXP_DEVCTL_READRQ; NVIDIA, "Understanding PCIe configuration for maximum per
 
 It refuses under ``pci=pcie_bus_perf``, where the kernel keeps read requests no larger than each device's payload on purpose
 (admin-guide/kernel-parameters.txt), and where kernel lockdown forbids writes to config space. A reset of the device brings
-the old value back: the boot unit applies it again, and the drift is found.
+the old value back: the agent has it applied again, as the boot unit does.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from msgspec import Meta, Struct
 from fairlead.errors import ConfigError
 from fairlead.model.change import Disruption, PciBits
 from fairlead.model.facts import Missing, Node
-from fairlead.model.pci_kind import LOCKDOWN, kind_of, locked_down
+from fairlead.model.pci_kind import LOCKDOWN, Controlled, controlled, locked_down
 from fairlead.model.setting import Setting, Want
 
 MASK = 0x7000
-DEVICE_CONTROL = 0x08
 CMDLINE = "/proc/cmdline"
 
 Bytes = Literal[128, 256, 512, 1024, 2048, 4096]
@@ -35,37 +34,16 @@ class PcieMaxReadRequestWant(Want, frozen=True, forbid_unknown_fields=True, kw_o
     nvme_bytes: Annotated[Bytes | None, Meta(description="Of every NVMe drive; unset: left as it is.")] = None
 
 
-class Device(Struct, frozen=True):
-    address: str
-    kind: str
-    offset: int
-    control: int
-
-
 class Observed(Struct, frozen=True):
     """``refusal``: why the values must stay, or empty; ``hint``: what to do instead."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[Controlled, ...]
     refusal: str = ""
     hint: str = ""
 
 
-def devices(node: Node) -> tuple[Device, ...] | Missing:
-    """GPUs, adapters and drives with their Device Control words."""
-    found = []
-    for device in node.pci:
-        kind = kind_of(device)
-        if not kind or device.express_offset is None:
-            continue
-        if isinstance(device.device_control, Missing):
-            return device.device_control
-        if device.device_control is not None:
-            found.append(Device(device.address, kind, device.express_offset + DEVICE_CONTROL, device.device_control))
-    return tuple(found)
-
-
 def observe(node: Node) -> Observed | Missing:
-    found = devices(node)
+    found = controlled(node)
     if isinstance(found, Missing):
         return found
     cmdline = node.text(CMDLINE)
@@ -92,19 +70,9 @@ def plan(want: PcieMaxReadRequestWant, observed: Observed) -> tuple[PciBits, ...
         number = wanted[device.kind]
         if number is None or size(device.control) == number:
             continue
-        changes.append(
-            PciBits(
-                setting="pcie_max_read_request",
-                why=f"largest read request of {device.kind} {device.address} is {size(device.control)} bytes, wanted {number}",
-                disruption=Disruption.IDLE,
-                address=device.address,
-                offset=device.offset,
-                mask=MASK,
-                value=(number.bit_length() - 8) * 0x1000,
-                before=device.control,
-                what="MaxReadReq",
-            )
-        )
+        why = f"largest read request of {device.kind} {device.address} is {size(device.control)} bytes, wanted {number}"
+        value = (number.bit_length() - 8) * 0x1000
+        changes.append(device.change("pcie_max_read_request", "MaxReadReq", mask=MASK, value=value, why=why))
     if changes and observed.refusal:
         raise ConfigError("node.json", "settings.pcie_max_read_request",
                           f"refused for {len(changes)} device(s): {observed.refusal}", hint=observed.hint)  # fmt: skip
@@ -119,5 +87,6 @@ setting = Setting(
     reads=(CMDLINE, LOCKDOWN),
     disruption=Disruption.IDLE,
     volatile=True,
+    lost_by_reset=True,
     group="pcie",
 )

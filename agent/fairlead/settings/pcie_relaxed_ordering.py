@@ -8,7 +8,7 @@ NVreg_EnablePCIERelaxedOrderingMode. Sources: PCI Express Base Specification, De
 
 It refuses below root ports that corrupt or stall such writes, for which the kernel clears the bit itself (drivers/pci/quirks.c,
 quirk_relaxedordering_disable: Intel Haswell and Broadwell, AMD A1100), and where kernel lockdown forbids writes to config
-space. A reset of the device brings the old value back: the boot unit applies it again, and the drift is found.
+space. A reset of the device brings the old value back: the agent has it applied again, as the boot unit does.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from msgspec import Meta, Struct
 from fairlead.errors import ConfigError
 from fairlead.model.change import Disruption, PciBits
 from fairlead.model.facts import Missing, Node
-from fairlead.model.pci_kind import LOCKDOWN, kind_of, locked_down
+from fairlead.model.pci_kind import LOCKDOWN, Controlled, controlled, locked_down
 from fairlead.model.setting import Setting, Want
 
 ENABLE = 0x10
-DEVICE_CONTROL = 0x08
 INTEL, AMD = 0x8086, 0x1022
 _BROADWELL, _HASWELL, _A1100 = range(0x6F01, 0x6F0F), range(0x2F01, 0x2F0F), range(0x1A00, 0x1A03)
 
@@ -35,35 +34,19 @@ class PcieRelaxedOrderingWant(Want, frozen=True, forbid_unknown_fields=True, kw_
     nvme: Annotated[bool | None, Meta(description="Of every NVMe drive; unset: left as it is.")] = None
 
 
-class Device(Struct, frozen=True):
-    """``above``: the root port of this device cannot have it: its address, else empty."""
-
-    address: str
-    kind: str
-    offset: int
-    control: int
-    above: str
-
-
 class Observed(Struct, frozen=True):
-    devices: tuple[Device, ...]
+    """``cannot``: addresses of root ports below which no device can have it."""
+
+    devices: tuple[Controlled, ...]
+    cannot: frozenset[str] = frozenset()
     locked: bool = False
 
 
 def observe(node: Node) -> Observed | Missing:
-    ports = {d.address for d in node.pci if _cannot(d.vendor, d.device)}
-    found = []
-    for device in node.pci:
-        kind = kind_of(device)
-        if not kind or device.express_offset is None:
-            continue
-        if isinstance(device.device_control, Missing):
-            return device.device_control
-        if device.device_control is not None:
-            above = next((p for p in device.path if p in ports), "")
-            offset = device.express_offset + DEVICE_CONTROL
-            found.append(Device(device.address, kind, offset, device.device_control, above))
-    return Observed(tuple(found), locked_down(node))
+    found = controlled(node)
+    if isinstance(found, Missing):
+        return found
+    return Observed(found, frozenset(d.address for d in node.pci if _cannot(d.vendor, d.device)), locked_down(node))
 
 
 def _cannot(vendor: int, device: int) -> bool:
@@ -77,22 +60,13 @@ def plan(want: PcieRelaxedOrderingWant, observed: Observed) -> tuple[PciBits, ..
         on = wanted[device.kind]
         if on is None or on == bool(device.control & ENABLE):
             continue
-        if on and device.above:
-            words = f"refused for {device.address}: the root port {device.above} cannot have it, and the kernel clears the bit"
+        above = next((port for port in device.path if port in observed.cannot), "")
+        if on and above:
+            words = f"refused for {device.address}: the root port {above} cannot have it, and the kernel clears the bit"
             raise ConfigError("node.json", f"settings.pcie_relaxed_ordering.{device.kind}", words, hint="declare it false here")
-        changes.append(
-            PciBits(
-                setting="pcie_relaxed_ordering",
-                why=f"relaxed ordering of {device.kind} {device.address} is {_word(not on)}, wanted {_word(on)}",
-                disruption=Disruption.IDLE,
-                address=device.address,
-                offset=device.offset,
-                mask=ENABLE,
-                value=ENABLE if on else 0,
-                before=device.control,
-                what="RelaxedOrdering",
-            )
-        )
+        why = f"relaxed ordering of {device.kind} {device.address} is {_word(not on)}, wanted {_word(on)}"
+        value = ENABLE if on else 0
+        changes.append(device.change("pcie_relaxed_ordering", "RelaxedOrdering", mask=ENABLE, value=value, why=why))
     if changes and observed.locked:
         words = f"refused for {len(changes)} device(s): kernel lockdown (Secure Boot) forbids writes to PCI config space"
         raise ConfigError("node.json", "settings.pcie_relaxed_ordering", words, hint="set it in the firmware (mlxconfig)")
@@ -111,5 +85,6 @@ setting = Setting(
     reads=(LOCKDOWN,),
     disruption=Disruption.IDLE,
     volatile=True,
+    lost_by_reset=True,
     group="pcie",
 )

@@ -150,6 +150,7 @@ setting = Setting(
     want=SysctlWant,
     observe=observe,
     plan=plan,
+    tuned_too=True,
     reads=(FILE, *GLOBS),
     reads_for=reads_for,
     as_wanted=lambda want: {proc_path(key): f"{value}\n" for key, value in _wanted(want).items()},

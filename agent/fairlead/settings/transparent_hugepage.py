@@ -83,6 +83,7 @@ setting = Setting(
     want=TransparentHugepageWant,
     observe=observe,
     plan=plan,
+    tuned_too=True,
     reads=(ENABLED, DEFRAG),
     volatile=True,
 )

@@ -15,10 +15,10 @@ from msgspec import Meta, Struct
 from fairlead.model.change import AnyChange, File, Layer, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
+from fairlead.model.tuned import COMM, PROFILE
 
 UNIT = "tuned.service"
-COMM = "/proc/@tuned/comm"  # the running daemon: the reader of the machine finds it
-PROFILE, MODE = "/etc/tuned/active_profile", "/etc/tuned/profile_mode"
+MODE = "/etc/tuned/profile_mode"
 
 
 class TunedWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -129,6 +129,7 @@ class Scontrol:
                 timeout=self.deadline_seconds,
                 check=False,
                 cwd="/",
+                start_new_session=True,  # Ctrl-C is for this program to answer, not in the middle of a write
             )
         except subprocess.TimeoutExpired:
             raise SlurmUnavailable(
@@ -136,6 +137,8 @@ class Scontrol:
             ) from None
         except OSError as e:
             raise SlurmError(f"{tool}: {e.strerror}", hint="slurm.bin_dir says where Slurm's commands are") from None
+        if done.returncode < 0:
+            raise SlurmUnavailable(f"{command[0]} was ended by signal {-done.returncode}")
         said = " ".join(done.stderr.decode(errors="replace").split())
         if done.returncode or (said and not done.stdout and command[0] != "scontrol"):
             raise _refusal(command, said or f"ended with {done.returncode}")

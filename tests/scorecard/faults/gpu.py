@@ -12,6 +12,7 @@ API = "NVML API reference (docs.nvidia.com/deploy/nvml-api)"
 MEMORY = "NVIDIA GPU memory error management guide (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt)"
 SYSFS = "Linux Documentation/ABI/testing/sysfs-bus-pci"
 DEVICE = "/sys/bus/pci/devices/{gpu%d}"
+SWITCH = "/sys/bus/pci/devices/0000:16:00.0"  # above the first GPU
 NOT_SUPPORTED, LOST, UNKNOWN = {"error": 3}, 15, {"error": 999}
 BMC = (
     ("vendor", "0x1a03\n"),
@@ -121,6 +122,10 @@ FAULTS = (
           (File("/sys/class/infiniband/mlx5_0/device/max_link_width", "8\n"),
            File("/sys/class/infiniband/mlx5_0/device/current_link_width", "8\n"), Anew()), "an adapter that has no more than eight lanes", SYSFS,
           says="is x8"),
+    Fault("pcie-switch-width", "a PCIe switch's link to the processor is x8", "pcie_link", "drain",
+          (File(f"{SWITCH}/current_link_width", "8\n"),),
+          (File("/sys/bus/pci/devices/0000:15:01.0/max_link_width", "8\n"), File(f"{SWITCH}/current_link_width", "8\n"), Anew()),
+          "a root port that has no more than eight lanes", SYSFS, says="is x8"),
     Fault("pcie-dark", "a link that was readable is N/A", "pcie_link", "drain",
           (Nvml(4, "pcie.width_current", UNKNOWN), File(f"{DEVICE % 4}/current_link_width", None)),
           (Document({"unsupported": ["pcie.width_current"]}), Nvml(4, "pcie.width_current", NOT_SUPPORTED)),

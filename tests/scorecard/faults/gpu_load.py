@@ -20,10 +20,11 @@ MANAGER = BEGIN % ("nv-fabricmanager", "nv-fabricmanager")
 IMEX = "nvidia-imex"
 
 
-def loaded(gpu: int, *, reasons: int, hertz: int = 1_980_000_000, percent: int = 98) -> tuple:
+def loaded(gpu: int, *, reasons: int, hertz: int = 1_980_000_000, percent: int | dict[str, int] = 98, mig: int = 0) -> tuple:
     """A GPU under load for minutes, with these reasons for its clocks."""
+    modes = (Nvml(gpu, "mig_mode.current", mig), Nvml(gpu, "mig_mode.pending", mig)) if mig else ()
     return (Fast(), Nvml(gpu, "utilization.gpu_percent", percent), Nvml(gpu, "throttle_reasons", reasons),
-            Nvml(gpu, "clocks.sm_hertz", hertz))  # fmt: skip
+            Nvml(gpu, "clocks.sm_hertz", hertz), *modes)  # fmt: skip
 
 
 def imex(lines: str) -> tuple:
@@ -40,6 +41,12 @@ FAULTS = (
           loaded(2, reasons=0x20, percent=0), "the same without load", REASONS, says="heat (software)"),
     Fault("clocks-low", "clocks stuck low under load", "gpu_clocks", "drain", loaded(3, reasons=0, hertz=600_000_000),
           loaded(3, reasons=1, hertz=345_000_000, percent=0), "low clocks of an idle GPU", f"{API}, nvmlDeviceGetClockInfo", says="slowly under load"),
+    Fault("throttle-mig", "slowed by heat in MIG mode, where nothing tells the load", "gpu_throttle", "drain",
+          loaded(2, reasons=0x48, hertz=1_200_000_000, percent={"error": 3}, mig=1),
+          loaded(2, reasons=0x49, hertz=1_200_000_000, percent={"error": 3}, mig=1), "the same while nothing runs", REASONS, says="heat (hardware)"),
+    Fault("clocks-left", "application clocks were left low", "gpu_clocks", "drain", (Nvml(3, "application_clocks.sm_hertz", 345_000_000), Anew()),
+          (Nvml(3, "application_clocks.sm_hertz", 1_095_000_000), Nvml(3, "application_clocks.default_sm_hertz", 1_095_000_000), Anew()),
+          "a board whose own are below its highest", f"{API}, nvmlDeviceGetDefaultApplicationsClock", says="application clock"),
     Fault("power-brake", "the power brake is on", "gpu_power_brake", "drain", loaded(4, reasons=0x88, hertz=600_000_000),
           loaded(4, reasons=0x04, hertz=1_700_000_000), "held at its power limit", REASONS, says="power brake"),
     Fault("power-limit", "the power limit was lowered", "gpu_power_limit", "drain", (Nvml(5, "power.limit_milliwatts", 400_000),),

@@ -44,6 +44,11 @@ def scratch(kib: int) -> Run:
     )
 
 
+def firmware(section: str) -> tuple:
+    begin = "{7}[Hardware Error]:"
+    return (Kernel(f"{begin} event severity: recoverable"), Kernel(f"{begin}   section_type: {section}"))
+
+
 FAULTS = (
     Fault("ib-down", "an InfiniBand port is down", "rdma_ports", "drain", port(0, "1: DOWN", "2: Polling"),
           (Document({"checks": {"rdma_ports": {"infiniband_ports": 7}}}), *port(0, "1: DOWN", "2: Polling")),
@@ -74,6 +79,8 @@ FAULTS = (
     Fault("mce", "an uncorrected machine check", "memory_errors", "drain", (Kernel(MACHINE_CHECK % "be00000000800400"),),
           (Kernel(MACHINE_CHECK % "9c00004000010092"),), "a corrected one (bit 61 is clear)", "Intel SDM volume 3, IA32_MCi_STATUS",
           says="machine check"),
+    Fault("firmware-memory", "firmware tells of an uncorrected memory error", "memory_errors", "drain", firmware("memory error"),
+          firmware("PCIe error"), "of a PCIe link, whose counters say how bad it is", "Linux drivers/firmware/efi/cper.c", says="firmware"),
     Fault("nvme-dead", "an NVMe controller is dead", "disks", "drain", (File("/sys/class/nvme/nvme0/state", "dead\n"),),
           (File("/sys/class/nvme/nvme0/state", "live\n"),), "it is live", "Linux drivers/nvme/host/sysfs.c", says="nvme0 is dead"),
     Fault("disk-errors", "twelve failed requests of a disk", "disks", "drain",

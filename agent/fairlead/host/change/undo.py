@@ -13,20 +13,7 @@ from fairlead.host.change.files import write_file
 from fairlead.host.change.show import target
 from fairlead.host.change.values import current_choice
 from fairlead.host.root import Root
-from fairlead.model.change import (
-    AnyChange,
-    BootLoader,
-    Disruption,
-    File,
-    KernelValue,
-    Module,
-    ModuleReload,
-    Nvml,
-    Packages,
-    PciBits,
-    Reboot,
-    Unit,
-)
+from fairlead.model.change import AnyChange, Disruption, File, KernelValue, Nvml, PciBits
 
 UNDO = "/var/lib/fairlead/undo"
 
@@ -65,7 +52,7 @@ def _record(change: AnyChange, root: Root) -> dict[str, Any]:
                 "value": change.before,
                 "disruption": change.disruption.value,
             }
-        case Unit() | Module() | BootLoader() | Reboot() | Packages() | ModuleReload():
+        case _:  # NOT_UNDONE
             raise TypeError(f"{target(change)} has no undo record")
 
 

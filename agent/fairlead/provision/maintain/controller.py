@@ -19,7 +19,7 @@ from fairlead.policy.ownership import Token as Reason
 from fairlead.policy.rules import Rules
 from fairlead.provision.maintain import steps
 from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.steps import Hand, Move, Seen, Step, Work
+from fairlead.provision.maintain.steps import Hand, Move, Plan, Seen, Step, Work
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
 from fairlead.topology.nodelist import expand
@@ -51,7 +51,8 @@ class Controller:
             name: Place(
                 name=name,
                 partitions=n.partitions,
-                usable=n.available,
+                usable=n.available and not silent(n),
+                out=not n.available,
                 maintained=n.drained and n.reason.startswith(MAINTAIN),
                 jobs=len(ends := jobs.get(name, [])),
                 jobs_end=max(ends, default=0.0),
@@ -75,9 +76,8 @@ class Controller:
         lost = False
         if hand is Hand.FREE and work.drained and not work.kept:
             lost = self.client.began() >= work.drained
-        silent = not state.states.isdisjoint({"NOT_RESPONDING", "INVALID_REG", "UNKNOWN"})
         since = float(state.reason_time)
-        return Seen(hand=hand, who=who(state), off=off, jobs=jobs, lost=lost, since=since, silent=silent)
+        return Seen(hand=hand, who=who(state), off=off, jobs=jobs, lost=lost, since=since, silent=silent(state))
 
     def _hand(self, work: Work, state: NodeState) -> Hand:
         for text in filter(None, (work.mark, work.text)):
@@ -120,19 +120,19 @@ class Controller:
                 move = steps.read_back(work, seen)
         return move, seen.since
 
-    def lift(self, work: Work) -> Move | None:
+    def lift(self, work: Work, plan: Plan) -> Move | None:
         """One try at lifting our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is
         slurmctld's mark for that reboot (ReturnToService 0 and 1): it goes too."""
         began = time.monotonic()
         state = self.client.node(work.slurm)
         seen = self._seen(work, state, 0)
-        move = steps.lifted(work, seen, time.time())
+        move = steps.lifted(work, seen, time.time(), plan)
         if move is None and seen.hand is Hand.OURS and time.monotonic() - began < FRESH_SECONDS:
             if work.boot_after and "DOWN" in state.states:
                 self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
             else:
                 self.client.resume(work.slurm)
-            move = steps.lifted(work, self.now(work), time.time())
+            move = steps.lifted(work, self.now(work), time.time(), plan)
         return move
 
     def mark(self, work: Work) -> Move | None:
@@ -162,14 +162,21 @@ def as_reason(text: str) -> Reason:
     return found
 
 
+def silent(state: NodeState) -> bool:
+    """Does slurmctld get no answer from the slurmd there, or not take what it says? It starts no job on such a node, and says
+    so of every node that RESUME has brought back from DOWN until the next ping (src/slurmctld/node_mgr.c, update_node)."""
+    return not state.states.isdisjoint({"NOT_RESPONDING", "INVALID_REG", "UNKNOWN"})
+
+
 def who(state: NodeState) -> str:
     """Who holds the node, in one line."""
     words = "+".join(sorted(state.states)).lower()
     if not state.reason:
         return words
     token = parse(state.reason)
-    kind = "another `fairlead maintain`: " if token is not None and token.text.startswith(MAINTAIN) else ""
-    return f"{words} by {state.reason_user or 'unknown'}: {kind}{strip_suffixes(state.reason)[:160]}"
+    maintained = token is not None and token.text.startswith(MAINTAIN)
+    kind, ask = ("another `fairlead maintain`: ", "; its own admin host knows it (--list)") if maintained else ("", "")
+    return f"{words} by {state.reason_user or 'unknown'}: {kind}{strip_suffixes(state.reason)[:160]}{ask}"
 
 
 def jobs_by_node(text: str) -> dict[str, list[float]]:

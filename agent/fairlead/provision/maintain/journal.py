@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from fairlead.errors import DataError, HostError, InputMissing
 from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.outlive import holder
 
 T = TypeVar("T")
 
@@ -134,9 +135,16 @@ class Journal:
                 os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             yield
             with suppress(OSError):
+                if not holder(self.ansible_lock(run)):
+                    os.unlink(self.ansible_lock(run))
+            with suppress(OSError):
                 os.unlink(path)
         finally:
             os.close(lock)
+
+    def ansible_lock(self, run: str) -> str:
+        """What the run's Ansible keeps locked while it lives (provision/outlive.py)."""
+        return f"{self.path}.{run}.ansible"
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -173,6 +181,11 @@ class Journal:
             )
 
         self._write(act)
+
+    def replan(self, run: Run, plan: Plan) -> Run:
+        """The run with another plan from now on: the next window."""
+        self._write(lambda: self._db.execute("UPDATE run SET plan = ? WHERE id = ?", (msgspec.json.encode(plan), run.id)))
+        return msgspec.structs.replace(run, plan=plan)
 
     def end(self, run: str, state: str) -> None:
         self._write(lambda: self._db.execute("UPDATE run SET ended = ?, state = ? WHERE id = ?", (time.time(), state, run)))
@@ -236,6 +249,13 @@ class Journal:
             if name in wanted:
                 found.setdefault(name, set()).update(filter(None, (text, mark)))
         return {name: frozenset(texts) for name, texts in found.items()}
+
+    def done_with(self, slurm: Iterable[str]) -> list[tuple[str, Plan, Work]]:
+        """Run, its plan and the node, for each of these nodes (by Slurm name) that a run has drained which has ended."""
+        query = "SELECT run.id, run.plan, node.work FROM node JOIN run ON run.id = node.run"
+        query += " WHERE run.ended > 0 AND node.text != '' AND node.slurm = ?"
+        rows = [row for name in slurm for row in self._read(query, (name,))]
+        return [(name, msgspec.json.decode(p, type=Plan), msgspec.json.decode(w, type=Work)) for name, p, w in rows]
 
     def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -16,7 +17,8 @@ from fairlead.provision.maintain.steps import Plan, Step, Work
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """A node in the listing. usable: new jobs may start there. maintained: drained by `fairlead maintain`, of whatever run.
+    """A node in the listing. usable: new jobs start there now. out: drained, down or taken out otherwise. A node that only does
+    not answer for the moment is neither (as in the agents' budget). maintained: drained by `fairlead maintain`, of any run.
 
     jobs: that hold it; jobs_end: when the last of them has to end by its time limit, Unix; inf for no limit.
     """
@@ -24,6 +26,7 @@ class Place(Struct, frozen=True, kw_only=True):
     name: str
     partitions: tuple[str, ...] = ()
     usable: bool = True
+    out: bool = False
     maintained: bool = False
     jobs: int = 0
     jobs_end: float = 0.0
@@ -37,10 +40,12 @@ class Budget(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """begin: Slurm names, in order. over: no other node will be begun in this run, and why. held: why nothing begins now."""
+    """begin: Slurm names, in order. over: no other node will be begun in this run, and why. closed: none in this window, and why:
+    the run goes on in the next. held: why nothing begins now."""
 
     begin: tuple[str, ...] = ()
     over: str = ""
+    closed: str = ""
     held: str = ""
 
 
@@ -60,10 +65,12 @@ def choose(
     failed = sum(w.step in (Step.FAILED, Step.MARKING) for w in works)
     if failed >= plan.max_failed:
         return Choice(over=f"{failed} failed, --max-failed is {plan.max_failed}")
+    if now < plan.opens:
+        return Choice(held=f"the window begins at {datetime.fromtimestamp(plan.opens):%Y-%m-%d %H:%M:%S}")
     if plan.window and now >= plan.window:
-        return Choice(over="the window has ended")
+        return Choice(closed="the window has ended")
     if plan.window and now + expected_seconds > plan.window:
-        return Choice(over=f"the window ends before another node would be done ({expected_seconds:.0f} s)")
+        return Choice(closed=f"the window ends before another node would be done ({expected_seconds:.0f} s)")
     active = sum(in_work(w) for w in works)
     if active >= plan.batch:
         return Choice()
@@ -87,7 +94,7 @@ def choose(
         chosen.append(work.slurm)
         gone.add(work.slurm)
     if late == len(queue) and not active:
-        return Choice(over="the jobs of the nodes that are left may run past the window")
+        return Choice(closed="the jobs of the nodes that are left may run past the window")
     return Choice(begin=tuple(chosen), held="" if chosen else held)
 
 
@@ -103,15 +110,15 @@ def jobs(places: Mapping[str, Place], work: Work) -> int:
 
 def bound(place: Place, places: Mapping[str, Place], gone: set[str], plan: Plan, budget: Budget) -> str:
     """The first limit that taking this node too would break; "" for none. ``gone``: nodes in work, or chosen already."""
-    if not place.usable:
-        return ""  # it is out already, by a run of ours that has left it so: nothing more is taken
+    if place.out:
+        return ""  # by a run of ours that has left it so: nothing more is taken
     for partition in place.partitions:
         members = [p for p in places.values() if partition in p.partitions]
         usable = sum(p.usable and p.name not in gone for p in members)
         floor = plan.floors.get(partition, 0)
-        if usable - 1 < floor:
+        if usable - place.usable < floor:
             return f"floor of partition {partition}: {usable} nodes are usable, {floor} stay so"
-        broken = sum(not p.usable and not p.maintained and p.name not in gone for p in members)
+        broken = sum(p.out and not p.maintained and p.name not in gone for p in members)
         may = allowed(budget.percent, budget.nodes, len(members))
         if broken >= may:
             return f"drain budget of partition {partition} is used up by others: {broken} of {len(members)} nodes are out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -25,6 +26,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     max_failed: int = 1
     floors: Sequence[str] = ()
     reboot: bool = False
+    opens: float = 0.0
     window: float = 0.0
     max_wait: float = 0.0
     reboot_seconds: float = 1800.0
@@ -62,6 +64,7 @@ def prepare(site: Site, asked: Asked, listing: Listing) -> Prepared:
         max_failed=asked.max_failed,
         floors=floors(asked.floors, listing.places),
         reboot=asked.reboot,
+        opens=asked.opens,
         window=asked.window,
         max_wait=asked.max_wait,
         reboot_seconds=asked.reboot_seconds,
@@ -119,9 +122,13 @@ def outlook(prepared: Prepared, controller: Controller, listing: Listing, left: 
         members = [p for p in listing.places.values() if partition in p.partitions]
         usable, floor = sum(p.usable for p in members), plan.floors.get(partition, 0)
         limits = {allowed(b.percent, b.nodes, len(members)) for n, b in prepared.budgets.items() if n in listing.places}
-        broken = sum(not p.usable and not p.maintained for p in members)
+        broken = sum(p.out and not p.maintained for p in members)
         said = f"partition {partition}: {usable} of {len(members)} nodes usable, {floor} stay so"
         lines.append(f"{said}; {broken} out for other reasons, none is begun from {min(limits, default=0)} on")
+    if plan.window:
+        opens = f"from {datetime.fromtimestamp(plan.opens):%Y-%m-%d %H:%M} " if plan.opens else ""
+        until = f"until {datetime.fromtimestamp(plan.window):%Y-%m-%d %H:%M}"
+        lines.append(f"window: {opens}{until}; no node is begun that would not be done by then")
     lines.append(
         "each node is rebooted" if plan.reboot else "no node is rebooted: what waits for a reboot is reported (--reboot)"
     )

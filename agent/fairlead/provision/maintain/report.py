@@ -9,7 +9,7 @@ from msgspec import Struct
 from fairlead.errors import ExitCode
 from fairlead.provision.inventory import fold
 from fairlead.provision.maintain.journal import Run
-from fairlead.provision.maintain.steps import Step, Work
+from fairlead.provision.maintain.steps import RESUMED, Step, Work
 from fairlead.provision.maintain.table import summary
 
 
@@ -58,7 +58,8 @@ def report(run: Run) -> Report:
 
 
 def node_report(work: Work) -> NodeReport:
-    stands = work.step not in (Step.QUEUED, Step.DONE, Step.SKIPPED, Step.TAKEN, Step.GIVEN_BACK, Step.NOT_BEGUN)
+    lifted = work.step is Step.FAILED and work.detail.startswith(RESUMED)
+    stands = not lifted and work.step not in (Step.QUEUED, Step.DONE, Step.SKIPPED, Step.TAKEN, Step.GIVEN_BACK, Step.NOT_BEGUN)
     return NodeReport(
         node=work.node,
         step=work.step.value,
@@ -75,6 +76,8 @@ def node_report(work: Work) -> NodeReport:
 
 def condition(work: Work) -> str:
     """The condition that the node is in, in a few words."""
+    if work.step is Step.FAILED and work.detail.startswith(RESUMED):
+        return "not drained any more, and not in service"
     words = {
         Step.QUEUED: "not begun, untouched",
         Step.DONE: "in service",
@@ -102,3 +105,10 @@ def text(report: Report, works: Sequence[Work]) -> str:
         lines += [f"  waits for a reboot (--reboot): {what}" for what in pending]
     lines.append(f"run {report.run}: {summary(works)}")
     return "\n".join(lines)
+
+
+def unended(run: str, *, full: str, closed: str) -> str:
+    """Why a run has ended with nodes that it has not begun, and how to go on with it. full: the journal's trouble; closed: the
+    window's."""
+    why = f"{full}: nothing new was begun; make room there" if full else closed or "stopped"
+    return f"{why}; go on with --resume {run}{' --window [BEGIN/]END' if closed else ''}, or --abort {run}"

@@ -24,6 +24,7 @@ from fairlead.provision.maintain.limits import Budget, bound, choose, in_work
 from fairlead.provision.maintain.node import NodeSide
 from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, Applied, Hand, Looked, Move, Step, Work
 from fairlead.provision.maintain.table import Silent
+from fairlead.provision.outlive import wait_end
 
 CHECK = MAINTAIN.split(":")[1]
 POLL_SECONDS = 1.0
@@ -31,6 +32,7 @@ ABORT_SECONDS = 60.0
 ORDER_AGAIN_SECONDS = 60.0
 EXPECTED_SECONDS = {False: 60.0, True: 900.0}
 SSH_AT_ONCE = 32
+STOPPING = "stopped; those in work are finished, once more leaves them as they are"
 
 
 class Maintenance:
@@ -50,8 +52,9 @@ class Maintenance:
     ) -> None:
         self.run = run
         self.works = list(run.works)
-        self.stop_asked = False
+        self.stop_asked = self.leave_asked = False
         self.held = ""
+        self.closed = ""
         self._plan = run.plan
         self._journal = journal
         self._controller = controller
@@ -75,10 +78,13 @@ class Maintenance:
     # -- the loop ------------------------------------------------------------------------------------
 
     def drive(self) -> bool:
-        """Until every node is at an end, or until a stop that was asked for leaves none in work: then False, and the run can be
-        driven again. Raises HostError when the journal cannot be written, SlurmError."""
+        """Until every node is at an end, or until none is in work after a stop that was asked for or the end of the window
+        (``closed``): then False, and the run can be driven again. Raises HostError when the journal cannot be written."""
         with self._journal.driving(self.run.id):
             try:
+                left = self._journal.ansible_lock(self.run.id)  # two Ansibles over one node get into each other's way
+                if not wait_end(left, self._shown.say, lambda: self.stop_asked):
+                    return False
                 self._take_up()
                 while not self._finished():
                     self._turn()
@@ -88,15 +94,16 @@ class Maintenance:
                 self._journal.end(self.run.id, "aborted" if self._aborting else "ended")
                 return True
             finally:
-                self._pool.shutdown(wait=True, cancel_futures=True)
+                self._pool.shutdown(wait=not self.leave_asked, cancel_futures=True)
 
     def _finished(self) -> bool:
-        stopped = self.stop_asked or bool(self._journal.full)
+        stopped = self.stop_asked or bool(self._journal.full or self.closed)
         return not self._flying and all(w.ended or (stopped and w.step is Step.QUEUED) for w in self.works)
 
     def _turn(self) -> None:
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
-        self._shown.show(works, self._slurm_trouble or self._journal.full or self.held)
+        stopping = STOPPING if self.stop_asked else ""
+        self._shown.show(works, stopping or self._slurm_trouble or self._journal.full or self.held)
         try:
             for future in [f for f in self._flying if f.done()]:
                 _, then = self._flying.pop(future)
@@ -133,10 +140,6 @@ class Maintenance:
 
     def _send(self, indexes: Sequence[int], act: Callable[[], Any], then: Callable[[Any], None]) -> None:
         self._flying[self._pool.submit(act)] = (tuple(indexes), then)
-
-    def say(self, text: str) -> None:
-        """Something that concerns the run."""
-        self._shown.say(text)
 
     # -- the journal -----------------------------------------------------------------------------------
 
@@ -181,7 +184,9 @@ class Maintenance:
         now = time.time()
         expected = self._expected()
         choice = choose(self.works, listing.places, self._plan, now, budgets=self._budgets, expected_seconds=expected)
-        self.held = choice.held
+        self.held, self.closed = choice.held or choice.closed, choice.closed
+        if now < self._plan.opens:
+            self._progress = now
         over = choice.over
         idle = not any(w.step in IN_WORK for w in self.works)
         if choice.held and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
@@ -236,7 +241,7 @@ class Maintenance:
             else:
                 self._drain(at)
         elif work.step in (Step.RESUMING, Step.LIFTING):
-            if move := self._controller.lift(work):
+            if move := self._controller.lift(work, self._plan):
                 self._move(at, replace_why(move, work.detail))
         elif work.step is Step.MARKING:
             if move := self._controller.mark(work):
@@ -279,7 +284,7 @@ class Maintenance:
                 continue
             if self._controller.seen(work, listing).hand is Hand.OURS:
                 self._shown.say(f"{work.node}: slurmctld has forgotten that it was resumed: resumed again")
-                self._controller.lift(work)
+                self._controller.lift(work, self._plan)
 
     # -- the node itself -----------------------------------------------------------------------------------
 

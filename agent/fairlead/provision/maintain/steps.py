@@ -28,6 +28,10 @@ from msgspec.structs import replace
 SETTLE_SECONDS = 2.5
 #: What was sent to slurmctld and not answered may still arrive: so long a node is not believed to be free of it.
 LATE_SECONDS = 15.0
+#: slurmctld pings a node that was resumed in its next second; so long that is waited for at least, however loaded it is.
+ANSWER_SECONDS = 60.0
+#: How the failure of a node begins that was well, was resumed, and that slurmctld then gets no answer from.
+RESUMED = "resumed, and does not answer slurmctld"
 #: A slurmctld that is killed forgets what is younger than its last save (SAVE_MAX_WAIT is 5 s, src/slurmctld/state_save.c): what
 #: stood so long and is gone was lifted by somebody.
 KEPT_SECONDS = 15.0
@@ -76,7 +80,7 @@ NEXT: Mapping[Step, frozenset[Step]] = {
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a run was asked for. Times in seconds, ``window`` and ``began`` Unix; 0 for no such bound.
+    """What a run was asked for. Times in seconds, ``opens`` and ``window`` (when the window ends) Unix; 0 for no such bound.
 
     batch: nodes in work at once. max_failed: so many failed nodes end the beginning of new ones. floors: partition to the
     nodes that stay usable there.
@@ -87,6 +91,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     max_failed: int = 1
     floors: dict[str, int] = {}
     reboot: bool = False
+    opens: float = 0.0
     window: float = 0.0
     max_wait: float = 0.0
     reboot_seconds: float = 1800.0
@@ -338,12 +343,17 @@ def marked(plan: Plan, why: str) -> str:
 # -- the end --------------------------------------------------------------------------------------
 
 
-def lifted(work: Work, seen: Seen, now: float) -> Move | None:
-    """Before (and after) our drain is lifted, in ``resuming`` or ``lifting``: None where it stands and is to be lifted."""
-    end = Step.DONE if work.step is Step.RESUMING else Step.GIVEN_BACK
+def lifted(work: Work, seen: Seen, now: float, plan: Plan) -> Move | None:
+    """Before (and after) our drain is lifted, in ``resuming`` or ``lifting``: None where it stands and is to be lifted, or is
+    lifted and the node not in service yet: slurmctld starts no job on one that does not answer."""
+    if seen.hand is Hand.FREE and work.step is Step.RESUMING:
+        if not seen.silent:
+            return Move(Step.DONE)
+        limit = max(ANSWER_SECONDS, plan.verify_seconds)
+        return Move(Step.FAILED, f"{RESUMED} after {limit:.0f} s") if now - work.since >= limit else None
     if seen.hand is Hand.FREE:
-        late = work.step is Step.LIFTING and work.sent and now - work.sent < LATE_SECONDS
-        return None if late else Move(end)
+        late = bool(work.sent) and now - work.sent < LATE_SECONDS
+        return None if late else Move(Step.GIVEN_BACK)
     if seen.hand is Hand.OTHER:
         return Move(Step.TAKEN, f"somebody else holds it now, left to them: {seen.who}")
     if seen.hand is Hand.COVERED:

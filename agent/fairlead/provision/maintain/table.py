@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fairlead.provision.maintain.steps import IN_WORK, Step, Work
-
-ROWS = 24
+from fairlead.provision.screen import Screen, drawable
 
 
 class Silent:
@@ -54,39 +53,56 @@ class Table(Silent):
     """The nodes in work, with what each does and for how long; what has ended stays above as lines."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, transient=True, auto_refresh=False)
+        self._screen = Screen(stderr=True, transient=True)
+        self._said: object = None
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._screen.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._live.stop()
+        self._screen.__exit__(kind, error, trace)
 
     def moved(self, work: Work) -> None:
         if work.ended:
-            self.say(line(work))
+            self.say(line(work), "red" if work.step is Step.FAILED else "")
 
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+    def say(self, text: str, style: str = "") -> None:
+        self._screen.say(f"{time.strftime('%H:%M:%S')} {text}", style)
 
     def show(self, works: Sequence[Work], held: str) -> None:
-        from rich.table import Table as Drawn
+        now = time.time()
+        active = [(w.node, w.step.value, lasted(now - w.since), w.detail) for w in works if w.step in IN_WORK]
+        below = (summary(works), *([f"no other is begun: {held}"] if held else []))
+        if (said := (tuple(active), below)) != self._said or self._screen.resized():
+            self._said = said
+            self._screen.draw(frame(active, below, self._screen.height))
 
-        drawn: Any = Drawn(box=None, pad_edge=False)
-        for head in ("NODE", "STEP", "FOR", "WHAT"):
-            drawn.add_column(head, no_wrap=head != "WHAT")
-        active = [w for w in works if w.step in IN_WORK]
-        for work in active[:ROWS]:
-            drawn.add_row(work.node, work.step.value, f"{time.time() - work.since:.0f} s", work.detail)
-        if len(active) > ROWS:
-            drawn.add_row("...", f"{len(active) - ROWS} more", "", "")
-        drawn.caption = summary(works) + (f"; no other is begun: {held}" if held else "")
-        self._live.update(drawn, refresh=True)
+
+def frame(active: Sequence[Sequence[str]], below: Sequence[str], height: int) -> Any:
+    """What is drawn, of the rows of the nodes in work: at most ``height`` lines, none of which wraps."""
+    from rich.console import Group
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    def whole(text: str) -> Text:
+        return Text(text, no_wrap=True, overflow="ellipsis")
+
+    drawn = Drawn(box=None, pad_edge=False)
+    for head in ("NODE", "STEP", "FOR", "WHAT"):
+        drawn.add_column(head, no_wrap=head != "WHAT", justify="right" if head == "FOR" else "left")  # WHAT gives way
+    rows = active if len(active) + 1 + len(below) <= height else active[: height - 2 - len(below)]
+    for row in rows:
+        drawn.add_row(*map(whole, row))
+    if len(rows) < len(active):
+        drawn.add_row(whole("..."), whole(f"{len(active) - len(rows)} more"))
+    return Group(*([drawn] if active else []), *map(whole, below))
+
+
+def lasted(seconds: float) -> str:
+    """``90 s``, ``12 min``, ``5 h``."""
+    unit, size = next(((u, n) for u, n in (("h", 3600), ("min", 60)) if seconds >= 2 * n), ("s", 1))
+    return f"{max(0.0, seconds) // size:.0f} {unit}"
 
 
 def line(work: Work) -> str:
@@ -105,4 +121,4 @@ def display(*, quiet: bool) -> Silent:
     """The right one for this standard error."""
     if quiet:
         return Silent()
-    return Table() if sys.stderr.isatty() else Lines()
+    return Table() if drawable(sys.stderr) else Lines()

@@ -1,0 +1,115 @@
+"""What a reset of a PCIe device takes away is applied again, as soon as it is seen.
+
+A reset (of a GPU, of a link by the kernel's error recovery, by a person) brings config space back to its power-on values (PCI
+Express Base Specification, Conventional Reset), and where the kernel restores what it had saved, it turns ACS on anew
+(drivers/pci/pci.c, pci_restore_state calls pci_enable_acs). So it is with the settings that are ``lost_by_reset``. The drift is
+found by the thorough look; then `fairlead apply --only NAMES` is run as a transient unit (systemd-run(1)), outside the agent's
+sandbox, by the code of the boot unit.
+
+Only bits that an apply has made before: their undo record is there, so what nobody has applied yet, or what was undone, stays as
+it is. Never while a job runs, while somebody holds the node or has disabled fairlead, or beside another apply.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fairlead import settings
+from fairlead.daemon import log
+from fairlead.daemon.rules import DISABLED, Hold, applying, barred
+from fairlead.errors import HostError
+from fairlead.host.root import Root
+from fairlead.model.change import PciBits
+from fairlead.model.finding import Finding, Level
+from fairlead.policy.rules import SETTING_PREFIX
+
+if TYPE_CHECKING:
+    from fairlead.daemon.loop import Loop
+
+PROGRAM = "/opt/fairlead/current/bin/fairlead"
+UNIT = "fairlead-reapply"
+FIRST_WAIT_SECONDS = 60.0
+LAST_WAIT_SECONDS = 3600.0
+RUN_SECONDS = 240.0  # at most: beyond it systemd does not answer, and drift counts again
+#: `apply` waits up to 90 s for another one; what does not end by itself is ended by systemd.
+RUN = ("systemd-run", "--quiet", "--collect", "--wait", f"--unit={UNIT}", "-p", "RuntimeMaxSec=180", "-p", "NoNewPrivileges=yes",
+       "-p", "ProtectHome=yes", "-p", "PrivateTmp=yes")  # fmt: skip
+
+
+class Reapply:
+    """``under_way``: it runs now; as beside every apply, drift of a setting drains nothing until it has ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wait_seconds = FIRST_WAIT_SECONDS
+        self._next = self._until = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        return self._process is not None and time.monotonic() < self._until
+
+    def heed(self, loop: Loop, found: Sequence[Finding]) -> None:
+        """``found``: the findings of a look that judged the settings too. A disk that does not answer ends nothing here."""
+        drifted = lost(found)
+        if not drifted:
+            self._wait_seconds, self._next = FIRST_WAIT_SECONDS, 0.0
+        elif self._process is None and time.monotonic() >= self._next and not in_the_way(loop):
+            with suppress(OSError, HostError):  # no record, no run: what is wrong with the records, `fairlead apply` says
+                if names := loop.disk.do(partial(made_before, loop.root, drifted)):
+                    self._start(names, loop)
+
+    def _start(self, names: Sequence[str], loop: Loop) -> None:
+        now = time.monotonic()
+        self._next, self._until = now + self._wait_seconds, now + RUN_SECONDS
+        self._wait_seconds = min(2 * self._wait_seconds, LAST_WAIT_SECONDS)
+        words = ",".join(names)
+        command = [*RUN, PROGRAM, "apply", "--document", loop.document_path, "--only", words]
+        try:
+            self._process = loop.disk.do(lambda: subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+        except OSError as e:
+            log.line(log.ERROR, "not applied again", settings=words, error=f"{command[0]}: {e.strerror}")
+            return
+        log.line(log.NOTICE, "applied again after a reset", settings=words, journal=f"journalctl -u {UNIT}")
+        loop.history.event("applied again after a reset", words)
+
+    def turn(self, loop: Loop) -> None:
+        """Once the run has ended: a close look at the node, now. It never waits."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        self._process = None
+        if code:
+            log.line(log.WARNING, "apply after a reset", exit=code, journal=f"journalctl -u {UNIT}")
+        loop.senses.look_closely()
+        loop.next_sweep = 0.0
+
+
+def lost(found: Sequence[Finding]) -> dict[str, set[str]]:
+    """The devices, by setting, whose bits are not as declared and may have gone with a reset."""
+    known = settings.load()
+    drifted: dict[str, set[str]] = {}
+    for f in found:
+        name = f.check.removeprefix(SETTING_PREFIX) if f.check.startswith(SETTING_PREFIX) else ""
+        if name and known[name].lost_by_reset and f.device and f.level in (Level.WARN, Level.DRAIN):
+            drifted.setdefault(name, set()).add(f.device)
+    return drifted
+
+
+def made_before(root: Root, drifted: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """The settings of which fairlead had changed such bits before. Raises HostError for a record that is none."""
+    from fairlead.host.change import undo_changes  # not in the memory of an agent that never needs it
+
+    noted = [change for _, change in undo_changes(root)]
+    return tuple(sorted({c.setting for c in noted if isinstance(c, PciBits) and c.address in drifted.get(c.setting, ())}))
+
+
+def in_the_way(loop: Loop) -> bool:
+    """Whether now is not the time: a recorded tree, a job, another apply, a person's hold; or the site does not want it."""
+    agent = loop.document.agent
+    if not agent.reapply or not loop.root.is_live or loop.jobs.running or applying(agent.run_dir):
+        return True
+    return bool(barred(Hold(loop.disk), agent.state_dir, agent.run_dir, loop.root.join(DISABLED)))

@@ -1,0 +1,41 @@
+"""A file put in place whole or not at all: a reader, a crash and a power cut see the old content or the new."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) -> None:
+    """Write ``data`` to ``temporary`` beside ``path``, with exactly this mode, and rename it. Raises OSError, and leaves no
+    temporary file behind then. A left-over of that name is overwritten. sync: on the disk when this returns, name and content
+    (fsync(2) of the file, then of its folder)."""
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if sync:
+        sync_folder(os.path.dirname(path) or ".")
+
+
+def sync_folder(folder: str) -> None:
+    """fsync(2) of a folder: names that came and went are on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

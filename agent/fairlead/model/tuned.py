@@ -1,0 +1,24 @@
+"""tuned as a second writer: which profile runs, for those settings whose values it may write too.
+
+tuned(8) and tuned-profiles(7): a profile sets governor and energy hint (plugin cpu), idle states (force_latency), transparent
+huge pages (vm) and sysctls. It is a daemon of the system, which nothing of ours starts after our boot unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fairlead.model.facts import Missing
+
+COMM = "/proc/@tuned/comm"  # the running daemon: the reader of the machine finds it
+PROFILE = "/etc/tuned/active_profile"
+READS = (COMM, PROFILE)
+
+
+def second_writer(texts: Mapping[str, str | Missing | None]) -> str:
+    """ "tuned runs with the profile X", or "" where no tuned runs."""
+    if not isinstance(texts.get(COMM), str):
+        return ""
+    profile = texts.get(PROFILE)
+    name = profile.strip() if isinstance(profile, str) else ""
+    return f"tuned runs with the profile {name or 'it chose itself'}"

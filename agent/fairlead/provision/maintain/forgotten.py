@@ -1,0 +1,55 @@
+"""Drains of runs that are done with the node and stand all the same: a slurmctld that was killed had not saved their end.
+
+slurmctld writes its state up to 5 s after a change (SAVE_MAX_WAIT, src/slurmctld/state_save.c). While a run is driven it sees
+that itself; after its end this does. By the exact text, as ever: nobody else's drain is taken for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from fairlead.provision.maintain.controller import Controller, Listing
+from fairlead.provision.maintain.journal import Journal
+from fairlead.provision.maintain.steps import Hand, Plan, Step, Work
+
+
+class Forgotten(Struct, frozen=True, kw_only=True):
+    """A node whose drain is back. run: whose drain it is; plan: that run's."""
+
+    run: str
+    plan: Plan
+    work: Work
+
+    @property
+    def line(self) -> str:
+        """What stands, and the next step."""
+        name, run = self.work.node, f"run {self.run}"
+        back = f"{name}: the drain of {run} stands again: slurmctld was killed before it had saved"
+        if self.work.step is Step.TAKEN:
+            return f"{back} what somebody did to it; look at the node, then: scontrol update nodename={name} state=resume"
+        return f"{back} that it was lifted; `fairlead maintain --resume {self.run}` lifts it again"
+
+
+def forgotten(journal: Journal, controller: Controller, listing: Listing, *, run: str = "") -> tuple[Forgotten, ...]:
+    """Of one run that has ended, or of all of them. Raises SlurmError."""
+    drained = [name for name, place in listing.places.items() if place.maintained]
+    found = [Forgotten(run=name, plan=plan, work=work) for name, plan, work in journal.done_with(drained) if run in ("", name)]
+    lifted = (Step.DONE, Step.GIVEN_BACK, Step.TAKEN)
+    return tuple(f for f in found if f.work.step in lifted and controller.seen(f.work, listing).hand is Hand.OURS)
+
+
+def lift(controller: Controller, found: Sequence[Forgotten]) -> list[str]:
+    """Lift again what those runs had lifted, and say so; one try for each, and what somebody else had lifted is only said. Raises
+    SlurmError."""
+    said = []
+    for one in found:
+        if one.work.step is Step.TAKEN:
+            said.append(one.line)
+            continue
+        controller.lift(one.work, one.plan)
+        left = controller.now(one.work)
+        told = "resumed again" if left.hand is Hand.FREE else f"not resumed: {left.who}"
+        said.append(f"{one.work.node}: {told}, as run {one.run} had left it and slurmctld has forgotten")
+    return said

@@ -1,0 +1,79 @@
+"""A frame at the bottom of a terminal that is drawn anew, with lines above it that stay."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+KEPT_LINES = 200
+
+
+def drawable(stream: TextIO) -> bool:
+    """Is it a terminal that can move its cursor? ``TERM=dumb`` says that it cannot."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+class Screen:
+    """``frame``: what is drawn, for a width and a height, as one rich renderable whose lines do not wrap. transient: it is gone
+    when the ``with`` block ends. rich leaves out colours where NO_COLOR is set."""
+
+    def __init__(self, *, stderr: bool = False, transient: bool = False) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=stderr)
+        self._transient = transient
+        self._lines: deque[tuple[str, str]] = deque(maxlen=KEPT_LINES)
+        self._size = self._console.size
+        self._live = self._made()
+
+    def _made(self) -> Any:
+        from rich.live import Live
+
+        return Live(console=self._console, transient=self._transient, auto_refresh=False)
+
+    @property
+    def width(self) -> int:
+        return self._console.size.width
+
+    @property
+    def height(self) -> int:
+        """Lines that a frame may have."""
+        return max(4, self._console.size.height - 2)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line that stays."""
+        self._lines.append((text, style))
+        self._print(text, style)
+
+    def _print(self, text: str, style: str) -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def draw(self, frame: Any) -> None:
+        """Draw it in the place of the one before. After a change of size nobody knows where that stands (a terminal may have
+        wrapped its lines anew, or not), so all that is on the screen is written again."""
+        from rich.console import Group
+        from rich.text import Text
+
+        if self.resized():
+            self._size = self._console.size
+            self._live.stop()
+            self._console.clear()
+            for text, style in list(self._lines)[-self.height :]:
+                self._print(text, style)
+            self._live = self._made()
+            self._live.start()
+        # The cursor waits in an empty line: the terminal's own ^C at the end of a full one would wrap, and move the frame.
+        self._live.update(Group(frame, Text("")), refresh=True)
+
+    def resized(self) -> bool:
+        """Has the terminal another size than when it was last drawn on?"""
+        return self._console.size != self._size

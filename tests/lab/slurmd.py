@@ -1,0 +1,83 @@
+"""Slurm's own slurmd, asked once what it detects (`slurmd -C`, `slurmd -G`), and its NVML plug-in, both unmodified.
+
+It runs in a mount namespace of its own, which takes all of it away: a writable layer over one of the lab's roots, with what a
+test puts in, and device files of a local major. The plug-in is Debian's (contrib, slurm-wlm-nvml-plugin; Debian testing has none
+for its Slurm). Only its one file is used, unpacked: the package itself asks for NVIDIA's driver.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.lab import roots
+
+PLUGIN = "usr/lib/x86_64-linux-gnu/slurm-wlm/gpu_nvml.so"
+# $1 root, $2 layer, $3 what to put in, then a command.
+LAYER = """
+set -e
+mount -t tmpfs tmpfs "$2"
+mkdir "$2/up" "$2/work" "$2/root"
+cp -a "$3/." "$2/up"
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/up,workdir=$2/work" "$2/root"
+cd "$2/root"
+mount -t proc proc proc
+mount --rbind /sys sys
+mount -t tmpfs tmpfs dev
+mknod dev/null c 1 3
+mknod dev/urandom c 1 9
+for minor in 0 1 2 3 4 5 6 7; do mknod "dev/nvidia$minor" c 240 "$minor"; done
+mkdir -p var/spool/slurmd
+chroot . chown -R slurm /etc/slurm
+shift 3
+exec chroot . "$@"
+"""
+
+
+def detect(suite: str, content: Path, layer: Path, *argv: str, env: tuple[str, ...] = ()) -> str:
+    """What slurmd prints, on both streams; ``layer`` is left empty. ``env``: NAME=VALUE for it."""
+    layer.mkdir(exist_ok=True)
+    (content / "etc/slurm").mkdir(parents=True, exist_ok=True)
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", LAYER, "detect", roots.root(suite), layer, content]
+    done = subprocess.run([*command, "env", *env, "slurmd", *argv], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def put_nvml(content: Path, suite: str, library: Path) -> None:
+    """Slurm's plug-in and the simulated library, where slurmd looks for them."""
+    libraries = content / Path(PLUGIN).parent.parent
+    (content / PLUGIN).parent.mkdir(parents=True)
+    (content / PLUGIN).write_bytes(plugin(suite, roots.root(suite)).read_bytes())
+    for name in ("libnvidia-ml.so.1", "libnvidia-ml.so"):  # Slurm 22.05 asks for the name without version only
+        (libraries / name).write_bytes(library.read_bytes())
+
+
+def plugin(suite: str, root: Path) -> Path:
+    """Slurm's gpu_nvml.so of a suite, fetched once and kept with the lab's other builds."""
+    kept = roots.lab_dir() / "build" / f"slurm-nvml-{suite}"
+    if (kept / PLUGIN).is_file():
+        return kept / PLUGIN
+    with roots.locked(f"slurm-nvml-{suite}"):
+        if (kept / PLUGIN).is_file():
+            return kept / PLUGIN
+        lists = kept / "lists"
+        (lists / "partial").mkdir(parents=True, exist_ok=True)
+        mirror = roots.mirror() or "http://deb.debian.org/debian"
+        key = root / "usr/share/keyrings/debian-archive-keyring.gpg"
+        (kept / "sources.list").write_text(f"deb [signed-by={key}] {mirror} {suite} contrib\n")
+        settings = {
+            "Dir::Etc::sourcelist": kept / "sources.list",
+            "Dir::Etc::sourceparts": "/dev/null",
+            "Dir::State::Lists": lists,
+            "Dir::Cache": kept,
+            "Dir::Cache::pkgcache": "",
+            "Dir::Cache::srcpkgcache": "",
+            "APT::Sandbox::User": "root",
+        }
+        options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+        for words in (["update"], ["download", "slurm-wlm-nvml-plugin"]):
+            subprocess.run(["apt-get", "-qq", *options, *words], cwd=kept, check=True, timeout=120)
+        (package,) = kept.glob("slurm-wlm-nvml-plugin_*.deb")
+        subprocess.run(["dpkg-deb", "--extract", package, kept], check=True, timeout=60)
+    return kept / PLUGIN

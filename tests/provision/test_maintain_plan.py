@@ -1,0 +1,72 @@
+"""What a maintenance run refuses before anything is touched, and the words that it is asked in."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead import config
+from fairlead.cli.times import window
+from fairlead.errors import UsageError
+from fairlead.provision.maintain.controller import Listing
+from fairlead.provision.maintain.limits import Place
+from fairlead.provision.maintain.plan import Asked, prepare
+from fairlead.provision.maintain.report import unended
+from fairlead.slurm.client import NodeState
+
+IN_SLURM = ("gpu1", "gpu2")
+LISTING = Listing(
+    nodes={n: NodeState(name=n, states=frozenset({"IDLE"}), partitions=("main",)) for n in IN_SLURM},
+    places={n: Place(name=n, partitions=("main",)) for n in IN_SLURM},
+    unix=0.0,
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> config.Site:
+    (tmp_path / "site.toml").write_text('schema = 1\n[classes.h100]\nnodes = "gpu[1-3]"\nprofile = "hgx-h100"\n')
+    return config.load_site(str(tmp_path / "site.toml"))
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "more", "why"),
+    [
+        ("gpu[1-3]", {}, "gpu3: slurmctld has no such node in any partition"),
+        ("gpu[1,7-9]", {}, "gpu[7-9]: not declared in "),
+        ("gpu[1", {}, "gpu[1: "),
+        ("gpu1", {"reason": "  "}, "--reason: say why"),
+        ("gpu1", {"max_failed": 0}, "--max-failed: at least 1"),
+        ("gpu1", {"batch": "0"}, "--batch '0' is neither"),
+        ("gpu1", {"floors": ("main=2",)}, "--floor main=2: main has 2 nodes: no node could ever be begun"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(site: config.Site, nodelist: str, more: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError) as told:
+        prepare(site, Asked(**{"nodelist": nodelist, "reason": "new driver", **more}), LISTING)
+    assert why in str(told.value) and "\n" not in str(told.value)
+    assert len(prepare(site, Asked(nodelist="gpu[1-2]", reason="new driver"), LISTING).works) == 2
+
+
+def test_the_words_of_a_window() -> None:
+    now = time.time()
+    assert window("2h", "--window")[0] == 0 and window("2h", "--window")[1] == pytest.approx(now + 7200, abs=60)
+    opens, closes = window("30m/8h", "--window")
+    assert opens == pytest.approx(now + 1800, abs=60) and closes == pytest.approx(opens + 8 * 3600)
+    opens, closes = window("2026-01-01T22:00/2999-01-01T06:00", "--window")
+    assert opens < now < closes  # under way
+    for wrong in ("2h/", "/2h", "x", "2999-01-01/2998-01-01", "2020-01-01/2h", "2020-01-01", "2h/2020-01-01"):
+        with pytest.raises(UsageError, match="--window"):
+            window(wrong, "--window")
+
+
+def test_how_to_go_on_is_said() -> None:
+    assert unended("r1", full="", closed="") == "stopped; go on with --resume r1, or --abort r1"
+    assert unended("r1", full="", closed="the window has ended") == (
+        "the window has ended; go on with --resume r1 --window [BEGIN/]END, or --abort r1"
+    )
+    assert unended("r1", full="m.db: full", closed="").startswith(
+        "m.db: full: nothing new was begun; make room there; go on with"
+    )
