@@ -243,7 +243,7 @@ def main(beat_fd: int) -> None:
                 snapshot = session.sweep()
                 beat(b"", b"")
                 _write(*told.frame(snapshot))
-                if not gc.get_freeze_count():
+                if gc.isenabled():
                     gc.freeze()
                     gc.disable()  # nothing here makes cycles: what a sweep makes goes by its reference counts
                 if session.outdated:
