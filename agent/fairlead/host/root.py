@@ -14,8 +14,10 @@ import stat
 from fairlead.model.facts import Missing, unreadable
 
 READ_MAX_BYTES = 4 << 20
+PLACES_MAX = 2000  # some hundred files are read again and again
 _LINKS_MAX = 40  # as the kernel: more is ELOOP
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_SPACE = " \t\n\r\v\f\0"
 _MAGIC = frozenset("*?[")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -23,7 +25,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 class Root:
     """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
-    __slots__ = ("_aliases", "_base", "_links", "is_live", "path", "reading")
+    __slots__ = ("_aliases", "_base", "_links", "_places", "is_live", "path", "reading")
 
     def __init__(self, path: str = "/") -> None:
         self.path = os.path.abspath(path)
@@ -31,6 +33,7 @@ class Root:
         self._base = "" if self.is_live else os.path.realpath(self.path)
         self.reading = ""  # the file that is being read: should it never answer, another thread can name it
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
+        self._places: dict[str, str] = {}  # what lies in these
         self._aliases: dict[str, tuple[int, int, str]] = {}  # its links: inode and time of change, and where they lead
 
     def __repr__(self) -> str:
@@ -54,13 +57,21 @@ class Root:
 
     def _place(self, path: str) -> str:
         """As ``join``, but for a link in the last place: that stays one."""
+        if (known := self._places.get(path)) is not None:
+            return known
         folder, _, name = path.strip("/").rpartition("/")
+        if name in ("", ".", ".."):
+            return self._resolve(path)
         resolved = self._links.get(folder)
         if resolved is None:
             resolved = self._resolve(folder)
-            if os.path.isdir(resolved):
-                self._links[folder] = resolved
-        return f"{resolved}/{name}" if name not in ("", ".", "..") else self._resolve(path)
+            if not os.path.isdir(resolved):
+                return f"{resolved}/{name}"
+            self._links[folder] = resolved
+        place = f"{resolved}/{name}"
+        if len(self._places) < PLACES_MAX:
+            self._places[path] = place
+        return place
 
     def open(self, path: str) -> int:
         """A descriptor to read ``path`` with, which a FIFO or a device does not hold up. Raises OSError."""
@@ -148,14 +159,14 @@ class Root:
     def read_line(self, path: str) -> str | Missing | None:
         """The file's content without surrounding white space, and zero bytes that a recording left: one sysfs attribute."""
         data = self.read_bytes(path, 65536)
-        return data.decode("utf-8", "replace").strip(" \t\n\r\v\f\0") if isinstance(data, bytes) else data
+        return data.decode("utf-8", "replace").strip(_SPACE) if isinstance(data, bytes) else data
 
     def value(self, path: str) -> str | Missing:
         """One sysfs attribute that ought to be there: an absent or empty file is Missing too."""
-        line = self.read_line(path)
-        if line is None:
-            return unreadable(f"{path}: no such file")
-        return line if isinstance(line, Missing) or line else unreadable(f"{path}: empty")
+        data = self.read_bytes(path, 65536)
+        if isinstance(data, bytes):
+            return data.decode("utf-8", "replace").strip(_SPACE) or unreadable(f"{path}: empty")
+        return unreadable(f"{path}: no such file") if data is None else data
 
     def number(self, path: str, base: int = 10) -> int | Missing:
         """One sysfs attribute that is a number (base 16: with or without 0x)."""
