@@ -38,8 +38,8 @@ def lay_out(cluster: Cluster, name: str, node: object, python: str = "-") -> Non
     (dirs.run / "jobs").mkdir(exist_ok=True)
     (dirs.run / "plans").mkdir(exist_ok=True)
     (dirs.run / "topology").write_text(publish.render_topology(node))
-    for name, text in publish.plan_files(node).items():
-        (dirs.run / "plans" / name).write_text(text)
+    for file, text in publish.plan_files(node).items():
+        (dirs.run / "plans" / file).write_text(text)
     (dirs.run / "env").write_text(render())
     (dirs.etc / "hooks").write_text(f"1\tallow\tfull\t-\t{python}\n")
 
