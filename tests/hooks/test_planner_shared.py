@@ -96,7 +96,7 @@ def put(stage: Stage, text: str, owner: int = NOBODY) -> None:
     stage.inside("sh", "-c", f"printf %s '{text}' >{FILE}; chown {owner} {FILE}; chmod 666 {FILE}")
 
 
-@pytest.mark.parametrize("case", ["another's", "a link", "a folder", "another question", "cut", "no /dev/shm"])
+@pytest.mark.parametrize("case", ["another's", "a link", "a pipe", "a folder", "another question", "cut", "no /dev/shm"])
 def test_what_is_no_answer_is_not_taken(shared: Stage, case: str) -> None:
     lie = "98-111 14 98-111 14 98-111 14 98-111 14"
     if case == "another's":
@@ -104,6 +104,8 @@ def test_what_is_no_answer_is_not_taken(shared: Stage, case: str) -> None:
     elif case == "a link":
         put(shared, f"{QUESTION}\n{lie}\n")
         shared.inside("sh", "-c", f"mv {FILE} /dev/shm/there && ln -s there {FILE} && chown -h {NOBODY} {FILE}")
+    elif case == "a pipe":
+        shared.inside("mkfifo", "-m", "666", FILE)  # whose other end nobody opens
     elif case == "a folder":
         shared.inside("mkdir", FILE)
     elif case == "another question":

@@ -166,6 +166,21 @@ def test_a_task_that_has_gone_does_not_fail_the_hook(stage: Stage, shell: str) -
 
 
 @two_cpus
+def test_an_image_without_taskset(stage: Stage, shell: str, task: int) -> None:
+    """As inside a container: the environment is set, the CPUs stay."""
+    lay_out(stage)
+    os.sched_setaffinity(task, {0})
+    stage.inside("mount", "--bind", "/dev/null", "/usr/bin/taskset")
+    try:
+        ran = run(stage, shell, step(task, 0))
+    finally:
+        stage.inside("umount", "/usr/bin/taskset")
+    assert (ran.rc, ran.err) == (0, "")
+    assert os.sched_getaffinity(task) == {0}
+    assert exports(ran)["OMP_NUM_THREADS"] == "1" and exports(ran)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@two_cpus
 def test_the_planner_of_an_installed_release(stage: Stage, task: int) -> None:
     """As provisioning lays it out: hooks in a folder of their own, the rules in the release's environment only."""
     base = os.path.realpath(PYTHON)

@@ -81,8 +81,8 @@ def test_2_what_failed_is_repaired_and_killed_at_random_moments(admin: Admin) ->
     admin.node(2).wait_ssh()
     before = {n: admin.boots(admin.node(n)) for n in (2, 3, 4, 6)}
     chance = random.Random(seed := os.urandom(4).hex())
-    run = admin.maintain("gpu[2-4,6]", "--reason", "kernel 6.12, again", "--batch", "3", *PATIENT)
-    until(lambda: "gpu2" in admin.steps() and admin.steps()["gpu2"] != "done", admin.said)
+    run = admin.begun("gpu[2-4,6]", "--reason", "kernel 6.12, again", "--batch", "3", *PATIENT)
+    until(lambda: admin.steps()["gpu2"] != "queued", admin.said)
     for number in range(4):
         time.sleep(chance.uniform(0.3, 4.0))
         if number == 1:

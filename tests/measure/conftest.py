@@ -33,6 +33,12 @@ TOOLS = (
     "ib_write_bw",
     "nvidia-smi",
 )
+#: Jobs of partition urgent take the place of others.
+PREEMPTION = """PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
 NODES = tuple(f"n{i}" for i in range(1, 6))
 RELEASES = ["bookworm", pytest.param("trixie", marks=pytest.mark.slow)]
 
@@ -118,7 +124,8 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     folder = tmp_path_factory.mktemp("accept")
-    cluster = Cluster(request.param, nodes=len(NODES), cores=4, shared=[folder], name=own_name(f"accept-{request.param}"))
+    name = own_name(f"accept-{request.param}")
+    cluster = Cluster(request.param, nodes=len(NODES), cores=4, shared=[folder], name=name, extra_conf=PREEMPTION)
     with cluster as slurm:
         hold = slurm._hold
         yield Site(slurm, folder)

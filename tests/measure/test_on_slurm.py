@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import signal
+import sqlite3
 import subprocess
 import time
 
@@ -170,6 +171,65 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     assert "the job was cancelled by somebody" in whys(nodes["n3"]) and "2 sizes done" in whys(nodes["n3"])
     assert "the node failed while the job ran" in whys(nodes["n4"])
     assert nodes["n5"]["tools"][0]["outcome"] == "unknown"
+
+
+#: What slurmctld does with a job whose node came up other than it was asked for (slurm.h, JOB_RECONFIG_FAIL; job_mgr.c,
+#: _job_requeue_op): where the job may not be requeued, BOOT_FAIL.
+NOT_AS_ASKED = """import ctypes, glob, sys
+lib = ctypes.CDLL(glob.glob("/usr/lib/*/slurm-wlm/libslurmfull.so")[0], mode=ctypes.RTLD_GLOBAL)
+lib.slurm_init(None)
+lib.slurm_requeue(int(sys.argv[1]), 1 << 17)
+"""
+
+
+def test_a_node_that_does_not_boot_and_a_job_that_is_preempted(site: Site) -> None:
+    """Neither says anything of the node; a preempted job is not run a second time."""
+    for node in ("n1", "n2"):
+        site.mode(node, "all_reduce_perf", "hang")
+    process = site.start("n[1-2]", QUICK, "--json")
+
+    def job(node: str) -> str:
+        return site.slurm.run(["/usr/bin/squeue", "-h", "-t", "R", "-p", "main", "-w", node, "-o", "%A"]).stdout.strip()
+
+    site.until(lambda: all(job(n) and site.wrote(n, "2147483648") for n in ("n1", "n2")), "both hang")
+    first, second = job("n1"), job("n2")
+    site.slurm.run(["/usr/bin/python3", "-c", NOT_AS_ASKED, first])
+    urgent = site.slurm.submit(SLEEP, "-wn2", "-purgent", "--exclusive", user="")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 3, out + err
+    states = site.slurm.run(["/usr/bin/squeue", "-h", "-t", "all", "-j", f"{first},{second}", "-o", "%A %T"]).stdout.split("\n")
+    assert sorted(filter(None, states)) == sorted([f"{first} BOOT_FAIL", f"{second} PREEMPTED"])
+    nodes = {n["node"]: n for n in json.loads(out)["nodes"]}
+    assert {n: node["outcome"] for n, node in nodes.items()} == {"n1": "unknown", "n2": "unknown"}
+    assert "the node did not boot for the job" in whys(nodes["n1"]) and "2 sizes done" in whys(nodes["n1"])
+    assert "the job was preempted" in whys(nodes["n2"]) and "2 sizes done" in whys(nodes["n2"])
+    site.until(lambda: site.slurm.job_state(urgent) == "RUNNING", "the urgent job runs in its place")
+
+
+def test_in_a_reservation(site: Site) -> None:
+    """The nodes of the reservation, while nobody else's job starts there."""
+    what = ("Nodes=n[2-3]", "Users=root", "StartTime=now", "Duration=60", "Flags=MAINT")
+    site.slurm.scontrol("create", "reservation", "ReservationName=acceptance", *what)
+    try:
+        other = site.slurm.submit(SLEEP, "-wn2", user="")
+        code, nodes = site.data("--reservation=acceptance", QUICK)
+        assert code == 0 and set(nodes) == {"n2", "n3"}, nodes
+        shown = site.slurm.run(["/usr/bin/squeue", "-h", "-t", "all", "-o", "%A %T %v"]).stdout.splitlines()
+        measured = job_numbers(site)
+        assert [line.split()[1:] for line in shown if line.split()[0] in measured] == [["COMPLETED", "acceptance"]] * 2
+        assert site.slurm.job_state(other) == "PENDING"
+        code, nodes = site.data("n1", "--reservation=acceptance", QUICK, "--max-wait=1")
+        assert code == 3 and nodes["n1"]["outcome"] == "unknown" and site.jobs() == [str(other)]
+    finally:
+        site.slurm.run(["/usr/bin/scancel", "--user=root"], check=False)
+        site.until(lambda: not site.jobs(), "no job is left")
+        site.slurm.scontrol("delete", "reservation=acceptance")
+
+
+def job_numbers(site: Site) -> set[str]:
+    """The jobs of the last run."""
+    with contextlib.closing(sqlite3.connect(site.folder / "accept.sqlite")) as store:
+        return {str(job) for (job,) in store.execute("SELECT job FROM node WHERE job IS NOT NULL")}
 
 
 def fill(file: io.FileIO) -> None:

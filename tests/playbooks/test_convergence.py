@@ -117,7 +117,7 @@ def test_3_a_node_whose_network_is_unlike_is_named(admin: Admin) -> None:
     socket = re.search(r"^NCCL_SOCKET_IFNAME==(\S+)$", conf, re.MULTILINE)
     assert socket, conf
     env = host.run("cat /run/fairlead/env").stdout
-    assert f"GLOO_SOCKET_IFNAME\tnodes\t{socket[1]}\tfull\n" in env and "NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull\n" in env
+    assert f"GLOO_SOCKET_IFNAME\tnodes\t{socket[1]}\tfull\t" in env and "NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull\t" in env
     assert host.run("stat -c %U:%a /etc/slurm/fairlead/scratch-clean").stdout == "root:755\n"
 
 

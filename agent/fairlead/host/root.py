@@ -17,6 +17,7 @@ READ_MAX_BYTES = 4 << 20
 _LINKS_MAX = 40  # as the kernel: more is ELOOP
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _MAGIC = frozenset("*?[")
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Root:
@@ -39,13 +40,7 @@ class Root:
         """The path on this machine of the node's ``path``; in a recorded tree with all links resolved inside it."""
         if self.is_live:
             return path if path.startswith("/") else "/" + path
-        folder, _, name = path.strip("/").rpartition("/")
-        resolved = self._links.get(folder)
-        if resolved is None:
-            resolved = self._resolve(folder)
-            if os.path.isdir(resolved):
-                self._links[folder] = resolved
-        candidate = f"{resolved}/{name}" if name not in ("", ".", "..") else self._resolve(path)
+        candidate = self._place(path)
         try:
             info = os.lstat(candidate)
         except OSError:
@@ -56,6 +51,27 @@ class Root:
         if known is None or known[:2] != (info.st_ino, info.st_ctime_ns):
             known = self._aliases[candidate] = (info.st_ino, info.st_ctime_ns, self._resolve(path))
         return known[2]
+
+    def _place(self, path: str) -> str:
+        """As ``join``, but for a link in the last place: that stays one."""
+        folder, _, name = path.strip("/").rpartition("/")
+        resolved = self._links.get(folder)
+        if resolved is None:
+            resolved = self._resolve(folder)
+            if os.path.isdir(resolved):
+                self._links[folder] = resolved
+        return f"{resolved}/{name}" if name not in ("", ".", "..") else self._resolve(path)
+
+    def open(self, path: str) -> int:
+        """A descriptor to read ``path`` with, which a FIFO or a device does not hold up. Raises OSError."""
+        if self.is_live:
+            return os.open(self.join(path), _READ)
+        try:
+            return os.open(self._place(path), _READ | os.O_NOFOLLOW)
+        except OSError as e:
+            if e.errno != errno.ELOOP:
+                raise
+        return os.open(self.join(path), _READ)
 
     def _resolve(self, path: str) -> str:
         """As chroot would: ``..`` stops at the tree's root, an absolute link starts there again."""
@@ -101,7 +117,7 @@ class Root:
         """
         self.reading = path
         try:
-            fd = os.open(self.join(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            fd = self.open(path)
         except OSError as e:
             self.reading = ""
             return None if e.errno in _ABSENT else _failed(path, e)

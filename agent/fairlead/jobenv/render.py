@@ -16,8 +16,8 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
     """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL SUM``, then a line with a dot (the file is complete).
 
     All of it is one assignment of a shell, in quotes, which a shell reads at once; its ``read`` makes a system call for each
-    character. WHEN: Row.condition. SUM: ``value_sum`` of a literal value, - of a rule. A row that names another in ``unless`` must
-    come after it.
+    character. WHEN: Row.condition. SUM: ``value_sum`` of a literal value, - of a rule. A row that names another in ``unless``
+    must come after it.
 
     ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
     a row of the same name. Raises DataError for a name that is never set, or a row that the shell could not take.
