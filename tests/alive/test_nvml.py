@@ -21,12 +21,13 @@ from tests.simulation.test_dstate import frozen, state
 pytestmark = pytest.mark.root
 AGE = 'fairlead_source_timestamp_seconds{source="nvml"}'
 HASTY = {"nvml_deadline_seconds": 0.5}
+BUSY = {"nvml_deadline_seconds": 1.5}  # killed after three times as long, which is more than its start takes
 QUICK = {"nvml_responsive": {"slow_seconds": 4.0, "stuck_seconds": 1.0, "boot_grace_seconds": 0}}
 
 
 @pytest.fixture(scope="module")
 def agent(living: Make) -> Living:
-    return living(checks=QUICK, agent=HASTY).start()
+    return living(checks=QUICK, agent=BUSY).start()
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ def stuck_after(agent: Living, seconds: float) -> None:
     between."""
     waits = {"slow_seconds": seconds, "stuck_seconds": seconds}
     checks = NO_SLOW_CHECKS | {"nvml_responsive": {**QUICK["nvml_responsive"], **waits}}
-    agent.write_document(agent={"interval_seconds": 0.3, **HASTY}, checks=checks)
+    agent.write_document(agent={"interval_seconds": 0.3, **BUSY}, checks=checks)
     before = agent.log.read_text().count("document_taken_up")
     agent.send(signal.SIGHUP)
     agent.until(lambda: agent.log.read_text().count("document_taken_up") > before, "the document's being taken up")
