@@ -99,6 +99,11 @@ class Admin:
         finally:
             journal.close()
 
+    def ansible_lock(self) -> str:
+        """What the Ansible of the newest run holds locked."""
+        newest = self.newest()
+        return f"{self.journal}.{newest.id if newest is not None else ''}.ansible"
+
     def begun(self, *words: str) -> subprocess.Popen[bytes]:
         """`fairlead maintain` of a new run, which is in the journal by now."""
         before = self.newest()

@@ -185,6 +185,7 @@ def test_batch_and_floor_hold(bench: Bench) -> None:
     looks = []
     while child.poll() is None:
         looks.append(bench.client.nodes())
+        time.sleep(0.05)
     assert child.returncode == 0 and set(bench.steps(run).values()) == {"done"}
     assert max(sum(n.drained and n.name != "n8" for n in look) for look in looks) == 1
     serving = [[n.name for n in look if n.available and not silent(n)] for look in looks]  # what was resumed answers slurmctld

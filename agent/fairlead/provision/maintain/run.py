@@ -86,10 +86,10 @@ class Maintenance:
                 if not wait_end(left, self._shown.say, lambda: self.stop_asked):
                     return False
                 self._take_up()
-                while not self._finished():
+                while not (self.leave_asked or self._finished()):
                     self._turn()
                     time.sleep(self._poll / 4)
-                if any(w.step is Step.QUEUED for w in self.works):
+                if self.leave_asked or any(w.step is Step.QUEUED for w in self.works):
                     return False
                 self._journal.end(self.run.id, "aborted" if self._aborting else "ended")
                 return True
