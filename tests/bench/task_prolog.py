@@ -38,6 +38,8 @@ exec taskset -c $c "$@"
 """
 #: A task prolog that does nothing: what Slurm itself takes for starting one (a fork of slurmstepd, sh, a pipe, a wait).
 EMPTY = "#!/bin/sh\nexit 0\n"
+#: The least that binds: a table as the wrapper's, and taskset.
+LEAST = WRAPPER.replace('exec taskset -c $c "$@"', '/usr/bin/taskset -cp $c "$SLURM_TASK_PID" >/dev/null\nexit 0')
 #: A release as provisioning lays it out, with what the planner needs: compiled beforehand.
 RELEASE = """set -e
 v=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -60,17 +62,19 @@ class Kind:
 
 
 EIGHT, TWO = "-n8 -c14", "-n2 -c56"
-NOTHING, TASKSET = "/usr/local/bin/empty", "/usr/local/bin/wrapper"
-#: By tasks: without a task prolog, with an empty one, with a site's wrapper, and with ours.
+NOTHING, TASKSET, BARE = "/usr/local/bin/empty", "/usr/local/bin/wrapper", "/usr/local/bin/least"
+#: By tasks: without a task prolog, with an empty one, with one that only calls taskset, with a site's wrapper, and with ours.
 KINDS = {
     "none-8": Kind(f"{EIGHT} --gres=gpu:8", hook=""),
     "empty-8": Kind(f"{EIGHT} --gres=gpu:8", hook=NOTHING),
+    "least-8": Kind(f"{EIGHT} --gres=gpu:8", hook=BARE),
     "wrapper-8": Kind(f"{EIGHT} --gres=gpu:8", hook="", command=f"{TASKSET} true"),
     "whole-8": Kind(f"{EIGHT} --gres=gpu:8"),
     "part-8": Kind("-n8 -c13 --gres=gpu:8"),  # no ready plan has these shares
     "planner-8": Kind(f"{EIGHT} --gres=gpu:7"),  # five tasks for four shares of a socket
     "none-2": Kind(f"{TWO} --gres=gpu:8", hook=""),
     "empty-2": Kind(f"{TWO} --gres=gpu:8", hook=NOTHING),
+    "least-2": Kind(f"{TWO} --gres=gpu:8", hook=BARE),
     "wrapper-2": Kind(f"{TWO} --gres=gpu:8", hook="", command=f"{TASKSET} true"),
     "whole-2": Kind(f"{TWO} --gres=gpu:8"),
     "planner-2": Kind("-n2 -c14 --gres=gpu:5"),  # one task's GPUs are in both sockets
@@ -103,7 +107,7 @@ def measure(
         (folder / "cgroup/cpuset").mkdir(parents=True)
         for file in ("cpuset/cpuset.effective_cpus", "cpuset.cpus.effective"):  # v1, v2: the tasks are in the top group
             (folder / "cgroup" / file).write_text("0-111\n")
-        for name, text in (("wrapper", WRAPPER), ("empty", EMPTY)):
+        for name, text in (("wrapper", WRAPPER), ("empty", EMPTY), ("least", LEAST)):
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         bound: dict[str | Path, str] = {
@@ -111,6 +115,7 @@ def measure(
             folder / "cgroup": "/sys/fs/cgroup",
             folder / "wrapper": "/usr/local/bin/wrapper",
             folder / "empty": NOTHING,
+            folder / "least": BARE,
             Path(plan.__file__).parents[1]: "/run/package",
             HOOKS: f"/run/lab-hooks{HOOKS}",
             **(binds or {}),
@@ -169,13 +174,15 @@ def rows(suite: str = "bookworm") -> list[Row]:
         (f"2 tasks on {CPUS} CPUs, with the planner", "planner-2", 40),
     ):
         tasks = name.rpartition("-")[2]
-        mine, none, empty, wrapper = (took[n] for n in (name, *(f"{n}-{tasks}" for n in ("none", "empty", "wrapper"))))
+        kinds = ("none", "empty", "least", "wrapper")
+        mine, none, empty, least, wrapper = (took[n] for n in (name, *(f"{n}-{tasks}" for n in kinds)))
         beside = (
             f"an empty one {over(empty, none):+.1f} ms, a taskset wrapper {over(wrapper, none):+.1f} ms {cpu_over(wrapper, none)}"
         )
+        bare = f"taskset alone {over(least, empty):+.1f} ms {cpu_over(least, empty)}"
         detail = f"; ours {cpu_over(mine, none)}; step without any {median(none.wall):.0f} ms; {ROUNDS} steps each, {suite}"
         found.append(Row(f"task prolog, {what}, over none", over(mine, none), budget, "ms", beside, detail))
-        found.append(Row("... over an empty one", over(mine, empty), budget - SLURMS_OWN, "ms", "", cpu_over(mine, empty)))
+        found.append(Row("... over an empty one", over(mine, empty), budget - SLURMS_OWN, "ms", bare, cpu_over(mine, empty)))
     return found
 
 
