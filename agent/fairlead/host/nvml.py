@@ -317,7 +317,7 @@ class Worker:
         try:
             value = msgspec.json.decode(payload)
             value = after(self._told, value) if kind == ord("D") else value
-        except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
             self._kill_now()
             return
         if kind == ord("R") and isinstance(value, dict):

@@ -51,7 +51,7 @@ def _copy(part: Any) -> Any:
 def after(told: Json, news: Json) -> Json:
     """The snapshot that frame D means after the snapshot ``told``; what has not changed are the very same objects.
 
-    Raises LookupError, TypeError, ValueError for what no worker says after that snapshot.
+    Raises LookupError, TypeError, ValueError, AttributeError for what no worker says after that snapshot.
     """
     gpus = list(told["gpus"])
     for position, parts in news["gpus"].items():

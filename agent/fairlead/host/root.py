@@ -180,9 +180,8 @@ class Root:
 
     def readlink(self, path: str) -> str | Missing | None:
         """The target of a symbolic link as it is written; None when there is no link."""
-        folder, _, name = path.rstrip("/").rpartition("/")
         try:
-            return os.readlink(f"{self.join(folder) if folder else self._base}/{name}")
+            return os.readlink(self.join(path.rstrip("/")) if self.is_live else self._place(path))
         except OSError as e:
             return None if e.errno in (*_ABSENT, errno.EINVAL) else _failed(path, e)
 

@@ -32,7 +32,8 @@ def memory_controllers(root: Root) -> tuple[MemoryController, ...] | Missing:
 def _controller(root: Root, name: str) -> MemoryController:
     folder = f"{_EDAC}/{name}"
     worst, most = "", 0
-    for dimm in root.names(folder):
+    corrected = root.number(f"{folder}/ce_count")
+    for dimm in root.names(folder) if corrected != 0 else ():  # the sum of its DIMMs
         if dimm.startswith(("dimm", "rank")):
             count = root.number(f"{folder}/{dimm}/dimm_ce_count")
             if isinstance(count, int) and count > most:
@@ -40,7 +41,7 @@ def _controller(root: Root, name: str) -> MemoryController:
                 worst, most = label if isinstance(label, str) and label else dimm, count
     return MemoryController(
         name=name,
-        corrected=root.number(f"{folder}/ce_count"),
+        corrected=corrected,
         uncorrected=root.number(f"{folder}/ue_count"),
         worst_dimm=worst,
     )
@@ -54,12 +55,20 @@ def nvme(root: Root) -> tuple[NvmeController, ...] | Missing:
     return tuple(
         NvmeController(
             name=name,
-            pci=next((c for c in reversed(root.real(f"{_NVME}/{name}").split("/")) if ADDRESS.fullmatch(c)), ""),
+            pci=_address(root, f"{_NVME}/{name}"),
             state=root.value(f"{_NVME}/{name}/state"),
         )
         for name in names or ()
         if name.startswith("nvme") and name[4:].isdigit()
     )
+
+
+def _address(root: Root, folder: str) -> str:
+    """The PCI function on the path of a class device, whose link says it all: "../../devices/pci0000:15/..."."""
+    place = root.readlink(folder)
+    if not isinstance(place, str) or "/devices/pci" not in place:
+        place = root.real(folder)
+    return next((c for c in reversed(place.split("/")) if ADDRESS.fullmatch(c)), "")
 
 
 def mounts(root: Root) -> tuple[MountPoint, ...] | Missing:
