@@ -15,6 +15,8 @@ PROPRIETARY = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Wed Jul 16 12:00:00 UTC 2025\nGCC version:  gcc version 12.2.0\n"
 )
 END = 'for p in /proc/[0-9]*; do [ "$(cat $p/comm 2>/dev/null)" = %s ] && kill ${p#/proc/}; done; true'
+#: In one go: to look through /proc takes a busy machine longer than the check waits for another start.
+AGAIN = 'old=; for p in /proc/[0-9]*; do [ "$(cat $p/comm 2>/dev/null)" = %s ] && old="$old ${p#/proc/}"; done; kill $old; %s'
 BEGIN = "cp -n /bin/sleep /run/score/%s; setsid /run/score/%s infinity </dev/null >/dev/null 2>&1 &"
 MANAGER = BEGIN % ("nv-fabricmanager", "nv-fabricmanager")
 IMEX = "nvidia-imex"
@@ -73,7 +75,7 @@ FAULTS = (
           "nvml.h, nvmlGpuFabricInfo_t.cliqueId", says="clique"),
     Fault("fabric-manager", "the fabric manager has ended", "fabric_manager", "drain",
           (Run(END % "nv-fabricmanage", MANAGER, about="fabric manager"),),
-          (Run(f"{END % 'nv-fabricmanage'}; {MANAGER}", about="fabric manager"),), "it was started again",
+          (Run(AGAIN % ("nv-fabricmanage", MANAGER), about="fabric manager"),), "it was started again",
           "NVIDIA Fabric Manager user guide; NVIDIA/NVSentinel pull request 891", says="does not run"),
     Fault("imex-nodes", "IMEX lists one node instead of two", "imex", "drain", imex("10.0.0.1\n"),
           imex("# the domain\n10.0.0.1\n10.0.0.2\n"), "it lists two, and a comment", "NVIDIA IMEX service user guide", says="names 1 nodes"),
