@@ -10,11 +10,13 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import memory as in_memory
 from tests.lab import clean, ledger, linux
 from tests.lab.roots import SUITES
 
@@ -111,6 +113,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(2, (len(os.sched_getaffinity(0)) * 3 + 1) // 2)
 
 
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """An empty folder in memory, for a copy of a machine tree."""
+    with in_memory.folder() as made:
+        yield made
+
+
 class Told:
     """Names a failed test at once: with several processes the terminal shows dots until the end."""
 
@@ -150,6 +159,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 
 def end_orphans(config: pytest.Config) -> None:
     """In the one process that starts the others: end what killed test processes left, and say so."""
+    if not hasattr(config, "workerinput"):
+        in_memory.sweep()
     if os.geteuid() == 0 and not hasattr(config, "workerinput"):
         for told in clean.clean_orphans():
             print(f"\nlab {told}")

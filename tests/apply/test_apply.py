@@ -32,8 +32,8 @@ EVERYTHING = {n: {} for n in ("cpu_governor", "memlock", "nccl", "numa_balancing
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(MACHINES / "hgx-h100", tmp_path / "tree", symlinks=True))
+def tree(memory: Path) -> Path:
+    return Path(shutil.copytree(MACHINES / "hgx-h100", memory / "tree", symlinks=True))
 
 
 def document(**settings: dict[str, object]) -> Document:

@@ -1,9 +1,10 @@
 """The agent with every check on, in each fault that it has to live through: CPU, memory, and the prolog, beside the budgets.
 
 One agent with a 1 s sweep on a machine tree, behind its worker the simulated library, its state directory on a disk that can
-fall silent. CPU is what the scheduler has counted (/proc/PID/task/*/schedstat) in the minute that begins with the fault: with
-what it takes to notice and to say it, and with every worker that is started meanwhile. (A few seconds would say nothing: a
-thorough look comes every 14 s, a text file of metrics every 10 s, the worker after one that was killed after 0, 10, 15, 30 s.)
+fall silent, its run directory in memory, as /run is on every node (systemd mounts it). CPU is what the scheduler has counted
+(/proc/PID/task/*/schedstat) in the minute that begins with the fault: with what it takes to notice and to say it, and with
+every worker that is started meanwhile. (A few seconds would say nothing: a thorough look comes every 14 s, a text file of
+metrics every 10 s, the worker after one that was killed after 0, 10, 15, 30 s.)
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.lab.nvml.library import build
 from tests.lab.silent import silent_disk, why_not
 
 MACHINE, PROFILE = "hgx-h100.tuned", "hgx-h100"
+MEMORY = "/dev/shm"
 SECONDS = 60.0
 PROLOGS = 15
 LINES = 10_000
@@ -34,28 +36,26 @@ LINES = 10_000
 
 def rows() -> list[Row]:
     """Needs root, a loop device and mkfs.ext4; without the last two the fault of the disk is left out."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         stage = Stage()
         try:
+            library = build(Path(place, "library")).parent
             if why_not():
-                return _rows(Path(place), stage, None)
+                return _rows(Path(folder), library, stage, None)
             with silent_disk(Path(place, "silent")) as disk:
-                return _rows(Path(place), stage, disk)
+                return _rows(Path(folder), library, stage, disk)
         finally:
             stage.close()
 
 
-def _rows(place: Path, stage: Stage, disk: object | None) -> list[Row]:
+def _rows(folder: Path, library: Path, stage: Stage, disk: object | None) -> list[Row]:
     from tests.lab.silent import SilentDisk
 
-    library = build(place / "library").parent
     data = config.to_data(config.profile_document("n1", PROFILE))
     checks = {name: params | {"enabled": True} for name, params in data["checks"].items()}
     agent_options = {"interval_seconds": 1.0, "nvml_deadline_seconds": 1.0}
     if isinstance(disk, SilentDisk):
         agent_options["state_dir"] = f"{disk.mount}/state"
-    folder = place / "agent"
-    folder.mkdir()
     agent = Living(folder, library, stage, MACHINE, agent=agent_options, checks=checks, settings=data["settings"])
     if isinstance(disk, SilentDisk):
         agent.before = disk.enter

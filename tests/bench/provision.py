@@ -1,8 +1,10 @@
 """A provisioning run with nothing to do on 10 and on 16 nodes, beside plain playbooks of 20 and 60 core tasks on the same 10.
 
 Controller CPU is what the processes of a run use on this side, ssh's shared connections included: the rack's cgroup of
-everything that enters it. A cold run makes its ssh connections anew, as a run over a cluster does; a warm one finds them. The
-key exchange is most of a cold connection: OpenSSH 9.0 to 9.9 begin with sntrup761 in plain C; a site may prefer curve25519.
+everything that enters it. The nodes' CPU is told beside it: here they share this machine's cores, so both together, over the
+cores, are the least that a run can take. A cold run makes its ssh connections anew, as a run over a cluster does; a warm one
+finds them. The key exchange is most of a cold connection: OpenSSH 9.0 to 9.9 begin with sntrup761 in plain C; a site may prefer
+curve25519.
 """
 
 from __future__ import annotations
@@ -34,20 +36,20 @@ KINDS = {
 
 
 class Timed:
-    """One command: wall seconds, CPU seconds on this side, standard output."""
+    """One command: wall seconds, CPU seconds on this side and of all nodes, standard output."""
 
     def __init__(self, rack: Rack, words: Sequence[str], env: Mapping[str, str]) -> None:
-        before, begin = used(rack), time.monotonic()
+        before, there, begin = used(rack), used(rack, "hosts"), time.monotonic()
         done = subprocess.run([*rack.enter, *words], capture_output=True, text=True, timeout=900, check=False, env=env)
-        self.wall, self.cpu = time.monotonic() - begin, used(rack) - before
+        self.wall, self.cpu, self.nodes = time.monotonic() - begin, used(rack) - before, used(rack, "hosts") - there
         self.out = done.stdout
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr or done.stdout}")
 
 
-def used(rack: Rack) -> float:
-    """CPU seconds of all that has entered the rack from this side (cgroup v2, cpu.stat)."""
-    text = (rack.cgroup / "tools/cpu.stat").read_text()
+def used(rack: Rack, part: str = "tools") -> float:
+    """CPU seconds of all that has entered the rack from this side, or of its hosts (cgroup v2, cpu.stat)."""
+    text = (rack.cgroup / part / "cpu.stat").read_text()
     return int(text.split("usage_usec ")[1].split()[0]) / 1e6
 
 
@@ -113,6 +115,7 @@ def ours(rack: Rack, folder: Path, rounds: int) -> list[Row]:
                 found.setdefault((kind, nodes), []).append(timed)
     wall = {key: median([t.wall for t in timed]) for key, timed in found.items()}
     cpu = {key: median([t.cpu for t in timed]) for key, timed in found.items()}
+    there = {key: median([t.nodes for t in timed]) for key, timed in found.items()}
     made = []
     for kind, (_, said, budget) in KINDS.items():
         beside = f"first run of {MOST} nodes: {fresh:.1f} s" if kind == "cold" else ""
@@ -120,6 +123,13 @@ def ours(rack: Rack, folder: Path, rounds: int) -> list[Row]:
         made += [
             Row(f"provisioning, nothing to do, {NODES} nodes, {said}", wall[kind, NODES], 3.0, "s", beside),
             Row(f"... {MOST} nodes", wall[kind, MOST], None, "s"),
+            Row(
+                f"... CPU of {NODES} nodes and controller",
+                there[kind, NODES] + cpu[kind, NODES],
+                None,
+                "s",
+                f"nodes {there[kind, NODES]:.2f} s, controller {cpu[kind, NODES]:.2f} s",
+            ),
             Row("... controller CPU of a run on one node", cpu[kind, 1] * 1000, None, "ms"),
             Row(f"... controller CPU per further node (1 to {MOST})", each, budget, "ms"),
         ]

@@ -142,6 +142,8 @@ def mounts(**root: Any) -> tuple[MountPoint, ...]:
         ({}, log("BTRFS: error (device sda1)"), None),
         ({}, log("BTRFS error (device sda1): bdev /dev/sda1 errs: wr 1, rd 0"), Level.WARN),
         ({}, log("BTRFS info (device sda1 state E): forced readonly"), Level.DRAIN),
+        ({}, log("BTRFS info (device sda3: state EA): forced readonly"), Level.DRAIN),
+        ({}, log("BTRFS: error (device sda3: state A) in btrfs_finish_ordered_io:3316: errno=-5 IO failure"), Level.WARN),
         ({}, log("EXT4-fs error (device loop0): ext4_lookup", "EXT4-fs (loop0): Remounting filesystem read-only"), None),
         ({}, log("EXT4-fs (md0): mounted filesystem with ordered data mode", "XFS (dm-0): Mounting V5 Filesystem"), None),
     ],

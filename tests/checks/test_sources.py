@@ -35,7 +35,7 @@ ROLES = {"0x0604": "bridge", "0x0302": "gpu", "0x0207": "hca", "0x0200": "nic", 
 BESIDE = ("nvml.json", "host.json", "dev/kmsg")
 #: Kinds of files (as ``kind`` names them) that may go without a word, and why.
 UNJUDGED = {
-    r"/(bridge|disk|other)/(current|max)_link_(speed|width)": "links of GPUs and adapters are judged, not those of all devices",
+    r"/(bridge|disk|other)/(current|max)_link_(speed|width)": "links of GPUs, adapters and the switches above them are judged",
     r"/gpu/(current|max)_link_(speed|width)": "NVML says the same of a GPU; what neither says is unknown",
     r"/(hca|nic)/max_link_(speed|width)": "the port above the adapter, or the profile, says what is expected",
     r"/(bridge|disk|gpu|hca|nic|other)/(device|numa_node|local_cpulist|subsystem_\w+)": "its model and its place: topology",

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import main
+from fairlead.cli.drain import tell
+from fairlead.cli.noted import Note
+from fairlead.daemon.outcome import Outcome, Result
 from fairlead.errors import ExitCode
 from fairlead.provision.maintain.journal import Journal
 from fairlead.provision.maintain.steps import Plan, Step, Work
@@ -49,3 +52,11 @@ def test_runs_and_their_steps_are_shown(capsys: pytest.CaptureFixture[str], tmp_
     assert (said["nodes"][0]["reason"], said["steps"][0]["step"]) == ("why", "failed")
     assert main(["maintain", "--resume", run.id, "--journal", path]) == ExitCode.USAGE
     assert "nothing to go on with" in capsys.readouterr().err
+
+
+def test_a_drain_of_maintenance_is_explained_on_the_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """`fairlead resume` there does not lift it, and says who does."""
+    found = Result(outcome=Outcome.ORPHAN, detail="DRAIN+IDLE by root: fairlead:maintain:abcdef123456 driver 580")
+    assert tell("gpu1", found, as_json=False, note=Note()) == ExitCode.TRY_AGAIN
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("gpu1: orphan: DRAIN+IDLE by root: fairlead:maintain:") and "fairlead maintain --resume" in second

@@ -22,8 +22,8 @@ BRIDGE = "0000:15:01.0"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root(str(shutil.copytree(MACHINE, tmp_path / "tree", symlinks=True)))
+def root(memory: Path) -> Root:
+    return Root(str(shutil.copytree(MACHINE, memory / "tree", symlinks=True)))
 
 
 def lost(root: Root) -> tuple[str, ...]:

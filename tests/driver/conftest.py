@@ -58,7 +58,7 @@ def available(name: str = "nvidia-smi") -> list[str]:
     """Driver versions in Debian's archive now, newest first."""
     folder = Path(environment()["XDG_CACHE_HOME"]) / "fairlead"
     archive = Archive(Sources(repositories=tuple(repositories()), status=str(status())), folder)
-    return sorted({driver_version(v) for v in archive.versions(name)} - {""}, key=numbers, reverse=True)
+    return sorted({driver_version(v) for v in archive.versions(name)[name]} - {""}, key=numbers, reverse=True)
 
 
 def site_text(**sets: str) -> str:

@@ -178,6 +178,27 @@ def test_the_kernel_that_boots_next_has_the_module_or_no_reboot_is_planned(
     assert document.settings["driver"]
 
 
+def test_a_module_in_zstd_has_the_version_that_dkms_says(tree: Path) -> None:
+    """As on Ubuntu 24.04; one that dkms has not built may be of any version and is not refused."""
+    installed(tree)
+    release = "6.8.0-60-generic"
+    kernel(tree, release, module="")
+    write(tree, f"lib/modules/{release}/modules.dep", "updates/dkms/nvidia.ko.zst: kernel/x.ko.zst\n")
+    write(tree, f"lib/modules/{release}/updates/dkms/nvidia.ko.zst", "no zstd here")
+    assert facts.kernels(Root(str(tree))) == f"{release} yes unknown yes\n"
+    for version in (LOADED, NEW):
+        link = tree / f"var/lib/dkms/nvidia/kernel-{release}-x86_64"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"{version}/{release}/x86_64")
+        module = tree / f"lib/modules/{release}/updates/dkms/nvidia.ko.zst"
+        module.write_text(f"of {version}")  # dkms puts another file there
+        assert facts.kernels(Root(str(tree))) == f"{release} yes {version} yes\n"
+        if version == LOADED:
+            with pytest.raises(ConfigError, match=f"has the NVIDIA module of {LOADED}"):
+                plan(tree)
+
+
 def test_versions_of_kernels_are_compared_as_numbers() -> None:
     releases = ["6.1.0-9-amd64", "6.1.0-50-amd64", "5.10.0-30-amd64", "6.12.0-1-amd64"]
     assert sorted(releases, key=facts.version_key) == ["5.10.0-30-amd64", "6.1.0-9-amd64", "6.1.0-50-amd64", "6.12.0-1-amd64"]

@@ -29,7 +29,7 @@ from tests.lab import access, clients, cpus, hardware, inotify, machines, net, n
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
 from tests.lab.nvml import library
-from tests.lab.roots import SUITES, LabError, lab_dir
+from tests.lab.roots import RELEASES, LabError, lab_dir
 
 CONTROLLER = "ctl"
 PROJECT = Path(__file__).resolve().parents[2]
@@ -231,7 +231,7 @@ class Rack(clients.SlurmClients):
         v1 = bool(cpus.v1_controllers())
         (self.slurm_etc / "slurm.conf").write_text(conf)
         (self.slurm_etc / "gres.conf").write_text(gres)
-        (self.slurm_etc / "cgroup.conf").write_text(slurmconf.cgroup_conf(SUITES[self.suite], cgroup=False, v1=v1))
+        (self.slurm_etc / "cgroup.conf").write_text(slurmconf.cgroup_conf(RELEASES[self.suite], cgroup=False, v1=v1))
 
     def configure(self, **changes: object) -> None:
         """Change ``hooks``, ``extra_conf`` or ``nohold`` of the running rack: write slurm.conf, scontrol reconfigure."""

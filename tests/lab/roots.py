@@ -8,6 +8,7 @@ scripts see no running systemd starts nothing.
 
     FAIRLEAD_LAB_DIR     where roots, wheels and the disks of nodes are kept (default /var/cache/fairlead-lab)
     FAIRLEAD_LAB_MIRROR  package mirror (default: the one that this machine's own apt uses)
+    FAIRLEAD_LAB_UBUNTU_MIRROR  an Ubuntu archive with `universe`; without it there is no Ubuntu root
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from tests.lab import linux
 
 #: Suite -> the Slurm release that Debian ships in it.
 SUITES = {"bookworm": "22.05", "trixie": "24.11", "forky": "26.05"}
+#: The same for Ubuntu, whose archive has to be named: built by nobody yet (docs/explanation/what-was-proved-where.md).
+UBUNTU = {"noble": "23.11"}
+UBUNTU_KEYRING = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
+RELEASES = SUITES | UBUNTU
 #: Free space that a build asks for before it starts, in bytes.
 ROOM_BYTES = 3 << 30
 #: The user that jobs run as in every root.
@@ -119,8 +124,8 @@ def locked(name: str) -> Iterator[None]:
 
 def root_path(suite: str) -> Path:
     """Where the root of ``suite`` lies once it is built."""
-    if suite not in SUITES:
-        raise LabError(f"no such suite: {suite!r}; the lab knows {', '.join(SUITES)}")
+    if suite not in RELEASES:
+        raise LabError(f"no such suite: {suite!r}; the lab knows {', '.join(RELEASES)}")
     return lab_dir() / "roots" / f"{suite}-{recipe_hash(suite)}"
 
 
@@ -146,17 +151,11 @@ def _build(suite: str, target: Path) -> None:
     need_room(target.parent, ROOM_BYTES)
     if shutil.which("debootstrap") is None:
         raise LabError("debootstrap is not installed; run: apt-get install debootstrap")
-    began = time.monotonic()
-    source = mirror()
-    say(f"building the Debian {suite} root (Slurm {SUITES[suite]}) in {target}, about a minute")
-    say(f"  installs into that folder only: {' '.join(PACKAGES)}")
     building = target.parent / f".building-{suite}-{os.getpid()}"
-    command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, str(building)]
-    if source:
-        command.append(source)
-    if not Path("/usr/share/debootstrap/scripts", suite).exists():
-        # A release younger than this machine's debootstrap: its sid script knows how (a mirror must be given then).
-        command += ["/usr/share/debootstrap/scripts/sid"] if source else ["", "/usr/share/debootstrap/scripts/sid"]
+    command = debootstrap(suite, building)
+    began = time.monotonic()
+    say(f"building the {suite} root (Slurm {RELEASES[suite]}) in {target}, about a minute")
+    say(f"  installs into that folder only: {' '.join(PACKAGES)}")
     log = lab_dir() / f"debootstrap-{suite}.log"
     try:
         _isolated(command, log, shown=_stages())
@@ -172,7 +171,27 @@ def _build(suite: str, target: Path) -> None:
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    say(f"Debian {suite} root ready after {time.monotonic() - began:.0f} s")
+    say(f"{suite} root ready after {time.monotonic() - began:.0f} s")
+
+
+def debootstrap(suite: str, folder: Path) -> list[str]:
+    """The words that build the bare root. Raises LabError where the lab does not know from what."""
+    words = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+    scripts, source, pattern = Path("/usr/share/debootstrap/scripts"), mirror(), "sid"
+    if suite in UBUNTU:
+        source, pattern = os.environ.get("FAIRLEAD_LAB_UBUNTU_MIRROR", ""), "gutsy"
+        if not source:
+            raise LabError(f"{suite}: no Ubuntu archive is known here; name one: FAIRLEAD_LAB_UBUNTU_MIRROR=URL")
+        if not UBUNTU_KEYRING.is_file():
+            raise LabError(f"{suite}: {UBUNTU_KEYRING} is missing, and nothing unsigned is installed; install ubuntu-keyring")
+        words += ["--components=main,universe", f"--keyring={UBUNTU_KEYRING}", "--force-check-gpg"]
+    words += [suite, str(folder)]
+    if source:
+        words.append(source)
+    if not (scripts / suite).exists():
+        # A release younger than this machine's debootstrap: the script of its kin knows how (a mirror must be given then).
+        words += [str(scripts / pattern)] if source else ["", str(scripts / pattern)]
+    return words
 
 
 def _in_use(folder: Path) -> bool:

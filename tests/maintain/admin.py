@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairlead.provision.maintain.journal import Journal
+from fairlead.provision.maintain.journal import Journal, Run
 from fairlead.provision.maintain.report import NodeReport, report
 from tests.lab import roots
 from tests.lab.demo_steps import EXTRA, HOOKS, SITE, memlock
@@ -88,16 +88,33 @@ class Admin:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
         return json.loads(done.stdout) if done.stdout else None
 
-    def shown(self) -> dict[str, NodeReport]:
-        """The nodes of the newest run, by their names; none before there is a run."""
+    def newest(self) -> Run | None:
+        """The newest run, with its nodes."""
         if not self.journal.exists():
-            return {}
+            return None
         journal = Journal(str(self.journal), write=False)
         try:
-            newest = next(iter(journal.runs()), None)
-            return {n.node: n for n in report(journal.run(newest.id)).nodes} if newest else {}
+            runs = journal.runs()
+            return journal.run(runs[0].id) if runs else None
         finally:
             journal.close()
+
+    def ansible_lock(self) -> str:
+        """What the Ansible of the newest run holds locked."""
+        newest = self.newest()
+        return f"{self.journal}.{newest.id if newest is not None else ''}.ansible"
+
+    def begun(self, *words: str) -> subprocess.Popen[bytes]:
+        """`fairlead maintain` of a new run, which is in the journal by now."""
+        before = self.newest()
+        process = self.maintain(*words)
+        until(lambda: (now := self.newest()) is not None and (before is None or now.id != before.id), self.said)
+        return process
+
+    def shown(self) -> dict[str, NodeReport]:
+        """The nodes of the newest run, by their names; none before there is a run."""
+        newest = self.newest()
+        return {n.node: n for n in report(newest).nodes} if newest is not None else {}
 
     def fleet(self) -> dict[str, dict[str, Any]]:
         """The nodes as `fairlead fleet` has them."""

@@ -27,8 +27,7 @@ def test_twenty_kills_and_every_node_is_done_once(tmp_path: Path) -> None:
             before = [admin.boots(host) for host in admin.rack.nodes]
             more = ("--batch", "2", "--reboot", "--verify-wait", "120s")
             runs += 1
-            run = admin.maintain(f"gpu[1-{NODES}]", "--reason", f"run {runs}", *more)
-            time.sleep(1)
+            run = admin.begun(f"gpu[1-{NODES}]", "--reason", f"run {runs}", *more)
             while run.poll() is None and kills < KILLS:
                 time.sleep(chance.uniform(0.0, 20.0))
                 if run.poll() is None:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fairlead.provision.outlive import holder
 from tests.lab.faultytrees import take_out
 from tests.lab.pcitree import put
 from tests.maintain.admin import Admin, kill, until
@@ -44,11 +45,13 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
     rack.scontrol("update", "nodename=gpu[4-5]", "state=drain", "reason=ann: riser swap")
     until(lambda: admin.steps()["gpu4"] == "taken", admin.said)
     admin.let_go(1, 2, 3)
-    until(lambda: "applying" in admin.steps().values(), admin.said)
+    until(lambda: holder(admin.ansible_lock()), admin.said)
+    ansible = holder(admin.ansible_lock())
     kill(run)
     admin.let_go(4, 5, 6, 7, 8)
     run = admin.maintain("--resume")
     until(lambda: admin.steps()["gpu1"] == "rebooting", admin.said)
+    assert not os.path.exists(f"/proc/{ansible}"), f"{ansible} has outlived its run, and the next one has not waited for it"
     kill(run)
     code = admin.run("--resume", "--json")
 
@@ -81,8 +84,8 @@ def test_2_what_failed_is_repaired_and_killed_at_random_moments(admin: Admin) ->
     admin.node(2).wait_ssh()
     before = {n: admin.boots(admin.node(n)) for n in (2, 3, 4, 6)}
     chance = random.Random(seed := os.urandom(4).hex())
-    run = admin.maintain("gpu[2-4,6]", "--reason", "kernel 6.12, again", "--batch", "3", *PATIENT)
-    until(lambda: "gpu2" in admin.steps() and admin.steps()["gpu2"] != "done", admin.said)
+    run = admin.begun("gpu[2-4,6]", "--reason", "kernel 6.12, again", "--batch", "3", *PATIENT)
+    until(lambda: admin.steps()["gpu2"] != "queued", admin.said)
     for number in range(4):
         time.sleep(chance.uniform(0.3, 4.0))
         if number == 1:

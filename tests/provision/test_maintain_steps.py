@@ -213,7 +213,7 @@ def test_idle_nodes_first_and_none_whose_jobs_outlast_the_window() -> None:
     )
     assert begin(Plan(reason="r", window=1050.0)) == "the window ends before another node would be done (100 s)"
     assert begin(Plan(reason="r", window=900.0)) == "the window has ended"
-    assert str(begin(Plan(reason="r", opens=1001.0, window=9000.0))).startswith("the window begins at 1970-01-01 ")
+    assert begin(Plan(reason="r", opens=1001.0, window=9000.0)) == "the window has not begun"
     assert begin(Plan(reason="r", opens=1000.0, window=9000.0)) == ("n1",)
 
 

@@ -43,6 +43,22 @@ def test_wheels_import_in_the_root(suite: str, tmp_path: Path) -> None:
     assert tags == {f"cp{wheels.python_version(suite).replace('.', '')}"}
 
 
+def test_an_ubuntu_root_is_built_from_a_named_and_signed_archive_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAIRLEAD_LAB_UBUNTU_MIRROR", raising=False)
+    with pytest.raises(roots.LabError, match="noble: no Ubuntu archive is known here; name one: FAIRLEAD_LAB_UBUNTU_MIRROR=URL"):
+        roots.debootstrap("noble", tmp_path)
+    monkeypatch.setenv("FAIRLEAD_LAB_UBUNTU_MIRROR", "file:///archive")
+    monkeypatch.setattr(roots, "UBUNTU_KEYRING", tmp_path / "keyring.gpg")
+    with pytest.raises(roots.LabError, match=r"keyring\.gpg is missing, and nothing unsigned is installed"):
+        roots.debootstrap("noble", tmp_path)
+    (tmp_path / "keyring.gpg").touch()
+    words = roots.debootstrap("noble", tmp_path)
+    assert "--force-check-gpg" in words and words[words.index("noble") + 2] == "file:///archive"
+    assert roots.root_path("noble").name.startswith("noble-")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_build_leaves_nothing_half_done(tmp_path: Path) -> None:

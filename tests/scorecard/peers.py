@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.lab.roots import LabError
 from tests.scorecard.entry import Call, Document, Fault, File, Nvml, Run
 from tests.scorecard.node import ScoreNode
 
@@ -172,7 +173,12 @@ def _other(name: str, variable: str, words: str) -> Peer:
 def play_all(peer: Peer, node: ScoreNode, faults: Sequence[Fault], tell: Callable[[str], None]) -> dict[str, PeerSeen]:
     """Every row before one peer, on a node of its own."""
     found: dict[str, PeerSeen] = {}
-    peer.settle(node)
+    try:
+        peer.settle(node)
+    except LabError as error:  # one that cannot be set up takes nobody's results with it
+        why = f"could not be set up in the node, whose /tmp is its own: {str(error)[-200:]}"
+        peer.commands, peer.dirty = (), {"set-up": why}
+        tell(f"{peer.name}: {why}")
     for fault in faults if peer.commands else ():
         found[fault.name] = seen = play(peer, node, fault)
         if seen.shown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Level, Mode
 from fairlead.model.setting import drift
 from fairlead.settings import cpu_governor, memlock, mig, numa_balancing, pcie_acs, persistence
+from tests import memory as in_memory
 
 MACHINES = Path(__file__).parents[1] / "machines"
 MODELS = ("hgx-h100", "hgx-a100", "l40s-pcie")
@@ -75,8 +77,8 @@ def look(tree: Path, *names: str, **more: object) -> Node:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(MACHINES / "hgx-h100", tmp_path / "tree", symlinks=True))
+def tree(memory: Path) -> Path:
+    return Path(shutil.copytree(MACHINES / "hgx-h100", memory / "tree", symlinks=True))
 
 
 def plan(name: str, node: Node, **more: object) -> tuple[object, ...]:
@@ -109,11 +111,12 @@ UNITS = {
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def used(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def used(request: pytest.FixtureRequest) -> Iterator[Path]:
     """One tree for all settings: what one of them changes leaves every other with all it has to do."""
-    tree = Path(shutil.copytree(MACHINES / request.param, tmp_path_factory.mktemp("used") / "tree", symlinks=True))
-    arranged(tree)
-    return tree
+    with in_memory.folder() as folder:
+        tree = Path(shutil.copytree(MACHINES / request.param, folder / "tree", symlinks=True))
+        arranged(tree)
+        yield tree
 
 
 @pytest.mark.parametrize("name", ON_TREES)
@@ -143,11 +146,12 @@ def value_of(path: Path, content: bytes) -> bytes | str:
 
 
 @pytest.fixture(scope="module")
-def undone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Path, bytes | str]]:
+def undone() -> Iterator[tuple[Path, dict[Path, bytes | str]]]:
     """A tree that every setting changes and brings back, and what it says."""
-    tree = Path(shutil.copytree(MACHINES / "hgx-h100", tmp_path_factory.mktemp("undone") / "tree", symlinks=True))
-    arranged(tree)
-    return tree, said_by(tree)
+    with in_memory.folder() as folder:
+        tree = Path(shutil.copytree(MACHINES / "hgx-h100", folder / "tree", symlinks=True))
+        arranged(tree)
+        yield tree, said_by(tree)
 
 
 def said_by(tree: Path) -> dict[Path, bytes | str]:

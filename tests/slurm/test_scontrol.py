@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.errors import SlurmError
+from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm.scontrol import Scontrol, parse_jobs, parse_nodes
 from tests.slurm.conftest import NODES
 
@@ -16,6 +18,18 @@ def test_the_callers_environment_does_not_choose_the_cluster(client: Scontrol, m
     for name, value in {"SLURM_CLUSTERS": "other", "SINFO_FORMAT": "x", "SLURM_CONF": "/nowhere", "SINFO_STATES": "down"}.items():
         monkeypatch.setenv(name, value)
     assert len(client.nodes()) == len(NODES)
+
+
+def test_a_command_that_is_ended_by_a_signal_may_have_done_its_work(tmp_path: Path) -> None:
+    """Not answered, which is asked again: never "slurmctld said no". And Ctrl-C in the terminal is not for it."""
+    leader = "[ \"$(cut -d' ' -f6 /proc/$$/stat)\" = $$ ] && echo own"
+    for tool, what in (("scontrol", "kill -9 $$"), ("sinfo", leader)):
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{what}\n")
+        (tmp_path / tool).chmod(0o755)
+    client = Scontrol(bin_dir=str(tmp_path))
+    with pytest.raises(SlurmUnavailable, match="scontrol was ended by signal 9"):
+        client.drain("n1", "reason")
+    assert client.ask(["sinfo"]) == "own\n"  # the leader of a session
 
 
 def test_commands_missing() -> None:

@@ -14,9 +14,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.unread import host_of, unread
+
+SMT = ("on", "off", "forceoff", "notsupported", "notimplemented")
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -72,6 +74,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if params.smt is not None:
             if isinstance(host.smt, Missing):
                 yield unread("cpu_memory", "the state of hardware threads", host.smt)
+            elif host.smt not in SMT:
+                yield unread("cpu_memory", "the state of hardware threads", unreadable(f"{host.smt[:40]!r} is none"))
             elif (host.smt == "on") is not params.smt:
                 want = "on" if params.smt else "off"
                 yield _drain(f"hardware threads are {host.smt}, {want} declared", Action.PROVISION, "smt")

@@ -30,16 +30,16 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if not params.required:
         return
     stat = node.text(STAT)
-    if isinstance(stat, Missing):
+    state = (stat or "").rpartition(")")[2].split()[:1] if not isinstance(stat, Missing) else []
+    if isinstance(stat, Missing) or len("".join(state)) > 1:
         yield Finding(
             check="fabric_manager",
             level=Level.UNKNOWN,
             summary="whether the fabric manager runs cannot be read",
-            evidence=(stat.detail,),
+            evidence=(stat.detail if isinstance(stat, Missing) else f"{STAT} holds no state",),
             service=Service.KEEP,
         )
         return
-    state = (stat or "").rpartition(")")[2].split()[:1]
     if state and state[0] not in "ZX":
         return
     yield Finding(

@@ -3,9 +3,9 @@
 ext4 makes the file system read-only and leaves the mount's own flag (errors=remount-ro, Documentation/admin-guide/ext4.rst):
 /proc/1/mountinfo says "rw" of the mount and "ro" of the file system. What was mounted read-only on purpose says "ro" of both;
 squashfs, erofs and iso9660 are never writable. `writable` names paths that must be writable whatever the reason. Records:
-"EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ... Filesystem has been shut down",
-"BTRFS error (device ...)". ext4 keeps a count until fsck (Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices
-are left out: they may be a user's image.
+"EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ... Filesystem has been shut
+down", "BTRFS error (device ...)", from Linux 5.18 on with a state ("(device sda1: state EA)"). ext4 keeps a count until fsck
+(Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices are left out: they may be a user's image.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ _JUDGED = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
 _GONE = (
     re.compile(r"EXT4-fs \(([A-Za-z0-9-]+)\): Remounting filesystem read-only"),
     re.compile(r"XFS \(([A-Za-z0-9-]+)\): .*(?:Filesystem has been shut down|Shutting down filesystem|Log I/O Error Detected)"),
-    re.compile(r"BTRFS(?: info| error)? \(device ([A-Za-z0-9-]+)(?: state \w+)?\).*: forced readonly"),
+    re.compile(r"BTRFS(?: info| error)? \(device ([A-Za-z0-9-]+)(?::? state \w+)?\).*: forced readonly"),
 )
 _ERROR = (
     re.compile(r"EXT4-fs error \(device ([A-Za-z0-9-]+)\)"),
     re.compile(r"XFS \(([A-Za-z0-9-]+)\): (?:Metadata (?:CRC error|corruption)|metadata I/O error|Corruption)"),
     re.compile(r"BTRFS (?:error|critical) \(device ([A-Za-z0-9-]+)"),
+    re.compile(r"BTRFS: error \(device ([A-Za-z0-9-]+)(?::? state \w+)?\) in "),
 )
 
 
@@ -135,6 +136,6 @@ check = Check(
     mode=Mode.ENFORCE,
     boot_grace_seconds=60,
     heeds=heeds,
-    wakes_on=("EXT4-fs error", "EXT4-fs (", "XFS (", "BTRFS "),
+    wakes_on=("EXT4-fs error", "EXT4-fs (", "XFS (", "BTRFS ", "BTRFS: error "),
     slow=True,
 )

@@ -15,6 +15,7 @@ here single ones are let pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta
@@ -114,6 +115,7 @@ def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
             )
 
 
+@lru_cache(maxsize=512)  # the links of a node, which rarely say anything new
 def _blind(link: NvLink) -> bool:
     """Nothing is counted, and not because the profile says that nothing is."""
     values = [getattr(link, name) for name in (*OLDER, *NEWER)]

@@ -3,7 +3,8 @@
 Replays: NVML_FI_DEV_PCIE_REPLAY_COUNTER (94); 8 a minute is the most that NVIDIA's driver recommends (DCGM
 dcgm_gpu_hardware_limits.h, DCGM_LIMIT_MAX_PCIREPLAY_RATE). AER: /sys/bus/pci/devices/X/aer_dev_correctable, aer_dev_nonfatal
 and aer_dev_fatal (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; kernel 4.19 and newer), and the kernel's records
-of uncorrected errors (drivers/pci/pcie/aer.c). All counters are judged as growth over a window, never by their height, and
+of uncorrected errors (drivers/pci/pcie/aer.c) and of ports that took their link down for one (Downstream Port Containment,
+"DPC: containment event"; drivers/pci/pcie/dpc.c). All counters are judged as growth over a window, never by their height, and
 without what came within the boot grace: a link that trained badly at boot and runs well since is well. Correctable errors are
 corrected; many of them cost bandwidth and foretell worse. A fatal one means that the link was lost. A few non-fatal ones come
 from probing software.
@@ -34,6 +35,7 @@ _FORMS = (
         rf"\S{{1,40}} [0-9a-f:.]{{7,16}}: AER: (?:Multiple )?{_SEVERITY} error (?:message )?received(?: from|:) {_AT}", re.ASCII
     ),
 )
+_CONTAINED = re.compile(rf"\S{{1,40}} {_AT}: (?:AER: )?DPC: containment event, ", re.ASCII)
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -151,10 +153,10 @@ def _records(node: Node, past: Past, params: Params) -> dict[str, KernelRecord]:
 
 def fatal(text: str) -> str:
     """The PCI address that a kernel record says had a fatal error; "" for any other record."""
-    if "(Fatal)" not in text:
+    if "(Fatal)" not in text and "DPC" not in text:
         return ""
-    match = next((m for m in (form.match(text) for form in _FORMS) if m), None)
-    if match is None or match["fatal"] != "Fatal":
+    match = next((m for m in (form.match(text) for form in (*_FORMS, _CONTAINED)) if m), None)
+    if match is None or match.groupdict().get("fatal", "Fatal") != "Fatal":
         return ""
     address = match["pci"].lower()
     domain, _, rest = address.partition(":") if address.count(":") == 2 else ("0000", "", address)

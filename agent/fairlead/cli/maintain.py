@@ -202,15 +202,15 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
             aborting=args.abort is not None,
         )
         shown.say(f"run {found.id}: {len(found.works)} nodes: {found.plan.reason}")
-        left = ended = False
+        ended = False
         try:
             with _stopping(maintenance):
                 ended = maintenance.drive()
         except KeyboardInterrupt:
-            left = True
+            pass  # as asked for
         except HostError as e:  # the journal: nothing was done that it does not have
             raise HostError(f"{e}; {summary(journal.run(found.id).works)}", hint=e.hint) from None
-    if left:
+    if maintenance.leave_asked:
         _leave(found.id)
     said = report(journal.run(found.id))
     if args.json:
@@ -232,13 +232,13 @@ def _leave(run: str) -> None:
 
 @contextmanager
 def _stopping(maintenance: Maintenance) -> Iterator[None]:
-    """SIGINT and SIGTERM: once, nothing new is begun; twice, the run is left as the journal has it."""
+    """SIGINT and SIGTERM: once, nothing new is begun; twice, the run is left as the journal has it. The loop sees to both: this
+    may be in the middle of its writing to the terminal. Three times, at once all the same."""
 
     def stop(number: int, frame: object) -> None:
-        if maintenance.stop_asked:
-            maintenance.leave_asked = True
+        if maintenance.leave_asked:
             raise KeyboardInterrupt
-        maintenance.stop_asked = True  # the loop says so: this may be in the middle of its writing
+        maintenance.stop_asked, maintenance.leave_asked = True, maintenance.stop_asked
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -53,6 +53,7 @@ from fairlead.policy import Decision, Order, decide
 from fairlead.policy.request import known_of
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often
+REQUESTS_SECONDS = 1.5  # and their requests, on the state's disk: at once after SIGUSR1, which whoever asks sends
 STATUS_SECONDS = 10.0
 ASLEEP_SECONDS = 1.0
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
@@ -116,7 +117,7 @@ class Loop:
         self._slept = asleep()
         self._shown: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._troubles: tuple[str, ...] = ()
-        self._asked_at = self.sweep_seconds = self.sweep_boot = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_boot = self._requests_at = 0.0
         self.next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
@@ -203,7 +204,7 @@ class Loop:
         if signal.SIGHUP in heard:
             self._reload()
         if signal.SIGUSR1 in heard:
-            self.next_sweep = 0.0
+            self.next_sweep = self._requests_at = 0.0
             self.senses.look_closely()
             if self.courier is not None:
                 self.courier.look()  # `fairlead drain` and `fairlead resume` send it
@@ -251,13 +252,14 @@ class Loop:
     # -- sources ---------------------------------------------------------------------------------
 
     def _start_sweep(self) -> None:
-        asked = self.requests.take(self.state, self.history, self.senses.boot_id)
-        if asked is not self.state:
-            self.state, self._status_at = asked, 0.0
-            if self.decision is not None:
-                self._decide((), frozenset())
-        now = time.monotonic()
-        self._asked_at = now
+        now = self._asked_at = time.monotonic()
+        if now >= self._requests_at:
+            self._requests_at = now + REQUESTS_SECONDS
+            asked = self.requests.take(self.state, self.history, self.senses.boot_id)
+            if asked is not self.state:
+                self.state, self._status_at = asked, 0.0
+                if self.decision is not None:
+                    self._decide((), frozenset())
         self.next_sweep = now + self.document.agent.interval_seconds * random.uniform(0.95, 1.05)
         self.senses.start_sweep()
 

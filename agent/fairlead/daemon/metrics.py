@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from fairlead.daemon import gpu_error_metrics, metrics_load
-from fairlead.model.facts import Ecc, Gpu, Missing, Node, PcieLink, RowRemap
+from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
 from fairlead.model.gpu_load import REASONS
 from fairlead.model.verdict import State
@@ -127,7 +128,7 @@ class Metrics:
 
     def _text(self, family: Metric) -> bytes:
         known = self._texts.get(family.name)
-        if known is None or known[0] != family:
+        if known is None or (known[0] is not family and known[0] != family):
             known = self._texts[family.name] = (family, generate_latest(_One(family)))
         return known[1]
 
@@ -285,11 +286,13 @@ def _gpus(gpus: Iterable[Gpu]) -> Iterator[Metric]:
             for bit, reason in REASONS:
                 slow.add_metric([gpu.pci, reason], bool(gpu.throttle_reasons & bit))
     yield slow
-    yield from _memory(gpus)
-    yield from _links(gpus)
+    yield from _memory(tuple((g.pci, g.ecc, g.remap) for g in gpus))
+    yield from gpu_error_metrics.families(gpus)
+    yield from _links(tuple((g.pci, g.pcie, g.nvlinks) for g in gpus))
 
 
-def _memory(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
+@lru_cache(maxsize=1)  # most of all series, and the same from one rendering to the next
+def _memory(gpus: tuple[tuple[str, Ecc | Missing, RowRemap | Missing], ...]) -> tuple[Metric, ...]:
     errors = CounterMetricFamily("fairlead_gpu_ecc_errors", "ECC errors.", labels=["pci", "kind"])
     mode = GaugeMetricFamily("fairlead_gpu_ecc_mode", "ECC mode, 1 is on.", labels=["pci"])
     sram = GaugeMetricFamily(
@@ -298,46 +301,47 @@ def _memory(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
     rows = GaugeMetricFamily("fairlead_gpu_remapped_rows", "Remapped rows of the board's life.", labels=["pci", "kind"])
     state = GaugeMetricFamily("fairlead_gpu_row_remap_state", "1 when a remap is pending, or has failed.", labels=["pci", "kind"])
     spare = GaugeMetricFamily("fairlead_gpu_row_remap_banks", "Memory banks by spare rows that are left.", labels=["pci", "left"])
-    for gpu in gpus:
-        if isinstance(gpu.ecc, Ecc):
-            _add(mode, [gpu.pci], gpu.ecc.mode_current)
-            _add(sram, [gpu.pci], gpu.ecc.sram_threshold_exceeded)
+    for pci, ecc, remap in gpus:
+        if isinstance(ecc, Ecc):
+            _add(mode, [pci], ecc.mode_current)
+            _add(sram, [pci], ecc.sram_threshold_exceeded)
             for kind in _ECC:
-                _add(errors, [gpu.pci, kind], getattr(gpu.ecc, kind))
-        if isinstance(gpu.remap, RowRemap):
-            rows.add_metric([gpu.pci, "corrected"], gpu.remap.corrected)
-            rows.add_metric([gpu.pci, "uncorrected"], gpu.remap.uncorrected)
-            state.add_metric([gpu.pci, "pending"], gpu.remap.pending)
-            state.add_metric([gpu.pci, "failed"], gpu.remap.failed)
-            if not isinstance(gpu.remap.histogram, Missing):
-                for left, banks in zip(("max", "high", "partial", "low", "none"), gpu.remap.histogram, strict=False):
-                    spare.add_metric([gpu.pci, left], banks)
-    yield from (errors, mode, sram, rows, state, spare)
-    yield from gpu_error_metrics.families(gpus)
+                _add(errors, [pci, kind], getattr(ecc, kind))
+        if isinstance(remap, RowRemap):
+            rows.add_metric([pci, "corrected"], remap.corrected)
+            rows.add_metric([pci, "uncorrected"], remap.uncorrected)
+            state.add_metric([pci, "pending"], remap.pending)
+            state.add_metric([pci, "failed"], remap.failed)
+            if not isinstance(remap.histogram, Missing):
+                for left, banks in zip(("max", "high", "partial", "low", "none"), remap.histogram, strict=False):
+                    spare.add_metric([pci, left], banks)
+    return errors, mode, sram, rows, state, spare
 
 
-def _links(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
+@lru_cache(maxsize=1)
+def _links(gpus: tuple[tuple[str, PcieLink | Missing, tuple[NvLink, ...] | Missing], ...]) -> tuple[Metric, ...]:
+    families: list[Metric] = []
     for attribute, name in _PCIE:
         family = GaugeMetricFamily(f"fairlead_gpu_{name}", "PCIe link of the GPU.", labels=["pci"])
-        for gpu in gpus:
-            if isinstance(gpu.pcie, PcieLink):
-                _add(family, [gpu.pci], getattr(gpu.pcie, attribute))
-        yield family
+        for pci, pcie, _ in gpus:
+            if isinstance(pcie, PcieLink):
+                _add(family, [pci], getattr(pcie, attribute))
+        families.append(family)
     replays = CounterMetricFamily("fairlead_gpu_pcie_replays", "PCIe replays.", labels=["pci"])
     active = GaugeMetricFamily("fairlead_gpu_nvlink_active", "1 when the link is up.", labels=["pci", "link"])
     errors = CounterMetricFamily("fairlead_gpu_nvlink_errors", "NVLink errors, all links.", labels=["pci", "kind"])
-    for gpu in gpus:
-        if isinstance(gpu.pcie, PcieLink):
-            _add(replays, [gpu.pci], gpu.pcie.replays)
-        if isinstance(gpu.nvlinks, Missing):
+    for pci, pcie, links in gpus:
+        if isinstance(pcie, PcieLink):
+            _add(replays, [pci], pcie.replays)
+        if isinstance(links, Missing):
             continue
-        for link in gpu.nvlinks:
-            _add(active, [gpu.pci, str(link.link)], link.active)
+        for link in links:
+            _add(active, [pci, str(link.link)], link.active)
         for kind in _LINK_ERRORS:
-            known = [v for link in gpu.nvlinks if not isinstance(v := getattr(link, kind), Missing)]
+            known = [v for link in links if not isinstance(v := getattr(link, kind), Missing)]
             if known:
-                errors.add_metric([gpu.pci, kind.removesuffix("_errors")], sum(known))
-    yield from (replays, active, errors)
+                errors.add_metric([pci, kind.removesuffix("_errors")], sum(known))
+    return *families, replays, active, errors
 
 
 def _nics(node: Node) -> Iterator[Metric]:

@@ -106,7 +106,7 @@ class Reader:
 
 
 class Converter:
-    """Converts one snapshot after another, none of which is changed later. Most parts of a GPU say the same as a second ago:
+    """Converts one snapshot after another. Most parts of a GPU say the same as a second ago:
     those are not made anew, nor is a GPU of which all do."""
 
     def __init__(self, unsupported: Sequence[str] = ()) -> None:
@@ -135,7 +135,7 @@ class Converter:
         # what has not changed says as little of a loss as it did
         new = raw if gpu is None or gpu.lost or not before else {k: v for k, v in raw.items() if before.get(k) is not v}
         gpu = self._made(Reader(raw, self._unsupported), position, lost=is_lost(new))
-        self._whole[position] = (raw, gpu)
+        self._whole[position] = (dict(raw), gpu)
         return gpu
 
     def _made(self, read: Reader, position: int, *, lost: bool) -> Gpu:

@@ -115,7 +115,17 @@ def _pair(lib: Any, name: str, part: str) -> Call:
 
 
 def _struct(lib: Any, name: str, part: str, value: Any, **keys: str) -> Call:
-    return Call(lib, name, (part, None), (ctypes.byref(value),), lambda: {k: getattr(value, f) for k, f in keys.items()})
+    view = memoryview(value).cast("B")
+    said = b""
+    answer: Json = {}
+
+    def store() -> Json:
+        nonlocal said, answer
+        if (now := view.tobytes()) != said:
+            said, answer = now, {k: getattr(value, f) for k, f in keys.items()}
+        return answer
+
+    return Call(lib, name, (part, None), (ctypes.byref(value),), store)
 
 
 def _reasons(lib: Any) -> Call:

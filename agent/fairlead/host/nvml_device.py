@@ -108,11 +108,13 @@ class Device:
                 if code in _FORGET:
                     call.not_before = now + PROBE_AGAIN_SECONDS
                 answer = {"error": code}
+            old = values.get(call.part)
             if call.key is None:
-                old = values.get(call.part)
                 values[call.part] = {**old, **answer} if call.merge and old and "error" not in old | answer else answer
-            else:
-                _put(values, call.part, call.key, answer)
+            elif old is None:
+                values[call.part] = {call.key: answer}
+            elif "error" not in old:  # a part that is an error as a whole stays so
+                old[call.key] = answer
         return 0
 
     def _read_all_fields(self, now: float) -> int:

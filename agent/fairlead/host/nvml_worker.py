@@ -13,6 +13,7 @@ endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when it
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -261,6 +262,9 @@ def main(beat_fd: int) -> None:
             if words[:1] == ["sweep"]:
                 snapshot = session.sweep()
                 answer(*told.frame(snapshot))
+                if not gc.get_freeze_count():
+                    gc.freeze()
+                    gc.set_threshold(100_000)  # a sweep makes no cycles: what it makes goes by its reference counts
                 if session.outdated:
                     return
             elif words[:1] == ["set"] and len(words) == 4:

@@ -114,8 +114,20 @@ def module_of(root: Root, release: str) -> str:
         return "none"
     known = _known.get((root.path, path))
     if known is None or known[0] != stamp or stamp is None:
-        _known[root.path, path] = known = (stamp, _version(root.join(path)))
+        found = _built_by_dkms(root, release) if path.endswith(".zst") else _version(root.join(path))
+        _known[root.path, path] = known = (stamp, found)
     return known[1]
+
+
+def _built_by_dkms(root: Root, release: str) -> str:
+    """The version by dkms's own account of what it has built and installed for a kernel: nothing here reads zstd, in which Ubuntu
+    keeps modules. Source: dkms 3.0.10, do_install (kernel-RELEASE-ARCH in its tree is a link to VERSION/RELEASE/ARCH)."""
+    for link in root.glob(f"/var/lib/dkms/nvidia*/kernel-{release}-*", dangling=True):
+        target = root.readlink(link)
+        version = target.partition("/")[0] if isinstance(target, str) else ""
+        if re.fullmatch(r"[0-9.]+", version):
+            return version
+    return "unknown"
 
 
 def _version(path: str) -> str:

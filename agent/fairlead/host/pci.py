@@ -196,7 +196,7 @@ class _Config:
         self._path = path
         self._fd = -1
         try:
-            self._fd = os.open(root.join(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._fd = root.open(path)
         except OSError as e:
             self.failure = unreadable(f"{path}: {e.strerror}")
 

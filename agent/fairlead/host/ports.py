@@ -29,11 +29,9 @@ def ports(root: Root, nics: tuple[Nic, ...]) -> tuple[RdmaPort, ...] | Missing:
 
 def _port(root: Root, nic: Nic) -> RdmaPort:
     folder = f"{_IB}/{nic.name}/ports/{nic.port}"
-    counters: dict[str, int | Missing] = {
-        name: root.number(f"{folder}/counters/{name}")
-        for name in PORT_COUNTER_BITS
-        if nic.link_layer == "InfiniBand" or root.exists(f"{folder}/counters")
-    }
+    counters: dict[str, int | Missing] = {}
+    if nic.link_layer == "InfiniBand" or root.exists(f"{folder}/counters"):
+        counters = {name: root.number(f"{folder}/counters/{name}") for name in PORT_COUNTER_BITS}
     driver = root.readlink(f"{_IB}/{nic.name}/device/driver")
     if isinstance(driver, str) and driver.endswith("/mlx5_core"):
         counters.update({name: root.number(f"{folder}/hw_counters/{name}") for name in MLX5_COUNTERS})

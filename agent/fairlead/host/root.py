@@ -14,15 +14,18 @@ import stat
 from fairlead.model.facts import Missing, unreadable
 
 READ_MAX_BYTES = 4 << 20
+PLACES_MAX = 2000  # some hundred files are read again and again
 _LINKS_MAX = 40  # as the kernel: more is ELOOP
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_SPACE = " \t\n\r\v\f\0"
 _MAGIC = frozenset("*?[")
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Root:
     """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
-    __slots__ = ("_aliases", "_base", "_links", "is_live", "path", "reading")
+    __slots__ = ("_aliases", "_base", "_links", "_places", "is_live", "path", "reading")
 
     def __init__(self, path: str = "/") -> None:
         self.path = os.path.abspath(path)
@@ -30,6 +33,7 @@ class Root:
         self._base = "" if self.is_live else os.path.realpath(self.path)
         self.reading = ""  # the file that is being read: should it never answer, another thread can name it
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
+        self._places: dict[str, str] = {}  # what lies in these
         self._aliases: dict[str, tuple[int, int, str]] = {}  # its links: inode and time of change, and where they lead
 
     def __repr__(self) -> str:
@@ -39,13 +43,7 @@ class Root:
         """The path on this machine of the node's ``path``; in a recorded tree with all links resolved inside it."""
         if self.is_live:
             return path if path.startswith("/") else "/" + path
-        folder, _, name = path.strip("/").rpartition("/")
-        resolved = self._links.get(folder)
-        if resolved is None:
-            resolved = self._resolve(folder)
-            if os.path.isdir(resolved):
-                self._links[folder] = resolved
-        candidate = f"{resolved}/{name}" if name not in ("", ".", "..") else self._resolve(path)
+        candidate = self._place(path)
         try:
             info = os.lstat(candidate)
         except OSError:
@@ -56,6 +54,35 @@ class Root:
         if known is None or known[:2] != (info.st_ino, info.st_ctime_ns):
             known = self._aliases[candidate] = (info.st_ino, info.st_ctime_ns, self._resolve(path))
         return known[2]
+
+    def _place(self, path: str) -> str:
+        """As ``join``, but for a link in the last place: that stays one."""
+        if (known := self._places.get(path)) is not None:
+            return known
+        folder, _, name = path.strip("/").rpartition("/")
+        if name in ("", ".", ".."):
+            return self._resolve(path)
+        resolved = self._links.get(folder)
+        if resolved is None:
+            resolved = self._resolve(folder)
+            if not os.path.isdir(resolved):
+                return f"{resolved}/{name}"
+            self._links[folder] = resolved
+        place = f"{resolved}/{name}"
+        if len(self._places) < PLACES_MAX:
+            self._places[path] = place
+        return place
+
+    def open(self, path: str) -> int:
+        """A descriptor to read ``path`` with, which a FIFO or a device does not hold up. Raises OSError."""
+        if self.is_live:
+            return os.open(self.join(path), _READ)
+        try:
+            return os.open(self._place(path), _READ | os.O_NOFOLLOW)
+        except OSError as e:
+            if e.errno != errno.ELOOP:
+                raise
+        return os.open(self.join(path), _READ)
 
     def _resolve(self, path: str) -> str:
         """As chroot would: ``..`` stops at the tree's root, an absolute link starts there again."""
@@ -101,7 +128,7 @@ class Root:
         """
         self.reading = path
         try:
-            fd = os.open(self.join(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            fd = self.open(path)
         except OSError as e:
             self.reading = ""
             return None if e.errno in _ABSENT else _failed(path, e)
@@ -132,14 +159,14 @@ class Root:
     def read_line(self, path: str) -> str | Missing | None:
         """The file's content without surrounding white space, and zero bytes that a recording left: one sysfs attribute."""
         data = self.read_bytes(path, 65536)
-        return data.decode("utf-8", "replace").strip(" \t\n\r\v\f\0") if isinstance(data, bytes) else data
+        return data.decode("utf-8", "replace").strip(_SPACE) if isinstance(data, bytes) else data
 
     def value(self, path: str) -> str | Missing:
         """One sysfs attribute that ought to be there: an absent or empty file is Missing too."""
-        line = self.read_line(path)
-        if line is None:
-            return unreadable(f"{path}: no such file")
-        return line if isinstance(line, Missing) or line else unreadable(f"{path}: empty")
+        data = self.read_bytes(path, 65536)
+        if isinstance(data, bytes):
+            return data.decode("utf-8", "replace").strip(_SPACE) or unreadable(f"{path}: empty")
+        return unreadable(f"{path}: no such file") if data is None else data
 
     def number(self, path: str, base: int = 10) -> int | Missing:
         """One sysfs attribute that is a number (base 16: with or without 0x)."""

@@ -43,7 +43,12 @@ def readable_fields(node: Node) -> frozenset[str]:
     """
     if isinstance(node.gpus, Missing):
         return frozenset()
-    return frozenset(f"{name}/{fact}" for gpu in node.gpus for fact in _fields(gpu, "") for name in names_of(gpu))
+    return frozenset().union(*(_named(name, tuple(_fields(gpu, ""))) for gpu in node.gpus for name in names_of(gpu)))
+
+
+@lru_cache(maxsize=32)  # the same of each GPU, look after look
+def _named(device: str, facts: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(f"{device}/{fact}" for fact in facts)
 
 
 def _fields(value: Struct, prefix: str) -> Iterator[str]:
@@ -91,9 +96,16 @@ def _with_a_past(gpu: Gpu, past: Past) -> tuple[str, ...]:
 def gone(gpu: Gpu, past: Past) -> dict[str, Missing]:
     """Every fact of a GPU, by its dotted name, that could be read earlier and cannot now. What the profile excuses, and what
     is above or below something that is listed, is not."""
-    known = [f"{device}/" for device in _with_a_past(gpu, past)] if past.readable else []
-    read = past.readable
-    return {name: why for name, why in _unreadable(gpu, "") if any(k + name in read for k in known)} if known else {}
+    if not past.readable:
+        return {}
+    dark = tuple(_unreadable(gpu, ""))
+    lost = _read_once(tuple(name for name, _ in dark), _with_a_past(gpu, past), past.readable)
+    return {name: why for name, why in dark if name in lost} if lost else {}
+
+
+@lru_cache(maxsize=32)  # what a GPU has never said it does not say at the next look either
+def _read_once(names: tuple[str, ...], devices: tuple[str, ...], readable: frozenset[str]) -> frozenset[str]:
+    return frozenset(name for name in names for device in devices if f"{device}/{name}" in readable)
 
 
 def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:

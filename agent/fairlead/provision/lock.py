@@ -62,6 +62,7 @@ class Archive:
         self._folder = (folder or cache_folder()) / "apt" / key
         self._sources = sources
         self._read = False
+        self._versions: dict[str, dict[str, None]] = {}
 
     def _options(self) -> list[str]:
         f = self._folder
@@ -70,6 +71,8 @@ class Archive:
             "Dir::State::status": f / "status",
             "Dir::Cache": f,
             "Dir::Cache::archives": f / "archives",
+            "Dir::Cache::pkgcache": "pkgcache.bin",  # images of containers switch it off (docker-clean)
+            "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
             "Dir::Etc::preferences": f / "preferences",
             "Dir::Etc::preferencesparts": "/dev/null",
             "APT::Install-Recommends": "false",
@@ -142,19 +145,20 @@ class Archive:
         except subprocess.TimeoutExpired:
             raise ProvisionError(f"{command[0]}: no end within {APT_SECONDS} s", hint="is the mirror slow? try again") from None
 
-    def versions(self, name: str) -> list[str]:
-        """The versions of a package that there are, newest first."""
+    def versions(self, *names: str) -> dict[str, list[str]]:
+        """The versions of each package that there are, newest first. One call of apt for all: each costs most of a second."""
         self.read()
-        listed = self._run("apt-cache", "madison", name).stdout.splitlines()
-        found = dict.fromkeys(parts[1].strip() for line in listed if len(parts := line.split("|")) == 3 and "Sources" not in line)
-        return sorted(found, key=numbers, reverse=True)
+        if asked := [n for n in names if n not in self._versions]:
+            for line in self._run("apt-cache", "madison", *asked).stdout.splitlines():
+                parts = [part.strip() for part in line.split("|")]
+                if len(parts) == 3 and "Sources" not in parts[2]:
+                    self._versions.setdefault(parts[0], {})[parts[1]] = None
+        return {name: sorted(self._versions.get(name, ()), key=numbers, reverse=True) for name in names}
 
     def driver_of(self, want: DriverWant, file: str, key: str) -> str:
         """The driver's exact version: as declared, or the newest of its branch. Raises ConfigError."""
-        found: list[str] = []
-        for name in want.install:
-            found += [v for version in self.versions(name) if (v := driver_version(version))]
-        known = sorted(set(found), key=numbers, reverse=True)
+        every = (version for versions in self.versions(*want.install).values() for version in versions)
+        known = sorted({driver_version(version) for version in every} - {""}, key=numbers, reverse=True)
         if want.version:
             if want.version not in known:
                 hint = f"there are {', '.join(known[:5])}" if known else "none of the packages in `install` is of a driver"

@@ -27,6 +27,7 @@ GRUB_CFG = "/boot/grub/grub.cfg"
 ENTRIES = "/boot/loader/entries/*.conf"
 ADD_UP = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "module_blacklist"})
 _WORD = r"^[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;@/=+*-]*)?$"  # no blank, quote or $: the words go into a shell file of GRUB
+_KEEPS = re.compile(r'(GRUB_CMDLINE_LINUX(?:_DEFAULT)?)="((?:[^"$`\\]* )?)\$\{?\1\}?((?: [^"$`\\]*)?)"')
 _LINUX = re.compile(r"^\s*linux(?:efi|16)?\s+\S+\s*(.*)$", re.MULTILINE)
 
 
@@ -39,15 +40,15 @@ class KernelCmdlineWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 class Observed(Struct, frozen=True):
     """``running``: words of /proc/cmdline. ``file``: our drop-in. ``grub``: GRUB reads drop-ins here. ``menu``: the command
-    lines in grub.cfg, None where there is none. ``entries``: path -> command line of each boot entry. ``later``: a drop-in
-    read after ours."""
+    lines in grub.cfg, None where there is none. ``entries``: path -> command line of each boot entry. ``later``: path -> text
+    of the drop-ins that are read after ours."""
 
     running: tuple[str, ...]
     file: str | None
     grub: bool
     menu: tuple[str, ...] | None
     entries: dict[str, str]
-    later: str
+    later: dict[str, str]
 
 
 def in_force(words: tuple[str, ...], wanted: str) -> bool:
@@ -74,7 +75,7 @@ def observe(node: Node) -> Observed | Missing:
     if running is None:
         return unreadable(f"{CMDLINE}: no such file")
     entries: dict[str, str] = {}
-    later = ""
+    later: dict[str, str] = {}
     for path, text in sorted(node.texts.items()):
         if path.startswith("/boot/loader/entries/"):
             if isinstance(text, Missing):
@@ -84,10 +85,18 @@ def observe(node: Node) -> Observed | Missing:
         elif path.startswith("/etc/default/grub.d/") and path > FILE:
             if isinstance(text, Missing):
                 return text
-            later = path if "GRUB_CMDLINE_LINUX" in (text or "") else later
+            later[path] = text or ""
     cfg = texts[GRUB_CFG]
     menu = None if cfg is None else tuple(line for line in _LINUX.findall(cfg) if " single" not in f" {line} ")
     return Observed(tuple(running.split()), texts[FILE], texts[GRUB] is not None, menu, entries, later)
+
+
+def _added(text: str) -> tuple[str, ...] | None:
+    """The words that a drop-in puts after those of the files before it, as kdump-tools.cfg does (crashkernel=); None where it may
+    drop those."""
+    said = [line.strip() for line in text.splitlines() if "GRUB_CMDLINE_LINUX" in line and not line.lstrip().startswith("#")]
+    kept = [_KEEPS.fullmatch(line) for line in said]
+    return tuple(word for match in kept if match for word in match[3].split()) if all(kept) else None
 
 
 def content(words: tuple[str, ...]) -> str:
@@ -134,9 +143,11 @@ def _entries(words: tuple[str, ...], entries: dict[str, str]) -> list[AnyChange]
 
 
 def _grub(words: tuple[str, ...], observed: Observed) -> list[AnyChange]:
-    if observed.later and words:
-        hint = "rename it so that it is read before ours, or declare its words in settings.kernel_cmdline.words"
-        raise ConfigError(observed.later, "GRUB_CMDLINE_LINUX", f"is read after {FILE}", hint=hint)
+    for path, text in observed.later.items():
+        added = _added(text)
+        if words and (added is None or not all(in_force((*words, *added), w) for w in words)):
+            hint = "rename it so that it is read before ours, or declare its words in settings.kernel_cmdline.words"
+            raise ConfigError(path, "GRUB_CMDLINE_LINUX", f"is read after {FILE}", hint=hint)
     changes: list[AnyChange] = []
     wanted = content(words) if words else None
     if observed.file != wanted:

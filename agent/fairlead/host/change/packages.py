@@ -24,7 +24,7 @@ from fairlead.host.root import Root
 from fairlead.model.change import Package, Packages
 
 CACHE = "/var/cache/fairlead/packages"
-APT_SECONDS = 1800.0  # dkms builds a module for each kernel: minutes
+APT_SECONDS = 3300.0  # dkms builds a module for each kernel: minutes, on a slow machine many; less than apply's own mark
 SIMULATE_SECONDS = 120.0
 FETCH_SECONDS = 60.0  # without a byte
 LOCK_SECONDS = 120.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from msgspec import Struct
 
@@ -66,7 +65,7 @@ def choose(
     if failed >= plan.max_failed:
         return Choice(over=f"{failed} failed, --max-failed is {plan.max_failed}")
     if now < plan.opens:
-        return Choice(held=f"the window begins at {datetime.fromtimestamp(plan.opens):%Y-%m-%d %H:%M:%S}")
+        return Choice(held="the window has not begun")
     if plan.window and now >= plan.window:
         return Choice(closed="the window has ended")
     if plan.window and now + expected_seconds > plan.window:

@@ -86,10 +86,10 @@ class Maintenance:
                 if not wait_end(left, self._shown.say, lambda: self.stop_asked):
                     return False
                 self._take_up()
-                while not self._finished():
+                while not (self.leave_asked or self._finished()):
                     self._turn()
                     time.sleep(self._poll / 4)
-                if any(w.step is Step.QUEUED for w in self.works):
+                if self.leave_asked or any(w.step is Step.QUEUED for w in self.works):
                     return False
                 self._journal.end(self.run.id, "aborted" if self._aborting else "ended")
                 return True
@@ -186,7 +186,8 @@ class Maintenance:
         choice = choose(self.works, listing.places, self._plan, now, budgets=self._budgets, expected_seconds=expected)
         self.held, self.closed = choice.held or choice.closed, choice.closed
         if now < self._plan.opens:
-            self._progress = now
+            self._progress, at = now, time.localtime(self._plan.opens)
+            self.held = f"the window begins at {time.strftime('%Y-%m-%d %H:%M:%S', at)}"
         over = choice.over
         idle = not any(w.step in IN_WORK for w in self.works)
         if choice.held and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
