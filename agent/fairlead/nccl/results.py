@@ -169,22 +169,22 @@ def _rows(run: _Open, line: str) -> tuple[Row, ...] | None:
     size, _, kind, *rest = line.split()
     while rest and _STAMP.match(rest[-1]):
         del rest[-1]
-    reduces = bool(rest) and not _NUMBER.match(rest[0])
-    if reduces:
-        reduces = rest.pop(0) != "none"
+    both = run.collective not in (None, "alltoall", "sendrecv")  # in place, these two overwrite what they would compare
+    if rest and not _NUMBER.match(rest[0]):
+        both |= rest.pop(0) != "none"  # redop
     if not all(_NUMBER.match(word) for word in rest):
         return None
     wide = 8 if "i_min" in run.header or len(rest) in (16, 17) else 4
     if len(rest) % wide == 1:
-        del rest[0]  # root
+        both |= rest.pop(0).isdecimal()  # root
     if len(rest) not in (wide, 2 * wide):
         return None
     old = "error" in run.header or (not run.header and any("e-" in rest[at] for at in range(3, len(rest), wide)))
     sides = []
     for start in range(0, len(rest), wide):
         time, algbw, busbw = (float(word.replace("N/A", "nan")) for word in rest[start : start + 3])
-        if old:  # in place, alltoall and sendrecv overwrite what they would compare
-            wrong = _off(run, kind, rest[start + 3]) if reduces or start == 0 else None
+        if old:
+            wrong = _off(run, kind, rest[start + 3]) if both or start == 0 else None
         else:
             wrong = _wrong(rest[start + 3])
         if not all(map(math.isfinite, (time, algbw, busbw))):
