@@ -43,7 +43,8 @@ def readable_fields(node: Node) -> frozenset[str]:
     """
     if isinstance(node.gpus, Missing):
         return frozenset()
-    return frozenset().union(*(_named(name, tuple(_fields(gpu, ""))) for gpu in node.gpus for name in names_of(gpu)))
+    facts = [(names_of(gpu), tuple(_fields(gpu, ""))) for gpu in node.gpus]
+    return frozenset().union(*(_named(name, said) for names, said in facts for name in names))
 
 
 @lru_cache(maxsize=32)  # the same of each GPU, look after look
