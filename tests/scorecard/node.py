@@ -33,7 +33,7 @@ class ScoreNode(Running):
                 self._kernel(step)
             case entry.Nvml():
                 value = dict(step.value) if isinstance(step.value, Mapping) else step.value
-                self._worn = self._worn or value == {"error": 3}
+                self._worn = self._worn or value == {"error": 3} or step.key == "inforom_valid"  # asked every ten minutes
                 self.faults.set(step.gpu, step.key, value)
             case entry.Call():
                 getattr(self.faults, step.verb)(*step.arguments)
@@ -138,7 +138,7 @@ class ScoreNode(Running):
         for record in (self.run_dir / "jobs").glob("[0-9]*"):
             record.unlink(missing_ok=True)
 
-    def heal(self, *, fresh: bool = False, seconds: float = 60) -> None:
+    def heal(self, *, fresh: bool = False, seconds: float = 12) -> None:
         """Nothing is wrong and nothing is known of what was: in service, verdict ok. ``fresh``: with an empty history."""
         self.restore()
         fresh, self._worn = fresh or self._worn, False
