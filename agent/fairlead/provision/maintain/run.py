@@ -186,8 +186,8 @@ class Maintenance:
         choice = choose(self.works, listing.places, self._plan, now, budgets=self._budgets, expected_seconds=expected)
         self.held, self.closed = choice.held or choice.closed, choice.closed
         if now < self._plan.opens:
-            self._progress = now
-            self.held = f"the window begins at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._plan.opens))}"
+            self._progress, opens = now, time.localtime(self._plan.opens)
+            self.held = f"the window begins at {time.strftime('%Y-%m-%d %H:%M:%S', opens)}"
         over = choice.over
         idle = not any(w.step in IN_WORK for w in self.works)
         if choice.held and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
