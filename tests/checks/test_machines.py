@@ -67,5 +67,5 @@ def test_every_profile_value_says_why_and_who(name: str) -> None:
     document = config.profile_document("n1", name)
     assert document.checks["gpu_count"].expected == 8
     every = {"persistence", "numa_balancing", "pcie_acs", "nccl", "cpu_governor", "memlock", "sysctl", "kernel_modules"}
-    assert set(document.settings) == every  # of a GPU's state persistence alone: docs/decisions/0029
+    assert set(document.settings) == every  # of a GPU's state persistence alone: docs/decisions/0027
     assert document.checks["ecc"].required and document.checks["ecc"].judge_mode  # type: ignore[attr-defined]
