@@ -14,7 +14,7 @@ from tests.lab.pcitree import put
 from tests.maintain.admin import Admin, kill, until
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(400)]
-REBOOT = ("--reboot", "--reboot-wait", "20s", "--verify-wait", "45s")
+REBOOT = ("--reboot", "--reboot-wait", "40s", "--verify-wait", "45s")
 PATIENT = ("--reboot", "--verify-wait", "90s")
 
 
@@ -66,7 +66,7 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
         assert "DRAIN" not in state.states and "DOWN" not in state.states, state
         assert admin.boots(admin.node(number)) == 1 and shown[f"gpu{number}"].rebooted
     second, third = rack.node_state("gpu2"), rack.node_state("gpu3")
-    for state, why in ((second, "FAILED: did not come back in 20 s"), (third, "FAILED: ")):
+    for state, why in ((second, "FAILED: did not come back in 40 s"), (third, "FAILED: ")):
         assert "DRAIN" in state.states and state.reason.startswith("fairlead:maintain:") and why in state.reason, state
     assert "gpu_count" in third.reason or "GPU" in third.reason, third
     for name in ("gpu4", "gpu5"):
@@ -114,13 +114,13 @@ def test_3_a_node_that_is_lost_elsewhere_or_another_after_its_reboot(admin: Admi
     serial = "sys/class/dmi/id/product_serial"
     admin.node(8).run(f"echo SN-1 > /{serial}")
     admin.node(8).refit(lambda tree: put(tree / serial, "SN-2"))
-    more = ("--batch", "3", "--max-failed", "3", "--reboot", "--reboot-wait", "15s", "--verify-wait", "90s")
+    more = ("--batch", "3", "--max-failed", "3", "--reboot", "--reboot-wait", "30s", "--verify-wait", "90s")
     code = admin.run("gpu[6-8]", "--reason", "new boards", *more)
     shown, said = admin.shown(), admin.said()
     assert code == 69 and set(admin.steps().values()) == {"failed"}, said
     why = {
-        "gpu6": "did not come back in 15 s: ssh: connect to host 10.77.0.16 port 22: Connection refused",
-        "gpu7": "did not come back in 15 s: ",
+        "gpu6": "did not come back in 30 s: ssh: connect to host 10.77.0.16 port 22: Connection refused",
+        "gpu7": "did not come back in 30 s: ",
         "gpu8": "not the same machine: it was product_serial SN-1, now product_serial SN-2",
     }
     for name, words in why.items():
