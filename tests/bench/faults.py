@@ -117,7 +117,7 @@ def _flood(agent: Living) -> Row:
         for n in range(LINES):
             text = "NVRM: Xid (PCI:0000:d1:00): 79, pid=1, GPU has fallen off the bus." if n == LINES // 2 else f"chatter {n}"
             out.write(f"6,{n + 100},{n},-;{text}\n")
-    agent.until(lambda: "0000:d1:00.0" in (agent.run_dir / "status.json").read_text(), "the fault among the lines", seconds=30)
+    agent.until(lambda: any(f["device"] == "0000:d1:00.0" for f in agent.status()["findings"]), "the fault among the lines")
     took = time.monotonic() - start
     share = (sum(map(_cpu, pids)) - before) / 60 * 100
     return Row(f"agent, {LINES} kernel lines in a minute's second, CPU over the minute", share, 0.5, "% of a core", "",
