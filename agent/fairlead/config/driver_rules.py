@@ -232,7 +232,7 @@ RULES: tuple[Rule, ...] = (
         name="fabric_manager",
         broken=_same(r"nvidia-fabricmanager(-dev)?(-\d+)?", r"nvidia-fabric-manager.*", r"libnvidia-nscq(-\d+)?"),
         why="it compares its version with the loaded driver's and ends where they differ, and no CUDA program starts",
-        source="NVIDIA Fabric Manager User Guide, Overview; gpu-operator issue 544; azhpc-images pull request 86",
+        source="NVIDIA Fabric Manager User Guide, Overview; gpu-operator issue 544; gpu-driver-container issue 735",
         read=READ,
     ),
     Rule(
@@ -274,7 +274,7 @@ RULES: tuple[Rule, ...] = (
         name="peermem",
         broken=_peermem,
         why="nvidia_peermem of the driver replaces it, and it gets no more mending; dma-buf needs neither",
-        source="NVIDIA GPUDirect RDMA User Manual v1.8, Installing; Mellanox/nv_peer_memory README; deepops issue 1300",
+        source="NVIDIA GPUDirect RDMA User Manual v1.8, Installing; Mellanox/nv_peer_memory README",
         read=READ,
     ),
 )  # fmt: skip
