@@ -202,3 +202,13 @@ def test_recorded_infiniband(tree: Path) -> None:
     nics = look(tree).nics
     assert len(nics) == 9
     assert {n.name: (n.link_layer, n.rate_gbps) for n in nics}["mlx5_bond_0"] == ("Ethernet", 200.0)
+
+
+def test_a_thorough_look_is_foreseen() -> None:
+    """For it NVML is asked for what else is read only now and then."""
+    gatherer = Gatherer(Root(os.fspath(MACHINES / "l40s-pcie")), slow_seconds=3600.0)
+    assert gatherer.is_due(0.0)
+    assert gatherer.gather(nvml("l40s-pcie")).thorough
+    assert not gatherer.is_due(1.0) and gatherer.is_due(3601.0)
+    gatherer.look_closely()
+    assert gatherer.is_due(0.0)

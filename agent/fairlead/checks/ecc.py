@@ -11,6 +11,7 @@ finding of the same weight. What a kind of GPU never had is `unsupported` in the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta
@@ -75,9 +76,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
     """One finding per GPU for all that should answer and does not."""
-    ecc = gpu.ecc
-    values = [(n, ecc if isinstance(ecc, Missing) else getattr(ecc, n)) for n in FIELDS]
-    dark = [name for name, value in values if isinstance(value, Missing) and value.why is Why.UNREADABLE]
+    dark = _dark(gpu.ecc)
     if not dark:
         return
     lost = [name for name in dark if was_readable(gpu, f"ecc.{name}", past)]
@@ -94,6 +93,12 @@ def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
         )
     if never:
         yield _finding(gpu, Level.UNKNOWN, f"ECC of GPU {gpu.pci} cannot be read ({', '.join(never)})", Action.NONE, Service.KEEP)
+
+
+@lru_cache(maxsize=64)  # the same of each GPU, look after look
+def _dark(ecc: Ecc | Missing) -> tuple[str, ...]:
+    values = [(n, ecc if isinstance(ecc, Missing) else getattr(ecc, n)) for n in FIELDS]
+    return tuple(name for name, value in values if isinstance(value, Missing) and value.why is Why.UNREADABLE)
 
 
 def _counted(gpu: Gpu, ecc: Ecc, params: Params) -> Iterator[Finding]:

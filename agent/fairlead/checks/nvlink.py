@@ -15,7 +15,7 @@ here single ones are let pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Annotated
 
 from msgspec import Meta
@@ -24,7 +24,7 @@ from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.device import device_of, unlisted
 from fairlead.model.facts import Gpu, Missing, Node, NvLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.trend import counters, growth, series, settled_seconds
+from fairlead.model.trend import growth, series, settled_seconds
 
 OLDER = ("crc_errors", "replay_errors", "recovery_errors")  # up to NVLink 4
 NEWER = ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors")  # NVLink 5
@@ -170,8 +170,15 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
     for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
         device = device_of(gpu)
         for link in () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks:
-            names = (n for n in (*OLDER, *NEWER))
-            yield from counters((device, f"nvlink.{link.link}.{name}", getattr(link, name)) for name in names)
+            for name, counter in _counters(link.link):
+                value = getattr(link, name)
+                if type(value) is int:
+                    yield device, counter, float(value)
+
+
+@cache  # of some twenty links
+def _counters(link: int) -> tuple[tuple[str, str], ...]:
+    return tuple((name, f"nvlink.{link}.{name}") for name in (*OLDER, *NEWER))
 
 
 check = Check(

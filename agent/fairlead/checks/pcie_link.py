@@ -10,7 +10,8 @@ fault. Virtual functions have no link of their own. The links of switches: check
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from functools import lru_cache
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
@@ -40,6 +41,25 @@ def _least(*values: int | Missing | None) -> int | None:
     """The smallest of the values that are there."""
     known = [v for v in values if isinstance(v, int) and v > 0]
     return min(known) if known else None
+
+
+class Least(NamedTuple):
+    """What the readings of one link say, and the most that both of its ends can do; None where none says it."""
+
+    width: int | None
+    width_able: int | None
+    gen: int | None
+    gen_able: int | None
+
+
+@lru_cache(maxsize=64)  # the same of each GPU, look after look
+def _readings(links: tuple[PcieLink, ...], parent: PcieLink | None) -> Least:
+    return Least(
+        width=_least(*(link.width_current for link in links)),
+        width_able=_least(*(link.width_max for link in links), parent.width_max if parent else None),
+        gen=_least(*(link.gen_current for link in links)),
+        gen_able=_least(*(link.gen_max for link in links), parent.gen_max if parent else None),
+    )
 
 
 def _finding(kind: str, device: str, level: Level, summary: str, evidence: str = "") -> Finding:
@@ -81,8 +101,8 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
     parent = _parent(device, devices)
     by_sysfs = device.link if device is not None and isinstance(device.link, PcieLink) else None
     by_nvml = gpu.pcie if isinstance(gpu.pcie, PcieLink) else None
-    links = [link for link in (by_nvml, by_sysfs) if link is not None]
-    width = _least(*(link.width_current for link in links))
+    said = _readings(tuple(link for link in (by_nvml, by_sysfs) if link is not None), parent)
+    width, able = said.width, said.width_able
     if width is None:
         unsupported = isinstance(gpu.pcie, Missing) and gpu.pcie.why is Why.UNSUPPORTED
         if not unsupported:
@@ -90,7 +110,6 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
             words = "cannot be read any more" if gone else "cannot be read"
             yield _finding("GPU", gpu.pci, Level.DRAIN if gone else Level.UNKNOWN, words)
         return
-    able = _least(*(link.width_max for link in links), parent.width_max if parent else None)
     want = params.gpu_width if params.gpu_width is not None else able
     if want is not None and width < want:
         declared = "declared" if params.gpu_width is not None else "possible"
@@ -98,9 +117,8 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
     if not is_busy(gpu, params.load_percent):
         return
     busy = f"utilisation {gpu.utilization_percent} %" if isinstance(gpu.utilization_percent, int) else "MIG, not idle"
-    gen = _least(*(link.gen_current for link in links))
-    able = _least(*(link.gen_max for link in links), parent.gen_max if parent else None)
-    want = params.gpu_gen if params.gpu_gen is not None else able
+    gen = said.gen
+    want = params.gpu_gen if params.gpu_gen is not None else said.gen_able
     if gen is None or want is None:
         yield _finding("GPU", gpu.pci, Level.UNKNOWN, "has a speed that cannot be read")
     elif gen < want:

@@ -122,7 +122,7 @@ def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Fi
         (UNCORRECTED, remap.uncorrected, params.rows_per_month, "rows of GPU {} were remapped for uncorrectable errors"),
         (WORN, worn(remap), params.banks_per_month, "memory banks of GPU {} have begun to run out of spare rows"),
     ):
-        if now is None or limit == 0:
+        if now is None or limit == 0 or now < limit:  # it cannot have grown by more than it is
             continue
         known = [d for d in past.daily if d.device == device and d.name == name]
         before = _a_month_ago(known)

@@ -52,7 +52,7 @@ from fairlead.model.verdict import State
 from fairlead.policy import Decision, Order, decide
 from fairlead.policy.request import known_of
 
-TICK_SECONDS = 2.0  # job records and files of people are looked at this often
+TICK_SECONDS = 2.0  # job records and files of people are looked at this often, and with each sweep
 REQUESTS_SECONDS = 1.5  # and their requests, on the state's disk: at once after SIGUSR1, which whoever asks sends
 STATUS_SECONDS = 10.0
 ASLEEP_SECONDS = 1.0
@@ -117,7 +117,7 @@ class Loop:
         self._slept = asleep()
         self._shown: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._troubles: tuple[str, ...] = ()
-        self._asked_at = self.sweep_seconds = self.sweep_boot = self._requests_at = 0.0
+        self._asked_at = self.sweep_seconds = self.sweep_boot = self._requests_at = self._keep_at = 0.0
         self.next_sweep = self._next_tick = self._next_watchdog = self._status_at = 0.0
         self._signals: set[int] = set()
         self._take_up(document)
@@ -241,7 +241,7 @@ class Loop:
             self.notify.send("WATCHDOG=1")
         self.reapply.turn(self)
         if now >= min(self._next_tick, self.next_sweep):  # with a sweep: one turn of the loop for both
-            self._next_tick = now + min(TICK_SECONDS, self.document.agent.interval_seconds)
+            self._next_tick = now + TICK_SECONDS
             look_at_jobs(self)
             if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
                 log.line(log.NOTICE, "NVML let go of" if wanted else "NVML taken hold of again", by="nvml-release")
@@ -275,14 +275,14 @@ class Loop:
         remember.before(self.history, node)
         ran = fresh(self.document, node)
         findings = judge(self.document, node, self._past(), ran)
-        thorough = self.sweeps % 16 == 1
+        thorough = self.sweeps % 16 == 1 and self._asked_at >= self._keep_at
         remember.after(self.history, self.document, node, seconds, ran=ran, thorough=thorough)
         if thorough:
+            self._keep_at = self._asked_at + remember.KEEP_SECONDS
             self.history.save_samples()
             if self.senses.follower is not None:
                 self.history.save_cursor(self.senses.follower.cursor)
-        self.sweep_seconds = time.monotonic() - self._asked_at
-        self.sweep_boot = boottime()
+        self.sweep_seconds, self.sweep_boot = time.monotonic() - self._asked_at, boottime()
         if ran is None:  # the settings too
             self.reapply.heed(self, findings)
         self._decide(findings, ran, swept=True)

@@ -10,6 +10,7 @@ from fairlead.daemon.history import History
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.facts import Node
 
+KEEP_SECONDS = 60.0  # what rarely changes is remembered this often at most: as counters are
 DRIVER = "driver/"  # among the readable names: the driver that could read them
 
 

@@ -21,6 +21,8 @@ from fairlead.host.root import Root
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 
+ANSWER_SECONDS = 1.0  # the worker's answer is here by then: for a thorough look it is asked to look closely
+
 
 class Senses:
     """``start_sweep()`` asks, ``poll()`` gives the node once it has been read; neither waits.
@@ -96,7 +98,7 @@ class Senses:
     def start_sweep(self) -> None:
         self._asked = True
         if self.worker is not None:
-            self.worker.start_sweep()
+            self.worker.start_sweep(closely=self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS))
 
     def poll(self) -> Node | None:
         """The node, once per sweep asked for. A fresh gather of all else goes with NVML's answer, whatever that is."""

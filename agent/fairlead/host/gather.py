@@ -71,6 +71,10 @@ class Gatherer:
         """The next look is thorough."""
         self._next_thorough = 0.0
 
+    def is_due(self, within_seconds: float) -> bool:
+        """Whether a look within that time will be thorough."""
+        return time.monotonic() + within_seconds >= self._next_thorough
+
     def gather(self, nvml: Mapping[str, Any] | Missing | None, *, stuck: StuckCall | None = None) -> Node:
         """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked."""
         now = time.monotonic()

@@ -59,8 +59,7 @@ class Worker:
         self._buffer = bytearray()
         self._asked_at: float | None = None  # a sweep is wanted since then
         self._sent_at: float | None = None  # a sweep was sent to the worker at, and is not answered
-        self._killed = False
-        self._released = False
+        self._killed = self._released = self._closely = False
         self._stale = False  # the outstanding answer was already reported as late
         self._failures = 0
         self._not_before = 0.0
@@ -77,13 +76,14 @@ class Worker:
 
     def sweep(self) -> NvmlResult:
         """One sweep, within the deadline whatever the driver does."""
-        self.start_sweep()
+        self.start_sweep(closely=True)
         while (result := self.poll()) is None:
             self._wait(max(0.0, self.next_poll() - time.monotonic()))
         return result
 
-    def start_sweep(self) -> None:
-        """Asks for a sweep. While one is under way, it is that one that will be answered."""
+    def start_sweep(self, *, closely: bool = False) -> None:
+        """Asks for a sweep. While one is under way, it is that one that will be answered. closely: NVLinks too, anew."""
+        self._closely = closely
         if self._asked_at is None:
             self._asked_at = time.monotonic()
             self._result = None
@@ -182,7 +182,7 @@ class Worker:
             self._start(now)
         if self._process is None:
             self._answer(self._why_down, self._why_stuck(now))
-        elif self._sent_at is None and self._send("sweep\n"):
+        elif self._sent_at is None and self._send("sweep closely\n" if self._closely else "sweep\n"):
             self._sent_at = now
         elif self._stale or now - self._asked_at >= self.deadline_seconds:
             self._stale = True

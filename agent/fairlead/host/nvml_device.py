@@ -19,7 +19,7 @@ _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 PROBE_AGAIN_SECONDS = 600.0
 SLOW_SECONDS = 60.0
 RARE_SECONDS = 3600.0
-LINK_SECONDS = 4.0  # NVLink error counters are most of the values of a sweep, and are judged as rates over minutes
+LINK_SECONDS = 7.0  # NVLinks are most of the values of a sweep, and are judged on thorough looks: those ask for them closely
 _VALUE_NOT_AVAILABLE = 2**64 - 1
 
 
@@ -47,8 +47,10 @@ class Device:
         self.failed = False
         self._processes = (structs.c_nvmlProcessInfo_v2_t * 64)()
 
-    def sweep(self, now: float) -> int:
-        """Refreshes ``values``; returns 0 or the code that ended the sweep of this GPU."""
+    def sweep(self, now: float, *, closely: bool) -> int:
+        """Refreshes ``values``, those of NVLinks when due or looked at ``closely``; 0 or the code that ended this GPU's sweep."""
+        if closely:
+            self._links_due = 0.0
         if self.failed:
             self.failed = False
             self.values = dict(self.identity)
@@ -62,7 +64,7 @@ class Device:
         if not code and slow:
             code = self._find_links()
             self.values["mig"] = Mig(self._lib, self._structs, self.handle, self._beat, self.pci).read()
-        code = code or self._read_all_fields(now) or self._links.read(self.handle, self.values) or self._read_processes()
+        code = code or self._read_all_fields(now) or self._read_processes()
         code = code or self._events.read(self.handle, self.values, now)
         if code:
             self.fail(code)
@@ -127,7 +129,7 @@ class Device:
         code = self._read_fields(0)
         if not code and now >= self._links_due:
             self._links_due = now + LINK_SECONDS
-            code = self._read_fields(1) or self._links.read_errors(self.handle)
+            code = self._read_fields(1) or self._links.read(self.handle, self.values) or self._links.read_errors(self.handle)
         return code
 
     def _read_fields(self, which: int) -> int:
@@ -165,6 +167,7 @@ class Device:
     def _find_links(self) -> int:
         before = len(self._links.found)
         code = self._links.find(self.handle)
+        self._links_due = 0.0
         if len(self._links.found) != before:
             self._batch_due = 0.0
         return code

@@ -4,7 +4,7 @@ The parent (host.nvml) gives it two things: commands by lines on stdin, and a pa
 which the worker writes the name of each call before it makes it. Answers go to stdout as frames: length (32 bit, little
 endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when its stdin does.
 
-    sweep                 -> S: a snapshot in nvml.json form, or D: what differs from the one before
+    sweep [closely]       -> S: a snapshot in nvml.json form, or D: what differs from the one before; closely: NVLinks too, anew
     set PCI WHAT VALUE    -> R: {"code": 0}
     reattach              lets go of NVML and takes hold of it again at the next sweep
     quit
@@ -51,7 +51,7 @@ class Session:
         self._system: Json = {}
         self.outdated = False  # the library in memory is not that of the loaded driver: only a new process helps
 
-    def sweep(self) -> Json:
+    def sweep(self, *, closely: bool = False) -> Json:
         """A snapshot of all GPUs in nvml.json form; ``{"error": code, "call": name}`` when NVML as a whole fails."""
         now = time.monotonic()
         if self._lib is None and not self._attach(now):
@@ -64,7 +64,7 @@ class Session:
         if count.value != self._count or self._lost or any(d.failed for d in self._devices):
             self._enumerate(count.value)
         for device in self._devices:
-            code = device.sweep(now)
+            code = device.sweep(now, closely=closely)
             if code in (_UNINITIALIZED, _DRIVER_NOT_LOADED):
                 return self._fail(code, "nvmlDeviceGetMemoryInfo_v2")
         entries = [d.values for d in self._devices] + self._lost
@@ -260,7 +260,7 @@ def main(beat_fd: int) -> None:
         for line in lines:
             words = line.decode("ascii", "replace").split()
             if words[:1] == ["sweep"]:
-                snapshot = session.sweep()
+                snapshot = session.sweep(closely=words[1:] == ["closely"])
                 answer(*told.frame(snapshot))
                 if not gc.get_freeze_count():
                     gc.freeze()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fairlead.host import config_space
 from fairlead.host.cpulist import parse_cpulist, parse_cpumask
-from fairlead.host.root import Root
+from fairlead.host.root import Root, value_of
 from fairlead.model.facts import Missing, PciDevice, PcieLink, unreadable
 
 DEVICES = "/sys/bus/pci/devices"
@@ -54,6 +54,7 @@ class Tour:
         self._known: dict[str, PciDevice] = {}
         self._names: tuple[str, ...] = ()
         self._displays: tuple[str, ...] = ()
+        self._said: dict[str, tuple[bytes | Missing | None, ...]] = {}  # speed and width as last read
         self._inodes: dict[str, int] = {}  # a device that went and came back has another: nothing known of it holds
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
@@ -123,9 +124,13 @@ class Tour:
         return os.path.basename(target) if isinstance(target, str) else ""
 
     def _with_link(self, device: PciDevice, folder: str) -> PciDevice:
-        speed = self._root.value(f"{folder}/current_link_speed")
-        width = self._root.value(f"{folder}/current_link_width")
+        paths = f"{folder}/current_link_speed", f"{folder}/current_link_width"
+        said = self._root.read_bytes(paths[0]), self._root.read_bytes(paths[1])
         old = device.link
+        if said == self._said.get(device.address) and not isinstance(old, Missing):
+            return device  # what it can do was read with the first answer
+        self._said[device.address] = said
+        speed, width = value_of(paths[0], said[0]), value_of(paths[1], said[1])
         if isinstance(old, Missing):
             best = generation(self._root.value(f"{folder}/max_link_speed")), lanes(self._root.value(f"{folder}/max_link_width"))
         else:

@@ -163,10 +163,7 @@ class Root:
 
     def value(self, path: str) -> str | Missing:
         """One sysfs attribute that ought to be there: an absent or empty file is Missing too."""
-        data = self.read_bytes(path, 65536)
-        if isinstance(data, bytes):
-            return data.decode("utf-8", "replace").strip(_SPACE) or unreadable(f"{path}: empty")
-        return unreadable(f"{path}: no such file") if data is None else data
+        return value_of(path, self.read_bytes(path, 65536))
 
     def number(self, path: str, base: int = 10) -> int | Missing:
         """One sysfs attribute that is a number (base 16: with or without 0x)."""
@@ -238,6 +235,13 @@ class Root:
             ]
         there = [f for f in found if os.path.exists(self.join(f)) or (dangling and self.readlink(f) is not None)]
         return tuple(sorted(there))
+
+
+def value_of(path: str, data: bytes | Missing | None) -> str | Missing:
+    """What ``Root.value`` makes of what ``read_bytes`` gave for ``path``."""
+    if isinstance(data, bytes):
+        return data.decode("utf-8", "replace").strip(_SPACE) or unreadable(f"{path}: empty")
+    return unreadable(f"{path}: no such file") if data is None else data
 
 
 def _failed(path: str, error: OSError) -> Missing:
