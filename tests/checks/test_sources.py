@@ -49,7 +49,6 @@ UNJUDGED = {
     r"/(proc/driver|sys/module)/nvidia/version": "each stands in for the other",
     r"/sys/devices/system/cpu/cpuN/(cache|topology)/.*": "binding and topology; how many CPUs there are is cpu/online",
     r"/sys/devices/system/cpu/cpufreq/policyN/scaling_available_governors": "only looked at when the governor has to change",
-    r"/sys/devices/system/edac/mc/mcN/dimmN/dimm_ce_count": "only a hint at the DIMM; the controller's count is what is judged",
     r"/sys/devices/system/node/.*": "binding and topology; how much memory there is is /proc/meminfo",
     r"/sys/kernel/iommu_groups/N/type": "ACS is judged by its own bits; the type of one group of many changes nothing",
 }
