@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fairlead import checks
+from fairlead import checks, config
 from fairlead.checks import gpu_clocks, gpu_throttle
 from fairlead.daemon.history import History
+from fairlead.daemon.judge import fresh, judge
 from fairlead.host.gpu_load import Seen
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.device import boards_of, readable_fields
@@ -262,8 +263,20 @@ def behind_a_switch(uplink: PcieLink | Any, root: PcieLink = GEN5, *, busy: int 
     ],
 )
 def test_the_switch_above_a_gpu(machine: Node, level: Level | None) -> None:
-    assert levels(judged("pcie_link", machine)) == ([(level, SWITCH)] if level is not None else [])
-    assert judged("pcie_link", machine, switches=False) == []
+    assert levels(judged("pcie_switch", machine)) == ([(level, SWITCH)] if level is not None else [])
+    assert judged("pcie_link", machine) == []
+
+
+def test_a_switch_that_was_read_while_nothing_ran() -> None:
+    """Links of bridges are read on thorough looks only: between these, one read at idle would stand beside a GPU busy now."""
+    known = config.profile_document("n1", "hgx-h100")
+    machine = behind_a_switch(replace(GEN5, gen_current=1), busy=100)
+
+    def told(looked: Node) -> list[str]:
+        return [f.device for f in judge(known, looked, Past(available=True), fresh(known, looked)) if f.check == "pcie_switch"]
+
+    assert told(replace(machine, thorough=False)) == []
+    assert told(replace(machine, thorough=True)) == [SWITCH]
 
 
 def test_the_switch_above_an_adapter_only() -> None:
@@ -272,5 +285,5 @@ def test_the_switch_above_an_adapter_only() -> None:
     above = next(d for d in machine.pci if d.address == SWITCH)
     adapter = replace(endpoint(address, vendor=0x15B3, class_code=0x020700), path=(*above.path, address))
     devices = tuple(d for d in machine.pci if d.address != HERE)
-    told = judged("pcie_link", replace(machine, gpus=machine.gpus[:5], nics=(nic(),), pci=(*devices, adapter)))  # type: ignore[index]
+    told = judged("pcie_switch", replace(machine, gpus=machine.gpus[:5], nics=(nic(),), pci=(*devices, adapter)))  # type: ignore[index]
     assert levels(told) == [(Level.DRAIN, SWITCH)]

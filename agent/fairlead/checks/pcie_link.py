@@ -4,17 +4,12 @@ An idle GPU lowers its link to generation 1 (ASPM, performance state 8), so spee
 mode, where NVML gives no utilisation: while its clocks are not idle); width never changes at idle. Expected is what the
 hardware profile declares, else the smaller of what the device and the port above it can do (sysfs max_link_width,
 max_link_speed; PCI Express Base Specification, Link Capabilities): a x16 card in a x8 slot is a note about the slot, not a
-fault. Virtual functions have no link of their own.
-
-The link of a PCIe switch towards the processor is shared by all below it and narrows every transfer between them and memory,
-while each GPU's own link looks well: it is judged against what it and the port above it can do. A virtual machine's switches
-are made up, and not judged.
+fault. Virtual functions have no link of their own. The links of switches: check pcie_switch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Annotated
 
 from msgspec import Meta
@@ -38,7 +33,6 @@ class Params(CheckParams, frozen=True, kw_only=True):
         None
     )
     nic_gen: Annotated[Gen | None, Meta(description="PCIe generation of each RDMA adapter; unset: not judged.")] = None
-    switches: Annotated[bool, Meta(description="The links of PCIe switches above GPUs and RDMA adapters are judged too.")] = True
     load_percent: Annotated[int, Meta(ge=1, le=100, description="GPU utilisation from which speed is judged.")] = 20
 
 
@@ -70,35 +64,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     for device in node.pci:
         if not (device.vendor and device.class_code):  # 0: not readable; it might be any of these, or a bridge above one
             yield _finding("device", device.address, Level.UNKNOWN, "cannot be judged: its vendor or class cannot be read")
-    adapters = sorted({n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function})
-    for address in adapters:
+    for address in sorted({n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function}):
         yield from _nic(address, devices, params)
-    if params.switches and node.virtual is not True:
-        yield from _switches(node, devices, adapters, params)
-
-
-def _switches(node: Node, devices: Mapping[str, PciDevice], adapters: list[str], params: Params) -> Iterator[Finding]:
-    """The upward link of each switch that a GPU or an adapter is below; its speed while a GPU below it is loaded."""
-    gpus = () if isinstance(node.gpus, Missing) else node.gpus
-    below = [d for a in (*(g.pci for g in gpus), *adapters) if (d := devices.get(a)) is not None]
-    busy = {place for g in gpus if is_busy(g, params.load_percent) and g.pci in devices for place in devices[g.pci].path}
-    above = {place: port for d in below for port, place in pairwise(d.path[:-1])}
-    for address, port in sorted(above.items()):
-        switch, upper = devices.get(address), devices.get(port)
-        if switch is None or switch.bridge_role != "switch_upstream":
-            continue
-        link = switch.link
-        other = upper.link if upper is not None and isinstance(upper.link, PcieLink) else None
-        width = _least(link.width_current) if isinstance(link, PcieLink) else None
-        if isinstance(link, Missing) or width is None:
-            yield _finding("switch", address, Level.UNKNOWN, "cannot be read")
-            continue
-        able = _least(link.width_max, other.width_max if other else None)
-        if able is not None and width < able:
-            yield _finding("switch", address, Level.DRAIN, f"is x{width}, x{able} possible", "the link to the processor")
-        gen, able = _least(link.gen_current), _least(link.gen_max, other.gen_max if other else None)
-        if address in busy and gen is not None and able is not None and gen < able:
-            yield _finding("switch", address, Level.DRAIN, f"is generation {gen} under load, {able} possible")
 
 
 def _parent(device: PciDevice | None, devices: Mapping[str, PciDevice]) -> PcieLink | None:
@@ -166,7 +133,7 @@ def _nic(address: str, devices: Mapping[str, PciDevice], params: Params) -> Iter
 
 
 check = Check(
-    summary="PCIe links: width always, speed under load, of GPUs, RDMA adapters and the switches above them",
+    summary="PCIe links: width always, speed under load, of GPUs and RDMA adapters",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,

@@ -122,7 +122,7 @@ FAULTS = (
           (File("/sys/class/infiniband/mlx5_0/device/max_link_width", "8\n"),
            File("/sys/class/infiniband/mlx5_0/device/current_link_width", "8\n"), Anew()), "an adapter that has no more than eight lanes", SYSFS,
           says="is x8"),
-    Fault("pcie-switch-width", "a PCIe switch's link to the processor is x8", "pcie_link", "drain",
+    Fault("pcie-switch-width", "a PCIe switch's link to the processor is x8", "pcie_switch", "drain",
           (File(f"{SWITCH}/current_link_width", "8\n"),),
           (File("/sys/bus/pci/devices/0000:15:01.0/max_link_width", "8\n"), File(f"{SWITCH}/current_link_width", "8\n"), Anew()),
           "a root port that has no more than eight lanes", SYSFS, says="is x8"),
