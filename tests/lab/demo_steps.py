@@ -51,6 +51,9 @@ profile = "hgx-h100"
 [classes.h100.checks.clock]
 synchronised = false                      # nobody sets the clock of the machine that the lab runs on
 
+[classes.h100.settings.nccl]
+socket_interface = "10.77.0.0/16"         # the nodes' own network: its interface has another name on each
+
 [classes.h100.settings.memlock]
 limit = "{memlock}"                       # {why}
 
@@ -65,9 +68,10 @@ ssh_args = "-F {ssh}"
 
 JOB = """\
 #!/bin/bash
+echo "batch=$SLURMD_NODENAME GLOO_SOCKET_IFNAME=$GLOO_SOCKET_IFNAME"
 srun sh -c 'echo "task=$SLURM_PROCID node=$SLURMD_NODENAME local=$SLURM_LOCALID gpus=$SLURM_STEP_GPUS" \\
   "cpus=$(sed -n "s/^Cpus_allowed_list:[[:space:]]*//p" /proc/self/status) CUDA_DEVICE_ORDER=$CUDA_DEVICE_ORDER" \\
-  "NCCL_DEBUG=$NCCL_DEBUG MASTER_ADDR=$MASTER_ADDR MASTER_PORT=$MASTER_PORT"'
+  "NCCL_DEBUG=$NCCL_DEBUG GLOO_SOCKET_IFNAME=$GLOO_SOCKET_IFNAME MASTER_ADDR=$MASTER_ADDR MASTER_PORT=$MASTER_PORT"'
 """
 
 
@@ -183,7 +187,7 @@ class Demo:
     def job(self) -> None:
         idle = self.rack.ctl("sinfo -h -o '%n %T'").split()
         self.stage.check("Slurm shows all nodes idle", idle.count("idle") == 4, "4 x idle", idle)
-        output, _ = self._run_job(JOB, "-N2", "--ntasks-per-node=2", "--gres=gpu:8")
+        output, first = self._run_job(JOB, "-N2", "--ntasks-per-node=2", "--gres=gpu:8")
         self.stage.say(output)
         tasks = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in output.splitlines() if line.startswith("task=")]
         self.stage.check("two tasks ran on each of two nodes", len({(t["node"], t["local"]) for t in tasks}) == 4, 4, len(tasks))
@@ -197,6 +201,17 @@ class Demo:
             self.stage.check(
                 f"{name}={value} in every task", {t[name] for t in tasks} == {value}, value, {t[name] for t in tasks}
             )
+        own = {name: self._interface(name) for name in sorted({t["node"] for t in tasks})}
+        self.stage.check("the two nodes' interfaces have unlike names", len(set(own.values())) == 2, "two names", own)
+        batch = re.search(r"^batch=(\S+) GLOO_SOCKET_IFNAME=(\S*)$", output, re.MULTILINE)
+        told = batch.groups() if batch else ()
+        self.stage.check(f"the batch step exports {own[first.name]}", told == (first.name, own[first.name]), own, told)
+        for name, interface in own.items():
+            seen = {t["GLOO_SOCKET_IFNAME"] for t in tasks if t["node"] == name}
+            self.stage.check(f"GLOO_SOCKET_IFNAME={interface} in the tasks on {name}", seen == {interface}, interface, seen)
+            conf = self._host(name).path("/etc/nccl.conf").read_text().splitlines()
+            line = f"NCCL_SOCKET_IFNAME=={interface}"
+            self.stage.check(f"{line} in {name}'s /etc/nccl.conf", line in conf, line, conf)
         addresses = {(t["MASTER_ADDR"], t["MASTER_PORT"]) for t in tasks}
         self.stage.check(
             "one rendezvous address for all tasks",
@@ -207,6 +222,14 @@ class Demo:
             "one",
             addresses,
         )
+
+    def _host(self, name: str) -> Host:
+        return self.node(int(name.removeprefix("gpu")))
+
+    def _interface(self, name: str) -> str:
+        """The interface that bears the node's address, as its kernel has it."""
+        host = self._host(name)
+        return host.run(f"ip -4 -o addr show to {host.address}").stdout.split()[1]
 
     def _cores(self, number: int) -> dict[str, str]:
         """GRES index -> cpulist of the nearest CPUs, as the agent published it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from string import ascii_letters
 
 from tests.lab.ledger import Ledger
 from tests.lab.roots import LabError
@@ -28,6 +29,11 @@ def namespace(rack: str, host: str) -> str:
     return f"fl-{rack}-{host}"
 
 
+def interface(host: str) -> str:
+    """The host's one interface, eth2 on gpu2 and eth0 on a host without a number: a name that one node has, no other has."""
+    return f"eth{host.lstrip(ascii_letters) or 0}"
+
+
 def ip(script: str, netns: str = "") -> None:
     """Run a batch of ip(8) commands; raises LabError with ip's own words."""
     command = ["ip", *(["-n", netns] if netns else []), "-batch", "-"]
@@ -45,9 +51,10 @@ def up(ledger: Ledger, hosts: Sequence[tuple[str, str]]) -> str:
     ip("".join(f"netns add {name}\n" for name in names))
     bridge = f"link set lo up\nlink add br0 type bridge\naddr add {CONTROL_ADDRESS}/16 dev br0\nlink set br0 up\n"
     for number, (host, _) in enumerate(hosts):
-        bridge += f"link add v{number} type veth peer name eth0 netns {namespace(ledger.name, host)}\n"
+        bridge += f"link add v{number} type veth peer name {interface(host)} netns {namespace(ledger.name, host)}\n"
         bridge += f"link set v{number} master br0 up\n"
     ip(bridge, control)
     for host, where in hosts:
-        ip(f"addr add {where}/16 dev eth0\nlink set lo up\nlink set eth0 up\n", namespace(ledger.name, host))
+        dev = interface(host)
+        ip(f"addr add {where}/16 dev {dev}\nlink set lo up\nlink set {dev} up\n", namespace(ledger.name, host))
     return control

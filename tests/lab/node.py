@@ -82,7 +82,8 @@ def refitted(spec: HostSpec) -> HostSpec:
             (following / name).rename(place)
     if (following / "address").exists():
         address = (following / "address").read_text().strip()
-        net.ip(f"addr flush dev eth0\naddr add {address}/16 dev eth0\n", spec.netns)
+        dev = net.interface(spec.name)
+        net.ip(f"addr flush dev {dev}\naddr add {address}/16 dev {dev}\n", spec.netns)
         (following / "address").unlink()
     if (following / "machine-id").exists():
         (following / "machine-id").rename(folder / "disk/up/etc/machine-id")

@@ -82,8 +82,8 @@ def test_3_the_fleet_is_seen_over_ssh_as_the_site_has_it(admin: Admin, tmp_path:
 
     deadline = time.monotonic() + 120
     found = look(admin.site)
-    while any(row["word"] in ("none", "unreachable", "unknown") for row in found.values()):
-        assert time.monotonic() < deadline, found  # the first verdict takes a moment
+    while any(row["word"] in ("none", "unreachable") or not row["agent"]["driver"] for row in found.values()):
+        assert time.monotonic() < deadline, found  # the first verdict takes a moment, and the driver's first answer
         time.sleep(0.2)
         found = look(admin.site)
     assert sorted(found) == ["gpu1", "gpu2", "gpu3"]

@@ -33,7 +33,7 @@ def test_a_node_is_another_from_its_next_reboot() -> None:
             assert time.monotonic() < began + 60, rack.logs()
             time.sleep(0.05)
         assert time.monotonic() - began > 3
-        seen = host.run("cat /sys/class/dmi/id/product_serial /etc/machine-id; ls /dev/nvidia? | wc -l; ip -4 -o addr show eth0")
+        seen = host.run("cat /sys/class/dmi/id/product_serial /etc/machine-id; ls /dev/nvidia? | wc -l; ip -4 -o addr show eth1")
         assert seen.stdout.split()[:3] == ["SN-OTHER", "f" * 32, "7"] and "10.77.0.99/16" in seen.stdout
         away = [*rack.enter, "ssh", "-F", str(rack.ssh_config), "-o", "ConnectTimeout=1", host.name, "true"]
         assert subprocess.run(away, capture_output=True, check=False, timeout=30).returncode == 255
