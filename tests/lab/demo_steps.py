@@ -286,7 +286,7 @@ class Demo:
         )
         self.stage.reaction("prolog with the driver wedged (with entering the node)", middle, "+1 ms; about 5 ms is entering")
         self.faults(2).lift()
-        self.stage.wait("the call comes back: gpu2 recovers by itself", lambda: self.verdict(2), lambda v: v[1] == "ok", 60)
+        self.stage.wait("the call comes back: gpu2 recovers by itself", lambda: self.verdict(2), lambda v: v[1] == "ok", 180)
         self.rack.wait_idle(30, ["gpu2"])
 
     def drift(self) -> None:
