@@ -254,6 +254,7 @@ def main(beat_fd: int) -> None:
             encode = _quick()
 
     session, told = Session(beat), Told()
+    frozen = False
     pending = b""
     while data := os.read(0, 4096):
         *lines, pending = (pending + data).split(b"\n")
@@ -262,7 +263,8 @@ def main(beat_fd: int) -> None:
             if words[:1] == ["sweep"]:
                 snapshot = session.sweep(closely=words[1:] == ["closely"])
                 answer(*told.frame(snapshot))
-                if not gc.get_freeze_count():
+                if not frozen:
+                    frozen = True
                     gc.freeze()
                     gc.set_threshold(100_000)  # a sweep makes no cycles: what it makes goes by its reference counts
                 if session.outdated:
