@@ -26,7 +26,8 @@ def test_only_what_changed_is_said_and_the_rest_stays_the_same_object() -> None:
     told, snapshot = Told(), copy.deepcopy(H100)
     assert told.frame(snapshot)[0] == b"S"
     assert told.frame(snapshot) == (b"D", {"gpus": {}})
-    snapshot["gpus"][3]["power"]["draw_milliwatts"] += 1  # in place, as the worker fills its values
+    snapshot = copy.deepcopy(snapshot)  # what was told is not changed any more
+    snapshot["gpus"][3]["power"]["draw_milliwatts"] += 1
     snapshot["gpus"][5]["nvlink"][2]["active"] = {"error": 15}
     kind, news = told.frame(snapshot)
     assert kind == b"D"
@@ -49,6 +50,7 @@ def test_other_gpus_other_parts_or_a_failure_are_said_whole() -> None:
     assert told.frame({"schema": 1, "error": 9, "call": "nvmlInit_v2"})[0] == b"S"
     assert told.frame({"schema": 1, "error": 9, "call": "nvmlInit_v2"})[0] == b"S"
     assert told.frame(snapshot)[0] == b"S"
+    snapshot = copy.deepcopy(snapshot)
     del snapshot["gpus"][0]["mig_mode"]
     assert told.frame(snapshot)[0] == b"S"
     assert told.frame(snapshot)[0] == b"D"
@@ -59,6 +61,7 @@ def test_the_parent_knows_what_the_worker_knows(seed: int) -> None:
     chance = random.Random(seed)
     told, snapshot, known = Told(), copy.deepcopy(H100), {}
     for _ in range(60):
+        snapshot = copy.deepcopy(snapshot)
         gpu = chance.choice(snapshot["gpus"])
         part = chance.choice(sorted(gpu))
         match chance.randrange(4):

@@ -106,15 +106,13 @@ class Loop:
         self.findings: tuple[Finding, ...] = ()
         self.decision: Decision | None = None
         self.evidence = Evidence(self.state, drained=self.standing.drained)
-        self.jobs = job_records.Jobs()
-        self.blame = job_records.Blame()
+        self.jobs, self.blame = job_records.Jobs(), job_records.Blame()
         self.sweeps = self.woken = 0
-        self.presence = Presence()
-        self.reapply = Reapply()
+        self.presence, self.reapply = Presence(), Reapply()
         self.gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
-        self._lost = 0
-        self._slept = asleep()
+        self._lost, self._slept = 0, asleep()
+        self._shows = True  # this sweep ends in new metrics, so that what they show is of the sweep
         self._shown: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._troubles: tuple[str, ...] = ()
         self._asked_at = self.sweep_seconds = self.sweep_boot = self._requests_at = self._keep_at = 0.0
@@ -151,10 +149,10 @@ class Loop:
             self._start_sweep()
             while not self._signals & {signal.SIGTERM, signal.SIGINT}:
                 self.lookout.turn()
-                self._wait(reader)
+                ready = self._wait(reader)
                 self._heed_signals()
                 self._slurm_news()
-                self._kernel()
+                self._kernel(ready)
                 if self.proving.poll():
                     self.history.event(f"return command {self.proving.state.value}", self.proving.said)
                     self._decide((), frozenset())
@@ -169,7 +167,7 @@ class Loop:
         log.line(log.NOTICE, "agent ends", state=self.board.verdict.state.value if self.board.verdict else "")
         return _EXIT[self.board.verdict.state] if once and self.board.verdict else 0
 
-    def _wait(self, reader: int) -> None:
+    def _wait(self, reader: int) -> list[int]:
         due = [self.next_sweep, self._next_tick, self.senses.next_poll()]
         if self.notify.watchdog_seconds:
             due.append(self._next_watchdog)
@@ -181,9 +179,10 @@ class Loop:
         try:
             ready, _, _ = select.select(descriptors, [], [], timeout)
         except OSError:
-            return  # a source went away between asking and waiting: the next turn has the new one
+            return []  # a source went away between asking and waiting: the next turn has the new one
         if reader in ready:
             os.read(reader, 256)
+        return ready
 
     def _end(self, reader: int, writer: int) -> None:
         self.lookout.stop()
@@ -261,7 +260,8 @@ class Loop:
                 if self.decision is not None:
                     self._decide((), frozenset())
         self.next_sweep = now + self.document.agent.interval_seconds * random.uniform(0.95, 1.05)
-        self.senses.start_sweep()
+        self._shows = self.board.due()
+        self.senses.start_sweep(shown=self._shows)
 
     def _swept(self) -> bool:
         """Take the result of a sweep, if it is there: the whole pipe."""
@@ -294,10 +294,10 @@ class Loop:
             gc.set_threshold(20000, 20, 50)  # what a sweep makes goes by its reference counts
         return True
 
-    def _kernel(self) -> None:
-        """Kernel records: those that a check declared are remembered, and wake it at once."""
+    def _kernel(self, ready: list[int] | None = None) -> None:
+        """Kernel records: those that a check declared are remembered, and wake it at once. ``ready``: descriptors with news."""
         follower = self.senses.follower
-        if follower is None:
+        if follower is None or (ready and not self.senses.kernel_spoke(ready)):
             return
         records = self.senses.kernel()
         lost = self.senses.lost
@@ -394,7 +394,7 @@ class Loop:
             self._status_at = moment + STATUS_SECONDS
             self.trail.heal()
             self.board.status(account_of(self, decision))
-        if news or self.board.due():
+        if news or self._shows:
             from fairlead.daemon.view import view_of
 
             self.board.metrics(view_of(self, decision))

@@ -95,10 +95,11 @@ class Senses:
             self.worker.reattach()
         return True
 
-    def start_sweep(self) -> None:
+    def start_sweep(self, *, shown: bool = False) -> None:
+        """``shown``: all that is read will be shown, so NVML's part of it is read anew, as for a thorough look."""
         self._asked = True
         if self.worker is not None:
-            self.worker.start_sweep(closely=self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS))
+            self.worker.start_sweep(closely=shown or self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS))
 
     def poll(self) -> Node | None:
         """The node, once per sweep asked for. A fresh gather of all else goes with NVML's answer, whatever that is."""
@@ -126,6 +127,10 @@ class Senses:
             self._module = node.driver.module_version
             self.worker.hurry()
         return node
+
+    def kernel_spoke(self, ready: list[int]) -> bool:
+        """Whether the kernel log may have news, where these are ``ready``: a regular file never says so."""
+        return self.follower is None or self.follower.fileno() < 0 or self.follower.fileno() in ready
 
     def kernel(self) -> list[KernelRecord]:
         """What the kernel has said since."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) -> None:
     """Write ``data`` to ``temporary`` beside ``path``, with exactly this mode, and rename it. Raises OSError, and leaves no
     temporary file behind then. A left-over of that name is overwritten. sync: on the disk when this returns, name and content
     (fsync(2) of the file, then of its folder)."""
-    with suppress(FileNotFoundError):
+    try:
+        fd = os.open(temporary, _NEW, 0o600)
+    except FileExistsError:
         os.unlink(temporary)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(temporary, _NEW, 0o600)
     try:
         try:
             view = memoryview(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -64,6 +65,7 @@ class Gatherer:
         self._looks = HostLooks(root, wanted, once=not slow_seconds) if wanted is not None else None
         self._host: Host | Missing = unreadable("not read")
         self._seen = Seen()
+        self._gpus_said: tuple[tuple[Gpu, ...], tuple[Gpu, ...]] = (), ()  # as NVML said last, and with what others say
         self._owners = Owners(root)
         self._software = Software()
 
@@ -125,8 +127,11 @@ class Gatherer:
         gpus = self._converter.gpus(nvml)
         if isinstance(gpus, Missing):
             return gpus
-        gpus = aer.on_gpus(name_the_lost(gpus, devices), self._aer)
-        return self._seen.add(self._owners.attribute(gpus, again=thorough), now)
+        said, whole = self._gpus_said
+        if thorough or len(gpus) != len(said) or not all(map(is_, gpus, said)):
+            whole = self._owners.attribute(aer.on_gpus(name_the_lost(gpus, devices), self._aer), again=thorough)
+            self._gpus_said = gpus, whole
+        return self._seen.add(whole, now)
 
     def _look_at_cpus(self, now: float) -> None:
         """Some thousand files that change only when CPUs or memory go on- or offline: read again then, or once in a while."""

@@ -1,140 +1,241 @@
 """The calls that the NVML worker makes for each GPU, prepared once: what is called and where the answer goes in nvml.json.
 
-Structures are allocated once and used again.
+The answers of one GPU land in one piece of memory: from one second to the next most of them say the same, which one comparison
+tells. Made at every sweep is what is judged at every sweep, and what tells a GPU that answers from one that does not.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fairlead.host.nvml_fields import Place
-from fairlead.host.nvml_links import NOT_SUPPORTED, Json
+from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, NOT_SUPPORTED, Beat, Json, entry
+
+PROBE_AGAIN_SECONDS = 600.0
+_FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
+_ROOM_BYTES = 2048
+_NEW = -1  # no code of NVML's
 
 
 class Call:
     """One prepared call: its name, the function with its arguments, and what to do with the answer."""
 
-    __slots__ = ("args", "fn", "key", "merge", "name", "not_before", "part", "store")
+    __slots__ = ("args", "code", "fn", "key", "merge", "name", "not_before", "part", "place", "store")
 
-    def __init__(self, lib: Any, name: str, place: Place, args: tuple[Any, ...], store: Callable[[], Any]) -> None:
-        part, key = place
+    def __init__(  # noqa: PLR0917
+        self, fn: Any, name: str, where: Place, args: tuple[Any, ...], store: Callable[[], Any], place: slice
+    ) -> None:
+        self.fn = fn
         self.name = name.encode()
-        self.fn = getattr(lib, name, None)
-        self.part = part
-        self.key = key
+        self.part, self.key = where
         self.args = args
         self.store = store
+        self.place = place  # of the answer in the room
         self.not_before = 0.0
-        self.merge = part == "remap"  # two calls make this part
+        self.code = _NEW  # of the last answer
+        self.merge = self.part == "remap"  # two calls make this part
 
 
-def fast_calls(lib: Any, structs: Any) -> list[Call]:
-    """Made at every sweep."""
-    s = structs
-    memory = s.c_nvmlMemory_v2_t(version=0x02000028)
-    sram = s.c_nvmlEccSramErrorStatus_v1_t()
-    utilization = s.c_nvmlUtilization_t()
-    histogram = s.c_nvmlRowRemapperHistogramValues()
-    remap = [ctypes.c_uint() for _ in range(4)]
-    return [
-        _struct(lib, "nvmlDeviceGetMemoryInfo_v2", "memory", memory, total_bytes="total", reserved_bytes="reserved",
-                     used_bytes="used"),
-        _uint(lib, "nvmlDeviceGetPersistenceMode", "persistence_mode", None),
-        _pair(lib, "nvmlDeviceGetMigMode", "mig_mode"),
-        _pair(lib, "nvmlDeviceGetEccMode", "ecc_mode"),
-        _struct(lib, "nvmlDeviceGetSramEccErrorStatus", "sram", sram, volatile_corrected="volatileCor",
-                     volatile_uncorrected_parity="volatileUncParity", volatile_uncorrected_secded="volatileUncSecDed",
-                     aggregate_corrected="aggregateCor", aggregate_uncorrected_parity="aggregateUncParity",
-                     aggregate_uncorrected_secded="aggregateUncSecDed", threshold_exceeded="bThresholdExceeded"),
-        Call(lib, "nvmlDeviceGetRemappedRows", ("remap", None), tuple(map(ctypes.byref, remap)),
-             lambda: dict(zip(("corrected", "uncorrected", "pending", "failed"), (v.value for v in remap), strict=True))),
-        Call(lib, "nvmlDeviceGetRowRemapperHistogram", ("remap", "histogram"), (ctypes.byref(histogram),),
-             lambda: [histogram.max, histogram.high, histogram.partial, histogram.low, histogram.none]),
-        _uint(lib, "nvmlDeviceGetCurrPcieLinkGeneration", "pcie", "gen_current"),
-        _uint(lib, "nvmlDeviceGetCurrPcieLinkWidth", "pcie", "width_current"),
-        _uint(lib, "nvmlDeviceGetTemperature", "temperature", "gpu_celsius", before=(ctypes.c_uint(0),)),
-        _uint(lib, "nvmlDeviceGetPowerUsage", "power", "draw_milliwatts"),
-        _uint(lib, "nvmlDeviceGetPowerManagementLimit", "power", "limit_milliwatts"),
-        _uint(lib, "nvmlDeviceGetClockInfo", "clocks", "sm_hertz", before=(ctypes.c_uint(1),), scale=1_000_000),
-        _uint(lib, "nvmlDeviceGetClockInfo", "clocks", "memory_hertz", before=(ctypes.c_uint(2),), scale=1_000_000),
-        _reasons(lib),
-        _struct(lib, "nvmlDeviceGetUtilizationRates", "utilization", utilization, gpu_percent="gpu", memory_percent="memory"),
-        _uint(lib, "nvmlDeviceGetPerformanceState", "performance_state", None),
-    ]  # fmt: skip
+class Calls:
+    """Calls of one GPU that are made together, by names and places in nvml.json, and the room for their answers."""
+
+    def __init__(self, lib: Any, pci: bytes, beat: Beat) -> None:
+        self.all: list[Call] = []
+        self._lib = lib
+        self._pci = pci
+        self._beat = beat
+        self._room = bytearray(_ROOM_BYTES)
+        self._used = self._taken = 0
+        self._said = b""  # the room, as it was when the parts were made
+
+    def forget(self) -> None:
+        """All is asked and said again."""
+        self._said = b""
+        for call in self.all:
+            call.not_before, call.code = 0.0, _NEW
+
+    def run(self, handle: Any, now: float, values: Json, news: Json, *, told: bool = True) -> int:
+        """Makes them, and puts those parts of ``values`` that say something new into ``news``. 0, or the code that says it is no
+        use to ask this GPU more. A call that is not supported is not made again for ``PROBE_AGAIN_SECONDS``. told False: what
+        they say can wait, whether they answer cannot."""
+        parts: set[str] = set()
+        beat, pci = self._beat, self._pci
+        for call in self.all:
+            if call.not_before > now:
+                continue
+            beat(call.name, pci)
+            code = call.fn(handle, *call.args)
+            if code or call.code:
+                if code in FATAL:
+                    return int(code)
+                if code in _FORGET:
+                    call.not_before = now + PROBE_AGAIN_SECONDS
+                if code != call.code:
+                    call.code = code
+                    parts.add(call.part)
+        if told and self._room != self._said:
+            before, self._said = self._said, bytes(self._room)
+            parts.update(call.part for call in self.all if self._said[call.place] != before[call.place])
+        for call in self.all if parts else ():
+            if call.part in parts:
+                _put(call, values, news)
+        return 0
+
+    def has(self, name: str) -> bool:
+        """Whether the library knows a call."""
+        return hasattr(self._lib, name)
+
+    def new(self, value: Any) -> Any:
+        """Room for an answer of the next call: a ctypes value like this one."""
+        made = type(value).from_buffer(self._room, self._used)
+        size = ctypes.sizeof(value)
+        ctypes.memmove(ctypes.byref(made), ctypes.byref(value), size)
+        self._used += -(-size // 8) * 8
+        return made
+
+    def add(self, name: str, part: str, key: str | None, store: Callable[[], Any], *args: Any) -> None:
+        """A call of the GPU's handle and ``args``, which answers where room was made since the call before."""
+        place = slice(self._taken, self._used)
+        self._taken = self._used
+        self.all.append(Call(entry(self._lib, name), name, (part, key), args, store, place))
+
+    def uint(self, name: str, part: str, key: str | None = None, *before: Any, scale: int = 1) -> None:
+        """A call that answers with an unsigned int."""
+        value = self.new(ctypes.c_uint())
+        self.add(name, part, key, lambda: value.value * scale, *before, ctypes.byref(value))
+
+    def pair(self, name: str, part: str) -> None:
+        """A call that answers with what is now and what is pending."""
+        now, pending = self.new(ctypes.c_uint()), self.new(ctypes.c_uint())
+        said = (ctypes.byref(now), ctypes.byref(pending))
+        self.add(name, part, None, lambda: {"current": now.value, "pending": pending.value}, *said)
+
+    def struct(self, name: str, part: str, value: Any, **keys: str) -> None:
+        """A call that fills in a structure like ``value``, of which these fields are told."""
+        said = self.new(value)
+        self.add(name, part, None, lambda: {k: getattr(said, f) for k, f in keys.items()}, ctypes.byref(said))
 
 
-def slow_calls(lib: Any, structs: Any) -> list[Call]:
+def _put(call: Call, values: Json, news: Json) -> None:
+    answer: Any = {"error": call.code} if call.code else call.store()
+    old = news.get(call.part, values.get(call.part))
+    if call.key is None:
+        news[call.part] = {**old, **answer} if call.merge and old and "error" not in old | answer else answer
+    elif old is None:
+        news[call.part] = {call.key: answer}
+    elif "error" not in old:  # a part that is an error as a whole stays so
+        news[call.part] = {**old, call.key: answer}
+
+
+def fast_calls(calls: Calls, structs: Any) -> Calls:
+    """What the checks judge at every sweep, and what the sums over sweeps are made of."""
+    uint = ctypes.c_uint
+    calls.pair("nvmlDeviceGetMigMode", "mig_mode")
+    calls.pair("nvmlDeviceGetEccMode", "ecc_mode")
+    sram = structs.c_nvmlEccSramErrorStatus_v1_t()
+    calls.struct("nvmlDeviceGetSramEccErrorStatus", "sram", sram, volatile_corrected="volatileCor",
+                 volatile_uncorrected_parity="volatileUncParity", volatile_uncorrected_secded="volatileUncSecDed",
+                 aggregate_corrected="aggregateCor", aggregate_uncorrected_parity="aggregateUncParity",
+                 aggregate_uncorrected_secded="aggregateUncSecDed", threshold_exceeded="bThresholdExceeded")  # fmt: skip
+    remap = [calls.new(uint()) for _ in range(4)]
+    names = ("corrected", "uncorrected", "pending", "failed")
+    calls.add(
+        "nvmlDeviceGetRemappedRows",
+        "remap",
+        None,
+        lambda: {n: v.value for n, v in zip(names, remap, strict=True)},
+        *map(ctypes.byref, remap),
+    )
+    rows = calls.new(structs.c_nvmlRowRemapperHistogramValues())
+    calls.add(
+        "nvmlDeviceGetRowRemapperHistogram",
+        "remap",
+        "histogram",
+        lambda: [rows.max, rows.high, rows.partial, rows.low, rows.none],
+        ctypes.byref(rows),
+    )
+    calls.uint("nvmlDeviceGetCurrPcieLinkGeneration", "pcie", "gen_current")
+    calls.uint("nvmlDeviceGetCurrPcieLinkWidth", "pcie", "width_current")
+    calls.uint("nvmlDeviceGetClockInfo", "clocks", "sm_hertz", uint(1), scale=1_000_000)
+    _reasons(calls)
+    calls.struct(
+        "nvmlDeviceGetUtilizationRates", "utilization", structs.c_nvmlUtilization_t(), gpu_percent="gpu", memory_percent="memory"
+    )
+    return calls
+
+
+def vital_calls(calls: Calls, structs: Any) -> Calls:
+    """Made at every sweep too: a GPU that does not answer these is mute. What they say is told when it is looked at closely."""
+    memory = structs.c_nvmlMemory_v2_t(version=0x02000028)
+    calls.struct(
+        "nvmlDeviceGetMemoryInfo_v2", "memory", memory, total_bytes="total", reserved_bytes="reserved", used_bytes="used"
+    )
+    calls.uint("nvmlDeviceGetTemperature", "temperature", "gpu_celsius", ctypes.c_uint(0))
+    calls.uint("nvmlDeviceGetPowerUsage", "power", "draw_milliwatts")
+    calls.uint("nvmlDeviceGetPerformanceState", "performance_state")
+    return calls
+
+
+def near_calls(calls: Calls) -> Calls:
+    """Made when it is looked at closely."""
+    calls.uint("nvmlDeviceGetPersistenceMode", "persistence_mode")
+    calls.uint("nvmlDeviceGetPowerManagementLimit", "power", "limit_milliwatts")
+    calls.uint("nvmlDeviceGetClockInfo", "clocks", "memory_hertz", ctypes.c_uint(2), scale=1_000_000)
+    return calls
+
+
+def slow_calls(calls: Calls, structs: Any) -> Calls:
     """Made once a minute."""
-    bar1 = structs.c_nvmlBAR1Memory_t()
-    nodes = (ctypes.c_ulonglong * 4)()
-    cpus = (ctypes.c_ulonglong * 64)()
-    low, high = ctypes.c_uint(), ctypes.c_uint()
     one = ctypes.c_uint
-    return [
-        _struct(lib, "nvmlDeviceGetBAR1MemoryInfo", "bar1", bar1, total_bytes="bar1Total", used_bytes="bar1Used"),
-        _uint(lib, "nvmlDeviceGetComputeMode", "compute_mode", None),
-        _uint(lib, "nvmlDeviceGetAccountingMode", "accounting_mode", None),
-        _uint(lib, "nvmlDeviceGetMaxPcieLinkGeneration", "pcie", "gen_max"),
-        _uint(lib, "nvmlDeviceGetMaxPcieLinkWidth", "pcie", "width_max"),
-        _uint(lib, "nvmlDeviceGetTemperatureThreshold", "temperature", "slowdown_celsius", before=(one(1),)),
-        _uint(lib, "nvmlDeviceGetTemperatureThreshold", "temperature", "shutdown_celsius", before=(one(0),)),
-        _uint(lib, "nvmlDeviceGetPowerManagementDefaultLimit", "power", "default_limit_milliwatts"),
-        Call(lib, "nvmlDeviceGetPowerManagementLimitConstraints", ("power", "minimum_limit_milliwatts"),
-             (ctypes.byref(low), ctypes.byref(high)), lambda: low.value),
-        Call(lib, "nvmlDeviceGetPowerManagementLimitConstraints", ("power", "maximum_limit_milliwatts"),
-             (ctypes.byref(low), ctypes.byref(high)), lambda: high.value),
-        _uint(lib, "nvmlDeviceGetMaxClockInfo", "clocks", "sm_max_hertz", before=(one(1),), scale=1_000_000),
-        _uint(lib, "nvmlDeviceGetMaxClockInfo", "clocks", "memory_max_hertz", before=(one(2),), scale=1_000_000),
-        *(
-            _uint(lib, f"nvmlDeviceGet{which}ApplicationsClock", "application_clocks", f"{prefix}{key}_hertz",
-                  before=(one(kind),), scale=1_000_000)
-            for which, prefix in (("", ""), ("Default", "default_"))
-            for key, kind in (("sm", 0), ("memory", 2))
-        ),
-        Call(lib, "nvmlDeviceGetCpuAffinity", ("cpu_affinity", None), (one(64), cpus), lambda: cpu_list(cpus)),
-        Call(lib, "nvmlDeviceGetMemoryAffinity", ("numa", None), (one(4), nodes, one(0)), lambda: lowest_bit(nodes)),
-    ]  # fmt: skip
+    calls.struct(
+        "nvmlDeviceGetBAR1MemoryInfo", "bar1", structs.c_nvmlBAR1Memory_t(), total_bytes="bar1Total", used_bytes="bar1Used"
+    )
+    calls.uint("nvmlDeviceGetComputeMode", "compute_mode")
+    calls.uint("nvmlDeviceGetAccountingMode", "accounting_mode")
+    calls.uint("nvmlDeviceGetMaxPcieLinkGeneration", "pcie", "gen_max")
+    calls.uint("nvmlDeviceGetMaxPcieLinkWidth", "pcie", "width_max")
+    calls.uint("nvmlDeviceGetTemperatureThreshold", "temperature", "slowdown_celsius", one(1))
+    calls.uint("nvmlDeviceGetTemperatureThreshold", "temperature", "shutdown_celsius", one(0))
+    calls.uint("nvmlDeviceGetPowerManagementDefaultLimit", "power", "default_limit_milliwatts")
+    low, high = calls.new(one()), calls.new(one())
+    for key, limit in (("minimum_limit_milliwatts", low), ("maximum_limit_milliwatts", high)):
+        calls.add(
+            "nvmlDeviceGetPowerManagementLimitConstraints",
+            "power",
+            key,
+            partial(getattr, limit, "value"),
+            ctypes.byref(low),
+            ctypes.byref(high),
+        )
+    calls.uint("nvmlDeviceGetMaxClockInfo", "clocks", "sm_max_hertz", one(1), scale=1_000_000)
+    calls.uint("nvmlDeviceGetMaxClockInfo", "clocks", "memory_max_hertz", one(2), scale=1_000_000)
+    for which, prefix in (("", ""), ("Default", "default_")):
+        for key, kind in (("sm", 0), ("memory", 2)):
+            calls.uint(
+                f"nvmlDeviceGet{which}ApplicationsClock", "application_clocks", f"{prefix}{key}_hertz", one(kind), scale=1_000_000
+            )
+    cpus = calls.new((ctypes.c_ulonglong * 64)())
+    calls.add("nvmlDeviceGetCpuAffinity", "cpu_affinity", None, lambda: cpu_list(cpus), one(64), cpus)
+    nodes = calls.new((ctypes.c_ulonglong * 4)())
+    calls.add("nvmlDeviceGetMemoryAffinity", "numa", None, lambda: lowest_bit(nodes), one(4), nodes, one(0))
+    return calls
 
 
-def rare_calls(lib: Any) -> list[Call]:
+def rare_calls(calls: Calls) -> Calls:
     """Made once an hour: what reads flash. nvmlDeviceValidateInforom gives nothing but its return code."""
-    return [Call(lib, "nvmlDeviceValidateInforom", ("inforom_valid", None), (), lambda: 1)]
+    calls.add("nvmlDeviceValidateInforom", "inforom_valid", None, lambda: 1)
+    return calls
 
 
-def _uint(lib: Any, name: str, part: str, key: str | None, *, before: tuple[Any, ...] = (), scale: int = 1) -> Call:
-    value = ctypes.c_uint()
-    return Call(lib, name, (part, key), (*before, ctypes.byref(value)), lambda: value.value * scale)
-
-
-def _pair(lib: Any, name: str, part: str) -> Call:
-    current, pending = ctypes.c_uint(), ctypes.c_uint()
-    where = (ctypes.byref(current), ctypes.byref(pending))
-    return Call(lib, name, (part, None), where, lambda: {"current": current.value, "pending": pending.value})
-
-
-def _struct(lib: Any, name: str, part: str, value: Any, **keys: str) -> Call:
-    view = memoryview(value).cast("B")
-    said = b""
-    answer: Json = {}
-
-    def store() -> Json:
-        nonlocal said, answer
-        if (now := view.tobytes()) != said:
-            said, answer = now, {k: getattr(value, f) for k, f in keys.items()}
-        return answer
-
-    return Call(lib, name, (part, None), (ctypes.byref(value),), store)
-
-
-def _reasons(lib: Any) -> Call:
+def _reasons(calls: Calls) -> None:
     """Renamed in r535; r470 has only the old name."""
-    mask = ctypes.c_ulonglong()
-    name = "nvmlDeviceGetCurrentClocksEventReasons"
-    if not hasattr(lib, name):
-        name = "nvmlDeviceGetCurrentClocksThrottleReasons"
-    return Call(lib, name, ("throttle_reasons", None), (ctypes.byref(mask),), lambda: mask.value)
+    mask = calls.new(ctypes.c_ulonglong())
+    names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    name = names[0] if calls.has(names[0]) else names[1]
+    calls.add(name, "throttle_reasons", None, lambda: mask.value, ctypes.byref(mask))
 
 
 def lowest_bit(words: Any) -> int | Json:

@@ -10,68 +10,93 @@ import ctypes
 from typing import Any
 
 from fairlead.host import nvml_load
-from fairlead.host.nvml_calls import Call, fast_calls, rare_calls, slow_calls
-from fairlead.host.nvml_fields import FIELDS, Batch
+from fairlead.host.nvml_calls import (
+    PROBE_AGAIN_SECONDS,
+    Calls,
+    fast_calls,
+    near_calls,
+    rare_calls,
+    slow_calls,
+    vital_calls,
+)
+from fairlead.host.nvml_fields import FAST_FIELDS, FIELDS, NEAR_FIELDS, Batch
 from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
 from fairlead.host.nvml_mig import Mig
 
-_FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
-PROBE_AGAIN_SECONDS = 600.0
 SLOW_SECONDS = 60.0
 RARE_SECONDS = 3600.0
-LINK_SECONDS = 7.0  # NVLinks are most of the values of a sweep, and are judged on thorough looks: those ask for them closely
+_FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 _VALUE_NOT_AVAILABLE = 2**64 - 1
+_LINKS = 2  # the batch of these
 
 
 class Device:
-    """A GPU with its handle. ``values`` is its entry of nvml.json; ``identity`` outlives the GPU's being lost."""
+    """A GPU with its handle. ``values`` is its entry of nvml.json; ``identity`` outlives the GPU's being lost. What was given as
+    ``values`` is not changed any more: when something is new there is another dict, with the same parts but for that."""
 
     def __init__(self, lib: Any, structs: Any, handle: Any, identity: Json, beat: Beat) -> None:
         self.identity = identity
         self.values: Json = dict(identity)
         self.pci = identity["pci"].encode()
+        self._news: Json = {}
         self._lib = lib
         self._structs = structs
         self.handle = handle
         self._beat = beat
         self._slow_due = 0.0
         self._rare_due = 0.0
-        self._rare = rare_calls(lib)
-        self._fast = fast_calls(lib, structs) + nvml_load.fast_calls(lib, structs)
-        self._slow = slow_calls(lib, structs) + nvml_load.slow_calls(lib, structs)
+        self._fast = fast_calls(self._calls(), structs)
+        self._vital = vital_calls(self._calls(), structs)
+        self._near = nvml_load.near_calls(near_calls(self._calls()), structs)
+        self._slow = nvml_load.slow_calls(slow_calls(self._calls(), structs), structs)
+        self._rare = rare_calls(self._calls())
         self._links = Links(lib, structs, self.pci, beat)
         self._events = nvml_load.ClockEvents(lib, self.pci, beat)
         self._batch_due = 0.0
-        self._links_due = 0.0
-        self._batches: list[Batch | None] = [None, None]
+        self._near_due = True
+        self._batches: list[Batch] = []
         self.failed = False
         self._processes = (structs.c_nvmlProcessInfo_v2_t * 64)()
 
+    def _calls(self) -> Calls:
+        return Calls(self._lib, self.pci, self._beat)
+
+    def found(self, handle: Any, index: int) -> None:
+        """It was listed anew."""
+        self.handle = handle
+        self.identity["index"] = index
+        if self.values.get("index") != index:
+            self.values = {**self.values, "index": index}
+
     def sweep(self, now: float, *, closely: bool) -> int:
-        """Refreshes ``values``, those of NVLinks when due or looked at ``closely``; 0 or the code that ended this GPU's sweep."""
-        if closely:
-            self._links_due = 0.0
+        """Refreshes ``values``: of what is not judged at every sweep those that are due, and all that is for a close look; 0 or
+        the code that ended this GPU's sweep."""
         if self.failed:
             self.failed = False
             self.values = dict(self.identity)
+        self._news = {}
         slow = now >= self._slow_due
         rare = now >= self._rare_due
-        code = (
-            self._run(self._fast, now)
-            or (self._run(self._slow, now) if slow else 0)
-            or (self._run(self._rare, now) if rare else 0)
-        )
+        near = closely or slow or self._near_due
+        code = self._run(self._fast, now) or self._run(self._vital, now, told=near)
+        code = code or (self._run(self._near, now) if near else 0)
+        code = code or (self._run(self._slow, now) if slow else 0) or (self._run(self._rare, now) if rare else 0)
         if not code and slow:
             code = self._find_links()
-            self.values["mig"] = Mig(self._lib, self._structs, self.handle, self._beat, self.pci).read()
-        code = code or self._read_all_fields(now) or self._read_processes()
-        code = code or self._events.read(self.handle, self.values, now)
+            self._news["mig"] = Mig(self._lib, self._structs, self.handle, self._beat, self.pci).read()
+        code = code or self._read_fields(now, near=near)
+        if not code and near:
+            code = self._read_links() or self._read_processes() or self._events.read(self.handle, self.values, self._news, now)
         if code:
             self.fail(code)
-        else:
-            self._slow_due = now + SLOW_SECONDS if slow else self._slow_due
-            self._rare_due = now + RARE_SECONDS if rare else self._rare_due
-        return code
+            return code
+        self._slow_due = now + SLOW_SECONDS if slow else self._slow_due
+        self._rare_due = now + RARE_SECONDS if rare else self._rare_due
+        self._near_due = False
+        old = self.values
+        if news := {part: value for part, value in self._news.items() if part not in old or old[part] != value}:
+            self.values = {**old, **news}
+        return 0
 
     def read_all_next(self) -> None:
         """The next sweep reads this GPU's slow values too: one of them was set."""
@@ -79,62 +104,32 @@ class Device:
 
     def fail(self, code: int) -> None:
         """Every value but the identity becomes this error; all is read again when the GPU comes back."""
-        self.failed = True
-        self._slow_due = self._rare_due = self._batch_due = self._links_due = 0.0
+        self.failed = self._near_due = True
+        self._slow_due = self._rare_due = self._batch_due = 0.0
         self._links.forget()
-        calls = (*self._fast, *self._slow, *self._rare)
         self._events.forget()
-        for call in calls:
-            call.not_before = 0.0
+        read = {part for part, _ in FIELDS.values()} | {"nvlink", "processes", "mig", nvml_load.PART}
+        for calls in (self._fast, self._vital, self._near, self._slow, self._rare):
+            calls.forget()
+            read |= {call.part for call in calls.all}
         error = {"error": code}
-        read = {c.part for c in calls} | {p for p, _ in FIELDS.values()}
-        parts = read | {"nvlink", "processes", "mig", nvml_load.PART}
-        self.values = {**dict.fromkeys(sorted(parts), error), **self.identity}
+        self.values = {**dict.fromkeys(sorted(read), error), **self.identity}
 
-    def _run(self, calls: list[Call], now: float) -> int:
-        values = self.values
-        beat = self._beat
-        for call in calls:
-            if call.not_before > now:
-                continue
-            if call.fn is None:
-                code = FUNCTION_NOT_FOUND
-            else:
-                beat(call.name, self.pci)
-                code = call.fn(self.handle, *call.args)
-            if code == 0:
-                answer: Any = call.store()
-            else:
-                if code in FATAL:
-                    return int(code)
-                if code in _FORGET:
-                    call.not_before = now + PROBE_AGAIN_SECONDS
-                answer = {"error": code}
-            old = values.get(call.part)
-            if call.key is None:
-                values[call.part] = {**old, **answer} if call.merge and old and "error" not in old | answer else answer
-            elif old is None:
-                values[call.part] = {call.key: answer}
-            elif "error" not in old:  # a part that is an error as a whole stays so
-                old[call.key] = answer
-        return 0
+    def _run(self, calls: Calls, now: float, *, told: bool = True) -> int:
+        return calls.run(self.handle, now, self.values, self._news, told=told)
 
-    def _read_all_fields(self, now: float) -> int:
+    def _read_fields(self, now: float, *, near: bool) -> int:
         if now >= self._batch_due:
             self._batch_due = now + PROBE_AGAIN_SECONDS
-            self._links_due = 0.0
             links = [(f, i) for i in range(len(self._links.found)) for f in LINK_FIELDS]
-            self._batches = [Batch(self._lib, self.handle, [(f, 0) for f in FIELDS]), Batch(self._lib, self.handle, links)]
+            wanted = [[(f, 0) for f in FAST_FIELDS], [(f, 0) for f in NEAR_FIELDS], links]
+            self._batches = [Batch(self._lib, self.handle, each) for each in wanted]
             self._links.errors_by_call = False
-        code = self._read_fields(0)
-        if not code and now >= self._links_due:
-            self._links_due = now + LINK_SECONDS
-            code = self._read_fields(1) or self._links.read(self.handle, self.values) or self._links.read_errors(self.handle)
-        return code
+        return self._read_batch(0) or (near and (self._read_batch(1) or self._read_batch(2))) or 0
 
-    def _read_fields(self, which: int) -> int:
+    def _read_batch(self, which: int) -> int:
         batch = self._batches[which]
-        if batch is None or not batch.wanted:
+        if not batch.wanted:
             return 0
         self._beat(b"nvmlDeviceGetFieldValues", self.pci)
         answers = batch.read()
@@ -149,25 +144,35 @@ class Device:
                     return int(answer["error"])
                 if answer["error"] in _FORGET:
                     refused.add((field, scope))
-            if which == 1:
+            if which == _LINKS:
                 if scope < len(self._links.found):
                     self._links.found[scope][LINK_FIELDS[field]] = answer
                 continue
             part, key = FIELDS[field]
             if key is None:
-                self.values[part] = answer
+                self._news[part] = answer
             else:
-                _put(self.values, part, key, answer)
+                self._put(part, key, answer)
         if refused:
-            if which == 1 and len(refused) == len(batch.wanted):
+            if which == _LINKS and len(refused) == len(batch.wanted):
                 self._links.errors_by_call = True
             self._batches[which] = Batch(self._lib, self.handle, [w for w in batch.wanted if w not in refused])
         return 0
 
+    def _put(self, part: str, key: str, answer: Any) -> None:
+        """A part that is an error as a whole stays so."""
+        group: Json = self._news.get(part) or self.values.get(part) or {}
+        if "error" not in group:
+            self._news[part] = {**group, key: answer}
+
+    def _read_links(self) -> int:
+        code = self._links.read(self.handle) or self._links.read_errors(self.handle)
+        self._news["nvlink"] = [dict(link) for link in self._links.found]
+        return code
+
     def _find_links(self) -> int:
         before = len(self._links.found)
         code = self._links.find(self.handle)
-        self._links_due = 0.0
         if len(self._links.found) != before:
             self._batch_due = 0.0
         return code
@@ -175,7 +180,7 @@ class Device:
     def _read_processes(self) -> int:
         fn = getattr(self._lib, "nvmlDeviceGetComputeRunningProcesses_v3", None)
         if fn is None:
-            self.values["processes"] = {"error": FUNCTION_NOT_FOUND}
+            self._news["processes"] = {"error": FUNCTION_NOT_FOUND}
             return 0
         self._beat(b"nvmlDeviceGetComputeRunningProcesses_v3", self.pci)
         for _ in range(3):
@@ -185,17 +190,10 @@ class Device:
                 break
             self._processes = (self._structs.c_nvmlProcessInfo_v2_t * (count.value * 2 + 5))()
         if code:
-            self.values["processes"] = {"error": code}
+            self._news["processes"] = {"error": code}
             return int(code) if code in FATAL else 0
-        self.values["processes"] = [
+        self._news["processes"] = [
             {"pid": p.pid, "used_bytes": {"error": NOT_SUPPORTED} if p.usedGpuMemory == _VALUE_NOT_AVAILABLE else p.usedGpuMemory}
             for p in self._processes[: count.value]
         ]
         return 0
-
-
-def _put(values: Json, part: str, key: str, answer: Any) -> None:
-    """values[part][key] = answer; a part that is an error as a whole stays so."""
-    group = values.setdefault(part, {})
-    if "error" not in group:
-        group[key] = answer

@@ -14,7 +14,7 @@ from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Json
 Place = tuple[str, str | None]  # in a GPU's entry of nvml.json
 
 # nvml.h, NVML_FI_*: id -> place in nvml.json
-FIELDS: dict[int, Place] = {
+FAST_FIELDS: dict[int, Place] = {  # judged at every sweep
     3: ("ecc", "volatile_corrected"),
     4: ("ecc", "volatile_uncorrected"),
     5: ("ecc", "aggregate_corrected"),
@@ -22,15 +22,19 @@ FIELDS: dict[int, Place] = {
     29: ("retired_pages", "single_bit"),
     30: ("retired_pages", "double_bit"),
     31: ("retired_pages", "pending"),
+    230: ("recovery_action", None),
+}
+NEAR_FIELDS: dict[int, Place] = {  # read when a GPU is looked at closely
     82: ("temperature", "memory_celsius"),
     83: ("power", "energy_millijoules"),
     94: ("pcie", "replays"),
     197: ("pcie", "transmit_bytes"),
     198: ("pcie", "receive_bytes"),
-    230: ("recovery_action", None),
 }
+FIELDS = FAST_FIELDS | NEAR_FIELDS
 # nvmlFieldValue_t: fieldId, scopeId, timestamp, latencyUsec, valueType, nvmlReturn, value
 _FIELD = struct.Struct("<IIqqIIQ")
+_ANSWER = struct.Struct("<II16xIIQ")  # all of it but when it was read, which is new each time
 _MASK = {1: 0xFFFFFFFF, 2: 2**64 - 1, 3: 2**64 - 1, 6: 0xFFFF}  # unsigned int, long, long long, short
 _SIGNED = {4: 64, 5: 32}
 
@@ -43,19 +47,25 @@ class Batch:
         self._handle = handle
         self.wanted = wanted
         self._template = b"".join(_FIELD.pack(field, scope, 0, 0, 0, 0, 0) for field, scope in wanted)
-        self._buffer = ctypes.create_string_buffer(self._template, len(self._template) + 1)
+        self._buffer = (ctypes.c_char * len(self._template)).from_buffer_copy(self._template)
         self._count = ctypes.c_int(len(wanted))
+        self._said: list[tuple[int, ...]] = []
 
     def read(self) -> int | list[tuple[int, int, int | Json]]:
-        """(id, scope, value or error) of each, or the return code of the call as a whole."""
+        """(id, scope, value or error) of each, nothing where all say what they said the last time, or the return code of the
+        call as a whole."""
         if self._fn is None:
             return FUNCTION_NOT_FOUND
         ctypes.memmove(self._buffer, self._template, len(self._template))
         code = self._fn(self._handle, self._count, self._buffer)
         if code:
+            self._said = []
             return int(code)
-        entries = _FIELD.iter_unpack(ctypes.string_at(self._buffer, len(self._template)))
-        return [(f, s, field_value(kind, raw) if not ret else {"error": ret}) for f, s, _, _, kind, ret, raw in entries]
+        entries = [*_ANSWER.iter_unpack(self._buffer)]
+        if entries == self._said:
+            return []
+        self._said = entries
+        return [(f, s, field_value(kind, raw) if not ret else {"error": ret}) for f, s, kind, ret, raw in entries]
 
 
 def field_value(kind: int, raw: int) -> int:

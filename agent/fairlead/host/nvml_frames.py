@@ -15,7 +15,8 @@ FRAME_MAX_BYTES = 8 << 20
 
 
 class Told:
-    """What the parent has been told. Of a GPU with some forty parts a few say something new from one second to the next."""
+    """What the parent has been told. Of a GPU with some forty parts a few say something new from one second to the next. What
+    it is given is not changed afterwards: what is the same object says the same."""
 
     def __init__(self) -> None:
         self._rest: Json = {}
@@ -26,26 +27,21 @@ class Told:
         them; else D, ``{"gpus": {POSITION: {PART: VALUE}}}`` of what has changed."""
         rest = {key: value for key, value in snapshot.items() if key != "gpus"}
         entries = snapshot.get("gpus", [])
+        before, self._gpus = self._gpus, entries
         news: dict[str, Json] = {}
-        alike = rest == self._rest and len(entries) == len(self._gpus) > 0
-        for position, (entry, known) in enumerate(zip(entries, self._gpus, strict=True)) if alike else ():
+        alike = rest == self._rest and len(entries) == len(before) > 0
+        for position, (entry, known) in enumerate(zip(entries, before, strict=True)) if alike else ():
+            if entry is known:
+                continue
             if entry.keys() != known.keys():
                 alike = False
                 break
-            if changed := {part: value for part, value in entry.items() if value != known[part]}:
+            if changed := {part: value for part, value in entry.items() if value is not known[part] and value != known[part]}:
                 news[str(position)] = changed
-                known.update({part: _copy(value) for part, value in changed.items()})
         if alike:
             return b"D", {"gpus": news}
-        self._rest, self._gpus = rest, [{part: _copy(value) for part, value in entry.items()} for entry in entries]
+        self._rest = rest
         return b"S", snapshot
-
-
-def _copy(part: Any) -> Any:
-    """Of a part that is filled in again and again: what it holds is only replaced."""
-    if isinstance(part, list):
-        return [dict(each) if isinstance(each, dict) else each for each in part]
-    return dict(part) if isinstance(part, dict) else part
 
 
 def after(told: Json, news: Json) -> Json:

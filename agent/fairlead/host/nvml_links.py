@@ -84,9 +84,8 @@ class Links:
         self.found = found
         return 0
 
-    def read(self, handle: Any, values: Json) -> int:
-        """States into ``values["nvlink"]``."""
-        values["nvlink"] = self.found
+    def read(self, handle: Any) -> int:
+        """States."""
         fn, state = entry(self._lib, "nvmlDeviceGetNvLinkState"), self._state
         where = ctypes.byref(state)
         if self.found:

@@ -8,14 +8,13 @@ Clock event counters (nvml.h, all in nanoseconds): ids 74 to 79 never moved; tho
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any
 
-from fairlead.host.nvml_calls import Call
+from fairlead.host.nvml_calls import PROBE_AGAIN_SECONDS, Calls
 from fairlead.host.nvml_fields import Batch
 from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, NOT_SUPPORTED, Beat, Json, entry
 
-EVENT_SECONDS = 10.0  # judged as shares of minutes
-PROBE_AGAIN_SECONDS = 600.0
 PART = "clock_events"
 _EVENTS = {74: "sw_power_cap", 75: "thermal", 76: "sync_boost", 77: "board_limit", 79: "reliability"}
 _SLOWDOWNS = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
@@ -34,40 +33,38 @@ def branch_of(version: object) -> int:
     return int(head) if head.isascii() and head.isdigit() else 0
 
 
-def fast_calls(lib: Any, structs: Any) -> list[Call]:
-    """Made at every sweep."""
-    margin = structs.c_nvmlMarginTemperature_v1_t(version=structs.nvmlMarginTemperature_v1)
-    where = ("temperature", "margin_celsius")
-    return [Call(lib, "nvmlDeviceGetMarginTemperature", where, (ctypes.byref(margin),), lambda: margin.marginTemperature)]
+def near_calls(calls: Calls, structs: Any) -> Calls:
+    """Made when a GPU is looked at closely."""
+    margin = calls.new(structs.c_nvmlMarginTemperature_v1_t(version=structs.nvmlMarginTemperature_v1))
+    said = partial(getattr, margin, "marginTemperature")
+    calls.add("nvmlDeviceGetMarginTemperature", "temperature", "margin_celsius", said, ctypes.byref(margin))
+    return calls
 
 
-def slow_calls(lib: Any, structs: Any) -> list[Call]:
+def slow_calls(calls: Calls, structs: Any) -> Calls:
     """Made once a minute."""
-    highest = ctypes.c_uint()
-    threshold = (ctypes.c_uint(_MEM_MAX), ctypes.byref(highest))
-    return [
-        Call(lib, "nvmlDeviceGetTemperatureThreshold", ("temperature", "memory_max_celsius"), threshold, lambda: highest.value),
-        _fabric(lib, structs),
-    ]
+    calls.uint("nvmlDeviceGetTemperatureThreshold", "temperature", "memory_max_celsius", ctypes.c_uint(_MEM_MAX))
+    _fabric(calls, structs)
+    return calls
 
 
-def _fabric(lib: Any, structs: Any) -> Call:
+def _fabric(calls: Calls, structs: Any) -> None:
     """nvmlDeviceGetGpuFabricInfoV (r550 and later) tells the health too; r535 has only the older call."""
-    if hasattr(lib, "nvmlDeviceGetGpuFabricInfoV"):
-        info = structs.c_nvmlGpuFabricInfo_v2_t()
-        return Call(lib, "nvmlDeviceGetGpuFabricInfoV", ("fabric", None), (ctypes.byref(info),),
-                    lambda: {**_place(info), "health_mask": info.healthMask})  # fmt: skip
-    old = structs.c_nvmlGpuFabricInfo_t()
-    return Call(lib, "nvmlDeviceGetGpuFabricInfo", ("fabric", None), (ctypes.byref(old),), lambda: _place(old))
+    kind, name = structs.c_nvmlGpuFabricInfo_t, "nvmlDeviceGetGpuFabricInfo"
+    if calls.has("nvmlDeviceGetGpuFabricInfoV"):
+        kind, name = structs.c_nvmlGpuFabricInfo_v2_t, "nvmlDeviceGetGpuFabricInfoV"
+    info = calls.new(kind())
+    calls.add(name, "fabric", None, partial(_place, info), ctypes.byref(info))
 
 
 def _place(info: Any) -> Json:
-    return {"state": info.state, "status": info.status, "clique_id": info.cliqueId,
-            "cluster_uuid": bytes(info.clusterUuid).hex()}  # fmt: skip
+    place = {"state": info.state, "status": info.status, "clique_id": info.cliqueId,
+             "cluster_uuid": bytes(info.clusterUuid).hex()}  # fmt: skip
+    return {**place, "health_mask": info.healthMask} if hasattr(info, "healthMask") else place
 
 
 class ClockEvents:
-    """The counters of one GPU, read every ``EVENT_SECONDS`` into ``values[PART]``."""
+    """The counters of one GPU, for ``values[PART]``: judged as shares of minutes."""
 
     def __init__(self, lib: Any, pci: bytes, beat: Beat) -> None:
         self._lib = lib
@@ -75,23 +72,20 @@ class ClockEvents:
         self._beat = beat
         self._names: dict[int, str] = {}
         self._batch: Batch | None = None
-        self._due = self._probe_due = 0.0
+        self._probe_due = 0.0
 
     def forget(self) -> None:
         """Ask for everything again."""
-        self._due = self._probe_due = 0.0
+        self._probe_due = 0.0
 
-    def read(self, handle: Any, values: Json, now: float) -> int:
-        """0, or the code that says it is no use to ask this GPU more."""
-        if now < self._due:
-            return 0
+    def read(self, handle: Any, values: Json, news: Json, now: float) -> int:
+        """0, or the code that says it is no use to ask this GPU more. What ``values`` do not say yet goes into ``news``."""
         if now >= self._probe_due:
             self._names = event_fields(branch_of(self._version()))
             self._batch = Batch(self._lib, handle, [(field, 0) for field in self._names])
             missing = [name for name in (*_EVENTS.values(), *_SLOWDOWNS) if name not in self._names.values()]
-            values[PART] = {f"{name}_nanoseconds": {"error": NOT_SUPPORTED} for name in missing}
+            news[PART] = {f"{name}_nanoseconds": {"error": NOT_SUPPORTED} for name in missing}
             self._probe_due = now + PROBE_AGAIN_SECONDS
-        self._due = now + EVENT_SECONDS
         if self._batch is None or not self._batch.wanted:
             return 0
         self._beat(b"nvmlDeviceGetFieldValues", self._pci)
@@ -100,7 +94,7 @@ class ClockEvents:
             if answers in FATAL:
                 return answers
             answers = [(field, scope, {"error": answers}) for field, scope in self._batch.wanted]
-        part: Json = dict(values.get(PART, {}))
+        part: Json = dict(news.get(PART) or values.get(PART) or {})
         refused = set()
         for field, _, answer in answers:
             if isinstance(answer, dict):
@@ -109,7 +103,7 @@ class ClockEvents:
                 if answer["error"] in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
                     refused.add(field)
             part[f"{self._names[field]}_nanoseconds"] = answer
-        values[PART] = part
+        news[PART] = part
         if refused:
             self._batch = Batch(self._lib, handle, [w for w in self._batch.wanted if w[0] not in refused])
         return 0

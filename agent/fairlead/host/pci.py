@@ -56,6 +56,7 @@ class Tour:
         self._displays: tuple[str, ...] = ()
         self._said: dict[str, tuple[bytes | Missing | None, ...]] = {}  # speed and width as last read
         self._inodes: dict[str, int] = {}  # a device that went and came back has another: nothing known of it holds
+        self._now: dict[str, int] = {}  # the same, as just listed
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
         """Every function by address. ``thorough`` False: of devices seen before, only what a fault or a person
@@ -65,7 +66,7 @@ class Tour:
             for address in self._displays:
                 self._known[address] = self._again(self._known[address], thorough)
             return tuple(self._known.values())
-        self._names = names
+        self._names, self._now = names, self._root.inodes(DEVICES)
         known, self._known = self._known, {}
         for name in names:
             if ADDRESS.fullmatch(name):
@@ -78,7 +79,7 @@ class Tour:
         folder = f"{DEVICES}/{old.address}"
         new = old
         if thorough:
-            if self._root.inode(folder) != self._inodes.get(old.address):
+            if self._now.get(old.address) != self._inodes.get(old.address):
                 return self._first(old.address)
             driver = self._driver(folder)
             if driver != old.driver:
@@ -95,7 +96,7 @@ class Tour:
 
     def _first(self, address: str) -> PciDevice:
         folder = f"{DEVICES}/{address}"
-        self._inodes[address] = self._root.inode(folder)
+        self._inodes[address] = self._now.get(address, 0)
         vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class")
         numa = _numa(self._root, folder)
         broadcom = vendor == _BROADCOM and class_code >> 8 == _BRIDGE

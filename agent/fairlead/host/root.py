@@ -197,12 +197,14 @@ class Root:
         """Whether there is something at ``path`` that can be looked at."""
         return os.path.lexists(self.join(path))
 
-    def inode(self, path: str) -> int:
-        """The inode number of what ``path`` leads to; 0 when it leads nowhere. sysfs gives each device its own."""
+    def inodes(self, path: str) -> dict[str, int]:
+        """The entries of a folder and their inode numbers, links' own; none for a folder that cannot be read. sysfs gives each
+        device a new one (fs/kernfs/dir.c, idr_alloc_cyclic), and so its links."""
         try:
-            return os.stat(self.join(path)).st_ino
+            with os.scandir(self.join(path) or "/") as entries:
+                return {entry.name: entry.inode() for entry in entries}
         except OSError:
-            return 0
+            return {}
 
     def list(self, path: str) -> tuple[str, ...] | Missing | None:
         """The sorted names in a folder; None when there is no such folder."""

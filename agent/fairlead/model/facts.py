@@ -212,8 +212,8 @@ class Nic(Struct, frozen=True, kw_only=True):
 class Node(Struct, frozen=True, kw_only=True):
     """Everything known about one node at one moment.
 
-    ``thorough``: everything in it was read for it. Otherwise only what changes from one second to the next was; the rest is
-    from the last thorough look.
+    ``thorough``: everything in it was read for it. Otherwise only what is judged at every look was; the rest is from the last
+    thorough look, and what NVML says of it (``host.nvml_device``) from that or from when metrics were last made.
     ``texts`` holds the files that settings and checks declared in their ``reads``: content, ``None`` when there is
     no such file, or Missing when it could not be read. Keys are absolute paths on the node.
     """
