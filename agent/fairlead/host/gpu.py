@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fairlead.host import gpu_details, gpu_health, gpu_state
-from fairlead.host.gpu_load import load
+from fairlead.host import gpu_details, gpu_health, gpu_load, gpu_state
 from fairlead.host.pci import normal_address
 from fairlead.model.facts import (
     Driver,
@@ -120,7 +119,7 @@ class Converter:
         return entries if isinstance(entries, Missing) else tuple(self._gpu(e, i) for i, e in enumerate(entries))
 
     def _part(self, position: int, read: Reader, make: Callable[[Reader], Any], *parts: str) -> Any:
-        now = [read.raw.get(p) for p in parts]
+        now = [_said(read.raw, p) for p in parts]
         seen = self._seen.get((position, parts[0]))
         if seen is not None and seen[0] == now:
             return seen[1]
@@ -159,8 +158,15 @@ class Converter:
             retired=self._part(position, read, gpu_health.retired, "retired_pages"),
             details=self._part(position, read, gpu_details.details, *gpu_details.PARTS),
             state=self._part(position, read, gpu_state.state, *gpu_state.PARTS),
-            load=self._part(position, read, load, "temperature", "fabric", "clock_events", "clocks", "power"),
+            load=self._part(position, read, gpu_load.load, *gpu_load.PARTS),
         )
+
+
+def _said(raw: Mapping[str, Any], part: str) -> Any:
+    """A part of nvml.json, or one value of it; all of the part where that is an error as a whole."""
+    head, _, key = part.partition(".")
+    value = raw.get(head)
+    return value.get(key) if key and isinstance(value, dict) and "error" not in value else value
 
 
 _STILL = (

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from fairlead.host.gpu import Reader
     from fairlead.model.facts import Gpu
 
+#: What of nvml.json ``load`` is made of: not what changes from one second to the next.
+PARTS = (
+    "temperature.margin_celsius", "temperature.slowdown_celsius", "temperature.shutdown_celsius", "temperature.memory_celsius",
+    "temperature.memory_max_celsius", "clocks.sm_max_hertz", "power.default_limit_milliwatts", "power.maximum_limit_milliwatts",
+    "fabric", "clock_events",
+)  # fmt: skip
 GAP_SECONDS = 60.0  # what was not looked at for longer is not counted: nobody knows what the clocks did
 _IDLE = 0x001
 _BRAKE = 0x080

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fairlead.host.gpu import Reader
 
 #: What of nvml.json they are made of.
-PARTS = ("application_clocks", "clocks", "power", "mig")
+PARTS = ("application_clocks", "clocks.memory_max_hertz", "power.minimum_limit_milliwatts", "mig")
 
 
 def state(read: Reader) -> GpuState:
