@@ -7,7 +7,7 @@ A value NVML could not give is ``{"error": CODE}`` with CODE an nvmlReturn_t. On
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from fairlead.host import gpu_details, gpu_health, gpu_load, gpu_state
@@ -26,6 +26,7 @@ from fairlead.model.facts import (
 )
 
 GPU_IS_LOST = 15
+Parts = Mapping[str, Any]  # a GPU's part of nvml.json, or some of it
 LINK_ERRORS = tuple(name for name in NvLink.__struct_fields__ if name not in ("link", "active", "remote", "version"))
 # nvml.h, nvmlReturn_t
 RETURN_NAMES = {
@@ -118,9 +119,13 @@ class Converter:
         entries = _entries(raw)
         return entries if isinstance(entries, Missing) else tuple(self._gpu(e, i) for i, e in enumerate(entries))
 
-    def _part(self, position: int, read: Reader, make: Callable[[Reader], Any], *parts: str) -> Any:
-        now = [_said(read.raw, p) for p in parts]
+    def _part(self, position: int, new: Parts | None, read: Reader, make: Callable[[Reader], Any], *parts: str) -> Any:
+        """What ``make`` makes of these parts, and made of them before if they say the same. new: what may say something else
+        than before; None: all."""
         seen = self._seen.get((position, parts[0]))
+        if seen is not None and new is not None and _heads(parts).isdisjoint(new):
+            return seen[1]
+        now = [_said(read.raw, p) for p in parts]
         if seen is not None and seen[0] == now:
             return seen[1]
         made = make(read)
@@ -132,34 +137,36 @@ class Converter:
         if gpu is not None and before == raw:
             return gpu
         # what has not changed says as little of a loss as it did
-        new = raw if gpu is None or gpu.lost or not before else {k: v for k, v in raw.items() if before.get(k) is not v}
-        gpu = self._made(Reader(raw, self._unsupported), position, lost=is_lost(new))
+        alike = gpu is not None and not gpu.lost and before is not None and before.keys() == raw.keys()
+        new = {k: v for k, v in raw.items() if before[k] is not v} if alike and before else None
+        part = partial(self._part, position, new, Reader(raw, self._unsupported))
+        gpu = self._made(position, part, lost=is_lost(raw if new is None else new))
         self._whole[position] = (dict(raw), gpu)
         return gpu
 
-    def _made(self, read: Reader, position: int, *, lost: bool) -> Gpu:
+    def _made(self, position: int, part: Callable[..., Any], *, lost: bool) -> Gpu:
         return Gpu(
-            **self._part(position, read, partial(_still, position), *_STILL),
+            **part(partial(_still, position), *_STILL),
+            **part(_vital, *_VITAL),
             lost=lost,
-            ecc=self._part(position, read, _ecc, "ecc", "ecc_mode", "sram"),
-            remap=self._part(position, read, _remap, "remap"),
-            pcie=self._part(position, read, _pcie, "pcie"),
-            nvlinks=self._part(position, read, _nvlinks, "nvlink"),
-            memory_total_bytes=read.number("memory.total_bytes", "memory_total_bytes"),
-            memory_used_bytes=read.number("memory.used_bytes", "memory_used_bytes"),
-            temperature_celsius=read.number("temperature.gpu_celsius", "temperature_celsius"),
-            power_draw_watts=read.watts("power.draw_milliwatts", "power_draw_watts"),
-            power_limit_watts=read.watts("power.limit_milliwatts", "power_limit_watts"),
-            clock_sm_hertz=read.number("clocks.sm_hertz", "clock_sm_hertz"),
-            throttle_reasons=read.number("throttle_reasons", "throttle_reasons"),
-            utilization_percent=read.number("utilization.gpu_percent", "utilization_percent"),
-            performance_state=read.number("performance_state", "performance_state"),
-            processes=_processes(read),
-            retired=self._part(position, read, gpu_health.retired, "retired_pages"),
-            details=self._part(position, read, gpu_details.details, *gpu_details.PARTS),
-            state=self._part(position, read, gpu_state.state, *gpu_state.PARTS),
-            load=self._part(position, read, gpu_load.load, *gpu_load.PARTS),
+            ecc=part(_ecc, "ecc", "ecc_mode", "sram"),
+            remap=part(_remap, "remap"),
+            pcie=part(_pcie, "pcie"),
+            nvlinks=part(_nvlinks, "nvlink"),
+            clock_sm_hertz=part(_clock, "clocks.sm_hertz"),
+            throttle_reasons=part(_throttle, "throttle_reasons"),
+            utilization_percent=part(_busy, "utilization.gpu_percent"),
+            processes=part(_processes, "processes"),
+            retired=part(gpu_health.retired, "retired_pages"),
+            details=part(gpu_details.details, *gpu_details.PARTS),
+            state=part(gpu_state.state, *gpu_state.PARTS),
+            load=part(gpu_load.load, *gpu_load.PARTS),
         )
+
+
+@lru_cache
+def _heads(parts: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(part.partition(".")[0] for part in parts)
 
 
 def _said(raw: Mapping[str, Any], part: str) -> Any:
@@ -172,6 +179,33 @@ def _said(raw: Mapping[str, Any], part: str) -> Any:
 _STILL = (
     "index", "pci", "uuid", "serial", "minor", "name", "persistence_mode", "mig_mode", "recovery_action", "inforom_valid",
 )  # fmt: skip
+
+
+_VITAL = ("memory", "temperature.gpu_celsius", "power.draw_milliwatts", "power.limit_milliwatts", "performance_state")
+
+
+def _vital(read: Reader) -> dict[str, Any]:
+    """What every GPU can say."""
+    return {
+        "memory_total_bytes": read.number("memory.total_bytes", "memory_total_bytes"),
+        "memory_used_bytes": read.number("memory.used_bytes", "memory_used_bytes"),
+        "temperature_celsius": read.number("temperature.gpu_celsius", "temperature_celsius"),
+        "power_draw_watts": read.watts("power.draw_milliwatts", "power_draw_watts"),
+        "power_limit_watts": read.watts("power.limit_milliwatts", "power_limit_watts"),
+        "performance_state": read.number("performance_state", "performance_state"),
+    }
+
+
+def _clock(read: Reader) -> int | Missing:
+    return read.number("clocks.sm_hertz", "clock_sm_hertz")
+
+
+def _throttle(read: Reader) -> int | Missing:
+    return read.number("throttle_reasons", "throttle_reasons")
+
+
+def _busy(read: Reader) -> int | Missing:
+    return read.number("utilization.gpu_percent", "utilization_percent")
 
 
 def _still(position: int, read: Reader) -> dict[str, Any]:
