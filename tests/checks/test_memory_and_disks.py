@@ -173,6 +173,8 @@ def space(path: str = "/", **changes: Any) -> Node:
         (space(free_inodes=0), Level.DRAIN),
         (space(total_inodes=0, free_inodes=0), None),  # btrfs, NFS
         (space(available_bytes=NA, total_bytes=NA), Level.UNKNOWN),
+        (space(waiting_seconds=14.0), None),
+        (space(waiting_seconds=75.0), Level.UNKNOWN),  # what it said before it hung
         (space("/tmp"), Level.UNKNOWN),
         (host_node(spaces=NA), Level.UNKNOWN),
     ],
@@ -192,6 +194,7 @@ HOME = {"paths": ("/home",)}
         ({"total_bytes": NA, "waiting_seconds": 42.0}, Level.DRAIN),
         ({"waiting_seconds": 42.0}, Level.DRAIN),  # it answered before
         ({"waiting_seconds": 3.0}, None),  # asked just now
+        ({"total_bytes": NA, "waiting_seconds": 5.0}, Level.UNKNOWN),  # and never answered: a single look at a dead server
         ({"total_bytes": NA, "failed": "stat ended with 1: Stale file handle"}, Level.DRAIN),
         ({"total_bytes": NA}, Level.UNKNOWN),
     ],

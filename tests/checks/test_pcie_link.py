@@ -10,7 +10,7 @@ from fairlead.model.check import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Node, PcieLink, unreadable
 from fairlead.model.finding import Finding, Level, Service
-from tests.checks.nodes import ADDRESSES, GEN5, NA, UNSUPPORTED, endpoint, gpu, nic, node, port
+from tests.checks.nodes import ADDRESSES, GEN5, NA, UNSUPPORTED, endpoint, gpu, node, port
 
 DECLARED = Params(gpu_width=16, gpu_gen=5)
 
@@ -72,17 +72,3 @@ def test_unreadable_everywhere() -> None:
 def test_utilisation_that_is_not_known_leaves_speed_alone() -> None:
     machine = linked(IDLE, busy=50)
     assert judged(replace(machine, gpus=tuple(replace(g, utilization_percent=NA) for g in machine.gpus))) == []
-
-
-def test_network_adapters() -> None:
-    address = "0000:19:00.0"
-    narrow = endpoint(address, vendor=0x15B3, class_code=0x020700, link=X8)
-    machine = replace(node(), nics=(nic(), nic(name="mlx5_9", port=2)), pci=(*node().pci, port(address), narrow))
-    (finding,) = judged(machine)
-    assert (finding.device, finding.level) == (address, Level.DRAIN)
-    assert judged(machine, Params(nic_width=8)) == []
-    assert [f.level for f in judged(machine, Params(nic_width=8, nic_gen=6))] == [Level.DRAIN]
-    virtual = replace(machine, nics=(nic(virtual_function=True), nic(rdma=False, name="eth0")))
-    assert judged(virtual) == []
-    gone = replace(node(), nics=(nic(),))
-    assert [f.level for f in judged(gone)] == [Level.UNKNOWN]

@@ -87,20 +87,28 @@ def slow_calls(lib: Any, structs: Any) -> list[Call]:
              (ctypes.byref(low), ctypes.byref(high)), lambda: high.value),
         _uint(lib, "nvmlDeviceGetMaxClockInfo", "clocks", "sm_max_hertz", before=(one(1),), scale=1_000_000),
         _uint(lib, "nvmlDeviceGetMaxClockInfo", "clocks", "memory_max_hertz", before=(one(2),), scale=1_000_000),
-        *(
-            _uint(lib, f"nvmlDeviceGet{which}ApplicationsClock", "application_clocks", f"{prefix}{key}_hertz",
-                  before=(one(kind),), scale=1_000_000)
-            for which, prefix in (("", ""), ("Default", "default_"))
-            for key, kind in (("sm", 0), ("memory", 2))
-        ),
+        *_application_clocks(lib, "Default", "default_"),
         Call(lib, "nvmlDeviceGetCpuAffinity", ("cpu_affinity", None), (one(64), cpus), lambda: cpu_list(cpus)),
         Call(lib, "nvmlDeviceGetMemoryAffinity", ("numa", None), (one(4), nodes, one(0)), lambda: lowest_bit(nodes)),
     ]  # fmt: skip
 
 
+def close_calls(lib: Any) -> list[Call]:
+    """Made for each thorough look: what a check confirms over several of them must be read anew for each."""
+    return _application_clocks(lib, "", "")
+
+
 def rare_calls(lib: Any) -> list[Call]:
     """Made once an hour: what reads flash. nvmlDeviceValidateInforom gives nothing but its return code."""
     return [Call(lib, "nvmlDeviceValidateInforom", ("inforom_valid", None), (), lambda: 1)]
+
+
+def _application_clocks(lib: Any, which: str, prefix: str) -> list[Call]:
+    name, part = f"nvmlDeviceGet{which}ApplicationsClock", "application_clocks"
+    return [
+        _uint(lib, name, part, f"{prefix}{key}_hertz", before=(ctypes.c_uint(kind),), scale=1_000_000)
+        for key, kind in (("sm", 0), ("memory", 2))
+    ]
 
 
 def _uint(lib: Any, name: str, part: str, key: str | None, *, before: tuple[Any, ...] = (), scale: int = 1) -> Call:

@@ -10,11 +10,12 @@ import ctypes
 from typing import Any
 
 from fairlead.host import nvml_load
-from fairlead.host.nvml_calls import Call, fast_calls, rare_calls, slow_calls
+from fairlead.host.nvml_calls import Call, close_calls, fast_calls, rare_calls, slow_calls
 from fairlead.host.nvml_fields import FIELDS, Batch
 from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
 from fairlead.host.nvml_mig import Mig
 
+_ANSWERS = (14, 16)  # CORRUPTED_INFOROM, RESET_REQUIRED: not worth asking again
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 PROBE_AGAIN_SECONDS = 600.0
 SLOW_SECONDS = 60.0
@@ -38,7 +39,8 @@ class Device:
         self._rare_due = 0.0
         self._rare = rare_calls(lib)
         self._fast = fast_calls(lib, structs) + nvml_load.fast_calls(lib, structs)
-        self._slow = slow_calls(lib, structs) + nvml_load.slow_calls(lib, structs)
+        self._close = close_calls(lib) + nvml_load.close_calls(lib, structs)
+        self._slow = slow_calls(lib, structs) + nvml_load.slow_calls(lib)
         self._links = Links(lib, structs, self.pci, beat)
         self._events = nvml_load.ClockEvents(lib, self.pci, beat)
         self._batch_due = 0.0
@@ -48,7 +50,8 @@ class Device:
         self._processes = (structs.c_nvmlProcessInfo_v2_t * 64)()
 
     def sweep(self, now: float, *, closely: bool) -> int:
-        """Refreshes ``values``, those of NVLinks when due or looked at ``closely``; 0 or the code that ended this GPU's sweep."""
+        """Refreshes ``values``, those of NVLinks and ``close_calls`` when due or looked at ``closely``; 0 or the code that ended
+        this GPU's sweep."""
         if closely:
             self._links_due = 0.0
         if self.failed:
@@ -58,6 +61,7 @@ class Device:
         rare = now >= self._rare_due
         code = (
             self._run(self._fast, now)
+            or (self._run(self._close, now) if closely or slow else 0)
             or (self._run(self._slow, now) if slow else 0)
             or (self._run(self._rare, now) if rare else 0)
         )
@@ -70,8 +74,14 @@ class Device:
             self.fail(code)
         else:
             self._slow_due = now + SLOW_SECONDS if slow else self._slow_due
-            self._rare_due = now + RARE_SECONDS if rare else self._rare_due
+            if rare:  # flash that could not be read is asked again with the slow values
+                self._rare_due = now + (SLOW_SECONDS if self._failed(self._rare) else RARE_SECONDS)
         return code
+
+    def _failed(self, calls: list[Call]) -> bool:
+        """Whether one of them had no answer but an error that says nothing."""
+        errors = [self.values[c.part].get("error") for c in calls if isinstance(self.values.get(c.part), dict)]
+        return any(code not in (*_FORGET, *_ANSWERS) for code in errors)
 
     def read_all_next(self) -> None:
         """The next sweep reads this GPU's slow values too: one of them was set."""
@@ -82,7 +92,7 @@ class Device:
         self.failed = True
         self._slow_due = self._rare_due = self._batch_due = self._links_due = 0.0
         self._links.forget()
-        calls = (*self._fast, *self._slow, *self._rare)
+        calls = (*self._fast, *self._close, *self._slow, *self._rare)
         self._events.forget()
         for call in calls:
             call.not_before = 0.0

@@ -41,14 +41,17 @@ def fast_calls(lib: Any, structs: Any) -> list[Call]:
     return [Call(lib, "nvmlDeviceGetMarginTemperature", where, (ctypes.byref(margin),), lambda: margin.marginTemperature)]
 
 
-def slow_calls(lib: Any, structs: Any) -> list[Call]:
+def close_calls(lib: Any, structs: Any) -> list[Call]:
+    """Made for each thorough look."""
+    return [_fabric(lib, structs)]
+
+
+def slow_calls(lib: Any) -> list[Call]:
     """Made once a minute."""
     highest = ctypes.c_uint()
     threshold = (ctypes.c_uint(_MEM_MAX), ctypes.byref(highest))
-    return [
-        Call(lib, "nvmlDeviceGetTemperatureThreshold", ("temperature", "memory_max_celsius"), threshold, lambda: highest.value),
-        _fabric(lib, structs),
-    ]
+    place = ("temperature", "memory_max_celsius")
+    return [Call(lib, "nvmlDeviceGetTemperatureThreshold", place, threshold, lambda: highest.value)]
 
 
 def _fabric(lib: Any, structs: Any) -> Call:
