@@ -1,7 +1,7 @@
 """One GPU as the NVML worker reads it: what is read how often, and how an answer becomes nvml.json.
 
 Runs inside the worker process only. Every call is announced by ``beat`` before it is made; a call that answers
-NOT_SUPPORTED or FUNCTION_NOT_FOUND is not made again for ten minutes.
+NOT_SUPPORTED or FUNCTION_NOT_FOUND twice in a row is not made again for ten minutes.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Device:
             or (self._run(self._slow, now) if slow else 0)
             or (self._run(self._rare, now) if rare else 0)
         )
-        if not code and slow:
+        if not code and (slow or (closely and self._links.fewer)):
             code = self._find_links()
+        if not code and slow:
             self.values["mig"] = Mig(self._lib, self._structs, self.handle, self._beat, self.pci).read()
         code = code or self._read_all_fields(now) or self._read_processes()
         code = code or self._events.read(self.handle, self.values, now)
@@ -117,9 +118,9 @@ class Device:
             else:
                 if code in FATAL:
                     return int(code)
-                if code in _FORGET:
-                    call.not_before = now + PROBE_AGAIN_SECONDS
                 answer = {"error": code}
+                if code in _FORGET and answer == self._last(call.part, call.key):
+                    call.not_before = now + PROBE_AGAIN_SECONDS
             old = values.get(call.part)
             if call.key is None:
                 values[call.part] = {**old, **answer} if call.merge and old and "error" not in old | answer else answer
@@ -157,7 +158,7 @@ class Device:
             if isinstance(answer, dict):
                 if answer["error"] in FATAL:
                     return int(answer["error"])
-                if answer["error"] in _FORGET:
+                if answer["error"] in _FORGET and (which or answer == self._last(*FIELDS[field])):
                     refused.add((field, scope))
             if which == 1:
                 if scope < len(self._links.found):
@@ -173,6 +174,11 @@ class Device:
                 self._links.errors_by_call = True
             self._batches[which] = Batch(self._lib, self.handle, [w for w in batch.wanted if w not in refused])
         return 0
+
+    def _last(self, part: str, key: str | None) -> Any:
+        """What was said here last: an answer that says "never" counts once it is given twice."""
+        value = self.values.get(part)
+        return value if key is None or value is None else value.get(key, value)
 
     def _find_links(self) -> int:
         before = len(self._links.found)
