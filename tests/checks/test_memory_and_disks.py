@@ -91,6 +91,8 @@ IO = "I/O error, dev nvme0n1, sector 123456 op 0x0:(READ) flags 0x0 phys_seg 1 p
         (["nvme nvme0: 64/0/0 default/read/poll queues"], None, ""),  # at every boot
         (["nvme nvme0: pci function 0000:2a:00.0"], None, ""),
         (["I/O error, dev loop3, sector 5 op 0x0:(READ) flags 0x0"] * 20, None, ""),  # a user's image
+        (["critical target error, dev nvme0n1, sector 2048 op 0x9:(WRITE_ZEROES) flags 0x0"] * 20, None, ""),  # by mkfs
+        (["I/O error, dev sda, sector 2048 op 0x3:(DISCARD) flags 0x800 phys_seg 1"] * 20, None, ""),  # by fstrim
         (["I/O error, dev sr0, sector 5 op 0x0:(READ) flags 0x0"], None, ""),  # an empty drive
         (["Buffer I/O error on dev nbd0, logical block 0, async page read"], None, ""),
     ],
