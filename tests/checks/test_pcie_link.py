@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fairlead.checks.pcie_link import Params, check
 from fairlead.model.check import Past
 from fairlead.model.device import readable_fields
-from fairlead.model.facts import Node, PcieLink, unreadable
+from fairlead.model.facts import CLASS_UNREADABLE, Node, PcieLink, unreadable
 from fairlead.model.finding import Finding, Level, Service
 from tests.checks.nodes import ADDRESSES, GEN5, NA, UNSUPPORTED, endpoint, gpu, node, port
 
@@ -72,3 +72,14 @@ def test_unreadable_everywhere() -> None:
 def test_utilisation_that_is_not_known_leaves_speed_alone() -> None:
     machine = linked(IDLE, busy=50)
     assert judged(replace(machine, gpus=tuple(replace(g, utilization_percent=NA) for g in machine.gpus))) == []
+
+
+def test_what_is_of_no_class_and_what_cannot_say_its_class() -> None:
+    """An EC2 instance has a function of class 0 (PIIX4 ACPI, "non-VGA unclassified device")."""
+
+    def beside(class_code: int, vendor: int = 0x8086) -> Node:
+        return replace(node(), pci=(*node().pci, endpoint("0000:00:01.3", vendor=vendor, class_code=class_code)))
+
+    assert judged(beside(0)) == []
+    assert [f.level for f in judged(beside(CLASS_UNREADABLE))] == [Level.UNKNOWN]
+    assert [f.level for f in judged(beside(0, vendor=0))] == [Level.UNKNOWN]

@@ -15,6 +15,7 @@ from tests.checks.nodes import GEN5, endpoint, nic, node, port
 
 ADAPTER = "0000:19:00.0"
 X8 = replace(GEN5, width_current=8)
+NOTHING = replace(GEN5, width_current=0, width_max=0)
 
 
 def adapter(link: PcieLink, above: PcieLink = GEN5) -> Node:
@@ -38,6 +39,9 @@ def judged(machine: Node, **params: Any) -> list[Finding]:
         (adapter(GEN5), {"gen": 6}, (Level.DRAIN, "is generation 5, 6 declared")),
         (adapter(replace(GEN5, gen_current=unreadable("x"))), {"gen": 5}, (Level.UNKNOWN, "has a speed that cannot be read")),
         (adapter(replace(GEN5, width_current=unreadable("x"))), {}, (Level.UNKNOWN, "cannot be read")),
+        (adapter(NOTHING, NOTHING), {}, (Level.UNKNOWN, "is x0, of how many cannot be read")),
+        (replace(adapter(NOTHING, NOTHING), virtual=True), {}, None),  # an EFA or a virtual function in its guest
+        (replace(adapter(X8), virtual=True), {"width": 16}, (Level.DRAIN, "is x8, x16 declared")),
         (replace(node(), nics=(nic(),)), {}, (Level.UNKNOWN, "cannot be read")),
         (replace(adapter(X8), nics=(nic(virtual_function=True), nic(rdma=False, name="eth0"))), {}, None),
     ],

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.device import unlisted, was_readable
-from fairlead.model.facts import Gpu, Missing, Node, PciDevice, PcieLink, Why
+from fairlead.model.facts import CLASS_UNREADABLE, Gpu, Missing, Node, PciDevice, PcieLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.load_window import is_busy
 
@@ -78,7 +78,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if not gpu.lost:  # gpu_count says so
             yield from _gpu(gpu, devices, past, params)
     for device in node.pci:
-        if not (device.vendor and device.class_code):  # 0: not readable; it might be any of these, or a bridge above one
+        if not device.vendor or device.class_code == CLASS_UNREADABLE:  # it might be any of these, or a bridge above one
             words = "cannot be judged: its vendor or class cannot be read"
             yield _finding(device.address, Level.UNKNOWN, words, kind="device")
 

@@ -2,7 +2,8 @@
 
 Expected is what the hardware profile declares, else the smaller of what the adapter and the port above it can do (sysfs
 max_link_width; PCI Express Base Specification, Link Capabilities): a x16 card in a x8 slot is a note about the slot, not a
-fault. Virtual functions have no link of their own. Links of adapters are read on thorough looks, so it is judged on these
+fault. Virtual functions have no link of their own, and what a virtual machine says of a link is made up or nothing (x0): there
+it is judged by what is declared alone. Links of adapters are read on thorough looks, so it is judged on these
 alone: one reading counts once.
 """
 
@@ -29,6 +30,8 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+    if node.virtual is True and params.width is None and params.gen is None:
+        return
     devices = {d.address: d for d in node.pci}
     for address in sorted({n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function}):
         device = devices.get(address)
