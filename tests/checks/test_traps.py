@@ -14,7 +14,7 @@ from fairlead.daemon.judge import fresh, judge
 from fairlead.host.gpu_load import Seen
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.device import boards_of, readable_fields
-from fairlead.model.facts import Node, PcieLink
+from fairlead.model.facts import Node, NumaNode, PcieLink
 from fairlead.model.finding import Action, Finding, Level
 from fairlead.model.gpu_health import RetiredPages
 from fairlead.model.host_facts import NvmeController
@@ -287,3 +287,17 @@ def test_the_switch_above_an_adapter_only() -> None:
     devices = tuple(d for d in machine.pci if d.address != HERE)
     told = judged("pcie_switch", replace(machine, gpus=machine.gpus[:5], nics=(nic(),), pci=(*devices, adapter)))  # type: ignore[index]
     assert levels(told) == [(Level.DRAIN, SWITCH)]
+
+
+@pytest.mark.parametrize(
+    ("numa", "level"),
+    [
+        ((), Level.DRAIN),
+        ((NumaNode(id=0, cpus=(0, 1), memory_bytes=85 << 30),), Level.DRAIN),  # the processor's own
+        ((NumaNode(id=4, cpus=(), memory_bytes=85 << 30),), None),  # GH200: the kernel hands the GPU's memory out
+        ((NumaNode(id=4, cpus=(), memory_bytes=512 << 30),), Level.DRAIN),  # a memory expander
+    ],
+)
+def test_memory_of_a_gpu_that_the_kernel_hands_out(numa: tuple[NumaNode, ...], level: Level | None) -> None:
+    machine = node(gpu(3, memory_used_bytes=9 << 30), numa=numa)
+    assert [f.level for f in judged("gpu_leftovers", machine)] == ([level] if level is not None else [])
