@@ -301,3 +301,10 @@ def test_the_switch_above_an_adapter_only() -> None:
 def test_memory_of_a_gpu_that_the_kernel_hands_out(numa: tuple[NumaNode, ...], level: Level | None) -> None:
     machine = node(gpu(3, memory_used_bytes=9 << 30), numa=numa)
     assert [f.level for f in judged("gpu_leftovers", machine)] == ([level] if level is not None else [])
+
+
+def test_a_counter_that_a_guest_may_lack() -> None:
+    counters = {**WELL.ports[0].counters, "rx_icrc_encapsulated": NA}  # type: ignore[index]
+    machine = host_node(ports=(replace(WELL.ports[0], counters=counters),))  # type: ignore[index]
+    assert [f.level for f in judged("rdma_errors", machine)] == [Level.UNKNOWN]
+    assert judged("rdma_errors", replace(machine, virtual=True)) == []
