@@ -308,3 +308,22 @@ def test_a_counter_that_a_guest_may_lack() -> None:
     machine = host_node(ports=(replace(WELL.ports[0], counters=counters),))  # type: ignore[index]
     assert [f.level for f in judged("rdma_errors", machine)] == [Level.UNKNOWN]
     assert judged("rdma_errors", replace(machine, virtual=True)) == []
+
+
+def test_a_guest_of_a_cloud_is_well() -> None:
+    """Its adapter tells no link and counts nothing, its own functions are of class 0, no port is above its GPUs."""
+    nothing = PcieLink(gen_current=NA, gen_max=NA, width_current=0, width_max=0, replays=NA)
+    flat = tuple(replace(d, path=("pci0000:00", d.address)) for d in node().pci if d.class_code >> 8 == 0x0302)
+    adapter = replace(
+        endpoint("0000:19:00.0", vendor=0x1D0F, class_code=0x020000, link=nothing), path=("pci0000:00", "0000:19:00.0")
+    )
+    power = replace(endpoint("0000:00:01.3", vendor=0x8086, class_code=0), path=("pci0000:00", "0000:00:01.3"), link=NA)
+    port = replace(WELL.ports[0], width_lanes=NA, counters={}, carrier_downs={})  # type: ignore[index]
+    machine = replace(
+        host_node(ports=(port,), controllers=()),
+        virtual=True,
+        pci=(*flat, adapter, power),
+        nics=(nic(link_layer="Unspecified"),),
+        gpus=tuple(gpu(place, aer=None, port_aer=None) for place in range(8)),
+    )
+    assert [(f.check, f.summary) for name in checks.load() for f in judged(name, machine) if f.level is not Level.OK] == []
