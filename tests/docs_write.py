@@ -116,7 +116,7 @@ def readme_table() -> str:
     """Checks and settings by name only: there are many, and the reference says what each judges."""
     of_mode = {word: [n for n, c in checks.load().items() if c.mode.value == word] for word in ("enforce", "observe")}
     said = {"enforce": "drain by default", "observe": "only warn until the site says so"}
-    out = [f"{len(checks.load())} [checks](docs/reference/checks.md).", ""]
+    out = [f"{len(checks.load())} [checks](docs/reference/checks.md)."]
     for word, names in of_mode.items():
         out += [*_filled((f"`{n}`" for n in names), f"Those that {said[word]}"), ""]
     out += [f"{len(settings.load())} [settings](docs/reference/settings.md):", ""]

@@ -160,6 +160,8 @@ def test_reset_required_drains() -> None:
     (finding,) = judged(node(gpu(2, memory_used_bytes=dark, temperature_celsius=dark)), Past(available=True))
     assert (finding.level, finding.action, finding.device) == (Level.DRAIN, Action.RESET_GPU, ADDRESSES[2])
     assert check.mode is Mode.ENFORCE and check.confirm == 2
+    (finding,) = judged(node(gpu(2, ecc=replace(ECC, volatile_uncorrected=dark))), before())  # a part that was read before
+    assert (finding.level, finding.action) == (Level.DRAIN, Action.RESET_GPU)
 
 
 def test_what_is_no_loss() -> None:

@@ -24,7 +24,7 @@ BROKEN = {
 }
 
 #: Checks that read nothing from NVML, or judge only what a profile or site declares.
-NOT_OF_NVML = ("xid", "driver_library", "driver_version", "fabric_manager", "gpu_direct_rdma", "imex")
+NOT_OF_NVML = ("xid", "driver_library", "driver_version", "fabric_manager", "gpu_direct_rdma", "imex", "pcie_nic")
 
 OF_THE_HOST = (
     "clock", "cpu_memory", "disks", "fs_errors", "fs_space", "hung_mounts", "kernel_log", "memory_errors",

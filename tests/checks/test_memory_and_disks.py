@@ -91,6 +91,8 @@ IO = "I/O error, dev nvme0n1, sector 123456 op 0x0:(READ) flags 0x0 phys_seg 1 p
         (["nvme nvme0: 64/0/0 default/read/poll queues"], None, ""),  # at every boot
         (["nvme nvme0: pci function 0000:2a:00.0"], None, ""),
         (["I/O error, dev loop3, sector 5 op 0x0:(READ) flags 0x0"] * 20, None, ""),  # a user's image
+        (["critical target error, dev nvme0n1, sector 2048 op 0x9:(WRITE_ZEROES) flags 0x0"] * 20, None, ""),  # by mkfs
+        (["I/O error, dev sda, sector 2048 op 0x3:(DISCARD) flags 0x800 phys_seg 1"] * 20, None, ""),  # by fstrim
         (["I/O error, dev sr0, sector 5 op 0x0:(READ) flags 0x0"], None, ""),  # an empty drive
         (["Buffer I/O error on dev nbd0, logical block 0, async page read"], None, ""),
     ],
@@ -173,6 +175,8 @@ def space(path: str = "/", **changes: Any) -> Node:
         (space(free_inodes=0), Level.DRAIN),
         (space(total_inodes=0, free_inodes=0), None),  # btrfs, NFS
         (space(available_bytes=NA, total_bytes=NA), Level.UNKNOWN),
+        (space(waiting_seconds=14.0), None),
+        (space(waiting_seconds=75.0), Level.UNKNOWN),  # what it said before it hung
         (space("/tmp"), Level.UNKNOWN),
         (host_node(spaces=NA), Level.UNKNOWN),
     ],
@@ -192,6 +196,7 @@ HOME = {"paths": ("/home",)}
         ({"total_bytes": NA, "waiting_seconds": 42.0}, Level.DRAIN),
         ({"waiting_seconds": 42.0}, Level.DRAIN),  # it answered before
         ({"waiting_seconds": 3.0}, None),  # asked just now
+        ({"total_bytes": NA, "waiting_seconds": 5.0}, Level.UNKNOWN),  # and never answered: a single look at a dead server
         ({"total_bytes": NA, "failed": "stat ended with 1: Stale file handle"}, Level.DRAIN),
         ({"total_bytes": NA}, Level.UNKNOWN),
     ],

@@ -44,6 +44,17 @@ def test_links_that_nvml_does_not_list_at_all() -> None:
     assert judged(machine) == []  # without a declaration nothing says that there should be more: gpu_readings remembers
 
 
+def test_no_link_at_all_of_a_card_of_which_nothing_is_declared() -> None:
+    """A PCIe card without a bridge; of one with a profile it is a fault."""
+    links = tuple(replace(link, active=False) for link in LINKS)
+    (finding,) = judged(node(gpu(2, nvlinks=links)))
+    assert (finding.level, finding.service) == (Level.WARN, Service.KEEP)
+    assert [f.level for f in judged(node(gpu(2, nvlinks=links)), links=18)] == [Level.DRAIN]
+    assert [f for f in judged(node(gpu(2, nvlinks=links)), links=0) if f.device == ADDRESSES[2]] == []
+    one = (replace(LINKS[0], active=True), *links[1:])
+    assert [f.level for f in judged(node(gpu(2, nvlinks=one)))] == [Level.DRAIN]
+
+
 def test_links_are_off_under_mig_and_that_is_right() -> None:
     links = tuple(replace(link, active=False) for link in LINKS)
     assert judged(node(gpu(2, nvlinks=links, mig_current=True)), links=18) == []

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from fairlead.checks.pcie_link import Params, check
 from fairlead.model.check import Past
 from fairlead.model.device import readable_fields
-from fairlead.model.facts import Node, PcieLink, unreadable
+from fairlead.model.facts import CLASS_UNREADABLE, Node, PcieLink, unreadable
 from fairlead.model.finding import Finding, Level, Service
-from tests.checks.nodes import ADDRESSES, GEN5, NA, UNSUPPORTED, endpoint, gpu, nic, node, port
+from tests.checks.nodes import ADDRESSES, GEN5, NA, UNSUPPORTED, endpoint, gpu, node, port
 
 DECLARED = Params(gpu_width=16, gpu_gen=5)
 
@@ -74,15 +74,12 @@ def test_utilisation_that_is_not_known_leaves_speed_alone() -> None:
     assert judged(replace(machine, gpus=tuple(replace(g, utilization_percent=NA) for g in machine.gpus))) == []
 
 
-def test_network_adapters() -> None:
-    address = "0000:19:00.0"
-    narrow = endpoint(address, vendor=0x15B3, class_code=0x020700, link=X8)
-    machine = replace(node(), nics=(nic(), nic(name="mlx5_9", port=2)), pci=(*node().pci, port(address), narrow))
-    (finding,) = judged(machine)
-    assert (finding.device, finding.level) == (address, Level.DRAIN)
-    assert judged(machine, Params(nic_width=8)) == []
-    assert [f.level for f in judged(machine, Params(nic_width=8, nic_gen=6))] == [Level.DRAIN]
-    virtual = replace(machine, nics=(nic(virtual_function=True), nic(rdma=False, name="eth0")))
-    assert judged(virtual) == []
-    gone = replace(node(), nics=(nic(),))
-    assert [f.level for f in judged(gone)] == [Level.UNKNOWN]
+def test_what_is_of_no_class_and_what_cannot_say_its_class() -> None:
+    """An EC2 instance has a function of class 0 (PIIX4 ACPI, "non-VGA unclassified device")."""
+
+    def beside(class_code: int, vendor: int = 0x8086) -> Node:
+        return replace(node(), pci=(*node().pci, endpoint("0000:00:01.3", vendor=vendor, class_code=class_code)))
+
+    assert judged(beside(0)) == []
+    assert [f.level for f in judged(beside(CLASS_UNREADABLE))] == [Level.UNKNOWN]
+    assert [f.level for f in judged(beside(0, vendor=0))] == [Level.UNKNOWN]

@@ -86,7 +86,7 @@ def declared(tree: Path) -> Document:
         "hung_mounts": {"paths": ["/home"]},
         "units": {"wanted": ["slurmd.service"]},
         "cpu_memory": {"cpus_expected": 2, "smt": False},
-        "pcie_link": {"nic_gen": 4},
+        "pcie_nic": {"gen": 4},
         "disks": {"nvme_expected": 1},
         "rdma_ports": {"ethernet_ports": 1, "ethernet_rate_gbps": 100.0},
         "kernel_log": {"patterns": [{"name": "lockup", "regex": "watchdog: BUG: soft lockup"}]},

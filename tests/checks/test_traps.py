@@ -14,7 +14,7 @@ from fairlead.daemon.judge import fresh, judge
 from fairlead.host.gpu_load import Seen
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.device import boards_of, readable_fields
-from fairlead.model.facts import Node, PcieLink
+from fairlead.model.facts import Node, NumaNode, PcieLink
 from fairlead.model.finding import Action, Finding, Level
 from fairlead.model.gpu_health import RetiredPages
 from fairlead.model.host_facts import NvmeController
@@ -287,3 +287,43 @@ def test_the_switch_above_an_adapter_only() -> None:
     devices = tuple(d for d in machine.pci if d.address != HERE)
     told = judged("pcie_switch", replace(machine, gpus=machine.gpus[:5], nics=(nic(),), pci=(*devices, adapter)))  # type: ignore[index]
     assert levels(told) == [(Level.DRAIN, SWITCH)]
+
+
+@pytest.mark.parametrize(
+    ("numa", "level"),
+    [
+        ((), Level.DRAIN),
+        ((NumaNode(id=0, cpus=(0, 1), memory_bytes=85 << 30),), Level.DRAIN),  # the processor's own
+        ((NumaNode(id=4, cpus=(), memory_bytes=85 << 30),), None),  # GH200: the kernel hands the GPU's memory out
+        ((NumaNode(id=4, cpus=(), memory_bytes=512 << 30),), Level.DRAIN),  # a memory expander
+    ],
+)
+def test_memory_of_a_gpu_that_the_kernel_hands_out(numa: tuple[NumaNode, ...], level: Level | None) -> None:
+    machine = node(gpu(3, memory_used_bytes=9 << 30), numa=numa)
+    assert [f.level for f in judged("gpu_leftovers", machine)] == ([level] if level is not None else [])
+
+
+def test_a_counter_that_a_guest_may_lack() -> None:
+    counters = {**WELL.ports[0].counters, "rx_icrc_encapsulated": NA}  # type: ignore[index]
+    machine = host_node(ports=(replace(WELL.ports[0], counters=counters),))  # type: ignore[index]
+    assert [f.level for f in judged("rdma_errors", machine)] == [Level.UNKNOWN]
+    assert judged("rdma_errors", replace(machine, virtual=True)) == []
+
+
+def test_a_guest_of_a_cloud_is_well() -> None:
+    """Its adapter tells no link and counts nothing, its own functions are of class 0, no port is above its GPUs."""
+    nothing = PcieLink(gen_current=NA, gen_max=NA, width_current=0, width_max=0, replays=NA)
+    flat = tuple(replace(d, path=("pci0000:00", d.address)) for d in node().pci if d.class_code >> 8 == 0x0302)
+    adapter = replace(
+        endpoint("0000:19:00.0", vendor=0x1D0F, class_code=0x020000, link=nothing), path=("pci0000:00", "0000:19:00.0")
+    )
+    power = replace(endpoint("0000:00:01.3", vendor=0x8086, class_code=0), path=("pci0000:00", "0000:00:01.3"), link=NA)
+    port = replace(WELL.ports[0], width_lanes=NA, counters={}, carrier_downs={})  # type: ignore[index]
+    machine = replace(
+        host_node(ports=(port,), controllers=()),
+        virtual=True,
+        pci=(*flat, adapter, power),
+        nics=(nic(link_layer="Unspecified"),),
+        gpus=tuple(gpu(place, aer=None, port_aer=None) for place in range(8)),
+    )
+    assert [(f.check, f.summary) for name in checks.load() for f in judged(name, machine) if f.level is not Level.OK] == []

@@ -30,7 +30,15 @@ def document(folder: Path, **params: dict[str, str]) -> str:
 
 def test_94(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "xid", "94")
-    for part in ("Xid 94:", "contained memory error", "restart_app", "drain_after_job", "why", "NVIDIA Xid catalogue"):
+    for part in (
+        "Xid 94:",
+        "contained memory error",
+        "restart_app",
+        "drain_after_job",
+        "then     reset_gpu",
+        "why",
+        "NVIDIA Xid catalogue",
+    ):
         assert part in text
     rows = dict(line.split(maxsplit=1) for line in text.splitlines() if line.startswith(("  fail", "  warn", "  ignore")))
     assert rows == {

@@ -129,6 +129,15 @@ def test_a_quick_look_sees_what_changes(tree: Path) -> None:
     assert "0000:17:00.0" not in {d.address for d in gatherer.gather(None).pci}
 
 
+def test_no_look_is_thorough_on_answers_of_an_earlier_one(tree: Path) -> None:
+    gatherer = Gatherer(Root(os.fspath(tree)), slow_seconds=1e-6)
+    assert gatherer.gather(None, closely=False).thorough  # the first
+    assert not gatherer.gather(None, closely=False).thorough
+    assert gatherer.gather(None, closely=True).thorough
+    gatherer.look_closely()
+    assert gatherer.gather(None, closely=False).thorough  # wanted now
+
+
 def test_a_gpu_lost_before_anyone_looked_gets_the_address_left_over() -> None:
     raw = nvml("hgx-h100")
     gone = raw["gpus"][3]

@@ -139,6 +139,21 @@ def test_the_probe_keeps_its_last_answer_while_the_next_one_hangs() -> None:
     probes.end()
 
 
+def test_what_systemd_said_before_it_hung_is_no_answer() -> None:
+    probes = Probes((), units=True, first_wait_seconds=30.0)
+    units = probes._units
+    assert units is not None
+    units._command = ("echo", "slurmd.service loaded active running")
+    probes.ask()
+    probes.settle()
+    units._command = ("sleep", "1000")
+    probes.ask()
+    assert isinstance(probes.units(), tuple)
+    units._asked -= 100.0
+    assert isinstance(probes.units(), Missing)
+    probes.end()
+
+
 def test_the_live_machine() -> None:
     looks = HostLooks(Root("/"), Wanted(mounts=("/",)), once=True)
     found = looks.look(())

@@ -86,6 +86,8 @@ def test_second_sweep_sees_changed_counters(worker: Worker, faults: Faults) -> N
     faults.set(5, "remap.failed", 1)
     faults.set(1, "pcie.width_current", 8)
     faults.set(4, "nvlink.7.active", 0)
+    faults.set(6, "fabric.state", 1)  # judged on thorough looks, like clocks and links: read anew for each of them
+    faults.set(7, "application_clocks.sm_hertz", 990_000_000)
     time.sleep(0.01)
     after = gpus(worker)
     assert [g.uuid for g in after] == [g.uuid for g in before]
@@ -93,6 +95,7 @@ def test_second_sweep_sees_changed_counters(worker: Worker, faults: Faults) -> N
     assert after[5].remap.failed is True  # type: ignore[union-attr]
     assert after[1].pcie.width_current == 8  # type: ignore[union-attr]
     assert after[4].nvlinks[7].active is False  # type: ignore[index]
+    assert (after[6].load.fabric.state, after[7].state.application_sm_hertz) == (1, 990_000_000)  # type: ignore[union-attr]
     assert after[0] == before[0]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fairlead import checks, config
 from fairlead.daemon.judge import reads
 from fairlead.host.gather import gather
+from fairlead.host.gpu import gpus
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.model.check import Past
 from fairlead.model.device import boards_of, readable_fields
-from fairlead.model.facts import Node
+from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Finding, Level
 from tests.host.conftest import MACHINES
 from tests.lab.faults import Faults
@@ -69,6 +70,31 @@ def test_each_fault_is_named_and_nothing_else(faults: Faults) -> None:
         (7, "gpu_readings"): Level.UNKNOWN,
     }
     assert {key: f.level for key, f in found.items()} == {(sick.gpus[n].pci, c): level for (n, c), level in expected.items()}
+
+
+def test_an_answer_that_says_never_counts_once_it_is_given_twice(faults: Faults) -> None:
+    worker = Worker(deadline_seconds=20)
+
+    def third() -> Gpu:
+        found = gpus(worker.sweep().raw)
+        assert isinstance(found, tuple)
+        return found[3]
+
+    try:
+        third()
+        faults.error(3, "nvmlDeviceGetRemappedRows", NOT_SUPPORTED)
+        faults.error(3, "nvmlDeviceGetNvLinkState", NOT_SUPPORTED)
+        faults.set(3, "ecc.volatile_uncorrected", {"error": NOT_SUPPORTED})
+        once = third()
+        faults.error(3, "nvmlDeviceGetRemappedRows", 0)
+        faults.error(3, "nvmlDeviceGetNvLinkState", 0)
+        faults.set(3, "ecc.volatile_uncorrected", 0)
+        again = third()
+    finally:
+        worker.close()
+    assert isinstance(once.remap, Missing) and isinstance(once.ecc.volatile_uncorrected, Missing)  # type: ignore[union-attr]
+    assert not isinstance(again.remap, Missing) and again.ecc.volatile_uncorrected == 0  # type: ignore[union-attr]
+    assert isinstance(again.nvlinks, tuple) and len(again.nvlinks) == 18
 
 
 def test_nvlink_5_counters_are_read_where_the_older_are_not_there(faults: Faults) -> None:

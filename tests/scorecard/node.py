@@ -87,6 +87,8 @@ class ScoreNode(Running):
 
     def _file(self, path: str, text: str | bytes | None) -> None:
         place = self._inside(path)
+        if not place.parent.exists():  # a device that is not there: its folder goes with it again
+            self._before.setdefault(os.path.dirname(path), None)
         if path not in self._before:
             self._before[path] = self._kept(place)
         if text is None:
@@ -112,6 +114,8 @@ class ScoreNode(Running):
         if isinstance(before, bytes):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(before)
+        elif before is None and place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
         elif before is None:
             place.unlink(missing_ok=True)
         elif before.is_relative_to(self.folder):

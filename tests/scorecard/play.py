@@ -125,7 +125,8 @@ class Player:
         def look() -> None:
             if drained and self.node.verdict().state.value != "drain":
                 seen.flaps.append(f"verdict {self.node.verdict().state.value}")
-            if not any(f["check"] == fault.check for f in self.node.findings()):
+            told_now = self.node.looked()
+            if told_now is not None and not any(f["check"] == fault.check for f in told_now):
                 seen.flaps.append("no finding any more")
 
         self._watch(STEADY_LOOKS, look)

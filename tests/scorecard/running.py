@@ -290,13 +290,18 @@ class Running:
 
     def findings(self) -> list[dict[str, Any]]:
         """Findings as status.json has them, without those that are well; none until it is written anew after ``heal``."""
+        return self.looked() or []
+
+    def looked(self) -> list[dict[str, Any]] | None:
+        """The same; None until an agent that was just started has looked at the node."""
         if not (self.run_dir / "status.json").exists():
-            return []
+            return None
         with open(self.run_dir / "status.json", "rb") as file:
             if os.fstat(file.fileno()).st_mtime_ns == self._old_status:
-                return []
+                return None
             data = msgspec.json.decode(file.read())
-        return [finding for finding in data["findings"] if finding["level"] != "ok"]
+        found = [finding for finding in data["findings"] if finding["level"] != "ok"]
+        return found if found or data["sweep"]["count"] else None
 
     def until(self, met: Callable[[], bool], what: str, seconds: float = 240) -> None:
         """Wait for something; raises LabError with the end of the agent's log."""

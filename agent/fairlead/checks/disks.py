@@ -5,7 +5,9 @@ pass). Records: the block layer ("I/O error, dev nvme0n1, sector ...", before Li
 block/blk-mq.c; of block/blk-core.c's blk_errors those that mean the device, not "operation not supported" or a full one), the
 page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is down; will reset",
 "Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md ("md/raid1:md0: Disk
-failure on ..."). Loop, network and removable devices are not the node's: a job's user may stand behind them.
+failure on ..."). A request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; block/blk-core.c's
+blk_op_name) that fails loses nothing: drives that do not know it are asked at each mkfs and fstrim. Loop, network and removable
+devices are not the node's: a job's user may stand behind them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from fairlead.model.unread import age_seconds, host_of, record_id, unread, unrea
 
 _FAILED = re.compile(
     r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical medium|critical target|timeout|protection|device offline) error,"
-    r" dev ([A-Za-z0-9-]+), sector "
+    r" dev ([A-Za-z0-9-]+), sector (?!\d+ op 0x\w+:\((?:DISCARD|SECURE_ERASE|WRITE_ZEROES|WRITE_SAME)\))"
 )
 _BUFFER = re.compile(r"Buffer I/O error on dev(?:ice)? ([A-Za-z0-9-]+),")
 _NVME = re.compile(r"nvme (nvme\d+): (?:I/O.* timeout|controller is down; will reset)")

@@ -5,7 +5,7 @@ nvml.h), and so do CUDA and nvidia-smi ("Failed to initialize NVML: Driver/libra
 keeps the library it has loaded, this agent's too, so the file that libnvidia-ml.so.1 leads to is looked at as well: its name
 ends in the version that the next job will load (where it is in none of the usual folders, NVML's word counts alone). Such a
 mismatch comes of an upgrade of the driver's packages without a reboot or a reload of the module. While a driver is being
-installed (`apply`, maintenance) this drains nothing.
+installed (`apply`, maintenance) this drains nothing. The file is read on thorough looks, so it is judged on these alone.
 """
 
 from __future__ import annotations
@@ -70,4 +70,5 @@ check = Check(
     confirm_of=2,
     recover=1,
     boot_grace_seconds=60,
+    slow=True,
 )

@@ -178,5 +178,7 @@ check = Check(
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
+    confirm=2,  # one call that failed once is no loss
+    confirm_of=3,
     samples=samples,
 )

@@ -1,8 +1,9 @@
 """Declared file systems have room: bytes and inodes, as statfs(2) gives them to users.
 
 Only what is declared is looked at: a full tmpfs of a job, or a squashfs image, which is always full, is nobody's fault. statfs
-is asked by a process of its own (``hung_mounts`` says when it does not come back). A file system without inodes of its own
-(btrfs, most network ones) says 0 of 0, which is not "none left".
+is asked by a process of its own (``hung_mounts`` drains when it does not come back); numbers of before are not today's, so one
+that has not answered for a minute is not known. A file system without inodes of its own (btrfs, most network ones) says 0 of 0,
+which is not "none left".
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import Space, Wanted
 from fairlead.model.unread import host_of, unread
 
 Percent = Annotated[float, Meta(ge=0, le=100)]
+_STALE_SECONDS = 60.0
 Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
 
 
@@ -54,6 +56,10 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _space(space: Space, params: Params) -> Iterator[Finding]:
+    if space.waiting_seconds >= _STALE_SECONDS:
+        silent = unreadable(f"statfs waits for {space.waiting_seconds:.0f} s")
+        yield unread("fs_space", f"the free space of {space.path}", silent, space.path)
+        return
     for what, left, total, warn, drain in (
         ("bytes", space.available_bytes, space.total_bytes, params.free_percent_warn, params.free_percent_drain),
         ("inodes", space.free_inodes, space.total_inodes, params.free_inodes_percent_warn, params.free_inodes_percent_drain),

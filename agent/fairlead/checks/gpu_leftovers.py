@@ -5,7 +5,9 @@ which no user can choose: a job's are in Slurm's `job_N`. Services that the site
 in use (nvmlDeviceGetMemoryInfo_v2, which leaves out what the driver keeps for itself) without any process is a context that
 the driver did not take down; the next job finds the GPU full. A process that NVML lists and that does not exist is one that
 ended and was not let go of, or one in another PID namespace. Nothing is ever killed; it takes several looks to count, since a
-process that has ended goes on for a while in the driver. In MIG mode memory is not judged: instances hold theirs.
+process that has ended goes on for a while in the driver. In MIG mode memory is not judged: instances hold theirs. Nor is it
+where the kernel itself has it as a NUMA node without CPUs, as by default on GH200, GB200 and GB300: any process may be given
+pages of it, the page cache too (NVIDIA, "Understanding Memory Management on Hardware-Coherent Platforms").
 """
 
 from __future__ import annotations
@@ -63,8 +65,15 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _finding(gpu, Level.UNKNOWN, f"the processes of GPU {gpu.pci} cannot be read", Action.NONE, said)
             continue
         yield from _processes(gpu, gpu.processes, params)
-        if not gpu.processes and gpu.mig_current is not True:
+        if not gpu.processes and gpu.mig_current is not True and not _pooled(gpu, node):
             yield from _memory(gpu, params)
+
+
+def _pooled(gpu: Gpu, node: Node) -> bool:
+    """Whether the kernel hands out this GPU's memory: a NUMA node of about its size has no CPUs."""
+    total = gpu.memory_total_bytes
+    sizes = [n.memory_bytes for n in node.numa if not n.cpus and isinstance(n.memory_bytes, int)]
+    return isinstance(total, int) and any(0.75 * total < size < 1.25 * total for size in sizes)
 
 
 def _processes(gpu: Gpu, processes: tuple[GpuProcess, ...], params: Params) -> Iterator[Finding]:

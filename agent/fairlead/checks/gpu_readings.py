@@ -40,8 +40,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
         if gpu.lost:
             continue  # gpu_count says so
-        lost = {n: why for n, why in gone(gpu, past).items() if not (_excused(n, params.ignore) or not_under_mig(gpu, n, why))}
-        if any(_RESET_REQUIRED in why.detail for why in _silent(gpu)):
+        dark = gone(gpu, past)
+        lost = {n: why for n, why in dark.items() if not (_excused(n, params.ignore) or not_under_mig(gpu, n, why))}
+        if any(_RESET_REQUIRED in why.detail for why in (*_silent(gpu), *dark.values())):
             yield Finding(
                 check="gpu_readings",
                 level=Level.DRAIN,

@@ -68,7 +68,7 @@ def _judged(host: Host, params: Params) -> Iterator[Finding]:
             yield _finding(Level.DRAIN, path, f"{path} does not answer", f"statfs waits for {space.waiting_seconds:.0f} s")
         elif space.failed:
             yield _finding(Level.DRAIN, path, f"{path} cannot be used", space.failed)
-        elif isinstance(space.total_bytes, Missing) and not space.waiting_seconds:
+        elif isinstance(space.total_bytes, Missing):  # not one answer yet
             yield unread("hung_mounts", path, space.total_bytes, path)
 
 

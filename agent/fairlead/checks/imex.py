@@ -1,10 +1,12 @@
 """IMEX, which lets GPUs of several nodes map each other's memory over NVLink: its daemon, its list of nodes, a channel.
 
 Source: NVIDIA IMEX service user guide (docs.nvidia.com/multi-node-nvlink-systems/imex-guide): the daemon nvidia-imex runs on
-every node of an NVLink domain, /etc/nvidia-imex/nodes_config.cfg holds the address of each node on a line of its own (a node
-that is not in it, or finds none, does not join), and CUDA needs a device /dev/nvidia-caps-imex-channels/channelN, which does
-not outlast a reboot. Sites whose scheduler starts IMEX for each job and makes channels then say `daemon = false` and
-`channels_min = 0`.
+every node of an NVLink domain, /etc/nvidia-imex/nodes_config.cfg holds the address of each node on a line of its own, and CUDA
+needs a device /dev/nvidia-caps-imex-channels/channelN, which does not outlast a reboot. Whether the node's own address is among
+them is left to the daemon: it reads the file once, at its start, looks for an address of this machine in it ("Config Options",
+BIND_INTERFACE_IP), and takes host names too, so a file without the node's own address is not wrong for certain, and one that
+was is a daemon that does not run. Sites whose scheduler starts IMEX for each job and makes channels then say `daemon = false`
+and `channels_min = 0`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """NVLinks of each GPU: as many active as the hardware has, and not too many errors on any of them.
 
 State: nvmlDeviceGetNvLinkState of each link; the number that must be active is declared (hardware profile), else what NVML
-lists. Links train after a boot, and whole fleets were drained for that (NVSentinel pull request 1715): hence the boot grace
-and three sweeps. Under MIG no GPU talks to another (NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not
-supported), and the fabric manager may leave the links off: their state is not judged then.
+lists: of a PCIe card without a bridge it lists them too, none of them active, so that this alone is only told. Links train
+after a boot, and whole fleets were drained for that (NVSentinel pull request 1715): hence the boot grace and three sweeps.
+Under MIG no GPU talks to another (NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not supported), and the fabric
+manager may leave the links off: their state is not judged then.
 
 Errors are judged per link as growth over a window, without what came within the boot grace:
 NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to NVLink 4, NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214,
@@ -87,7 +88,10 @@ def _state(gpu: Gpu, links: tuple[NvLink, ...], params: Params) -> Iterator[Find
     want = len(links) if params.links is None else params.links
     active = sum(link.active is True for link in links)
     unknown = sum(isinstance(link.active, Missing) for link in links)
-    if active + unknown < want:
+    if params.links is None and links and not active + unknown:
+        words = f"no NVLink of GPU {gpu.pci} is active: declare how many should be (checks.nvlink.links)"
+        yield _finding(gpu, Level.WARN, words, Action.NONE, Service.KEEP, f"NVML lists {len(links)}")
+    elif active + unknown < want:
         down = ", ".join(str(link.link) for link in links if link.active is False)
         yield _finding(
             gpu,

@@ -3,7 +3,8 @@
 A call is made in a process of its own; one that does not come back in time is named here with its GPU. A worker in
 uninterruptible sleep (state D in /proc/PID/stat, proc(5)) hangs in the driver and drains soon; one that is merely slow
 (R, S) gets longer, and so does one that dies in a call again and again. One that dies outside all calls, or cannot be
-started, is trouble of the agent's own (a broken installation must not drain a cluster): unknown. A driver module and
+started, is trouble of the agent's own (a broken installation must not drain a cluster): unknown. So is a node without the driver
+and without an NVIDIA GPU on its bus: how many there should be is `gpu_count`'s to say. A driver module and
 library of different versions are the business of `driver_library`. While a driver is being installed (`apply`, maintenance)
 these findings are held.
 """
@@ -18,6 +19,7 @@ from msgspec import Meta
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Gpu, Missing, Node, StuckCall, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.pci_kind import NVIDIA, kind_of
 
 MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 VITAL = ("memory_used_bytes", "temperature_celsius", "performance_state")  # read anew each time; who it is, is remembered
@@ -52,7 +54,12 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield _stuck(node.stuck, params, node.gpus.detail if isinstance(node.gpus, Missing) else "")
     module = node.driver.module_version
     if isinstance(module, Missing) and isinstance(node.gpus, Missing) and node.stuck is None:
-        yield _finding(Level.DRAIN, "the NVIDIA driver is not loaded", Action.PROVISION, module.detail, node.gpus.detail)
+        words = "the NVIDIA driver is not loaded"
+        if node.pci and not any(d.vendor == NVIDIA and kind_of(d) == "gpu" for d in node.pci):
+            words = f"{words}, and no NVIDIA GPU is on the PCI bus"
+            yield _finding(Level.UNKNOWN, words, Action.NONE, module.detail)
+        else:
+            yield _finding(Level.DRAIN, words, Action.PROVISION, module.detail, node.gpus.detail)
         return
     if isinstance(node.gpus, Missing):
         if node.stuck is None and node.driver.init_code != MISMATCH:  # driver_library says so

@@ -1,10 +1,10 @@
-"""PCIe links of GPUs and network adapters: always as wide as they should be, and as fast as they should be under load.
+"""PCIe links of GPUs: always as wide as they should be, and as fast as they should be under load.
 
 An idle GPU lowers its link to generation 1 (ASPM, performance state 8), so speed is judged only when the GPU is busy (in MIG
 mode, where NVML gives no utilisation: while its clocks are not idle); width never changes at idle. Expected is what the
 hardware profile declares, else the smaller of what the device and the port above it can do (sysfs max_link_width,
 max_link_speed; PCI Express Base Specification, Link Capabilities): a x16 card in a x8 slot is a note about the slot, not a
-fault. Virtual functions have no link of their own. The links of switches: check pcie_switch.
+fault. The links of adapters and switches: checks pcie_nic and pcie_switch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.device import unlisted, was_readable
-from fairlead.model.facts import Gpu, Missing, Node, PciDevice, PcieLink, Why
+from fairlead.model.facts import CLASS_UNREADABLE, Gpu, Missing, Node, PciDevice, PcieLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.load_window import is_busy
 
@@ -30,10 +30,6 @@ class Params(CheckParams, frozen=True, kw_only=True):
     gpu_gen: Annotated[
         Gen | None, Meta(description="PCIe generation of each GPU under load; unset: what GPU and slot can do.")
     ] = None
-    nic_width: Annotated[Width | None, Meta(description="Lanes of each RDMA adapter; unset: what adapter and slot can do.")] = (
-        None
-    )
-    nic_gen: Annotated[Gen | None, Meta(description="PCIe generation of each RDMA adapter; unset: not judged.")] = None
     load_percent: Annotated[int, Meta(ge=1, le=100, description="GPU utilisation from which speed is judged.")] = 20
 
 
@@ -62,7 +58,7 @@ def _readings(links: tuple[PcieLink, ...], parent: PcieLink | None) -> Least:
     )
 
 
-def _finding(kind: str, device: str, level: Level, summary: str, evidence: str = "") -> Finding:
+def _finding(device: str, level: Level, summary: str, evidence: str = "", *, kind: str = "GPU") -> Finding:
     drain = level is Level.DRAIN
     return Finding(
         check="pcie_link",
@@ -82,10 +78,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if not gpu.lost:  # gpu_count says so
             yield from _gpu(gpu, devices, past, params)
     for device in node.pci:
-        if not (device.vendor and device.class_code):  # 0: not readable; it might be any of these, or a bridge above one
-            yield _finding("device", device.address, Level.UNKNOWN, "cannot be judged: its vendor or class cannot be read")
-    for address in sorted({n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function}):
-        yield from _nic(address, devices, params)
+        if not device.vendor or device.class_code == CLASS_UNREADABLE:  # it might be any of these, or a bridge above one
+            words = "cannot be judged: its vendor or class cannot be read"
+            yield _finding(device.address, Level.UNKNOWN, words, kind="device")
 
 
 def _parent(device: PciDevice | None, devices: Mapping[str, PciDevice]) -> PcieLink | None:
@@ -108,50 +103,25 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
         if not unsupported:
             gone = was_readable(gpu, "pcie.width_current", past)
             words = "cannot be read any more" if gone else "cannot be read"
-            yield _finding("GPU", gpu.pci, Level.DRAIN if gone else Level.UNKNOWN, words)
+            yield _finding(gpu.pci, Level.DRAIN if gone else Level.UNKNOWN, words)
         return
     want = params.gpu_width if params.gpu_width is not None else able
     if want is not None and width < want:
         declared = "declared" if params.gpu_width is not None else "possible"
-        yield _finding("GPU", gpu.pci, Level.DRAIN, f"is x{width}, x{want} {declared}", f"device and slot can do x{able}")
+        yield _finding(gpu.pci, Level.DRAIN, f"is x{width}, x{want} {declared}", f"device and slot can do x{able}")
     if not is_busy(gpu, params.load_percent):
         return
     busy = f"utilisation {gpu.utilization_percent} %" if isinstance(gpu.utilization_percent, int) else "MIG, not idle"
     gen = said.gen
     want = params.gpu_gen if params.gpu_gen is not None else said.gen_able
     if gen is None or want is None:
-        yield _finding("GPU", gpu.pci, Level.UNKNOWN, "has a speed that cannot be read")
+        yield _finding(gpu.pci, Level.UNKNOWN, "has a speed that cannot be read")
     elif gen < want:
-        yield _finding("GPU", gpu.pci, Level.DRAIN, f"is generation {gen} under load, {want} expected", busy)
-
-
-def _nic(address: str, devices: Mapping[str, PciDevice], params: Params) -> Iterator[Finding]:
-    device = devices.get(address)
-    if device is None or isinstance(device.link, Missing):
-        yield _finding("adapter", address, Level.UNKNOWN, "cannot be read")
-        return
-    link, parent = device.link, _parent(device, devices)
-    width = link.width_current
-    if isinstance(width, Missing):
-        yield _finding("adapter", address, Level.UNKNOWN, "cannot be read")
-        return
-    able = _least(link.width_max, parent.width_max if parent else None)
-    want = params.nic_width if params.nic_width is not None else able
-    if want is None:
-        yield _finding("adapter", address, Level.UNKNOWN, f"is x{width}, of how many cannot be read")
-    elif width < want:
-        declared = "declared" if params.nic_width is not None else "possible"
-        yield _finding("adapter", address, Level.DRAIN, f"is x{width}, x{want} {declared}", f"device and slot can do x{able}")
-    if params.nic_gen is None:
-        return
-    if isinstance(link.gen_current, Missing):
-        yield _finding("adapter", address, Level.UNKNOWN, "has a speed that cannot be read")
-    elif link.gen_current < params.nic_gen:
-        yield _finding("adapter", address, Level.DRAIN, f"is generation {link.gen_current}, {params.nic_gen} declared")
+        yield _finding(gpu.pci, Level.DRAIN, f"is generation {gen} under load, {want} expected", busy)
 
 
 check = Check(
-    summary="PCIe links: width always, speed under load, of GPUs and RDMA adapters",
+    summary="PCIe links of GPUs: width always, speed under load",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,

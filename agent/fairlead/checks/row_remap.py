@@ -151,5 +151,7 @@ check = Check(
     params=Params,
     judge=judge,
     mode=Mode.ENFORCE,
+    confirm=2,  # one call that failed once is no loss
+    confirm_of=3,
     daily=daily,
 )

@@ -220,7 +220,7 @@ def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding 
     line = fault.line
     name = "SXid" if line.kind is Kind.SXID else "Xid"
     where = f"{'NVSwitch' if line.kind is Kind.SXID else 'GPU'} {line.pci}" if line.pci else "an unnamed GPU"
-    link = f", link {line.link}" if line.link is not None else ""
+    link = ", all links" if line.link == -1 else f", link {line.link}" if line.link is not None else ""
     follow_up = "" if action is Action.NONE else f": {action.value}"
     blame = _whose(fault.jobs) if means.blames == "application" else ""
     return Finding(

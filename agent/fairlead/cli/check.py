@@ -7,14 +7,16 @@ Nothing is changed and slurmctld is not asked.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from fairlead import checks, settings
 from fairlead.cli import look
 from fairlead.cli.show import print_json, state_word
 from fairlead.errors import ExitCode, UsageError
-from fairlead.model.finding import Level, as_data, worst
+from fairlead.model.finding import Finding, Level, as_data, worst
 
 SHOWN_PER_CHECK = 3
+NAMES_SHOWN = 4  # of checks that say the same
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +41,13 @@ def run(args: argparse.Namespace) -> ExitCode:
         return ExitCode(level)
     print(f"{node.name}: {state_word(level.word)}" + (f" (profile {document.profile})" if document.profile else ""))
     shown: dict[tuple[str, Level], int] = {}
-    for f in findings:
+    for f, names in _joined(findings):
         kind = (f.check, f.level)
         shown[kind] = shown.get(kind, 0) + 1
         if shown[kind] > SHOWN_PER_CHECK:
             continue
         device = f" {f.device}" if f.device and f.device not in f.summary else ""
-        print(f"  {state_word(f.level.word):7} {f.check}{device}: {f.summary}")
+        print(f"  {state_word(f.level.word):7} {names}{device}: {f.summary}")
         for line in f.evidence:
             print(f"          {line}")
         if f.action.value != "none":
@@ -56,6 +58,17 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not document.profile:
         print("  (no document and no --profile: what this machine should be is not known)")
     return ExitCode(level)
+
+
+def _joined(findings: list[Finding]) -> Iterator[tuple[Finding, str]]:
+    """What several checks say in the same words, of no device, is told once: each finding, and the names of its checks."""
+    same: dict[tuple[object, ...], list[Finding]] = {}
+    for f in findings:
+        same.setdefault((f.level, f.summary, f.evidence, (f.check, f.device) if f.device else ""), []).append(f)
+    for group in same.values():
+        names = list(dict.fromkeys(f.check for f in group))
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        yield group[0], ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _rank(level: Level) -> int:

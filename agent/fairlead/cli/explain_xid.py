@@ -132,6 +132,10 @@ def _lines(data: dict[str, Any]) -> list[str]:
     shown = ("description", "action", "service", "blames", "weight", "why", "since", "note", "source")
     titles = {"description": "meaning", "since": "drivers from"}
     rows = [(titles.get(key, key), str(data[key])) for key in shown if data.get(key)]
+    if data["service"] == Service.DRAIN_AFTER_JOB.value and data["action"] in (Action.NONE.value, Action.RESTART_APP.value):
+        rows.insert(
+            rows.index(("service", data["service"])) + 1, ("then", f"{Action.RESET_GPU.value}, what the finding asks for")
+        )
     own = ", ".join(f"{name} {value}" for name, value in (data["site"] or {}).items() if name != "document")
     width = max(len(title) for title in (*(title for title, _ in rows), "this site" if own else "")) + 2
     for title, value in rows:

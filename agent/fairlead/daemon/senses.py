@@ -108,15 +108,16 @@ class Senses:
                 return None
             raw: dict[str, Any] | Missing = _recorded(self.root.path)
             stuck: StuckCall | None = None
+            closely = True
         else:
             result = self.worker.poll()
             if result is None:
                 return None
-            raw, stuck = result.raw, result.stuck
+            raw, stuck, closely = result.raw, result.stuck, result.closely
         self._asked = False
         if self._gatherer is None:
             return None
-        node = self._gatherer.gather(raw, stuck=stuck)
+        node = self._gatherer.gather(raw, closely=closely, stuck=stuck)
         if self.worker is not None and self.worker.released:
             node = replace(node, nvml_released=True)
         now = boottime()

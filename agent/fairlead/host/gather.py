@@ -77,10 +77,11 @@ class Gatherer:
         """Whether a look within that time will be thorough."""
         return time.monotonic() + within_seconds >= self._next_thorough
 
-    def gather(self, nvml: Mapping[str, Any] | Missing | None, *, stuck: StuckCall | None = None) -> Node:
-        """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked."""
+    def gather(self, nvml: Mapping[str, Any] | Missing | None, *, closely: bool = True, stuck: StuckCall | None = None) -> Node:
+        """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked. Not asked
+        ``closely``, part of them is of an earlier look: this one is not thorough then, unless somebody wants it now."""
         now = time.monotonic()
-        thorough = now >= self._next_thorough
+        thorough = now >= self._next_thorough and (closely or not self._next_thorough)
         root = self._root
         devices = self._tour.devices(thorough=thorough)
         if thorough:

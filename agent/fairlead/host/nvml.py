@@ -39,6 +39,7 @@ class NvmlResult(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. ``raw``: nvml.json form. ``stuck``: the call that has not come back. ``age_seconds``: since it was read."""
 
     raw: dict[str, Any] | Missing
+    closely: bool = True  # all of it is of this sweep; not so where that was asked for before a thorough look was due
     stuck: StuckCall | None = None
     age_seconds: float = 0.0
 
@@ -59,7 +60,7 @@ class Worker:
         self._buffer = bytearray()
         self._asked_at: float | None = None  # a sweep is wanted since then
         self._sent_at: float | None = None  # a sweep was sent to the worker at, and is not answered
-        self._killed = self._released = self._closely = False
+        self._killed = self._released = self._closely = self._sent_closely = False
         self._stale = False  # the outstanding answer was already reported as late
         self._failures = 0
         self._not_before = 0.0
@@ -184,7 +185,7 @@ class Worker:
         if self._process is None:
             self._answer(self._why_down, self._why_stuck(now))
         elif self._sent_at is None and self._send("sweep closely\n" if self._closely else "sweep\n"):
-            self._sent_at = now
+            self._sent_at, self._sent_closely = now, self._closely
         elif self._stale or now - self._asked_at >= self.deadline_seconds:
             self._stale = True
             stuck = self._stuck(now)
@@ -192,7 +193,7 @@ class Worker:
 
     def _answer(self, raw: dict[str, Any] | Missing, stuck: StuckCall | None = None) -> None:
         age = 0.0 if self._sent_at is None else time.monotonic() - self._sent_at
-        self._result = NvmlResult(raw=raw, stuck=stuck, age_seconds=age)
+        self._result = NvmlResult(raw=raw, closely=self._sent_closely or isinstance(raw, Missing), stuck=stuck, age_seconds=age)
         self._asked_at = None
 
     def _is_overdue(self, now: float) -> bool:

@@ -59,7 +59,7 @@ class Calls:
 
     def run(self, handle: Any, now: float, values: Json, news: Json, *, told: bool = True) -> int:
         """Makes them, and puts those parts of ``values`` that say something new into ``news``. 0, or the code that says it is no
-        use to ask this GPU more. A call that is not supported is not made again for ``PROBE_AGAIN_SECONDS``. told False: what
+        use to ask this GPU more. A call that says twice that it is not supported is not made again for ``PROBE_AGAIN_SECONDS``. told False: what
         they say can wait, whether they answer cannot."""
         parts: set[str] = set()
         beat, pci = self._beat, self._pci
@@ -71,7 +71,7 @@ class Calls:
             if code or call.code:
                 if code in FATAL:
                     return int(code)
-                if code in _FORGET:
+                if code in _FORGET and code == call.code:
                     call.not_before = now + PROBE_AGAIN_SECONDS
                 if code != call.code:
                     call.code = code
@@ -180,10 +180,11 @@ def vital_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def near_calls(calls: Calls) -> Calls:
-    """Made when it is looked at closely."""
+    """Made when it is looked at closely: what a check confirms over several thorough looks is read anew for each."""
     calls.uint("nvmlDeviceGetPersistenceMode", "persistence_mode")
     calls.uint("nvmlDeviceGetPowerManagementLimit", "power", "limit_milliwatts")
     calls.uint("nvmlDeviceGetClockInfo", "clocks", "memory_hertz", ctypes.c_uint(2), scale=1_000_000)
+    _application_clocks(calls, "", "")
     return calls
 
 
@@ -212,11 +213,7 @@ def slow_calls(calls: Calls, structs: Any) -> Calls:
         )
     calls.uint("nvmlDeviceGetMaxClockInfo", "clocks", "sm_max_hertz", one(1), scale=1_000_000)
     calls.uint("nvmlDeviceGetMaxClockInfo", "clocks", "memory_max_hertz", one(2), scale=1_000_000)
-    for which, prefix in (("", ""), ("Default", "default_")):
-        for key, kind in (("sm", 0), ("memory", 2)):
-            calls.uint(
-                f"nvmlDeviceGet{which}ApplicationsClock", "application_clocks", f"{prefix}{key}_hertz", one(kind), scale=1_000_000
-            )
+    _application_clocks(calls, "Default", "default_")
     cpus = calls.new((ctypes.c_ulonglong * 64)())
     calls.add("nvmlDeviceGetCpuAffinity", "cpu_affinity", None, lambda: cpu_list(cpus), one(64), cpus)
     nodes = calls.new((ctypes.c_ulonglong * 4)())
@@ -228,6 +225,12 @@ def rare_calls(calls: Calls) -> Calls:
     """Made once an hour: what reads flash. nvmlDeviceValidateInforom gives nothing but its return code."""
     calls.add("nvmlDeviceValidateInforom", "inforom_valid", None, lambda: 1)
     return calls
+
+
+def _application_clocks(calls: Calls, which: str, prefix: str) -> None:
+    name = f"nvmlDeviceGet{which}ApplicationsClock"
+    for key, kind in (("sm", 0), ("memory", 2)):
+        calls.uint(name, "application_clocks", f"{prefix}{key}_hertz", ctypes.c_uint(kind), scale=1_000_000)
 
 
 def _reasons(calls: Calls) -> None:

@@ -1,7 +1,7 @@
 """One GPU as the NVML worker reads it: what is read how often, and how an answer becomes nvml.json.
 
 Runs inside the worker process only. Every call is announced by ``beat`` before it is made; a call that answers
-NOT_SUPPORTED or FUNCTION_NOT_FOUND is not made again for ten minutes.
+NOT_SUPPORTED or FUNCTION_NOT_FOUND twice in a row is not made again for ten minutes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fairlead.host.nvml_fields import FAST_FIELDS, FIELDS, NEAR_FIELDS, Batch
 from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
 from fairlead.host.nvml_mig import Mig
 
+_ANSWERS = (14, 16)  # CORRUPTED_INFOROM, RESET_REQUIRED: not worth asking again
 SLOW_SECONDS = 60.0
 RARE_SECONDS = 3600.0
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
@@ -48,7 +49,7 @@ class Device:
         self._fast = fast_calls(self._calls(), structs)
         self._vital = vital_calls(self._calls(), structs)
         self._near = nvml_load.near_calls(near_calls(self._calls()), structs)
-        self._slow = nvml_load.slow_calls(slow_calls(self._calls(), structs), structs)
+        self._slow = nvml_load.slow_calls(slow_calls(self._calls(), structs))
         self._rare = rare_calls(self._calls())
         self._links = Links(lib, structs, self.pci, beat)
         self._events = nvml_load.ClockEvents(lib, self.pci, beat)
@@ -81,8 +82,9 @@ class Device:
         code = self._run(self._fast, now) or self._run(self._vital, now, told=near)
         code = code or (self._run(self._near, now) if near else 0)
         code = code or (self._run(self._slow, now) if slow else 0) or (self._run(self._rare, now) if rare else 0)
-        if not code and slow:
+        if not code and (slow or (closely and self._links.fewer)):
             code = self._find_links()
+        if not code and slow:
             self._news["mig"] = Mig(self._lib, self._structs, self.handle, self._beat, self.pci).read()
         code = code or self._read_fields(now, near=near)
         if not code and near:
@@ -91,7 +93,9 @@ class Device:
             self.fail(code)
             return code
         self._slow_due = now + SLOW_SECONDS if slow else self._slow_due
-        self._rare_due = now + RARE_SECONDS if rare else self._rare_due
+        if rare:  # flash that could not be read is asked again with the slow values
+            mute = any(call.code and call.code not in (*_FORGET, *_ANSWERS) for call in self._rare.all)
+            self._rare_due = now + (SLOW_SECONDS if mute else RARE_SECONDS)
         self._near_due = False
         old = self.values
         if news := {part: value for part, value in self._news.items() if part not in old or old[part] != value}:
@@ -142,7 +146,7 @@ class Device:
             if isinstance(answer, dict):
                 if answer["error"] in FATAL:
                     return int(answer["error"])
-                if answer["error"] in _FORGET:
+                if answer["error"] in _FORGET and (which == _LINKS or answer == self._last(*FIELDS[field])):
                     refused.add((field, scope))
             if which == _LINKS:
                 if scope < len(self._links.found):
@@ -169,6 +173,11 @@ class Device:
         code = self._links.read(self.handle) or self._links.read_errors(self.handle)
         self._news["nvlink"] = [dict(link) for link in self._links.found]
         return code
+
+    def _last(self, part: str, key: str | None) -> Any:
+        """What was said here last: an answer that says "never" counts once it is given twice."""
+        value = self.values.get(part)
+        return value if key is None or value is None else value.get(key, value)
 
     def _find_links(self) -> int:
         before = len(self._links.found)

@@ -39,12 +39,14 @@ class Links:
 
     def __init__(self, lib: Any, structs: Any, pci: bytes, beat: Beat) -> None:
         self.found: list[Json] = []
+        self.fewer = False  # than were found before
         self.errors_by_call = False
         self.pci = pci
         self._lib = lib
         self._structs = structs
         self._beat = beat
         self._state = ctypes.c_uint()
+        self._most = 0
 
     def forget(self) -> None:
         self.found = []
@@ -81,6 +83,8 @@ class Links:
                 code = entry(lib, "nvmlDeviceGetNvLinkRemotePciInfo_v2")(handle, i, ctypes.byref(info))
                 link["remote"] = {"error": code} if code else bus_id(info)
             found.append(link)
+        self._most = max(self._most, len(found))
+        self.fewer = len(found) < self._most
         self.found = found
         return 0
 

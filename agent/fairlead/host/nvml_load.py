@@ -38,13 +38,13 @@ def near_calls(calls: Calls, structs: Any) -> Calls:
     margin = calls.new(structs.c_nvmlMarginTemperature_v1_t(version=structs.nvmlMarginTemperature_v1))
     said = partial(getattr, margin, "marginTemperature")
     calls.add("nvmlDeviceGetMarginTemperature", "temperature", "margin_celsius", said, ctypes.byref(margin))
+    _fabric(calls, structs)
     return calls
 
 
-def slow_calls(calls: Calls, structs: Any) -> Calls:
+def slow_calls(calls: Calls) -> Calls:
     """Made once a minute."""
     calls.uint("nvmlDeviceGetTemperatureThreshold", "temperature", "memory_max_celsius", ctypes.c_uint(_MEM_MAX))
-    _fabric(calls, structs)
     return calls
 
 

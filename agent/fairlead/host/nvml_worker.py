@@ -4,7 +4,8 @@ The parent (host.nvml) gives it two things: commands by lines on stdin, and a pa
 which the worker writes the name of each call before it makes it. Answers go to stdout as frames: length (32 bit, little
 endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when its stdin does.
 
-    sweep [closely]       -> S: a snapshot in nvml.json form, or D: what differs from the one before; closely: all of it read anew
+    sweep [closely]       -> S: a snapshot in nvml.json form, or D: what differs from the one before; closely: all that thorough
+                             looks and metrics show, anew
     set PCI WHAT VALUE    -> R: {"code": 0}
     reattach              lets go of NVML and takes hold of it again at the next sweep
     quit

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fairlead.host import config_space
 from fairlead.host.cpulist import parse_cpulist, parse_cpumask
 from fairlead.host.root import Root, value_of
-from fairlead.model.facts import Missing, PciDevice, PcieLink, unreadable
+from fairlead.model.facts import CLASS_UNREADABLE, Missing, PciDevice, PcieLink, unreadable
 
 DEVICES = "/sys/bus/pci/devices"
 # Domains above ffff exist (VMD: "10000:"). https://docs.kernel.org/PCI/sysfs-pci.html
@@ -79,7 +79,8 @@ class Tour:
         folder = f"{DEVICES}/{old.address}"
         new = old
         if thorough:
-            if self._now.get(old.address) != self._inodes.get(old.address):
+            nameless = not old.vendor or old.class_code == CLASS_UNREADABLE
+            if nameless or self._now.get(old.address) != self._inodes.get(old.address):
                 return self._first(old.address)
             driver = self._driver(folder)
             if driver != old.driver:
@@ -97,7 +98,7 @@ class Tour:
     def _first(self, address: str) -> PciDevice:
         folder = f"{DEVICES}/{address}"
         self._inodes[address] = self._now.get(address, 0)
-        vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class")
+        vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class", CLASS_UNREADABLE)
         numa = _numa(self._root, folder)
         broadcom = vendor == _BROADCOM and class_code >> 8 == _BRIDGE
         device = PciDevice(
@@ -115,10 +116,10 @@ class Tour:
         )
         return self._with_capabilities(self._with_link(device, folder), folder)
 
-    def _hex(self, path: str) -> int:
-        """Vendor, device or class; 0 when unreadable: no id that exists."""
+    def _hex(self, path: str, unread: int = 0) -> int:
+        """Vendor, device or class; ``unread``: what stands for one that cannot be read, no id that exists."""
         value = self._root.number(path, 16)
-        return 0 if isinstance(value, Missing) or not 0 <= value <= 0xFFFFFF else value
+        return unread if isinstance(value, Missing) or not 0 <= value <= 0xFFFFFF else value
 
     def _driver(self, folder: str) -> str:
         target = self._root.readlink(f"{folder}/driver")

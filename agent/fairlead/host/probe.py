@@ -24,6 +24,7 @@ _INIT = "/proc/1/root"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _OUTPUT_MAX_BYTES = 1 << 20
 _END_SECONDS = 0.2
+_STALE_SECONDS = 60.0  # systemctl itself gives up after 25 s (sd_bus_set_method_call_timeout(3)); an older answer is none
 
 
 class Question:
@@ -117,7 +118,7 @@ class Probes:
             return ()
         waited = self._units.waiting_seconds()
         answer = self._units.answer
-        if answer is None:
+        if answer is None or waited >= _STALE_SECONDS:
             return unreadable(f"systemctl has not answered for {waited:.0f} s")
         return answer if isinstance(answer, Missing) else parse_units(answer)
 

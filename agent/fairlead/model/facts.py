@@ -132,11 +132,14 @@ class StuckCall(Struct, frozen=True, kw_only=True):
     process_state: str  # "D" is uninterruptible sleep, "R"/"S" may come back, "X" the worker is gone
 
 
+CLASS_UNREADABLE = 0xFFFFFF  # no class that exists; 0 does: "unclassified", as the PIIX4 of an EC2 instance says
+
+
 class PciDevice(Struct, frozen=True, kw_only=True):
     """One PCI function. ``path``: addresses from the host bridge (``pci0000:15``) down to the device itself."""
 
     address: str
-    vendor: int
+    vendor: int  # 0: not readable
     device: int
     class_code: int  # 24 bit, 0x030200 is a 3D controller
     path: tuple[str, ...]

@@ -117,7 +117,7 @@ FAULTS = (
           (Nvml(3, "utilization.gpu_percent", 0), *link(3, speed="2.5 GT/s PCIe", gen=1)),
           "generation 1 at idle: the link saves power", "PCI Express Base Specification, ASPM; NVIDIA driver, performance state 8",
           says="generation 1 under load"),
-    Fault("pcie-nic-width", "an adapter's link is x8", "pcie_link", "drain",
+    Fault("pcie-nic-width", "an adapter's link is x8", "pcie_nic", "drain",
           (File("/sys/class/infiniband/mlx5_0/device/current_link_width", "8\n"),),
           (File("/sys/class/infiniband/mlx5_0/device/max_link_width", "8\n"),
            File("/sys/class/infiniband/mlx5_0/device/current_link_width", "8\n"), Anew()), "an adapter that has no more than eight lanes", SYSFS,
