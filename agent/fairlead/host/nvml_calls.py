@@ -59,8 +59,8 @@ class Calls:
 
     def run(self, handle: Any, now: float, values: Json, news: Json, *, told: bool = True) -> int:
         """Makes them, and puts those parts of ``values`` that say something new into ``news``. 0, or the code that says it is no
-        use to ask this GPU more. A call that says twice that it is not supported is not made again for ``PROBE_AGAIN_SECONDS``. told False: what
-        they say can wait, whether they answer cannot."""
+        use to ask this GPU more. A call that says twice that it is not supported is not made again for ``PROBE_AGAIN_SECONDS``.
+        told False: what they say can wait, whether they answer cannot."""
         parts: set[str] = set()
         beat, pci = self._beat, self._pci
         for call in self.all:
