@@ -125,7 +125,7 @@ FAULTS = (
           PROC, says="GiB of memory"),
     Fault("cpus-offline", "CPUs are offline", "cpu_memory", "drain",
           (Document({"checks": {"cpu_memory": {"cpus_expected": 2}}}), File("/sys/devices/system/cpu/online", "0\n")),
-          (Document({"checks": {"cpu_memory": {"cpus_expected": 1}}}), File("/sys/devices/system/cpu/online", "0\n")),
+          (File("/sys/devices/system/cpu/online", "0\n"), Document({"checks": {"cpu_memory": {"cpus_expected": 1}}})),
           "a kind of node with so many", "Linux Documentation/ABI/testing/sysfs-devices-system-cpu", says="1 of 2 CPUs"),
     Fault("site-pattern", "a kernel record that the site declared", "kernel_log", "drain",
           (PATTERN, Kernel("LustreError: 167-0: lustre-MDT0000-mdc: This client was evicted by lustre-MDT0000; in progress operations will fail.")),
