@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fairlead.host import gpu as gpu_facts
 from fairlead.host.nvml_frames import Told, after
 from tests.daemon.conftest import MACHINES
 
@@ -59,22 +60,26 @@ def test_other_gpus_other_parts_or_a_failure_are_said_whole() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_parent_knows_what_the_worker_knows(seed: int) -> None:
     chance = random.Random(seed)
-    told, snapshot, known = Told(), copy.deepcopy(H100), {}
+    told, snapshot, converter = Told(), copy.deepcopy(H100), gpu_facts.Converter()
+    known: dict[str, Any] = {}
     for _ in range(60):
         snapshot = copy.deepcopy(snapshot)
         gpu = chance.choice(snapshot["gpus"])
         part = chance.choice(sorted(gpu))
-        match chance.randrange(4):
+        match chance.randrange(5):
             case 0:
                 gpu[part] = {"error": chance.choice((3, 15, 999))}
             case 1 if isinstance(gpu[part], dict) and gpu[part]:
                 gpu[part][chance.choice(sorted(gpu[part]))] = chance.randrange(9)
-            case 2 if isinstance(gpu["nvlink"], list):
+            case 2 if isinstance(gpu.get("nvlink"), list):
                 chance.choice(gpu["nvlink"])["active"] = chance.randrange(2)
+            case 3:
+                del gpu[part]
             case _:
                 gpu.update(copy.deepcopy(chance.choice(H100["gpus"])))
         _, known = _sent(told, known, snapshot)
         assert known == snapshot
+        assert converter.gpus(known) == gpu_facts.gpus(known)  # nothing of what it made before is stale
 
 
 @pytest.mark.parametrize("news", [{}, {"gpus": {"8": {}}}, {"gpus": {"x": {}}}, {"gpus": {"0": 3}}, {"gpus": []}])
