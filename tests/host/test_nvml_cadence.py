@@ -1,4 +1,4 @@
-"""What the NVML worker reads at every sweep, and what when it is asked to look closely (decision 0030)."""
+"""What the NVML worker reads at every sweep, and what when it is asked to look closely (decision 31)."""
 
 from __future__ import annotations
 
