@@ -95,10 +95,20 @@ def test_equal_outcomes_are_grouped_and_differences_named() -> None:
     told = report.text(make(*same, other))
     assert told.splitlines()[0] == "gpu[1-2,4] (3 nodes): same"
     assert (
-        "gpu3 (1 node): changed\n  /x: content\n  numa_balancing: is 1, wanted 0\n  waits for an idle node: pcie_acs: has" in told
+        "gpu3 (1 node): changed, 1 waiting\n  /x: content\n  numa_balancing: is 1, wanted 0\n"
+        "  waits for an idle node: pcie_acs: has" in told
     )
-    assert told.splitlines()[-1] == "4 nodes: 3 the same, 1 changed; 2 changes in 1.0 s"
+    assert told.splitlines()[-1] == "4 nodes: 3 the same, 1 changed (1 of them waiting); 2 changes in 1.0 s"
     assert make(*same, other).exit_code is ExitCode.TRY_AGAIN and make(*same).exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize("state", ["deferred", "failed"])
+def test_what_was_made_is_told_though_the_rest_waits_or_failed(state: str) -> None:
+    steps = [{"why": why, "diff": "", "done": done} for why, done in (("a", True), ("b", True), ("c", None))]
+    items = [{"setting": "memlock", "state": state, "message": "c", "hint": "", "steps": steps, "pending": "idle"}]
+    result = report.node_result("gpu1", "runner_on_ok", "t", event(changes=[], apply={"items": items}))
+    assert result.changes == ("memlock: a (and 1 more)",) and result.state == ("failed" if state == "failed" else "changed")
+    assert result.waiting + result.failures == ("memlock: c",)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -86,20 +87,21 @@ def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> No
     root = machine(path)
     if root.is_live:
         raise UsageError("--root /: this machine is no tree", hint="`fairlead apply --dry-run` looks at this machine")
-    document = _document(args, path, node or kernel.node_name(root))
+    document, origin = _document(args, path, node or kernel.node_name(root))
     report = apply(document, root, dry_run=True, nvml=TreeNvml(root), only=only)
-    return plan.of_items(node or document.node, msgspec.to_builtins(report.items))
+    return plan.of_items(node or document.node, msgspec.to_builtins(report.items), origin=origin)
 
 
-def _document(args: argparse.Namespace, path: str, node: str) -> Document:
+def _document(args: argparse.Namespace, path: str, node: str) -> tuple[Document, Mapping[str, str]]:
+    """What the node should be, and who says so where that is a site."""
     if args.document:
-        return config.load_document(args.document)
+        return config.load_document(args.document), {}
     if args.profile:
-        return config.profile_document(node, args.profile)
+        return config.profile_document(node, args.profile), {}
     own = os.path.join(path, "etc/fairlead/node.json")
     if not args.site and os.path.exists(own):
-        return config.load_document(own)
+        return config.load_document(own), {}
     from fairlead.provision.inventory import targets
 
     (target,) = targets(config.load_site(args.site or SITE), node)
-    return target.document
+    return target.document, target.origin

@@ -74,7 +74,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputMissing(f"{path}: no such file") from None
+        hint = "it declares the nodes: docs/how-to/roll-out.md; --site names another"
+        raise InputMissing(f"{path}: no such file", hint=hint) from None
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:

@@ -32,6 +32,7 @@ if "Stop" not in globals():  # on a node all parts share one namespace
         differs,
         link,
         link_target,
+        next_step,
         read,
         reply,
         systemctl_or_stop,
@@ -136,7 +137,7 @@ class Node:
             # A check on a fresh node: look with the code that would be installed, then forget it.
             import tempfile
 
-            with tempfile.TemporaryDirectory(prefix="fairlead-check.") as folder:
+            with tempfile.TemporaryDirectory(prefix="fairlead-check.", dir=self.release.scratch()) as folder:
                 venv = os.path.join(folder, "venv")
                 os.mkdir(venv)
                 self.release.unpack(venv)
@@ -172,7 +173,10 @@ class Node:
         except ValueError:
             lines = err.strip().splitlines() or [f"exit code {code}"]
             hint = [line.split("next:", 1)[1].strip() for line in lines if "next:" in line]
-            said = lines[-1 if "Traceback" in err else 0]
+            if "Traceback" in err:  # the error itself, above the line that says that it is one
+                lines = [line for line in lines if "this is a bug in fairlead" not in line][-1:]
+                hint = ["this is a bug in fairlead: `fairlead apply` on the node shows all of it; please report that"]
+            said = lines[0]
             raise Stop("fairlead apply: " + said.replace("fairlead apply: ", "", 1), hint[0] if hint else "") from None
 
     def settle_units(self, reload: bool, restart: bool) -> list[tuple[str, str]]:
@@ -205,6 +209,7 @@ class Node:
         unfinished = os.path.lexists(self.unfinished)
         previous = link_target(os.path.join(self.opt, "current"))
         if fresh:
+            self.release.runnable()
             self.note(self.release.path, f"install for Python {self.release.python}")
             if not self.check:
                 self.begin()
@@ -347,8 +352,7 @@ def main() -> None:
     except Stop as e:
         answer = {"failed": True, "msg": str(e), "hint": e.hint}
     except OSError as e:
-        hint = "make room there" if e.errno == 28 else ""
-        answer = {"failed": True, "msg": "{}: {}".format(e.filename or "node", e.strerror or e), "hint": hint}
+        answer = {"failed": True, "msg": "{}: {}".format(e.filename or "node", e.strerror or e), "hint": next_step(e)}
     reply(answer)
 
 
