@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
-from fairlead import config
+from fairlead import assets, config
 from fairlead.cli import main
 from fairlead.config.site import AnsibleOptions, NodeClass, Site
 from fairlead.errors import ConfigError, ExitCode, UsageError
-from fairlead.provision import bundle, inventory, report, run, wheels
+from fairlead.provision import bundle, inventory, render, report, run, wheels
 
 SITE = Site(
     file="site.toml",
@@ -154,6 +156,15 @@ def test_the_bundle_carries_every_hook_and_unit(tmp_path: Path) -> None:
     own = wheels.own_wheel()
     bundle.write_bundle(tmp_path, inventory.targets(SITE, "gpu1"), own, (), state="present", undo=False, force=False)
     assert (tmp_path / "documents/gpu1").is_file() and (tmp_path / "wheels" / own.name).is_file()
+
+
+def test_the_example_playbook_finds_the_nodes_of_the_rendered_inventory() -> None:
+    """An unknown group is no error to Ansible: it would do nothing, and say that all is well."""
+    made = json.loads(render.inventory(SITE, inventory.targets(SITE), "/b"))
+    (group,) = made["all"]["children"]
+    own = yaml.safe_load((assets.directory("playbooks") / "inventory/example.yml").read_text())
+    plays = yaml.safe_load((assets.directory("playbooks") / "example.yml").read_text())
+    assert {play["hosts"] for play in plays} == {group} and group in own["all"]["children"]
 
 
 def test_document_bytes_are_the_same_every_time() -> None:

@@ -82,6 +82,17 @@ class Node:
             wanted.append("packages")
         return wanted
 
+    def strange(self, hostname: str) -> bool:
+        """Does this machine go by another name than the node that it is to be, and never was that node before? Then the admin
+        host says whether the address leads to another of its nodes. A hostname that is no node's is a site's own choice."""
+        name = self.request.get("node", "")
+        if not name or self.request.get("named") or {hostname, hostname.split(".", maxsplit=1)[0]} & {name, name.split(".")[0]}:
+            return False
+        try:
+            return bool(json.loads(read(self.request["documents"][0]["path"]) or b"{}").get("node") != name)
+        except (ValueError, AttributeError):
+            return True
+
     def place_files(self) -> bool:
         contents = self.payload["files"] if self.payload else {}
         units = False
@@ -331,15 +342,17 @@ def alone(request: dict[str, Any]) -> Iterator[None]:
 
 
 def settle(node: Node, request: dict[str, Any], payload: dict[str, Any] | None) -> dict[str, Any]:
-    if request["state"] == "absent":
+    hostname = os.uname().nodename
+    wanted = ["name"] if node.strange(hostname) else []
+    if request["state"] == "absent" and not wanted:
         node.check = request["check"]
         applied = node.absent()
         return {"changed": bool(node.changes), "changes": node.changes, "undone": applied}
-    wanted = node.needs()
+    wanted += node.needs() if request["state"] == "present" else []
     if wanted and payload is None:
         import platform
 
-        need = {"need": wanted, "packages": lacking(request) if "packages" in wanted else []}
+        need = {"need": wanted, "packages": lacking(request) if "packages" in wanted else [], "hostname": hostname}
         return {**need, "python": node.release.python, "machine": platform.machine(), "libc": platform.libc_ver()}
     applied = node.present()
     changed = bool(node.changes) or bool(applied and applied["changed"])

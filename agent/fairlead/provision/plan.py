@@ -135,7 +135,8 @@ def _steps(steps: Sequence[PlanStep]) -> list[str]:
         said = []
         for (name, why, needs), at in targets.items():
             if name == setting:
-                where = f"{setting}: {why} ({at[0]}{f' and {len(at) - 1} more' if len(at) > 1 else ''})" if setting else why
+                more = f"{at[0]} and {len(at) - 1} more" if len(at) > 1 else at[0] if at[0] not in why else ""
+                where = f"{setting}: {why}{f' ({more})' if more else ''}" if setting else why
                 said.append(f"  {where}{f' [{needs}]' if needs else ''}")
         cut = SHOWN if setting and len(said) > SHOWN + 1 else len(said)
         lines += said[:cut] + ([f"  {setting}: and {len(said) - cut} more like these (--json has them)"] if said[cut:] else [])

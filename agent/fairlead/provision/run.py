@@ -139,6 +139,7 @@ def _play(
             only=options.only,
             drained=options.drained,
             packages=options.packages,
+            declared=all_nodes(site),
         )
         inventory = folder / "inventory.ini"
         (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
@@ -173,7 +174,8 @@ def _play(
             runner.run()
             stopped = interrupted()
         if stopped and all(r.state == "unfinished" for r in results.values()):
-            raise KeyboardInterrupt
+            words = "a node that had begun may complete it by itself; what is there is whole, and the next run does the rest"
+            raise KeyboardInterrupt("" if options.check else words)
         if all(r.state == "unfinished" for r in results.values()):
             raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
 
