@@ -17,7 +17,7 @@ from fairlead.model.change import AnyChange, File, Layer, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
 from fairlead.model.tuned import COMM, PROFILE
-from fairlead.model.unit import PREFIX, UnitSeen, seen
+from fairlead.model.unit import PREFIX, seen
 
 UNIT = "tuned.service"
 MODE = "/etc/tuned/profile_mode"
@@ -41,11 +41,13 @@ class Observed(Struct, frozen=True):
 
 def observe(node: Node) -> Observed | Missing:
     running, profile, mode = node.text(COMM), node.text(PROFILE), node.text(MODE)
-    unit = seen(node, UNIT)
-    for value in (running, profile, mode, unit):
+    for value in (running, profile, mode):
         if isinstance(value, Missing):
             return value
-    told = node.text(f"{PREFIX}{UNIT}") is not None and isinstance(unit, UnitSeen)
+    unit = seen(node, UNIT)
+    if isinstance(unit, Missing):
+        return unit
+    told = node.text(f"{PREFIX}{UNIT}") is not None
     absent = "" if not told else "masked" if unit.load == "masked" else "" if unit.installed else "not installed"
     return Observed(running is not None, None if profile is None else str(profile), None if mode is None else str(mode), absent)
 
