@@ -24,7 +24,6 @@ from fairlead.settings import (
     nvidia_module,
     sysctl,
     transparent_hugepage,
-    tuned,
 )
 from tests.checks.nodes import node as some_node
 
@@ -201,31 +200,6 @@ def test_energy_hints_where_there_are_none_or_not_this_one() -> None:
 
 
 # -- tuned, modules, limits, journal
-
-
-def test_tuned_runs_with_the_declared_profile_or_not_at_all() -> None:
-    unit = {"/@unit/tuned.service": None}  # a tree, whose reader does not know
-    running = {tuned.COMM: "tuned\n", tuned.PROFILE: "throughput-performance\n", tuned.MODE: "auto\n", **unit}
-    observed = tuned.observe(texts(dict(running)))
-    assert isinstance(observed, tuned.Observed)
-    (stop,) = tuned.plan(tuned.TunedWant(), observed)
-    assert isinstance(stop, Unit) and stop.active is False and "throughput-performance" in stop.why
-    changes = tuned.plan(tuned.TunedWant(profile="hpc-compute"), observed)
-    assert [type(c) for c in changes] == [File, File, Unit]
-    asked = {**running, tuned.PROFILE: "hpc-compute\n", tuned.MODE: "manual\n"}
-    assert tuned.plan(tuned.TunedWant(profile="hpc-compute"), tuned.observe(texts(dict(asked)))) == ()  # type: ignore[arg-type]
-    none: dict[str, str | Missing | None] = {tuned.COMM: None, tuned.PROFILE: None, tuned.MODE: None, **unit}
-    assert tuned.plan(tuned.TunedWant(), tuned.observe(texts(dict(none)))) == ()  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("load", "said"), [("not-found", "is not installed here"), ("masked", "is masked here")])
-def test_a_tuned_that_cannot_run_is_refused_before_a_file_of_its_is_written(load: str, said: str) -> None:
-    unit = f"LoadState={load}\nActiveState=inactive\nUnitFileState=\nTriggeredBy=\n"
-    seen = tuned.observe(texts({tuned.COMM: None, tuned.PROFILE: None, tuned.MODE: None, "/@unit/tuned.service": unit}))
-    assert isinstance(seen, tuned.Observed)
-    with pytest.raises(ConfigError, match=said):
-        tuned.plan(tuned.TunedWant(profile="hpc-compute"), seen)
-    assert tuned.plan(tuned.TunedWant(), seen) == ()
 
 
 def test_modules_are_loaded_now_and_at_boot_and_a_loaded_blacklisted_one_waits_for_a_reboot() -> None:
