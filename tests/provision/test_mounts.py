@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.apply import applying
+from fairlead.cli import main
 from fairlead.errors import HostError
 from fairlead.host import change
 from fairlead.host.root import Root
@@ -85,3 +86,14 @@ def test_what_went_wrong_in_apply_is_said_and_not_that_it_stands_above(tmp_path:
     with pytest.raises(Stop, match=r"^fairlead apply: ImportError: y\.so: failed to map$") as raised:
         on_node.Node(request, None).applied(70, "", err)
     assert "`fairlead apply` on the node" in raised.value.hint
+
+
+@pytest.mark.parametrize("name", ["proc", "sys"])
+def test_an_image_whose_kernel_files_are_those_of_the_builder_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "usr/lib/systemd/system").mkdir(parents=True)
+    with mounted(tmp_path / name, "size=1m"):
+        assert main(["apply", "--root", str(tmp_path)]) == 64
+        assert f"{tmp_path}/{name}: mounted" in capsys.readouterr().err
+        assert main(["apply", "--root", str(tmp_path), "--dry-run"]) == 66, "looking is no harm; this one has no document"
