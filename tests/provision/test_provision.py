@@ -221,6 +221,19 @@ def test_an_address_of_a_node_that_is_not_declared_is_an_error(tmp_path: Path) -
         inventory.targets(site)
 
 
+def test_a_port_in_an_address_is_said_before_any_node_and_so_is_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"site\.toml: ansible\.hosts\.gpu1: 10\.0\.0\.1:2222: an address has no port"
+    ) as raised:
+        inventory.targets(config.load_site(site_with(tmp_path, 'hosts = { gpu1 = "10.0.0.1:2222" }')))
+    assert "-p PORT" in raised.value.hint
+    (target, _) = inventory.targets(config.load_site(site_with(tmp_path, 'hosts = { gpu1 = "fe80::1" }')))
+    assert target.address == "fe80::1"
+    with pytest.raises(ConfigError, match="ansible.port: unknown key") as raised:
+        config.load_site(site_with(tmp_path, "port = 2222"))
+    assert "ssh_args" in raised.value.hint, "the keys of this table"
+
+
 @pytest.mark.parametrize("name", ["all", "ungrouped", "..", "-x", "a b", "gpu1;x"])
 def test_a_name_that_is_none_never_reaches_ansible_or_a_path(tmp_path: Path, name: str) -> None:
     path = tmp_path / "site.toml"
