@@ -229,7 +229,7 @@ def test_a_port_in_an_address_is_said_before_any_node_and_so_is_where_it_belongs
     assert "-p PORT" in raised.value.hint
     (target, _) = inventory.targets(config.load_site(site_with(tmp_path, 'hosts = { gpu1 = "fe80::1" }')))
     assert target.address == "fe80::1"
-    with pytest.raises(ConfigError, match="ansible.port: unknown key") as raised:
+    with pytest.raises(ConfigError, match=r"ansible\.port: unknown key") as raised:
         config.load_site(site_with(tmp_path, "port = 2222"))
     assert "ssh_args" in raised.value.hint, "the keys of this table"
 

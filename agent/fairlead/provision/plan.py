@@ -98,8 +98,9 @@ def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
     return {need: tuple(p.node for p in plans if p.needs == need) for need in reversed(WAITS)}
 
 
-def text(plans: Sequence[NodePlan], *, diff: bool = False) -> str:
-    """The plan for a person: a paragraph per group of equal nodes, then which nodes need what."""
+def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[str] = ()) -> str:
+    """The plan for a person: a paragraph per group of equal nodes, then which nodes need what. undeclared: nodes that Slurm has
+    and the site does not."""
     lines: list[str] = []
     words = {"would_change": "would change"}
     for example, nodes in groups(plans):
@@ -117,6 +118,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False) -> str:
             lines.append(f"needs {WAITS[need]}: {fold(named)}")
     busy = [p.node for p in plans if p.busy]
     lines += [f"a job runs there now: {fold(busy)}"] if busy else []
+    lines += [f"{fold(list(undeclared))}: Slurm has them, no class of the site does: not looked at"] if undeclared else []
     states = ("same", "would_change", "failed", "unreachable")
     names = {"same": "the same", "would_change": "would change"}
     counts = [(sum(p.state == s for p in plans), names.get(s, s)) for s in states]
