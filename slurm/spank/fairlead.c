@@ -272,26 +272,42 @@ static int dealt(char *list, const char *masks[]) {
     return count;
 }
 
-/* The line of the ready plan for local task `local`, where Slurm dealt exactly the plan's shares. NULL in doubt. */
+/* The line of the ready plan with the share for local task `local`, where Slurm dealt exactly the plan's shares; NULL in doubt. A
+ * task that was dealt a share of its own place keeps it, the others take in order what is left there, as in slurm/task-prolog. */
 static const char *planned(const char *masks[], int tasks, int local) {
     static char text[TEXT_MAX];
+    static const char *lines[TASKS_MAX];
+    static int wanted[TASKS_MAX], dealt_line[TASKS_MAX]; /* the place of each task's GPUs; which line is the share it was dealt */
     char path[64] = "/run/fairlead/plans/", word[CPUS_MAX / 4 + 1], digits[8];
     char *end = path + strlen(path);
-    const char *line = text, *own = NULL;
+    const char *line = text;
     size_t count = 0;
-    int lines = 0;
+    int found = 0, before = 0;
     for (int rest = tasks; count == 0 || rest > 0; rest /= 10) digits[count++] = (char)('0' + rest % 10);
     while (count > 0) *end++ = digits[--count];
     *end = 0;
     if (slurp(path, text, sizeof text) <= 0 || text[strlen(text) - 1] != '\n') return NULL;
-    for (; *line; line += strcspn(line, "\n") + 1, lines++) {
-        int found = 0;
-        if (!field(line, 0, word, sizeof word) || number(word, TASKS_MAX) != lines || !field(line, 7, word, sizeof word)) return NULL;
-        for (int i = 0; i < tasks; i++) found += !strcmp(masks[i], word);
-        if (found != 1) return NULL;
-        if (lines == local) own = line;
+    for (int i = 0; i < tasks; i++) dealt_line[i] = -1;
+    for (; *line; line += strcspn(line, "\n") + 1, found++) {
+        int owner = -1;
+        if (found == tasks || !field(line, 0, word, sizeof word) || number(word, TASKS_MAX) != found) return NULL;
+        if (!field(line, 8, word, sizeof word) || (wanted[found] = (int)number(word, TASKS_MAX)) < 0 || wanted[found] >= tasks) return NULL;
+        if (!field(line, 7, word, sizeof word)) return NULL;
+        for (int i = 0; i < tasks; i++)
+            if (!strcmp(masks[i], word)) {
+                if (owner >= 0) return NULL;
+                owner = i;
+            }
+        if (owner < 0 || dealt_line[owner] >= 0) return NULL;
+        dealt_line[owner] = found;
+        lines[found] = line;
     }
-    return lines == tasks ? own : NULL;
+    if (found != tasks) return NULL;
+    if (wanted[dealt_line[local]] == wanted[local]) return lines[dealt_line[local]];
+    for (int i = 0; i < local; i++) before += wanted[i] == wanted[local] && wanted[dealt_line[i]] != wanted[i];
+    for (int i = 0; i < tasks; i++)
+        if (wanted[dealt_line[i]] == wanted[local] && wanted[i] != wanted[local] && before-- == 0) return lines[dealt_line[i]];
+    return NULL;
 }
 
 /* ---- binding ---- */

@@ -135,18 +135,18 @@ def test_left_alone(stage: Stage, shell: str, task: int, case: str) -> None:
 def test_broken_files_leave_slurms_mask(stage: Stage, shell: str, task: int, broken: str) -> None:
     lay_out(stage, clear=False)
     os.sched_setaffinity(task, {0})
-    ready = stage.run / "plans/2.shares"
+    ready = stage.run / "plans/2.ready"
     told = ready.read_text()
-    assert told == "1\t0,1\t1\t2 1\t.\n"
+    assert told == "fl_ready='0,1 1 0:2 1:1'\n"
     ready.unlink()
     if broken == "no topology":
         (stage.run / "topology").unlink()
     elif broken == "cut topology":
         (stage.run / "topology").write_text("1\tnode")
     elif broken == "foreign plan":
-        ready.write_text(told.replace("2 1", "4 8"))
+        ready.write_text(told.replace("0:2 1:1", "0:4 1:8"))
     elif broken == "cut plan":
-        ready.write_text(told.removesuffix("\t.\n"))
+        ready.write_text(told.removesuffix(" 1:1'\n") + "'\n")
     else:
         planner = stage.run / "python"
         planner.write_text("#!/bin/sh\n" + ("exec sleep 60\n" if broken == "hanging planner" else "echo 1 1; exit 3\n"))

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairlead.jobenv.render import published, render, value_sum
+from fairlead.jobenv.table import ROWS
 from tests.hooks.stage import HOOKS, SHELLS, Ran, Stage
 from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step, table
 
@@ -136,6 +137,16 @@ def test_values_of_the_fabric(stage: Stage, shell: str, nodes: str, more: dict[s
     lay_out(stage)
     (stage.run / "env").write_text(NETWORK)
     assert exports(run(stage, shell, {**JOB, "SLURM_JOB_NUM_NODES": nodes, **more})).keys() - {"FAIRLEAD_SET"} == names
+
+
+def test_rule_7_no_task_gets_an_adapter_of_its_own(stage: Stage, shell: str) -> None:
+    """Of tests/nccl/test_rules.py: NCCL pairs ranks and adapters itself. What is set for one task is set for all of its step."""
+    lay_out(stage)
+    (stage.run / "env").write_text(NETWORK)
+    tasks = [run(stage, shell, step(4194000, local, SLURM_STEP_NUM_NODES="4", SLURM_PROCID=str(local))) for local in (0, 1)]
+    assert tasks[0].out == tasks[1].out
+    assert {"NCCL_NET", "NCCL_IB_TIMEOUT"} <= exports(tasks[0]).keys()
+    assert not {row.name for row in ROWS} & {"NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME"}
 
 
 def test_presets(stage: Stage, shell: str) -> None:

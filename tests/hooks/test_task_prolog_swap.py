@@ -53,7 +53,9 @@ class Site:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{cpus}\n")
 
-    def calls(self, node: Node | str, masks: str, gpus: str, shell: str = "dash", **more: str) -> list[str]:
+    def calls(
+        self, node: Node | str, masks: str, gpus: str, shell: str = "dash", plans: dict[str, str] | None = None, **more: str
+    ) -> list[str]:
         """What the tasks of one step called: ``LOCALID -p MASK``, ``LOCALID planner``; in the order of the tasks."""
         self.stage.reset()
         (self.stage.run / "said").mkdir()
@@ -61,6 +63,9 @@ class Site:
         (self.stage.run / "planner").write_text(PLANNER)
         (self.stage.run / "planner").chmod(0o755)
         self.stage.hooks_line(python="/run/fairlead/planner")
+        (self.stage.run / "plans").mkdir()
+        for name, text in (plans or {}).items():
+            (self.stage.run / "plans" / name).write_text(text)
         (self.stage.run / "topology").write_text(node if isinstance(node, str) else publish.render_topology(node))
         env = {
             **step(os.getpid(), 0, masks=masks, gpus=gpus, **more),
@@ -112,6 +117,28 @@ def swapped(calls: list[str], masks: list[int]) -> list[int] | None:
         assert option == "-p"
         after[int(local)] = int(mask, 16)
     return after
+
+
+def test_the_ready_plan_moves_only_who_is_far(site: Site) -> None:
+    """Its shares dealt by chance: who has one of the own place starts no process, and the planner would say the same."""
+    chance = random.Random(8)
+    for tasks, node in ((8, hgx()), (8, hgx(threads=2)), (4, hgx(numa=[1, 1, 0, 0, 1, 1, 0, 0])), (16, hgx(numa_per_socket=4))):
+        made = publish.machine(node)
+        shares = [int(line.split("\t")[7], 16) for line in publish.render_plans(node)[tasks].splitlines()]
+        first = min(shares, key=lambda mask: mask & -mask)
+        masks = [mask for mask in shares if mask != first]
+        chance.shuffle(masks)
+        masks.insert(0, first)
+        calls = site.calls(node, hexes(masks, node), "0,1,2,3,4,5,6,7", plans=publish.plan_files(node))
+        after = swapped(calls, masks)
+        assert after is not None and sorted(after) == sorted(masks)
+        alike = plan.alike(plan.deal_gpus(made.gpus, tasks))
+        far = sorted(i for group in alike for i in group if masks[i] not in {shares[t] for t in group})
+        assert far
+        assert [int(call.split()[0]) for call in calls] == far
+        bind = hexes(masks, node)
+        said = plan.answers(publish.render_topology(node), bind, "0,1,2,3,4,5,6,7", allowed=made.online, cpus_on_node="")
+        assert [plan.format_cpulist(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [s.split()[0] for s in said]
 
 
 FOUR: dict[str, int] = {"numa_per_socket": 2}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
-from tests.lab import cpufacts, cpus, gpufacts, hostfacts, kernelfacts, machines, models, pcitree, roots, software
+from tests.lab import cpufacts, cpus, gpufacts, hostfacts, kernelfacts, machines, models, packages, pcitree, roots, software
 from tests.lab.nvml import library
-from tests.lab.roots import lab_dir
+from tests.lab.roots import LabError, lab_dir
 
 
 def machine_tree(model: str, name: str, size: int, seed: int) -> Path:
@@ -45,31 +44,15 @@ def simulated_nvml() -> Path:
 def nvml_plugin(suite: str) -> Path | None:
     """Slurm's gpu_nvml.so of ``suite`` (Debian's contrib package slurm-wlm-nvml-plugin), None where there is none.
 
-    Taken out of the package, which is not installed: it would ask for NVIDIA's own library. Fetched once by apt with a
-    sources list of its own; nothing of the machine's apt is changed.
+    Taken out of the package, which is not installed: it would ask for NVIDIA's own library. That a suite has none is kept too.
     """
-    kept = lab_dir() / "plugins" / suite
-    if not kept.is_dir():
-        with roots.locked("plugins"):
-            if not kept.is_dir():
-                _fetch_plugin(suite, kept)
-    return next(kept.rglob("gpu_nvml.so"), None)
-
-
-def _fetch_plugin(suite: str, kept: Path) -> None:
-    fresh = kept.with_name(f".{suite}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    for sub in ("lists/partial", "root"):
-        (fresh / sub).mkdir(parents=True)
-    keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    (fresh / "sources").write_text(f"deb [signed-by={keyring}] {roots.mirror()} {suite} contrib\n")
-    options = [f"-oDir::Etc::sourcelist={fresh}/sources", "-oDir::Etc::sourceparts=-", f"-oDir::State::Lists={fresh}/lists"]
-    options += ["-oAPT::Get::List-Cleanup=0", "-oAPT::Sandbox::User=root"]
-    for action in (["update"], ["download", "slurm-wlm-nvml-plugin"]):
-        done = subprocess.run(["apt-get", "-qq", *options, *action], cwd=fresh, capture_output=True, text=True, check=False)
-    for package in fresh.glob("*.deb"):
-        subprocess.run(["dpkg-deb", "-x", package, fresh / "root"], check=True)
-    if done.returncode:
-        roots.say(f"no NVML plug-in of Slurm for {suite}: {done.stderr.strip().splitlines()[-1:] or 'apt failed'}")
-    (fresh / "root").rename(kept)
-    shutil.rmtree(fresh)
+    none = lab_dir() / "build" / f"no-nvml-plugin-{roots.root(suite).name}"
+    if none.exists():
+        return None
+    try:
+        return next(packages.alone(suite, "slurm-wlm-nvml-plugin", component="contrib").rglob("gpu_nvml.so"), None)
+    except LabError as e:
+        roots.say(f"no NVML plug-in of Slurm for {suite}: {e}")
+        if "Unable to locate" in str(e):
+            none.touch()
+        return None

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 from tests.lab import roots
+from tests.lab.hardware import nvml_plugin
 
 PLUGIN = "usr/lib/x86_64-linux-gnu/slurm-wlm/gpu_nvml.so"
 # $1 root, $2 layer, $3 what to put in, then a command.
@@ -48,36 +49,8 @@ def put_nvml(content: Path, suite: str, library: Path) -> None:
     """Slurm's plug-in and the simulated library, where slurmd looks for them."""
     libraries = content / Path(PLUGIN).parent.parent
     (content / PLUGIN).parent.mkdir(parents=True)
-    (content / PLUGIN).write_bytes(plugin(suite, roots.root(suite)).read_bytes())
+    found = nvml_plugin(suite)
+    assert found is not None, f"no package slurm-wlm-nvml-plugin of {suite}"
+    (content / PLUGIN).write_bytes(found.read_bytes())
     for name in ("libnvidia-ml.so.1", "libnvidia-ml.so"):  # Slurm 22.05 asks for the name without version only
         (libraries / name).write_bytes(library.read_bytes())
-
-
-def plugin(suite: str, root: Path) -> Path:
-    """Slurm's gpu_nvml.so of a suite, fetched once and kept with the lab's other builds."""
-    kept = roots.lab_dir() / "build" / f"slurm-nvml-{suite}"
-    if (kept / PLUGIN).is_file():
-        return kept / PLUGIN
-    with roots.locked(f"slurm-nvml-{suite}"):
-        if (kept / PLUGIN).is_file():
-            return kept / PLUGIN
-        lists = kept / "lists"
-        (lists / "partial").mkdir(parents=True, exist_ok=True)
-        mirror = roots.mirror() or "http://deb.debian.org/debian"
-        key = root / "usr/share/keyrings/debian-archive-keyring.gpg"
-        (kept / "sources.list").write_text(f"deb [signed-by={key}] {mirror} {suite} contrib\n")
-        settings = {
-            "Dir::Etc::sourcelist": kept / "sources.list",
-            "Dir::Etc::sourceparts": "/dev/null",
-            "Dir::State::Lists": lists,
-            "Dir::Cache": kept,
-            "Dir::Cache::pkgcache": "",
-            "Dir::Cache::srcpkgcache": "",
-            "APT::Sandbox::User": "root",
-        }
-        options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-        for words in (["update"], ["download", "slurm-wlm-nvml-plugin"]):
-            subprocess.run(["apt-get", "-qq", *options, *words], cwd=kept, check=True, timeout=120)
-        (package,) = kept.glob("slurm-wlm-nvml-plugin_*.deb")
-        subprocess.run(["dpkg-deb", "--extract", package, kept], check=True, timeout=60)
-    return kept / PLUGIN

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
-from tests.lab import roots
+from tests.lab import packages, roots
 from tests.lab.roots import LabError
 
 SOURCE = Path(__file__).resolve().parents[2] / "slurm/spank/fairlead.c"
@@ -27,43 +26,8 @@ def slurm_version(root: Path) -> str:
 
 
 def headers(suite: str) -> Path:
-    """The folder to include (it has slurm/spank.h), fetched once."""
-    root = roots.root(suite)
-    version = slurm_version(root)
-    kept = roots.lab_dir() / "build" / f"slurm-headers-{suite}-{hashlib.sha256(version.encode()).hexdigest()[:12]}"
-    with roots.locked(f"slurm-headers-{suite}"):
-        if not (kept / "usr/include/slurm/spank.h").is_file():
-            shutil.rmtree(kept, ignore_errors=True)
-            _fetch(suite, root, version, kept)
-    return kept / "usr/include"
-
-
-def _fetch(suite: str, root: Path, version: str, kept: Path) -> None:
-    roots.say(f"fetching the headers of Slurm {version} for {suite}")
-    lists = kept / "lists"
-    (lists / "partial").mkdir(parents=True)
-    key = root / "usr/share/keyrings/debian-archive-keyring.gpg"
-    sources = kept / "sources.list"
-    sources.write_text(f"deb [signed-by={key}] {roots.mirror() or 'http://deb.debian.org/debian'} {suite} main\n")
-    settings = {
-        "Dir::Etc::sourcelist": sources,
-        "Dir::Etc::sourceparts": "/dev/null",
-        "Dir::State::Lists": lists,
-        "Dir::Cache": kept,
-        "Dir::Cache::pkgcache": "",
-        "Dir::Cache::srcpkgcache": "",
-        "APT::Sandbox::User": "root",
-    }
-    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    for words in (["update"], ["download", f"libslurm-dev={version}"]):
-        done = subprocess.run(
-            ["apt-get", "-qq", *options, *words], cwd=kept, capture_output=True, text=True, timeout=240, check=False
-        )
-        if done.returncode:
-            raise LabError(f"libslurm-dev={version} of {suite} cannot be fetched: {done.stderr.strip()[-300:]}")
-    (package,) = kept.glob("libslurm-dev_*.deb")
-    subprocess.run(["dpkg-deb", "--extract", package, kept], check=True, timeout=60)
-    shutil.rmtree(lists)
+    """The folder to include (it has slurm/spank.h), of the root's own version, fetched once. Raises LabError."""
+    return packages.alone(suite, f"libslurm-dev={slurm_version(roots.root(suite))}") / "usr/include"
 
 
 def plugin(suite: str) -> Path:

@@ -94,7 +94,7 @@ def test_rule_5_more_ports_than_declared_is_a_problem_too() -> None:
     assert hca.choose(nics, pci, expected=3).problems == ("3 compute ports expected, 4 usable",)
 
 
-# -- 6, 7: exact names, only when needed; never by rank --------------------------------------------------------------------
+# -- 6: exact names, only when needed. 7, never by rank: tests/hooks/test_task_prolog_env.py ---------------------------------
 
 
 def test_rule_6_no_list_where_nccl_takes_exactly_these() -> None:

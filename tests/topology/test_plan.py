@@ -29,11 +29,13 @@ def total(machine: Machine, masks: list[int], gpus: list[Place]) -> int:
 
 
 def test_slurms_cyclic_default_is_put_right() -> None:
-    """8 tasks of 14 cores dealt in turn over two sockets: afterwards each is on its GPU's socket, the shares the same."""
+    """8 tasks of 14 cores dealt in turn over two sockets: afterwards each is on its GPU's socket, the shares the same. Four
+    of them were there already, and have kept their own."""
     machine = publish.machine(hgx())
     cyclic = [block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)]
     made = plan.permute(machine, cyclic, machine.gpus, machine.online)
-    assert spread(made) == ["0-13", "14-27", "28-41", "42-55", "56-69", "70-83", "84-97", "98-111"]
+    assert spread(made) == ["0-13", "28-41", "14-27", "42-55", "56-69", "84-97", "70-83", "98-111"]
+    assert [i for i, mask in enumerate(made) if mask == cyclic[i]] == [0, 2, 5, 7]
     assert set(made) == set(cyclic)
     assert total(machine, made, machine.gpus) == 0
 
@@ -228,8 +230,8 @@ def masks_of(masks: list[int]) -> str:
 @pytest.mark.parametrize(
     ("masks", "free", "said"),
     [
-        ([block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)], False, "14-27 14"),
-        ([block((i // 2) + (i % 2) * 56, 1) for i in range(8)], False, "1 1"),
+        ([block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)], False, "28-41 14"),
+        ([block((i // 2) + (i % 2) * 56, 1) for i in range(8)], False, "2 1"),
         # One core each on a whole node, and nobody asked for a count: even shares of all cores.
         ([block((i // 2) + (i % 2) * 56, 1) for i in range(8)], True, "14-27 14"),
     ],

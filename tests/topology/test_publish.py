@@ -72,6 +72,7 @@ def test_plans_of_a_whole_node() -> None:
         "mlx5_4",
         "14",
         f"{((1 << 14) - 1) << 56:X}",
+        "4",
     ]
     assert plans[2].splitlines()[1].split("\t")[1:4:2] == ["56-111", "4,5,6,7"]
     assert [line.split("\t")[1] for line in plans[16].splitlines()][:3] == ["0-6", "7-13", "14-20"]
@@ -86,7 +87,7 @@ def test_every_plan_is_sound(node: object) -> None:
     for tasks, text in publish.render_plans(node).items():
         union = 0
         for rank, line in enumerate(text.splitlines()):
-            local, cpus, mask, gpus, _, _, cores, upper = line.split("\t")
+            local, cpus, mask, gpus, _, _, cores, upper, _ = line.split("\t")
             assert upper == mask.upper()
             value = int(mask, 16)
             assert (int(local), plan.parse_cpulist(cpus)) == (rank, value)

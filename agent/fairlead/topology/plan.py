@@ -4,7 +4,8 @@ The task prolog runs this in an isolated Python, so it imports nothing but trans
 same plan from the same input. CPU sets are integers with bit N for CPU N.
 
 The shares that Slurm dealt are permuted: every task keeps its number of CPUs and its threads-per-core pattern, the
-union of all shares stays what it was, and the summed distance between tasks and their GPUs is the least possible.
+union of all shares stays what it was, and the summed distance between tasks and their GPUs is the least possible. Of plans as
+near as each other it is the one in which whoever has a share that is near keeps it, so that few tasks have to move.
 Whatever is not clear raises Doubt, and Slurm's masks stay.
 """
 
@@ -197,17 +198,18 @@ def permute(machine: Machine, masks: list[int], gpus: list[Place], allowed: int)
     # Pieces of cores, unless a core is split between tasks: then whole shares.
     pieces: list[tuple[int, int, Core]] = []  # (task, CPUs, where they are)
     split = False
+    threads: list[list[int]] = [[] for _ in masks]  # by task, on each of its cores
     for core in machine.cores:
         owners = [t for t, mask in enumerate(masks) if mask & core.cpus] if union & core.cpus else []
         split = split or len(owners) > 1
         pieces += [(t, masks[t] & core.cpus, core) for t in owners]
+        for t in owners:
+            threads[t].append((masks[t] & core.cpus).bit_count())
+    kinds = [tuple(sorted(counts)) for counts in threads]
     patterns: dict[tuple[int, ...], list[tuple[int, int, Core | None]]] = {}
     if split:
-        by_task: dict[int, list[int]] = {}
-        for task, cpus, _ in pieces:
-            by_task.setdefault(task, []).append(cpus.bit_count())
-        for task, threads in sorted(by_task.items()):
-            patterns.setdefault(tuple(sorted(threads)), []).append((task, masks[task], None))
+        for task, mask in enumerate(masks):
+            patterns.setdefault(kinds[task], []).append((task, mask, None))
     else:
         for task, cpus, core in pieces:
             patterns.setdefault((cpus.bit_count(),), []).append((task, cpus, core))
@@ -227,8 +229,24 @@ def permute(machine: Machine, masks: list[int], gpus: list[Place], allowed: int)
     after = sum(distance(machine, mask, hand) for mask, hand in zip(result, hands, strict=True))
     if after >= before:
         return masks
+    keep(masks, result, groups, kinds)
     check(masks, result)
     return result
+
+
+def keep(masks: list[int], result: list[int], groups: list[list[int]], kinds: list[tuple[int, ...]]) -> None:
+    """Of alike tasks that were dealt each other's shares, those that had one of them keep it; the others take what is left, in
+    the order in which Slurm dealt it. ``kinds``: by task, its threads on each core. Changes ``result``."""
+    owner = {mask: task for task, mask in enumerate(masks)}
+    for group in groups:
+        for kind in {kinds[t] for t in group}:
+            tasks = [t for t in group if kinds[t] == kind]
+            dealt = {result[t] for t in tasks}
+            stay = {masks[t] for t in tasks} & dealt
+            left = [result[t] for t in tasks if result[t] not in stay]
+            rest = iter(sorted(left, key=lambda mask: owner.get(mask, len(masks))))
+            for t in tasks:
+                result[t] = masks[t] if masks[t] in stay else next(rest)
 
 
 def _profile(core: Core, cpus: int, gpus: list[Place]) -> tuple[int, ...]:

@@ -12,13 +12,15 @@ i + COUNT / 2, as Linux numbers hardware threads on x86; else -. It is - too whe
 
 plans/N, one line for each of N local tasks that have the whole node:
 
-    LOCALID CPULIST MASK GPUS NUMA NICS CORES SLURM_MASK
+    LOCALID CPULIST MASK GPUS NUMA NICS CORES SLURM_MASK PLACE
                                             GPUS in GRES indices, CORES how many physical cores, SLURM_MASK in capital
-                                            hex digits as in SLURM_CPU_BIND_LIST, without its leading zeros
+                                            hex digits as in SLURM_CPU_BIND_LIST, without its leading zeros, PLACE the first
+                                            LOCALID whose GPUs are where this task's are: tasks of one PLACE may have each
+                                            other's CPUs
 
-plans/N.shares, the same in one line, for the task prolog (a shell's read costs a system call for each character):
+plans/N.ready, the same as an assignment for the task prolog (a shell's read costs a system call for each character):
 
-    1 GPUS CORES SLURM_MASKS .              GPUS all GRES indices, CORES of each task, SLURM_MASKS by LOCALID, with spaces between
+    fl_ready='GPUS CORES PLACE:SLURM_MASK ...'  GPUS all GRES indices, CORES of each task, then each task's by LOCALID
 """
 
 from __future__ import annotations
@@ -107,6 +109,7 @@ def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, s
         except plan.Doubt:
             continue
         hands = plan.deal_gpus(made.gpus, tasks)
+        place = {task: group[0] for group in plan.alike(hands) for task in group}
         lines = []
         for rank, (mask, hand) in enumerate(zip(masks, hands, strict=True)):
             numa = sorted({c.numa for c in made.cores if c.cpus & mask and c.numa >= 0})
@@ -120,6 +123,7 @@ def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, s
                 ",".join(names) or "-",
                 str(plan.physical(made, mask)),
                 f"{mask:X}",
+                str(place[rank]),
             )
             lines.append("\t".join(fields) + "\n")
         texts[tasks] = "".join(lines)
@@ -127,21 +131,21 @@ def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, s
 
 
 def plan_files(node: Node, order: dict[str, int] | None = None) -> dict[str, str]:
-    """The texts of the files below /run/fairlead/plans, by name: ``N`` and ``N.shares``."""
+    """The texts of the files below /run/fairlead/plans, by name: ``N`` and ``N.ready``."""
     plans = render_plans(node, order)
-    shares = render_shares(plans)
-    return {**{str(n): text for n, text in plans.items()}, **{f"{n}.shares": text for n, text in shares.items()}}
+    ready = render_ready(plans)
+    return {**{str(n): text for n, text in plans.items()}, **{f"{n}.ready": text for n, text in ready.items()}}
 
 
-def render_shares(plans: Mapping[int, str]) -> dict[int, str]:
-    """The texts of /run/fairlead/plans/N.shares, from those of plans/N; where all tasks have as many cores."""
+def render_ready(plans: Mapping[int, str]) -> dict[int, str]:
+    """The texts of /run/fairlead/plans/N.ready, from those of plans/N; where all tasks have as many cores."""
     texts = {}
     for tasks, text in plans.items():
         rows = [line.split("\t") for line in text.splitlines()]
         gpus = sorted({int(index) for row in rows for index in row[3].split(",")})
         if len({row[6] for row in rows}) == 1:
-            masks = " ".join(row[7] for row in rows)
-            texts[tasks] = "\t".join((VERSION, ",".join(map(str, gpus)), rows[0][6], masks, ".")) + "\n"
+            shares = " ".join(f"{row[8]}:{row[7]}" for row in rows)
+            texts[tasks] = f"fl_ready='{','.join(map(str, gpus))} {rows[0][6]} {shares}'\n"
     return texts
 
 
