@@ -190,8 +190,9 @@ def test_exit_codes_say_changed_failed_unreachable(states: tuple[str, ...], plai
 
 
 def test_the_page_for_a_change_ticket_says_what_when_and_how_it_ended() -> None:
-    page = report.ticket(made("same", "unreachable", "failed"), ExitCode.UNAVAILABLE)
+    page = report.ticket(made("same", "unreachable", "failed"), ExitCode.UNAVAILABLE, "ada on admin1")
     assert "site: site.toml, generation 7\nsettings: nccl\nbegan: 2025-11-22 00:00:00 UTC\n" in page
+    assert page.startswith("fairlead provision: change\nby: ada on admin1\n")
     assert "exit code: 69" in page and page.endswith("3 nodes: 1 the same, 1 failed, 1 unreachable; 0 changes in 1.5 s\n")
     assert page.index("gpu2 (1 node): failed") < page.index("gpu1 (1 node): unreachable"), "those not reached come last"
     found = report.data(made("same", "same"), ExitCode.OK)

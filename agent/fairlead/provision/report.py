@@ -208,12 +208,13 @@ def text(report: Report, *, diff: bool = False) -> str:
     return "\n".join([line for line in lines if line] + [summary(report)])
 
 
-def ticket(report: Report, code: ExitCode, *, diff: bool = False) -> str:
-    """The report as a page for a change ticket: what was asked for and when, then the same as ``text``."""
+def ticket(report: Report, code: ExitCode, by: str, *, diff: bool = False) -> str:
+    """The report as a page for a change ticket: what was asked for, by whom and when, then the same as ``text``."""
     stamp = "%Y-%m-%d %H:%M:%S UTC"
     kind = "check (nothing was changed)" if report.check else "change"
     head = [
         f"fairlead provision: {kind}",
+        f"by: {by}",
         f"site: {report.site}, generation {report.generation}",
         f"settings: {', '.join(report.tags) or 'all that are declared'}",
         f"began: {time.strftime(stamp, time.gmtime(report.began))}",
