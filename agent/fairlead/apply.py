@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from fairlead import settings as setting_list
 from fairlead.config import Document
-from fairlead.errors import ConfigError, ExitCode, HostError
+from fairlead.errors import ConfigError, ExitCode, HostError, next_step
 from fairlead.host import change as changing
 from fairlead.host.clock import boottime
 from fairlead.host.gather import gather
@@ -312,25 +312,25 @@ def _item(
         return msgspec.structs.replace(rest, setting=name, state="failed", steps=steps)
     left = {c.layer for c in rest}
     pending = [c.disruption.value for c in rest if c.disruption is not Disruption.NONE]
-    failures = [o.message for o in outcomes if not o.done and not o.skipped]
-    waiting = [o.message for o in outcomes if not o.done and o.skipped]
+    failures = [o for o in outcomes if not o.done and not o.skipped]
+    waiting = [o for o in outcomes if not o.done and o.skipped]
     deferred = len(todo) < len(planned)
     ours = [c for c in rest if not any(changing.target(c) == changing.target(d) for d in planned if d not in todo)]
     offline = any(o.skipped and o.done for o in outcomes)
     if failures:
-        state, message = "failed", failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else "")
+        state, message = "failed", _first([o.message for o in failures])
     elif waiting:
-        state, message = "deferred", waiting[0]
+        state, message = "deferred", _first([o.message for o in waiting])
     elif not planned:
         state, message = "same", ""
     elif dry_run:
-        state, message = ("would_change" if todo else "deferred"), planned[0].why
+        state, message = ("would_change" if todo else "deferred"), _first([c.why for c in planned])
     elif ours and not offline:
-        state, message = "failed", f"did not take effect: {ours[0].why}"
+        state, message = "failed", "did not take effect: " + _first([c.why for c in ours])
     elif deferred:
-        state, message = "deferred", next(c.why for c in planned if c not in todo)
+        state, message = "deferred", _first([c.why for c in planned if c not in todo])
     else:
-        state, message = "changed", planned[0].why
+        state, message = "changed", _first([c.why for c in planned])
     waits = max(pending, key=[d.value for d in Disruption].index, default="")
     return Item(
         setting=name,
@@ -341,9 +341,15 @@ def _item(
         effective="no" if left & {Layer.EFFECTIVE, Layer.PENDING_REBOOT} else "yes",
         pending=waits,
         message=message,
-        hint=_NEXT.get(waits, "") if state == "deferred" else "",
+        hint=next((o.hint for o in failures or waiting if o.hint), "") or (_NEXT.get(waits, "") if state == "deferred" else ""),
         steps=steps,
     )
+
+
+def _first(words: Sequence[str]) -> str:
+    """The first of them, and how many others there are."""
+    different = len(set(words))
+    return words[0] + (f" (and {different - 1} more)" if different > 1 else "")
 
 
 @contextmanager
@@ -352,10 +358,14 @@ def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Itera
     path = root.join(f"{run_dir}/{APPLYING}")
     try:
         lock = _alone(root.join(f"{run_dir}/{LOCK}"))
-        expires = int(boottime()) + seconds
-        changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
+        try:
+            expires = int(boottime()) + seconds
+            changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
+        except OSError:
+            os.close(lock)
+            raise
     except OSError as e:
-        raise HostError(f"{path}: {e.strerror}", hint="is this run by root?") from None
+        raise HostError(f"{e.filename or path}: {e.strerror}", hint=next_step(e) or "is this run by root?") from None
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ FairleadError            what happened, in one line; ``hint`` says what to do ne
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 
 
@@ -35,6 +36,15 @@ class ExitCode(IntEnum):
     TRY_AGAIN = 75
     NEEDS_ROOT = 77
     CONFIG = 78
+
+
+def next_step(error: OSError) -> str:
+    """What to do about a file that cannot be written, by errno(3); "" where the message says all that is known."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room there"
+    if error.errno == errno.EROFS:
+        return "that is mounted read-only: see in the kernel log whether its disk failed, then mount it read-write"
+    return ""
 
 
 class FairleadError(Exception):

@@ -21,6 +21,7 @@ def test_has_a_test_file_and_a_cited_source(kind: str, name: str) -> None:
     assert any(re.search(rf"\b{name}\b", path.name.removesuffix(".py") + path.read_text()) for path in tests), "no test names it"
     doc = importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or ""
     assert CITED.search(doc), f"fairlead/{kind}/{name}.py cites nothing in its docstring that could be looked up"
+    assert kind == "checks" or re.search(r"\bSources?:", doc), "its row in docs/reference/settings.md says why, and who says so"
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)

@@ -90,7 +90,7 @@ def test_what_is_refused(node: AptNode, debian: Debian) -> None:
     def refused(code: int, *words: str, **driver: Any) -> str:
         node.declare(**driver)
         item = node.apply(code=code)
-        assert all(w in item["message"] for w in words), item
+        assert all(w in f"{item['message']}; {item['hint']}" for w in words), item
         assert not node.versions("nvidia-smi", "libnvidia-cfg1")
         return str(item["message"])
 

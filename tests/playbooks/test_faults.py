@@ -65,6 +65,28 @@ def test_no_space_and_a_wrong_key_fail_their_nodes_alone_and_the_next_run_comple
     assert full.run("/usr/local/bin/fairlead version").stdout
 
 
+def test_addresses_that_were_exchanged_are_named_and_nothing_is_changed(admin: Admin) -> None:
+    before = [node(admin, name).run("cat /etc/fairlead/node.json").stdout for name in ("gpu2", "gpu3")]
+    text = admin.site.read_text()
+    two, three = (node(admin, name).address for name in ("gpu2", "gpu3"))
+    crossed = text.replace(f'gpu2 = "{two}"', f'gpu2 = "{three}"').replace(f'gpu3 = "{three}"', f'gpu3 = "{two}"')
+    admin.site.write_text(crossed)
+    for words in ((), ("--uninstall",), ("--check",)):
+        results = admin.provision(*words, "-l", "gpu[2-3]", code=69)
+        assert results["gpu2"]["message"] == f"{three} leads to gpu3, which the site declares as another node"
+        assert results["gpu3"]["state"] == "failed" and "[ansible] hosts" in results["gpu3"]["hint"]
+    assert [node(admin, name).run("cat /etc/fairlead/node.json").stdout for name in ("gpu2", "gpu3")] == before
+    admin.site.write_text(text)
+    host = node(admin, "gpu2")
+    host.run("hostname a-name-of-the-sites-own")
+    try:
+        assert admin.provision("-l", "gpu2")["gpu2"]["state"] == "same"
+        host.run("rm /etc/fairlead/node.json")
+        assert admin.provision("-l", "gpu2")["gpu2"]["changes"][0] == "/etc/fairlead/node.json: missing"
+    finally:
+        host.run("hostname gpu2")
+
+
 def test_what_looks_like_a_template_is_never_one(admin: Admin) -> None:
     """A site's value is data: Ansible evaluates none of it, here or on the node."""
     admin.write_site(more="[nodes.gpu1.jobenv.extra]\nSITE_WORDS = \"{{ lookup('pipe', 'touch /tmp/fairlead-evaluated') }}\"\n")

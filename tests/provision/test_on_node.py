@@ -174,3 +174,20 @@ def test_two_admins_at_once_do_not_build_the_same_release(machine: Machine, monk
         assert not (machine.opt / RELEASE).exists()
     with pytest.raises(Stop, match="fairlead apply"):  # past the lock; this release has no package in it
         machine.visit(machine.request(), payload=True)
+
+
+def test_a_machine_that_goes_by_another_name_is_asked_about_before_it_is_touched(machine: Machine) -> None:
+    """Addresses that were exchanged would give each of two nodes the other's document."""
+    here = os.uname().nodename
+    for state in ("present", "absent"):
+        asked = machine.visit(machine.request(node="gpu9", state=state))
+        assert asked["hostname"] == here and asked["need"][0] == "name"
+        assert "name" not in machine.visit(machine.request(node=f"{here}.example", state=state, check=True)).get("need", ())
+        assert "name" not in machine.visit(machine.request(node="gpu9", named=True, state=state, check=True)).get("need", ())
+    document = machine.folder / "etc/fairlead/node.json"
+    assert not document.exists()
+    document.parent.mkdir(parents=True)
+    document.write_text('{"node": "gpu9"}')
+    assert "name" not in machine.visit(machine.request(node="gpu9"))["need"], "it was that node before"
+    document.write_text('{"node": "gpu8"}')
+    assert "name" in machine.visit(machine.request(node="gpu9"))["need"]

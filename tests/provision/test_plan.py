@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fairlead import config, settings
 from fairlead.cli import main
 from fairlead.errors import ConfigError, ExitCode, InputMissing, UsageError
 from fairlead.provision import inventory, plan, report
+from fairlead.provision.progress import display
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab import machines
 
@@ -74,6 +76,24 @@ def test_nodes_that_need_a_reboot_or_a_drain_are_named() -> None:
     assert "needs a reboot: gpu1" in told and "needs a drained node: gpu2" in told and "a job runs there now: gpu2" in told
     assert told.index("  cannot: No route to host") > told.index("gpu4 (1 node): same"), "those not reached come last"
     assert told[-1] == "6 nodes: 1 the same, 3 would change, 1 failed, 1 unreachable"
+
+
+def test_a_plan_names_the_file_that_declares_what_cannot_be_and_shows_our_own_files_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(f'{SITE}[nodes.gpu1.settings.sysctl.values]\n"net.ipv4.tcp_congestion_control" = "brr"\n')
+    assert main(["plan", "--site", str(site), "--root", f"gpu1={TREE}"]) == 69
+    assert f"  cannot: sysctl: {site} nodes.gpu1: settings.sysctl.values.net.ipv4.tcp_" in capsys.readouterr().out
+    changes = [{"what": "/x", "why": "content", "before": "a\n", "after": f"{n}\n"} for n in range(2)]
+    results = [
+        report.node_result(f"gpu{n}", "runner_on_ok", "t", {"changes": [c], "apply": {"items": []}})
+        for n, c in enumerate(changes)
+    ]
+    told = plan.text([plan.of_result(r) for r in results], diff=True)
+    assert told.startswith("gpu[0-1] (2 nodes): would change\n  /x: content\n  diff of gpu0, the first of them:\n    --- /x\n")
+    assert "    +0\n" in told and "    +1\n" not in told
+    assert "  diff of gpu0, the first of them:\n    --- /x\n" in report.text(made_of(results), diff=True)
 
 
 def test_tags_are_settings_and_their_groups() -> None:
@@ -144,11 +164,14 @@ def test_a_group_of_clustershell_that_is_none_is_an_error(tmp_path: Path) -> Non
         inventory.targets(config.load_site(str(path)))
 
 
-def made(*states: str, check: bool = False) -> report.Report:
-    nodes = tuple(report.NodeResult(node=f"gpu{i}", state=s, message=s) for i, s in enumerate(states))
+def made_of(nodes: Sequence[report.NodeResult], check: bool = False) -> report.Report:
     return report.Report(
-        site="site.toml", generation=7, check=check, seconds=1.5, nodes=nodes, began=1763769600.0, tags=("nccl",)
+        site="site.toml", generation=7, check=check, seconds=1.5, nodes=tuple(nodes), began=1763769600.0, tags=("nccl",)
     )
+
+
+def made(*states: str, check: bool = False) -> report.Report:
+    return made_of([report.NodeResult(node=f"gpu{i}", state=s, message=s) for i, s in enumerate(states)], check)
 
 
 @pytest.mark.parametrize(
@@ -167,15 +190,16 @@ def test_exit_codes_say_changed_failed_unreachable(states: tuple[str, ...], plai
 
 
 def test_the_page_for_a_change_ticket_says_what_when_and_how_it_ended() -> None:
-    page = report.ticket(made("same", "unreachable", "failed"), ExitCode.UNAVAILABLE)
+    page = report.ticket(made("same", "unreachable", "failed"), ExitCode.UNAVAILABLE, "ada on admin1")
     assert "site: site.toml, generation 7\nsettings: nccl\nbegan: 2025-11-22 00:00:00 UTC\n" in page
+    assert page.startswith("fairlead provision: change\nby: ada on admin1\n")
     assert "exit code: 69" in page and page.endswith("3 nodes: 1 the same, 1 failed, 1 unreachable; 0 changes in 1.5 s\n")
     assert page.index("gpu2 (1 node): failed") < page.index("gpu1 (1 node): unreachable"), "those not reached come last"
     found = report.data(made("same", "same"), ExitCode.OK)
     assert (found["counts"], found["exit_code"], found["groups"]) == (
         {"same": 2},
         0,
-        [{"nodes": "gpu[0-1]", "count": 2, "state": "same"}],
+        [{"nodes": "gpu[0-1]", "count": 2, "state": "same", "waiting": 0}],
     )
 
 
@@ -226,6 +250,17 @@ def unreachable(tmp_path: Path, terminal: bool) -> str:
     os.close(ours)
     assert run.returncode == 68
     return shown.decode()
+
+
+def test_progress_of_a_check_never_says_that_something_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    result = report.NodeResult(node="gpu1", state="changed", changes=("a: b", "c: d"), waiting=("pcie_acs: x",), waits=("idle",))
+    for check in (True, False):
+        with display(1, quiet=False, check=check) as shown:
+            shown.done(result)
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/1] gpu1: would change: 2 changes, 1 waiting",
+        "[1/1] gpu1: changed: 2 changes, 1 waiting",
+    ]
 
 
 def test_progress_is_a_bar_in_a_terminal_and_plain_lines_elsewhere(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
-from fairlead import config
+from fairlead import assets, config
 from fairlead.cli import main
 from fairlead.config.site import AnsibleOptions, NodeClass, Site
 from fairlead.errors import ConfigError, ExitCode, UsageError
-from fairlead.provision import bundle, inventory, report, run, wheels
+from fairlead.provision import bundle, inventory, render, report, run, wheels
 
 SITE = Site(
     file="site.toml",
@@ -95,10 +97,20 @@ def test_equal_outcomes_are_grouped_and_differences_named() -> None:
     told = report.text(make(*same, other))
     assert told.splitlines()[0] == "gpu[1-2,4] (3 nodes): same"
     assert (
-        "gpu3 (1 node): changed\n  /x: content\n  numa_balancing: is 1, wanted 0\n  waits for an idle node: pcie_acs: has" in told
+        "gpu3 (1 node): changed, 1 waiting\n  /x: content\n  numa_balancing: is 1, wanted 0\n"
+        "  waits for an idle node: pcie_acs: has" in told
     )
-    assert told.splitlines()[-1] == "4 nodes: 3 the same, 1 changed; 2 changes in 1.0 s"
+    assert told.splitlines()[-1] == "4 nodes: 3 the same, 1 changed (1 of them waiting); 2 changes in 1.0 s"
     assert make(*same, other).exit_code is ExitCode.TRY_AGAIN and make(*same).exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize("state", ["deferred", "failed"])
+def test_what_was_made_is_told_though_the_rest_waits_or_failed(state: str) -> None:
+    steps = [{"why": why, "diff": "", "done": done} for why, done in (("a", True), ("b", True), ("c", None))]
+    items = [{"setting": "memlock", "state": state, "message": "c", "hint": "", "steps": steps, "pending": "idle"}]
+    result = report.node_result("gpu1", "runner_on_ok", "t", event(changes=[], apply={"items": items}))
+    assert result.changes == ("memlock: a (and 1 more)",) and result.state == ("failed" if state == "failed" else "changed")
+    assert result.waiting + result.failures == ("memlock: c",)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +156,15 @@ def test_the_bundle_carries_every_hook_and_unit(tmp_path: Path) -> None:
     own = wheels.own_wheel()
     bundle.write_bundle(tmp_path, inventory.targets(SITE, "gpu1"), own, (), state="present", undo=False, force=False)
     assert (tmp_path / "documents/gpu1").is_file() and (tmp_path / "wheels" / own.name).is_file()
+
+
+def test_the_example_playbook_finds_the_nodes_of_the_rendered_inventory() -> None:
+    """An unknown group is no error to Ansible: it would do nothing, and say that all is well."""
+    made = json.loads(render.inventory(SITE, inventory.targets(SITE), "/b"))
+    (group,) = made["all"]["children"]
+    own = yaml.safe_load((assets.directory("playbooks") / "inventory/example.yml").read_text())
+    plays = yaml.safe_load((assets.directory("playbooks") / "example.yml").read_text())
+    assert {play["hosts"] for play in plays} == {group} and group in own["all"]["children"]
 
 
 def test_document_bytes_are_the_same_every_time() -> None:
@@ -198,6 +219,19 @@ def test_an_address_of_a_node_that_is_not_declared_is_an_error(tmp_path: Path) -
     site = config.load_site(site_with(tmp_path, 'hosts = { gpu01 = "10.0.0.1" }'))
     with pytest.raises(ConfigError, match=r"site\.toml: ansible\.hosts\.gpu01: no such node"):
         inventory.targets(site)
+
+
+def test_a_port_in_an_address_is_said_before_any_node_and_so_is_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"site\.toml: ansible\.hosts\.gpu1: 10\.0\.0\.1:2222: an address has no port"
+    ) as raised:
+        inventory.targets(config.load_site(site_with(tmp_path, 'hosts = { gpu1 = "10.0.0.1:2222" }')))
+    assert "-p PORT" in raised.value.hint
+    (target, _) = inventory.targets(config.load_site(site_with(tmp_path, 'hosts = { gpu1 = "fe80::1" }')))
+    assert target.address == "fe80::1"
+    with pytest.raises(ConfigError, match=r"ansible\.port: unknown key") as raised:
+        config.load_site(site_with(tmp_path, "port = 2222"))
+    assert "ssh_args" in raised.value.hint, "the keys of this table"
 
 
 @pytest.mark.parametrize("name", ["all", "ungrouped", "..", "-x", "a b", "gpu1;x"])

@@ -109,3 +109,16 @@ def test_what_is_no_wheel_of_ours_reaches_no_node(
     wheel.write_bytes(wheels.own_wheel().content if content is None else content)
     assert main(["provision", "--site", str(site), "-q", "--wheel", str(wheel)]) == 65
     assert f"{name}: not a wheel of fairlead" in capsys.readouterr().err
+
+
+def test_a_bundle_that_ended_early_is_gone_on_with_and_is_none_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    site = tmp_path / "site.toml"
+    site.write_text('schema = 1\n[classes.a]\nnodes = "gpu1"\n')
+    for _ in range(2):
+        assert main(["bundle", "--site", str(site), "--output", str(tmp_path / "bundle")]) == 69
+        assert "pip download for Python 3.11" in capsys.readouterr().err
+    assert main(["provision", "--site", str(site), "--bundle", str(tmp_path / "bundle")]) == 66
+    assert "SHA256SUMS" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,16 @@ from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Node, PciDevice, unreadable
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.policy import CheckPolicy
+from tests import memory as in_memory
+from tests.settings.test_settings import ON_TREES, arranged, want
 
 TREE = Path(__file__).parents[1] / "machines" / "hgx-h100"
-NAMES = sorted(config.profile_document("gpu1", "hgx-h100").settings)
 
 
 def document() -> Document:
-    return config.profile_document("gpu1", "hgx-h100")
+    """The profile's, in which every other setting is declared too (driver: tests/driver/test_plan.py, with packages)."""
+    known = config.profile_document("gpu1", "hgx-h100")
+    return replace(known, settings={name: want(name) for name in ON_TREES} | dict(known.settings))
 
 
 def look(tree: Path, known: Document) -> Node:
@@ -37,12 +42,15 @@ def of(name: str, known: Document, node: Node) -> list[Finding]:
 
 
 @pytest.fixture(scope="module")
-def fresh() -> Node:
-    return look(TREE, document())
+def fresh() -> Iterator[Node]:
+    with in_memory.folder() as folder:
+        tree = Path(shutil.copytree(TREE, folder / "tree", symlinks=True))
+        arranged(tree)
+        yield look(tree, document())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_setting_of_the_profile_that_has_drifted_is_a_finding(name: str, fresh: Node) -> None:
+@pytest.mark.parametrize("name", ON_TREES)
+def test_each_setting_that_has_drifted_is_a_finding(name: str, fresh: Node) -> None:
     known = document()
     setting, want = settings.load()[name], known.settings[name]
     observed = setting.observe(fresh)
@@ -56,7 +64,7 @@ def test_each_setting_of_the_profile_that_has_drifted_is_a_finding(name: str, fr
     assert of(name, replace(known, settings={**known.settings, name: replace(want, managed=False)}), fresh) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ON_TREES)
 def test_a_setting_that_cannot_be_read_is_a_finding_too(name: str, fresh: Node) -> None:
     known = document()
     assert isinstance(policies_of(known)[f"setting.{name}"], CheckPolicy), "it counts like a check"

@@ -24,7 +24,6 @@ from fairlead.settings import (
     nvidia_module,
     sysctl,
     transparent_hugepage,
-    tuned,
 )
 from tests.checks.nodes import node as some_node
 
@@ -201,20 +200,6 @@ def test_energy_hints_where_there_are_none_or_not_this_one() -> None:
 
 
 # -- tuned, modules, limits, journal
-
-
-def test_tuned_runs_with_the_declared_profile_or_not_at_all() -> None:
-    running = {tuned.COMM: "tuned\n", tuned.PROFILE: "throughput-performance\n", tuned.MODE: "auto\n"}
-    observed = tuned.observe(texts(dict(running)))
-    assert isinstance(observed, tuned.Observed)
-    (stop,) = tuned.plan(tuned.TunedWant(), observed)
-    assert isinstance(stop, Unit) and stop.active is False and "throughput-performance" in stop.why
-    changes = tuned.plan(tuned.TunedWant(profile="hpc-compute"), observed)
-    assert [type(c) for c in changes] == [File, File, Unit]
-    asked = {**running, tuned.PROFILE: "hpc-compute\n", tuned.MODE: "manual\n"}
-    assert tuned.plan(tuned.TunedWant(profile="hpc-compute"), tuned.observe(texts(dict(asked)))) == ()  # type: ignore[arg-type]
-    none = {tuned.COMM: None, tuned.PROFILE: None, tuned.MODE: None}
-    assert tuned.plan(tuned.TunedWant(), tuned.observe(texts(dict(none)))) == ()  # type: ignore[arg-type]
 
 
 def test_modules_are_loaded_now_and_at_boot_and_a_loaded_blacklisted_one_waits_for_a_reboot() -> None:

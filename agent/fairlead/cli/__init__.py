@@ -130,8 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return ExitCode.OK
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         print(f"fairlead {name}: interrupted", file=sys.stderr)
+        if e.args and e.args[0]:
+            print(f"  next: run it again: {e.args[0]}", file=sys.stderr)
         return 130
     except SystemExit as e:
         return int(e.code or 0)

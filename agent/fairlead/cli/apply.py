@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     root = Root(args.root)
     if root.is_live and not args.dry_run and os.geteuid() != 0:
         raise NeedsRoot("changing this node needs root", hint="or look with --dry-run")
+    if not root.is_live and not args.dry_run:
+        _files_only(root)
     only = settings.select(args.only) if args.only else ()
     busy, drained = _jobs(root, args)
     if args.undo:
@@ -67,6 +69,13 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(text(report, diff=args.diff))
     return report.exit_code
+
+
+def _files_only(root: Root) -> None:
+    """Image builders mount /proc and /sys for a chroot: what is written there changes this machine. Raises UsageError."""
+    for path in (root.join("/proc"), root.join("/sys")):
+        if os.path.ismount(path):
+            raise UsageError(f"{path}: mounted, so what is written there changes this machine", hint=f"umount {path} first")
 
 
 def _furnish(root: Root, document: config.Document) -> None:

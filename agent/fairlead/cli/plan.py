@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,15 +49,19 @@ def run(args: argparse.Namespace) -> ExitCode:
     if (args.document or args.profile) and not args.root:
         raise UsageError("--document and --profile belong to --root")
     only = settings.select(args.tags) if args.tags else ()
-    plans = [_of_tree(args, source, only) for source in args.root] if args.root else _of_nodes(args, only)
+    unknown: tuple[str, ...] = ()
+    if args.root:
+        plans = [_of_tree(args, source, only) for source in args.root]
+    else:
+        plans, unknown = _of_nodes(args, only)
     names = [p.node for p in plans]
     twice = next((n for n in names if names.count(n) > 1), "")
     if twice:
         raise DataError(f"two trees are of {twice}", hint="name them: --root OTHER_NAME=TREE")
     if args.json:
-        print_json(plan.data(plans))
+        print_json(plan.data(plans) | {"undeclared": unknown})
     else:
-        print(plan.text(plans, diff=args.diff))
+        print(plan.text(plans, diff=args.diff, undeclared=unknown))
     states = {p.state for p in plans}
     if "failed" in states:
         return ExitCode.UNAVAILABLE
@@ -65,7 +70,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.WARN if args.exit_code and "would_change" in states else ExitCode.OK
 
 
-def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> list[NodePlan]:
+def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> tuple[list[NodePlan], tuple[str, ...]]:
+    """The plans, and the nodes that Slurm has and the site does not."""
     from fairlead.provision import plan
     from fairlead.provision.run import Options
     from fairlead.provision.run import run as provision_run
@@ -73,7 +79,7 @@ def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> list[NodePlan]
     site = config.load_site(args.site or SITE)
     options = Options(nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only)
     report = provision_run(site, options, provision.slurm_client(args))
-    return [plan.of_result(result) for result in report.nodes]
+    return [plan.of_result(result) for result in report.nodes], report.undeclared
 
 
 def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> NodePlan:
@@ -86,20 +92,21 @@ def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> No
     root = machine(path)
     if root.is_live:
         raise UsageError("--root /: this machine is no tree", hint="`fairlead apply --dry-run` looks at this machine")
-    document = _document(args, path, node or kernel.node_name(root))
+    document, origin = _document(args, path, node or kernel.node_name(root))
     report = apply(document, root, dry_run=True, nvml=TreeNvml(root), only=only)
-    return plan.of_items(node or document.node, msgspec.to_builtins(report.items))
+    return plan.of_items(node or document.node, msgspec.to_builtins(report.items), origin=origin)
 
 
-def _document(args: argparse.Namespace, path: str, node: str) -> Document:
+def _document(args: argparse.Namespace, path: str, node: str) -> tuple[Document, Mapping[str, str]]:
+    """What the node should be, and who says so where that is a site."""
     if args.document:
-        return config.load_document(args.document)
+        return config.load_document(args.document), {}
     if args.profile:
-        return config.profile_document(node, args.profile)
+        return config.profile_document(node, args.profile), {}
     own = os.path.join(path, "etc/fairlead/node.json")
     if not args.site and os.path.exists(own):
-        return config.load_document(own)
+        return config.load_document(own), {}
     from fairlead.provision.inventory import targets
 
     (target,) = targets(config.load_site(args.site or SITE), node)
-    return target.document
+    return target.document, target.origin

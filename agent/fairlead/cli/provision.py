@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead import config
+from fairlead.cli.noted import actor
 from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.host.change import write_file
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(text(report, diff=args.diff))
     for path in args.report:
-        page = ticket(report, code, diff=args.diff).encode()
+        page = ticket(report, code, f"{actor().who} on {os.uname().nodename}", diff=args.diff).encode()
         if path.endswith(".json"):
             page = msgspec.json.format(msgspec.json.encode(data(report, code)), indent=1) + b"\n"
         try:

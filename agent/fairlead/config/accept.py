@@ -41,4 +41,6 @@ def accept_options(site: dict[str, Any], of_class: dict[str, Any], where: str, c
     try:
         return msgspec.convert(merged, AcceptOptions)
     except msgspec.ValidationError as e:
-        raise config_error(where, e, f"classes.{class_name}.accept" if of_class else "accept") from None
+        raise config_error(
+            where, e, f"classes.{class_name}.accept" if of_class else "accept", AcceptOptions.__struct_fields__
+        ) from None

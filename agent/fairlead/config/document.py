@@ -169,15 +169,17 @@ _AT = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTAL
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`$")
 
 
-def config_error(where: str, error: msgspec.ValidationError, table: str = "") -> ConfigError:
-    """What msgspec found, with file and dotted key; ``table``: the key of what was converted."""
+def config_error(where: str, error: msgspec.ValidationError, table: str = "", known: Sequence[str] = ()) -> ConfigError:
+    """What msgspec found, with file and dotted key; ``table``: the key of what was converted; ``known``: its keys, where they
+    are not the document's."""
     match = _AT.match(str(error))
     reason, path = (match["reason"], match["path"] or "") if match else (str(error), "")
     path = f"{table}.{path}".strip(".")
     unknown = _UNKNOWN.match(reason)
     if unknown:
         key = f"{path}.{unknown['name']}".strip(".")
-        return ConfigError(where, key, "unknown key", hint="`fairlead config schema` lists every key")
+        hint = f"known here: {', '.join(known)}" if known else "`fairlead config schema` lists every key"
+        return ConfigError(where, key, "unknown key", hint=hint)
     hint = "`fairlead config schema` lists the words it takes" if reason.startswith("Invalid enum value") else ""
     return ConfigError(where, path, reason, hint=hint)
 

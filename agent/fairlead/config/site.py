@@ -40,13 +40,27 @@ class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """How the admin host reaches the nodes. Empty values are left to Ansible and ssh."""
 
     # Each value stands in a line of Ansible's inventory: nothing that would say more there than itself.
-    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*\Z")] = "root"
-    private_key: Annotated[str, Meta(pattern=r"^[^\n{}]*\Z")] = ""
-    ssh_args: Annotated[str, Meta(pattern=r"^[^\n]*\Z")] = ""
-    python: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9_./+-]*\Z")] = "/usr/bin/python3"
-    forks: Annotated[int, Meta(ge=1, le=1000)] = 50
-    # NodeName -> address, where DNS does not say it
-    hosts: dict[str, Annotated[str, Meta(pattern=r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*\Z")]] = msgspec.field(default_factory=dict)
+    user: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*\Z", description="Who logs in; not root: may sudo without a password.")
+    ] = "root"
+    private_key: Annotated[
+        str, Meta(pattern=r"^[^\n{}]*\Z", description="File of the key; empty: as ssh finds one (agent, ~/.ssh/config).")
+    ] = ""
+    ssh_args: Annotated[
+        str,
+        Meta(pattern=r"^[^\n]*\Z", description='More options of ssh, such as "-p 2222" or "-F FILE"; ~/.ssh/config counts too.'),
+    ] = ""
+    python: Annotated[
+        str,
+        Meta(
+            pattern=r"^/[A-Za-z0-9_./+-]*\Z", description="Python 3.11 or newer on the nodes, which fairlead's own is made from."
+        ),
+    ] = "/usr/bin/python3"
+    forks: Annotated[int, Meta(ge=1, le=1000, description="Nodes at a time.")] = 50
+    hosts: Annotated[
+        dict[str, Annotated[str, Meta(pattern=r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*\Z")]],
+        Meta(description="NodeName to address (no port), where DNS does not say it."),
+    ] = msgspec.field(default_factory=dict)
 
 
 class NodeClass(Struct, frozen=True, kw_only=True):
@@ -74,7 +88,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputMissing(f"{path}: no such file") from None
+        hint = "it declares the nodes: docs/how-to/roll-out.md; --site names another"
+        raise InputMissing(f"{path}: no such file", hint=hint) from None
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
@@ -153,7 +168,7 @@ def load_site(path: str) -> Site:
     try:
         ansible = msgspec.convert(data.get("ansible", {}), AnsibleOptions)
     except msgspec.ValidationError as e:
-        raise config_error(path, e, "ansible") from None
+        raise config_error(path, e, "ansible", known=AnsibleOptions.__struct_fields__) from None
     return Site(
         file=path,
         generation=generation,

@@ -4,6 +4,7 @@ request.json      what every node must have: release, files with their hashes, l
 files.json, files the contents, sent only to a node that lacks one
 wheels/           wheels, the same
 documents/NODE    each node's resolved document
+nodes             the names of all nodes that the site declares
 packages          where the package files of the lock are on this host
 program.json      the program that does the work there (on_node*.py)
 wheel_tags.py     how the action plugin chooses among the wheels
@@ -92,9 +93,11 @@ def write_bundle(
     drained: bool = False,
     only: Sequence[str] = (),
     packages: str = "",
+    declared: Sequence[str] = (),
 ) -> None:
-    """Lay out everything that the action plugin needs below ``folder``. drained: `fairlead apply --drained` is run there;
-    only: of these settings. packages: the folder here with the files of the lock's packages; only its path is written."""
+    """Lay out everything that the action plugin needs below ``folder``. declared: every node of the site. drained: `fairlead
+    apply --drained` is run there; only: of these settings. packages: the folder here with the files of the lock's packages; only
+    its path is written."""
     files = node_files()
     units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
     release = release_name(own, wheels)
@@ -124,6 +127,7 @@ def write_bundle(
         (folder / "wheels" / wheel.name).write_bytes(wheel.content)
     for target in targets:
         (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target.document)))
+    (folder / "nodes").write_bytes(msgspec.json.encode(declared))
     (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
     here = Path(__file__).parent
     (folder / "wheel_tags.py").write_bytes((here / "wheel_tags.py").read_bytes())

@@ -92,15 +92,17 @@ def make(
     say: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
     """Write the bundle; the paths of its files. A folder that is there must be a bundle, which becomes this one; what is
-    already right in it is not fetched again. Raises UsageError, ProvisionError, DataError."""
+    already right in it is not fetched again, also after a run that ended early (``SUMS`` is written last). Raises UsageError,
+    ProvisionError, DataError."""
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / README).is_file())):
         raise UsageError(f"{output}: is there already and no bundle", hint="name a new folder")
     output.mkdir(parents=True, exist_ok=True)
+    own = wheels.own_wheel()
+    (output / README).write_text(_readme(own.name, pythons, lock, admin=admin))  # first: what ends early is gone on with
     for old in ("wheelhouse", "admin", "playbooks", SUMS):
         shutil.rmtree(output / old, ignore_errors=True) if (output / old).is_dir() else (output / old).unlink(missing_ok=True)
     for stale in output.glob("fairlead-*.whl"):
         stale.unlink()
-    own = wheels.own_wheel()
     (output / own.name).write_bytes(own.content)
     (output / "wheelhouse").mkdir()
     for python in pythons:
@@ -123,7 +125,6 @@ def make(
     package_files.fetch(wanted, output / "packages", say)
     if lock is not None:
         (output / "fairlead.lock").write_text(locking.text(lock))
-    (output / README).write_text(_readme(own.name, pythons, lock, admin=admin))
     return _seal(output)
 
 

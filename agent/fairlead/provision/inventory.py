@@ -81,6 +81,10 @@ def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> 
             raise ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
     for node in site.ansible.hosts.keys() - set(nodes):
         raise ConfigError(site.file, f"ansible.hosts.{node}", "no such node is declared", hint="mend the name, or take it out")
+    for node, address in site.ansible.hosts.items():
+        if address.count(":") == 1:
+            hint = 'ssh_args = "-p PORT", or `Port` in ~/.ssh/config'
+            raise ConfigError(site.file, f"ansible.hosts.{node}", f"{address}: an address has no port", hint=hint)
     found: dict[str, list[str]] = {}
     for node in nodes:
         found.setdefault(site.ansible.hosts.get(node) or slurm.get(node, node), []).append(node)

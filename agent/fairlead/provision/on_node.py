@@ -32,6 +32,7 @@ if "Stop" not in globals():  # on a node all parts share one namespace
         differs,
         link,
         link_target,
+        next_step,
         read,
         reply,
         systemctl_or_stop,
@@ -80,6 +81,17 @@ class Node:
         if not self.check and lacking(self.request):
             wanted.append("packages")
         return wanted
+
+    def strange(self, hostname: str) -> bool:
+        """Does this machine go by another name than the node that it is to be, and never was that node before? Then the admin
+        host says whether the address leads to another of its nodes. A hostname that is no node's is a site's own choice."""
+        name = self.request.get("node", "")
+        if not name or self.request.get("named") or {hostname, hostname.split(".", maxsplit=1)[0]} & {name, name.split(".")[0]}:
+            return False
+        try:
+            return bool(json.loads(read(self.request["documents"][0]["path"]) or b"{}").get("node") != name)
+        except (ValueError, AttributeError):
+            return True
 
     def place_files(self) -> bool:
         contents = self.payload["files"] if self.payload else {}
@@ -136,7 +148,7 @@ class Node:
             # A check on a fresh node: look with the code that would be installed, then forget it.
             import tempfile
 
-            with tempfile.TemporaryDirectory(prefix="fairlead-check.") as folder:
+            with tempfile.TemporaryDirectory(prefix="fairlead-check.", dir=self.release.scratch()) as folder:
                 venv = os.path.join(folder, "venv")
                 os.mkdir(venv)
                 self.release.unpack(venv)
@@ -172,7 +184,10 @@ class Node:
         except ValueError:
             lines = err.strip().splitlines() or [f"exit code {code}"]
             hint = [line.split("next:", 1)[1].strip() for line in lines if "next:" in line]
-            said = lines[-1 if "Traceback" in err else 0]
+            if "Traceback" in err:  # the error itself, above the line that says that it is one
+                lines = [line for line in lines if "this is a bug in fairlead" not in line][-1:]
+                hint = ["this is a bug in fairlead: `fairlead apply` on the node shows all of it; please report that"]
+            said = lines[0]
             raise Stop("fairlead apply: " + said.replace("fairlead apply: ", "", 1), hint[0] if hint else "") from None
 
     def settle_units(self, reload: bool, restart: bool) -> list[tuple[str, str]]:
@@ -205,6 +220,7 @@ class Node:
         unfinished = os.path.lexists(self.unfinished)
         previous = link_target(os.path.join(self.opt, "current"))
         if fresh:
+            self.release.runnable()
             self.note(self.release.path, f"install for Python {self.release.python}")
             if not self.check:
                 self.begin()
@@ -326,15 +342,17 @@ def alone(request: dict[str, Any]) -> Iterator[None]:
 
 
 def settle(node: Node, request: dict[str, Any], payload: dict[str, Any] | None) -> dict[str, Any]:
-    if request["state"] == "absent":
+    hostname = os.uname().nodename
+    wanted = ["name"] if node.strange(hostname) else []
+    if request["state"] == "absent" and not wanted:
         node.check = request["check"]
         applied = node.absent()
         return {"changed": bool(node.changes), "changes": node.changes, "undone": applied}
-    wanted = node.needs()
+    wanted += node.needs() if request["state"] == "present" else []
     if wanted and payload is None:
         import platform
 
-        need = {"need": wanted, "packages": lacking(request) if "packages" in wanted else []}
+        need = {"need": wanted, "packages": lacking(request) if "packages" in wanted else [], "hostname": hostname}
         return {**need, "python": node.release.python, "machine": platform.machine(), "libc": platform.libc_ver()}
     applied = node.present()
     changed = bool(node.changes) or bool(applied and applied["changed"])
@@ -347,8 +365,7 @@ def main() -> None:
     except Stop as e:
         answer = {"failed": True, "msg": str(e), "hint": e.hint}
     except OSError as e:
-        hint = "make room there" if e.errno == 28 else ""
-        answer = {"failed": True, "msg": "{}: {}".format(e.filename or "node", e.strerror or e), "hint": hint}
+        answer = {"failed": True, "msg": "{}: {}".format(e.filename or "node", e.strerror or e), "hint": next_step(e)}
     reply(answer)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +24,15 @@ class Stop(Exception):
         self.hint = hint
 
 
+def next_step(error: OSError) -> str:
+    """As fairlead.errors.next_step, which may not be there yet."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room there"
+    if error.errno == errno.EROFS:
+        return "that is mounted read-only: see in the kernel log whether its disk failed, then mount it read-write"
+    return ""
+
+
 def reply(data: dict[str, Any]) -> None:
     sys.stdout.write("\n" + MARK + json.dumps(data) + "\n")
     sys.stdout.flush()
@@ -38,23 +49,22 @@ def read(path: str) -> bytes | None:
 def write(path: str, content: bytes, mode: int) -> None:
     """Whole or not at all, durable; as fairlead.host.change.write_file, which may not be there yet."""
     folder, name = os.path.split(path)
-    os.makedirs(folder, mode=0o755, exist_ok=True)
     temporary = os.path.join(folder, "." + name + ".fairlead-new")
     try:
-        os.unlink(temporary)
-    except FileNotFoundError:
-        pass
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "wb") as f:
             f.write(content)
             f.flush()
             os.fchmod(f.fileno(), mode)
             os.fsync(f.fileno())
         os.rename(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
+    except OSError as e:  # a full disk does not say of which file it is
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise OSError(e.errno, e.strerror, path if e.filename in (None, temporary) else e.filename) from None
 
 
 def link(path: str, target: str) -> None:

@@ -13,6 +13,13 @@ if "Stop" not in globals():  # on a node all parts share one namespace
     from fairlead.provision.on_node_files import Stop, read
 
 
+def noexec(path: str) -> bool:
+    """Is it, or the nearest folder above it that exists, mounted noexec? Then no library there can be loaded (mmap(2), EPERM)."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+
+
 class Release:
     """One version of fairlead in a virtual environment of its own. ``path`` refers to it only once it is complete."""
 
@@ -24,6 +31,18 @@ class Release:
 
     def installed(self) -> bool:
         return read(os.path.join(self.path, ".installed")) == self.python.encode()
+
+    def runnable(self) -> None:
+        """Raises Stop where nothing that is installed could run."""
+        if noexec(self.opt):
+            raise Stop(f"{self.opt}: mounted noexec, and fairlead runs from there", "mount it without noexec")
+
+    def scratch(self) -> str:
+        """A folder in which the release can be unpacked for a moment, and run. Many sites mount /tmp noexec."""
+        import tempfile
+
+        candidates = (tempfile.gettempdir(), "/var/tmp", os.path.dirname(self.opt))
+        return next((c for c in candidates if os.access(c, os.W_OK) and not noexec(c)), candidates[0])
 
     def unpack(self, folder: str) -> str:
         """A virtual environment with the wheels, by hand: nodes have neither pip nor the network. Gives its site-packages."""

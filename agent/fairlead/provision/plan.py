@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.provision.inventory import fold
-from fairlead.provision.report import WAITS, NodeResult
+from fairlead.provision.report import WAITS, NodeResult, located
 
 _ORDER = ("", *WAITS)
 SHOWN = 3  # lines of one setting in the text
@@ -40,12 +40,19 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
-def of_items(node: str, items: Iterable[Mapping[str, Any]], *, busy: bool = False, ours: Sequence[PlanStep] = ()) -> NodePlan:
-    """A node's plan from the items of a dry run of `fairlead apply`, as JSON has them."""
+def of_items(
+    node: str,
+    items: Iterable[Mapping[str, Any]],
+    *,
+    busy: bool = False,
+    ours: Sequence[PlanStep] = (),
+    origin: Mapping[str, str] = {},
+) -> NodePlan:
+    """A node's plan from the items of a dry run of `fairlead apply`, as JSON has them. origin: who declares each key."""
     steps, failures, hints = list(ours), [], []
     for item in items:
         if item["state"] in _BAD:
-            failures.append(f"{item['setting']}: {item['message']}")
+            failures.append(located(f"{item['setting']}: {item['message']}", origin))
             hints.append(item.get("hint") or "")
         for step in item.get("steps", ()):
             needs = "" if step["disruption"] == "none" else step["disruption"]
@@ -65,19 +72,25 @@ def of_items(node: str, items: Iterable[Mapping[str, Any]], *, busy: bool = Fals
 def of_result(result: NodeResult) -> NodePlan:
     """A node's plan from what a check run over ssh said of it."""
     if result.state not in {"same", "changed"} and not result.apply:
-        state = "failed" if result.state == "failed" else "unreachable"
+        state = "unreachable" if result.state == "unreachable" else "failed"
         return NodePlan(node=result.node, state=state, failures=(result.message,), hint=result.hint)
     settings = {item["setting"] for item in result.apply.get("items", ())}
-    ours = [PlanStep(setting="", target=t, why=w) for t, _, w in (c.partition(": ") for c in result.changes) if t not in settings]
-    return of_items(result.node, result.apply.get("items", ()), busy=bool(result.apply.get("busy")), ours=ours)
+    diffs = {d.partition("\n")[0].removeprefix("--- "): d for d in result.diffs}
+    said = [c.partition(": ") for c in result.changes]
+    ours = [PlanStep(setting="", target=t, why=w, diff=diffs.get(t, "")) for t, _, w in said if t not in settings]
+    made = of_items(result.node, result.apply.get("items", ()), busy=bool(result.apply.get("busy")), ours=ours)
+    return msgspec.structs.replace(made, failures=result.failures)
 
 
 def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
-    """Nodes with the same plan together, the largest group first, those that were not reached at the end."""
-    found: dict[NodePlan, list[str]] = {}
+    """Nodes with the same plan together (what was there before may differ), the largest group first, those that were not
+    reached at the end. With each, the plan of its first node."""
+    found: dict[NodePlan, list[NodePlan]] = {}
     for plan in plans:
-        found.setdefault(msgspec.structs.replace(plan, node="", busy=False), []).append(plan.node)
-    return sorted(found.items(), key=lambda g: (g[0].state == "unreachable", -len(g[1]), g[1]))
+        steps = tuple(msgspec.structs.replace(step, diff="") for step in plan.steps)
+        found.setdefault(msgspec.structs.replace(plan, node="", busy=False, steps=steps), []).append(plan)
+    grouped = [(same[0], [p.node for p in same]) for same in found.values()]
+    return sorted(grouped, key=lambda g: (g[0].state == "unreachable", -len(g[1]), g[1]))
 
 
 def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
@@ -85,8 +98,9 @@ def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
     return {need: tuple(p.node for p in plans if p.needs == need) for need in reversed(WAITS)}
 
 
-def text(plans: Sequence[NodePlan], *, diff: bool = False) -> str:
-    """The plan for a person: a paragraph per group of equal nodes, then which nodes need what."""
+def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[str] = ()) -> str:
+    """The plan for a person: a paragraph per group of equal nodes, then which nodes need what. undeclared: nodes that Slurm has
+    and the site does not."""
     lines: list[str] = []
     words = {"would_change": "would change"}
     for example, nodes in groups(plans):
@@ -94,7 +108,9 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False) -> str:
         needs = f", needs {WAITS[example.needs]}" if example.needs else ""
         lines.append(f"{fold(nodes)} ({count}): {words.get(example.state, example.state)}{needs}")
         lines += _steps(example.steps)
-        lines += [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
+        shown = [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
+        lines += [f"  diff of {example.node}, the first of them:"] if shown and len(nodes) > 1 else []
+        lines += shown
         lines += [f"  cannot: {f}" for f in example.failures]
         lines += [f"  next: {example.hint}"] if example.hint else []
     for need, named in needing(plans).items():
@@ -102,6 +118,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False) -> str:
             lines.append(f"needs {WAITS[need]}: {fold(named)}")
     busy = [p.node for p in plans if p.busy]
     lines += [f"a job runs there now: {fold(busy)}"] if busy else []
+    lines += [f"{fold(list(undeclared))}: Slurm has them, no class of the site does: not looked at"] if undeclared else []
     states = ("same", "would_change", "failed", "unreachable")
     names = {"same": "the same", "would_change": "would change"}
     counts = [(sum(p.state == s for p in plans), names.get(s, s)) for s in states]
@@ -120,7 +137,8 @@ def _steps(steps: Sequence[PlanStep]) -> list[str]:
         said = []
         for (name, why, needs), at in targets.items():
             if name == setting:
-                where = f"{setting}: {why} ({at[0]}{f' and {len(at) - 1} more' if len(at) > 1 else ''})" if setting else why
+                more = f"{at[0]} and {len(at) - 1} more" if len(at) > 1 else at[0] if at[0] not in why else ""
+                where = f"{setting}: {why}{f' ({more})' if more else ''}" if setting else why
                 said.append(f"  {where}{f' [{needs}]' if needs else ''}")
         cut = SHOWN if setting and len(said) > SHOWN + 1 else len(said)
         lines += said[:cut] + ([f"  {setting}: and {len(said) - cut} more like these (--json has them)"] if said[cut:] else [])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from fairlead.provision.report import NodeResult
+from fairlead.provision.screen import drawable
 
 
 class Silent:
@@ -23,27 +25,30 @@ class Silent:
 
 
 class Lines(Silent):
-    """One plain line per node."""
+    """One plain line per node. ``words``: how a state is said, where that is not its own name."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, words: Mapping[str, str]) -> None:
         self._total = total
+        self._words = words
         self._count = 0
 
     def done(self, result: NodeResult) -> None:
         self._count += 1
-        said = result.message or (f"{len(result.changes)} changes" if result.changes else "")
-        sys.stderr.write(f"[{self._count}/{self._total}] {result.node}: {result.state}{': ' if said else ''}{said}" + "\n")
+        said = [result.message] if result.message else [f"{len(result.changes)} changes"] if result.changes else []
+        said += [f"{len(result.waiting)} waiting"] if result.waiting else []
+        told = f"{self._words.get(result.state, result.state)}{': ' if said else ''}{', '.join(said)}"
+        sys.stderr.write(f"[{self._count}/{self._total}] {result.node}: {told}\n")
 
 
 class Bar(Silent):
     """A bar that says how many nodes are done, and with what; failures stay on the screen as lines."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, words: Mapping[str, str]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns: list[Any] = [
-            TextColumn("provision"),
+            TextColumn("looked at" if words else "provision"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -51,6 +56,7 @@ class Bar(Silent):
         ]
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._progress.add_task("nodes", total=total, said="")
+        self._words = words
         self._counts: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -64,12 +70,13 @@ class Bar(Silent):
         self._counts[result.state] = self._counts.get(result.state, 0) + 1
         if result.state in {"failed", "unreachable"}:
             self._progress.console.print(f"{result.node}: {result.state}: {result.message}", markup=False, highlight=False)
-        said = ", ".join(f"{count} {state}" for state, count in sorted(self._counts.items()))
+        said = ", ".join(f"{count} {self._words.get(state, state)}" for state, count in sorted(self._counts.items()))
         self._progress.update(self._task, advance=1, said=said)
 
 
-def display(total: int, *, quiet: bool) -> Silent:
-    """The right display for this standard error."""
+def display(total: int, *, quiet: bool, check: bool = False) -> Silent:
+    """The right display for this standard error. check: nothing is changed in this run."""
     if quiet:
         return Silent()
-    return Bar(total) if sys.stderr.isatty() else Lines(total)
+    words = {"changed": "would change"} if check else {}
+    return Bar(total, words) if drawable(sys.stderr) else Lines(total, words)

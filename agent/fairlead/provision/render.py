@@ -22,7 +22,7 @@ from fairlead import assets
 from fairlead.config import Site
 from fairlead.errors import DataError, HostError
 from fairlead.provision.bundle import write_bundle
-from fairlead.provision.inventory import Target, members
+from fairlead.provision.inventory import Target, all_nodes, members
 from fairlead.provision.wheels import Wheel
 
 PARTS = ("bundle", "inventory.yml", "roles")
@@ -38,7 +38,7 @@ def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wh
         made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))  # 0700
         try:
             (made / "bundle").mkdir()
-            write_bundle(made / "bundle", chosen, own, wheels, **request)
+            write_bundle(made / "bundle", chosen, own, wheels, declared=all_nodes(site), **request)
             (made / "inventory.yml").write_bytes(inventory(site, chosen, str((output / "bundle").absolute())))
             shutil.copytree(assets.directory("playbooks") / "roles", made / "roles", ignore=shutil.ignore_patterns("__pycache__"))
             if output.is_dir() and _content(output) == _content(made):

@@ -108,12 +108,17 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
     waiting, waits, failures, hints, diffs = [], [], [], [], []
     for c in res.get("changes", ()):
         if "after" in c:
-            diffs.append(f"{c['what']}\n{_diff(c)}")
+            diffs.append(_diff(c))
     for item in applied.get("items", ()):
+        steps = item.get("steps", ())
         if item["state"] in {"changed", "would_change"}:
             changes.append(f"{item['setting']}: {item['message']}")
-            diffs += [step["diff"] for step in item["steps"]]
-        elif item["state"] == "deferred":
+            diffs += [step["diff"] for step in steps]
+        elif made := [step for step in steps if step.get("done")]:  # a part of it, though the rest waits or failed
+            more = len({step["why"] for step in made}) - 1
+            changes.append(f"{item['setting']}: {made[0]['why']}" + (f" (and {more} more)" if more else ""))
+            diffs += [step["diff"] for step in made]
+        if item["state"] == "deferred":
             waiting.append(f"{item['setting']}: {item['message']}")
             waits.append(item.get("pending") or "idle")
         elif item["state"] in {"failed", "refused", "unreadable"}:
@@ -138,13 +143,14 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
 
 def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
     """The same with each failure of a setting told by the file that declares it: the node itself only knows its document."""
-    failures = tuple(_located(f, origin) for f in result.failures)
+    failures = tuple(located(f, origin) for f in result.failures)
     if failures == result.failures:
         return result
     return msgspec.structs.replace(result, failures=failures, message="; ".join(failures))
 
 
-def _located(failure: str, origin: Mapping[str, str]) -> str:
+def located(failure: str, origin: Mapping[str, str]) -> str:
+    """ "setting: what is wrong" with the file that declares it, where ``origin`` knows."""
     setting, _, rest = failure.partition(": ")
     said = {where: key for key, where in origin.items() if key.startswith(f"settings.{setting}.")}
     words = rest.removeprefix(f"{DOCUMENT}: ")
@@ -159,7 +165,7 @@ def _diff(change: Mapping[str, Any]) -> str:
     import difflib
 
     before, after = change["before"].splitlines(), change["after"].splitlines()
-    return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm="")) + "\n"
+    return "\n".join(difflib.unified_diff(before, after, change["what"], change["what"], lineterm="")) + "\n"
 
 
 def _reach_hint(words: str) -> str:
@@ -185,14 +191,16 @@ def text(report: Report, *, diff: bool = False) -> str:
     words = {"changed": "would change"} if report.check else {}
     for example, nodes in groups(report.nodes):
         plural = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-        lines.append(f"{fold(nodes)} ({plural}): {words.get(example.state, example.state)}")
+        waiting = f", {len(example.waiting)} waiting" if example.waiting else ""
+        lines.append(f"{fold(nodes)} ({plural}): {words.get(example.state, example.state)}{waiting}")
         lines += [f"  {change}" for change in example.changes]
         lines += [f"  waits for {WAITS[k]}: {w}" for w, k in zip(example.waiting, example.waits, strict=True)]
         if example.state in {"failed", "unreachable", "unfinished"}:
             lines += [f"  {f}" for f in example.failures or (example.message,)]
             lines.append(f"  task: {example.task}" if example.task else "")
             lines.append(f"  next: {example.hint}" if example.hint else "")
-        if diff:
+        if diff and example.diffs:
+            lines += [f"  diff of {example.node}, the first of them:"] if len(nodes) > 1 else []
             lines += [f"    {line}" for d in example.diffs for line in d.splitlines()]
     lines += [each.text() for each in report.networks]
     if report.undeclared:
@@ -200,12 +208,13 @@ def text(report: Report, *, diff: bool = False) -> str:
     return "\n".join([line for line in lines if line] + [summary(report)])
 
 
-def ticket(report: Report, code: ExitCode, *, diff: bool = False) -> str:
-    """The report as a page for a change ticket: what was asked for and when, then the same as ``text``."""
+def ticket(report: Report, code: ExitCode, by: str, *, diff: bool = False) -> str:
+    """The report as a page for a change ticket: what was asked for, by whom and when, then the same as ``text``."""
     stamp = "%Y-%m-%d %H:%M:%S UTC"
     kind = "check (nothing was changed)" if report.check else "change"
     head = [
         f"fairlead provision: {kind}",
+        f"by: {by}",
         f"site: {report.site}, generation {report.generation}",
         f"settings: {', '.join(report.tags) or 'all that are declared'}",
         f"began: {time.strftime(stamp, time.gmtime(report.began))}",
@@ -218,7 +227,10 @@ def ticket(report: Report, code: ExitCode, *, diff: bool = False) -> str:
 def data(report: Report, code: ExitCode) -> dict[str, Any]:
     """The report as JSON has it: every node, the groups of equal ones, the counts, and the exit code."""
     found: dict[str, Any] = msgspec.to_builtins(report)
-    grouped = [{"nodes": fold(nodes), "count": len(nodes), "state": example.state} for example, nodes in groups(report.nodes)]
+    grouped = [
+        {"nodes": fold(nodes), "count": len(nodes), "state": example.state, "waiting": len(example.waiting)}
+        for example, nodes in groups(report.nodes)
+    ]
     counts = {state: report.count(state) for state in STATES if report.count(state)}
     return found | {"counts": counts, "groups": grouped, "exit_code": int(code)}
 
@@ -228,9 +240,11 @@ def _others(count: int) -> str:
 
 
 def summary(report: Report) -> str:
-    """The last line: "412 the same, 3 changed, 1 failed"."""
+    """The last line: "412 the same, 3 changed, 1 failed (2 of them waiting)"."""
     names = {"same": "the same", "changed": "would change" if report.check else "changed"}
     counts = ", ".join(f"{report.count(s)} {names.get(s, s)}" for s in STATES if report.count(s))
+    waiting = sum(bool(n.waiting) for n in report.nodes)
+    counts += f" ({waiting} of them waiting)" if waiting else ""
     changes = sum(len(n.changes) for n in report.nodes)
     nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
     return f"{nodes}: {counts or 'nothing'}; {changes} changes in {report.seconds:.1f} s"

@@ -67,7 +67,7 @@ def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
         raise InputMissing(f"{site.ansible.private_key}: cannot be read", hint="it is [ansible] private_key of the site")
     own = wheels.own_from(options.wheel)
     results: dict[str, NodeResult] = {}
-    with display(len(chosen), quiet=options.quiet) as shown:
+    with display(len(chosen), quiet=options.quiet, check=options.check) as shown:
         rest: Sequence[Target] = chosen
         for _ in range(4):  # again only for nodes whose Python nobody had wheels for, after fetching some
             _play(site, rest, options, own=own, results=results, shown=shown)
@@ -80,7 +80,7 @@ def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
         for target in chosen:
             if results[target.node].no_wheel:
                 shown.done(results[target.node])
-    nodes = tuple(with_origin(results[t.node], t.origin) for t in chosen)
+    nodes = tuple(results[t.node] for t in chosen)
     return Report(
         site=site.file,
         generation=site.generation,
@@ -139,6 +139,7 @@ def _play(
             only=options.only,
             drained=options.drained,
             packages=options.packages,
+            declared=all_nodes(site),
         )
         inventory = folder / "inventory.ini"
         (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
@@ -148,8 +149,10 @@ def _play(
                 node=target.node, state="unfinished", message="the run ended before this node was done", hint="run it again"
             )
 
+        origins = {target.node: target.origin for target in chosen}
+
         def on_event(event: Mapping[str, Any]) -> bool:
-            _take(event, results, shown)
+            _take(event, results, shown, origins)
             return False
 
         env = environment(site, folder, chosen[0].address)
@@ -171,16 +174,20 @@ def _play(
             runner.run()
             stopped = interrupted()
         if stopped and all(r.state == "unfinished" for r in results.values()):
-            raise KeyboardInterrupt
+            words = "a node that had begun may complete it by itself; what is there is whole, and the next run does the rest"
+            raise KeyboardInterrupt("" if options.check else words)
         if all(r.state == "unfinished" for r in results.values()):
             raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
 
 
-def _take(event: Mapping[str, Any], results: dict[str, NodeResult], shown: Silent) -> None:
+def _take(
+    event: Mapping[str, Any], results: dict[str, NodeResult], shown: Silent, origins: Mapping[str, Mapping[str, str]]
+) -> None:
     kind, data = event.get("event", ""), event.get("event_data", {})
     if kind not in {"runner_on_ok", "runner_on_failed", "runner_on_unreachable"} or data.get("host") not in results:
         return
     result = node_result(data["host"], kind, str(data.get("task", "")), data.get("res") or {})
+    result = with_origin(result, origins[result.node])
     results[result.node] = result
     if not result.no_wheel:  # fetching may help: said when it is known
         shown.done(result)

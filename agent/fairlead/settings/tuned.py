@@ -12,10 +12,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, Layer, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
 from fairlead.model.tuned import COMM, PROFILE
+from fairlead.model.unit import PREFIX, seen
 
 UNIT = "tuned.service"
 MODE = "/etc/tuned/profile_mode"
@@ -28,11 +30,13 @@ class TunedWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """``running``: a tuned daemon runs. ``profile``: the active one, None where tuned never had one. ``mode``: auto or manual."""
+    """``running``: a tuned daemon runs. ``profile``: the active one, None where tuned never had one. ``mode``: auto or manual.
+    ``absent``: systemd says that there is no such unit to run (a tree and an image do not say)."""
 
     running: bool
     profile: str | None
     mode: str | None
+    absent: str = ""
 
 
 def observe(node: Node) -> Observed | Missing:
@@ -40,7 +44,12 @@ def observe(node: Node) -> Observed | Missing:
     for value in (running, profile, mode):
         if isinstance(value, Missing):
             return value
-    return Observed(running is not None, None if profile is None else str(profile), None if mode is None else str(mode))
+    unit = seen(node, UNIT)
+    if isinstance(unit, Missing):
+        return unit
+    told = node.text(f"{PREFIX}{UNIT}") is not None
+    absent = "" if not told else "masked" if unit.load == "masked" else "" if unit.installed else "not installed"
+    return Observed(running is not None, None if profile is None else str(profile), None if mode is None else str(mode), absent)
 
 
 def plan(want: TunedWant, observed: Observed) -> tuple[AnyChange, ...]:
@@ -50,6 +59,9 @@ def plan(want: TunedWant, observed: Observed) -> tuple[AnyChange, ...]:
             return ()
         why = f"tuned runs with the profile {now or 'it chose itself'} and sets what fairlead declares; it should not run"
         return (Unit(setting="tuned", why=why, name=UNIT, enabled=False, active=False),)
+    if observed.absent:
+        hint = "install tuned and unmask its unit, or declare no profile for this node"
+        raise ConfigError("node.json", "settings.tuned.profile", f"{UNIT} is {observed.absent} here", hint=hint)
     changes: list[AnyChange] = []
     for path, text, before in ((PROFILE, f"{want.profile}\n", observed.profile), (MODE, "manual\n", observed.mode)):
         if before != text:
@@ -69,6 +81,6 @@ setting = Setting(
     want=TunedWant,
     observe=observe,
     plan=plan,
-    reads=(COMM, PROFILE, MODE),
+    reads=(COMM, PROFILE, MODE, f"{PREFIX}{UNIT}"),
     as_wanted=lambda want: {COMM: "tuned\n"} if want.profile else {},
 )

@@ -136,7 +136,8 @@ class Scontrol:
                 f"{command[0]} gave no answer in {self.deadline_seconds:g} s", hint="is slurmctld up? scontrol ping"
             ) from None
         except OSError as e:
-            raise SlurmError(f"{tool}: {e.strerror}", hint="slurm.bin_dir says where Slurm's commands are") from None
+            hint = "--bin-dir, or slurm.bin_dir of the site, says where Slurm's commands are"
+            raise SlurmError(f"{tool}: {e.strerror}", hint=hint) from None
         if done.returncode < 0:
             raise SlurmUnavailable(f"{command[0]} was ended by signal {-done.returncode}")
         said = " ".join(done.stderr.decode(errors="replace").split())

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fairlead.errors import FairleadError, HostError
+from fairlead.errors import FairleadError, HostError, next_step
 from fairlead.host.change import gpus, nvml_release, packages, reload
 from fairlead.host.change.files import write_file
 from fairlead.host.change.gpus import NvmlSet
@@ -59,13 +59,14 @@ NOT_UNDONE = Unit | Module | BootLoader | Reboot | Packages | ModuleReload
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What became of one change. ``message`` is one line: what was done, or why it was not. ``skipped``: not for here
-    (done), or not now (not done)."""
+    """What became of one change. ``message`` is one line: what was done, or why it was not; ``hint``: what to do about that.
+    ``skipped``: not for here (done), or not now (not done)."""
 
     change: AnyChange
     done: bool
     message: str
     skipped: bool = False
+    hint: str = ""
 
 
 def execute(
@@ -109,11 +110,9 @@ def _execute(changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None,
                 refused.add(change.setting)
                 if isinstance(change, KernelValue) and isinstance(e, OSError) and e.errno == errno.EINVAL:
                     words = f"the kernel refuses {change.value!r} ({words})"
-            hint = (
-                f" ({e.hint})" if isinstance(change, Packages | ModuleReload) and isinstance(e, FairleadError) and e.hint else ""
-            )
-            message = f"{target(change)}: {words}{hint}"
-            outcomes.append(Outcome(change=change, done=False, skipped=later, message=message))
+            hint = e.hint if isinstance(e, FairleadError) else next_step(e)
+            message = f"{target(change)}: {words}"
+            outcomes.append(Outcome(change=change, done=False, skipped=later, message=message, hint=hint))
     return tuple(outcomes)
 
 

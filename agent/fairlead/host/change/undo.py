@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any
 
-from fairlead.errors import HostError
+from fairlead.errors import HostError, next_step
 from fairlead.host.change.files import write_file
 from fairlead.host.change.show import target
 from fairlead.host.change.values import current_choice
@@ -62,11 +62,17 @@ def _undo_path(change: AnyChange, undo: str) -> str:
 
 
 def remember(change: AnyChange, root: Root, undo: str) -> None:
-    """Note what is there before fairlead's first change of this target. Later changes keep the first note."""
+    """Note what is there before fairlead's first change of this target. Later changes keep the first note. Raises HostError
+    where it cannot be noted, OSError where it cannot be read."""
     path = root.join(_undo_path(change, undo))
     if os.path.exists(path):
         return
-    write_file(path, json.dumps(_record(change, root), indent=1).encode() + b"\n", 0o600)
+    record = json.dumps(_record(change, root), indent=1).encode() + b"\n"
+    try:
+        write_file(path, record, 0o600)
+    except OSError as e:
+        words = f"left as it is, since what is there now cannot be noted: {path}: {e.strerror}"
+        raise HostError(words, hint=next_step(e)) from None
 
 
 def undo_changes(root: Root, undo: str = UNDO) -> tuple[tuple[str, AnyChange], ...]:

@@ -52,10 +52,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except FileNotFoundError as e:
             words = f"{e.filename}: no such file; is {node} declared in the site, and the bundle made since?"
             raise AnsibleActionFail(words) from None
+        request["node"] = node
         request["check"] = bool(self._task.check_mode)
         request["diff"] = bool(self._task.diff)
         answer = self._ask(bundle, python, request, b"")
         if "need" in answer:
+            if other := _other_node(bundle, node, answer):
+                words = f"{variables.get('ansible_host') or node} leads to {other}, which the site declares as another node"
+                hint = "mend [ansible] hosts of the site, DNS or the inventory, or that machine's hostname; nothing was changed"
+                return {**result, "failed": True, "msg": words, "hint": hint}
+            request["named"] = True
             payload = _payload(bundle, request, answer)
             if isinstance(payload, dict):
                 return {**result, **payload}
@@ -107,6 +113,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 def _read(*path: str) -> bytes:
     with open(os.path.join(*path), "rb") as f:
         return f.read()
+
+
+def _other_node(bundle: str, node: str, answer: dict[str, Any]) -> str:
+    """The name of the machine that answered, where the site has it for another node; else ""."""
+    hostname = str(answer["hostname"])
+    declared = set(json.loads(_read(bundle, "nodes"))) - {node} if "name" in answer["need"] else set()
+    return next((name for name in (hostname, hostname.split(".", maxsplit=1)[0]) if name in declared), "")
 
 
 def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
