@@ -83,8 +83,7 @@ class Worker:
         return result
 
     def start_sweep(self, *, closely: bool = False) -> None:
-        """Asks for a sweep. While one is under way, it is that one that will be answered. closely: also what no check judges
-        at every sweep, such as NVLinks (``nvml_device``)."""
+        """Asks for a sweep. While one is under way, that one is answered. closely: also what is not judged at every sweep."""
         self._closely = closely
         if self._asked_at is None:
             self._asked_at = time.monotonic()
