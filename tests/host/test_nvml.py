@@ -293,6 +293,7 @@ def test_a_worker_that_dies_again_and_again_is_said_from_the_first_time_on(worke
         time.sleep(0.1)
     assert worker.crashes >= 2 and seconds == sorted(seconds) and seconds[-1] > 2
     faults.clear()
+    worker.hurry()
     assert until(worker, lambda r: isinstance(r.raw, dict)).stuck is None
 
 

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import mmap
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
-
-import pynvml
 
 from fairlead.host import nvml_set
 from fairlead.host.nvml_device import Device
@@ -32,6 +30,28 @@ from fairlead.host.nvml_frames import BEAT, FRAME, Told
 from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Beat, Json, bus_id, entry
 from fairlead.host.nvml_mig import Mig
 
+
+def _pynvml() -> Any:
+    """pynvml, without ``ctypes.util``: it imports that and on Linux never calls it. With re, subprocess and tempfile that is a
+    quarter of what a worker costs to start."""
+
+    def find_library(name: str) -> str | None:
+        from ctypes.util import find_library as find
+
+        return find(name)
+
+    late = ModuleType("ctypes.util")
+    late.find_library = find_library  # type: ignore[attr-defined]
+    ours = sys.modules.setdefault(late.__name__, late) is late
+    try:
+        import pynvml
+    finally:
+        if ours:
+            del sys.modules[late.__name__]
+    return pynvml
+
+
+pynvml = _pynvml()
 _UNINITIALIZED, _DRIVER_NOT_LOADED, _MISMATCH, _UNKNOWN = 1, 9, 18, 999
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
@@ -221,6 +241,8 @@ def _write(kind: bytes, data: bytes) -> None:
 
 
 def _plain(payload: Any) -> bytes:
+    import json  # not before there is something to say: most workers of a driver that hangs have nothing
+
     return json.dumps(payload).encode()
 
 
