@@ -283,8 +283,7 @@ def test_a_worker_that_dies_again_and_again_is_said_from_the_first_time_on(worke
     gpus(worker)
     faults.crash("nvmlDeviceGetUtilizationRates", 2)
     time.sleep(0.01)
-    seconds = []
-    end = time.monotonic() + 90
+    seconds, end = [], time.monotonic() + 90
     while (worker.crashes < 2 or seconds[-1] <= 2) and time.monotonic() < end:  # deaths, and sweeps while it waits for a start
         result = worker.sweep()
         assert isinstance(result.raw, Missing) and result.stuck is not None
