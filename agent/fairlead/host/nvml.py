@@ -28,7 +28,7 @@ from fairlead.model.facts import Missing, StuckCall, unreadable
 
 KILL_FACTOR = 3  # a worker that is late this many deadlines is killed
 ATTACH_SECONDS = 60.0  # nvmlInit without persistence mode initialises every GPU: killed no sooner than that
-BACKOFF_SECONDS = (0.0, 30.0)  # before a worker is started, after so many that hung or died
+BACKOFF_SECONDS = (0.0, 60.0)  # before a worker is started, after so many that hung or died
 _QUIT_SECONDS = 2.0
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # -I: neither the environment nor the current folder can put modules in the worker's way
