@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from subprocess import CompletedProcess
 from typing import Any, TypeVar
 
@@ -118,8 +119,13 @@ class Ward:
 
     def told(self, number: int) -> list[str]:
         """Every reason that slurmctld was ever given for the node."""
+        return [reason for _, reason in self.told_at(number)]
+
+    def told_at(self, number: int) -> list[tuple[float, str]]:
+        """The same with slurmctld's times, Unix seconds to the millisecond."""
         log = self.rack.ctl("cat /var/log/slurm/slurmctld.log")
-        return re.findall(rf"update_node: node gpu{number} reason set to: (.*)", log)
+        lines = re.findall(rf"^\[([-\d]+T[:.\d]+)\] update_node: node gpu{number} reason set to: (.*)", log, re.M)
+        return [(datetime.fromisoformat(stamp).timestamp(), reason) for stamp, reason in lines]
 
     def heal(self, number: int) -> None:
         """In service, with nothing known of earlier tests: no drain, ledger, history or evidence."""

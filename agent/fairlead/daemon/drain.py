@@ -67,7 +67,7 @@ class Drain(OwnNode):
         yield "write"
         self._fresh(read_at, unsent)
         self.client.drain(self.node, entry.token.text)
-        window = self.clock() - read_at
+        window = self.clock() - self._asked
         yield "read back"
         listed = self._nodes()
         read_at = self.clock()
@@ -135,7 +135,7 @@ class Drain(OwnNode):
         yield "write"
         self._fresh(read_at, replace(entry, phase=Phase.DRAINED, lifting=0.0))
         self.client.resume(self.node)
-        window = self.clock() - read_at
+        window = self.clock() - self._asked
         yield "read back"
         read_at = self.clock()
         mine = self._node()
@@ -197,7 +197,7 @@ class Drain(OwnNode):
         yield "write"
         self._fresh(read_at, before)
         self.client.resume(self.node)
-        window = self.clock() - read_at
+        window = self.clock() - self._asked
         yield "read back"
         read_at = self.clock()
         mine = self._node()
