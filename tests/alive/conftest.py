@@ -76,7 +76,7 @@ class Living(Agent):
             return ""
 
     def render(self) -> None:
-        """Have the text file rendered now: it is every 10 s, and when the jobs of the node change."""
+        """Have the text file rendered now: it is every 14 s, and when the jobs of the node change."""
         count = next(self._jobs)
         (self.run_dir / f"jobs/{count - 1}").unlink(missing_ok=True)
         (self.run_dir / f"jobs/{count}").write_text("1\trunning\t2001\t-\t5\t-\t-\t.\n")

@@ -3,8 +3,8 @@
 One agent with a 1 s sweep on a machine tree, behind its worker the simulated library, its state directory on a disk that can
 fall silent, its run directory in memory, as /run is on every node (systemd mounts it). CPU is what the scheduler has counted
 (/proc/PID/task/*/schedstat) in the minute that begins with the fault: with what it takes to notice and to say it, and with
-every worker that is started meanwhile. (A few seconds would say nothing: a thorough look comes every 14 s, a text file of
-metrics every 10 s, the worker after one that was killed at once and then after 60 s.) The start of the agent itself is over by
+every worker that is started meanwhile. (A few seconds would say nothing: a thorough look comes every 14 s, with it a text
+file of metrics, the worker after one that was killed at once and then after 60 s.) The start of the agent itself is over by
 then: what that costs is paid once.
 """
 

@@ -128,4 +128,5 @@ check = Check(
     confirm=2,
     confirm_of=3,
     boot_grace_seconds=120,
+    slow=True,
 )

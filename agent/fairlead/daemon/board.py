@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fairlead.daemon.job_tables import JobTables
     from fairlead.daemon.metrics import Metrics, View
 
-TEXTFILE_SECONDS = 10.0  # scrapes come every 15 s or so; rendering costs milliseconds
+TEXTFILE_SECONDS = 14.0  # with a thorough look, where there is one by then; scrapes come every 15 s or so
 
 
 class Board:
@@ -181,9 +181,9 @@ class Board:
         """Publish status.json."""
         self._write("status.json", data)
 
-    def due(self) -> bool:
+    def due(self, within_seconds: float = 0.0) -> bool:
         """Whether the text file wants to be rendered again, though nothing happened."""
-        return time.monotonic() >= self._textfile_at
+        return time.monotonic() + within_seconds >= self._textfile_at
 
     def hurry(self) -> None:
         """Render the text file with the next sweep."""

@@ -260,7 +260,7 @@ class Loop:
                 if self.decision is not None:
                     self._decide((), frozenset())
         self.next_sweep = now + self.document.agent.interval_seconds * random.uniform(0.95, 1.05)
-        self._shows = self.board.due()
+        self._shows = self.board.due(self.document.agent.interval_seconds if self.senses.is_due() else 0.0)
         self.senses.start_sweep(shown=self._shows)
 
     def _swept(self) -> bool:

@@ -37,8 +37,9 @@ class Outcome(StrEnum):
 
 class Result(Struct, frozen=True, kw_only=True):
     """``detail``: one line, a reason or what holds the drain. ``states``: as last read. ``window_seconds``: from
-    before the reading to the end of the write: in some of it another's change would be overwritten, outside it none. ``marked``: Slurm's own "Prolog error" for
-    our prolog's refusal stands. ``limit``: what held it, of the rules across nodes; ``undone``: after it had been written."""
+    before the reading to the end of the write: in some of it another's change would be overwritten, outside it none.
+    ``marked``: Slurm's own "Prolog error" for our prolog's refusal stands. ``limit``: what held it, of the rules across
+    nodes; ``undone``: after it had been written."""
 
     outcome: Outcome
     detail: str = ""

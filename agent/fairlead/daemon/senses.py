@@ -95,11 +95,15 @@ class Senses:
             self.worker.reattach()
         return True
 
+    def is_due(self) -> bool:
+        """Whether the next look will be thorough."""
+        return self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS)
+
     def start_sweep(self, *, shown: bool = False) -> None:
         """``shown``: all that is read will be shown, so NVML's part of it is read anew, as for a thorough look."""
         self._asked = True
         if self.worker is not None:
-            self.worker.start_sweep(closely=shown or self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS))
+            self.worker.start_sweep(closely=shown or self.is_due())
 
     def poll(self) -> Node | None:
         """The node, once per sweep asked for. A fresh gather of all else goes with NVML's answer, whatever that is."""

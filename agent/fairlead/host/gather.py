@@ -20,6 +20,8 @@ from fairlead.model.gpu_load import Software
 from fairlead.model.host_facts import Host, Wanted
 
 T = TypeVar("T")
+_TICK_NANOSECONDS = 2_000_000_000
+_UNREAD = unreadable("not read")
 SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
 CPU_SECONDS = 600.0
 _NVIDIA, _AMD = 0x10DE, 0x1002
@@ -58,6 +60,7 @@ class Gatherer:
         self._virtual: bool | Missing | None = None
         self._name = kernel.node_name(root)
         self._module: str | Missing = ""
+        self._boot_id: str | Missing = _UNREAD  # the same as long as this process lives
         self._texts: dict[str, str | Missing | None] = {}
         self._globs: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[int, ...] | None] = {}
@@ -65,6 +68,8 @@ class Gatherer:
         self._looks = HostLooks(root, wanted, once=not slow_seconds) if wanted is not None else None
         self._host: Host | Missing = unreadable("not read")
         self._seen = Seen()
+        self._devices: tuple[PciDevice, ...] = ()
+        self._there: tuple[tuple[str, bool], ...] = ()  # the GPUs that the driver listed when the bus was last looked at
         self._gpus_said: tuple[tuple[Gpu, ...], tuple[Gpu, ...]] = (), ()  # as NVML said last, and with what others say
         self._owners = Owners(root)
         self._software = Software()
@@ -83,7 +88,11 @@ class Gatherer:
         now = time.monotonic()
         thorough = now >= self._next_thorough and (closely or not self._next_thorough)
         root = self._root
-        devices = self._tour.devices(thorough=thorough)
+        gpus = self._converter.gpus(nvml)
+        there = () if isinstance(gpus, Missing) else tuple((g.pci, g.lost) for g in gpus)
+        if thorough or there != self._there:  # with another answer of the driver: what is on the bus
+            self._there, self._devices = there, self._tour.devices(thorough=thorough)
+        devices = self._devices
         if thorough:
             self._software = software(root)
             self._next_thorough = now + self._slow_seconds
@@ -97,11 +106,12 @@ class Gatherer:
         if thorough and self._looks is not None:
             self._host = self._looks.look(self._nics)
         self._module = kernel.module_version(root)
+        if isinstance(self._boot_id, Missing):
+            self._boot_id = kernel.boot_id(root)
         self._read_texts(thorough)
-        gpus = self._gpus(nvml, devices, now, thorough=thorough)
         return Node(
             name=self._name,
-            boot_id=kernel.boot_id(root),
+            boot_id=self._boot_id,
             uptime_seconds=kernel.uptime_seconds(root),
             virtual=self._virtual if self._virtual is not None else kernel.virtual(root),
             cpus=self._cpus,
@@ -109,7 +119,7 @@ class Gatherer:
             pci=devices,
             nics=self._nics,
             driver=replace(gpu.driver(nvml, self._module), software=self._software),
-            gpus=gpus,
+            gpus=gpus if isinstance(gpus, Missing) else self._gpus(gpus, now, thorough=thorough),
             stuck=stuck,
             gpu_links=self._links,
             thorough=thorough,
@@ -122,15 +132,10 @@ class Gatherer:
         if self._looks is not None:
             self._looks.end()
 
-    def _gpus(
-        self, nvml: Mapping[str, Any] | Missing | None, devices: tuple[PciDevice, ...], now: float, *, thorough: bool
-    ) -> tuple[Gpu, ...] | Missing:
-        gpus = self._converter.gpus(nvml)
-        if isinstance(gpus, Missing):
-            return gpus
+    def _gpus(self, gpus: tuple[Gpu, ...], now: float, *, thorough: bool) -> tuple[Gpu, ...]:
         said, whole = self._gpus_said
         if thorough or len(gpus) != len(said) or not all(map(is_, gpus, said)):
-            whole = self._owners.attribute(aer.on_gpus(name_the_lost(gpus, devices), self._aer), again=thorough)
+            whole = self._owners.attribute(aer.on_gpus(name_the_lost(gpus, self._devices), self._aer), again=thorough)
             self._gpus_said = gpus, whole
         return self._seen.add(whole, now)
 
@@ -144,6 +149,7 @@ class Gatherer:
             self._cpus = cpus.cpus(self._root, self._numa)
 
     def _read_texts(self, thorough: bool) -> None:
+        before = self._texts
         if thorough:
             self._texts = {}
             self._globs = {p: self._root.glob(p) for p in self._reads if any(c in p for c in "*?[")}
@@ -151,15 +157,23 @@ class Gatherer:
             paths = self._globs.get(pattern, (pattern,))
             if thorough or len(paths) <= _GLOB_MAX:
                 for path in paths:
-                    self._read(path, thorough)
+                    self._read(path, before, thorough)
 
-    def _read(self, path: str, thorough: bool) -> None:
-        """A file on a disk is read again when it was written, and on thorough looks; /proc and /sys always."""
-        if not path.startswith(("/proc/", "/sys/")):
-            stamp = self._root.stamp(path)
-            if not thorough and stamp is not None and path in self._texts and self._stamps.get(path) == stamp:
+    def _read(self, path: str, before: Mapping[str, str | Missing | None], thorough: bool) -> None:
+        """A file on a disk is read again when it was written, or could not be read; what is no file on thorough looks; /proc and
+        /sys always."""
+        if path.startswith("/@"):
+            if not thorough and path in before:
                 return
-            self._stamps[path] = stamp
+        elif not path.startswith(("/proc/", "/sys/")):
+            stamp = self._root.stamp(path)
+            same = stamp is not None and self._stamps.get(path) == stamp
+            if same and not isinstance(said := before.get(path, _UNREAD), Missing):
+                self._texts[path] = said
+                return
+            # One that was written just now may be written again within the same tick of the clock of files.
+            fresh = stamp is not None and time.time_ns() - max(stamp[2:], default=0) < _TICK_NANOSECONDS
+            self._stamps[path] = None if fresh else stamp
         self._texts[path] = process.read_text(self._root, path, self._processes, search=thorough)
 
 

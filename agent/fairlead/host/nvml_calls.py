@@ -157,8 +157,6 @@ def fast_calls(calls: Calls, structs: Any) -> Calls:
         lambda: [rows.max, rows.high, rows.partial, rows.low, rows.none],
         ctypes.byref(rows),
     )
-    calls.uint("nvmlDeviceGetCurrPcieLinkGeneration", "pcie", "gen_current")
-    calls.uint("nvmlDeviceGetCurrPcieLinkWidth", "pcie", "width_current")
     calls.uint("nvmlDeviceGetClockInfo", "clocks", "sm_hertz", uint(1), scale=1_000_000)
     _reasons(calls)
     calls.struct(
@@ -182,6 +180,8 @@ def vital_calls(calls: Calls, structs: Any) -> Calls:
 def near_calls(calls: Calls) -> Calls:
     """Made when it is looked at closely: what a check confirms over several thorough looks is read anew for each."""
     calls.uint("nvmlDeviceGetPersistenceMode", "persistence_mode")
+    calls.uint("nvmlDeviceGetCurrPcieLinkGeneration", "pcie", "gen_current")
+    calls.uint("nvmlDeviceGetCurrPcieLinkWidth", "pcie", "width_current")
     calls.uint("nvmlDeviceGetPowerManagementLimit", "power", "limit_milliwatts")
     calls.uint("nvmlDeviceGetClockInfo", "clocks", "memory_hertz", ctypes.c_uint(2), scale=1_000_000)
     _application_clocks(calls, "", "")

@@ -1,7 +1,7 @@
 """PCI functions from /sys/bus/pci/devices: place in the tree, link, driver, bridge role, ACS.
 
-What cannot change while a device is there (ids, place, offset of its ACS capability) is read once; link, driver and
-ACS control word on every look, as far as ``Tour`` is asked to.
+What cannot change while a device is there (ids, place, offset of its ACS capability) is read once; on every thorough look
+the links that are judged, ACS control words, and whether vfio-pci has taken a device (of other drivers the first is told).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
 _BROADCOM, _BRIDGE = 0x1000, 0x0604  # its switches tell their level by the subsystem id (topology.tree)
-_DISPLAY = 0x03
+_VFIO = "vfio-pci"
+_JUDGED = (0x02, 0x03, 0x12)  # network, display, accelerator: with switches, whose links change and are judged
 _CONTROLLED = (0x0300, 0x0302, 0x0200, 0x0207, 0x0108)  # GPUs, Ethernet, InfiniBand, NVMe (PCI Code and ID Assignment)
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
 
@@ -53,42 +54,37 @@ class Tour:
         self._root = root
         self._known: dict[str, PciDevice] = {}
         self._names: tuple[str, ...] = ()
-        self._displays: tuple[str, ...] = ()
+        self._said_last: tuple[PciDevice, ...] = ()
         self._said: dict[str, tuple[bytes | Missing | None, ...]] = {}  # speed and width as last read
         self._inodes: dict[str, int] = {}  # a device that went and came back has another: nothing known of it holds
         self._now: dict[str, int] = {}  # the same, as just listed
+        self._given_away: frozenset[str] = frozenset()  # to virtual machines, as the driver for that says
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
-        """Every function by address. ``thorough`` False: of devices seen before, only what a fault or a person
-        changes from one second to the next: links of display class devices, and presence."""
+        """Every function by address. ``thorough`` False: of devices seen before, only presence."""
         names = self._root.names(DEVICES)
         if not thorough and names == self._names:
-            for address in self._displays:
-                self._known[address] = self._again(self._known[address], thorough)
-            return tuple(self._known.values())
+            return self._said_last
         self._names, self._now = names, self._root.inodes(DEVICES)
+        self._given_away = frozenset(self._root.names(f"/sys/bus/pci/drivers/{_VFIO}"))
         known, self._known = self._known, {}
         for name in names:
             if ADDRESS.fullmatch(name):
                 old = known.get(name)
-                self._known[name] = self._first(name) if old is None else self._again(old, thorough)
-        self._displays = tuple(a for a, device in self._known.items() if device.class_code >> 16 == _DISPLAY)
-        return tuple(self._known.values())
+                self._known[name] = self._first(name) if old is None else self._again(old) if thorough else old
+        self._said_last = tuple(self._known.values())
+        return self._said_last
 
-    def _again(self, old: PciDevice, thorough: bool) -> PciDevice:
+    def _again(self, old: PciDevice) -> PciDevice:
         folder = f"{DEVICES}/{old.address}"
+        nameless = not old.vendor or old.class_code == CLASS_UNREADABLE
+        if nameless or self._now.get(old.address) != self._inodes.get(old.address):
+            return self._first(old.address)
         new = old
-        if thorough:
-            nameless = not old.vendor or old.class_code == CLASS_UNREADABLE
-            if nameless or self._now.get(old.address) != self._inodes.get(old.address):
-                return self._first(old.address)
-            driver = self._driver(folder)
-            if driver != old.driver:
-                new = replace(new, driver=driver)
-        if thorough or old.class_code >> 16 == _DISPLAY:
+        if (old.address in self._given_away) != (old.driver == _VFIO) and (driver := self._driver(folder)) != old.driver:
+            new = replace(new, driver=driver)
+        if old.class_code >> 16 in _JUDGED or old.bridge_role == "switch_upstream" or isinstance(old.link, Missing):
             new = self._with_link(new, folder)
-        if not thorough:
-            return new
         if old.acs_offset is not None:
             new = self._with_acs(new, folder)
         elif isinstance(old.acs_capability, Missing):
