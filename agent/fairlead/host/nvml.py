@@ -1,10 +1,10 @@
 """The parent's side of the NVML worker: asks for sweeps, never waits longer than the deadline, never loads NVML.
 
 A call that hangs leaves the worker in a state that even SIGKILL may not end (D: the driver sleeps uninterruptibly).
-So a late worker is reported with the call that hangs, killed once, and never doubled: a new one is started only when
-the old one is gone. An answer that comes late, before the kill, is taken and all is well again. To start one costs as much as
-fifty sweeps: after the first, which tells a process that was ill from a driver that is, they are started seldom
-(``BACKOFF_SECONDS``), and at once when there is reason to hope (``hurry()``).
+So a late worker is reported with the call that hangs, and never doubled: a new one is started only when the old one is gone.
+An answer that comes late is taken and all is well again, at once when the driver is: so a worker that hangs is left alone for
+``KILL_SECONDS``, and killed then, for it may be the process that is ill; sooner when there is reason to hope (``hurry()``).
+To start one costs as much as fifty sweeps: after one that died, and another, they are started seldom (``BACKOFF_SECONDS``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fairlead.host.gpu import return_text
 from fairlead.host.nvml_frames import BEAT, FRAME, FRAME_MAX_BYTES, after
 from fairlead.model.facts import Missing, StuckCall, unreadable
 
-KILL_FACTOR = 3  # a worker that is late this many deadlines is killed
-ATTACH_SECONDS = 60.0  # nvmlInit without persistence mode initialises every GPU: killed no sooner than that
-BACKOFF_SECONDS = (0.0, 60.0)  # before a worker is started, after so many that hung or died
+KILL_SECONDS = 60.0  # nvmlInit without persistence mode, which initialises every GPU, has come back by then, too
+KILL_FACTOR = 3  # after a hint, a worker that is late this many deadlines is killed
+BACKOFF_SECONDS = (0.0, 60.0)  # before a worker is started, after so many that died
 _QUIT_SECONDS = 2.0
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # -I: neither the environment nor the current folder can put modules in the worker's way
@@ -53,14 +53,15 @@ class Worker:
 
     def __init__(self, deadline_seconds: float = 5.0, *, kill_after_seconds: float | None = None) -> None:
         self.deadline_seconds = deadline_seconds
-        self.kill_after_seconds = KILL_FACTOR * deadline_seconds if kill_after_seconds is None else kill_after_seconds
+        usual = max(KILL_SECONDS, KILL_FACTOR * deadline_seconds)
+        self.kill_after_seconds = usual if kill_after_seconds is None else kill_after_seconds
         self.crashes = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._page: mmap.mmap | None = None
         self._buffer = bytearray()
         self._asked_at: float | None = None  # a sweep is wanted since then
         self._sent_at: float | None = None  # a sweep was sent to the worker at, and is not answered
-        self._killed = self._released = self._closely = self._sent_closely = False
+        self._killed = self._released = self._closely = self._sent_closely = self._hurried = False
         self._stale = False  # the outstanding answer was already reported as late
         self._failures = 0
         self._not_before = 0.0
@@ -108,8 +109,8 @@ class Worker:
         return self._asked_at + self.deadline_seconds
 
     def hurry(self) -> None:
-        """Something has changed, or somebody wants to know now: where there is no worker, the next sweep starts one."""
-        self._not_before = 0.0
+        """Something has changed, or somebody asks: no worker is started late now, and one that hangs is soon taken for ill."""
+        self._not_before, self._hurried = 0.0, True
 
     @property
     def released(self) -> bool:
@@ -155,8 +156,7 @@ class Worker:
 
     def reattach(self) -> None:
         """Takes hold of NVML again at the next sweep."""
-        self._released = False
-        self._not_before = 0.0
+        self._released, self._not_before = False, 0.0
 
     def close(self) -> None:
         """Ends the worker. One that cannot be killed is left to the kernel."""
@@ -197,9 +197,10 @@ class Worker:
 
     def _is_overdue(self, now: float) -> bool:
         beat = self._beat()
-        patience = self.kill_after_seconds
-        if beat is not None and beat[0].startswith("nvmlInit"):
-            patience = max(patience, ATTACH_SECONDS)
+        attaching = beat is not None and beat[0].startswith("nvmlInit")
+        patience = max(self.kill_after_seconds, KILL_SECONDS) if attaching else self.kill_after_seconds
+        if self._hurried and not attaching:
+            patience = min(patience, KILL_FACTOR * self.deadline_seconds)
         return self._sent_at is not None and now - self._sent_at >= patience
 
     def _stuck(self, now: float) -> StuckCall:
@@ -274,12 +275,13 @@ class Worker:
         os.set_blocking(self._process.stdout.fileno(), False)
         os.set_blocking(self._process.stdin.fileno(), False)
         self._buffer.clear()
-        self._killed = self._stale = False
+        self._killed = self._stale = self._hurried = False
 
     def _down(self, now: float, why: Missing) -> None:
+        hung = self._killed and self._hung is not None  # it had its minute
         self._why_down = why
-        self._not_before = now + BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
-        self._failures += 1
+        self._not_before = now + (0.0 if hung else BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)])
+        self._failures += not hung
 
     def _send(self, line: str) -> bool:
         process = self._process
@@ -324,7 +326,7 @@ class Worker:
         if kind == ord("R") and isinstance(value, dict):
             self._codes.append(int(value.get("code", 999)))
         elif kind in (ord("S"), ord("D")) and isinstance(value, dict):
-            self._told, self._failures, self._stale = value, 0, False
+            self._told, self._failures, self._stale, self._hurried = value, 0, False, False
             self._hung = self._last_crash = None
             if self._asked_at is not None and not self._killed:
                 self._answer(value)
@@ -372,12 +374,9 @@ class Worker:
 
     def _end_process(self) -> None:
         """Asks the worker to quit, then kills it; does not wait for what cannot be killed."""
-        process = self._process
-        if process is None:
+        if (process := self._process) is None:
             return
-        if self._sent_at is None:
-            self._send("quit\n")
-        else:
+        if self._sent_at is not None or not self._send("quit\n"):
             self._kill_now()
         end = time.monotonic() + _QUIT_SECONDS
         while process.poll() is None and time.monotonic() < end:
@@ -391,8 +390,7 @@ class Worker:
         self._forget()
 
     def _wait(self, seconds: float) -> None:
-        fd = self.fileno()
-        if fd < 0:
+        if (fd := self.fileno()) < 0:
             time.sleep(min(seconds, 0.05))
             return
         poller = select.poll()
