@@ -18,7 +18,7 @@ TRIALS = 20
 
 
 def rows() -> list[Row]:
-    """Two rows for each release: of the time from asking for a reading to the end of the write that follows, the window at most."""
+    """Two rows for each release: from asking for a reading to the end of the write that follows, which the window is at most."""
     made = []
     for suite, release in SUITES.items():
         with tempfile.TemporaryDirectory() as folder, Cluster(suite, nodes=8, cores=4) as cluster:

@@ -14,13 +14,12 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.host.environments import of_job
-from fairlead.jobenv.render import value_sum
 
 JOB = f"9{os.getpid()}"
 OURS = {
     "SLURM_JOB_ID": JOB,
     "SLURM_TASK_PID": "1",
-    "FAIRLEAD_SET": f"NCCL_DEBUG:{value_sum('WARN')},MASTER_PORT:{value_sum('20001')}",
+    "FAIRLEAD_SET": "NCCL_DEBUG:=WARN|MASTER_PORT:=20001",
 }
 
 

@@ -39,7 +39,7 @@ def for_planner(topology: str) -> str:
 
 
 def table(*rows: str) -> str:
-    """/run/fairlead/env of such rows: ``NAME WHEN VALUE LEVEL``, in a row that has no sum the shell works it out."""
+    """/run/fairlead/env of such rows: ``NAME WHEN VALUE LEVEL``, what FAIRLEAD_SET says of them the shell works out."""
     return quoted("".join(f"{row}\t-\n" for row in rows) + END)
 
 

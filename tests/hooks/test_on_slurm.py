@@ -135,6 +135,20 @@ def test_batch_job_with_a_step(simulated: Cluster) -> None:
     assert cpus(found) == SETTLED
 
 
+def test_a_job_that_a_step_has_submitted(simulated: Cluster) -> None:
+    """Its batch step inherits the step's id, but has a local id of its own, 0: that is how it is told from a step's tasks."""
+    shown = "nested $SLURM_LOCALID $SLURM_PROCID ${SLURM_STEP_ID-none} ${OMP_NUM_THREADS-unset} $(taskset -cp $$ | sed 's/.* //')"
+    inner = f"cat >/tmp/inner.sh <<'END'\n#!/bin/sh\necho {shown}\nEND\n"
+    options = ("-n8", "-c14", "--gres=gpu:8", "-o")
+    submit = f'if [ "$SLURM_LOCALID" = 3 ]; then sbatch --parsable {" ".join(options)} /tmp/inner.out /tmp/inner.sh; fi'
+    job = simulated.submit(f"#!/bin/sh\n{inner}srun -n8 -c14 sh -c '{submit}'\n", *options, "/tmp/outer.out")
+    simulated.wait_job(job, "COMPLETED")
+    nested = simulated.run(["/bin/cat", "/tmp/outer.out"], timeout=20).stdout
+    simulated.wait_job(int(nested), "COMPLETED")
+    said = simulated.run(["/bin/cat", "/tmp/inner.out"], timeout=20).stdout
+    assert re.fullmatch(r"nested 0 0 \S+ unset 0-111\n", said), said
+
+
 def test_a_prolog_that_refuses_sends_the_job_away(simulated: Cluster) -> None:
     dirs = simulated.node_dirs("n1")
     verdict = dirs.run / "verdict"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairlead.jobenv.render import published, render, value_sum
+from fairlead.jobenv.render import published, render, told
 from fairlead.jobenv.table import ROWS
 from tests.hooks.stage import HOOKS, SHELLS, Ran, Stage
 from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step, table
@@ -81,7 +81,10 @@ def test_what_srun_carried_over_is_worked_out_anew(stage: Stage, shell: str) -> 
     assert "FAIRLEAD_SET" not in said or "NCCL_DEBUG:" in said["FAIRLEAD_SET"]
 
 
-@pytest.mark.parametrize("value", ["", "x", "NCCL_DEBUG", "NCCL_DEBUG:0", "$(id)", ",,::,", "NCCL_DEBUG:" + "9" * 500])
+@pytest.mark.parametrize(
+    "value",
+    ["", "x", "NCCL_DEBUG", "NCCL_DEBUG:0", "NCCL_DEBUG:=WARN", "$(id)", "||::=|", "*|?", ",,::,", "NCCL_DEBUG:" + "9" * 500],
+)
 def test_hostile_fairlead_set(stage: Stage, shell: str, value: str) -> None:
     lay_out(stage)
     ran = run(stage, shell, {**JOB, "FAIRLEAD_SET": value, "NCCL_DEBUG": "mine"})
@@ -258,14 +261,20 @@ def test_no_fork_where_nothing_is_bound(stage: Stage, shell: str) -> None:
     assert stage.start(shell, "task-prolog", env, no_fork=True) == expected
 
 
-def test_the_shells_sum_is_pythons(stage: Stage, shell: str) -> None:
+def test_what_fairlead_set_says_of_a_value(stage: Stage, shell: str) -> None:
+    """The value itself; a number where the value cannot stand there, which the table gives."""
     lay_out(stage)
-    odd = "".join(map(chr, range(0x21, 0x7F)))
-    (stage.run / "env").write_text(table(f"NCCL_DEBUG\talways\t{odd}\tfull"))
+    plain = "".join(c for c in map(chr, range(0x21, 0x7F)) if c.isalnum() or c in "_:./@,=^%#~+-")
+    (stage.run / "env").write_text(table(f"NCCL_DEBUG\talways\t{plain}\tfull"))
     said = exports(run(stage, shell, JOB))
-    assert said == {"NCCL_DEBUG": odd, "FAIRLEAD_SET": f"NCCL_DEBUG:{value_sum(odd)}"}
+    assert said == {"NCCL_DEBUG": plain, "FAIRLEAD_SET": f"NCCL_DEBUG:{told(plain)}"} and told(plain) == f"={plain}"
+    assert exports(run(stage, shell, {**JOB, **said})) == {}, "nothing is new"
+    odd = "".join(map(chr, range(0x21, 0x7F)))
     (stage.run / "env").write_text(render((), extra={"OURS": odd, "LONG": "'" * 201}))
-    assert exports(run(stage, shell, JOB)) == {"OURS": odd, "FAIRLEAD_SET": f"OURS:{value_sum(odd)}"}
+    said = exports(run(stage, shell, JOB))
+    assert said == {"OURS": odd, "LONG": "'" * 201, "FAIRLEAD_SET": f"OURS:{told(odd)}|LONG:{told(chr(39) * 201)}"}
+    assert exports(run(stage, shell, {**JOB, **said})) == {}
+    assert set(exports(run(stage, shell, {**JOB, **said, "OURS": "mine"}))) == set(), "the user's"
     assert published((stage.run / "env").read_text(), ())[0].value == odd
 
 

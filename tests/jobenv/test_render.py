@@ -7,7 +7,7 @@ import pytest
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.render import END, HEAD, explain, render, value_sum
+from fairlead.jobenv.render import END, HEAD, explain, render, told
 from fairlead.jobenv.table import ROWS, Level, When
 
 
@@ -24,8 +24,8 @@ def test_the_file_is_complete_and_splits_into_five() -> None:
     lines = render().splitlines()
     assert (lines[0], lines[-1]) == (HEAD, END + "'")
     for line in lines[1:-1]:
-        _, when, value, level, total = line.split("\t")
-        assert total == ("-" if value.startswith("@") else str(value_sum(value)))
+        _, when, value, level, said = line.split("\t")
+        assert said == ("-" if value.startswith("@") else told(value))
         assert When(when.partition("!")[0].partition(":")[0]) and Level(level)
     assert "NCCL_DEBUG" not in render(skip=["NCCL_DEBUG"])
 
@@ -55,22 +55,22 @@ def test_explain_tells_ours_from_the_users() -> None:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NCCL_DEBUG": "INFO",
         "MASTER_ADDR": "mine",
-        "FAIRLEAD_SET": f"CUDA_DEVICE_ORDER:{value_sum('PCI_BUS_ID')},NCCL_DEBUG:{value_sum('WARN')}",
+        "FAIRLEAD_SET": "CUDA_DEVICE_ORDER:=PCI_BUS_ID|NCCL_DEBUG:=WARN",
     }
-    told = {row["name"]: row for row in explain(env)}
-    assert told["CUDA_DEVICE_ORDER"]["origin"] == "fairlead"
-    assert told["NCCL_DEBUG"]["origin"] == "user"
-    assert told["MASTER_ADDR"]["origin"] == "user"
-    assert told["MASTER_PORT"]["origin"] == "-"
+    rows = {row["name"]: row for row in explain(env)}
+    assert rows["CUDA_DEVICE_ORDER"]["origin"] == "fairlead"
+    assert rows["NCCL_DEBUG"]["origin"] == "user"
+    assert rows["MASTER_ADDR"]["origin"] == "user"
+    assert rows["MASTER_PORT"]["origin"] == "-"
     assert {row["name"] for row in explain(env, "minimal")} == {"CUDA_DEVICE_ORDER"}
     assert explain(env, "off") == []
     assert "NCCL_DEBUG" not in {row["name"] for row in explain({**env, "FAIRLEAD_SKIP": "NCCL_DEBUG"})}
 
 
-def test_sums_differ() -> None:
-    assert value_sum("a") != value_sum("b")
-    assert value_sum("ab") != value_sum("ba")
-    assert value_sum("x" * 201) == value_sum("a\nb") == -1
+def test_what_is_told_of_values() -> None:
+    assert told("WARN") == "=WARN" and told("=ib0,ib1") == "==ib0,ib1"
+    assert told("a b").isdigit() and told("a b") != told("b a")
+    assert told("a|b").isdigit(), "it parts the entries"
 
 
 def test_the_sites_own_variables() -> None:

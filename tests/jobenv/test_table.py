@@ -7,7 +7,7 @@ import pytest
 from fairlead import config
 from fairlead.errors import ConfigError, DataError
 from fairlead.jobenv.never import NEVER, SITE
-from fairlead.jobenv.render import explain, published, quoted, render, value_sum
+from fairlead.jobenv.render import explain, published, quoted, render
 from fairlead.jobenv.table import ROWS, FabricRow, assemble
 
 NET = FabricRow(name="NCCL_NET", value="IB", when="nodes:4", unless="NCCL_NET_PLUGIN", why="w", source="s")
@@ -90,7 +90,7 @@ def test_what_was_published_is_read_back_with_its_reasons() -> None:
 
 
 def test_explain_says_what_the_user_overrode_and_what_nccl_conf_holds() -> None:
-    env = {"NCCL_DEBUG": "INFO", "NCCL_NET": "IB", "NCCL_SOCKET_IFNAME": "mine", "FAIRLEAD_SET": f"NCCL_NET:{value_sum('IB')}"}
+    env = {"NCCL_DEBUG": "INFO", "NCCL_NET": "IB", "NCCL_SOCKET_IFNAME": "mine", "FAIRLEAD_SET": "NCCL_NET:=IB"}
     told = {v["name"]: v for v in explain(env, rows=ALL, conf={"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_HCA": "=mlx5_0"})}
     assert (told["NCCL_DEBUG"]["origin"], told["NCCL_DEBUG"]["overrides"]) == ("user", "WARN")
     assert (told["NCCL_NET"]["origin"], told["NCCL_NET"]["overrides"]) == ("fairlead", "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Iterable, Mapping
 
 from fairlead.errors import DataError
@@ -13,10 +15,10 @@ END = "."
 
 
 def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
-    """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL SUM``, then a line with a dot (the file is complete).
+    """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL TOLD``, then a line with a dot (the file is complete).
 
     All of it is one assignment of a shell, in quotes, which a shell reads at once; its ``read`` makes a system call for each
-    character. WHEN: Row.condition. SUM: ``value_sum`` of a literal value, - of a rule. A row that names another in ``unless``
+    character. WHEN: Row.condition. TOLD: ``told`` of a literal value, - of a rule. A row that names another in ``unless``
     must come after it.
 
     ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
@@ -37,8 +39,7 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
             raise DataError(f"job environment: {row.name}: a value is one printable line")
         if row in own and row.value.startswith("@"):
             raise DataError(f"job environment: {row.name}: a value of the site's does not begin with @")
-        total = -1 if row.value.startswith("@") else value_sum(row.value)
-        fields = (row.name, row.condition, row.value, row.level.value, "-" if total < 0 else str(total))
+        fields = (row.name, row.condition, row.value, row.level.value, "-" if row.value.startswith("@") else told(row.value))
         lines.append("\t".join(fields) + "\n")
     return quoted("".join(lines) + END)
 
@@ -95,17 +96,17 @@ def explain(
     ``origin``: "fairlead" (we set it), "user" (set, changed or unset by the user), "nccl.conf" (NCCL takes it from there), "-"
     (not set here). ``overrides``: what the user's value took the place of. ``conf``: the assignments of /etc/nccl.conf.
     """
-    ours = dict(part.split(":", 1) for part in environment.get("FAIRLEAD_SET", "").split(",") if ":" in part)
+    ours = dict(part.split(":", 1) for part in environment.get("FAIRLEAD_SET", "").split("|") if ":" in part)
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
-    told = []
+    lines = []
     for row in rows:
         if profile == "off" or row.name in skipped or (profile == "minimal" and row.level is not Level.MINIMAL):
             continue
         now = environment.get(row.name)
         origin = "-" if now is None else "user"
         if row.name in ours:
-            origin = "fairlead" if now is not None and str(value_sum(now)) == ours[row.name] else "user"
-        told.append(
+            origin = "fairlead" if now is not None and told(now) == ours[row.name] else "user"
+        lines.append(
             {
                 "name": row.name,
                 "now": "" if now is None else now,
@@ -120,7 +121,7 @@ def explain(
         )
     for name, value in (conf or {}).items():
         own = environment.get(name)
-        told.append(
+        lines.append(
             {
                 "name": name,
                 "now": value if own is None else own,
@@ -133,17 +134,13 @@ def explain(
                 "source": "/etc/nccl.conf",
             }
         )
-    return told
+    return lines
 
 
-_ALPHABET = "".join(chr(c) for c in range(0x20, 0x7F))
+_PLAIN = re.compile(r"[A-Za-z0-9_:./@,=^%#~+-]+")
 
 
-def value_sum(value: str) -> int:
-    """The number by which slurm/task-prolog tells values apart in FAIRLEAD_SET; -1 for a value that is none of ours."""
-    if len(value) > 200 or not (value.isascii() and value.isprintable()):
-        return -1
-    total = 5381
-    for char in value:
-        total = (total * 131 + _ALPHABET.index(char)) % 2147483647
-    return total
+def told(value: str) -> str:
+    """What FAIRLEAD_SET says of a value that fairlead has set: the value itself behind ``=``; of one that cannot stand there,
+    which only the table gives, a number."""
+    return f"={value}" if _PLAIN.fullmatch(value) else str(zlib.crc32(value.encode()))
