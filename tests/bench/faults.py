@@ -34,6 +34,7 @@ SECONDS = 60.0
 START_SECONDS = 5.0
 PROLOGS = 15
 LINES = 10_000
+TURNS = 10_000
 
 
 def rows() -> list[Row]:
@@ -87,12 +88,12 @@ def _faults(agent: Living, disk: object | None) -> list[Row]:
     found: list[Row] = []
     for name, begin, end in kinds:
         print(f"bench:   {name}", file=sys.stderr, flush=True)
-        share, pss = _cost(agent, begin, SECONDS)
+        share, pss, speed = _cost(agent, begin, SECONDS)
         prolog = _prolog(agent)
         end()
         _over(agent)
         found += [
-            Row(f"agent, all checks, {name}", share, 0.5, "% of a core"),
+            Row(f"agent, all checks, {name}", share, 0.5, "% of a core", "", f"{TURNS} turns of a loop: {speed:.2f} ms"),
             Row("... PSS with its worker", pss, 48, "MiB"),
             Row("... prolog over an empty sh script, median", prolog, 1, "ms", "", f"{PROLOGS} pairs"),
         ]
@@ -145,14 +146,24 @@ def _cpu(pid: int) -> float:
     return total / 1e9
 
 
-def _cost(agent: Living, begin: Callable[[], object], seconds: float) -> tuple[float, float]:
+def _loop() -> float:
+    """Milliseconds of CPU for the same work: how fast this CPU is now. One that others share may be half as fast as usual."""
+    start = time.thread_time()
+    for _ in range(TURNS):
+        pass
+    return (time.thread_time() - start) * 1000
+
+
+def _cost(agent: Living, begin: Callable[[], object], seconds: float) -> tuple[float, float, float]:
     """Share of a core in so many seconds from the fault on, and PSS in MiB at their end, of the agent and its workers; one
-    that dies meanwhile is counted up to its end."""
+    that dies meanwhile is counted up to its end. And ``_loop`` in that time, the median."""
+    speed = []
     spent = {pid: [used, used] for pid in _pids(agent) for used in (_cpu(pid),)}
     start = time.monotonic()
     begin()
     while time.monotonic() - start < seconds:
         time.sleep(0.1)
+        speed.append(_loop())
         for pid in _pids(agent):
             first_and_last = spent.setdefault(pid, [0.0, 0.0])
             first_and_last[1] = max(first_and_last[1], _cpu(pid))
@@ -161,7 +172,7 @@ def _cost(agent: Living, begin: Callable[[], object], seconds: float) -> tuple[f
         with suppress(OSError):
             match = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
             size += int(match[1]) / 1024 if match else 0.0
-    return sum(last - first for first, last in spent.values()) / took * 100, size
+    return sum(last - first for first, last in spent.values()) / took * 100, size, median(speed)
 
 
 def _prolog(agent: Living) -> float:
