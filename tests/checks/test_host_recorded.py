@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tests.checks.hosts import host_node
 from tests.checks.nodes import log
 from tests.checks.test_machines import OF_THE_HOST
 from tests.host.conftest import write
+from tests.lab.unpack import unpack
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"sample data not found at {DATA}")
@@ -31,8 +31,7 @@ UNRECORDED = {"clock", "fs_errors", "stuck_tasks"}
     ["d_nccl_azure_ndv5-topo", "d_nccl_aws_p4d-24xl-topo", "d_hwloc_cts1-pascal", "hwloc_dgx_gb10", "s_gh200_quad_36numa"],
 )
 def test_recorded_machines_are_quiet(archive: str, tmp_path: Path) -> None:
-    with tarfile.open(DATA / f"sysroots/{archive}.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="fully_trusted")
+    unpack(DATA / f"sysroots/{archive}.tar.gz", tmp_path, keep="fully_trusted")
     node = gather(Root(str(next(tmp_path.iterdir()))), None, wanted=Wanted())
     found = [f for n in OF_THE_HOST for f in checks.load()[n].judge(node, Past(available=True), checks.load()[n].params())]
     assert [f for f in found if f.level in (Level.WARN, Level.DRAIN)] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node, PcieLink
 from tests.host.conftest import MACHINES, write
 from tests.host.test_config_space import space
+from tests.lab.unpack import unpack
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"sample data not found at {DATA}")
@@ -192,8 +192,7 @@ def test_cpus_offline_sparse_and_old(tree: Path) -> None:
 @needs_data
 @pytest.mark.parametrize("archive", sorted((DATA / "sysroots").glob("*.tar.gz")) or ["absent"], ids=lambda p: Path(p).name)
 def test_recorded_machines(archive: Path, tmp_path: Path) -> None:
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="fully_trusted")
+    unpack(archive, tmp_path, keep="fully_trusted")
     root = next(tmp_path.iterdir())
     node = look(root, {"schema": 1, "gpus": []}, reads=("/proc/cmdline", "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"))
     assert node.cpus

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tarfile
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fairlead.model.facts import Missing
 from fairlead.model.host_facts import Host, Space, Tasks, UnitState, Wanted
 from tests.host.conftest import MACHINES, write
 from tests.host.test_gather import DATA, needs_data
+from tests.lab.unpack import unpack
 from tests.simulation.test_dstate import frozen
 
 
@@ -256,7 +256,6 @@ def test_the_recorded_infiniband_ports_have_their_counters(tree: Path) -> None:
 @needs_data
 @pytest.mark.parametrize("archive", ["d_nccl_azure_ndv5-topo", "hwloc_dgx_gb10", "hwloc_16amd64_cpusets"])
 def test_recorded_machines_have_nothing_that_raises(archive: str, tmp_path: Path) -> None:
-    with tarfile.open(DATA / f"sysroots/{archive}.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="fully_trusted")
+    unpack(DATA / f"sysroots/{archive}.tar.gz", tmp_path, keep="fully_trusted")
     found = host(next(tmp_path.iterdir()), Wanted(mounts=("/",), units=True))
     assert isinstance(found.clock, Missing)

@@ -11,12 +11,12 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 from tests.lab import roots
 from tests.lab.roots import LabError
+from tests.lab.unpack import unpack
 from tests.lab.wheels import python_version
 
 SUITE = "forky"
@@ -78,8 +78,7 @@ def _build(root: Path, fresh: Path) -> None:
     _download(["--no-deps", "--no-binary=pyslurm", f"pyslurm=={VERSION}"], fresh)
     wanted = ["--only-binary=:all:", f"--python-version={python_version(SUITE)}", *BUILD_NEEDS]
     _download(wanted, fresh / "in" / "wheels")
-    with tarfile.open(next(fresh.glob("pyslurm-*.tar.gz"))) as archive:
-        archive.extractall(fresh, filter="data")
+    unpack(next(fresh.glob("pyslurm-*.tar.gz")), fresh, keep="data")
     next(fresh.glob("pyslurm-*/")).rename(fresh / "in" / "src")
     roots._isolated(["/bin/sh", "-ec", BUILD, "build", str(root), str(fresh)], roots.lab_dir() / "pyslurm.log")
     with zipfile.ZipFile(next(fresh.glob("in/src/dist/*.whl"))) as wheel:

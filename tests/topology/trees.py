@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import tarfile
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from fairlead.model.facts import Node
 from tests.lab.machines import write_machine
 from tests.lab.models import MODELS
 from tests.lab.sites import SITES, write_site
+from tests.lab.unpack import unpack
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared/data/sysroots"
 MEMORY = "/dev/shm"  # thousands of small files: a disk takes seconds
@@ -49,7 +49,6 @@ def node(name: str) -> Node:
         else:
             if not (RECORDED / f"{name}.tar.gz").exists():
                 pytest.skip(f"{RECORDED}: no recorded tree {name} here")
-            with tarfile.open(RECORDED / f"{name}.tar.gz") as archive:
-                archive.extractall(folder, filter="tar")
+            unpack(RECORDED / f"{name}.tar.gz", folder)
         found = gather(Root(str(tree)), recorded_nvml(str(tree)), reads=READS)
     return msgspec.structs.replace(found, name=name)
