@@ -46,12 +46,20 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def given(stage: Stage, shell: str, environment: dict[str, str]) -> dict[str, str]:
+    """What a task is given where the disk is well. The hook waits 1.5 s for the folder, which a busy machine may overrun."""
+    for _ in range(10):
+        if "TMPDIR" in (said := exports(run(stage, shell, environment))):
+            break
+    return said
+
+
 def test_made_as_the_user_and_gone_after_the_epilog(stage: Stage, disk: Path, shell: str) -> None:
-    said = exports(run(stage, shell, {**JOB, "SLURM_JOB_GPUS": "0"}))
+    said = given(stage, shell, {**JOB, "SLURM_JOB_GPUS": "0"})
     assert said["TMPDIR"] == f"{BASE}/fairlead.4711/tmp" and said["TRITON_CACHE_DIR"] == f"{BASE}/fairlead.4711/triton"
     own = disk / "fairlead.4711"
     assert (own.stat().st_uid, own.stat().st_mode & 0o777) == (NOBODY, 0o700)
-    assert exports(run(stage, shell, JOB)).keys() & {"TMPDIR", "CUDA_CACHE_PATH"} == {"TMPDIR"}  # no GPU, no caches of GPUs
+    assert given(stage, shell, JOB).keys() & {"TMPDIR", "CUDA_CACHE_PATH"} == {"TMPDIR"}  # no GPU, no caches of GPUs
     ran = stage.start(shell, "epilog", END)
     assert (ran.rc, ran.out, ran.err) == (0, "", "")
     until(lambda: not own.exists())
@@ -78,7 +86,7 @@ def test_a_hung_disk_holds_no_task(stage: Stage, disk: Path, shell: str, tmp_pat
         said = exports(ran)
         assert "TMPDIR" not in said and said["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
         assert (ran.rc, ran.err) == (0, "") and took < 30  # a second and what a busy machine adds: before the thaw
-        assert exports(run(stage, shell, JOB))["TMPDIR"] == f"{BASE}/fairlead.4711/tmp"  # the disk is back
+        assert given(stage, shell, JOB)["TMPDIR"] == f"{BASE}/fairlead.4711/tmp"  # the disk is back
     finally:
         stage.inside("umount", "-l", BASE)
 
@@ -130,7 +138,7 @@ def test_the_same_job_started_again_keeps_its_own(stage: Stage, disk: Path, shel
     run(stage, shell, JOB)
     stage.command("/bin/sh", "-c", f"cd {BASE}/fairlead.4711/tmp && mkdir a b c && touch a/1 b/2 c/3")
     assert stage.start(shell, "epilog", END).rc == 0
-    assert "TMPDIR" in exports(run(stage, shell, JOB))
+    assert "TMPDIR" in given(stage, shell, JOB)
     (disk / "fairlead.4711/tmp/second").touch()
     until(lambda: sorted(os.listdir(disk)) == ["fairlead.4711"])
     assert os.listdir(disk / "fairlead.4711/tmp") == ["second"]
@@ -141,7 +149,7 @@ def test_the_epilog_does_not_wait_for_it(stage: Stage, disk: Path) -> None:
     (stage.etc.parent / "slurm/fairlead/scratch-clean").write_text(
         "exec >/dev/null 2>&1\necho $$ >/run/local/pid\nexec sleep 61\n"
     )
-    assert "TMPDIR" in exports(run(stage, "dash", JOB))
+    assert "TMPDIR" in given(stage, "dash", JOB)
     assert stage.start("dash", "epilog", END).rc == 0
     until(lambda: (disk / "pid").exists() and (disk / "pid").read_text().endswith("\n"))
     pid = int((disk / "pid").read_text())
