@@ -133,6 +133,8 @@ def test_a_quick_look_sees_what_changes(tree: Path) -> None:
     fewer = nvml("hgx-h100")
     del fewer["gpus"][3]
     assert "0000:17:00.0" not in {d.address for d in gatherer.gather(fewer).pci}
+    device(tree, "0000:17:00.0", klass="0x030200")
+    assert "0000:17:00.0" in {d.address for d in gatherer.gather(fewer).pci}, "what is gone is looked for at every look"
 
 
 def test_no_look_is_thorough_on_answers_of_an_earlier_one(tree: Path) -> None:

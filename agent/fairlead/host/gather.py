@@ -69,6 +69,7 @@ class Gatherer:
         self._host: Host | Missing = unreadable("not read")
         self._seen = Seen()
         self._devices: tuple[PciDevice, ...] = ()
+        self._most = 0  # devices that were on the bus at once
         self._there: tuple[tuple[str, bool], ...] = ()  # the GPUs that the driver listed when the bus was last looked at
         self._gpus_said: tuple[tuple[Gpu, ...], tuple[Gpu, ...]] = (), ()  # as NVML said last, and with what others say
         self._owners = Owners(root)
@@ -90,8 +91,10 @@ class Gatherer:
         root = self._root
         gpus = self._converter.gpus(nvml)
         there = () if isinstance(gpus, Missing) else tuple((g.pci, g.lost) for g in gpus)
-        if thorough or there != self._there:  # with another answer of the driver: what is on the bus
+        # What is on the bus: anew with another answer of the driver, and at every look while something is gone from it.
+        if thorough or there != self._there or len(self._devices) < self._most:
             self._there, self._devices = there, self._tour.devices(thorough=thorough)
+            self._most = max(self._most, len(self._devices))
         devices = self._devices
         if thorough:
             self._software = software(root)
