@@ -17,7 +17,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import KernelValue
 from fairlead.model.facts import Missing, Node
 from fairlead.model.pci_kind import kind_of
-from fairlead.model.setting import Setting, Want
+from fairlead.model.setting import HardwareAbsent, Setting, Want
 
 POLICY = "/sys/module/pcie_aspm/parameters/policy"
 ASPM = 0x3
@@ -56,8 +56,12 @@ def plan(want: PcieAspmWant, observed: Observed) -> tuple[KernelValue, ...]:
     if observed.policy is None:
         if awake and not observed.asleep:
             return ()
-        raise ConfigError("node.json", "settings.pcie_aspm", "unsupported here: this kernel has no ASPM policy",
-                          hint="it is built without CONFIG_PCIEASPM: set it in the firmware")  # fmt: skip
+        raise HardwareAbsent(
+            "pcie_aspm",
+            "pcie_aspm",
+            "this kernel has no ASPM policy: it was built without CONFIG_PCIEASPM",
+            hint="switch ASPM off in the firmware set-up",
+        )
     if want.policy not in observed.offered and len(observed.offered) > 1:
         words = f"this kernel has no policy {want.policy}; it offers {', '.join(observed.offered)}"
         raise ConfigError("node.json", "settings.pcie_aspm.policy", words, hint="declare one of them")
