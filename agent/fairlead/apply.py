@@ -175,12 +175,7 @@ def apply(
         packages = any(isinstance(c, Packages) for w in work.values() for c in w.todo)
         with applying(root, document.agent.run_dir, seconds=PACKAGES_SECONDS if packages else APPLYING_SECONDS):
             make = partial(_make, root=root, nvml=nvml, undo=undo, run_dir=document.agent.run_dir)
-            for w in work.values():
-                w.done = make(w.todo)
-            after = look()
-            for name, w in work.items():
-                if w.stopped_a_unit and isinstance(moved := plan(*selected[name], after), tuple) and w.add(moved, make):
-                    after = look()
+            after = _make_all(work, make, look, lambda name, node: plan(*selected[name], node))
     items = []
     for name, (setting, want) in selected.items():
         planned = plans[name]
@@ -190,8 +185,7 @@ def apply(
         w = work[name]
         rest = plan(setting, want, after) if w.done else w.planned
         item = _item(name, setting, planned=w.planned, todo=w.todo, outcomes=w.done, rest=rest, dry_run=dry_run)
-        if setting.tuned_too and item.steps and not item.hint and (rival := tuned.second_writer(after.texts)):
-            item = msgspec.structs.replace(item, hint=f"{rival} and may set it back: declare settings.tuned")
+        item = _with_rival(item, after) if setting.tuned_too else item
         items.append(msgspec.structs.replace(item, effective="unknown") if image else item)
     if not dry_run:
         _note_left(root, items, image=image)
@@ -238,6 +232,28 @@ class _Work:
         self.todo = (*(c for c in self.todo if changing.target(c) not in targets), *again)
         self.done = (*(o for o in self.done if changing.target(o.change) not in targets), *make(again))
         return bool(again)
+
+
+def _with_rival(item: Item, after: Node) -> Item:
+    """The item with a hint where tuned may set its values back."""
+    rival = tuned.second_writer(after.texts) if item.steps and not item.hint else ""
+    return msgspec.structs.replace(item, hint=f"{rival} and may set it back: declare settings.tuned") if rival else item
+
+
+def _make_all(
+    work: Mapping[str, _Work],
+    make: Callable[[Sequence[AnyChange]], tuple[changing.Outcome, ...]],
+    look: Callable[[], Node],
+    plan: Callable[[str, Node], tuple[AnyChange, ...] | Item],
+) -> Node:
+    """Make what may be made now, and look again. Returns the node after it."""
+    for w in work.values():
+        w.done = make(w.todo)
+    after = look()
+    for name, w in work.items():
+        if w.stopped_a_unit and isinstance(moved := plan(name, after), tuple) and w.add(moved, make):
+            after = look()
+    return after
 
 
 def _make(

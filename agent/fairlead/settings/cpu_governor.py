@@ -3,6 +3,8 @@
 The governor decides how fast a core leaves low frequency; launch-bound GPU jobs wait for one core. Source: kernel
 documentation, admin-guide/pm/cpufreq.rst, ``scaling_governor`` and ``scaling_available_governors`` (intel_pstate and
 amd_pstate in active mode offer only performance and powersave). Lost at reboot; the boot unit applies it again.
+Where no CPU has cpufreq, that is a warning and all other settings are made. A hardware profile that names
+``cpufreq`` in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations

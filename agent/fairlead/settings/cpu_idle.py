@@ -3,6 +3,8 @@
 A core in a deep C-state answers an interrupt of a GPU or adapter tens to hundreds of microseconds late; the depth that
 is worth its power is a matter of the site. Source: kernel documentation, admin-guide/pm/cpuidle.rst (``latency``: exit
 latency in microseconds; ``disable``: 1 switches the state off on this CPU). Lost at reboot; the boot unit applies it again.
+Where no CPU has idle states, that is a warning and all other settings are made. A hardware profile that names
+``cpuidle`` in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ With intel_pstate or amd_pstate in active mode the governor is only half the sto
 by this hint. Source: kernel documentation, admin-guide/pm/intel_pstate.rst and amd-pstate.rst,
 ``energy_performance_preference`` and ``energy_performance_available_preferences``; with the governor ``performance`` the
 driver accepts no other hint than performance (EBUSY). Lost at reboot; the boot unit applies it again.
+Where no CPU has the attribute, that is a warning and all other settings are made. A hardware profile that names
+``energy_performance`` in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations

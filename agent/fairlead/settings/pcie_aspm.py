@@ -5,6 +5,8 @@ A link that sleeps takes microseconds to wake, which adapters show as latency an
 and adapters that still have it are named. Sources: kernel documentation, admin-guide/kernel-parameters.txt, pcie_aspm;
 drivers/pci/pcie/aspm.c (module parameter ``policy``); PCI Express Base Specification, Link Control Register, ASPM Control (bits
 1:0). Lost at reboot; the boot unit applies it again.
+Where the kernel has no ASPM policy, that is a warning and all other settings are made. A hardware profile that names
+``pcie_aspm`` in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations
