@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -25,9 +26,9 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.host.tree_nvml import TreeNvml as TreeNvml  # noqa: PLC0414
 from fairlead.model import tuned
-from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages
+from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Packages, Unit
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
-from fairlead.model.setting import Setting, Want
+from fairlead.model.setting import HardwareAbsent, Setting, Want
 from fairlead.nccl import fleet
 from fairlead.nccl.fleet import Port
 
@@ -80,7 +81,8 @@ class Item(Struct, frozen=True, kw_only=True):
     """One declared setting after the run.
 
     state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot take
-    the wanted value), unreadable, unmanaged, left (an image: for the boot of the node). persisted: yes, no, boot (applied
+    the wanted value), absent (the node has no hardware for it), not_applicable (the same, and the profile says so), unreadable,
+    unmanaged, left (an image: for the boot of the node). persisted: yes, no, boot (applied
     again at every boot), unknown. effective: yes, no, unknown (an image). pending: "", idle, drain, reboot, boot.
     """
 
@@ -117,7 +119,9 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
             return ExitCode.UNAVAILABLE
         if "refused" in states:
             return ExitCode.CONFIG
-        return ExitCode.TRY_AGAIN if "deferred" in states and not self.dry_run else ExitCode.OK
+        if "deferred" in states and not self.dry_run:
+            return ExitCode.TRY_AGAIN
+        return ExitCode.WARN if "absent" in states else ExitCode.OK
 
 
 def chosen(document: Document, phase: Phase, left: Collection[str] = ()) -> dict[str, tuple[Setting, Want]]:
@@ -163,38 +167,25 @@ def apply(
     image = changing.is_image(root)
     look = _looker(document, root, selected, nvml)
     before = look()
-    plans = {name: _plan(setting, want, before, image=image) for name, (setting, want) in selected.items()}
-    todo = {
-        name: tuple(c for c in planned if c.disruption.allowed(busy=busy, drained=drained))
-        for name, planned in plans.items()
-        if isinstance(planned, tuple)
-    }
-    outcomes: dict[str, tuple[changing.Outcome, ...]] = {}
+    plan = partial(_plan, unsupported=document.unsupported, image=image)
+    plans = {name: plan(setting, want, before) for name, (setting, want) in selected.items()}
+    work = {name: _Work(p, busy=busy, drained=drained) for name, p in plans.items() if isinstance(p, tuple)}
     after = before
-    if not dry_run and any(todo.values()):
-        packages = any(isinstance(c, Packages) for changes in todo.values() for c in changes)
+    if not dry_run and any(w.todo for w in work.values()):
+        packages = any(isinstance(c, Packages) for w in work.values() for c in w.todo)
         with applying(root, document.agent.run_dir, seconds=PACKAGES_SECONDS if packages else APPLYING_SECONDS):
-            for name, changes in todo.items():
-                reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
-                if nvml is not None and reload:
-                    nvml.release()
-                outcomes[name] = changing.execute(
-                    changes, root, nvml_set=nvml.set if nvml else None, undo=undo, run_dir=document.agent.run_dir
-                )
-                if nvml is not None and reload:
-                    nvml.reattach()
-            after = look()
+            make = partial(_make, root=root, nvml=nvml, undo=undo, run_dir=document.agent.run_dir)
+            after = _make_all(work, make, look, lambda name, node: plan(*selected[name], node))
     items = []
     for name, (setting, want) in selected.items():
         planned = plans[name]
         if not isinstance(planned, tuple):
             items.append(msgspec.structs.replace(planned, setting=name))
             continue
-        rest = _plan(setting, want, after, image=image) if outcomes.get(name) else planned
-        done = outcomes.get(name, ())
-        item = _item(name, setting, planned=planned, todo=todo[name], outcomes=done, rest=rest, dry_run=dry_run)
-        if setting.tuned_too and item.steps and not item.hint and (rival := tuned.second_writer(after.texts)):
-            item = msgspec.structs.replace(item, hint=f"{rival} and may set it back: declare settings.tuned")
+        w = work[name]
+        rest = plan(setting, want, after) if w.done else w.planned
+        item = _item(name, setting, planned=w.planned, todo=w.todo, outcomes=w.done, rest=rest, dry_run=dry_run)
+        item = _with_rival(item, after) if setting.tuned_too else item
         items.append(msgspec.structs.replace(item, effective="unknown") if image else item)
     if not dry_run:
         _note_left(root, items, image=image)
@@ -202,7 +193,7 @@ def apply(
     for path, file in orphans:
         outcome = None if dry_run else changing.undo_one(path, file, root)
         items.append(_orphan(file, outcome))
-    changed = sum(len(c) for c in todo.values()) if dry_run else sum(o.done for os_ in outcomes.values() for o in os_)
+    changed = sum(len(w.todo) if dry_run else sum(o.done for o in w.done) for w in work.values())
     changed += sum(i.state in {"changed", "would_change"} for i in items[len(selected) :])
     return ApplyReport(
         node=document.node,
@@ -217,6 +208,65 @@ def apply(
         items=tuple(items),
         ports=_ports(before, selected),
     )
+
+
+class _Work:
+    """One setting in a run: the changes ``planned``, those of them that may be made now, and what became of these."""
+
+    def __init__(self, planned: tuple[AnyChange, ...], *, busy: bool, drained: bool) -> None:
+        self._now = {"busy": busy, "drained": drained}
+        self.planned = planned
+        self.todo = tuple(c for c in planned if c.disruption.allowed(**self._now))
+        self.done: tuple[changing.Outcome, ...] = ()
+
+    @property
+    def stopped_a_unit(self) -> bool:
+        """A unit that wrote the same values (irqbalance) may have done so once more between the first look and its end."""
+        return any(isinstance(o.change, Unit) and o.done and not o.skipped for o in self.done)
+
+    def add(self, moved: tuple[AnyChange, ...], make: Callable[[Sequence[AnyChange]], tuple[changing.Outcome, ...]]) -> bool:
+        """Make what a second look found, in place of earlier changes of the same targets. Returns whether there was anything."""
+        again = tuple(c for c in moved if c.disruption.allowed(**self._now))
+        targets = {changing.target(c) for c in again}
+        self.planned = (*(c for c in self.planned if changing.target(c) not in targets), *again)
+        self.todo = (*(c for c in self.todo if changing.target(c) not in targets), *again)
+        self.done = (*(o for o in self.done if changing.target(o.change) not in targets), *make(again))
+        return bool(again)
+
+
+def _with_rival(item: Item, after: Node) -> Item:
+    """The item with a hint where tuned may set its values back."""
+    rival = tuned.second_writer(after.texts) if item.steps and not item.hint else ""
+    return msgspec.structs.replace(item, hint=f"{rival} and may set it back: declare settings.tuned") if rival else item
+
+
+def _make_all(
+    work: Mapping[str, _Work],
+    make: Callable[[Sequence[AnyChange]], tuple[changing.Outcome, ...]],
+    look: Callable[[], Node],
+    plan: Callable[[str, Node], tuple[AnyChange, ...] | Item],
+) -> Node:
+    """Make what may be made now, and look again. Returns the node after it."""
+    for w in work.values():
+        w.done = make(w.todo)
+    after = look()
+    for name, w in work.items():
+        if w.stopped_a_unit and isinstance(moved := plan(name, after), tuple) and w.add(moved, make):
+            after = look()
+    return after
+
+
+def _make(
+    changes: Sequence[AnyChange], *, root: Root, nvml: Nvml | None, undo: str, run_dir: str
+) -> tuple[changing.Outcome, ...]:
+    """Make the changes of one setting. NVML is let go of while the driver's modules are loaded anew."""
+    reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
+    if nvml is not None and reload:
+        nvml.release()
+    outcomes = changing.execute(changes, root, nvml_set=nvml.set if nvml else None, undo=undo, run_dir=run_dir)
+    if nvml is not None and reload:
+        nvml.reattach()
+    return outcomes
 
 
 def _undeclared(document: Document, root: Root, undo: str) -> tuple[tuple[str, File], ...]:
@@ -268,7 +318,9 @@ def _looker(
     return look
 
 
-def _plan(setting: Setting, want: Want, node: Node, *, image: bool = False) -> tuple[AnyChange, ...] | Item:
+def _plan(
+    setting: Setting, want: Want, node: Node, unsupported: Collection[str], *, image: bool = False
+) -> tuple[AnyChange, ...] | Item:
     if not want.managed:
         return Item(setting="", state="unmanaged", message="declared as not managed")
     if image and (setting.volatile or setting.nvml or setting.live):
@@ -281,6 +333,10 @@ def _plan(setting: Setting, want: Want, node: Node, *, image: bool = False) -> t
         return Item(setting="", state="unreadable", message=f"cannot be read: {observed.detail}")
     try:
         return setting.plan(want, observed)
+    except HardwareAbsent as e:
+        if e.fact in unsupported:
+            return Item(setting="", state="not_applicable", message=f"{e.missing}; the profile allows that")
+        return Item(setting="", state="absent", persisted="no", effective="no", message=e.missing, hint=e.hint)
     except ConfigError as e:
         return Item(setting="", state="refused", persisted="no", effective="no", message=str(e), hint=e.hint)
 

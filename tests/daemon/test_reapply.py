@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from fairlead.daemon.judge import judge, reads
 from fairlead.host import change
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.model.change import PciBits
 from fairlead.model.check import Past
 from fairlead.model.facts import unreadable
 
@@ -31,6 +34,31 @@ def lost(root: Root) -> tuple[str, ...]:
     node = gather(root, unreadable("not asked"), reads=reads(DOCUMENT), unsupported=DOCUMENT.unsupported)
     found = judge(DOCUMENT, node, Past(available=True), {f"setting.{name}" for name in DOCUMENT.settings})
     return reapply.made_before(root, reapply.lost(found))
+
+
+def test_a_device_that_refuses_its_bits_is_not_asked_again_until_it_was_seen_as_declared() -> None:
+    refusals = reapply.Refusals()
+    drifted = {"pcie_acs": {BRIDGE, "0000:16:01.0"}}
+    assert refusals.without(drifted) == drifted
+    refusals.add(drifted)  # the run for both has failed, and one of them took its bits
+    assert refusals.without({"pcie_acs": {BRIDGE}}) == {}
+    assert refusals.without({"pcie_acs": {BRIDGE}}) == {}, "however often it is looked at"
+    assert refusals.without(drifted) == {"pcie_acs": {"0000:16:01.0"}}, "another device that a reset took back"
+    assert refusals.without({}) == {}
+    assert refusals.without({"pcie_acs": {BRIDGE}}) == {"pcie_acs": {BRIDGE}}, "it was as declared: this is a new reset"
+
+
+@pytest.mark.root
+def test_bits_that_a_device_has_never_taken_were_lost_by_no_reset(root: Root) -> None:
+    """The device is /dev/zero's: it takes every write and goes on reading 0."""
+    config = Path(root.join(f"/sys/bus/pci/devices/{BRIDGE}/config"))
+    config.unlink()
+    os.mknod(config, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    bits = PciBits(setting="pcie_acs", why="test", address=BRIDGE, offset=6, mask=3, value=1, before=0)
+    (outcome,) = change.execute([bits], root)
+    assert not outcome.done and "the device keeps these bits" in outcome.message
+    assert reapply.made_before(root, {"pcie_acs": {BRIDGE}}) == ()
+    assert change.undo_changes(root) == (), "nothing was changed, so there is nothing to undo"
 
 
 DOCUMENT = resolve_layers("gpu1", [("test", {"settings": {"pcie_acs": {}, "numa_balancing": {}}})])[0]

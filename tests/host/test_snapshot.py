@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from msgspec.structs import asdict, replace
 
+from fairlead import config
+from fairlead.apply import apply
+from fairlead.daemon import judge
 from fairlead.errors import HostError
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
 from fairlead.host.root import Root
 from fairlead.host.snapshot import snapshot
+from fairlead.model.check import Past
 from fairlead.model.facts import Gid, Nic, Node, unreadable
 from fairlead.model.host_facts import Wanted
 from fairlead.nccl import roce
@@ -100,6 +105,34 @@ def test_redacted_names_nobody_and_differs_in_nothing_else(tmp_path: Path) -> No
     xids = [r.text for r in Follower(os.fspath(tmp_path / "copy/dev/kmsg")).read() if "Xid" in r.text]
     assert xids == [r.text for r in Follower(os.fspath(source / "dev/kmsg")).read() if "Xid" in r.text]
     assert xids
+
+
+PROVISIONED = ("numa_balancing", "sysctl", "nccl", "kernel_modules", "memlock", "pcie_acs", "cpu_governor")
+
+
+@pytest.mark.parametrize("redact", [False, True])
+def test_a_provisioned_node_is_provisioned_in_its_snapshot_too(redact: bool, memory: Path) -> None:
+    tree = shutil.copytree(MACHINES / "hgx-h100", memory / "tree", symlinks=True)
+    document = config.profile_document("localhost", "hgx-h100")
+    apply(document, Root(os.fspath(tree)))
+
+    def drift(of: Path) -> dict[str, str]:
+        node = gather(Root(os.fspath(of)), nvml("hgx-h100"), reads=judge.reads(document), unsupported=document.unsupported)
+        found = judge.judge(document, node, Past(available=True), {f"setting.{name}" for name in PROVISIONED})
+        return {f.check.removeprefix("setting."): f.summary for f in found}
+
+    assert drift(tree) == {}
+    snapshot(Root(os.fspath(tree)), nvml("hgx-h100"), memory / "copy", redact=redact, reads=judge.reads(document))
+    assert drift(memory / "copy") == {}
+    (tree / "etc/nccl.conf").write_text("NCCL_SOCKET_IFNAME=corp0\n")  # a person's own now
+    snapshot(Root(os.fspath(tree)), nvml("hgx-h100"), memory / "again", redact=redact, reads=judge.reads(document))
+    assert set(drift(memory / "again")) == {"nccl"}
+    if redact:
+        assert not (memory / "again/etc/nccl.conf").exists(), "a site's own file may name people and servers"
+        assert "cannot be read: /etc/nccl.conf: left out" in drift(memory / "again")["nccl"], "left out is not absent"
+        third = memory / "third"
+        snapshot(Root(os.fspath(memory / "again")), nvml("hgx-h100"), third, redact=False, reads=judge.reads(document))
+        assert drift(third) == drift(memory / "again"), "a copy of the copy says the same"
 
 
 def test_links_between_amd_gpus_come_along_without_their_serials(tmp_path: Path) -> None:

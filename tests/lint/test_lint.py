@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,23 @@ def test_ansible_lint_production() -> None:
     run(BIN / "ansible-lint", "--offline", "--profile", "production", "playbooks", env=env)
 
 
-def test_no_long_modules() -> None:
-    long = {f: n for f in tracked("*.py") if (n := len((ROOT / f).read_text().splitlines())) > 400}
-    assert not long, f"modules over 400 lines: {long}"
+SCREEN_LINES = 60
+#: Functions that were longer when this rule came. None may be added; one that is rebuilt leaves the list.
+LONGER = {
+    "daemon/courier.py": "_done",
+    "policy/decide.py": "_conclude",
+    "checks/row_remap.py": "judge",
+    "topology/plan.py": "permute",
+    "nccl/hca.py": "choose",
+    "provision/run.py": "_play",
+}
+
+
+def test_functions_fit_a_screen() -> None:
+    long = []
+    for file in tracked("agent/*.py"):
+        for f in ast.walk(ast.parse((ROOT / file).read_text())):
+            lines = (f.end_lineno or 0) - f.lineno if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) else 0
+            if lines >= SCREEN_LINES and LONGER.get(file.removeprefix("agent/fairlead/")) != f.name:
+                long.append(f"{file}:{f.lineno} {f.name}")
+    assert not long, f"functions over {SCREEN_LINES} lines: {long}"

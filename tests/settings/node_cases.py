@@ -73,6 +73,14 @@ echo 'confdir /etc/chrony/conf.d' > /etc/chrony/chrony.conf
 systemctl daemon-reload
 systemctl -q enable --now idler noisy chrony ntpsec
 """
+#: A daemon by the name of irqbalance, which moves an interrupt once more while it is being stopped.
+BALANCER = """[Service]
+ExecStart=/bin/sh -c 'printf irqbalance > /proc/$$$$/comm; while sleep 3600; do :; done'
+ExecStartPost=/bin/sh -c 'until grep -q irqbalance /proc/$MAINPID/comm; do sleep 0.01; done'
+ExecStop=/bin/sh -c 'echo 1 > /proc/irq/70/smp_affinity_list'
+[Install]
+WantedBy=multi-user.target
+"""
 INSTANCES = f"""{PYTHON} -c '
 import pynvml as n
 n.nvmlInit()
@@ -120,6 +128,23 @@ def reset(host: Host, cases: dict[str, Case], drift: Callable[[Host, set[str]], 
         wait(lambda: shown() == {name: case.prints for name, case in lost.items()}, 90)
     journal = host.run("journalctl -b -o cat -u fairlead-agent -u fairlead-reapply").stdout
     return Reset(held, shown(), journal, host.run(f"cat {GOVERNOR}").stdout)
+
+
+class Moved(Struct, frozen=True):
+    """What one apply did where irqbalance moved an interrupt after the first look: its item, its exit code, and where the
+    interrupts may go then."""
+
+    item: dict[str, Any]
+    code: int
+    shown: str
+
+
+def moved_meanwhile(host: Host) -> Moved:
+    host.run("cat > /etc/systemd/system/irqbalance.service", stdin=BALANCER)
+    host.run("systemctl daemon-reload; systemctl -q enable --now irqbalance")
+    done = host.run("/usr/local/bin/fairlead apply --json --only irq_affinity", check=False)
+    shown = host.run(LISTS).stdout
+    return Moved(json.loads(done.stdout)["items"][0], done.returncode, shown)
 
 
 class Mig(Struct, frozen=True):

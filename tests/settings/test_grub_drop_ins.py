@@ -28,5 +28,5 @@ def test_a_later_drop_in_that_only_adds_words_takes_nothing_away(line: str, kept
     if kept:
         assert kernel_cmdline.plan(WORDS, boot(**after))
         return
-    with pytest.raises(ConfigError, match=r"kdump-tools.cfg: GRUB_CMDLINE_LINUX: is read after"):
+    with pytest.raises(ConfigError, match=r"kdump-tools.cfg: GRUB_CMDLINE_LINUX_DEFAULT: is read after"):
         kernel_cmdline.plan(WORDS, boot(**after))

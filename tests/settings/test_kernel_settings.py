@@ -318,7 +318,7 @@ def test_grub_gets_a_drop_in_its_menu_made_anew_and_a_reboot() -> None:
 
 
 def test_a_drop_in_that_grub_reads_later_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"zz-site.cfg: GRUB_CMDLINE_LINUX: is read after"):
+    with pytest.raises(ConfigError, match=r"zz-site.cfg: GRUB_CMDLINE_LINUX_DEFAULT: is read after"):
         kernel_cmdline.plan(WORDS, boot(**{"/etc/default/grub.d/zz-site.cfg": 'GRUB_CMDLINE_LINUX_DEFAULT=""\n'}))
     assert kernel_cmdline.plan(WORDS, boot(**{"/etc/default/grub.d/50-cloudimg-settings.cfg": "GRUB_CMDLINE_LINUX=x\n"}))
 

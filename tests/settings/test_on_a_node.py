@@ -22,7 +22,20 @@ from tests.lab.host import Host
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.playbooks.test_convergence import Admin, wait
-from tests.settings.node_cases import DIVIDED, GPU_CASES, OTHER_CASES, UNITS, WHOLE, Case, Mig, Reset, divide, reset
+from tests.settings.node_cases import (
+    DIVIDED,
+    GPU_CASES,
+    OTHER_CASES,
+    UNITS,
+    WHOLE,
+    Case,
+    Mig,
+    Moved,
+    Reset,
+    divide,
+    moved_meanwhile,
+    reset,
+)
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
 PROJECT = Path(__file__).resolve().parents[2]
@@ -144,6 +157,7 @@ class Story(Struct):
     shown_booted: dict[str, str]
     found_booted: set[str]
     reset: Reset
+    moved: Moved
     mig: Mig
 
 
@@ -229,6 +243,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             shown_booted=shown_booted,
             found_booted=drift(host),
             reset=reset(host, CASES, drift),
+            moved=moved_meanwhile(host),
             mig=divide(host, admin),
         )
 
@@ -244,6 +259,12 @@ def test_what_a_reset_took_away_is_applied_again_by_itself_once_nobody_holds_the
     assert story.reset.shown == {name: CASES[name].prints for name in names}, story.reset.journal
     assert "applied_again_after_a_reset" in story.reset.journal
     assert story.reset.other == "powersave\n", "only what a reset takes away, and only that"
+
+
+def test_interrupts_that_irqbalance_moved_until_it_was_stopped_are_where_they_are_wanted_after_one_run(story: Story) -> None:
+    assert story.moved.shown == CASES["irq_affinity"].prints
+    assert (story.moved.item["state"], story.moved.item["effective"], story.moved.code) == ("changed", "yes", 0)
+    assert any(step["target"] == "irqbalance.service" and step["done"] for step in story.moved.item["steps"])
 
 
 def test_mig_waits_for_a_drained_node_and_is_there_again_after_a_reboot(story: Story) -> None:

@@ -290,13 +290,6 @@ def test_governor_says_which_are_on_offer(tree: Path) -> None:
         plan("cpu_governor", look(tree), governor="schedutil")
 
 
-def test_governor_without_cpufreq_is_unsupported_in_words(tree: Path) -> None:
-    for cpu in (tree / "sys/devices/system/cpu").glob("cpu[0-9]*"):
-        (cpu / "cpufreq").unlink(missing_ok=True)
-    with pytest.raises(ConfigError, match="unsupported here: no CPU has cpufreq"):
-        plan("cpu_governor", look(tree))
-
-
 def test_governor_drift_reads_the_same_for_every_cpu(tree: Path) -> None:
     findings = list(drift("cpu_governor", cpu_governor.setting, cpu_governor.CpuGovernorWant(), look(tree)))
     assert len({f.summary for f in findings}) == 1 and len(findings) > 100

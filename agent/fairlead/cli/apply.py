@@ -3,8 +3,8 @@
 Run by `fairlead provision` over ssh, by the unit fairlead-apply.service at boot, and by hand. On a node where a job runs,
 only changes that no job can notice are made; the rest is reported as deferred. Changes that must not meet a job at all need
 a node that is drained in Slurm: --drained says that it is, and is refused where a job step is found.
-Exit codes: 0 as declared, 69 something failed or could not be read, 75 something waits for an idle or drained node or a
-reboot, 78 refused.
+Exit codes: 0 as declared, 1 the node has no hardware for a setting (all others are as declared), 69 something failed or could not
+be read, 75 something waits for an idle or drained node or a reboot, 78 refused.
 """
 
 from __future__ import annotations

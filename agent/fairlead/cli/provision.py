@@ -4,7 +4,8 @@ One round trip to a node that lacks nothing; a second run changes nothing. Resul
 is not reached stops no other and is named at the end. --tags limits what is made so now to some settings or groups of
 settings; fairlead itself and the whole document are always brought up to date.
 Exit codes: 0 all as declared (with --exit-code 1 where something was changed, or would be), 68 a node was not reached, 69 a
-node failed, 75 a setting waits for an idle or drained node or a reboot; 64/66/78 nothing was touched.
+node failed, 75 a setting waits for an idle or drained node or a reboot, 1 a node has no hardware for a setting and all else is as
+declared; 64/66/78 nothing was touched.
 """
 
 from __future__ import annotations

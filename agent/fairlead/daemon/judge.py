@@ -77,7 +77,7 @@ def judge(document: Document, node: Node, past: Past, only: Collection[str] | No
             found += _guarded(name, check.judge(node, past, params))
     for name, want in document.settings.items():
         if want.managed and (only is None or f"setting.{name}" in only):
-            found += _guarded(f"setting.{name}", drift(name, settings.load()[name], want, node))
+            found += _guarded(f"setting.{name}", drift(name, settings.load()[name], want, node, document.unsupported))
     return tuple(found)
 
 

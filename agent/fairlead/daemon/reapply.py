@@ -7,7 +7,8 @@ found by the thorough look; then `fairlead apply --only NAMES` is run as a trans
 sandbox, by the code of the boot unit.
 
 Only bits that an apply has made before: their undo record is there, so what nobody has applied yet, or what was undone, stays as
-it is. Never while a job runs, while somebody holds the node or has disabled fairlead, or beside another apply.
+it is. A device that does not take its bits is not asked again: not before it was once seen as declared, since only a reset after
+that is a new one. Never while a job runs, while somebody holds the node or has disabled fairlead, or beside another apply.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from fairlead import settings
 from fairlead.daemon import log
 from fairlead.daemon.rules import DISABLED, Hold, applying, barred
-from fairlead.errors import HostError
+from fairlead.errors import ExitCode, HostError
 from fairlead.host.root import Root
 from fairlead.model.change import PciBits
 from fairlead.model.finding import Finding, Level
@@ -48,6 +49,8 @@ class Reapply:
         self._process: subprocess.Popen[bytes] | None = None
         self._wait_seconds = FIRST_WAIT_SECONDS
         self._next = self._until = 0.0
+        self._drifted: dict[str, set[str]] = {}  # what the run is for
+        self._refusals = Refusals()
 
     @property
     def under_way(self) -> bool:
@@ -55,12 +58,13 @@ class Reapply:
 
     def heed(self, loop: Loop, found: Sequence[Finding]) -> None:
         """``found``: the findings of a look that judged the settings too. A disk that does not answer ends nothing here."""
-        drifted = lost(found)
+        drifted = self._refusals.without(lost(found))
         if not drifted:
             self._wait_seconds, self._next = FIRST_WAIT_SECONDS, 0.0
         elif self._process is None and time.monotonic() >= self._next and not in_the_way(loop):
             with suppress(OSError, HostError):  # no record, no run: what is wrong with the records, `fairlead apply` says
                 if names := loop.disk.do(partial(made_before, loop.root, drifted)):
+                    self._drifted = drifted
                     self._start(names, loop)
 
     def _start(self, names: Sequence[str], loop: Loop) -> None:
@@ -84,8 +88,28 @@ class Reapply:
         self._process = None
         if code:
             log.line(log.WARNING, "apply after a reset", exit=code, journal=f"journalctl -u {UNIT}")
+        if code == ExitCode.UNAVAILABLE:
+            self._refusals.add(self._drifted)
         loop.senses.look_closely()
         loop.next_sweep = 0.0
+
+
+class Refusals:
+    """The devices, by setting, that did not take their bits in a run that failed. Such a device is not asked again until a look
+    finds it as declared: only what drifts after that was lost by another reset."""
+
+    def __init__(self) -> None:
+        self._refused: set[tuple[str, str]] = set()
+
+    def add(self, drifted: Mapping[str, Collection[str]]) -> None:
+        """A run for these has failed; the next look shows which of them it did not help."""
+        self._refused |= {(name, device) for name, devices in drifted.items() for device in devices}
+
+    def without(self, drifted: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+        """What a look found to have drifted, without the devices that have refused."""
+        self._refused &= {(name, device) for name, devices in drifted.items() for device in devices}
+        new = {name: {d for d in devices if (name, d) not in self._refused} for name, devices in drifted.items()}
+        return {name: devices for name, devices in new.items() if devices}
 
 
 def lost(found: Sequence[Finding]) -> dict[str, set[str]]:

@@ -19,13 +19,14 @@ _LINKS_MAX = 40  # as the kernel: more is ELOOP
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _SPACE = " \t\n\r\v\f\0"
 _MAGIC = frozenset("*?[")
+LEFT_OUT = "left-out"  # in a machine tree: files that the machine has and the tree does not, a path per line
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Root:
     """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
-    __slots__ = ("_aliases", "_base", "_links", "_places", "is_live", "path", "reading")
+    __slots__ = ("_aliases", "_base", "_links", "_places", "is_live", "left_out", "path", "reading")
 
     def __init__(self, path: str = "/") -> None:
         self.path = os.path.abspath(path)
@@ -35,6 +36,9 @@ class Root:
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
         self._places: dict[str, str] = {}  # what lies in these
         self._aliases: dict[str, tuple[int, int, str]] = {}  # its links: inode and time of change, and where they lead
+        self.left_out: frozenset[str] = frozenset()
+        said = None if self.is_live else self.read_text(f"/{LEFT_OUT}")
+        self.left_out = frozenset(said.splitlines()) if isinstance(said, str) else frozenset()
 
     def __repr__(self) -> str:
         return f"Root({self.path!r})"
@@ -131,6 +135,8 @@ class Root:
             fd = self.open(path)
         except OSError as e:
             self.reading = ""
+            if path in self.left_out:
+                return unreadable(f"{path}: left out of this tree, which was redacted")
             return None if e.errno in _ABSENT else _failed(path, e)
         try:
             data = os.read(fd, min(limit, 65536))
@@ -236,6 +242,7 @@ class Root:
                 if hidden or not name.startswith(".")
             ]
         there = [f for f in found if os.path.exists(self.join(f)) or (dangling and self.readlink(f) is not None)]
+        there += [path for path in self.left_out if fnmatch.fnmatchcase(path, pattern) and path.count("/") == pattern.count("/")]
         return tuple(sorted(there))
 
 

@@ -21,7 +21,7 @@ from fairlead.host.host_facts import HostLooks, read_recorded, recorded_of
 from fairlead.host.ports import MLX5_COUNTERS
 from fairlead.host.process import read_text
 from fairlead.host.redact import Redactor
-from fairlead.host.root import Root
+from fairlead.host.root import LEFT_OUT, Root
 from fairlead.host.software import FOLDERS, LIBRARY
 from fairlead.model.facts import Missing
 from fairlead.model.host_facts import Wanted
@@ -97,6 +97,8 @@ LINKS = (
     "/sys/class/net/*/master",
     "/sys/kernel/iommu_groups/*/devices/*",
 )  # fmt: skip
+#: How each file of a setting begins. In a redacted tree those are kept, but for the one that names a site's time servers.
+_OURS, _NAMES_SERVERS = b"# Written by fairlead", b"(setting time_sync)"
 MODINFO = f"{modinfo.PREFIX}nvidia"
 _KMSG_MAX_BYTES = 16 << 20
 _SKIPPED_WHEN_REDACTED = (
@@ -109,7 +111,8 @@ def snapshot(root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, red
 
     reads: what checks and settings read besides (``Setting.reads``; globs, and the paths of ``process.read_text``).
     redact: replace serials, UUIDs, MAC addresses and GUIDs, and leave out what names people and servers: of ``reads`` all
-    files below /etc. Raises HostError when ``target`` cannot be written.
+    files below /etc but those that fairlead itself has written. The tree's file ``left-out`` lists them, so that they count as
+    unreadable there and not as absent. Raises HostError when ``target`` cannot be written.
     """
     try:
         _Writer(root, nvml, os.fspath(target), redact).write(reads)
@@ -123,6 +126,7 @@ class _Writer:
         self._nvml = nvml
         self._target = os.path.realpath(target)
         self._redactor = Redactor(nvml) if redact else None
+        self._left_out: set[str] = set(root.left_out)
 
     def write(self, reads: Iterable[str]) -> None:
         os.makedirs(self._target, exist_ok=True)
@@ -158,6 +162,8 @@ class _Writer:
         self._put_processes()
         for pattern in dict.fromkeys(reads):
             self._put_read(pattern)
+        if self._left_out:
+            self._put(f"/{LEFT_OUT}", "".join(f"{path}\n" for path in sorted(self._left_out)))
         parameters = modinfo.text(self._root, MODINFO)
         if isinstance(parameters, str):
             self._put(MODINFO, parameters)
@@ -253,10 +259,19 @@ class _Writer:
             text = read_text(self._root, pattern)
             if isinstance(text, str):
                 self._put(pattern, text if self._redactor is None else self._redactor.text(text))
-        elif self._redactor is None or not pattern.startswith("/etc/"):
-            for path in self._root.glob(pattern):
-                if not os.path.lexists(self._at(path)):
-                    self._copy(path)
+            return
+        for path in self._root.glob(pattern):
+            if os.path.lexists(self._at(path)):
+                continue
+            if self._redactor is not None and pattern.startswith("/etc/") and not self._is_ours(path):
+                self._left_out.add(path)
+            else:
+                self._copy(path)
+
+    def _is_ours(self, path: str) -> bool:
+        """A file that fairlead has written and that names nobody."""
+        head = self._root.read_bytes(path, 120, head=True)
+        return isinstance(head, bytes) and head.startswith(_OURS) and _NAMES_SERVERS not in head
 
     def _device_nodes(self) -> str:
         recorded = self._root.read_text("/dev/nodes")

@@ -40,7 +40,8 @@ class Peak(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A profile file (TOML). ``unsupported``: facts this hardware cannot give, skipped instead of found unreadable
-    (dotted names of Gpu fields, such as ``nvlinks`` or ``ecc.sram_threshold_exceeded``)."""
+    (dotted names of Gpu fields, such as ``nvlinks`` or ``ecc.sram_threshold_exceeded``), and hardware that settings may not find
+    (``cpufreq``, ``cpuidle``, ``energy_performance``, ``pcie_aspm``): such a setting is then not applicable."""
 
     name: str
     summary: str

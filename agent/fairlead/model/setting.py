@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -21,6 +21,17 @@ class Want(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     mode: Annotated[Mode, Meta(description="enforce: drift of this setting may drain. observe: it is reported.")] = Mode.OBSERVE
 
 
+class HardwareAbsent(ConfigError):
+    """The node has no hardware for this setting. ``fact``: what the profile names in ``unsupported`` to allow that.
+    ``missing``: what is not there, as part of a sentence."""
+
+    def __init__(self, setting: str, fact: str, missing: str, *, hint: str) -> None:
+        allow = f"or name {fact!r} in `unsupported` of the hardware profile if nodes of this kind never have it"
+        super().__init__("node.json", f"settings.{setting}", missing, hint=f"{hint}, {allow}")
+        self.fact = fact
+        self.missing = missing
+
+
 class Setting(Struct, frozen=True, kw_only=True):
     """What a setting declares.
 
@@ -35,6 +46,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     a node says where ``want`` is in force, path -> text: an image has no kernel, so only what is persisted is left to plan.
     tuned_too: a profile of tuned may write the same values, so where tuned runs, drift and apply say so.
     plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
+    It raises HardwareAbsent where the node has no hardware for the setting: that is a warning, or not applicable where the
+    profile allows it; all other settings are made.
     """
 
     summary: str
@@ -58,8 +71,11 @@ class Setting(Struct, frozen=True, kw_only=True):
         return self.reads + (self.reads_for(want) if self.reads_for else ()) + (tuned.READS if self.tuned_too else ())
 
 
-def drift(name: str, setting: Setting, want: Want, node: Node) -> Iterable[Finding]:
-    """Drift of one setting as findings of the check ``setting.NAME``: the same observe and plan that apply uses."""
+def drift(name: str, setting: Setting, want: Want, node: Node, unsupported: Collection[str] = ()) -> Iterable[Finding]:
+    """Drift of one setting as findings of the check ``setting.NAME``: the same observe and plan that apply uses.
+
+    unsupported: what the profile says that nodes of this kind do not have. Hardware that is absent never drains.
+    """
     observed = setting.observe(node)
     if isinstance(observed, Missing):
         yield Finding(
@@ -68,6 +84,12 @@ def drift(name: str, setting: Setting, want: Want, node: Node) -> Iterable[Findi
         return
     try:
         changes = setting.plan(want, observed)
+    except HardwareAbsent as absent:
+        if absent.fact not in unsupported:
+            yield Finding(
+                check=f"setting.{name}", level=Level.WARN, summary=absent.missing, evidence=(absent.hint,), service=Service.KEEP
+            )
+        return
     except ConfigError as refused:  # a wanted value that this node cannot take: said, never tried
         yield Finding(
             check=f"setting.{name}",

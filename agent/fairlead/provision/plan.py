@@ -37,6 +37,7 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     busy: bool = False
     steps: tuple[PlanStep, ...] = ()
     failures: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     hint: str = ""
 
 
@@ -49,8 +50,11 @@ def of_items(
     origin: Mapping[str, str] = {},
 ) -> NodePlan:
     """A node's plan from the items of a dry run of `fairlead apply`, as JSON has them. origin: who declares each key."""
-    steps, failures, hints = list(ours), [], []
+    steps, failures, warnings, hints = list(ours), [], [], []
     for item in items:
+        if item["state"] == "absent":
+            warnings.append(f"{item['setting']}: {item['message']}")
+            hints.append(item.get("hint") or "")
         if item["state"] in _BAD:
             failures.append(located(f"{item['setting']}: {item['message']}", origin))
             hints.append(item.get("hint") or "")
@@ -65,6 +69,7 @@ def of_items(
         busy=busy,
         steps=tuple(steps),
         failures=tuple(failures),
+        warnings=tuple(warnings),
         hint=next(filter(None, hints), ""),
     )
 
@@ -112,6 +117,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
         lines += [f"  diff of {example.node}, the first of them:"] if shown and len(nodes) > 1 else []
         lines += shown
         lines += [f"  cannot: {f}" for f in example.failures]
+        lines += [f"  warning: {w}" for w in example.warnings]
         lines += [f"  next: {example.hint}"] if example.hint else []
     for need, named in needing(plans).items():
         if named:

@@ -32,6 +32,7 @@ class NodeResult(Struct, frozen=True, kw_only=True):
     waiting: tuple[str, ...] = ()  # "setting: why"
     waits: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # "setting: why": the node has no hardware for it
     message: str = ""
     hint: str = ""
     task: str = ""
@@ -69,13 +70,16 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 all as declared, 69 a node failed, 68 none failed but one was not reached, 75 something waits (see WAITS)."""
+        """0 all as declared, 69 a node failed, 68 none failed but one was not reached, 75 something waits (see WAITS), 1 none of
+        these, but a node has no hardware for a setting."""
         states = {n.state for n in self.nodes}
         if states & {"failed", "unfinished"}:
             return ExitCode.UNAVAILABLE
         if "unreachable" in states:
             return ExitCode.NO_HOST
-        return ExitCode.TRY_AGAIN if any(n.waiting for n in self.nodes) and not self.check else ExitCode.OK
+        if any(n.waiting for n in self.nodes) and not self.check:
+            return ExitCode.TRY_AGAIN
+        return ExitCode.WARN if any(n.warnings for n in self.nodes) else ExitCode.OK
 
     @property
     def detailed_exit_code(self) -> ExitCode:
@@ -105,7 +109,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         )
     applied = dict(res.get("apply") or {})
     changes = [f"{c['what']}: {c['why']}" for c in res.get("changes", ())]
-    waiting, waits, failures, hints, diffs = [], [], [], [], []
+    waiting, waits, failures, warnings, hints, diffs = [], [], [], [], [], []
     for c in res.get("changes", ()):
         if "after" in c:
             diffs.append(_diff(c))
@@ -124,6 +128,9 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         elif item["state"] in {"failed", "refused", "unreadable"}:
             failures.append(f"{item['setting']}: {item['message']}")
             hints.append(item.get("hint") or "")
+        elif item["state"] == "absent":
+            warnings.append(f"{item['setting']}: {item['message']}")
+            hints.append(item.get("hint") or "")
     state = "failed" if failures else ("changed" if changes else "same")
     return NodeResult(
         node=node,
@@ -133,6 +140,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         waiting=tuple(waiting),
         waits=tuple(waits),
         failures=tuple(failures),
+        warnings=tuple(warnings),
         message="; ".join(failures),
         hint=next((h for h in hints if h), ""),
         task=task,
@@ -180,7 +188,7 @@ def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
     """Nodes with equal outcome together: the largest group first, those that were not reached at the end."""
     found: dict[tuple[Any, ...], list[NodeResult]] = {}
     for n in nodes:
-        found.setdefault((n.state, n.changes, n.waiting, n.waits, n.failures, n.message), []).append(n)
+        found.setdefault((n.state, n.changes, n.waiting, n.waits, n.failures, n.warnings, n.message), []).append(n)
     ordered = sorted(found.values(), key=lambda g: (g[0].state in {"unreachable", "unfinished"}, -len(g), g[0].node))
     return [(g[0], [n.node for n in g]) for g in ordered]
 
@@ -199,6 +207,9 @@ def text(report: Report, *, diff: bool = False) -> str:
             lines += [f"  {f}" for f in example.failures or (example.message,)]
             lines.append(f"  task: {example.task}" if example.task else "")
             lines.append(f"  next: {example.hint}" if example.hint else "")
+        if example.warnings:
+            lines += [f"  warning: {w}" for w in example.warnings]
+            lines.append(f"  next: {example.hint}" if example.hint and example.state in {"same", "changed"} else "")
         if diff and example.diffs:
             lines += [f"  diff of {example.node}, the first of them:"] if len(nodes) > 1 else []
             lines += [f"    {line}" for d in example.diffs for line in d.splitlines()]
@@ -245,6 +256,8 @@ def summary(report: Report) -> str:
     counts = ", ".join(f"{report.count(s)} {names.get(s, s)}" for s in STATES if report.count(s))
     waiting = sum(bool(n.waiting) for n in report.nodes)
     counts += f" ({waiting} of them waiting)" if waiting else ""
+    warned = sum(bool(n.warnings) for n in report.nodes)
+    counts += f", {warned} with warnings" if warned else ""
     changes = sum(len(n.changes) for n in report.nodes)
     nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
     return f"{nodes}: {counts or 'nothing'}; {changes} changes in {report.seconds:.1f} s"

@@ -3,6 +3,8 @@
 The governor decides how fast a core leaves low frequency; launch-bound GPU jobs wait for one core. Source: kernel
 documentation, admin-guide/pm/cpufreq.rst, ``scaling_governor`` and ``scaling_available_governors`` (intel_pstate and
 amd_pstate in active mode offer only performance and powersave). Lost at reboot; the boot unit applies it again.
+Where no CPU has cpufreq, that is a warning and all other settings are made. A hardware profile that names
+``cpufreq`` in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from msgspec import Meta, Struct
 from fairlead.errors import ConfigError
 from fairlead.model.change import KernelValue
 from fairlead.model.facts import Missing, Node, unreadable
-from fairlead.model.setting import Setting, Want
+from fairlead.model.setting import HardwareAbsent, Setting, Want
 
 FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
 
@@ -51,12 +53,11 @@ def observe(node: Node) -> Observed | Missing:
 
 def plan(want: CpuGovernorWant, observed: Observed) -> tuple[KernelValue, ...]:
     if not observed.cpus:
-        raise ConfigError(
-            "node.json",
-            "settings.cpu_governor",
-            "unsupported here: no CPU has cpufreq (virtual machine, or the firmware keeps frequency control to itself)",
-            hint="give frequency control to the operating system in the firmware set-up, "
-            "or declare settings.cpu_governor.managed = false for this node",
+        raise HardwareAbsent(
+            "cpu_governor",
+            "cpufreq",
+            "no CPU has cpufreq: this is a virtual machine, or the firmware keeps frequency control to itself",
+            hint="give frequency control to the operating system in the firmware set-up",
         )
     wrong = [(cpu, now, offered) for cpu, now, offered in observed.cpus if now != want.governor]
     for cpu, _, offered in wrong:

@@ -3,6 +3,8 @@
 A core in a deep C-state answers an interrupt of a GPU or adapter tens to hundreds of microseconds late; the depth that
 is worth its power is a matter of the site. Source: kernel documentation, admin-guide/pm/cpuidle.rst (``latency``: exit
 latency in microseconds; ``disable``: 1 switches the state off on this CPU). Lost at reboot; the boot unit applies it again.
+Where no CPU has idle states, that is a warning and all other settings are made. A hardware profile that names
+``cpuidle`` in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations
@@ -12,10 +14,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from fairlead.errors import ConfigError
 from fairlead.model.change import KernelValue
 from fairlead.model.facts import Missing, Node, unreadable
-from fairlead.model.setting import Setting, Want
+from fairlead.model.setting import HardwareAbsent, Setting, Want
 
 _PATH = re.compile(r"^/sys/devices/system/cpu/cpu(\d+)/cpuidle/state(\d+)/(latency|disable)$")
 PATTERN = "/sys/devices/system/cpu/cpu[0-9]*/cpuidle/state[0-9]*/"
@@ -58,11 +59,11 @@ def observe(node: Node) -> Observed | Missing:
 
 def plan(want: CpuIdleWant, observed: Observed) -> tuple[KernelValue, ...]:
     if not observed.states:
-        raise ConfigError(
-            "node.json",
-            "settings.cpu_idle",
-            "unsupported here: no CPU has idle states (virtual machine, or idle=poll)",
-            hint="declare settings.cpu_idle.managed = false for this node",
+        raise HardwareAbsent(
+            "cpu_idle",
+            "cpuidle",
+            "no CPU has idle states: this is a virtual machine, or the kernel was started with idle=poll",
+            hint="remove idle=poll from the kernel command line",
         )
     limit = want.max_exit_latency_microseconds
     wrong = [(cpu, state, off) for (cpu, state), (us, off) in sorted(observed.states.items()) if off != (us > limit)]

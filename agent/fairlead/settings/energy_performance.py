@@ -4,6 +4,8 @@ With intel_pstate or amd_pstate in active mode the governor is only half the sto
 by this hint. Source: kernel documentation, admin-guide/pm/intel_pstate.rst and amd-pstate.rst,
 ``energy_performance_preference`` and ``energy_performance_available_preferences``; with the governor ``performance`` the
 driver accepts no other hint than performance (EBUSY). Lost at reboot; the boot unit applies it again.
+Where no CPU has the attribute, that is a warning and all other settings are made. A hardware profile that names
+``energy_performance`` in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from msgspec import Meta, Struct
 from fairlead.errors import ConfigError
 from fairlead.model.change import KernelValue
 from fairlead.model.facts import Missing, Node, unreadable
-from fairlead.model.setting import Setting, Want
+from fairlead.model.setting import HardwareAbsent, Setting, Want
 
 FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
 NAME, OFFERED = "energy_performance_preference", "energy_performance_available_preferences"
@@ -52,11 +54,11 @@ def observe(node: Node) -> Observed | Missing:
 
 def plan(want: EnergyPerformanceWant, observed: Observed) -> tuple[KernelValue, ...]:
     if not observed.cpus:
-        raise ConfigError(
-            "node.json",
-            "settings.energy_performance",
-            "unsupported here: no CPU has energy_performance_preference (pstate driver not in active mode)",
-            hint="declare settings.energy_performance.managed = false for this node",
+        raise HardwareAbsent(
+            "energy_performance",
+            "energy_performance",
+            "no CPU has energy_performance_preference: the pstate driver is not in active mode, or this is a virtual machine",
+            hint="start the kernel with intel_pstate=active or amd_pstate=active",
         )
     wrong = [(cpu, now, offered) for cpu, now, offered in observed.cpus if now != want.preference]
     for cpu, _, offered in wrong:

@@ -28,6 +28,7 @@ ENTRIES = "/boot/loader/entries/*.conf"
 ADD_UP = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "module_blacklist"})
 _WORD = r"^[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;@/=+*-]*)?$"  # no blank, quote or $: the words go into a shell file of GRUB
 _KEEPS = re.compile(r'(GRUB_CMDLINE_LINUX(?:_DEFAULT)?)="((?:[^"$`\\]* )?)\$\{?\1\}?((?: [^"$`\\]*)?)"')
+_ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?(GRUB_CMDLINE_LINUX\w*)\+?=.*$", re.MULTILINE)
 _LINUX = re.compile(r"^\s*linux(?:efi|16)?\s+\S+\s*(.*)$", re.MULTILINE)
 
 
@@ -99,6 +100,12 @@ def _added(text: str) -> tuple[str, ...] | None:
     return tuple(word for match in kept if match for word in match[3].split()) if all(kept) else None
 
 
+def _variable(text: str) -> str:
+    """The variable that a drop-in assigns to, in the line that stands in the way: one that drops our words comes first."""
+    lines = sorted(_ASSIGNED.finditer(text), key=lambda line: _KEEPS.fullmatch(line[0].strip()) is not None)
+    return lines[0][1] if lines else "GRUB_CMDLINE_LINUX_DEFAULT"
+
+
 def content(words: tuple[str, ...]) -> str:
     return (
         "# Written by fairlead (setting kernel_cmdline); changes made here are put back.\n"
@@ -147,7 +154,7 @@ def _grub(words: tuple[str, ...], observed: Observed) -> list[AnyChange]:
         added = _added(text)
         if words and (added is None or not all(in_force((*words, *added), w) for w in words)):
             hint = "rename it so that it is read before ours, or declare its words in settings.kernel_cmdline.words"
-            raise ConfigError(path, "GRUB_CMDLINE_LINUX", f"is read after {FILE}", hint=hint)
+            raise ConfigError(path, _variable(text), f"is read after {FILE}, and may drop or override its words", hint=hint)
     changes: list[AnyChange] = []
     wanted = content(words) if words else None
     if observed.file != wanted:

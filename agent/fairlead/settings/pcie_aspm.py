@@ -5,6 +5,8 @@ A link that sleeps takes microseconds to wake, which adapters show as latency an
 and adapters that still have it are named. Sources: kernel documentation, admin-guide/kernel-parameters.txt, pcie_aspm;
 drivers/pci/pcie/aspm.c (module parameter ``policy``); PCI Express Base Specification, Link Control Register, ASPM Control (bits
 1:0). Lost at reboot; the boot unit applies it again.
+Where the kernel has no ASPM policy, that is a warning and all other settings are made. A hardware profile that names
+``pcie_aspm`` in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import KernelValue
 from fairlead.model.facts import Missing, Node
 from fairlead.model.pci_kind import kind_of
-from fairlead.model.setting import Setting, Want
+from fairlead.model.setting import HardwareAbsent, Setting, Want
 
 POLICY = "/sys/module/pcie_aspm/parameters/policy"
 ASPM = 0x3
@@ -56,8 +58,12 @@ def plan(want: PcieAspmWant, observed: Observed) -> tuple[KernelValue, ...]:
     if observed.policy is None:
         if awake and not observed.asleep:
             return ()
-        raise ConfigError("node.json", "settings.pcie_aspm", "unsupported here: this kernel has no ASPM policy",
-                          hint="it is built without CONFIG_PCIEASPM: set it in the firmware")  # fmt: skip
+        raise HardwareAbsent(
+            "pcie_aspm",
+            "pcie_aspm",
+            "this kernel has no ASPM policy: it was built without CONFIG_PCIEASPM",
+            hint="switch ASPM off in the firmware set-up",
+        )
     if want.policy not in observed.offered and len(observed.offered) > 1:
         words = f"this kernel has no policy {want.policy}; it offers {', '.join(observed.offered)}"
         raise ConfigError("node.json", "settings.pcie_aspm.policy", words, hint="declare one of them")

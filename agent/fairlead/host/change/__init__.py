@@ -20,7 +20,7 @@ from fairlead.host.change.gpus import NvmlSet
 from fairlead.host.change.show import diff, target, verbs
 from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
 from fairlead.host.change.undo import UNDO, remember, undo_changes
-from fairlead.host.change.values import current_choice, write_bits, write_kernel_value
+from fairlead.host.change.values import RefusedError, current_choice, write_bits, write_kernel_value
 from fairlead.host.root import Root
 from fairlead.model.change import (
     AnyChange,
@@ -97,11 +97,14 @@ def _execute(changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None,
             words = f"{target(change)}: not written, since the running system refused it"
             outcomes.append(Outcome(change=change, done=False, message=words))
             continue
+        record = ""
         try:
             if not isinstance(change, NOT_UNDONE):
-                remember(change, root, undo)
+                record = remember(change, root, undo)
             outcomes.append(_make(change, root, nvml_set, run_dir))
         except (OSError, FairleadError) as e:
+            if record and isinstance(e, RefusedError):
+                os.unlink(record)  # nothing was changed, so there is nothing to undo, and a later reset takes nothing away
             words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
             later = isinstance(e, packages.LaterError | reload.HeldError)
             if isinstance(change, Packages):

@@ -61,18 +61,19 @@ def _undo_path(change: AnyChange, undo: str) -> str:
     return f"{undo}/{change.setting}.{name}.json"
 
 
-def remember(change: AnyChange, root: Root, undo: str) -> None:
-    """Note what is there before fairlead's first change of this target. Later changes keep the first note. Raises HostError
-    where it cannot be noted, OSError where it cannot be read."""
+def remember(change: AnyChange, root: Root, undo: str) -> str:
+    """Note what is there before fairlead's first change of this target. Later changes keep the first note. Returns the path of a
+    new note, "" where there was one. Raises HostError where it cannot be noted, OSError where it cannot be read."""
     path = root.join(_undo_path(change, undo))
     if os.path.exists(path):
-        return
+        return ""
     record = json.dumps(_record(change, root), indent=1).encode() + b"\n"
     try:
         write_file(path, record, 0o600)
     except OSError as e:
         words = f"left as it is, since what is there now cannot be noted: {path}: {e.strerror}"
         raise HostError(words, hint=next_step(e)) from None
+    return path
 
 
 def undo_changes(root: Root, undo: str = UNDO) -> tuple[tuple[str, AnyChange], ...]:

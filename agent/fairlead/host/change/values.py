@@ -10,6 +10,10 @@ from fairlead.host.root import Root
 from fairlead.model.change import KernelValue, PciBits
 
 
+class RefusedError(HostError):
+    """The kernel or the device did not take the value, and what was there before is still there."""
+
+
 def current_choice(text: str) -> str:
     """The value of a kernel file: of ``always [madvise] never`` the one in brackets, else the text itself."""
     words = text.split()
@@ -47,5 +51,6 @@ def write_bits(change: PciBits, root: Root) -> int:
     finally:
         os.close(fd)
     if got & change.mask != change.value & change.mask:
-        raise HostError(f"reads back {got:#06x} after {wanted:#06x} was written: the device keeps these bits")
+        kind = RefusedError if got == word else HostError
+        raise kind(f"reads back {got:#06x} after {wanted:#06x} was written: the device keeps these bits")
     return got
