@@ -248,6 +248,8 @@ def test_a_device_that_died_and_is_gone_is_found(name: str) -> None:
     if name == "fs_errors":
         mounted = (*WELL.mounts, MountPoint(path="/data", kind="xfs", source=f"/dev/{strange}", read_only=False))  # type: ignore[misc]
         assert [f.level for f in judged(name, host_node(devices=HAS, mounts=mounted), lines)] == [Level.DRAIN]
+        theirs = (*WELL.mounts, replace(mounted[-1], kind="fuse.x"))  # type: ignore[misc]
+        assert [f.level for f in judged(name, host_node(devices=HAS, mounts=theirs), lines)] == [Level.WARN]
 
 
 def test_an_nvme_that_never_came_up_is_found() -> None:

@@ -41,7 +41,8 @@ def known_device(name: str, node: Node, past: Past) -> bool:
     host = node.host
     if isinstance(host, Missing) or isinstance(host.devices, Missing):
         return True
-    mounted = () if isinstance(host.mounts, Missing) else (m.source.rpartition("/")[2] for m in host.mounts)
+    mounts = () if isinstance(host.mounts, Missing) else host.mounts
+    mounted = (m.source.rpartition("/")[2] for m in mounts if not m.kind.startswith("fuse"))  # whose source a user names
     return name in host.devices or name in past.devices or name in mounted
 
 
