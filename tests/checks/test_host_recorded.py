@@ -78,7 +78,7 @@ def test_recorded_kernel_records() -> None:
             if said:
                 told.setdefault(line, set()).add(name)
                 assert line.startswith(check.wakes_on), "what it says, wakes it"
-            if check.heeds is not None:
+            if check.kind is not None:
                 assert check.heeds(line) is bool(said), "what is not heeded is not remembered"
     expected = {line: {name} for line in lines for start, name in OURS.items() if line.startswith(start)}
     assert told == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fairlead import checks
 from fairlead.model.check import Past
@@ -215,3 +216,43 @@ def test_mounts_that_are_not_there() -> None:
     )
     assert judged("hung_mounts", below, paths=("/net/a",)) == []
     assert [f.level for f in judged("hung_mounts", host_node(mounts=NA, spaces=NA), **HOME)] == [Level.UNKNOWN] * 2
+
+
+HAS = frozenset({"sda", "sda1", "nvme0n1", "md0", "mc0"})
+FORGED = {
+    "fs_errors": ("XFS ({}): Filesystem has been shut down due to log error (0x2).", "sdz9", "sda1"),
+    "disks": ("I/O error, dev {}, sector 5 op 0x0:(READ) flags 0x0", "sdz9", "sda"),
+    "memory_errors": ("EDAC {}: 1 UE memory read error on CPU_SrcID#1_Channel#1_DIMM#1", "MC77", "MC0"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_device_that_never_was_drains_nothing_and_is_not_named(name: str) -> None:
+    text, strange, ours = FORGED[name]
+    many = [text.format(strange)] * 12
+    (found,) = judged(name, host_node(devices=HAS), log(*many))
+    assert (found.level, found.device) == (Level.WARN, "") and "does not have" in found.summary
+    assert strange.lower() not in repr(found).lower()
+    found = next(f for f in judged(name, host_node(devices=HAS), log(*[text.format(ours)] * 12)) if f.level is Level.DRAIN)
+    assert found.device == ours.lower()
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_device_that_died_and_is_gone_is_found(name: str) -> None:
+    """Seen earlier in this boot; or mounted still; or nobody can say what there is."""
+    text, strange, _ = FORGED[name]
+    lines = log(*[text.format(strange)] * 12)
+    before = replace(lines, devices=frozenset({strange.lower()}))
+    assert [f.level for f in judged(name, host_node(devices=HAS), before)] == [Level.DRAIN]
+    assert [f.level for f in judged(name, host_node(devices=NA), lines)] == [Level.DRAIN]
+    if name == "fs_errors":
+        mounted = (*WELL.mounts, MountPoint(path="/data", kind="xfs", source=f"/dev/{strange}", read_only=False))  # type: ignore[misc]
+        assert [f.level for f in judged(name, host_node(devices=HAS, mounts=mounted), lines)] == [Level.DRAIN]
+        theirs = (*WELL.mounts, replace(mounted[-1], kind="fuse.x"))  # type: ignore[misc]
+        assert [f.level for f in judged(name, host_node(devices=HAS, mounts=theirs), lines)] == [Level.WARN]
+
+
+def test_an_nvme_that_never_came_up_is_found() -> None:
+    """The driver names the device with its record (host.kmsg asks for it): no list is needed that it may never have been on."""
+    (found,) = judged("disks", host_node(devices=HAS), log("nvme nvme7: Removing after probe failure status: -19"))
+    assert (found.level, found.device) == (Level.DRAIN, "nvme7")

@@ -50,7 +50,7 @@ def test_an_unkillable_step_is_named_and_nothing_a_user_chose() -> None:
         Service.DRAIN_NOW,
     )
     assert judged("stuck_tasks", asleep(3), Past())[0].needs_history
-    record = "INFO: task evil; scontrol resume:1234 blocked for more than 120 seconds."
+    record = "INFO: task evil; resume me:1234 blocked for more than 120 seconds."
     (told,) = judged("stuck_tasks", host_node(), log(record))
     assert told.level is Level.WARN and "evil" not in told.summary + str(told.evidence)
     assert judged("stuck_tasks", host_node(), log(record, seconds=NOW - 4000)) == []

@@ -150,7 +150,7 @@ def firmware(number: int, severity: str, *sections: str) -> tuple[str, ...]:
 def test_errors_that_firmware_tells(texts: tuple[str, ...], bad: bool) -> None:
     assert [f.level for f in judged("memory_errors", host_node(), log(*texts))] == [Level.DRAIN] * bad
     heeds = checks.load()["memory_errors"].heeds
-    assert heeds is not None and [heeds(t) for t in texts[:1]] == [False] and all(heeds(t) for t in texts if "section" in t)
+    assert [heeds(t) for t in texts[:1]] == [False] and all(heeds(t) for t in texts if "section" in t)
 
 
 def test_firmware_says_what_it_was_some_lines_later() -> None:
@@ -175,7 +175,7 @@ def test_requests_that_the_device_failed_by_other_words(what: str) -> None:
     text = f"{what} error, dev nvme0n1, sector 123456 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2"
     assert levels(judged("disks", host_node(), log(*[text] * 10))) == [(Level.DRAIN, "nvme0n1")]
     known = checks.load()["disks"]
-    assert known.heeds is not None and known.heeds(text) and text.startswith(known.wakes_on)
+    assert known.heeds(text) and text.startswith(known.wakes_on)
 
 
 @pytest.mark.parametrize("what", ["operation not supported", "critical space allocation", "reservation conflict"])

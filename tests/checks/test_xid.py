@@ -336,3 +336,40 @@ def test_a_kernel_log_that_cannot_be_read_is_no_health() -> None:
     past = Past(available=True, log=unreadable("/dev/kmsg: Operation not permitted"))
     (finding,) = check.judge(node(), past, Params())
     assert (finding.level, finding.device) == (Level.UNKNOWN, "") and "Operation not permitted" in finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:ee:00): 79, pid=1, name=x, GPU has fallen off the bus.",
+        "NVRM: GPU 0000:ee:00.0: GPU has fallen off the bus.",
+    ],
+)
+def test_a_fault_of_a_gpu_that_is_not_there_is_shown_and_drains_nothing(line: str) -> None:
+    (found,) = judged(line)
+    assert (found.level, found.device, found.service) == (Level.WARN, "0000:ee:00.0", Service.KEEP)
+    assert found.summary == "Xid 79 on 0000:ee:00.0, where this node has no GPU: it does not count"
+    assert [f.level for f in judged(line, f"{WHERE}: 79, pid=1, name=x, GPU has fallen off the bus.")] == [
+        Level.WARN,
+        Level.DRAIN,
+    ]
+    assert judged(line, remember_seconds=1) == []  # an hour later it is no news
+
+
+def test_a_gpu_that_fell_off_and_is_gone_is_still_the_node_s() -> None:
+    line, gone = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.", ADDRESSES[0]
+    whole = node()
+    left = tuple(g for g in whole.gpus if g.pci != gone)  # type: ignore[union-attr]
+    bus = tuple(d for d in whole.pci if d.address != gone)
+    levels = {
+        "on the bus": check.judge(replace(whole, gpus=left), log(line), Params()),
+        "in the driver's list": check.judge(replace(whole, pci=bus), log(line), Params()),
+        "seen before": check.judge(replace(whole, gpus=left, pci=bus), replace(log(line), boards={gone: "1651"}), Params()),
+        "the driver does not answer": check.judge(replace(whole, gpus=NA, pci=bus), log(line), Params()),
+        "no bus": check.judge(replace(whole, gpus=left, pci=()), log(line), Params()),
+        "a GPU without an address": check.judge(
+            replace(whole, gpus=(*left, gpu(0, pci="", lost=True)), pci=bus), log(line), Params()
+        ),
+    }
+    for where, found in levels.items():
+        assert Level.DRAIN in [f.level for f in found], where

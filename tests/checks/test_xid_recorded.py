@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.model.finding import Action, Level, Service
+from fairlead.checks.xid import Params, check
+from fairlead.model.finding import Action, Finding, Level, Service
 from fairlead.xid import Kind, parse
 from fairlead.xid.catalogue import look_up
 from fairlead.xid.log import message
-from tests.checks.test_xid import judged
+from tests.checks.nodes import endpoint, log, node
+
+
+def judged(*texts: str) -> list[Finding]:
+    """On a node that has a GPU wherever the lines name one."""
+    named = sorted({line.pci for line in map(parse, texts) if line is not None and line.pci})
+    there = node(pci=(*node().pci, *(endpoint(address) for address in named)))
+    return list(check.judge(there, log(*texts), Params()))
 
 
 def _recorded() -> list[dict[str, str]]:

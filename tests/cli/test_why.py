@@ -156,7 +156,7 @@ def test_another_node_is_asked_over_ssh(
     """ssh is the only thing put in its place: what it starts is the real command, on "the node"."""
     run_dir, state_dir = tmp_path / "run", tmp_path / "state"
     run_dir.mkdir()
-    status = {"slurm_node": "gpu7", "findings": [XID], "hold": {"who": "ann", "when": "now", "reason": "riser 2"}}
+    status = {"slurm_node": "gpu7", "findings": [XID], "hold": {"who": "ann", "when": "now", "reason": "riser 2\x1b[2J\u202e"}}
     (run_dir / "status.json").write_text(json.dumps(status))
     (tmp_path / "ssh").write_text(
         "#!/bin/sh\n"
@@ -172,6 +172,7 @@ def test_another_node_is_asked_over_ssh(
     assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here")]) == 0
     told = capsys.readouterr().out
     assert told.startswith("gpu7\n") and "agent: drained" in told and "riser 2" in told and "Xid 79" in told
+    assert not {"\x1b", "\u202e"} & set(told), "what another node says does not steer the terminal"
     assert (tmp_path / "asked").read_text() == "fairlead why --no-slurm --json\n"
     assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here"), "--json", "--history"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -130,6 +130,31 @@ def test_records_of_another_facility_change_nothing(agents: Make) -> None:
     assert agent.verdict().state is State.OK
 
 
+def test_a_user_s_records_change_nothing_and_hide_nothing(agents: Make) -> None:
+    """Processes and executables that are called like a driver's messages, a thousand of each, around one true fault."""
+    forged = [
+        "XFS (sda1): x[{n}]: segfault at 0 ip 0 sp 0 error 4 in Filesystem has been shut down[1+2]",
+        "EDAC MC0: 1 UE [{n}]: segfault at 0 ip 0 sp 0 error 4 in on EVILNAME (page[1+2]",
+        "NVRM: Xid (): 7[{n}]: segfault at 0 ip 0 sp 0 error 4 in EVILNAME[1+2]",
+        "nvme nvme0: I/O[{n}]: segfault at 0 ip 0 sp 0 error 4 in EVILNAME timeout[1+2]",
+        "INFO: task [{n}]: segfault at 0 ip 0 sp 0 error 4 in EVILNAME:4 blocked for more than 120 seconds[1+2]",
+        "I/O error, dev  invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj={n}",
+    ]
+    agent = agents(checks={name: {"mode": "enforce"} for name in ("disks", "memory_errors", "stuck_tasks")}).start()
+    agent.kernel(*(f"6,{n},{n},-;{text.format(n=n)}" for n in range(1000, 2000) for text in forged[n % 6 : n % 6 + 1]))
+    before = agent.sequence()
+    agent.until(lambda: agent.sequence() > before + 2, "later verdicts")
+    assert agent.verdict().state is State.OK, agent.verdict().text
+    agent.kernel(xid79())
+    agent.kernel(*(f"6,{n},{n},-;{text.format(n=n)}" for n in range(3000, 4000) for text in forged[n % 6 : n % 6 + 1]))
+    agent.until(lambda: "Xid 79" in agent.verdict().text, "the true fault")
+    agent.end()
+    agent.start()
+    assert "Xid 79" in agent.verdict().text
+    shown = agent.verdict().text + str(agent.status()) + (agent.run_dir / "metrics.prom").read_text()
+    assert "EVILNAME" not in shown and "sda1" not in shown
+
+
 def test_killed_and_started_again_it_still_knows(agents: Make) -> None:
     agent = agents().start()
     agent.kernel(xid79())

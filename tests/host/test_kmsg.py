@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import time
+import tty
 from pathlib import Path
 
 import pytest
@@ -36,7 +40,6 @@ def write(path: Path, data: bytes) -> None:
         (b"6,339,5140900,-;NET: Registered", (339, 5.1409, 6, "NET: Registered")),
         (b"3,1,2,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.\n SUBSYSTEM=pci\n",
          (1, 2e-06, 3, "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.")),
-        (b"6,5,7,c;part", (5, 7e-06, 6, "part")),
         (b"6,5,7,-,caller=T1,future;x", (5, 7e-06, 6, "x")),
         (b"4,5,7,-;a;b;c", (5, 7e-06, 4, "a;b;c")),
         (b"4,5,7,-;", (5, 7e-06, 4, "")),
@@ -50,7 +53,8 @@ def test_record(line: bytes, expected: tuple[int, float, int, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"x", b"6,1;a", b"6,1,2,-", b"30,1,2,-;systemd[1]: NVRM: Xid", b"12,1,2,-;NVRM: Xid", b"-1,2,3;x"]
+    "line",
+    [b"", b"x", b"6,1;a", b"6,1,2,-", b"30,1,2,-;systemd[1]: NVRM: Xid", b"12,1,2,-;NVRM: Xid", b"-1,2,3;x", b"6,5,7,c;part"],
 )
 def test_no_record_of_the_kernel(line: bytes) -> None:
     assert parse(line) is None
@@ -177,3 +181,85 @@ def test_cursor_on_the_real_device() -> None:
     second.close()
     assert [r.sequence for r in rest][: len(seen)] == [n for n in numbers if n > middle][: len(rest)]
     assert second.overruns == 0
+
+
+CRASH = "import ctypes, sys; ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0); ctypes.string_at(0)"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg cannot be read here")
+def test_no_process_that_crashes_writes_a_record_that_the_agent_sees() -> None:
+    """On this machine's kernel: names that begin like a driver's message, and one that begins with printk's own marks."""
+    fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    os.lseek(fd, 0, os.SEEK_END)
+    crashed = []
+    for name in ("EDAC MC0: 1 UE ", "XFS (sda1): x", "\x01cNVRM: Xid\n(P", "INFO: task x:1 "):
+        crashed.append(process := subprocess.Popen([sys.executable, "-c", CRASH, name]))
+        process.wait(timeout=60)
+    numbers = [f"[{process.pid}]: segfault at".encode() for process in crashed]
+    raw: list[bytes] = []
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline and not all(any(n in line for line in raw) for n in numbers):
+        try:
+            raw.append(os.read(fd, 8192))
+        except BlockingIOError:
+            time.sleep(0.02)
+    os.close(fd)
+    told = [line for line in raw if any(n in line for n in numbers)]
+    if not told:
+        pytest.skip("this kernel does not report crashes (debug.exception-trace), or has reported too many")
+    assert [parse(line, names_devices=True) for line in told] == [None] * len(told)
+
+
+class Device:
+    """A character device that gives records as /dev/kmsg does, one to each read: a terminal without any processing."""
+
+    def __init__(self) -> None:
+        self._kernel, agent = os.openpty()
+        tty.setraw(agent)
+        self.follower = Follower(os.ttyname(agent), "boot")
+        os.close(agent)
+        self._sequence = 0
+
+    def says(self, text: str, *more: str, flag: str = "-") -> list[str]:
+        self._sequence += 1
+        os.write(self._kernel, "\n".join([f"4,{self._sequence},7,{flag};{text}", *more, ""]).encode())
+        return texts(self.follower.read())
+
+    def close(self) -> None:
+        self.follower.close()
+        os.close(self._kernel)
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff", "c237:0"),
+        ("nvme nvme0: Removing after probe failure status: -19", "c237:0"),
+        ("pcieport 0000:15:01.0: AER: Uncorrected (Fatal) error received: 0000:1b:00.0", "+pci:0000:15:01.0"),
+        ("nvidia 0000:1b:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer", "+pci:0000:1b:00.0"),
+        ("pcieport 0000:15:01.0: DPC: containment event, status:0x1f01 source:0x0000", "+pci:0000:15:01.0"),
+        ("mlx5_core 0000:5e:00.0 ibp94s0: Link down", "+pci:0000:5e:00.0"),
+    ],
+)
+def test_what_a_driver_says_of_its_device_comes_with_the_device(text: str, device: str, fifo: Path) -> None:
+    """The kernel names the device of what dev_printk() prints; nothing that a user makes it print has one."""
+    kernel = Device()
+    assert kernel.says(text, " SUBSYSTEM=x", f" DEVICE={device}") == [text]
+    assert kernel.says(text) == [], "no device: not the driver's"
+    assert kernel.says(text, " SUBSYSTEM=x") == []
+    assert kernel.says("NVRM: Xid (PCI:0000:1b:00): 79, x") == ["NVRM: Xid (PCI:0000:1b:00): 79, x"], "printed without a device"
+    kernel.close()
+    follower = Follower(os.fspath(fifo), "boot")
+    write(fifo, f"4,1,7,-;{text}\n SUBSYSTEM=x\n DEVICE={device}\n4,2,7,-;{text}\n".encode())
+    assert texts(follower.read()) == [text, text], "a FIFO's writer may hand no devices on: nothing is lost for that"
+    follower.close()
+
+
+def test_what_is_dropped_counts_as_read(fifo: Path) -> None:
+    kernel = Device()
+    assert kernel.says("evil[1]: segfault at 0 ip 0 sp 0 error 4 in x[1+2]") == []
+    assert kernel.says("a part", flag="c") == []
+    assert kernel.says("true") == ["true"]
+    assert (kernel.follower.overruns, kernel.follower.cursor, kernel.follower.malformed) == (0, 3, 0)
+    kernel.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab import linux
+from tests.lab import kmsg, linux
 from tests.lab.enter import run_inside
 from tests.lab.nvml import library
 from tests.lab.roots import LabError
@@ -189,7 +189,7 @@ class Host:
         fifo = os.open(self.sim / "kmsg", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             for number, line in enumerate(lines, sequence):
-                os.write(fifo, f"{facility * 8 + level},{number},{stamp},-;{line}\n".encode())
+                os.write(fifo, kmsg.record(line, number, stamp, level=level, facility=facility).encode())
         except BlockingIOError:
             raise LabError(f"{self.name}: the kernel log's FIFO is full: nothing reads it") from None
         finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 from fairlead import config
 from fairlead.daemon import requests
 from fairlead.policy.request import Clear
+from tests.lab import kmsg
 from tests.lab.roots import LabError
 from tests.scorecard import entry
 from tests.scorecard.running import Running
@@ -75,7 +76,8 @@ class ScoreNode(Running):
         for _ in range(step.times):
             self._sequence += 1
             moment = int((self._boottime() - step.seconds_ago) * 1e6)
-            lines.append(f"{step.facility << 3 | step.level},{self._sequence},{moment},-;{self._placed(step.text)}\n")
+            text = self._placed(step.text)
+            lines.append(kmsg.record(text, self._sequence, moment, level=step.level, facility=step.facility))
         with open(self.kmsg, "w") as out:
             out.write("".join(lines))
 

@@ -7,7 +7,8 @@ page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme 
 "Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md ("md/raid1:md0: Disk
 failure on ..."). A request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; block/blk-core.c's
 blk_op_name) that fails loses nothing: drives that do not know it are asked at each mkfs and fstrim. Loop, network and removable
-devices are not the node's: a job's user may stand behind them.
+devices are not the node's: a job's user may stand behind them. Records of a block device that this node never had in this boot
+are told and drain nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from msgspec import Meta
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.unread import age_seconds, host_of, record_id, unread, unread_log
+from fairlead.model.unread import age_seconds, host_of, known_device, record_id, unread, unread_log
 
+_DEVICE = r"([A-Za-z0-9-]{1,32})"
 _FAILED = re.compile(
     r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical medium|critical target|timeout|protection|device offline) error,"
-    r" dev ([A-Za-z0-9-]+), sector (?!\d+ op 0x\w+:\((?:DISCARD|SECURE_ERASE|WRITE_ZEROES|WRITE_SAME)\))"
+    rf" dev {_DEVICE}, sector (?=\d)(?!\d+ op 0x\w+:\((?:DISCARD|SECURE_ERASE|WRITE_ZEROES|WRITE_SAME)\))"
 )
-_BUFFER = re.compile(r"Buffer I/O error on dev(?:ice)? ([A-Za-z0-9-]+),")
-_NVME = re.compile(r"nvme (nvme\d+): (?:I/O.* timeout|controller is down; will reset)")
-_NVME_GONE = re.compile(r"nvme (nvme\d+): (?:Removing after probe failure|Disabling device after reset failure)")
-_RAID = re.compile(r"md/raid\d*:?(md\w+): Disk failure on ([A-Za-z0-9-]+)")
+_BUFFER = re.compile(rf"Buffer I/O error on dev(?:ice)? {_DEVICE},")
+_NVME = re.compile(r"nvme (nvme\d{1,5}): (?:I/O (?:tag )?\d.{1,80} timeout|I/O timeout|controller is down; will reset)")
+_NVME_GONE = re.compile(r"nvme (nvme\d{1,5}): (?:Removing after probe failure|Disabling device after reset failure)")
+_RAID = re.compile(rf"md/raid\d{{0,2}}:?(md\w{{1,32}}): Disk failure on {_DEVICE}")
 _NOT_OURS = ("loop", "nbd", "rbd", "sr", "fd", "ram", "zram")
 _PASSING = ("new", "resetting", "connecting")
 
@@ -90,14 +92,21 @@ def _told(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     failed: dict[str, list[KernelRecord]] = {}
     lost: dict[str, KernelRecord] = {}
     raid: dict[str, KernelRecord] = {}
+    strange: list[KernelRecord] = []
     for record in past.records:
         text = record.text
         if match := _NVME_GONE.match(text):
             lost[match[1]] = record
         elif match := _RAID.match(text):
-            raid[f"{match[1]} ({match[2]})"] = record
-        elif (match := _FAILED.match(text) or _BUFFER.match(text) or _NVME.match(text)) and not match[1].startswith(_NOT_OURS):
-            failed.setdefault(match[1], []).append(record)
+            if known_device(match[1], node, past) and known_device(match[2], node, past):
+                raid[f"{match[1]} ({match[2]})"] = record
+            else:
+                strange.append(record)
+        elif match := _request(text):
+            if match.re is _NVME or known_device(match[1], node, past):
+                failed.setdefault(match[1], []).append(record)
+            else:
+                strange.append(record)
     for device, record in lost.items():
         yield _finding(
             Level.DRAIN, device, f"the driver gave {device} up", evidence=_where(record, 1),
@@ -105,6 +114,9 @@ def _told(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         )  # fmt: skip
     for device, record in raid.items():
         yield _finding(Level.WARN, device, f"a disk of RAID {device} failed", evidence=_where(record, 1), fault="raid")
+    if strange:
+        said = "the kernel log tells of failures of disks that this node does not have"
+        yield _finding(Level.WARN, "", said, evidence=_where(strange[-1], len(strange)), fault="strange")
     for device, records in failed.items():
         recent = [r for r in records if age_seconds(r, node) <= params.window_seconds]
         if recent:
@@ -119,10 +131,20 @@ def _where(record: KernelRecord, lines: int) -> str:
     return f"kernel log at {record.seconds:.1f} s, record {record.sequence}, {lines} lines"
 
 
-def heeds(text: str) -> bool:
-    """Records that say something of the node's own disks."""
+def _request(text: str) -> re.Match[str] | None:
+    """A request that failed on a disk that is the node's own."""
     match = _FAILED.match(text) or _BUFFER.match(text) or _NVME.match(text)
-    return bool(_NVME_GONE.match(text) or _RAID.match(text) or (match and not match[1].startswith(_NOT_OURS)))
+    return None if match is None or match[1].startswith(_NOT_OURS) else match
+
+
+def kind(text: str) -> str:
+    """Records that say something of the node's own disks: what, and of which."""
+    if match := _NVME_GONE.match(text):
+        return f"gone {match[1]}"
+    if match := _RAID.match(text):
+        return f"raid {match[1]} {match[2]}"
+    match = _request(text)
+    return "" if match is None else f"failed {match[1]}"
 
 
 check = Check(
@@ -132,7 +154,7 @@ check = Check(
     mode=Mode.OBSERVE,
     confirm_of=3,
     boot_grace_seconds=60,
-    heeds=heeds,
+    kind=kind,
     wakes_on=(
         "I/O error, dev ",
         "critical medium error, dev ",

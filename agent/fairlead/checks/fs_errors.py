@@ -5,7 +5,8 @@ ext4 makes the file system read-only and leaves the mount's own flag (errors=rem
 squashfs, erofs and iso9660 are never writable. `writable` names paths that must be writable whatever the reason. Records:
 "EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ... Filesystem has been shut
 down", "BTRFS error (device ...)", from Linux 5.18 on with a state ("(device sda1: state EA)"). ext4 keeps a count until fsck
-(Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices are left out: they may be a user's image.
+(Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices are left out: they may be a user's image. A record of a
+device that this node never had in this boot drains nothing.
 """
 
 from __future__ import annotations
@@ -20,20 +21,27 @@ from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import MountPoint
-from fairlead.model.unread import host_of, record_id, unread, unread_log
+from fairlead.model.unread import host_of, known_device, record_id, unread, unread_log
 
 Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
 _JUDGED = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
+_DEVICE = r"([A-Za-z0-9-]{1,32})"
 _GONE = (
-    re.compile(r"EXT4-fs \(([A-Za-z0-9-]+)\): Remounting filesystem read-only"),
-    re.compile(r"XFS \(([A-Za-z0-9-]+)\): .*(?:Filesystem has been shut down|Shutting down filesystem|Log I/O Error Detected)"),
-    re.compile(r"BTRFS(?: info| error)? \(device ([A-Za-z0-9-]+)(?::? state \w+)?\).*: forced readonly"),
+    re.compile(rf"EXT4-fs \({_DEVICE}\): Remounting filesystem read-only"),
+    re.compile(
+        rf"XFS \({_DEVICE}\): (?:Filesystem has been shut down|Log I/O Error Detected|"
+        r"[A-Z][\w/ -]{2,40} (?:[Dd]etected\b|received\b|\(0x[0-9a-f]+\) (?:detected|received) at ).*Shutting down filesystem)"
+    ),
+    re.compile(rf"BTRFS(?: info| error)? \(device {_DEVICE}(?::? state \w+)?\): forced readonly"),
 )
 _ERROR = (
-    re.compile(r"EXT4-fs error \(device ([A-Za-z0-9-]+)\)"),
-    re.compile(r"XFS \(([A-Za-z0-9-]+)\): (?:Metadata (?:CRC error|corruption)|metadata I/O error|Corruption)"),
-    re.compile(r"BTRFS (?:error|critical) \(device ([A-Za-z0-9-]+)"),
-    re.compile(r"BTRFS: error \(device ([A-Za-z0-9-]+)(?::? state \w+)?\) in "),
+    re.compile(rf"EXT4-fs error \(device {_DEVICE}\)"),
+    re.compile(
+        rf"XFS \({_DEVICE}\): (?:Metadata (?:CRC error|corruption) detected|metadata I/O error[ :]|"
+        r"Corruption (?:detected|warning|of ))"
+    ),
+    re.compile(rf"BTRFS (?:error|critical) \(device {_DEVICE}"),
+    re.compile(rf"BTRFS: error \(device {_DEVICE}(?::? state \w+)?\) in "),
 )
 
 
@@ -67,14 +75,17 @@ def _warn(device: str, summary: str, evidence: str) -> Finding:
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log("fs_errors", past)
-    gone = dict(_told(past, _GONE))
+    told = [(*found, record) for record in past.records if (found := _read(record.text)) is not None]
+    ours = [(shut, device, record) for shut, device, record in told if known_device(device, node, past)]
+    gone = {device: record for shut, device, record in ours if shut}
     for device, record in gone.items():
-        where = f"kernel log at {record.seconds:.1f} s, record {record.sequence}"
-        yield _drain(device, f"the file system on {device} was shut down for errors", where, record_id(record, node))
-    for device, record in _told(past, _ERROR):
+        yield _drain(device, f"the file system on {device} was shut down for errors", _where(record), record_id(record, node))
+    for _, device, record in ours:
         if device not in gone:
-            where = f"kernel log at {record.seconds:.1f} s, record {record.sequence}"
-            yield _warn(device, f"the file system on {device} found errors", where)
+            yield _warn(device, f"the file system on {device} found errors", _where(record))
+    if len(told) > len(ours):
+        strange = next(record for _, device, record in told if not known_device(device, node, past))
+        yield _warn("", "the kernel log tells of file systems on devices that this node does not have", _where(strange))
     for host in host_of("fs_errors", node):
         if isinstance(host, Finding):
             yield host
@@ -95,12 +106,17 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _warn(ext4.device, f"{ext4.errors} errors in the file system on {ext4.device}: fsck", "errors_count")
 
 
-def _told(past: Past, patterns: tuple[re.Pattern[str], ...]) -> Iterator[tuple[str, KernelRecord]]:
-    for record in past.records:
-        for pattern in patterns:
-            match = pattern.match(record.text[:400])
-            if match is not None and not match[1].startswith("loop"):
-                yield match[1], record
+def _where(record: KernelRecord) -> str:
+    return f"kernel log at {record.seconds:.1f} s, record {record.sequence}"
+
+
+def _read(text: str) -> tuple[bool, str] | None:
+    """Whether a record says that a file system was shut down (else: found errors), and its device; None for other records."""
+    for pattern in (*_GONE, *_ERROR):
+        match = pattern.match(text[:400])
+        if match is not None:
+            return None if match[1].startswith("loop") else (pattern in _GONE, match[1])
+    return None
 
 
 def _read_only(mounts: tuple[MountPoint, ...], told: set[str], params: Params) -> Iterator[Finding]:
@@ -123,10 +139,10 @@ def _read_only(mounts: tuple[MountPoint, ...], told: set[str], params: Params) -
             yield _drain(path, f"{path} is read-only", f"{found.kind}, mountinfo")
 
 
-def heeds(text: str) -> bool:
-    """Records of errors of file systems that are no user's image."""
-    found = (pattern.match(text[:400]) for pattern in (*_GONE, *_ERROR))
-    return any(match is not None and not match[1].startswith("loop") for match in found)
+def kind(text: str) -> str:
+    """Records of errors of file systems that are no user's image: what happened, and on which device."""
+    found = _read(text)
+    return "" if found is None else f"{'shut' if found[0] else 'errors'} {found[1]}"
 
 
 check = Check(
@@ -135,7 +151,7 @@ check = Check(
     judge=judge,
     mode=Mode.ENFORCE,
     boot_grace_seconds=60,
-    heeds=heeds,
+    kind=kind,
     wakes_on=("EXT4-fs error", "EXT4-fs (", "XFS (", "BTRFS ", "BTRFS: error "),
     slow=True,
 )

@@ -4,7 +4,9 @@ Only records of facility kernel are read (a process may write the others: syslog
 a pattern holds from the start of the record's text. A pattern is a regular expression of Python's ``re`` that begins with at
 least four plain characters, by which records are chosen; repetition is of single characters or classes only, twice without
 bound at the most, so that no record can hold up the agent; of a record the first 400 characters are looked at. What the
-record says is not shown: it may hold names of processes.
+record says is not shown: it may hold names of processes. Records that begin with a task's name (crashes, "NAME invoked
+oom-killer"), and lines of a firewall, are never looked at, as a user chooses how they begin. A task's name is up to 15 characters
+long: a pattern that fixes more than that before anything free, and nothing behind a name, takes none for something else.
 """
 
 from __future__ import annotations

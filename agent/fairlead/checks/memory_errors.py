@@ -7,7 +7,7 @@ Error]: event severity: recoverable", drivers/firmware/efi/cper.c; those that sa
 `pcie_errors` judges the counters of the link), AMD's decoder ("[Hardware Error]: Uncorrected ...") and pages given up
 ("Memory failure: 0x12345: ..."). No rasdaemon is needed. mcelog warns at 10 corrected errors of a DIMM in 24 hours, rasdaemon
 at 50 of a page; a rate is judged here. How many memory controllers there are is declared: without EDAC's driver nothing is
-counted.
+counted. A record of a memory controller that this node never had in this boot is told and drains nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import MemoryController
 from fairlead.model.trend import growth, series
-from fairlead.model.unread import age_seconds, host_of, record_id, unread, unread_log
+from fairlead.model.unread import age_seconds, host_of, known_device, record_id, unread, unread_log
 
 _UNCORRECTED = (
-    (re.compile(r"EDAC (MC\d+): \d+ UE "), "EDAC"),
+    (re.compile(r"EDAC (MC\d{1,4}): \d+ UE (?:[A-Za-z][\w /,.:=#-]{0,80} )?on [\w#]"), "EDAC"),
     (re.compile(r"\{(?P<event>\d+)\}\[Hardware Error\]: +event severity: (?:recoverable|fatal)"), "firmware"),
     (re.compile(r"(?:mce: )?\[Hardware Error\]: (?:Uncorrected|Deferred error)"), "machine check"),
     (re.compile(r"mce: Uncorrected hardware memory error"), "machine check"),
@@ -96,6 +96,9 @@ def _told(node: Node, past: Past) -> Iterator[Finding]:
                 break
     for (source, device), records in found.items():
         last = records[-1]
+        if device and not known_device(device, node, past):
+            yield _strange(last)
+            continue
         yield Finding(
             check="memory_errors",
             level=Level.DRAIN,
@@ -107,6 +110,16 @@ def _told(node: Node, past: Past) -> Iterator[Finding]:
             evidence_id=record_id(last, node),
             fault=source,
         )
+
+
+def _strange(record: KernelRecord) -> Finding:
+    return Finding(
+        check="memory_errors",
+        level=Level.WARN,
+        summary="the kernel log tells of a memory controller that this node does not have",
+        evidence=(f"kernel log at {record.seconds:.1f} s, record {record.sequence}",),
+        service=Service.KEEP,
+    )
 
 
 def _counted(controller: MemoryController, node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -165,14 +178,17 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
                 yield controller.name, "corrected", float(controller.corrected)
 
 
-def heeds(text: str) -> bool:
+def kind(text: str) -> str:
     """Records of uncorrected errors, and of what kind those are that firmware tells."""
+    if section := _SECTION.match(text):
+        return "PCIe section" if section[2] else "other section"
     status = _STATUS.match(text)
-    return (
-        _SECTION.match(text) is not None
-        or bool(status and int(status[1], 16) & _UC)
-        or any(pattern.match(text) for pattern, _ in _UNCORRECTED)
-    )
+    if status is not None:
+        return "machine check" if int(status[1], 16) & _UC else ""
+    for pattern, source in _UNCORRECTED:
+        if match := pattern.match(text):
+            return f"{source} {match[1].lower()}" if source == "EDAC" else source
+    return ""
 
 
 check = Check(
@@ -180,7 +196,7 @@ check = Check(
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
-    heeds=heeds,
+    kind=kind,
     wakes_on=("EDAC MC", "mce: [Hardware Error]", "mce: Uncorrected", "[Hardware Error]: ", "{", "Memory failure: 0x"),
     samples=samples,
     slow=True,

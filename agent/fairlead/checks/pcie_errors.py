@@ -183,7 +183,7 @@ check = Check(
     confirm_of=3,
     boot_grace_seconds=BOOT_GRACE_SECONDS,
     wakes_on=("pcieport ", "nvidia "),
-    heeds=lambda text: fatal(text) != "",
+    kind=lambda text: f"fatal {address}" if (address := fatal(text)) else "",
     samples=samples,
     slow=True,
 )

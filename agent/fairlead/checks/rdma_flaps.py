@@ -115,9 +115,10 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
                 yield device, counter, float(value)
 
 
-def heeds(text: str) -> bool:
-    """Records of a lost link."""
-    return _RECORD.match(text) is not None
+def kind(text: str) -> str:
+    """Records of a lost link: of which adapter."""
+    match = _RECORD.match(text)
+    return "" if match is None else f"down {match[1]}"
 
 
 check = Check(
@@ -126,7 +127,7 @@ check = Check(
     judge=judge,
     mode=Mode.OBSERVE,
     boot_grace_seconds=BOOT_GRACE_SECONDS,
-    heeds=heeds,
+    kind=kind,
     wakes_on=("mlx5_core ",),
     samples=samples,
     slow=True,

@@ -20,7 +20,8 @@ from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import StuckTask
 from fairlead.model.unread import age_seconds, host_of, unread, unread_log
 
-_HUNG = re.compile(r"INFO: task .{1,80}:(\d+) blocked (?:in I/O wait )?for more than \d+ seconds")
+#: A task's name is at most 15 characters long: where it ends must not depend on what follows, which may be another name.
+_HUNG = re.compile(r"INFO: task .{0,15}:(\d{1,10}) blocked (?:in I/O wait )?for more than \d+ seconds")
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -96,9 +97,9 @@ def _finding(level: Level, summary: str, evidence: str, *, fault: str) -> Findin
     return Finding(check="stuck_tasks", level=level, summary=summary, evidence=(evidence,), service=Service.KEEP, fault=fault)
 
 
-def heeds(text: str) -> bool:
-    """Records of khungtaskd."""
-    return _HUNG.match(text) is not None
+def kind(text: str) -> str:
+    """Records of khungtaskd: all of one kind."""
+    return "hung" if _HUNG.match(text) else ""
 
 
 check = Check(
@@ -107,7 +108,7 @@ check = Check(
     judge=judge,
     mode=Mode.OBSERVE,
     recover=2,
-    heeds=heeds,
+    kind=kind,
     wakes_on=("INFO: task ",),
     slow=True,
 )

@@ -11,7 +11,8 @@ log.
 When faults of the jobs' own come under `suspect_users` different users on the same GPU, the GPU is the suspect (NVIDIA's
 workflows for Xid 13 and 31 say the same: repeated on one GPU, test the hardware). That is likely, not certain: by default it
 is reported, and drains where `suspect_service` says so. Where only Xid 43 came, which every killed CUDA process may leave,
-it never drains. `services` and `actions` are the site's own choice per code: an Xid as "63", an SXid as "sxid 12028".
+it never drains. A line that names an address at which this node has no GPU, and had none, is told and drains nothing. `services`
+and `actions` are the site's own choice per code: an Xid as "63", an SXid as "sxid 12028".
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
-from fairlead.model.device import was_readable
+from fairlead.model.device import gpu_addresses, was_readable
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import OVERRUN, Action, Finding, Level, Mode, Service
-from fairlead.xid import Kind, XidLine, read
+from fairlead.model.unread import unread_log
+from fairlead.xid import Kind, XidLine, parse, read
 from fairlead.xid.catalogue import ENTRIES, recovery
+from fairlead.xid.line import is_part
 from fairlead.xid.meaning import Meaning, meaning
 
 KILLED = 43  # a CUDA process that was killed may leave one
@@ -98,16 +101,12 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield Finding(
             check="xid", level=Level.OK, summary="needs the kernel log of this boot", service=Service.KEEP, needs_history=True
         )
-    if past.log is not None:
-        yield Finding(
-            check="xid",
-            level=Level.UNKNOWN,
-            summary="the kernel log cannot be read",
-            evidence=(past.log.detail,),
-            service=Service.KEEP,
-        )
+    yield from unread_log("xid", past)
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
-    lines = tuple((records[place], line) for place, line in read(r.text for r in records))
+    ours = gpu_addresses(node, past)
+    known = tuple((records[place], line) for place, line in read(r.text for r in records))
+    lines = tuple((record, line) for record, line in known if _is_ours(line, ours))
+    yield from _elsewhere({line.pci: (record, line) for record, line in known if not _is_ours(line, ours)}, node, params)
     driver = _driver(node)
     drained: dict[str, list[Finding]] = {}
     suspects = {finding.device: finding for finding in _suspects(lines, node, params, driver)}
@@ -124,6 +123,27 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from _by_nvml(node, past, drained)
     if past.overrun and (told := _lost_records(node, past, params)):
         yield told
+
+
+def _is_ours(line: XidLine, ours: frozenset[str] | None) -> bool:
+    """Whether a line's GPU is the node's; of a line without an address, and of NVSwitches, that is not asked."""
+    return ours is None or line.kind is Kind.SXID or not line.pci or line.pci in ours
+
+
+def _elsewhere(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
+    """Faults of GPUs that this node does not have, the last of each address."""
+    for pci, (record, line) in last.items():
+        if _age(record, node) <= params.remember_seconds:
+            yield Finding(
+                check="xid",
+                level=Level.WARN,
+                device=pci,
+                summary=f"Xid {line.code} on {pci}, where this node has no GPU: it does not count",
+                evidence=_evidence(_Fault(replace(line, text=""), record, record)),
+                service=Service.KEEP,
+                evidence_id=f"{_boot(record, node)}:{record.sequence}",
+                fault="elsewhere",
+            )
 
 
 def _lost_records(node: Node, past: Past, params: Params) -> Finding | None:
@@ -353,11 +373,17 @@ def _covers(told: Finding, action: Action, service: Service) -> bool:
     return enough and told.service in (Service.DRAIN_NOW, service)
 
 
+def kind(text: str) -> str:
+    """Lines of the driver that tell of a fault, and the parts of those that come in three."""
+    return "fault" if parse(text) is not None else f"part {text[:40]}" if is_part(text) else ""
+
+
 check = Check(
     summary="Faults the NVIDIA driver reported in the kernel log (Xid, SXid, fallen off the bus)",
     params=Params,
     judge=judge,
     mode=Mode.ENFORCE,
+    kind=kind,
     wakes_on=(
         "NVRM: Xid",
         "NVRM: GPU",

@@ -20,6 +20,7 @@ from fairlead.cli.story import SHOWN, owner, steps, story
 from fairlead.cli.told import agent_pid
 from fairlead.daemon.audit import Trail
 from fairlead.errors import ExitCode, FairleadError, InputMissing, SlurmUnavailable
+from fairlead.model.verdict import printable
 
 SSH_SECONDS = 15
 AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
@@ -97,5 +98,6 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json({"node": name, "owner": whose, "next": todo, "slurm": slurm, "agent": agent, "audit": audit})
     else:
         print(name)
-        print("\n".join(f"  {line}" for line in story(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)))
+        told = story(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)
+        print("\n".join(f"  {printable(line)}" for line in told))  # another node may have said it
     return ExitCode.OK

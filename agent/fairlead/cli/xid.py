@@ -5,7 +5,9 @@ fairlead xid decode FILE     a saved dmesg, journal (-o json too), syslog, /dev/
 
 Codes are read as the driver meant them that wrote the log: --driver, or what the log says where the driver loads. With
 --json a line of 144 to 150 that fits NVIDIA's table has a key more, nvlink: unit, layout, part, error_status, reason,
-severity, look, effect. Process names are shown as the log has them: this is the reader's own log.
+severity, look, effect. Process names are shown as the log has them, without what steers a terminal: this is the reader's own
+log. In what dmesg and journalctl print as text, a line break in a file's name begins a line that nothing tells from the kernel's;
+/dev/kmsg and journalctl -o json keep it apart.
 """
 
 from __future__ import annotations

@@ -7,28 +7,38 @@ not here.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
+from fairlead import checks
 from fairlead.daemon.days import Days
 from fairlead.daemon.disk import Direct, Storage
 from fairlead.daemon.series import KEEP_SECONDS, SAMPLE_SECONDS, Series
 from fairlead.daemon.store import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
+from fairlead.model.kernel_text import begins_with_a_name
 from fairlead.policy.state import PolicyState
+from fairlead.xid import Kind as Line
 from fairlead.xid import parse
+from fairlead.xid.meaning import meaning
 
 EVENTS_SPARE = 100  # so many more before they are pruned
 #: Lines that say the same of the same device are one kind; of each so many first and last are kept, so that a job that
-#: floods the log with its own faults cannot push another fault out. Kinds past the limit share one.
+#: floods the log with its own faults cannot push another fault out. Kinds past a source's limit share one of that source:
+#: however many kinds one source makes, no record of another is lost for it. Sources are the faults of jobs' own that the driver
+#: reports (a program makes as many as it likes), its other reports, what each check tells apart by the first word of a kind, and
+#: the patterns of the site.
 FIRST_KEPT, LAST_KEPT = 5, 20
-KINDS_MAX, OTHERS_MAX = 200, 200  # of lines that the Xid parser knows, and of others
+KINDS_MAX = 100
 _OTHER_CHARACTERS = 40
-Kind = tuple[object, ...]
+_RUNNING = re.compile(r"\d{4,}")  # a number of a process, a sector, a time: no kind of its own
+Source = str
+Kind = tuple[object, ...]  # its source, and what tells it from the source's other kinds
 
 
 class History:
@@ -46,13 +56,14 @@ class History:
         self._saved_state = b""
         self._records: dict[Key, KernelRecord] = {}
         self._kinds: dict[Kind, list[Key]] = {}
-        self._others = 0
+        self._made: dict[Source, int] = {}  # kinds
         self._events = 0
         self._series = Series()
         self._sampled_at = float("-inf")
         self._boards: dict[str, str] = {}
         self._days = Days()
         self._readable: set[str] = set()
+        self._devices: frozenset[str] = frozenset()
         self._past: Past | None = None
         self._open(first=True)
 
@@ -67,6 +78,7 @@ class History:
                 samples=self._series.all(),
                 readable=frozenset(self._readable),
                 boards=dict(self._boards),
+                devices=self._devices,
                 daily=self._days.past(time.time()),
                 overrun=self.overrun,
                 overrun_seconds=self._overrun_seconds,
@@ -95,16 +107,12 @@ class History:
 
     def _remember(self, key: Key, record: KernelRecord) -> list[Key]:
         """Take in a record; those of its kind that make room."""
-        line = parse(record.text)
-        text = record.text
-        kind: Kind = (text[text.startswith("{") and text.find("}") + 1 :][:_OTHER_CHARACTERS],)  # "{7}[Hardware Error]: ..."
-        if line is not None:
-            kind = (line.kind, line.code, line.pci, line.fatal, line.link, line.caused_by, line.recovery, record.uids)
-        if kind not in self._kinds and self._others >= OTHERS_MAX and line is None:
-            kind = ("other lines",)
-        elif kind not in self._kinds and len(self._kinds) - self._others >= KINDS_MAX and line is not None:
-            kind = ("other faults",)
-        self._others += kind not in self._kinds and line is None
+        kind = _kind(record)
+        source = str(kind[0])
+        if kind not in self._kinds and self._made.get(source, 0) >= KINDS_MAX:
+            kind = (source, "all others")
+        if kind not in self._kinds:
+            self._made[source] = self._made.get(source, 0) + 1
         keys = self._kinds.setdefault(kind, [])
         gone = [keys.pop(FIRST_KEPT)] if len(keys) >= FIRST_KEPT + LAST_KEPT else []
         for old in gone:
@@ -148,6 +156,13 @@ class History:
             self._readable |= names
             self._past = None
             self._put("readable", msgspec.json.encode(sorted(self._readable)))
+
+    def add_devices(self, names: frozenset[str]) -> None:
+        """Remember which devices this boot has had: what dies may vanish."""
+        if not names <= self._devices:
+            self._devices |= names
+            self._past = None
+            self._put(f"devices {self.boot_id}", msgspec.json.encode(sorted(self._devices)))
 
     def forget_readable(self, devices: Collection[str], *, everything: bool = False) -> None:
         """What could be read of these devices earlier says nothing any more."""
@@ -288,6 +303,9 @@ class History:
         if self._boards | stored.boards != stored.boards:
             statements.append((PUT, [("boards", msgspec.json.encode(self._boards | stored.boards))]))
         self._boards |= stored.boards
+        if not self._devices <= stored.devices:
+            statements.append((PUT, [(f"devices {self.boot_id}", msgspec.json.encode(sorted(self._devices | stored.devices)))]))
+        self._devices |= stored.devices
         self._days.merge(stored.days)
         statements.append((PUT, [("days", self._days.saved())]))
         self._past = None
@@ -295,8 +313,8 @@ class History:
         self._store.write(*statements)
 
     def _merge(self, stored: dict[Key, KernelRecord], samples: list[Sample]) -> None:
-        together = stored | self._records
-        self._records, self._kinds, self._others = {}, {}, 0
+        together = {k: r for k, r in stored.items() if not begins_with_a_name(r.text)} | self._records  # of an older agent
+        self._records, self._kinds, self._made = {}, {}, {}
         for key, record in sorted(together.items(), key=lambda item: (item[0][1], item[0][0])):
             self._remember(key, record)
         self._series.merge(samples)
@@ -314,3 +332,19 @@ class History:
         rows = self._store.read("SELECT value FROM kept WHERE key = ?", (key,))
         value = rows[0][0] if rows else None
         return value if isinstance(value, bytes) else None
+
+
+def _kind(record: KernelRecord) -> Kind:
+    """What a record is one of many of. Nothing that a user chooses is in it."""
+    text = record.text
+    line = parse(text)
+    if line is not None:
+        of_a_job = line.kind is Line.XID and meaning(line).blames == "application"
+        return (
+            "faults of jobs" if of_a_job else "faults",
+            (line.kind, line.code, line.pci, line.fatal, line.link, line.caused_by, line.recovery, record.uids),
+        )
+    for name, check in checks.load().items():
+        if check.kind is not None and text.startswith(check.wakes_on) and (said := check.kind(text)):
+            return (f"{name} {said.partition(' ')[0]}", said)
+    return ("", _RUNNING.sub("", text[: 2 * _OTHER_CHARACTERS])[:_OTHER_CHARACTERS])

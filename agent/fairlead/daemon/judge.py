@@ -43,7 +43,7 @@ def heeded_by(text: str, wakes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """The checks that a kernel record matters to. ``wakes``: prefixes by check."""
     loaded = checks.load()
     for name, known in wakes.items():
-        if text.startswith(known) and ((heeds := loaded[name].heeds) is None or heeds(text)):
+        if text.startswith(known) and loaded[name].heeds(text):
             yield name
 
 

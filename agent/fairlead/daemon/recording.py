@@ -18,6 +18,7 @@ from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
 from fairlead.daemon.store import numbers
 from fairlead.errors import DataError, InputMissing
 from fairlead.model.check import KernelRecord
+from fairlead.model.kernel_text import begins_with_a_name
 from fairlead.xid.decode import BOOT
 from fairlead.xid.log import journal, message
 from fairlead.xid.versions import loaded
@@ -245,7 +246,7 @@ def _from_tables(db: sqlite3.Connection, path: str, prefixes: tuple[str, ...]) -
         start = began.get(boot_id, 0.0)
         boot = Boot(id=boot_id, began=start, up_seconds=0.0, ended=start)
         for number, (of, sequence, seconds, priority, text, jobs, uids) in enumerate(rows, 1):
-            if of == boot_id and str(text).startswith(prefixes):
+            if of == boot_id and str(text).startswith(prefixes) and not begins_with_a_name(str(text)):
                 record = KernelRecord(
                     sequence=sequence,
                     seconds=seconds,

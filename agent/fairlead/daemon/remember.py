@@ -8,7 +8,7 @@ from fairlead import checks
 from fairlead.config import Document
 from fairlead.daemon.history import History
 from fairlead.model.device import boards_of, readable_fields
-from fairlead.model.facts import Node
+from fairlead.model.facts import Missing, Node
 
 KEEP_SECONDS = 60.0  # what rarely changes is remembered this often at most: as counters are
 DRIVER = "driver/"  # among the readable names: the driver that could read them
@@ -26,6 +26,8 @@ def after(
 ) -> None:
     """After it was judged. ``seconds``: CLOCK_BOOTTIME of the look. ran: the checks that judged it (None: all). thorough:
     also what rarely changes. Counters are remembered once a minute at most: those of a thorough look will do."""
+    if not isinstance(node.host, Missing) and not isinstance(node.host.devices, Missing):
+        history.add_devices(node.host.devices)
     for name, check in checks.load().items() if node.thorough and history.samples_due(seconds) else ():
         if check.samples is not None and document.checks[name].enabled and (ran is None or name in ran):
             history.add_samples(seconds, check.samples(node))

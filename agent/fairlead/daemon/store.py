@@ -52,6 +52,7 @@ class Stored(Struct, frozen=True):
     readable: frozenset[str]
     boards: dict[str, str]
     days: bytes
+    devices: frozenset[str]
     lost: tuple[int, float] = (0, 0.0)
 
 
@@ -182,7 +183,7 @@ class Store:
 
     def _stored(self, db: sqlite3.Connection) -> Stored:
         db.execute("DELETE FROM record WHERE boot_id != ?", (self.boot_id,))
-        for name in ("cursor", "began", "lost"):
+        for name in ("cursor", "began", "lost", "devices"):
             db.execute(f"DELETE FROM kept WHERE key LIKE '{name} %' AND key != ?", (f"{name} {self.boot_id}",))  # noqa: S608
         began = f"{time.time() - boottime():.3f}".encode()  # for replay: kernel records count from the boot
         db.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (f"began {self.boot_id}", began))
@@ -212,12 +213,14 @@ class Store:
         readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
         kept = db.execute("SELECT value FROM kept WHERE key = 'boards'").fetchone()
         boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
+        kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"devices {self.boot_id}",)).fetchone()
+        devices = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
         kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
         lost = msgspec.json.decode(kept[0], type=tuple[int, float]) if kept else (0, 0.0)
         kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
         Days().merge(kept[0] if kept else b"")  # damaged as a whole, or not at all
         db.commit()
-        return Stored(records, samples, readable, boards, kept[0] if kept else b"", lost)
+        return Stored(records, samples, readable, boards, kept[0] if kept else b"", devices, lost)
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):

@@ -3,6 +3,12 @@
 Record form: Documentation/ABI/testing/dev-kmsg, "6,339,5140900,-;text", lines starting with a space continue it.
 A read of /dev/kmsg gives one record; EPIPE says that records were overwritten before they were read.
 Only facility kernel (0) counts: any process with the right to write to /dev/kmsg can claim another, and does.
+
+Three kinds of record are dropped here, before anything else sees them, because a user may have chosen how they begin
+(``model.kernel_text``): those that begin with a task's name; those that begin like a driver's message that names its device, and
+name none; and fragments. A fragment (flag "c") is what printk() was told to append to a message and could not, as another CPU had
+printed meanwhile: the out-of-memory killer appends names of cgroups so. A line break within a record is escaped by the kernel,
+and a blank here, so that no name can begin a record.
 """
 
 from __future__ import annotations
@@ -15,17 +21,23 @@ import time
 
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, unreadable
+from fairlead.model.kernel_text import begins_with_a_name, lacks_its_device
+from fairlead.model.verdict import printable
 
 RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX; a smaller buffer gives EINVAL
 BATCH_RECORDS = 2000
 _CHUNK_BYTES = 65536
 _PARTIAL_MAX_BYTES = 16384
 _RETRY_SECONDS = 1.0
+_FRAGMENTS = (b"c", b"+")  # "+" up to Linux 4.8
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
-def parse(line: bytes, boot_id: str = "") -> KernelRecord | None:
-    """One record; None for a malformed one or one that is not the kernel's own. Never raises."""
+def parse(line: bytes, boot_id: str = "", *, names_devices: bool = False) -> KernelRecord | None:
+    """One record; None for a malformed one and for one that the kernel does not answer for. Never raises.
+
+    ``names_devices``: ``line`` is the whole record with the lines that continue it, as /dev/kmsg gives it.
+    """
     prefix, mark, rest = line.partition(b";")
     fields = prefix.split(b",")
     if not mark or len(fields) < 3:
@@ -36,13 +48,22 @@ def parse(line: bytes, boot_id: str = "") -> KernelRecord | None:
         return None
     if level < 0 or level >> 3 or sequence < 0 or microseconds < 0 or len(prefix) > 120:
         return None
-    text = rest.partition(b"\n")[0]
+    if len(fields) > 3 and fields[3] in _FRAGMENTS:
+        return None
+    text, _, more = rest.partition(b"\n")
     if b"\\x" in text:
         text = _ESCAPE.sub(lambda m: bytes((int(m[1], 16),)), text)
     decoded = text.decode("utf-8", "replace")
-    if not decoded.isprintable():
-        decoded = "".join(c if c.isprintable() else " " for c in decoded)
-    return KernelRecord(sequence=sequence, seconds=microseconds / 1e6, priority=level & 7, text=decoded.rstrip(), boot_id=boot_id)
+    if begins_with_a_name(decoded) or (names_devices and lacks_its_device(decoded, _device(more))):
+        return None
+    shown = printable(decoded).rstrip()
+    return KernelRecord(sequence=sequence, seconds=microseconds / 1e6, priority=level & 7, text=shown, boot_id=boot_id)
+
+
+def _device(more: bytes) -> str:
+    """The device in the lines that continue a record; "" for none."""
+    _, found, value = (b"\n" + more).partition(b"\n DEVICE=")
+    return value.partition(b"\n")[0].decode("ascii", "replace") if found else ""
 
 
 class Follower:
@@ -136,7 +157,7 @@ class Follower:
         return found
 
     def _take(self, data: bytes, found: list[KernelRecord]) -> None:
-        record = parse(data, self.boot_id)
+        record = parse(data, self.boot_id, names_devices=True)
         sequence = record.sequence if record is not None else _sequence(data)
         if sequence is not None:
             if self.cursor is not None and sequence <= self.cursor:

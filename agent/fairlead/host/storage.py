@@ -16,6 +16,7 @@ from fairlead.model.host_facts import FsErrors, MemoryController, MountPoint, Nv
 
 _EDAC = "/sys/devices/system/edac/mc"
 _NVME = "/sys/class/nvme"
+_BLOCK = "/sys/class/block"
 _EXT4 = "/sys/fs/ext4"
 _MOUNTINFO_MAX_BYTES = 1 << 20
 _ESCAPE = re.compile(r"\\([0-7]{3})")
@@ -45,6 +46,17 @@ def _controller(root: Root, name: str) -> MemoryController:
         uncorrected=root.number(f"{folder}/ue_count"),
         worst_dimm=worst,
     )
+
+
+def devices(root: Root) -> frozenset[str] | Missing:
+    """Block devices with their partitions, and EDAC's memory controllers, by the names that kernel records give them. A tree
+    without the list of block devices does not say which there are."""
+    blocks, controllers = root.list(_BLOCK), root.list(_EDAC)
+    if isinstance(blocks, Missing) or isinstance(controllers, Missing):
+        return blocks if isinstance(blocks, Missing) else unreadable(f"{_EDAC}: cannot be listed")
+    if not blocks:
+        return unreadable(f"{_BLOCK}: no block device")
+    return frozenset((*blocks, *(controllers or ())))
 
 
 def nvme(root: Root) -> tuple[NvmeController, ...] | Missing:

@@ -32,7 +32,8 @@ class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class KernelRecord(Struct, frozen=True, kw_only=True):
-    """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot.
+    """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot. Its beginning is the
+    kernel's own (``model.kernel_text``); what follows may hold names that users choose.
 
     jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known, and where
     there were none, which is known when it is ``attributed``.
@@ -72,6 +73,7 @@ class Past(Struct, frozen=True, kw_only=True):
     ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
     ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``boards``: the board
     (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``daily``: by counter, oldest first.
+    ``devices``: block devices and memory controllers that were there at any time in this boot, by their names in /sys.
     ``log``: why the kernel log cannot be read now, None when it can.
     """
 
@@ -80,6 +82,7 @@ class Past(Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
     readable: frozenset[str] = frozenset()
     boards: Mapping[str, str] = {}
+    devices: frozenset[str] = frozenset()
     daily: tuple[Daily, ...] = ()
     overrun: int = 0  # kernel records of this boot lost to ring buffer overruns,
     overrun_seconds: float = 0.0  # the last of them noticed at (CLOCK_BOOTTIME)
@@ -92,8 +95,10 @@ class Check(Struct, frozen=True, kw_only=True):
     summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings.
     mode: its default. confirm/confirm_of: bad sweeps needed out of the last so many (1 of 1: at once).
     recover: clean sweeps needed before it no longer counts. boot_grace_seconds: not judged earlier than that.
-    wakes_on: prefixes of kernel record text that run this check at once on the last known Node. heeds: which of the records
-    that begin so matter (unset: all); the others are not even remembered, however many there are.
+    wakes_on: prefixes of kernel record text that run this check at once on the last known Node. kind: of a record that begins
+    so, what happened in one word and to what ("failed nvme0n1"); "" for a record that does not matter, which is not even
+    remembered (unset: all matter). Of each kind the first and the last few are remembered, so it must hold nothing that a user
+    chooses: no name of a process, no number that runs.
     samples: extracts the counters to remember from a Node, as (device, name, value).
     daily: the same for counters of a board's life, which are remembered by the day and over boots.
     reads: files whose text the check needs in ``Node.texts``.
@@ -112,7 +117,7 @@ class Check(Struct, frozen=True, kw_only=True):
     recover: int = 3
     boot_grace_seconds: int = 0
     wakes_on: tuple[str, ...] = ()
-    heeds: Callable[[str], bool] | None = None
+    kind: Callable[[str], str] | None = None
     samples: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     daily: Callable[[Node], Iterable[tuple[str, str, float]]] | None = None
     reads: tuple[str, ...] = ()
@@ -120,3 +125,7 @@ class Check(Struct, frozen=True, kw_only=True):
     judges: Callable[[Any], bool] | None = None
     wants: Callable[[Any], Wanted] | None = None
     reads_records: Callable[[Any], tuple[str, ...]] | None = None
+
+    def heeds(self, text: str) -> bool:
+        """Whether a record that begins as this check asks for matters to it."""
+        return self.kind is None or self.kind(text) != ""

@@ -16,6 +16,7 @@ LISTS = frozenset({"nvlinks"})  # facts that are a list whose places mean someth
 #: nvml.h: "On MIG-enabled GPUs, querying device utilization rates is not currently supported" (nvmlDeviceGetUtilizationRates),
 #: "with active instances, querying the number of remapped rows is not supported" (nvmlDeviceGetRemappedRows).
 NOT_UNDER_MIG = frozenset({"utilization_percent", "remap", "remap.histogram"})
+_NVIDIA = 0x10DE
 _NOT_THERE = unreadable("not there any more")
 
 
@@ -34,6 +35,14 @@ def boards_of(node: Node) -> dict[str, str]:
     known = {} if isinstance(node.gpus, Missing) else {g.pci: (g.serial, g.uuid) for g in node.gpus if g.pci and not g.lost}
     named = {pci: next((n for n in names if isinstance(n, str)), "") for pci, names in known.items()}
     return {pci: name for pci, name in named.items() if name}
+
+
+def gpu_addresses(node: Node, past: Past) -> frozenset[str] | None:
+    """Where this machine has a GPU or had one: in the driver's list, of NVIDIA on the PCI bus, or a board seen before, in this
+    boot or another. None where that cannot be told."""
+    if isinstance(node.gpus, Missing) or not node.pci or any(not gpu.pci for gpu in node.gpus):
+        return None
+    return frozenset((*(g.pci for g in node.gpus), *(d.address for d in node.pci if d.vendor == _NVIDIA), *past.boards))
 
 
 def readable_fields(node: Node) -> frozenset[str]:

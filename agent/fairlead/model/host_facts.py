@@ -144,6 +144,7 @@ class Host(Struct, frozen=True, kw_only=True):
     nvme: tuple[NvmeController, ...] | Missing = NOT_READ
     mounts: tuple[MountPoint, ...] | Missing = NOT_READ
     fs_errors: tuple[FsErrors, ...] | Missing = NOT_READ
+    devices: frozenset[str] | Missing = NOT_READ  # block devices with their partitions, and memory controllers, by name
     spaces: tuple[Space, ...] | Missing = ()
     tasks: Tasks | Missing = NOT_READ
     units: tuple[UnitState, ...] | Missing = ()

@@ -35,5 +35,16 @@ def record_id(record: KernelRecord, node: Node) -> str:
     return f"{boot}:{record.sequence}"
 
 
+def known_device(name: str, node: Node, past: Past) -> bool:
+    """Whether this node has a block device or memory controller of that name, or had one in this boot: what died may be gone.
+    Where it cannot be told, a record is believed."""
+    host = node.host
+    if isinstance(host, Missing) or isinstance(host.devices, Missing):
+        return True
+    mounts = () if isinstance(host.mounts, Missing) else host.mounts
+    mounted = (m.source.rpartition("/")[2] for m in mounts if not m.kind.startswith("fuse"))  # whose source a user names
+    return name in host.devices or name in past.devices or name in mounted
+
+
 def age_seconds(record: KernelRecord, node: Node) -> float:
     return 0.0 if isinstance(node.uptime_seconds, Missing) else node.uptime_seconds - record.seconds

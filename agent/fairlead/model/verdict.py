@@ -35,9 +35,12 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def one_line(text: str) -> str:
     """Text as one printable line: control characters become spaces, runs of white space one space."""
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(text.split())
+    return " ".join(printable(text).split())
+
+
+def printable(text: str) -> str:
+    """Text without what steers a terminal: control characters, and those that change the direction of writing, become spaces."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def parse_line(line: str) -> Verdict:

@@ -1,8 +1,9 @@
 """The parser of Xid, SXid and "fallen off the bus" records. Total: any text gives an XidLine or None, never an error.
 
-A record is matched from its start only: text that a user may choose (a process name) comes later in the line and can
-never make one. Three forms of address exist (plain, ``GPU-I:05``, ``GPU-I:05 GPU-CI:01``); pid and name come together
-or not at all in new drivers, and a name may hold commas, colons and brackets; the message may be empty.
+A record is matched from its start only, and what is matched before the code is longer than a task's name: text that a user
+may choose (a process name) comes later in the line and can never make one. Three forms of address exist (plain, ``GPU-I:05``,
+``GPU-I:05 GPU-CI:01``); pid and name come together or not at all in new drivers, and a name may hold commas, colons and
+brackets; the message may be empty.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class XidLine(Struct, frozen=True, kw_only=True):
 
 
 _ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
-_WHERE = r"\((?:PCI:)?([^\s()]*)(?: +GPU-I:(\d{1,4}))?(?: +GPU-CI:(\d{1,4}))?\)"
+_WHERE = r"\((PCI:[0-9A-Fa-f:.]*|[0-9A-Fa-f:.]{5,16})(?: +GPU-I:(\d{1,4}))?(?: +GPU-CI:(\d{1,4}))?\)"
 _XID = re.compile(rf"NVRM: Xid {_WHERE}: (\d{{1,5}})(?![\w.])(?:, ?)?(.*)", re.DOTALL)
 _SXID = re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid {_WHERE}: (\d{{1,7}})(?![\w.])(?:, ?)?(.*)", re.DOTALL)
 _LOST = re.compile(r"NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]{7,16}?):? (?:GPU )?has fallen off the bus\b(.*)", re.DOTALL)
@@ -98,11 +99,12 @@ _OPENINGS = (
 
 
 def address(text: str) -> str:
-    """A PCI address of any of the driver's forms (4 or 8 digit domain, with or without function) as ``0000:1b:00.0``.
+    """A PCI address of any of the driver's forms (with or without "PCI:", of 4 or 8 digits of domain or none, with or without
+    a function) as ``0000:1b:00.0``.
 
     "" when it is none.
     """
-    match = _ADDRESS.fullmatch(text)
+    match = _ADDRESS.fullmatch(text.removeprefix("PCI:"))
     if match is None:
         return ""
     domain, bus, device, function = match.groups()
@@ -139,7 +141,13 @@ def _tail(rest: str) -> tuple[int | None, str | None, str]:
     if not after.startswith("name="):
         return pid, None, after
     name, text = _name_and_text(after.removeprefix("name="))
-    return pid, None if name in {"<unknown>", "'<unknown>'", ""} else name, text
+    # the driver knows of no process, which then has no number either; with one, a user has called a process so
+    return pid, None if pid is None and name in {"<unknown>", "'<unknown>'", ""} else name, text
+
+
+def is_part(text: str) -> bool:
+    """Whether a record may be one of the three of a message that ``read`` joins."""
+    return any(pattern.match(text) for pattern in (_SPLIT_FIRST, _SPLIT_LAST, _SPLIT_OTHER))
 
 
 @lru_cache(maxsize=1024)  # the records of this boot are judged again in every sweep

@@ -2,6 +2,9 @@
 
 A record of /dev/kmsg or dmesg that names a facility other than the kernel was written by a program: it is none of the
 kernel's messages. In a syslog file the word ``kernel:`` is all there is to go by, and any user can write it (logger -t).
+Records that begin with a task's name, and fragments, are dropped as in the agent (``model.kernel_text``). Not so in what dmesg
+and journalctl print as text: a line break in a name begins a line there, and nothing tells it from a record. The agent reads
+/dev/kmsg, where line breaks are escaped.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import re
 from typing import Any
 
 import msgspec
+
+from fairlead.model.kernel_text import begins_with_a_name
 
 _ISO = r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z)"
 _STAMP = r"\[ *\d+\.\d+(?: < *\d+\.\d+>)?\](?:\[ *[TC]\d+\])? "
@@ -53,7 +58,7 @@ def journal(line: str) -> tuple[float, str, str] | None:
         seconds, text = int(fields["__REALTIME_TIMESTAMP"]) / 1e6, fields["MESSAGE"]
         if isinstance(text, list):
             text = bytes(text).decode("utf-8", "replace")
-        kernel = fields.get("_TRANSPORT") == "kernel" and isinstance(text, str)
+        kernel = fields.get("_TRANSPORT") == "kernel" and isinstance(text, str) and not begins_with_a_name(text)
         return seconds, text if kernel else "", str(fields.get("_BOOT_ID", ""))
     except (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return None
@@ -62,10 +67,15 @@ def journal(line: str) -> tuple[float, str, str] | None:
 def message(line: str) -> str:
     """The kernel's message in one line of a log, or the line itself when it has no known prefix.
 
-    "" for a record that says of itself that a program, not the kernel, wrote it (priority = facility * 8 + level). A line of
-    Fabric Manager's log about an NVSwitch error is given in the words of the kernel's SXid line.
+    "" for a record that says of itself that a program, not the kernel, wrote it (priority = facility * 8 + level), and for one
+    whose beginning a user may have chosen. A line of Fabric Manager's log about an NVSwitch error is given in the words of the
+    kernel's SXid line.
     """
-    line = line.rstrip("\r\n")
+    text = _stripped(line.rstrip("\r\n"))
+    return "" if begins_with_a_name(text) else text
+
+
+def _stripped(line: str) -> str:
     if line.startswith("{"):
         entry = journal(line)
         return entry[1] if entry is not None else line
@@ -79,10 +89,11 @@ def message(line: str) -> str:
         if match:
             said = match.groupdict()
             foreign = int(said.get("priority") or 0) >> 3 or (said.get("facility") or "kern") != "kern"
-            if foreign:
+            escaped = said.get("escaped") or ""
+            if foreign or escaped.startswith((",c", ",+")):
                 return ""
             text = line[match.end() :]
-            return _unescaped(text) if said.get("escaped") else _once(text)
+            return _unescaped(text) if escaped else _once(text)
     return line
 
 

@@ -1,0 +1,143 @@
+"""Which kernel records begin with a text that a user chooses. They are dropped before any check sees them.
+
+The kernel prints a task's name (``comm``, up to 15 bytes of any kind: include/linux/sched.h, TASK_COMM_LEN) at the beginning of
+some messages, and the name of the executable (up to 255 bytes) further on. A process that is called "EDAC MC0: 1 UE " and
+crashes therefore writes a record of facility kernel that begins like one of EDAC. ``NAME_FIRST`` lists the messages that begin
+so, with where the kernel prints them (read in Linux 6.1, with what 4.18 and newer ones print otherwise). Each form needs, right
+after at most 15 characters, what no message of a driver that fairlead reads has there. An Xid line ends with a task's name, but
+begins with more than 15 characters of its own: none is lost. Messages that begin with words of the kernel's own ("INFO: task
+NAME:PID blocked", "Out of memory: Killed process PID (NAME)") need no entry: a pattern must not look behind the name in them.
+
+Some drivers print by dev_printk() alone, and then /dev/kmsg names the device in a line of its own (" DEVICE=+pci:0000:1b:00.0";
+Documentation/ABI/testing/dev-kmsg). A record that begins like one of theirs (``BY_DEVICE``) and names no device is not theirs.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+NAME_MAX = 15  # bytes of a task's name; characters are never more
+_LOG_PREFIX_MAX = 128  # of the netfilter log: NF_LOG_PREFIXLEN, include/net/netfilter/nf_log.h
+
+
+class Form(Struct, frozen=True):
+    """One message. after: what follows the name, as a regular expression. before: what stands before the name.
+
+    sample: a whole message, with {name} and, where the kernel prints it, {file}. source: where in the kernel.
+    """
+
+    after: str
+    sample: str
+    source: str
+    before: str = ""
+
+
+_MODULE = r"(?:[a-z0-9_]{2,12}: )?"  # by pr_fmt(), which not every kernel has in the same places
+_XFS = r"XFS(?: \([^()\s]{1,32}\))?: "
+
+NAME_FIRST = (
+    *(
+        Form(r"\[\d{1,10}\]:? ", sample, source, before=_MODULE)
+        for sample, source in (
+            ("{name}[4711]: segfault at 0 ip 401136 sp 7ffe error 4 in {file}[401000+1000] likely on CPU 3",
+             "arch/x86/mm/fault.c, show_signal_msg"),
+            ("{name}[4711]: unhandled exception: DABT, ESR 0x92000006 in {file}[401000+1000]",
+             "arch/arm64/kernel/traps.c, arm64_show_signal; arch/riscv, arch/powerpc alike"),
+            ("{name}[4711] bad frame in rt_sigreturn frame:7ffe ip:401136 sp:7ffe orax:0 in {file}[401000+1000]",
+             "arch/x86/kernel/signal.c, signal_fault"),
+            ("traps: {name}[4711] general protection fault ip:401136 sp:7ffe error:0 in {file}[401000+1000]",
+             "arch/x86/kernel/traps.c, show_signal"),
+            ("signal: {name}[4711] overflowed sigaltstack", "arch/x86/kernel/signal.c, get_sigframe"),
+            ("umip: {name}[4711] ip:401136 sp:7ffe: SGDT instruction cannot be used by applications.", "arch/x86/kernel/umip.c"),
+            ("{name}[4711] vsyscall fault (exploit attempt?) ip:0 cs:33 sp:0 ax:0 si:0 di:0",
+             "arch/x86/entry/vsyscall/vsyscall_64.c, warn_bad_vsyscall"),
+            ("{name}[4711]: memfd_create() called without MFD_EXEC or MFD_NOEXEC_SEAL set", "mm/memfd.c"),
+            ("note: {name}[4711] exited with preempt_count 1", "kernel/exit.c, make_task_dead"),
+        )
+    ),
+    *(
+        Form(r" \(\d{1,10}\)[: ]", sample, source, before=_MODULE)
+        for sample, source in (
+            ("hugetlbfs: {name} (4711): Using mlock ulimits for SHM_HUGETLB is obsolete", "fs/hugetlbfs/inode.c"),
+            ("mmap: {name} (4711): VmData 1 exceed data ulimit 1. Update limits or use boot option", "mm/mmap.c, may_expand_vm"),
+            ("mmap: {name} (4711) uses deprecated remap_file_pages() syscall.", "mm/mmap.c"),
+            ("printk: {name} (4711): Attempt to access syslog with CAP_SYS_ADMIN but no CAP_SYSLOG", "kernel/printk/printk.c"),
+            ("{name} (4711): drop_caches: 3", "fs/drop_caches.c"),
+            ("{name} (4711): /proc/4711/oom_adj is deprecated, please use /proc/4711/oom_score_adj instead.", "fs/proc/base.c"),
+            ("{name} (4711) used greatest stack depth: 11111 bytes left", "kernel/exit.c, check_stack_usage"),
+            ("{name} (4711): attempted to duplicate a private mapping with mremap.", "mm/mremap.c, vma_to_resize"),
+            ("{name} (4711): undefined instruction: pc=401136", "arch/arm64/kernel/traps.c, EL8"),
+        )
+    ),
+    Form(r"/\d{1,10}: reached RLIMIT_SIGPENDING", "{name}/4711: reached RLIMIT_SIGPENDING, dropped signal 34",
+         "kernel/signal.c, print_dropped_signal"),
+    Form(r"/\d{1,10}(?: is | just changed | \[HC|: Hash chain)", "{name}/4711 is trying to acquire lock:",
+         "kernel/locking/lockdep.c"),
+    Form(r" invoked oom-killer: ", "{name} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+         "mm/oom_kill.c, dump_header"),
+    Form(r": (?:page allocation|vmalloc)", "{name}: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL)",
+         "mm/page_alloc.c, warn_alloc"),
+    Form(r": Corrupted page table at ", "{name}: Corrupted page table at address 7f0000", "arch/x86/mm/fault.c, pgtable_bad"),
+    Form(r": attempt to access beyond end", "{name}: attempt to access beyond end of device\nsda1: rw=0, sector=9",
+         "block/blk-core.c, bio_check_eod"),
+    Form(r": (?:sending ioctl|calling unsupported) ", "{name}: sending ioctl 5310 to a partition!",
+         "block/scsi_ioctl.c; block/bsg.c"),
+    Form(r": \d{1,10} output lines suppressed", "{name}: 5 output lines suppressed due to ratelimiting",
+         "include/linux/ratelimit.h, ratelimit_state_exit"),
+    Form(r": using deprecated /proc/", "{name}: using deprecated /proc/sgi_uv/hubbed, use /sys/firmware/sgi_uv/hub_type",
+         "arch/x86/kernel/apic/x2apic_uv_x.c"),
+    Form(r" wrote to \S{1,64} when ", "{name} wrote to hostname when file position was not 0!\nThis will not be",
+         "kernel/sysctl.c, warn_sysctl_write"),
+    Form(r" calls setitimer\(\) with ", "{name} calls setitimer() with new_value NULL pointer.",
+         "kernel/time/itimer.c"),
+    Form(r" uses (?:obsolete|old|deprecated) ", "{name} uses obsolete (PF_INET,SOCK_PACKET)", "net/socket.c; net/ax25/af_ax25.c"),
+    Form(r" sent an empty control message ", "{name} sent an empty control message without MSG_MORE.",
+         "crypto/af_alg.c"),
+    Form(r" using unsupported default IPA ", "{name} using unsupported default IPA limit, upgrade your VMM",
+         "arch/arm64/kvm/reset.c"),
+    Form(r" used emulated \S+ instruction", "{name} used emulated lwsync instruction", "arch/powerpc/kernel/traps.c"),
+    Form(r" (?:tried to set rate|passes broken AGP|requested AGP)", "{name} tried to set rate=x0. Setting to x1 mode.",
+         "drivers/char/agp/generic.c"),
+    Form(r"\" \(\d{1,10}\) uses ", '"{name}" (4711) uses obsolete ecb(arc4) skcipher', "crypto/arc4.c; arch/arm64", before='"'),
+    Form(r"/\d{1,10}\] FS: ", "[{name}/4711] FS: ext4 File: /tmp/{file} would truncate fibmap result", "fs/ioctl.c, ioctl_fibmap",
+         before=r"\["),
+    Form(r" should use fallocate; ", "XFS (sda1): {name} should use fallocate; XFS_IOC_ALLOCSP ioctl unsupported",
+         "fs/xfs/xfs_ioctl.c", before=_XFS),
+    Form(r"\(\d{1,10}\) possible memory ", "XFS (sda1): {name}(4711) possible memory allocation deadlock size 65552",
+         "fs/xfs/kmem.c", before=_XFS),
+)  # fmt: skip
+
+#: The LOG targets of netfilter print a prefix of up to 127 characters first. Who has a network namespace of his own may set it;
+#: the kernel prints those of other namespaces where net.netfilter.nf_log_all_netns says so (net/netfilter/nf_log_syslog.c).
+_FIREWALL = re.compile(
+    rf"(?s:.{{0,{_LOG_PREFIX_MAX}}}?)IN=\S{{0,15}} OUT=\S{{0,15}} "
+    r"(?:(?:PHYSIN=\S* )?(?:PHYSOUT=\S* )?(?:MAC=\S* )?SRC=\S+ DST=|(?:MACSRC|MACDST|MACPROTO|VPROTO)=\S|ARP HTYPE=)"
+)
+_BEFORE = tuple(dict.fromkeys(form.before for form in NAME_FIRST))
+_FORMS = re.compile(
+    "|".join(
+        f"{before}(?s:.{{0,{NAME_MAX}}}?)(?:{'|'.join(dict.fromkeys(f.after for f in NAME_FIRST if f.before == before))})"
+        for before in _BEFORE
+    )
+)
+
+#: Beginnings of messages that are printed by dev_printk() alone, with the driver's and the device's name in front: NVMe
+#: (drivers/nvme/host), AER and DPC of any PCI driver (drivers/pci/pcie), mlx5 (drivers/net/ethernet/mellanox/mlx5, with the
+#: interface's name by netdev_printk(), and drivers/infiniband/hw/mlx5 with the RDMA device's by ibdev_printk()).
+BY_DEVICE = re.compile(
+    r"nvme nvme\d|(?:pcieport|nvidia|mlx5_core|pci) (?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7][ :]|"
+    r"\S{1,40} \S{7,16}: (?:AER|DPC): "
+)
+
+
+def begins_with_a_name(text: str) -> bool:
+    """Whether a user may have chosen the beginning of a kernel record's text."""
+    return _FORMS.match(text) is not None or ("IN=" in text and _FIREWALL.match(text) is not None)
+
+
+def lacks_its_device(text: str, device: str | None) -> bool:
+    """Whether a record begins like one that names its device, and names none. ``device``: what the kernel named with the record,
+    "" for nothing, None where the source does not hand that on (a FIFO, a saved log)."""
+    return device == "" and BY_DEVICE.match(text) is not None
