@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests/conftest.py says which tests stay together; one process: make test PARALLEL=
 PARALLEL ?= -n auto --max-worker-restart=1
 
-.PHONY: setup apt demo test test-all lint unit bench scorecard lab-down docs clean
+.PHONY: setup apt demo test test-all lint unit bench scorecard lab-down docs lock release clean
 
 setup: $(VENV)/.done ## .venv with fairlead and every developer tool
 
@@ -54,5 +54,17 @@ scorecard: ## faults and their harmless twins, noticed by whom and how soon: fai
 docs: setup ## generated tables: README, docs/reference
 	@$(BIN)/python -m tests.docs_write
 
+lock: setup ## exact versions and hashes of the Python packages that fairlead brings along (asks pip's index; PYTHON: 3.11)
+	@$(BIN)/python release/lock.py
+
+RELEASE := .cache/release
+$(RELEASE)/.done: release/build.txt
+	@rm -rf $(RELEASE) && $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --only-binary=:all: -r release/build.txt
+	@touch $@
+
+release: $(RELEASE)/.done ## wheel, sdist, SBOM, checksums and their signature into dist/: make release KEY=FILE
+	@$(RELEASE)/bin/python release/build.py --key "$(KEY)"
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf .cache/release $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -60,7 +60,7 @@ gpu1 = "{rack.nodes[0].address}"
         )
         assert unreachable.returncode and "unreachable" in unreachable.stderr, unreachable
         typed = [line.strip().partition("#")[0] for line in readme.splitlines() if line.startswith("    ")]
-        assert [line.split()[0].rpartition("/")[2] for line in typed] == ["sha256sum", "python3", "pip", "fairlead"]
+        assert [line.split()[0].rpartition("/")[2] for line in typed] == ["sha256sum", "python3", "pip", "pip", "fairlead"]
         for line in typed[:-1]:
             here = line.replace("python3 -m", f"{sys._base_executable} -m").replace("/opt/fairlead-admin", str(admin))  # type: ignore[attr-defined]
             text_of([*away, "sh", "-ec", here], cwd=bundle)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import access, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf, software
+from tests.lab import access, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf, software, wheels
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
 from tests.lab.nvml import library
@@ -104,6 +104,7 @@ class Rack(clients.SlurmClients):
         Whatever goes wrong, everything is taken down again first; raises LabError with what to look at.
         """
         lower = roots.root(self.suite)
+        wheels.into_cache(self.suite)
         roots.need_room(lab_dir(), (64 + 16 * len(self.nodes)) << 20)
         self.ledger.open()
         try:

@@ -1,6 +1,6 @@
 """Python wheels for the roots: nodes have no way out, so what the agent needs is fetched here, once per Python.
 
-``wheelhouse("trixie")`` is a folder of wheels for that root's own Python, fetched by this machine's pip with its own
+They are the wheels of fairlead's own lock, fetched as `fairlead provision` fetches them, by this machine's pip with its own
 index configuration. Only built wheels are taken: nothing is compiled, and nothing runs at download.
 """
 
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from fairlead.errors import FairleadError
+from fairlead.provision import wheel_lock
+from fairlead.provision.wheels import cache_folder, download, pip_download
 from tests.lab.roots import LabError, lab_dir, locked, root, say
-
-#: What the agent needs on a node (DESIGN section 2).
-REQUIREMENTS = ("msgspec", "nvidia-ml-py", "prometheus-client")
 
 
 def python_version(suite: str) -> str:
@@ -25,26 +25,45 @@ def python_version(suite: str) -> str:
     return os.readlink(root(suite) / "usr/bin/python3").removeprefix("python")
 
 
-def wheelhouse(suite: str, requirements: Sequence[str] = REQUIREMENTS) -> Path:
-    """Folder of wheels of ``requirements`` and all they need, for the Python of ``suite``'s root.
-
-    Cached by Python version and requirements. Raises LabError with pip's last line when a wheel is not to be had.
-    """
+def wheelhouse(suite: str) -> Path:
+    """Folder of the wheels of the lock for the Python of ``suite``'s root. Raises LabError with pip's last line."""
     version = python_version(suite)
-    wanted = hashlib.sha256("\n".join(sorted(requirements)).encode()).hexdigest()[:8]
-    made = lab_dir() / "wheels" / f"cp{version.replace('.', '')}-{wanted}"
+    return _filled(f"cp{version.replace('.', '')}", wheel_lock.FILE, lambda to: download(version, platform.machine(), str(to)))
+
+
+def admin_wheels() -> Path:
+    """Folder of what an admin host of this Python needs besides fairlead. Raises LabError."""
+    lock = wheel_lock.ADMIN_FILE
+    here = f"admin{sys.version_info.major}{sys.version_info.minor}"
+    return _filled(here, lock, lambda to: pip_download(["-d", str(to), "-r", str(lock)], "the admin host", 600, ""))
+
+
+def into_cache(suite: str) -> None:
+    """Put the wheels for the nodes of a rack where `fairlead provision` looks: its racks have no way out to an index."""
+    house, cache = wheelhouse(suite), Path(cache_folder())
+    with locked("wheels"):
+        cache.mkdir(parents=True, exist_ok=True)
+        for wheel in house.glob("*.whl"):
+            if not (cache / wheel.name).exists():
+                shutil.copyfile(wheel, cache / f".{wheel.name}")
+                (cache / f".{wheel.name}").rename(cache / wheel.name)
+
+
+def _filled(name: str, lock: Path, fill: Callable[[Path], None]) -> Path:
+    """A folder made once for this state of the lock."""
+    made = lab_dir() / "wheels" / f"{name}-{hashlib.sha256(lock.read_bytes()).hexdigest()[:8]}"
     with locked("wheels"):
         if made.is_dir():
             return made
         fresh = made.with_name(f".{made.name}")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-        say(f"fetching wheels for Python {version}: {' '.join(requirements)}")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", f"--python-version={version}"]
-        done = subprocess.run([*command, f"--dest={fresh}", *requirements], capture_output=True, text=True, check=False)
-        if done.returncode:
+        say(f"fetching {name}: what {lock.name} lists")
+        try:
+            fill(fresh)
+        except FairleadError as e:
             shutil.rmtree(fresh)
-            raise LabError(f"no wheels for Python {version}: {(done.stderr.strip().splitlines() or ['pip failed'])[-1]}")
+            raise LabError(str(e)) from None
         fresh.rename(made)
     return made
 

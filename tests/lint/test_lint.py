@@ -24,11 +24,11 @@ def run(*argv: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 def test_ruff_check() -> None:
-    run(BIN / "ruff", "check", "agent", "tests", "playbooks", "slurm")
+    run(BIN / "ruff", "check", "agent", "tests", "playbooks", "slurm", "release")
 
 
 def test_ruff_format() -> None:
-    run(BIN / "ruff", "format", "--check", "agent", "tests")
+    run(BIN / "ruff", "format", "--check", "agent", "tests", "release")
 
 
 def test_mypy_strict() -> None:

@@ -88,6 +88,26 @@ def test_1_check_mode_is_complete_on_fresh_nodes(own: Own) -> None:
         assert host.path(NUMA).read_text() == "1\n"
 
 
+def test_1_what_was_changed_in_the_rendered_folder_is_refused_by_the_nodes(own: Own) -> None:
+    """The folder may lie there for months. Nothing of it is installed that it did not list when it was written."""
+    bundle = own.folder / "rendered/bundle"
+    true = {path: path.read_bytes() for path in bundle.glob("wheels/msgspec-*")}  # perhaps of other Pythons too
+    for path, content in true.items():
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    said, recap = own.play(code=2)
+    assert said.count("not the file that the admin host listed (another sha256)") >= 3
+    assert changed(recap) == dict.fromkeys(recap, 0)
+    for path, content in true.items():
+        path.write_bytes(content)
+    files = (bundle / "files").read_bytes()
+    (bundle / "files").write_bytes(files.replace(b"#!/bin/sh", b"#!/bin/no", 1))
+    said, recap = own.play(code=2)
+    assert said.count(": damaged on the way here") >= 3 and changed(recap) == dict.fromkeys(recap, 0)
+    (bundle / "files").write_bytes(files)
+    for host in own.admin.rack.nodes:  # asked what it lacks, a node takes its lock there
+        assert host.run("find /opt/fairlead /etc/fairlead ! -name .lock", check=False).stdout == "/opt/fairlead\n"
+
+
 def test_2_it_converges_and_a_second_run_changes_nothing(own: Own) -> None:
     said, recap = own.play()
     assert changed(recap) == {"gpu1": 1, "gpu2": 1, "gpu3": 1}

@@ -191,3 +191,51 @@ def test_a_machine_that_goes_by_another_name_is_asked_about_before_it_is_touched
     assert "name" not in machine.visit(machine.request(node="gpu9"))["need"], "it was that node before"
     document.write_text('{"node": "gpu8"}')
     assert "name" in machine.visit(machine.request(node="gpu9"))["need"]
+
+
+def sent(
+    machine: Machine, wheels: dict[str, bytes], *, listed: dict[str, bytes] | None = None, file: bytes = b""
+) -> dict[str, Any]:
+    """A visit that brings wheels, of which the request lists these."""
+    entries = {name: {"name": name, "size": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in wheels.items()}
+    held = {
+        name: {"name": name, "size": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in (listed or wheels).items()
+    }
+    request = machine.request(wheels=list(held.values()))
+    index = json.dumps({"files": request["files"], "wheels": list(entries.values())}).encode()
+    body = json.dumps(request).encode()
+    data = b"%d\n%s%d\n%s" % (len(body), body, len(index), index) + (file or b"#!/bin/sh\n") + b"".join(wheels.values())
+    return on_node.visit(io.BytesIO(data))
+
+
+A, B = "fairlead-1-py3-none-any.whl", "msgspec-1-py3-none-any.whl"
+
+
+@pytest.mark.parametrize(
+    ("wheels", "listed", "said"),
+    [
+        ({A: b"own", B: b"changed"}, {A: b"own", B: b"listed!"}, f"{B}: not the file that the admin host listed"),
+        ({A: b"longer", B: b"dep"}, {A: b"own", B: b"dep"}, f"{A}: not the file that the admin host listed"),
+        (
+            {A: b"own", "evil-1-py3-none-any.whl": b"x"},
+            {A: b"own", B: b"dep"},
+            "evil-1-py3-none-any.whl: sent to this node, and not in",
+        ),
+        ({A: b"own"}, {A: b"own", B: b"dep"}, "not one of each package"),
+    ],
+)
+def test_a_wheel_that_is_not_as_the_request_lists_it_changes_nothing_on_the_node(
+    machine: Machine, wheels: dict[str, bytes], listed: dict[str, bytes], said: str
+) -> None:
+    before = sorted(machine.folder.rglob("*"))
+    with pytest.raises(Stop, match=said):
+        sent(machine, wheels, listed=listed)
+    assert sorted(machine.folder.rglob("*")) == before
+
+
+def test_a_hook_that_is_not_as_the_request_names_it_changes_nothing_on_the_node(machine: Machine) -> None:
+    """Slurm runs it as root."""
+    before = sorted(machine.folder.rglob("*"))
+    with pytest.raises(Stop, match=f"{machine.hook}: damaged on the way here"):
+        sent(machine, {}, file=b"#!/bin/no\n")
+    assert sorted(machine.folder.rglob("*")) == before

@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError("--tags does not go with --uninstall")
     site = config.load_site(args.site)
     if args.bundle:
-        from fairlead.provision.bundle_dir import open_bundle
+        from fairlead.provision.bundle_open import open_bundle
 
         if args.wheel or args.wheelhouse or args.packages:
             raise UsageError("--bundle brings its own --wheel, --wheelhouse and --packages")
-        args.wheel, args.wheelhouse, args.packages = open_bundle(args.bundle)
+        args.wheelhouse, args.packages = open_bundle(args.bundle)  # the wheel in it is what this installation packs
     options = Options(
         nodelist=args.nodelist,
         check=args.check,

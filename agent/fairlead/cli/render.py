@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     chosen = targets(site, args.nodelist, in_slurm(slurm) if slurm else None)
     only = settings.select(args.tags) if args.tags else ()
     own = wheels.own_from(args.wheel)
-    houses = wheels.collect(args.wheelhouse)
+    houses = wheels.collect(args.wheelhouse, fetch=not args.dry_run)
     output = Path(args.output)
     written = not args.dry_run and render(site, chosen, own, houses, output, state="present", undo=False, force=False, only=only)
     nodes = fold([t.node for t in chosen])

@@ -23,7 +23,7 @@ import msgspec
 import fairlead
 from fairlead import assets, config
 from fairlead.errors import InputMissing
-from fairlead.provision import package_files
+from fairlead.provision import package_files, wheel_lock
 from fairlead.provision.inventory import Target
 from fairlead.provision.wheels import Wheel
 
@@ -66,9 +66,9 @@ def node_files() -> list[tuple[str, bytes, int]]:
     return found
 
 
-def release_name(own: Wheel, wheels: Sequence[Wheel]) -> str:
+def release_name(own: Wheel) -> str:
     """VERSION-DIGEST: other contents of ours, or other versions of what it needs, are another release."""
-    versions = sorted({"-".join(w.name.split("-")[:2]) for w in wheels})
+    versions = sorted(f"{name}-{version}" for name, version in wheel_lock.load().versions().items())
     digest = hashlib.sha256("\n".join([own.record, *versions]).encode()).hexdigest()
     return f"{fairlead.__version__}-{digest[:10]}"
 
@@ -100,7 +100,8 @@ def write_bundle(
     its path is written."""
     files = node_files()
     units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
-    release = release_name(own, wheels)
+    release = release_name(own)
+    index = [{"name": w.name, "size": len(w.content), "sha256": w.sha256} for w in (own, *wheels)]
     request = {
         "state": state,
         "undo": undo,
@@ -109,6 +110,8 @@ def write_bundle(
         "only": list(only),
         "opt": OPT,
         "release": release,
+        # The node installs no other wheels: each is held against this on the admin host's word, which came over ssh.
+        "wheels": index,
         "files": [{"path": p, "mode": m, "sha256": hashlib.sha256(c).hexdigest(), "size": len(c)} for p, c, m in files],
         "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
         "units": units,
@@ -121,7 +124,6 @@ def write_bundle(
     (folder / "documents").mkdir()
     (folder / "request.json").write_bytes(msgspec.json.encode(request))
     (folder / "files").write_bytes(b"".join(c for _, c, _ in files))
-    index = [{"name": w.name, "size": len(w.content), "sha256": w.sha256} for w in (own, *wheels)]
     (folder / "wheels.json").write_bytes(msgspec.json.encode(index))
     for wheel in (own, *wheels):
         (folder / "wheels" / wheel.name).write_bytes(wheel.content)

@@ -1,10 +1,12 @@
-"""`fairlead bundle`: everything that a site without internet needs, in one folder; `fairlead provision --bundle` uses only it.
+"""`fairlead bundle`: everything that a site without internet needs, in one folder. bundle_open.py is its other end.
 
 README.md           what this is, and what to type
-SHA256SUMS          of every other file (sha256sum -c checks it)
+SHA256SUMS          of every other file (sha256sum -c checks it); a site may sign it (SHA256SUMS.sig)
 fairlead-*.whl      fairlead itself, with its playbooks, templates and hooks inside
-wheelhouse/         what it needs on the nodes, for each Python asked for
-admin/              what it needs on an admin host like this one (the same Python): ansible-core and the rest, all as wheels
+node.txt            what it needs on the nodes, with hashes, for `pip --require-hashes`
+wheelhouse/         and its files, for each Python asked for
+admin.txt           what it needs on an admin host, with hashes: ansible-core and the rest, all as wheels
+admin/              and its files, for an admin host like this one (the same Python)
 playbooks/          the roles, for a site.yml of one's own
 fairlead.lock       the driver's packages, and
 packages/           their files
@@ -15,11 +17,10 @@ The same inputs give the same bytes: nothing in it has a date of its own.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
+import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,13 +30,11 @@ from msgspec import Struct
 import fairlead
 from fairlead import assets
 from fairlead.config.lock import Lock
-from fairlead.errors import DataError, InputMissing, ProvisionError, UsageError
+from fairlead.errors import UsageError
 from fairlead.model.change import Package
 from fairlead.provision import lock as locking
-from fairlead.provision import package_files, wheels
-from fairlead.provision.wheel_tags import DEPENDENCIES
+from fairlead.provision import package_files, wheel_lock, wheels
 
-ADMIN = ("ansible-core", "ansible-runner", "jinja2", "ClusterShell", "rich")  # the extra fairlead[provision]
 SUMS, README = "SHA256SUMS", "README.md"
 PIP_SECONDS = 600
 _EPOCH = 315532800  # 1980-01-01, as in the wheels
@@ -43,14 +42,18 @@ _EPOCH = 315532800  # 1980-01-01, as in the wheels
 README_TEXT = """\
 # fairlead {version}: everything for a site without internet
 
-    sha256sum -c SHA256SUMS                                            # is it whole?
+    sha256sum -c --quiet SHA256SUMS                                    # is it whole?
     python3 -m venv /opt/fairlead-admin
-    /opt/fairlead-admin/bin/pip install --no-index --find-links admin --find-links wheelhouse {wheel} {admin}
+{install}    /opt/fairlead-admin/bin/pip install --no-index --no-deps {wheel}
     /opt/fairlead-admin/bin/fairlead provision --site SITE.toml --bundle .
 
 {host}The nodes need nothing but ssh and Python 3.11 or newer: wheels for {pythons} are in `wheelhouse/`.
 {driver}
 `playbooks/` are the roles, for a playbook of your own; `fairlead provision` carries its own copy.
+"""
+
+INSTALL = """\
+    /opt/fairlead-admin/bin/pip install --no-index --find-links admin --require-hashes -r admin.txt
 """
 
 
@@ -67,11 +70,11 @@ def entries(pythons: Sequence[str], lock: Lock | None, *, admin: bool) -> list[E
     own = wheels.own_wheel()
     found = [Entry(path=own.name, size_bytes=len(own.content), source="this installation")]
     for python in pythons:
-        for name in DEPENDENCIES:
-            version = importlib.metadata.version(name)
+        for name, version in wheel_lock.load().versions().items():
             found.append(Entry(path=f"wheelhouse/{name} {version} (Python {python})", size_bytes=0, source="pip download"))
-    for name in ADMIN if admin else ():
-        found.append(Entry(path=f"admin/{name} {importlib.metadata.version(name)}", size_bytes=0, source="pip download"))
+    locked = wheel_lock.ADMIN_FILE.read_text(encoding="utf-8") if admin else ""
+    for name, version in re.findall(r"^([^#\s]\S*)==(\S+)", locked, re.MULTILINE):
+        found.append(Entry(path=f"admin/{name} {version}", size_bytes=0, source="pip download"))
     found += [Entry(path=f"packages/{p.file}", size_bytes=p.size, source=p.url) for p in _packages(lock)]
     return found
 
@@ -99,18 +102,21 @@ def make(
     output.mkdir(parents=True, exist_ok=True)
     own = wheels.own_wheel()
     (output / README).write_text(_readme(own.name, pythons, lock, admin=admin))  # first: what ends early is gone on with
-    for old in ("wheelhouse", "admin", "playbooks", SUMS):
-        shutil.rmtree(output / old, ignore_errors=True) if (output / old).is_dir() else (output / old).unlink(missing_ok=True)
-    for stale in output.glob("fairlead-*.whl"):
-        stale.unlink()
+    for old in output.iterdir():
+        if old.name in (README, "packages"):
+            continue
+        shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     (output / own.name).write_bytes(own.content)
+    shutil.copyfile(wheel_lock.NODE_FILE, output / "node.txt")
     (output / "wheelhouse").mkdir()
     for python in pythons:
         say(f"wheels for the nodes' Python {python}")
         wheels.download(python, machine, str(output / "wheelhouse"))
     if admin:
         say("wheels for the admin host")
-        _download_admin(output / "admin")
+        shutil.copyfile(wheel_lock.ADMIN_FILE, output / "admin.txt")
+        words = ["-d", str(output / "admin"), "-r", str(output / "admin.txt")]
+        wheels.pip_download(words, "the admin host", PIP_SECONDS, "--no-admin leaves it out")
     roles = assets.directory("playbooks")
     shutil.copytree(roles, output / "playbooks", ignore=shutil.ignore_patterns("__pycache__"))
     wanted = _packages(lock)
@@ -140,7 +146,7 @@ def _readme(wheel: str, pythons: Sequence[str], lock: Lock | None, *, admin: boo
         host=host,
         version=fairlead.__version__,
         wheel=wheel,
-        admin=" ".join(ADMIN) if admin else "",
+        install=INSTALL if admin else "",
         pythons=", ".join(f"Python {p}" for p in pythons),
         driver=driver,
     )
@@ -149,28 +155,6 @@ def _readme(wheel: str, pythons: Sequence[str], lock: Lock | None, *, admin: boo
 def _here() -> str:
     """What this host is, as the wheels that pip fetches here are: "Python 3.11 on x86_64"."""
     return f"Python {sys.version_info.major}.{sys.version_info.minor} on {platform.machine()}"
-
-
-def _download_admin(folder: Path) -> None:
-    wanted = [f"{name}=={importlib.metadata.version(name)}" for name in (*ADMIN, *DEPENDENCIES)]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "download",
-        "-q",
-        "--only-binary=:all:",
-        "-d",
-        str(folder),
-    ]
-    try:
-        done = subprocess.run([*command, *wanted], capture_output=True, text=True, timeout=PIP_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise ProvisionError(f"pip download for the admin host: no end within {PIP_SECONDS} s") from None
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        raise ProvisionError(f"pip download for the admin host: {said[-1]}", hint="--no-admin leaves it out")
 
 
 def _seal(output: Path) -> list[str]:
@@ -187,30 +171,3 @@ def _seal(output: Path) -> list[str]:
     for path in (output, *output.rglob("*")):
         os.utime(path, (_EPOCH, _EPOCH))
     return [*files, SUMS]
-
-
-def open_bundle(folder: str) -> tuple[str, str, str]:
-    """(wheel, wheelhouse, packages) of a bundle whose files are what its sums say. Raises InputMissing, DataError."""
-    base = Path(folder)
-    try:
-        lines = (base / SUMS).read_text(encoding="utf-8").splitlines()
-    except OSError as e:
-        raise InputMissing(f"{base / SUMS}: {e.strerror}", hint="make one with `fairlead bundle`") from None
-    own = ""
-    for line in lines:
-        digest, _, name = line.partition("  ")
-        if name.startswith(("fairlead-", "wheelhouse/", "packages/")):
-            try:
-                with open(base / name, "rb") as f:
-                    right = hashlib.file_digest(f, "sha256").hexdigest() == digest
-            except OSError as e:
-                raise InputMissing(f"{base / name}: {e.strerror}", hint="the bundle is not whole: copy it again") from None
-            if not right:
-                raise DataError(f"{base / name}: not what {SUMS} says", hint="the bundle is damaged: copy it again")
-        own = name if name.startswith("fairlead-") and name.endswith(".whl") else own
-    if not own:
-        raise DataError(f"{base}: no wheel of fairlead in it", hint="make one with `fairlead bundle`")
-    if own.split("-")[1] != fairlead.__version__:  # hooks and units come from the fairlead that runs
-        words = f"{base}: a bundle of fairlead {own.split('-')[1]}, and this is {fairlead.__version__}"
-        raise DataError(words, hint=f"install {own} from the bundle first (its README says how)")
-    return str(base / own), str(base / "wheelhouse"), str(base / "packages")

@@ -40,7 +40,7 @@ if "Stop" not in globals():  # on a node all parts share one namespace
         write,
     )
     from fairlead.provision.on_node_packages import PACKAGES, lacking, take_in
-    from fairlead.provision.on_node_release import Release
+    from fairlead.provision.on_node_release import Release, verify
 
 
 APPLY_SECONDS = 2400.0  # apt and dkms build a kernel module in minutes
@@ -305,7 +305,9 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, Any] | None]:
     wheels = [dict(entry, content=stream.read(entry["size"])) for entry in index["wheels"]]
     if any(len(w["content"]) != w["size"] for w in wheels):
         raise Stop("the connection ended early", "run it again")
-    return request, {"files": files, "wheels": wheels}
+    payload = {"files": files, "wheels": wheels}
+    verify(request, payload)
+    return request, payload
 
 
 def visit(stream: BinaryIO) -> dict[str, Any]:

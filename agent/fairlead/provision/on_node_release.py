@@ -20,8 +20,30 @@ def noexec(path: str) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
 
 
+def verify(request: dict[str, Any], payload: dict[str, Any]) -> None:
+    """Hold what was sent against the request: the wheels that it lists, one of each package, and files with the content that
+    it names. Raises Stop before anything is changed."""
+    locked = {entry["name"]: entry for entry in request.get("wheels", ())}
+    packages = []
+    for wheel in payload["wheels"]:
+        entry = locked.get(wheel["name"])
+        if entry is None:
+            raise Stop("{}: sent to this node, and not in the list of wheels for it".format(wheel["name"]), "run it again")
+        if len(wheel["content"]) != entry["size"] or hashlib.sha256(wheel["content"]).hexdigest() != entry["sha256"]:
+            hint = "run it again; if it stays so, make the folder that it comes from (bundle, wheelhouse) again"
+            raise Stop("{}: not the file that the admin host listed (another sha256)".format(wheel["name"]), hint)
+        packages.append(wheel["name"].split("-")[0])
+    if payload["wheels"] and sorted(packages) != sorted({name.split("-")[0] for name in locked}):
+        raise Stop("the wheels sent are {}: not one of each package".format(" ".join(sorted(packages))), "run it again")
+    for entry in request["files"]:
+        content = payload["files"].get(entry["path"])
+        if content is not None and hashlib.sha256(content).hexdigest() != entry["sha256"]:
+            raise Stop("{}: damaged on the way here".format(entry["path"]), "run it again")
+
+
 class Release:
-    """One version of fairlead in a virtual environment of its own. ``path`` refers to it only once it is complete."""
+    """One version of fairlead in a virtual environment of its own. ``path`` refers to it only once it is complete.
+    wheels: those that ``verify`` let pass."""
 
     def __init__(self, opt: str, name: str, wheels: list[dict[str, Any]]) -> None:
         self.opt = opt
@@ -57,8 +79,6 @@ class Release:
         for name in ("python", "python3"):
             os.symlink(base, os.path.join(folder, "bin", name))
         for wheel in self.wheels:
-            if hashlib.sha256(wheel["content"]).hexdigest() != wheel["sha256"]:
-                raise Stop("{}: damaged on the way here".format(wheel["name"]), "run it again")
             with zipfile.ZipFile(io.BytesIO(wheel["content"])) as archive:
                 for member in archive.infolist():
                     if ".data/" in member.filename or member.is_dir():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from fairlead.errors import DataError, ProvisionError
 from fairlead.model.change import Package
@@ -49,10 +49,15 @@ def fetch(packages: Iterable[Package], folder: Path, say: Callable[[str], None] 
         part = folder / f".{package.file}.part"
         try:
             if package.url.startswith("/"):
-                shutil.copyfile(package.url, part)
+                if not os.path.isfile(package.url):
+                    raise ValueError("not a file")
+                source: BinaryIO = open(package.url, "rb")  # noqa: SIM115
             else:
-                with urlopen(quote(package.url, safe=":/%?=&"), timeout=FETCH_SECONDS) as answer, open(part, "wb") as out:  # noqa: S310
-                    shutil.copyfileobj(answer, out, 1 << 20)
+                source = urlopen(quote(package.url, safe=":/%?=&"), timeout=FETCH_SECONDS)  # noqa: S310
+            with source, open(part, "wb") as out:
+                left = package.size + 1  # one more than is right is wrong: enough to know
+                while left and (block := source.read(min(left, 1 << 20))):
+                    left -= out.write(block)
             if not is_right(part, package):
                 hint = "the repository has another file by that name now: run `fairlead lock` again"
                 raise DataError(f"{package.url}: not the file that the lock names (another sha256)", hint=hint)

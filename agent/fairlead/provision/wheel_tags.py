@@ -46,15 +46,25 @@ def _platform_fits(platform: str, machine: str, libc: Sequence[str]) -> bool:
     return kind == "linux" or bool(match and (int(match[1]), int(match[2])) <= have)
 
 
+def newness(name: str, here: str) -> tuple[tuple[int, ...], bool, tuple[int, ...], str]:
+    """Of wheels that fit, the one with the greatest: the newest version, built for this very Python (``here``: "cp311"), for the
+    newest C library."""
+    parts = name.removesuffix(".whl").split("-")
+    libraries = [tuple(map(int, found)) for found in re.findall(r"manylinux_(\d+)_(\d+)_", parts[-1])]
+    version = tuple(int(x) for x in re.findall(r"\d+", parts[1]))  # the lock has no versions but released ones
+    return version, here in parts[-2].split("."), max(libraries, default=(0, 0)), name
+
+
 def choose(names: Iterable[str], python: str, machine: str, libc: Sequence[str]) -> tuple[list[str], list[str]]:
-    """For each dependency the first wheel that fits, and the dependencies for which there is none."""
+    """For each dependency the newest wheel that fits, and the dependencies for which there is none."""
     chosen: list[str] = []
     missing: list[str] = []
     known = list(names)
+    here = "cp" + python.replace(".", "")
     for dependency in DEPENDENCIES:
         fit = [n for n in known if normal(n.split("-")[0]) == dependency and fits(n, python, machine, libc)]
         if fit:
-            chosen.append(fit[0])
+            chosen.append(max(fit, key=lambda name: newness(name, here)))
         else:
             missing.append(dependency)
     return chosen, missing

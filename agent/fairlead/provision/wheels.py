@@ -1,20 +1,21 @@
 """Wheels that travel to the nodes: fairlead's own, packed from this installation, and its three dependencies.
 
 Nodes have no network, and each has its own Python: a wheelhouse holds wheels for several, and the right ones are chosen
-by what the node says it is (wheel_tags.py). Source: PEP 427 (wheel files).
+by what the node says it is (wheel_tags.py). Wheels of the dependencies are those of the lock (wheel_lock.py), and no others.
+Source: PEP 427 (wheel files).
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.metadata
 import io
 import os
+import platform
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ from msgspec import Struct
 import fairlead
 from fairlead import assets
 from fairlead.errors import DataError, InputMissing, ProvisionError
+from fairlead.provision.wheel_lock import NODE_FILE, load, read_locked
 from fairlead.provision.wheel_tags import DEPENDENCIES, normal
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -112,41 +114,12 @@ def own_from(path: str) -> Wheel:
     return own
 
 
-def repack(distribution: str) -> Wheel | None:
-    """A dependency as it is installed beside fairlead here, for nodes of the same Python; None when its files are not known."""
-    try:
-        dist = importlib.metadata.distribution(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    files: list[tuple[str, bytes, int]] = []
-    tags: list[str] = []
-    info = ""
-    for file in dist.files or ():
-        path = Path(str(dist.locate_file(file)))
-        if ".." in file.parts or "__pycache__" in file.parts or not path.is_file():
-            continue
-        if file.parts[0].endswith(".dist-info"):
-            info = file.parts[0]
-            if file.name in {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}:
-                continue
-        content = path.read_bytes()
-        if file.name == "WHEEL":
-            tags = [line.split(":", 1)[1].strip() for line in content.decode().splitlines() if line.startswith("Tag:")]
-        files.append((file.as_posix(), content, 0o644))
-    if not info or not tags:
-        return None
-    python, abi, _ = tags[0].split("-")
-    platforms = ".".join(sorted({t.split("-")[2] for t in tags}))
-    name = f"{normal(distribution).replace('-', '_')}-{dist.version}-{python}-{abi}-{platforms}.whl"
-    return Wheel(name, pack(sorted(files), info))
-
-
 def wheelhouse(folder: str) -> tuple[Wheel, ...]:
-    """Every wheel of the dependencies in a folder. Raises InputMissing for a folder that is not there."""
+    """Every wheel of the dependencies in a folder, each as the lock has it. Raises InputMissing, DataError."""
     if not os.path.isdir(folder):
-        raise InputMissing(f"{folder}: no such wheelhouse", hint="fill one with `pip download -d`")
+        raise InputMissing(f"{folder}: no such wheelhouse", hint="fill one with `fairlead bundle`, which makes one in its folder")
     names = sorted(n for n in os.listdir(folder) if n.endswith(".whl") and normal(n.split("-")[0]) in DEPENDENCIES)
-    return tuple(read_wheel(os.path.join(folder, n)) for n in names)
+    return tuple(Wheel(n, read_locked(os.path.join(folder, n))) for n in names)
 
 
 def cache_folder() -> str:
@@ -154,45 +127,43 @@ def cache_folder() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fairlead", "wheelhouse")
 
 
-def download(python: str, machine: str, folder: str) -> None:
-    """Fetch the dependencies' wheels for a node's Python with pip, in the versions that run here. Raises ProvisionError."""
-    os.makedirs(folder, exist_ok=True)
-    wanted = [f"{d}=={importlib.metadata.version(d)}" for d in DEPENDENCIES]
-    platforms = [
-        x
-        for p in ("manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
-        for x in ("--platform", f"{p}_{machine}")
-    ]
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps", "--only-binary=:all:"]
-    command += [
-        "--retries",
-        "1",
-        "--timeout",
-        "10",
-        "--python-version",
-        python,
-        "--implementation",
-        "cp",
-        *platforms,
-        "-d",
-        folder,
-    ]
+def pip_download(words: Sequence[str], purpose: str, seconds: float, hint: str) -> None:
+    """`pip download` of wheels whose hashes the given requirements name. Raises ProvisionError with pip's reason."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--only-binary=:all:"]
+    command += ["--require-hashes", "--retries", "1", "--timeout", "10", *words]
     try:
-        done = subprocess.run([*command, *wanted], capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise ProvisionError(f"pip download for Python {python}: no answer within 180 s") from None
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        raise ProvisionError(f"pip download for {purpose}: no end within {seconds:.0f} s") from None
+    if not done.returncode:
+        return
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    other = next((i for i, line in enumerate(said) if "DO NOT MATCH THE HASHES" in line), None)
+    if other is not None:
+        file = said[min(other + 1, len(said) - 1)].removesuffix(":")
+        words_of = f"pip download for {purpose}: {file}: not a file of fairlead's lock (another sha256)"
         raise ProvisionError(
-            f"pip download for Python {python} on {machine}: {said[-1]}",
-            hint=f"without a network, fill a wheelhouse elsewhere (pip download --python-version {python} "
-            "--only-binary=:all:) and name it with --wheelhouse",
+            words_of, hint="ask who keeps the index or mirror that pip is configured with; nothing was taken from it"
         )
+    raise ProvisionError(f"pip download for {purpose}: {said[-1]}", hint=hint)
 
 
-def collect(folder: str) -> tuple[Wheel, ...]:
-    """The dependencies' wheels at hand: the given wheelhouse, or what was downloaded before and what runs here."""
+def download(python: str, machine: str, folder: str) -> None:
+    """Fetch the dependencies' wheels for a node's Python with pip, those of the lock. Raises ProvisionError."""
+    os.makedirs(folder, exist_ok=True)
+    kinds = ("manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
+    platforms = [x for kind in kinds for x in ("--platform", f"{kind}_{machine}")]
+    target = ["--python-version", python, "--implementation", "cp", *platforms]
+    hint = "without a network, make a bundle elsewhere with `fairlead bundle`, and name it with --bundle"
+    pip_download([*target, "--no-deps", "-d", folder, "-r", str(NODE_FILE)], f"Python {python} on {machine}", 180, hint)
+
+
+def collect(folder: str, *, fetch: bool = False) -> tuple[Wheel, ...]:
+    """The dependencies' wheels at hand: all of the given wheelhouse, or what was downloaded before. fetch: where there is none,
+    download those for the Python and machine of this host. Raises InputMissing, DataError; with fetch also ProvisionError."""
     if folder:
         return wheelhouse(folder)
-    cached = wheelhouse(cache_folder()) if os.path.isdir(cache_folder()) else ()
-    return cached + tuple(w for w in map(repack, DEPENDENCIES) if w is not None)
+    cached = [os.path.join(cache_folder(), w.name) for p in load().packages for w in p.wheels]  # of older versions: left there
+    if fetch and not any(map(os.path.exists, cached)):
+        download("{}.{}".format(*sys.version_info[:2]), platform.machine(), cache_folder())
+    return tuple(Wheel(os.path.basename(path), read_locked(path)) for path in cached if os.path.exists(path))

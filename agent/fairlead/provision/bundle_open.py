@@ -1,0 +1,127 @@
+"""`fairlead provision --bundle`: a bundle that somebody carried here is used only as `fairlead bundle` made it (bundle_dir.py).
+
+Its sums guard against damage. Whoever changes a file on purpose can write new sums, so what the bundle has from fairlead must be
+what the fairlead that runs would put there, and wheels must be in its locks. Package files are held by each node against the
+hashes in its document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import fairlead
+from fairlead import assets
+from fairlead.errors import DataError, InputMissing
+from fairlead.provision import wheel_lock, wheels
+from fairlead.provision.bundle_dir import SUMS
+
+SIGNATURE = SUMS + ".sig"  # of the site that made the bundle, if it wants one
+LARGEST_SUMS = 1 << 20  # bytes: about 8,000 files
+LARGEST_WHEEL = 64 << 20  # bytes, packed and unpacked
+
+
+def open_bundle(folder: str) -> tuple[str, str]:
+    """(wheelhouse, packages) of a bundle that holds the files that its sums list, and no others; the wheel of fairlead that is in
+    it is the one that runs, and the wheels for nodes are those of its lock. Raises InputMissing, DataError."""
+    base = Path(folder)
+    listed = _sums(base)
+    there = _files(base)
+    for name in sorted(there - set(listed) - {SUMS, SIGNATURE}):
+        raise DataError(f"{base / name}: not listed in {SUMS}", hint="take it out, or copy the bundle again")
+    for name in sorted(set(listed) - there):
+        raise InputMissing(f"{base / name}: no such file", hint="the bundle is not whole: copy it again")
+    for name, digest in listed.items():
+        with open(base / name, "rb") as f:
+            if hashlib.file_digest(f, "sha256").hexdigest() != digest:
+                raise DataError(f"{base / name}: not what {SUMS} says", hint="the bundle is damaged: copy it again")
+    _refuse_other_fairlead(base, [name for name in listed if re.fullmatch(r"fairlead-[^/]*\.whl", name)])
+    _refuse_other_lists(base, listed)
+    wheels.wheelhouse(str(base / "wheelhouse"))
+    return str(base / "wheelhouse"), str(base / "packages")
+
+
+def _sums(base: Path) -> dict[str, str]:
+    """sha256 by path, as the sums say. Each path is one below the bundle, and listed once. Raises InputMissing, DataError."""
+    path = base / SUMS
+    try:
+        regular = stat.S_ISREG(path.lstat().st_mode)
+        with open(path, "rb") if regular else io.BytesIO() as f:
+            text = f.read(LARGEST_SUMS + 1).decode("utf-8", "replace")
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}", hint="make one with `fairlead bundle`") from None
+    listed: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        digest, _, name = line.partition("  ")
+        plain = re.fullmatch(r"[A-Za-z0-9_.+~:/-]+", name) and not {"", ".", ".."} & set(name.split("/"))
+        if not re.fullmatch("[0-9a-f]{64}", digest) or not plain or name in listed:
+            raise DataError(f"{path}: line {number} is no sum of a file of a bundle", hint="make the bundle again")
+        listed[name] = digest
+    if not listed or len(text) > LARGEST_SUMS:
+        raise DataError(f"{path}: not the sums of a bundle", hint="make it again with `fairlead bundle`")
+    return listed
+
+
+def _files(base: Path) -> set[str]:
+    """Every file below the bundle. Raises DataError for a link, a device and whatever else is neither file nor folder."""
+    found: set[str] = set()
+    for folder, folders, names in os.walk(base):
+        for name in (*folders, *names):
+            path = os.path.join(folder, name)
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+                raise DataError(f"{path}: a link or a device, and a bundle has only files", hint="copy the bundle again")
+            if stat.S_ISREG(mode):
+                found.add(os.path.relpath(path, base))
+    return found
+
+
+def _refuse_other_fairlead(base: Path, names: Sequence[str]) -> None:
+    """Raises DataError unless the bundle has one wheel of fairlead, with the contents that run here: hooks, units and the lock
+    come from the fairlead that runs, and who changed the wheel may have changed the sums too."""
+    if len(names) != 1:
+        words = f"{base}: {len(names) or 'no'} wheels of fairlead in it"
+        raise DataError(words.replace("no wheels", "no wheel"), hint="make one with `fairlead bundle`")
+    path, version = base / names[0], names[0].split("-")[1]
+    if version != fairlead.__version__:
+        words = f"{base}: a bundle of fairlead {version}, and this is {fairlead.__version__}"
+        raise DataError(words, hint=f"install {names[0]} from the bundle first (its README says how)")
+    if path.stat().st_size > LARGEST_WHEEL or _contents(path.name, path.read_bytes()) != _contents(
+        path.name, wheels.own_wheel().content
+    ):
+        words = f"{path}: other contents than the fairlead {version} that runs here"
+        raise DataError(words, hint="one of them was changed: verify both against the release (docs/how-to/verify-a-release.md)")
+
+
+def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
+    """Raises DataError unless lists, roles and the admin host's wheels are what the fairlead that runs would put there."""
+    roles = assets.directory("playbooks")
+    ours = {path.name: path for path in (wheel_lock.NODE_FILE, wheel_lock.ADMIN_FILE)}
+    ours |= {f"playbooks/{path.relative_to(roles).as_posix()}": path for path in roles.rglob("*") if path.is_file()}
+    admin = wheel_lock.ADMIN_FILE.read_text(encoding="utf-8")
+    for name, digest in listed.items():
+        if name in ("node.txt", "admin.txt") or name.startswith("playbooks/"):
+            if name not in ours or hashlib.sha256(ours[name].read_bytes()).hexdigest() != digest:
+                words = f"{base / name}: not as the fairlead {fairlead.__version__} that runs here has it"
+                raise DataError(words, hint="make the bundle again")
+        elif name.startswith("admin/") and f"--hash=sha256:{digest}" not in admin:
+            raise DataError(f"{base / name}: not in admin.txt", hint="take it out, or make the bundle again")
+
+
+def _contents(name: str, wheel: bytes) -> dict[str, tuple[int, str]]:
+    """Modes and hashes of what is in a wheel, however it was compressed. Raises DataError."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+            members = archive.infolist()
+            if sum(m.file_size for m in members) > LARGEST_WHEEL or len({m.filename for m in members}) < len(members):
+                raise DataError(f"{name}: not a wheel that fairlead packs", hint="make the bundle again")
+            return {m.filename: (m.external_attr >> 16, hashlib.sha256(archive.read(m)).hexdigest()) for m in members}
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError):
+        raise DataError(f"{name}: not a wheel", hint="make the bundle again") from None

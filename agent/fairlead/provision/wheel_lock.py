@@ -1,0 +1,73 @@
+"""The lock of what runs as root on nodes: exact versions of three packages, and the sha256 of every wheel of them.
+
+node_wheels.toml is written by `make lock` and is part of fairlead. No other file of these packages reaches a node, wherever
+it was found: an index, a mirror, a wheelhouse, the cache or a bundle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from fairlead.errors import DataError, InputMissing
+
+FILE = Path(__file__).parent / "node_wheels.toml"
+# For `pip --require-hashes`: the same, and what an admin host needs.
+NODE_FILE = Path(__file__).parent / "node.txt"
+ADMIN_FILE = Path(__file__).parent / "admin.txt"
+
+
+class LockedWheel(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    size: int
+    sha256: str
+
+
+class LockedPackage(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    version: str
+    license: str
+    wheels: tuple[LockedWheel, ...]
+
+
+class WheelLock(Struct, frozen=True, forbid_unknown_fields=True):
+    schema: int
+    packages: tuple[LockedPackage, ...]
+
+    def wheel(self, name: str) -> LockedWheel | None:
+        """The wheel of this file name."""
+        return next((w for p in self.packages for w in p.wheels if w.name == name), None)
+
+    def versions(self) -> dict[str, str]:
+        return {p.name: p.version for p in self.packages}
+
+
+@cache
+def load() -> WheelLock:
+    """The lock of this installation."""
+    return msgspec.convert(tomllib.loads(FILE.read_text(encoding="utf-8")), WheelLock)
+
+
+def read_locked(path: str) -> bytes:
+    """The content of a wheel that the lock has. Raises InputMissing, and DataError for a file that is not in it or is another."""
+    locked = load().wheel(os.path.basename(path))
+    if locked is None:
+        known = ", ".join(f"{name} {version}" for name, version in load().versions().items())
+        raise DataError(f"{path}: not in the lock of what runs on nodes, which has wheels of {known}", hint="take the file away")
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a FIFO must not hold us
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(locked.size + 1) if regular else b""
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None
+    if len(content) != locked.size or hashlib.sha256(content).hexdigest() != locked.sha256:
+        words = f"{path}: not the file that the lock names (another sha256)"
+        raise DataError(words, hint="delete it, and fetch the wheel again from a source that you trust")
+    return content
