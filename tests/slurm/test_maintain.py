@@ -249,6 +249,65 @@ def test_two_runs_over_the_same_nodes(bench: Bench) -> None:
     assert {n.step for n in bench.drive(first).nodes} == {"done"}
 
 
+MEET = """#!/bin/sh
+# Whoever drains first has read and waits here, until the other has read too.
+case "$*" in *State=DRAIN*)
+    : > {here}/met.$$; tries=0
+    while [ "$(ls {here}/met.* | wc -l)" -lt 2 ] && [ $tries -lt 400 ]; do sleep 0.05; tries=$((tries + 1)); done ;;
+esac
+exec {real}/scontrol "$@"
+"""
+
+
+def meeting(bench: Bench, folder: Path) -> str:
+    """Slurm's commands, of which the first two drains meet between their reading and their writing."""
+    folder.mkdir()
+    for name in ("sinfo", "squeue"):
+        (folder / name).symlink_to(bench.cluster.bin / name)
+    (folder / "scontrol").write_text(MEET.format(here=folder, real=bench.cluster.bin))
+    (folder / "scontrol").chmod(0o755)
+    return str(folder)
+
+
+def watched(bench: Bench, runs: list[tuple[Bench, Run]], children: list[subprocess.Popen[str]], floor: int) -> float:
+    """The longest time in seconds that fewer nodes than the floor were usable, until all have ended; who is killed goes on."""
+    longest, since, last = 0.0, 0.0, time.monotonic()
+    while any(child.poll() is None for child in children):
+        for at, child in enumerate(children):
+            if child.poll() == -signal.SIGKILL:
+                children[at] = driven(*runs[at])
+        usable = sum(n.available and not silent(n) for n in bench.client.nodes())
+        now = time.monotonic()
+        since = 0.0 if usable >= floor else since or last
+        longest = max(longest, now - since if since else 0.0)
+        last = now
+        time.sleep(0.05)
+    return longest
+
+
+@on("bookworm")
+@pytest.mark.parametrize("killed", [None, "after"], ids=["", "killed"])
+def test_two_runs_of_two_admin_hosts_keep_one_floor(bench: Bench, tmp_path: Path, killed: str | None) -> None:
+    """Each has read room for one more node before the other has drained: one gives back, later both are done. One of them may
+    be killed as it has given back."""
+    jobs = [bench.cluster.submit("#!/bin/sh\nsleep 12\n", "-w", node) for node in ("n1", "n2")]
+    for job in jobs:
+        bench.cluster.wait_job(job, "RUNNING")
+    bin_dir = meeting(bench, tmp_path / "bin")
+    other = Bench(bench.cluster, bench.client, bench.nodes, tmp_path / "other")
+    runs = [(bench, bench.begin("n1", floor=["main=7"])), (other, other.begin("n2", floor=["main=7"]))]
+    # 0: draining, 1: sent, 2: waiting, 3: undoing
+    children = [driven(b, run, at=3, when=killed or "never", bin_dir=bin_dir) for b, run in runs]
+    below = watched(bench, runs, children, floor=7)
+    print(f"below the floor for {below:.2f} s at most, load {os.getloadavg()[0]:.0f}")
+    assert [child.returncode for child in children] == [0, 0]
+    log = [(s.node, s.step) for b, run in runs for s in b.journal.log(run.id)]
+    assert [step for _, step in log].count("undoing") == 1, log
+    assert set(bench.steps(runs[0][1]).values()) | set(other.steps(runs[1][1]).values()) == {"done"}, log
+    assert killed or below <= 5.0
+    assert [bench.cluster.job_state(job) for job in jobs] == ["COMPLETED"] * 2 and not any(map(bench.reason, ("n1", "n2")))
+
+
 @on("trixie")
 def test_a_full_disk_below_the_journal(bench: Bench, tmp_path: Path) -> None:
     """What is in work is written to its end, nothing new is begun, and with room again the same run goes on."""
@@ -293,9 +352,10 @@ def test_an_abort_leaves_every_node_in_a_stated_condition(bench: Bench) -> None:
     assert said.state == "aborted" and bench.cluster.job_state(job) == "RUNNING"
 
 
-def driven(bench: Bench, run: Run, at: int = 0, when: str = "never") -> subprocess.Popen[str]:
+def driven(bench: Bench, run: Run, at: int = 0, when: str = "never", bin_dir: str = "") -> subprocess.Popen[str]:
     """The run in a process of its own, which ends itself at a write to the journal."""
-    command = [sys.executable, "-m", "tests.slurm.maintain_killed", str(bench.cluster.bin), str(bench.nodes.folder)]
+    tools = bin_dir or str(bench.cluster.bin)
+    command = [sys.executable, "-m", "tests.slurm.maintain_killed", tools, str(bench.nodes.folder)]
     env = {**os.environ, "PYTHONPATH": f"{PROJECT / 'agent'}:{PROJECT}"}
     return subprocess.Popen(
         [*command, bench.path, run.id, str(at), when], cwd=PROJECT, env=env, stdout=subprocess.DEVNULL, text=True

@@ -34,6 +34,10 @@ class Listing(Struct, frozen=True, kw_only=True):
     places: Mapping[str, Place]
     unix: float
 
+    def fresh(self) -> bool:
+        """Is it young enough to act on?"""
+        return time.time() - self.unix < FRESH_SECONDS
+
 
 class Controller:
     """The calls raise SlurmUnavailable (try again) and SlurmError."""
@@ -54,6 +58,7 @@ class Controller:
                 usable=n.available and not silent(n),
                 out=not n.available,
                 maintained=n.drained and n.reason.startswith(MAINTAIN),
+                since=float(n.reason_time),
                 jobs=len(ends := jobs.get(name, [])),
                 jobs_end=max(ends, default=0.0),
             )
@@ -101,13 +106,13 @@ class Controller:
 
     # -- writing: one try, with its reading before and after -----------------------------------------------
 
-    def drain(self, work: Work, left: frozenset[str]) -> tuple[Move | None, float]:
+    def drain(self, work: Work, took: str) -> tuple[Move | None, float]:
         """One try at our drain, whose intent is in the journal: the next step (None: try again) and since when it stands.
-        ``left``: reasons of runs of ours that are done with the node, which may be replaced."""
+        ``took``: the reason of an earlier maintenance, which may be replaced; "" for none."""
         began = time.monotonic()
         state = self.client.node(work.slurm)
         seen = self._seen(work, state, 0)
-        move = steps.first(work, seen, adopt=bool(self.left_by(state, left)))
+        move = steps.first(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
         if move is None and time.monotonic() - began < FRESH_SECONDS:
             try:
                 self.client.drain(work.slurm, work.text)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.steps import Hand, Plan, Step, Work
+from fairlead.provision.maintain.steps import LIFTED, Hand, Plan, Step, Work
 
 
 class Forgotten(Struct, frozen=True, kw_only=True):
@@ -36,8 +36,7 @@ def forgotten(journal: Journal, controller: Controller, listing: Listing, *, run
     """Of one run that has ended, or of all of them. Raises SlurmError."""
     drained = [name for name, place in listing.places.items() if place.maintained]
     found = [Forgotten(run=name, plan=plan, work=work) for name, plan, work in journal.done_with(drained) if run in ("", name)]
-    lifted = (Step.DONE, Step.GIVEN_BACK, Step.TAKEN)
-    return tuple(f for f in found if f.work.step in lifted and controller.seen(f.work, listing).hand is Hand.OURS)
+    return tuple(f for f in found if f.work.step in {*LIFTED, Step.TAKEN} and controller.seen(f.work, listing).hand is Hand.OURS)
 
 
 def lift(controller: Controller, found: Sequence[Forgotten]) -> list[str]:

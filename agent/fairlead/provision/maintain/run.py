@@ -6,6 +6,7 @@ done beside the loop; everything that is written to slurmctld or to the journal 
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,11 @@ from msgspec.structs import replace
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import MAINTAIN, build
 from fairlead.provision.maintain import steps
-from fairlead.provision.maintain.controller import Controller, Listing
+from fairlead.provision.maintain.controller import FRESH_SECONDS, Controller, Listing
 from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.limits import Budget, bound, choose, in_work
+from fairlead.provision.maintain.limits import Budget, bound, choose, in_work, overshoot
 from fairlead.provision.maintain.node import NodeSide
-from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, Applied, Hand, Looked, Move, Step, Work
+from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, LIFTED, Applied, Hand, Looked, Move, Step, Work
 from fairlead.provision.maintain.table import Silent
 from fairlead.provision.outlive import wait_end
 
@@ -32,7 +33,9 @@ ABORT_SECONDS = 60.0
 ORDER_AGAIN_SECONDS = 60.0
 EXPECTED_SECONDS = {False: 60.0, True: 900.0}
 SSH_AT_ONCE = 32
-STOPPING = "stopped; those in work are finished, once more leaves them as they are"
+STOPPING = "stopping: nodes already in progress will be finished.\nPress Ctrl-C again to leave them as they are."
+#: So long nothing is begun after a drain was undone, by chance: or two runs would meet again and again.
+AGAIN_SECONDS = (2.0, 8.0)
 
 
 class Maintenance:
@@ -68,6 +71,8 @@ class Maintenance:
         self._grouped: set[bool] = set()
         self._ordered: dict[int, float] = {}
         self._well: set[int] = set()
+        self._contested: dict[int, float] = {}
+        self._again_at = 0.0
         self._why: dict[int, str] = {}
         self._slurm_trouble = ""
         self._slurm_again = 0.0
@@ -102,8 +107,8 @@ class Maintenance:
 
     def _turn(self) -> None:
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
-        stopping = STOPPING if self.stop_asked else ""
-        self._shown.show(works, stopping or self._slurm_trouble or self._journal.full or self.held)
+        held = self._slurm_trouble or self._journal.full or self.held
+        self._shown.show(works, STOPPING if self.stop_asked else held and f"no other node is begun now: {held}")
         try:
             for future in [f for f in self._flying if f.done()]:
                 _, then = self._flying.pop(future)
@@ -114,7 +119,7 @@ class Maintenance:
             for at in range(len(self.works)):
                 if self.works[at].step in IN_WORK and not self._in_flight(at):
                     self._step(at, listing)
-            self._again(listing)
+            self._lost_lifts(listing)
             self._groups(listing)
             self._begin(listing)
         except SlurmError as e:  # what was asked for is asked for again: every step may be done twice
@@ -158,7 +163,7 @@ class Maintenance:
         elif move.step is Step.APPLYING:
             work = replace(work, idle=work.idle if work.again else now)
         elif move.step is Step.DRAINING:
-            work = replace(work, began=work.began or now, text=work.text or self._reason(work, self._plan.reason))
+            work = replace(work, began=work.began or now, text=work.text or self._reason(work, steps.announced(self._plan)))
         self._put(at, work)
         self._why.pop(at, None)
         self._well.discard(at)
@@ -181,6 +186,9 @@ class Maintenance:
     def _begin(self, listing: Listing) -> None:
         if self._aborting or self.stop_asked or self._journal.full:
             return
+        if time.monotonic() < self._again_at:
+            self.held = "another maintenance run takes nodes at the same time"
+            return
         now = time.time()
         expected = self._expected()
         choice = choose(self.works, listing.places, self._plan, now, budgets=self._budgets, expected_seconds=expected)
@@ -192,16 +200,19 @@ class Maintenance:
         idle = not any(w.step in IN_WORK for w in self.works)
         if choice.held and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
             over = choice.held
+        begun = 0
         for at, work in enumerate(self.works):
             if work.step is not Step.QUEUED:
                 continue
             if over:
                 self._move(at, Move(Step.NOT_BEGUN, f"not begun: {over}"))
-            elif work.slurm in choice.begin and not self._journal.full:
+            elif work.slurm in choice.begin and not self._journal.full and (not begun or listing.fresh()):
+                begun += 1
                 if move := self._refusal(work, listing):
                     self._move(at, move)
                 else:
-                    self._move(at, Move(Step.DRAINING, "drain"))
+                    took = self._left_by(work, listing)
+                    self._move(at, Move(Step.DRAINING, "drain"), took=took, room=bool(took))
                     self._drain(at)
 
     def _no_room(self, work: Work, listing: Listing) -> str:
@@ -214,11 +225,38 @@ class Maintenance:
     def _refusal(self, work: Work, listing: Listing) -> Move | None:
         if work.slurm not in listing.nodes:
             return Move(Step.SKIPPED, "not touched: slurmctld has no such node in any partition")
-        return steps.first(work, self._controller.seen(work, listing), adopt=self._may_adopt(work, listing))
+        return steps.first(work, self._controller.seen(work, listing), adopt=bool(self._left_by(work, listing)))
 
-    def _may_adopt(self, work: Work, listing: Listing) -> bool:
-        texts = self._left.get(work.slurm, frozenset())
-        return bool(texts and self._controller.left_by(listing.nodes[work.slurm], texts))
+    def _left_by(self, work: Work, listing: Listing) -> str:
+        """The reason of an earlier maintenance that stands on the node and may be replaced; "" for none."""
+        texts = self._left.get(work.slurm, frozenset()) | frozenset({work.took} - {""})
+        return self._controller.left_by(listing.nodes[work.slurm], texts)
+
+    def _stays(self, at: int, listing: Listing) -> bool:
+        """May the drain stand, by a listing that was read after it? Otherwise it is undone, or others are waited for."""
+        work = self.works[at]
+        if work.room or self._aborting:
+            return True
+        since = self._contested.get(at, now := time.monotonic())
+        over = overshoot(work.slurm, listing.places, self._plan, waited=now - since)
+        if over is None:
+            self._contested.pop(at, None)
+            self._why.pop(at, None)
+            self._put(at, replace(work, room=True))
+            return True
+        self._contested[at], self._why[at] = since, over.why
+        if not over.wait:
+            self._contested.pop(at)
+            self._move(at, Move(Step.UNDOING, f"{over.why}: another run has drained nodes at the same time"))
+            self._lift(at)
+        return False
+
+    def _lift(self, at: int) -> None:
+        work = self.works[at]
+        if move := self._controller.lift(work, self._plan):
+            self._move(at, replace_why(move, work.detail))
+            if move.step is Step.QUEUED:
+                self._again_at = time.monotonic() + random.uniform(*AGAIN_SECONDS)
 
     def _expected(self) -> float:
         """How long a node's work takes once it is idle: the median of those that are done."""
@@ -238,12 +276,11 @@ class Maintenance:
             if why := self._no_room(work, listing):
                 self._why[at] = why
                 if self._plan.max_wait and now - work.began >= self._plan.max_wait:
-                    self._move(at, Move(Step.LIFTING, f"not begun: {why}"))
+                    self._move(at, steps.untaken(work, f"not begun: {why}"))
             else:
                 self._drain(at)
-        elif work.step in (Step.RESUMING, Step.LIFTING):
-            if move := self._controller.lift(work, self._plan):
-                self._move(at, replace_why(move, work.detail))
+        elif work.step in (Step.RESUMING, Step.LIFTING, Step.UNDOING):
+            self._lift(at)
         elif work.step is Step.MARKING:
             if move := self._controller.mark(work):
                 self._move(at, move)
@@ -253,6 +290,9 @@ class Maintenance:
                 work = replace(work, kept=True)
                 self._put(at, work)
             if work.step is Step.WAITING:
+                if seen.hand is Hand.OURS and not self._stays(at, listing):
+                    return
+                work = self.works[at]
                 if move := steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
                     self._move(at, move)
             elif move := steps.standing(work, seen):
@@ -267,7 +307,7 @@ class Maintenance:
     def _drain(self, at: int) -> None:
         self._put(at, replace(self.works[at], sent=time.time()))
         work = self.works[at]
-        move, since = self._controller.drain(work, self._left.get(work.slurm, frozenset()))
+        move, since = self._controller.drain(work, work.took)
         if move is None:
             return
         if move.step is Step.DRAINING:
@@ -277,10 +317,10 @@ class Maintenance:
         stands = {"drained": since or now, "stands": now, "kept": False} if move.step is Step.WAITING else {}
         self._move(at, move, **stands)
 
-    def _again(self, listing: Listing) -> None:
+    def _lost_lifts(self, listing: Listing) -> None:
         """A slurmctld that was killed may have forgotten that a drain of ours was lifted."""
         for work in self.works:
-            lifted = work.step in (Step.DONE, Step.GIVEN_BACK) and work.text and work.ended < listing.unix
+            lifted = work.step in (Step.QUEUED, *LIFTED) and work.text and work.since < listing.unix
             if not lifted or work.slurm not in listing.nodes:
                 continue
             if self._controller.seen(work, listing).hand is Hand.OURS:
