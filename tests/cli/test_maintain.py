@@ -21,7 +21,10 @@ from fairlead.provision.maintain.steps import Plan, Step, Work
     [
         ([], "give a nodelist, or one of"),
         (["gpu1", "--list"], "give a nodelist, or one of"),
-        (["--resume", "--dry-run"], "--dry-run is for a new run"),
+        (["--resume", "--dry-run"], "--dry-run: for a new run only"),
+        (["--resume", "--reason", "x", "--reboot"], "--reason, --reboot: for a new run only"),
+        (["--abort", "--floor", "main=1"], "--floor: for a run that begins nodes"),
+        (["--show", "--batch", "2"], "--batch: for a run that begins nodes"),
     ],
 )
 def test_words_that_make_no_sense(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_a_table_that_is_drawn_anew(more: dict[str, str]) -> None:
             pty.until_said("\x1b[2J", at)  # the screen is written again
             table(pty.until("n3: failed", "NODE", " 2 in work"))
         pty.process.send_signal(signal.SIGTERM)
-        lines = pty.until("stopping: nodes already in progress will be finished.", "Press Ctrl-C again to leave them as they are.")
+        lines = pty.until(
+            "stopping: nodes already in progress will be finished.", "Press Ctrl-C again to leave them as they are."
+        )
         assert IN_WORK.match(table(lines)[1])
         pty.type(b"\x03")
         pty.until_said("left at")

@@ -19,7 +19,7 @@ from fairlead.policy.ownership import Token as Reason
 from fairlead.policy.rules import Rules
 from fairlead.provision.maintain import steps
 from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.steps import Hand, Move, Plan, Seen, Step, Work
+from fairlead.provision.maintain.steps import Hand, Move, Now, Plan, Seen, Step, Work
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
 from fairlead.topology.nodelist import expand
@@ -74,6 +74,13 @@ class Controller:
         """The node as it is now, its jobs too."""
         jobs = self.client.jobs_on(work.slurm)
         return self._seen(work, self.client.node(work.slurm), len(jobs))
+
+    def standing(self, work: Work, listing: Listing) -> Now | None:
+        """Where the node of a run is now; None where slurmctld has no such node any more."""
+        state = listing.nodes.get(work.slurm)
+        if state is None:
+            return None
+        return Now(hand=self._hand(work, state), serving=listing.places[work.slurm].usable, who=who(state))
 
     def _seen(self, work: Work, state: NodeState, jobs: int) -> Seen:
         hand = self._hand(work, state)

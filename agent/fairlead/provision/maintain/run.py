@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import MAINTAIN, build
 from fairlead.provision.maintain import steps
-from fairlead.provision.maintain.controller import FRESH_SECONDS, Controller, Listing
+from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.journal import Journal, Run
 from fairlead.provision.maintain.limits import Budget, bound, choose, in_work, overshoot
 from fairlead.provision.maintain.node import NodeSide

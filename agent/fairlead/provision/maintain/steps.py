@@ -10,8 +10,8 @@ killed, doing the journal's step again is right. So there is no other recovery t
                        v
                    given_back, not_begun
 
-From ``waiting`` a node may go through ``undoing`` back to ``queued``: another run has drained nodes at the same time, and together
-they went below a floor.
+From ``waiting`` a node may go through ``undoing`` back to ``queued``: another run has drained nodes at the same time, and a floor
+was broken.
 
 ``taken`` (somebody else holds the node now: nothing more is written about it) may come from every step in between, and
 ``draining`` again where slurmctld was killed and has lost our drain; ``applying`` once again from ``verifying``, where the reboot
@@ -183,6 +183,14 @@ class Seen(Struct, frozen=True, kw_only=True):
     lost: bool = False
     since: float = 0.0
     silent: bool = False
+
+
+class Now(Struct, frozen=True, kw_only=True):
+    """Where a node is when a report is made. serving: new jobs start there. who: state, reason and user in words."""
+
+    hand: Hand
+    serving: bool
+    who: str
 
 
 class Move(Struct, frozen=True):
@@ -382,8 +390,8 @@ def marked(plan: Plan, why: str) -> str:
 
 
 def lifted(work: Work, seen: Seen, now: float, plan: Plan) -> Move | None:
-    """Before (and after) our drain is lifted, in ``resuming``, ``lifting`` or ``undoing``: None where it stands and is to be lifted, or is
-    lifted and the node not in service yet: slurmctld starts no job on one that does not answer."""
+    """Before (and after) our drain is lifted, in ``resuming``, ``lifting`` or ``undoing``: None where it stands and is to be
+    lifted, or is lifted and the node not in service yet: slurmctld starts no job on one that does not answer."""
     if seen.hand is Hand.FREE and work.step is Step.RESUMING:
         if not seen.silent:
             return Move(Step.DONE)
