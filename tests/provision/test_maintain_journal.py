@@ -127,7 +127,7 @@ def test_an_empty_journal_is_a_lost_one(tmp_path: Path) -> None:
         begin(journal, "n1")
     os.truncate(path, 0)
     for write in (True, False):
-        with pytest.raises(DataError, match="empty .0 bytes.: its runs are lost") as told:
+        with pytest.raises(DataError, match=r"empty .0 bytes.: its runs are lost") as told:
             Journal(str(path), write=write)
         assert f"mv {path} {path}.lost" in told.value.hint and told.value.exit_code == 65
     path.rename(f"{path}.lost")
@@ -153,7 +153,7 @@ def old_journal(path: Path) -> sqlite3.Connection:
 def test_a_journal_of_0_1_0_without_its_log_is_a_lost_one(tmp_path: Path) -> None:
     db = old_journal(tmp_path / "m.db")
     shutil.copy(tmp_path / "m.db", tmp_path / "copy.db")
-    with pytest.raises(DataError, match="no tables.*copy.db-wal of fairlead 0.1.0 is lost"):
+    with pytest.raises(DataError, match=r"no tables.*copy.db-wal of fairlead 0.1.0 is lost"):
         Journal(str(tmp_path / "copy.db"), write=False)
     shutil.copy(tmp_path / "m.db-wal", tmp_path / "copy.db-wal")
     with closed(Journal(str(tmp_path / "copy.db"))) as journal:
@@ -235,7 +235,7 @@ def test_in_a_read_only_folder_it_is_shown_and_nothing_is_called_untouched(small
         Journal(str(path))
     assert f"in work, and left as they are: n0, n1 of run {run.id} (--show, later --resume)" in told.value.hint
     assert "mounted read-only" in told.value.hint and told.value.exit_code == 69
-    with pytest.raises(HostError, match="no such|Read-only"):
+    with pytest.raises(HostError, match="Read-only"):
         Journal(str(small / "none.db"))
 
 

@@ -1,5 +1,5 @@
-"""Two maintenance runs of two admin hosts over one partition, in any interleaving and killed at any write: the floor that both have
-holds whenever a node is changed, and both come to their end.
+"""Two maintenance runs of two admin hosts over one partition, in any interleaving and killed at any write: the floor that both
+have holds whenever a node is changed, and both come to their end.
 
 The engine and slurmctld's model are those of test_maintain_invariants.
 """

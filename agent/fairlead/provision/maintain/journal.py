@@ -125,7 +125,7 @@ class Journal:
         db = self._checked(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=rw", **_CONNECT))
         try:
             with suppress(sqlite3.OperationalError):  # a journal of 0.1.0 that is being written: changed the next time
-                db.execute("PRAGMA journal_mode = PERSIST")
+                db.execute("PRAGMA journal_mode = TRUNCATE")
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA wal_autocheckpoint = 50")  # pages: a log of 0.1.0 that fits into the spare
         except BaseException:

@@ -401,6 +401,7 @@ def lifted(work: Work, seen: Seen, now: float, plan: Plan) -> Move | None:
         return Move(Step.QUEUED)
     if seen.hand is Hand.FREE:
         late = bool(work.sent) and now - work.sent < LATE_SECONDS
+        late = late or (seen.silent and now - work.since < ANSWER_SECONDS)
         return None if late else Move(Step.GIVEN_BACK)
     if seen.hand is Hand.OTHER:
         return Move(Step.TAKEN, f"somebody else holds it now, left to them: {seen.who}")
