@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.errors import UsageError
-from fairlead.provision.maintain import steps
+from fairlead.provision.maintain import looks, steps
 from fairlead.provision.maintain.limits import Budget, Place, batch_of, choose, floor_of, overshoot
 from fairlead.provision.maintain.plan import floors
 from fairlead.provision.maintain.report import node_report
@@ -81,7 +81,7 @@ REBOOTED = Work(node="n1", slurm="n1", step=Step.REBOOTING, since=100.0, boot_be
     ],
 )
 def test_after_the_reboot(look: Looked, now: float, then: Step | None, why: str) -> None:
-    move = steps.rebooting(REBOOTED, look, now, PLAN)
+    move = looks.rebooting(REBOOTED, look, now, PLAN)
     assert step(move) is then and (move is None or why in move.why)
 
 
@@ -111,7 +111,7 @@ WELL = {"boot": "b", "machine": "serial 1", "verdict": "ok", "age_seconds": 1.0,
 def test_is_it_well(changed: dict[str, object], why: str) -> None:
     work = Work(node="n1", slurm="n1", step=Step.VERIFYING, since=100.0, boot_after="b", machine="serial 1", known=("ecc: 1",))
     look = Looked(**{**WELL, **changed})  # type: ignore[arg-type]
-    said = steps.unwell(work, look, 110.0)
+    said = looks.unwell(work, look, 110.0)
     assert (why in said) if why else not said
 
 

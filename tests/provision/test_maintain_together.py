@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairlead.provision.maintain import limits, steps
-from fairlead.provision.maintain import run as run_module
+from fairlead.provision.maintain import limits, room, steps
 from fairlead.provision.maintain.steps import Applied, Plan, Step, Work
 from tests.provision.test_maintain_invariants import Driver, World, hold
 from tests.slurm.model import Ctld
@@ -76,7 +75,7 @@ def both() -> Iterator[tuple[Shared, list[Own]]]:
         patch.setattr(steps, "LATE_SECONDS", 0.1)
         patch.setattr(limits, "CONTEST_SECONDS", 0.05)
         patch.setattr(limits, "ANSWER_SECONDS", 0.1)
-        patch.setattr(run_module, "AGAIN_SECONDS", (0.0, 0.05))
+        patch.setattr(room, "AGAIN_SECONDS", (0.0, 0.05))
         world, made = Shared("24"), []
         for number, names in enumerate(OWN):
             (Path(folder) / str(number)).mkdir()

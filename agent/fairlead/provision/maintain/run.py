@@ -6,23 +6,22 @@ done beside the loop; everything that is written to slurmctld or to the journal 
 
 from __future__ import annotations
 
-import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from statistics import median
 from typing import Any
 
 from msgspec.structs import replace
 
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import MAINTAIN, build
-from fairlead.provision.maintain import steps
+from fairlead.provision.maintain import looks, steps
 from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.limits import Budget, bound, choose, in_work, overshoot
+from fairlead.provision.maintain.limits import Budget
 from fairlead.provision.maintain.node import NodeSide
+from fairlead.provision.maintain.room import Room
 from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, LIFTED, Applied, Hand, Looked, Move, Step, Work
 from fairlead.provision.maintain.table import Silent
 from fairlead.provision.outlive import wait_end
@@ -31,11 +30,8 @@ CHECK = MAINTAIN.split(":")[1]
 POLL_SECONDS = 1.0
 ABORT_SECONDS = 60.0
 ORDER_AGAIN_SECONDS = 60.0
-EXPECTED_SECONDS = {False: 60.0, True: 900.0}
 SSH_AT_ONCE = 32
 STOPPING = "stopping: nodes already in progress will be finished.\nPress Ctrl-C again to leave them as they are."
-#: So long nothing is begun after a drain was undone, by chance: or two runs would meet again and again.
-AGAIN_SECONDS = (2.0, 8.0)
 
 
 class Maintenance:
@@ -62,17 +58,14 @@ class Maintenance:
         self._journal = journal
         self._controller = controller
         self._nodes = nodes
-        self._budgets = budgets
+        self._room = Room(controller, budgets, journal.left(w.slurm for w in run.works))
         self._shown = shown or Silent()
         self._aborting = aborting
         self._poll = poll_seconds
-        self._left = journal.left(w.slurm for w in run.works)
         self._flying: dict[Future[Any], tuple[tuple[int, ...], Callable[[Any], None]]] = {}
         self._grouped: set[bool] = set()
         self._ordered: dict[int, float] = {}
         self._well: set[int] = set()
-        self._contested: dict[int, float] = {}
-        self._again_at = 0.0
         self._why: dict[int, str] = {}
         self._slurm_trouble = ""
         self._slurm_again = 0.0
@@ -186,12 +179,8 @@ class Maintenance:
     def _begin(self, listing: Listing) -> None:
         if self._aborting or self.stop_asked or self._journal.full:
             return
-        if time.monotonic() < self._again_at:
-            self.held = "another maintenance run takes nodes at the same time"
-            return
         now = time.time()
-        expected = self._expected()
-        choice = choose(self.works, listing.places, self._plan, now, budgets=self._budgets, expected_seconds=expected)
+        choice = self._room.choice(self.works, self._plan, listing, now)
         self.held, self.closed = choice.held or choice.closed, choice.closed
         if now < self._plan.opens:
             self._progress, opens = now, time.localtime(self._plan.opens)
@@ -208,45 +197,25 @@ class Maintenance:
                 self._move(at, Move(Step.NOT_BEGUN, f"not begun: {over}"))
             elif work.slurm in choice.begin and not self._journal.full and (not begun or listing.fresh()):
                 begun += 1
-                if move := self._refusal(work, listing):
+                if move := self._room.refusal(work, listing):
                     self._move(at, move)
                 else:
-                    took = self._left_by(work, listing)
+                    took = self._room.left_by(work, listing)
                     self._move(at, Move(Step.DRAINING, "drain"), took=took, room=bool(took))
                     self._drain(at)
-
-    def _no_room(self, work: Work, listing: Listing) -> str:
-        """Why a node that was chosen before, but is not drained yet, may not be drained now; one that has lost our drain always
-        may: it may be half changed."""
-        gone = {w.slurm for w in self.works if in_work(w) and w.slurm != work.slurm}
-        budget = self._budgets.get(work.slurm, Budget())
-        return "" if work.drained else bound(listing.places[work.slurm], listing.places, gone, self._plan, budget)
-
-    def _refusal(self, work: Work, listing: Listing) -> Move | None:
-        if work.slurm not in listing.nodes:
-            return Move(Step.SKIPPED, "not touched: slurmctld has no such node in any partition")
-        return steps.first(work, self._controller.seen(work, listing), adopt=bool(self._left_by(work, listing)))
-
-    def _left_by(self, work: Work, listing: Listing) -> str:
-        """The reason of an earlier maintenance that stands on the node and may be replaced; "" for none."""
-        texts = self._left.get(work.slurm, frozenset()) | frozenset({work.took} - {""})
-        return self._controller.left_by(listing.nodes[work.slurm], texts)
 
     def _stays(self, at: int, listing: Listing) -> bool:
         """May the drain stand, by a listing that was read after it? Otherwise it is undone, or others are waited for."""
         work = self.works[at]
         if work.room or self._aborting:
             return True
-        since = self._contested.get(at, now := time.monotonic())
-        over = overshoot(work.slurm, listing.places, self._plan, waited=now - since)
+        over = self._room.below(work, self._plan, listing)
         if over is None:
-            self._contested.pop(at, None)
             self._why.pop(at, None)
             self._put(at, replace(work, room=True))
             return True
-        self._contested[at], self._why[at] = since, over.why
+        self._why[at] = over.why
         if not over.wait:
-            self._contested.pop(at)
             self._move(at, Move(Step.UNDOING, f"{over.why}: another run has drained nodes at the same time"))
             self._lift(at)
         return False
@@ -254,14 +223,9 @@ class Maintenance:
     def _lift(self, at: int) -> None:
         work = self.works[at]
         if move := self._controller.lift(work, self._plan):
-            self._move(at, replace_why(move, work.detail))
+            self._move(at, Move(move.step, move.why or work.detail))
             if move.step is Step.QUEUED:
-                self._again_at = time.monotonic() + random.uniform(*AGAIN_SECONDS)
-
-    def _expected(self) -> float:
-        """How long a node's work takes once it is idle: the median of those that are done."""
-        took = [w.ended - w.idle for w in self.works if w.step is Step.DONE and w.idle]
-        return median(took) if took else EXPECTED_SECONDS[self._plan.reboot]
+                self._room.undone()
 
     # -- one node's step ---------------------------------------------------------------------------------
 
@@ -273,7 +237,7 @@ class Maintenance:
                 self._move(at, Move(Step.TAKEN, self._why[at]))
             return
         if work.step is Step.DRAINING:
-            if why := self._no_room(work, listing):
+            if why := self._room.none(work, self.works, self._plan, listing):
                 self._why[at] = why
                 if self._plan.max_wait and now - work.began >= self._plan.max_wait:
                     self._move(at, steps.untaken(work, f"not begun: {why}"))
@@ -377,7 +341,7 @@ class Maintenance:
 
     def _rebooting(self, at: int, look: Looked) -> None:
         work, now = self.works[at], time.time()
-        if move := steps.rebooting(work, look, now, self._plan):
+        if move := looks.rebooting(work, look, now, self._plan):
             if move.step is Step.VERIFYING:
                 self._nodes.forget(work.node)
                 self._move(at, move, boot_after=look.boot)
@@ -405,7 +369,7 @@ class Maintenance:
 
     def _verifying(self, at: int, look: Looked) -> None:
         work = self.works[at]
-        if why := steps.unwell(work, look, time.time()) or self._unregistered(work):
+        if why := looks.unwell(work, look, time.time()) or self._unregistered(work):
             self._not_yet(at, why)
         else:
             self._well.add(at)
@@ -432,8 +396,3 @@ class Maintenance:
         limit = min(ABORT_SECONDS, self._plan.verify_seconds) if self._aborting else self._plan.verify_seconds
         if time.time() - self.works[at].since >= limit:
             self._move(at, Move(Step.MARKING, f"not well after {limit:.0f} s: {why}"))
-
-
-def replace_why(move: Move, why: str) -> Move:
-    """The move, with a why of its own or else this one."""
-    return move if move.why else Move(move.step, why)
