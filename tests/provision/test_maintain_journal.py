@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.cli import main
 from fairlead.errors import DataError, HostError, InputMissing
 from fairlead.provision.maintain.journal import _TABLES, SPARE_BYTES, Journal, Run
 from fairlead.provision.maintain.report import report
@@ -220,7 +221,9 @@ def half_written(path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["whole", "killed in a commit"])
-def test_in_a_read_only_folder_it_is_shown_and_nothing_is_called_untouched(small: Path, half: bool) -> None:
+def test_in_a_read_only_folder_it_is_shown_and_nothing_is_called_untouched(
+    small: Path, half: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = small / "maintain.db"
     with closed(Journal(str(path))) as journal:
         run = begin(journal, *(f"n{i}" for i in range(40)))
@@ -235,6 +238,9 @@ def test_in_a_read_only_folder_it_is_shown_and_nothing_is_called_untouched(small
         Journal(str(path))
     assert f"in work, and left as they are: n0, n1 of run {run.id} (--show, later --resume)" in told.value.hint
     assert "mounted read-only" in told.value.hint and told.value.exit_code == 69
+    command = ["maintain", "--journal", str(path), "--bin-dir", "/nonexistent"]
+    assert main([*command, "--show"]) == 0 and "n[0-1]: draining" in capsys.readouterr().out
+    assert main([*command, "--resume"]) == 69 and "in work, and left as they are: n0, n1" in capsys.readouterr().err
     with pytest.raises(HostError, match="Read-only"):
         Journal(str(small / "none.db"))
 
