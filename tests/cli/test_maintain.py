@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.cli import main
+from fairlead.cli import main, story
 from fairlead.cli.drain import tell
 from fairlead.cli.noted import Note
 from fairlead.daemon.outcome import Outcome, Result
@@ -55,6 +55,12 @@ def test_runs_and_their_steps_are_shown(capsys: pytest.CaptureFixture[str], tmp_
     assert (said["nodes"][0]["reason"], said["steps"][0]["step"]) == ("why", "failed")
     assert main(["maintain", "--resume", run.id, "--journal", path]) == ExitCode.USAGE
     assert "nothing to go on with" in capsys.readouterr().err
+
+
+def test_why_sends_a_drain_of_maintenance_to_the_admin_host() -> None:
+    slurm = {"state": "IDLE+DRAIN", "reason": "fairlead:maintain:abcdef123456 driver 580", "reason_user": "root"}
+    said = " ".join(story.steps("gpu1", {"state": "ok", "status": {}}, slurm, story.ORPHAN))
+    assert "leave it to `fairlead maintain` on the admin host" in said and "--adopt" not in said
 
 
 def test_a_drain_of_maintenance_is_explained_on_the_node(capsys: pytest.CaptureFixture[str]) -> None:
