@@ -160,6 +160,11 @@ def test_drains_that_a_lost_journal_hides_are_found(bench: Bench, capsys: pytest
         assert f"n1 is drained by a maintenance run that {bench.path} does not know: {reason}\n" in said
         assert "`fairlead maintain 'n1' --take-over --reason TEXT`" in said and "its runs are lost" in said
     os.rename(bench.path, f"{bench.path}.lost")
+    damaged = Journal(bench.path)
+    damaged._db.execute("INSERT INTO run VALUES ('r1', 1, 0, 'running', 'w', 's', 'x')")
+    damaged.close()
+    assert main(bench.words("--list")) == 65 and reason in capsys.readouterr().err
+    os.unlink(bench.path)
     assert main(bench.words("--list")) == 66 and reason in capsys.readouterr().err
     bench.journal = Journal(bench.path)
     assert [n.step for n in bench.drive(bench.begin("n1")).nodes] == ["skipped"] and bench.reason("n1") == reason

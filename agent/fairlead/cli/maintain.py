@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fairlead import config
-from fairlead.cli.maintain_look import TRIES, controller_of, journal_of, listed, report_now, say, tell_unknown
+from fairlead.cli.maintain_look import TRIES, controller_of, journal_of, listed, report_now, say, tell_standing, tell_unknown
 from fairlead.cli.show import columns, print_json
 from fairlead.cli.times import local, span, window
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmError, UsageError
@@ -106,11 +106,15 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError(f"{', '.join(wrong)}: for a new run only; --show says where an old one is")
     if changed and old not in ("", "resume"):
         raise UsageError(f"{', '.join(changed)}: for a run that begins nodes: a new one, or --resume")
-    if args.list:
-        return _list(args)
-    if args.show is not None:
-        return _show(args, args.show)
-    return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
+    try:
+        if args.list:
+            return _list(args)
+        if args.show is not None:
+            return _show(args, args.show)
+        return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
+    except DataError:  # the journal is lost or damaged: the drains that it hides are named first
+        tell_standing(args)
+        raise
 
 
 def _new(args: argparse.Namespace) -> ExitCode:

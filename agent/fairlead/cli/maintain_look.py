@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fairlead.errors import DataError, InputMissing, SlurmError, SlurmUnavailable
+from fairlead.errors import InputMissing, SlurmError, SlurmUnavailable
 
 if TYPE_CHECKING:
     from fairlead.provision.maintain.controller import Controller, Listing
@@ -29,16 +29,21 @@ def controller_of(args: argparse.Namespace) -> Controller:
 
 
 def journal_of(args: argparse.Namespace, *, write: bool = True) -> Journal:
-    """The journal. Where it is lost or damaged, the drains of maintenance that stand in Slurm are named first."""
+    """The journal. Where there is none, the drains of maintenance that stand in Slurm are named first."""
     from fairlead.provision.maintain.journal import Journal
 
     try:
         return Journal(args.journal, write=write)
-    except (DataError, InputMissing):
-        listing = listed(controller_of(args), "whether a drain of maintenance stands is not known")
-        if listing is not None:
-            tell_unknown(None, listing, args.journal)
+    except InputMissing:
+        tell_standing(args)
         raise
+
+
+def tell_standing(args: argparse.Namespace) -> None:
+    """Name all nodes that stand drained by a maintenance: no journal says which run has them."""
+    listing = listed(controller_of(args), "whether a drain of maintenance stands is not known")
+    if listing is not None:
+        tell_unknown(None, listing, args.journal)
 
 
 def listed(controller: Controller, unknown: str, *, tries: int = 1) -> Listing | None:
