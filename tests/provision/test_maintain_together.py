@@ -75,7 +75,7 @@ def both() -> Iterator[tuple[Shared, list[Own]]]:
         patch.setattr(steps, "LATE_SECONDS", 0.1)
         patch.setattr(limits, "CONTEST_SECONDS", 0.05)
         patch.setattr(limits, "ANSWER_SECONDS", 0.1)
-        patch.setattr(room, "AGAIN_SECONDS", (0.0, 0.05))
+        patch.setattr(room, "AGAIN_SECONDS", (0.0, 0.01))
         world, made = Shared("24"), []
         for number, names in enumerate(OWN):
             (Path(folder) / str(number)).mkdir()
@@ -101,6 +101,25 @@ def to_the_end(world: Shared, drivers: list[Own]) -> None:
     works = [work for driver in drivers for work in driver.works()]
     assert {w.node: w.step for w in works} == {n: Step.DONE for names in OWN for n in names}
     assert not any(world.ours(name) for name in world.records)
+
+
+def test_a_drain_that_was_undone_and_stands_again_is_gone_on_from() -> None:
+    """slurmctld was killed before it had saved the undo: its node is in the queue, and our own drain stands."""
+    with both() as (world, drivers):
+        for driver in drivers:
+            driver.turn()
+        world.meet = True
+        for _ in range(4):
+            for driver in drivers:
+                driver.turn()
+            queued = [w for driver in drivers for w in driver.works() if w.step is Step.QUEUED and w.text]
+            if queued:
+                break
+        world.update(queued[0].slurm, "DRAIN", queued[0].text)
+        for driver in drivers:
+            if any(name == queued[0].node for name in OWN[drivers.index(driver)]):
+                driver.maintenance._begin(driver.maintenance._controller.listing())  # type: ignore[union-attr]
+        to_the_end(world, drivers)
 
 
 #: Whose turn, whether the other one comes in between its reading and its writing, and after how many writes a kill comes.

@@ -46,7 +46,9 @@ class Room:
         """Why a node of the queue is not touched at all."""
         if work.slurm not in listing.nodes:
             return Move(Step.SKIPPED, "not touched: slurmctld has no such node in any partition")
-        return steps.first(work, self._controller.seen(work, listing), adopt=bool(self.left_by(work, listing)))
+        move = steps.first(work, self._controller.seen(work, listing), adopt=bool(self.left_by(work, listing)))
+        # Our own drain may stand: it was undone, and slurmctld has forgotten that, or was listed before.
+        return move if move is not None and move.step is Step.SKIPPED else None
 
     def left_by(self, work: Work, listing: Listing) -> str:
         """The reason of an earlier maintenance that stands on the node and may be replaced; "" for none."""
