@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.cli import main
+from fairlead.cli import main, story
 from fairlead.cli.drain import tell
 from fairlead.cli.noted import Note
 from fairlead.daemon.outcome import Outcome, Result
@@ -21,7 +21,10 @@ from fairlead.provision.maintain.steps import Plan, Step, Work
     [
         ([], "give a nodelist, or one of"),
         (["gpu1", "--list"], "give a nodelist, or one of"),
-        (["--resume", "--dry-run"], "--dry-run is for a new run"),
+        (["--resume", "--dry-run"], "--dry-run: for a new run only"),
+        (["--resume", "--reason", "x", "--reboot"], "--reason, --reboot: for a new run only"),
+        (["--abort", "--floor", "main=1"], "--floor: for a run that begins nodes"),
+        (["--show", "--batch", "2"], "--batch: for a run that begins nodes"),
     ],
 )
 def test_words_that_make_no_sense(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -52,6 +55,12 @@ def test_runs_and_their_steps_are_shown(capsys: pytest.CaptureFixture[str], tmp_
     assert (said["nodes"][0]["reason"], said["steps"][0]["step"]) == ("why", "failed")
     assert main(["maintain", "--resume", run.id, "--journal", path]) == ExitCode.USAGE
     assert "nothing to go on with" in capsys.readouterr().err
+
+
+def test_why_sends_a_drain_of_maintenance_to_the_admin_host() -> None:
+    slurm = {"state": "IDLE+DRAIN", "reason": "fairlead:maintain:abcdef123456 driver 580", "reason_user": "root"}
+    said = " ".join(story.steps("gpu1", {"state": "ok", "status": {}}, slurm, story.ORPHAN))
+    assert "leave it to `fairlead maintain` on the admin host" in said and "--adopt" not in said
 
 
 def test_a_drain_of_maintenance_is_explained_on_the_node(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
         assert sum(line.startswith("gpu") for line in lines) == 4 and not terminal.cursor()
         until(lambda: [*admin.steps().values()].count("waiting") == 4, lambda: "\n".join(terminal.read()))
         terminal.type(b"\x03")
-        terminal.until("no other is begun: stopped; those in work are finished, once more leaves them as they are")
+        terminal.until("stopping: nodes already in progress will be finished.", "Press Ctrl-C again to leave them as they are.")
         terminal.type(b"\x03")
         assert terminal.end() == 130 and terminal.cursor()
         assert "NODE" not in (left := "\n".join(terminal.screen.lines)) and "left in the middle; go on with --resume" in left

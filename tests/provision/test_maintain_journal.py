@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from fairlead.cli import main
 from fairlead.errors import DataError, HostError, InputMissing
-from fairlead.provision.maintain.journal import SPARE_BYTES, Journal, Run
+from fairlead.provision.maintain.journal import _TABLES, SPARE_BYTES, Journal, Run
 from fairlead.provision.maintain.report import report
 from fairlead.provision.maintain.steps import Plan, Step, Work
 
@@ -87,6 +92,157 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
     newer.close()
     with pytest.raises(DataError, match="schema 9"):
         Journal(str(tmp_path / "newer"))
+
+
+# -- a journal that was lost, in part or whole ---------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from fairlead.provision.maintain.journal import Journal
+from fairlead.provision.maintain.steps import Plan, Step, Work
+journal = Journal(sys.argv[1])
+run = journal.begin(Plan(reason="new driver"), [Work(node="n1", slurm="n1")], site="s", who="w")
+journal.put(run.id, 0, run.works[0].at(Step.DRAINING, 5.0, "drain"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def beside(path: Path) -> list[str]:
+    return sorted(p.name.removeprefix(path.name) for p in path.parent.glob(f"{path.name}-*"))
+
+
+def test_what_a_killed_run_has_put_is_in_the_one_file(tmp_path: Path) -> None:
+    """Nothing beside it is needed: not a write-ahead log that somebody did not copy, or has swept away."""
+    path = tmp_path / "m.db"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", KILLED, str(path)], env=env, check=False).returncode == -signal.SIGKILL
+    for end in beside(path):
+        (tmp_path / f"m.db{end}").unlink()
+    with closed(Journal(str(path))) as journal:
+        assert [w.step for w in journal.run().works] == [Step.DRAINING]
+
+
+def test_an_empty_journal_is_a_lost_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    with closed(Journal(str(path))) as journal:
+        begin(journal, "n1")
+    os.truncate(path, 0)
+    for write in (True, False):
+        with pytest.raises(DataError, match=r"empty .0 bytes.: its runs are lost") as told:
+            Journal(str(path), write=write)
+        assert f"mv {path} {path}.lost" in told.value.hint and told.value.exit_code == 65
+    path.rename(f"{path}.lost")
+    with closed(Journal(str(path))) as journal:
+        assert journal.runs() == ()
+    assert not list(tmp_path.glob("m.db.new.*"))
+
+
+def old_journal(path: Path) -> sqlite3.Connection:
+    """As fairlead 0.1.0 has it while a run is on: all of it in the write-ahead log."""
+    with closed(Journal(str(path))) as journal:
+        run = begin(journal, "n1")
+    rows = sqlite3.connect(path).execute("SELECT * FROM run").fetchall()
+    path.unlink()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version = 1;COMMIT;")
+    db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", rows[0])
+    assert run.id == rows[0][0]
+    return db
+
+
+def test_a_journal_of_0_1_0_without_its_log_is_a_lost_one(tmp_path: Path) -> None:
+    db = old_journal(tmp_path / "m.db")
+    shutil.copy(tmp_path / "m.db", tmp_path / "copy.db")
+    with pytest.raises(DataError, match=r"no tables.*copy.db-wal of fairlead 0.1.0 is lost"):
+        Journal(str(tmp_path / "copy.db"), write=False)
+    shutil.copy(tmp_path / "m.db-wal", tmp_path / "copy.db-wal")
+    with closed(Journal(str(tmp_path / "copy.db"))) as journal:
+        assert len(journal.runs()) == 1
+        assert not (tmp_path / "copy.db-wal").exists()  # from now on it is in the one file
+    db.close()
+
+
+def test_what_lay_beside_a_lost_journal_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    for end in ("-journal", "-wal", "-shm"):
+        (tmp_path / f"m.db{end}").write_text("of the lost one")
+    with closed(Journal(str(path))) as journal:
+        begin(journal, "n1")
+        assert (tmp_path / "m.db-journal.lost").read_text() == "of the lost one"
+
+
+def test_a_damaged_journal_is_bad_data(tmp_path: Path) -> None:
+    """A page that is not whole, and an entry that is none: 65, never a bug of ours."""
+    path = tmp_path / "m.db"
+    with closed(Journal(str(path))) as journal:
+        run = begin(journal, *(f"n{i}" for i in range(60)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8192] + b"\xff" * 4096 + whole[12288:])
+    with pytest.raises(DataError, match="damaged"):
+        Journal(str(path), write=False)
+    path.write_bytes(whole)
+    with closed(Journal(str(path))) as journal:
+        journal._db.execute("UPDATE node SET work = 'x'")
+        with pytest.raises(DataError, match="damaged"):
+            journal.run(run.id)
+
+
+def test_a_journal_that_is_damaged_while_a_run_is_on_is_no_full_disk(journal: Journal, tmp_path: Path) -> None:
+    run = begin(journal, *(f"n{i}" for i in range(60)))
+    whole = (tmp_path / "maintain.db").read_bytes()
+    (tmp_path / "maintain.db").write_bytes(b"\xff" * len(whole))
+    with pytest.raises(DataError, match="damaged"):
+        journal.put(run.id, 0, run.works[0].at(Step.DRAINING, 5.0, "drain"))
+    assert (tmp_path / "maintain.db.spare").exists()
+
+
+@contextmanager
+def closed(journal: Journal) -> Iterator[Journal]:
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def half_written(path: Path) -> None:
+    """A journal as a kill in the middle of a commit leaves it: new pages in the file, the old ones beside it."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA cache_size = 1")
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("UPDATE node SET work = ?", ("x" * 3000,))
+    db.execute("UPDATE node SET text = ?", ("y" * 3000,))
+    for end in ("", "-journal"):
+        shutil.copy(f"{path}{end}", f"{path}.half{end}")
+    db.execute("ROLLBACK")
+    db.close()
+    for end in ("", "-journal"):
+        os.replace(f"{path}.half{end}", f"{path}{end}")
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["whole", "killed in a commit"])
+def test_in_a_read_only_folder_it_is_shown_and_nothing_is_called_untouched(
+    small: Path, half: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small / "maintain.db"
+    with closed(Journal(str(path))) as journal:
+        run = begin(journal, *(f"n{i}" for i in range(40)))
+        for place in (0, 1):
+            journal.put(run.id, place, run.works[place].at(Step.DRAINING, 5.0, "drain"))
+    if half:
+        half_written(path)
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    with closed(Journal(str(path), write=False)) as journal:
+        assert [w.step for w in journal.run(run.id).works[:3]] == [Step.DRAINING, Step.DRAINING, Step.QUEUED]
+    with pytest.raises(HostError, match="Read-only file system") as told:
+        Journal(str(path))
+    assert f"in work, and left as they are: n0, n1 of run {run.id} (--show, later --resume)" in told.value.hint
+    assert "mounted read-only" in told.value.hint and told.value.exit_code == 69
+    command = ["maintain", "--journal", str(path), "--bin-dir", "/nonexistent"]
+    assert main([*command, "--show"]) == 0 and "n[0-1]: draining" in capsys.readouterr().out
+    assert main([*command, "--resume"]) == 69 and "in work, and left as they are: n0, n1" in capsys.readouterr().err
+    with pytest.raises(HostError, match="Read-only"):
+        Journal(str(small / "none.db"))
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairlead import config
 from fairlead.config.site import AnsibleOptions, Site
 from fairlead.model.verdict import State, Verdict
 from fairlead.provision.inventory import Target
@@ -103,6 +105,18 @@ def test_what_ssh_says(tmp_path: Path) -> None:
     assert told.reboot("n1", "b1") == ""
     words = (tmp_path / "told").read_text()
     assert "-o ControlPath=none" in words and "-l admin 10.0.0.1 sudo -n /bin/sh -c" in words and "systemctl reboot" in words
+
+
+def test_an_ansible_that_ends_without_a_word_names_a_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = tmp_path / "ansible-playbook"  # as the kernel does where memory is short
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "site.toml").write_text('schema = 1\n[classes.h100]\nnodes = "n1"\nprofile = "hgx-h100"\n')
+    side = OverSsh(config.load_site(str(tmp_path / "site.toml")), {})
+    said = side.apply(["n1"], check=False)["n1"].trouble
+    assert said.startswith("ansible-playbook ended failed: no output; next: `fairlead provision n1 --check` on this admin host")
+    assert "`journalctl -k` there" in said and "\n" not in said
 
 
 def test_jobs_and_their_ends() -> None:

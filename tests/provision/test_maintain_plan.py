@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fairlead import config
 from fairlead.cli.times import window
 from fairlead.errors import UsageError
 from fairlead.provision.maintain.controller import Listing
 from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.plan import Asked, prepare
+from fairlead.provision.maintain.plan import Asked, prepare, replanned
 from fairlead.provision.maintain.report import unended
+from fairlead.provision.maintain.steps import Plan
 from fairlead.slurm.client import NodeState
 
 IN_SLURM = ("gpu1", "gpu2")
@@ -48,6 +50,33 @@ def test_what_makes_no_sense_is_refused(site: config.Site, nodelist: str, more: 
         prepare(site, Asked(**{"nodelist": nodelist, "reason": "new driver", **more}), LISTING)
     assert why in str(told.value) and "\n" not in str(told.value)
     assert len(prepare(site, Asked(nodelist="gpu[1-2]", reason="new driver"), LISTING).works) == 2
+
+
+def test_only_take_over_takes_up_a_drain_of_maintenance_that_no_run_knows(site: config.Site) -> None:
+    reason = "fairlead:maintain:abcdef123456 driver 570"
+    drained = NodeState(name="gpu1", states=frozenset({"IDLE", "DRAIN"}), reason=reason, reason_user="root", partitions=("main",))
+    listing = Listing(
+        nodes={**LISTING.nodes, "gpu1": drained},
+        places={**LISTING.places, "gpu1": Place(name="gpu1", partitions=("main",), out=True, maintained=True)},
+        unix=0.0,
+    )
+    for over, took in ((False, ["", ""]), (True, [reason, ""])):
+        prepared = prepare(site, Asked(nodelist="gpu[1-2]", reason="new driver", take_over=over), listing)
+        assert [work.took for work in prepared.works] == took
+
+
+def test_limits_that_are_given_to_resume_replace_those_of_the_run() -> None:
+    plan = Plan(reason="new driver", batch=1, floors={"main": 1, "gpu": 3}, max_wait=60.0)
+    changed = {"batch": "50%", "floors": ["main=0"], "verify_seconds": 30.0}
+    new = replanned(plan, changed, 8, lambda: LISTING.places)
+    assert new == replace(plan, batch=4, floors={"main": 0, "gpu": 3}, verify_seconds=30.0)
+    for wrong, why in (
+        ({"batch": "x"}, "--batch 'x'"),
+        ({"max_failed": 0}, "--max-failed"),
+        ({"floors": ["x=1"]}, "--floor x=1"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            replanned(plan, wrong, 8, lambda: LISTING.places)
 
 
 def test_the_words_of_a_window() -> None:

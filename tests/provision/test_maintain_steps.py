@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.errors import UsageError
-from fairlead.provision.maintain import steps
-from fairlead.provision.maintain.limits import Budget, Place, batch_of, choose, floor_of
+from fairlead.provision.maintain import looks, steps
+from fairlead.provision.maintain.limits import Budget, Place, batch_of, choose, floor_of, overshoot
 from fairlead.provision.maintain.plan import floors
 from fairlead.provision.maintain.report import node_report
 from fairlead.provision.maintain.steps import Applied, Hand, Looked, Move, Plan, Seen, Step, Work
@@ -81,7 +81,7 @@ REBOOTED = Work(node="n1", slurm="n1", step=Step.REBOOTING, since=100.0, boot_be
     ],
 )
 def test_after_the_reboot(look: Looked, now: float, then: Step | None, why: str) -> None:
-    move = steps.rebooting(REBOOTED, look, now, PLAN)
+    move = looks.rebooting(REBOOTED, look, now, PLAN)
     assert step(move) is then and (move is None or why in move.why)
 
 
@@ -111,7 +111,7 @@ WELL = {"boot": "b", "machine": "serial 1", "verdict": "ok", "age_seconds": 1.0,
 def test_is_it_well(changed: dict[str, object], why: str) -> None:
     work = Work(node="n1", slurm="n1", step=Step.VERIFYING, since=100.0, boot_after="b", machine="serial 1", known=("ecc: 1",))
     look = Looked(**{**WELL, **changed})  # type: ignore[arg-type]
-    said = steps.unwell(work, look, 110.0)
+    said = looks.unwell(work, look, 110.0)
     assert (why in said) if why else not said
 
 
@@ -191,9 +191,46 @@ def test_a_node_that_does_not_answer_keeps_no_floor_and_uses_no_budget() -> None
     silent = places(n8=Place(name="n8", partitions=("main",), usable=False))
     floor = Plan(reason="r", batch=8, floors={"main": 7})
     assert begin(floor) == ("n1",)
-    assert begin(floor, silent, works=QUEUE[:4]) == "floor of partition main: 7 nodes are usable, 7 stay so"
+    assert begin(floor, silent, works=QUEUE[:4]) == "floor of partition main: 7 nodes are usable, 7 must stay usable"
     assert begin(floor, silent, works=QUEUE[7:]) == ("n8",)  # by which nothing more is taken
     assert begin(Plan(reason="r", batch=2), silent, works=QUEUE[:4], budget=Budget(12)) == ("n1", "n2")
+
+
+def test_of_two_runs_that_drained_at_once_the_later_gives_back() -> None:
+    """Ranked by (time, name) over all runs; whoever has room left waits for the others first, and then gives back too."""
+    plan = Plan(reason="r", floors={"main": 6})
+    drained = {n: out(n, maintained=True, since=at) for n, at in (("n1", 50.0), ("n2", 51.0), ("n3", 50.0))}
+    at = places(**drained)
+    first, second, third = (overshoot(n, at, plan, waited=0.0) for n in ("n1", "n3", "n2"))
+    assert first is not None and first.wait and second is not None and second.wait and third is not None and not third.wait
+    assert third.why == "floor of partition main: 5 nodes are usable, 6 must stay usable"
+    last = overshoot("n1", at, plan, waited=3.0)  # the other run has no floor, and keeps what it has
+    assert last is not None and not last.wait
+    assert overshoot("n1", places(n1=drained["n1"], n3=drained["n3"]), plan, waited=0.0) is None
+    assert overshoot("n1", at, Plan(reason="r", floors={"other": 8}), waited=0.0) is None
+    broken = overshoot("n1", places(n1=drained["n1"], n7=out("n7"), n8=out("n8")), plan, waited=0.0)
+    assert broken is not None and not broken.wait  # nobody else can give anything back
+    undone = places(n1=drained["n1"], n3=drained["n3"], n2=Place(name="n2", partitions=("main",), usable=False))
+    answers = overshoot("n3", undone, plan, waited=5.0)  # n2 has been given back, and slurmctld has not heard from it yet
+    assert answers is not None and answers.wait
+    silent = overshoot("n3", undone, plan, waited=15.0)
+    assert silent is not None and not silent.wait
+
+
+def test_a_node_that_an_earlier_run_has_left_is_never_given_back_untouched() -> None:
+    took = replace(WORK, took="fairlead:maintain:abcdef123456 new driver; FAILED: 7 of 8 GPUs")
+    move = steps.waiting(took, OURS, 110.0, PLAN, aborting=True)
+    assert move is not None and move.step is Step.MARKING and move.why.endswith("new driver; FAILED: 7 of 8 GPUs")
+    assert step(steps.abort(replace(took, step=Step.DRAINING))) is Step.MARKING
+    assert step(steps.abort(replace(WORK, step=Step.UNDOING))) is Step.LIFTING
+
+
+def test_who_resumes_a_node_that_reboots_is_told_of_it() -> None:
+    ordered = replace(REBOOTED, registered_before="1")
+    move = steps.standing(ordered, FREE)
+    assert move is not None and move.step is Step.TAKEN and "after its reboot was ordered" in move.why
+    assert "reboot" not in (steps.standing(REBOOTED, FREE) or Move(Step.TAKEN)).why
+    assert steps.announced(Plan(reason="r", reboot=True)) == "r (node will reboot)"
 
 
 def test_broken_nodes_use_the_drain_budget_and_maintenance_does_not() -> None:

@@ -41,7 +41,9 @@ def test_a_table_that_is_drawn_anew(more: dict[str, str]) -> None:
             pty.until_said("\x1b[2J", at)  # the screen is written again
             table(pty.until("n3: failed", "NODE", " 2 in work"))
         pty.process.send_signal(signal.SIGTERM)
-        lines = pty.until("no other is begun: stopped; those in work are finished, once more leaves them as they are")
+        lines = pty.until(
+            "stopping: nodes already in progress will be finished.", "Press Ctrl-C again to leave them as they are."
+        )
         assert IN_WORK.match(table(lines)[1])
         pty.type(b"\x03")
         pty.until_said("left at")
@@ -54,7 +56,7 @@ def test_a_dumb_terminal_has_lines() -> None:
     with Pty(COMMAND, rows=24, columns=80, env={**ENV, "TERM": "dumb"}, cwd=PROJECT) as pty:
         pty.until("n1: waiting: drained", "n3: failed: ")
         pty.type(b"\x03")
-        pty.until("stopped; those in work are finished")
+        pty.until("stopping: nodes already in progress will be finished")
         pty.type(b"\x03")
         pty.until_said("left at")
         assert pty.end() == 0

@@ -6,15 +6,20 @@ which tests/rack has.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from fairlead.apply import apply
 from fairlead.config import Document
@@ -23,11 +28,20 @@ from fairlead.config.site import AnsibleOptions, Site
 from fairlead.host.root import Root
 from fairlead.model.verdict import State, Verdict
 from fairlead.provision.inventory import Target
+from fairlead.provision.maintain.controller import Controller
+from fairlead.provision.maintain.journal import Journal, Run
 from fairlead.provision.maintain.node import OverSsh, outcome
-from fairlead.provision.maintain.steps import Applied
+from fairlead.provision.maintain.plan import floors, standing
+from fairlead.provision.maintain.report import Report, report
+from fairlead.provision.maintain.run import Maintenance
+from fairlead.provision.maintain.steps import Applied, Plan, Work
 from fairlead.provision.report import node_result
+from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command
+from tests.lab.roots import SUITES
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 DOWN_SECONDS = 0.3
 SYSTEMCTL = "/usr/bin/systemctl"
@@ -168,3 +182,78 @@ class Nodes:
         for file, text in (("status.json", json.dumps(status)), ("verdict", verdict.to_line())):
             (run / f".{file}").write_text(text)
             (run / f".{file}").replace(run / file)
+
+
+def on(suite: str) -> pytest.MarkDecorator:
+    """In `make test` on this release, in `make test-all` on all of them."""
+    releases = [suite, *(pytest.param(other, marks=pytest.mark.slow) for other in SUITES if other != suite)]
+    return pytest.mark.parametrize("up", releases, indirect=True)
+
+
+class Bench:
+    """A cluster with machines, and a journal."""
+
+    def __init__(self, cluster: Cluster, client: Scontrol, nodes: Nodes, folder: Path) -> None:
+        self.cluster, self.client, self.nodes = cluster, client, nodes
+        self.path = str(folder / "maintain.db")
+        self.journal = Journal(self.path)
+        self.controller = Controller(client)
+
+    def begin(self, *names: str, **asked: object) -> Run:
+        floor = floors(asked.pop("floor", ()), self.controller.listing().places)  # type: ignore[arg-type]
+        given = {"reason": "new driver", "batch": 8, "settle_seconds": 0.0, "verify_seconds": 90.0, "reboot_seconds": 90.0}
+        listing, over = self.controller.listing(), asked.pop("take_over", False)
+        plan = Plan(**{**given, "floors": floor, **asked})  # type: ignore[arg-type]
+        works = [Work(node=n, slurm=n, took=standing(n, listing) if over else "") for n in names or self.nodes.names]
+        return self.journal.begin(plan, works, site="none", who="test")
+
+    def maintenance(self, run: Run, *, aborting: bool = False) -> Maintenance:
+        found = self.journal.run(run.id)
+        side = self.nodes.side
+        return Maintenance(found, self.journal, self.controller, side, budgets={}, aborting=aborting, poll_seconds=0.1)
+
+    def drive(self, run: Run, *, aborting: bool = False) -> Report:
+        self.maintenance(run, aborting=aborting).drive()
+        return self.report(run)
+
+    def report(self, run: Run) -> Report:
+        """As the command makes it at the end."""
+        found, listing = self.journal.run(run.id), self.controller.listing()
+        return report(found, {w.node: now for w in found.works if (now := self.controller.standing(w, listing))})
+
+    def words(self, *more: str) -> list[str]:
+        """`fairlead maintain` with this cluster's places."""
+        slurm = ("--slurm-conf", "/etc/slurm/slurm.conf", "--bin-dir", str(self.cluster.bin))
+        return ["maintain", "--journal", self.path, *slurm, *more]
+
+    def steps(self, run: Run) -> dict[str, str]:
+        return {w.node: w.step.value for w in self.journal.run(run.id).works}
+
+    def reason(self, node: str) -> str:
+        state = self.client.node(node)
+        return state.reason if state.drained else ""
+
+
+@contextmanager
+def benched(cluster: Cluster, client: Scontrol, folder: Path) -> Iterator[Bench]:
+    """n1 to n3 of the cluster as machines, and a journal in ``folder``."""
+    cluster.run(["/bin/sh", "-c", f"printf '#!/bin/sh\\ntouch /run/fairlead/reboot\\n' >{SYSTEMCTL}; chmod 755 {SYSTEMCTL}"])
+    with Nodes(cluster, folder / "nodes", ("n1", "n2", "n3")) as nodes:
+        yield Bench(cluster, client, nodes, folder)
+
+
+def wait(what: Callable[[], bool], said: str, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+def driven(bench: Bench, run: Run, at: int = 0, when: str = "never", bin_dir: str = "") -> subprocess.Popen[str]:
+    """The run in a process of its own, which ends itself at a write to the journal."""
+    tools = bin_dir or str(bench.cluster.bin)
+    command = [sys.executable, "-m", "tests.slurm.maintain_killed", tools, str(bench.nodes.folder)]
+    env = {**os.environ, "PYTHONPATH": f"{PROJECT / 'agent'}:{PROJECT}"}
+    return subprocess.Popen(
+        [*command, bench.path, run.id, str(at), when], cwd=PROJECT, env=env, stdout=subprocess.DEVNULL, text=True
+    )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,75 +13,25 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.provision.maintain import run as run_module
-from fairlead.provision.maintain.controller import Controller, silent
+from fairlead.provision.maintain import room
+from fairlead.provision.maintain.controller import silent
 from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.plan import floors
-from fairlead.provision.maintain.report import Report, report
-from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.report import report
+from fairlead.provision.maintain.steps import Step
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.provision.test_maintain_journal import fill
 from tests.slurm.conftest import save
-from tests.slurm.maintained import SYSTEMCTL, Nodes
+from tests.slurm.maintained import Bench, benched, driven, on, wait
 
 pytestmark = pytest.mark.slurm
-PROJECT = Path(__file__).resolve().parents[2]
-
-
-def on(suite: str) -> pytest.MarkDecorator:
-    """In `make test` on this release, in `make test-all` on all of them."""
-    releases = [suite, *(pytest.param(other, marks=pytest.mark.slow) for other in SUITES if other != suite)]
-    return pytest.mark.parametrize("up", releases, indirect=True)
-
-
-class Bench:
-    """A cluster with machines, and a journal."""
-
-    def __init__(self, cluster: Cluster, client: Scontrol, nodes: Nodes, folder: Path) -> None:
-        self.cluster, self.client, self.nodes = cluster, client, nodes
-        self.path = str(folder / "maintain.db")
-        self.journal = Journal(self.path)
-        self.controller = Controller(client)
-
-    def begin(self, *names: str, **asked: object) -> Run:
-        floor = floors(asked.pop("floor", ()), self.controller.listing().places)  # type: ignore[arg-type]
-        given = {"reason": "new driver", "batch": 8, "settle_seconds": 0.0, "verify_seconds": 90.0, "reboot_seconds": 90.0}
-        plan = Plan(**{**given, "floors": floor, **asked})  # type: ignore[arg-type]
-        works = [Work(node=n, slurm=n) for n in names or self.nodes.names]
-        return self.journal.begin(plan, works, site="none", who="test")
-
-    def maintenance(self, run: Run, *, aborting: bool = False) -> Maintenance:
-        found = self.journal.run(run.id)
-        side = self.nodes.side
-        return Maintenance(found, self.journal, self.controller, side, budgets={}, aborting=aborting, poll_seconds=0.1)
-
-    def drive(self, run: Run, *, aborting: bool = False) -> Report:
-        self.maintenance(run, aborting=aborting).drive()
-        return report(self.journal.run(run.id))
-
-    def steps(self, run: Run) -> dict[str, str]:
-        return {w.node: w.step.value for w in self.journal.run(run.id).works}
-
-    def reason(self, node: str) -> str:
-        state = self.client.node(node)
-        return state.reason if state.drained else ""
 
 
 @pytest.fixture
 def bench(cluster: Cluster, client: Scontrol, tmp_path: Path) -> Iterator[Bench]:
-    cluster.run(["/bin/sh", "-c", f"printf '#!/bin/sh\\ntouch /run/fairlead/reboot\\n' >{SYSTEMCTL}; chmod 755 {SYSTEMCTL}"])
-    with Nodes(cluster, tmp_path / "nodes", ("n1", "n2", "n3")) as nodes:
-        yield Bench(cluster, client, nodes, tmp_path)
-
-
-def wait(what: Callable[[], bool], said: str, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, said
-        time.sleep(0.05)
+    with benched(cluster, client, tmp_path) as made:
+        yield made
 
 
 def test_nodes_are_drained_changed_rebooted_and_resumed(bench: Bench) -> None:
@@ -195,7 +143,7 @@ def test_batch_and_floor_hold(bench: Bench) -> None:
 @on("trixie")
 def test_a_window_that_ends_in_the_middle_and_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it begins nothing is drained; what is under way at its end is finished, no other is begun, and the next goes on."""
-    monkeypatch.setattr(run_module, "EXPECTED_SECONDS", {False: 0.1, True: 0.1})
+    monkeypatch.setattr(room, "EXPECTED_SECONDS", {False: 0.1, True: 0.1})
     bench.nodes.lost.add("n1")
     opens = time.time() + 1.5
     run = bench.begin(reboot=True, batch=1, opens=opens, window=opens + 3600)
@@ -291,15 +239,6 @@ def test_an_abort_leaves_every_node_in_a_stated_condition(bench: Bench) -> None:
     assert {n.node: n.step for n in said.nodes} == {"n2": "failed", "n1": "given_back", "n3": "done"}, said
     assert "FAILED: aborted while it was to be rebooted" in bench.reason("n2") and not bench.reason("n1")
     assert said.state == "aborted" and bench.cluster.job_state(job) == "RUNNING"
-
-
-def driven(bench: Bench, run: Run, at: int = 0, when: str = "never") -> subprocess.Popen[str]:
-    """The run in a process of its own, which ends itself at a write to the journal."""
-    command = [sys.executable, "-m", "tests.slurm.maintain_killed", str(bench.cluster.bin), str(bench.nodes.folder)]
-    env = {**os.environ, "PYTHONPATH": f"{PROJECT / 'agent'}:{PROJECT}"}
-    return subprocess.Popen(
-        [*command, bench.path, run.id, str(at), when], cwd=PROJECT, env=env, stdout=subprocess.DEVNULL, text=True
-    )
 
 
 def killed_and_resumed(bench: Bench, at: int, when: str) -> bool:

@@ -80,7 +80,7 @@ def dry(drain: Drain, would: str, *, lift: bool = False, adopt: bool = False, as
     """Print the node as it is, what would be done, and why not."""
     state = drain.client.node(drain.node)
     refused = drain.foresee(state, lift=lift)
-    if adopt and refused.startswith(f"{Owner.ORPHAN.value}:"):
+    if adopt and refused.startswith(f"{Owner.ORPHAN.value}:") and not state.reason.startswith(MAINTAIN):
         refused, would = "", f"would adopt {state.reason!r} and lift it"
     if as_json:
         states = sorted(state.states)

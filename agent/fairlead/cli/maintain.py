@@ -7,8 +7,9 @@ A node that anybody else has drained is not touched, and a node that fails stays
 --abort brings every node of it into a condition that can be left alone.
 
 Run it where Slurm's commands work and root's ssh reaches the nodes. Ctrl-C begins no other node and finishes those in work;
-a second one leaves at once. Exit codes: 0 all done, 69 a node failed, 75 a node was not done or waits for a reboot,
-64/66/78 nothing was touched.
+a second one leaves at once. Exit codes: 0 all done and in service; 69 a node failed, or the journal cannot be written;
+75 a node was not done, is not in service or waits for a reboot, or slurmctld does not answer; 65 the journal is lost or
+damaged; 64, 66, 78 nothing was touched; 130 left by a second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlead import config
+from fairlead.cli.maintain_look import TRIES, controller_of, journal_of, listed, report_now, say, tell_standing, tell_unknown
 from fairlead.cli.show import columns, print_json
 from fairlead.cli.times import local, span, window
-from fairlead.errors import ExitCode, HostError, InputMissing, SlurmError, UsageError
+from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmError, UsageError
 
 if TYPE_CHECKING:
     from fairlead.provision.maintain.journal import Journal, Run
@@ -36,13 +38,24 @@ if TYPE_CHECKING:
 
 SITE = "/etc/fairlead/site.toml"
 JOURNAL = "/var/lib/fairlead/maintain.db"
+#: What --resume may change of a run, and what belongs to a new run alone: option and its name in the command line.
+CHANGES = {
+    "batch": "--batch",
+    "max_failed": "--max-failed",
+    "floor": "--floor",
+    "window": "--window",
+    "max_wait": "--max-wait",
+    "reboot_wait": "--reboot-wait",
+    "verify_wait": "--verify-wait",
+}
+NEW_ONLY = {"reason": "--reason", "reboot": "--reboot", "take_over": "--take-over", "dry_run": "--dry-run"}
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("nodelist", nargs="?", default="", help="these nodes: gpu[001-064]")
     parser.add_argument("--reason", default="", help="why, for `sinfo -R`")
-    parser.add_argument("--batch", default="1", metavar="N|P%", help="so many nodes in work at once (1); P%% of the nodelist")
-    parser.add_argument("--max-failed", type=int, default=1, metavar="K", help="begin no other node once K have failed (1)")
+    parser.add_argument("--batch", default="", metavar="N|P%", help="so many nodes in work at once (1); P%% of the nodelist")
+    parser.add_argument("--max-failed", type=int, metavar="K", help="begin no other node once K have failed (1)")
     parser.add_argument("--floor", action="append", default=[], metavar="PARTITION=N|P%", help="so many nodes of it stay usable")
     parser.add_argument("--reboot", action="store_true", help="reboot each node after the apply")
     parser.add_argument(
@@ -54,13 +67,22 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-wait", default="", metavar="SPAN", help="give a node back that is busy for so long: 90m, 2d (never)"
     )
-    parser.add_argument("--reboot-wait", default="30m", metavar="SPAN", help="a node that is not back by then has failed (30m)")
-    parser.add_argument("--verify-wait", default="5m", metavar="SPAN", help="a node that is not well by then has failed (5m)")
+    parser.add_argument("--reboot-wait", default="", metavar="SPAN", help="a node that is not back by then has failed (30m)")
+    parser.add_argument("--verify-wait", default="", metavar="SPAN", help="a node that is not well by then has failed (5m)")
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="also nodes that a maintenance run of a lost journal, or of another admin host that has ended, has left drained",
+    )
     parser.add_argument("--site", default="", help=f"the site's declaration ({SITE}; of --resume and --abort, the run's own)")
     parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be done and changed, change nothing")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--resume", nargs="?", const="", metavar="RUN", help="go on with a run that was killed or stopped (the newest)"
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="go on with a run that was killed or stopped (the newest); limits that are given replace the run's",
     )
     what.add_argument("--abort", nargs="?", const="", metavar="RUN", help="end a run: lift what waits, verify what is in work")
     what.add_argument("--list", action="store_true", help="the runs in the journal")
@@ -76,42 +98,44 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    from fairlead.provision.maintain.journal import Journal
-
     old = next((word for word in ("resume", "abort", "show") if getattr(args, word) is not None), "list" if args.list else "")
     if bool(args.nodelist) == bool(old):
         raise UsageError("give a nodelist, or one of --resume, --abort, --list, --show")
-    if args.list:
-        return _list(Journal(args.journal, write=False), as_json=args.json)
-    if args.show is not None:
-        return _show(Journal(args.journal, write=False), args.show, as_json=args.json)
-    if args.dry_run and old:
-        raise UsageError("--dry-run is for a new run; --show says where an old one is")
-    if args.window and args.abort is not None:
-        raise UsageError("--window is for a run that begins nodes: a new one, or --resume")
-    return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
+    changed = [name for key, name in CHANGES.items() if getattr(args, key) not in ("", None, [])]
+    if old and (wrong := [name for key, name in NEW_ONLY.items() if getattr(args, key)]):
+        raise UsageError(f"{', '.join(wrong)}: for a new run only; --show says where an old one is")
+    if changed and old not in ("", "resume"):
+        raise UsageError(f"{', '.join(changed)}: for a run that begins nodes: a new one, or --resume")
+    try:
+        if args.list:
+            return _list(args)
+        if args.show is not None:
+            return _show(args, args.show)
+        return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
+    except DataError:  # the journal is lost or damaged: the drains that it hides are named first
+        tell_standing(args)
+        raise
 
 
 def _new(args: argparse.Namespace) -> ExitCode:
-    from fairlead.provision.maintain.controller import Controller
     from fairlead.provision.maintain.forgotten import forgotten
-    from fairlead.provision.maintain.journal import Journal
     from fairlead.provision.maintain.plan import prepare
-    from fairlead.slurm.scontrol import Scontrol
 
     site = config.load_site(args.site or SITE)
-    controller = Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir))
+    controller = controller_of(args)
     listing = controller.listing()
     prepared = prepare(site, _asked(args), listing)
     if args.dry_run:
         from fairlead.cli.maintain_outlook import outlook
 
         return outlook(args, site, prepared, controller)
-    journal = Journal(args.journal)
+    journal = journal_of(args)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     for one in forgotten(journal, controller, listing):
         if one.work.slurm not in {w.slurm for w in prepared.works}:  # those are taken up
-            print(f"fairlead maintain: {one.line}", file=sys.stderr)
+            say(one.line)
+    if not args.take_over:
+        tell_unknown(journal, listing, args.journal)
     begun = journal.begin(prepared.plan, prepared.works, site=os.path.abspath(site.file), who=who)
     return _drive(args, journal, begun)
 
@@ -119,27 +143,33 @@ def _new(args: argparse.Namespace) -> ExitCode:
 def _asked(args: argparse.Namespace) -> Asked:
     from fairlead.provision.maintain.plan import Asked
 
-    opens, closes = window(args.window, "--window") if args.window else (0.0, 0.0)
-    return Asked(
-        nodelist=args.nodelist,
-        reason=args.reason,
-        batch=args.batch,
-        max_failed=args.max_failed,
-        floors=args.floor,
-        reboot=args.reboot,
-        opens=opens,
-        window=closes,
-        max_wait=span(args.max_wait, "--max-wait") if args.max_wait else 0.0,
-        reboot_seconds=span(args.reboot_wait, "--reboot-wait"),
-        verify_seconds=span(args.verify_wait, "--verify-wait"),
-    )
+    return Asked(nodelist=args.nodelist, reason=args.reason, reboot=args.reboot, take_over=args.take_over, **_limits(args))
+
+
+def _limits(args: argparse.Namespace) -> dict[str, Any]:
+    """The limits that were given, by their names in Asked."""
+    found: dict[str, Any] = {}
+    if args.batch:
+        found["batch"] = args.batch
+    if args.max_failed is not None:
+        found["max_failed"] = args.max_failed
+    if args.floor:
+        found["floors"] = args.floor
+    if args.window:
+        found["opens"], found["window"] = window(args.window, "--window")
+    spans = {"max_wait": "max_wait", "reboot_wait": "reboot_seconds", "verify_wait": "verify_seconds"}
+    for option, name in spans.items():
+        if text := getattr(args, option):
+            found[name] = span(text, CHANGES[option])
+    return found
 
 
 def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
-    import msgspec
-
     from fairlead.provision.maintain.journal import Journal
+    from fairlead.provision.maintain.plan import replanned
 
+    changed = _limits(args)
+    journal_of(args, write=False).close()  # there has to be one
     journal = Journal(args.journal)
     try:
         found = journal.run(name)
@@ -150,23 +180,24 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
         if args.abort is not None or not _lifted_again(args, journal, name):
             raise
         return ExitCode.OK
-    if args.window:
-        opens, closes = window(args.window, "--window")
-        found = journal.replan(found, msgspec.structs.replace(found.plan, opens=opens, window=closes))
+    if changed:
+        plan = replanned(found.plan, changed, len(found.works), lambda: controller_of(args).listing().places)
+        found = journal.replan(found, plan)
+    listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
+    if listing is not None:
+        tell_unknown(journal, listing, args.journal)
     return _drive(args, journal, found)
 
 
 def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool:
     """Lift drains of a run that has ended (of any, without a name) that slurmctld has brought back; whether there were any."""
-    from fairlead.provision.maintain.controller import Controller
     from fairlead.provision.maintain.forgotten import forgotten, lift
-    from fairlead.slurm.scontrol import Scontrol
 
-    controller = Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir))
+    controller = controller_of(args)
     try:
         found = forgotten(journal, controller, controller.listing(), run=name)
     except SlurmError as e:
-        print(f"fairlead maintain: {e}: it is not known whether a drain of a run that has ended stands again", file=sys.stderr)
+        say(f"{e}: it is not known whether a drain of a run that has ended stands again")
         return False
     said = lift(controller, found)
     if args.json:
@@ -179,14 +210,12 @@ def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool
 def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
     """Drive a run to its end, and report."""
     from fairlead.provision.inventory import fold, targets
-    from fairlead.provision.maintain.controller import Controller
     from fairlead.provision.maintain.node import OverSsh
     from fairlead.provision.maintain.plan import budgets, by_name
-    from fairlead.provision.maintain.report import report, text, unended
+    from fairlead.provision.maintain.report import text, unended
     from fairlead.provision.maintain.run import Maintenance
     from fairlead.provision.maintain.table import display, summary
     from fairlead.provision.run import Options
-    from fairlead.slurm.scontrol import Scontrol
 
     site = config.load_site(args.site or found.site)
     chosen = targets(site, fold([w.node for w in found.works]))
@@ -195,7 +224,7 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
         maintenance = Maintenance(
             found,
             journal,
-            Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir)),
+            controller_of(args),
             OverSsh(site, by_name(chosen), program=args.ssh, options=options),
             budgets=budgets(chosen),
             shown=shown,
@@ -208,23 +237,23 @@ def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
                 ended = maintenance.drive()
         except KeyboardInterrupt:
             pass  # as asked for
-        except HostError as e:  # the journal: nothing was done that it does not have
-            raise HostError(f"{e}; {summary(journal.run(found.id).works)}", hint=e.hint) from None
+        except (HostError, DataError) as e:  # the journal: nothing was done that it does not have
+            raise type(e)(f"{e}; {summary(maintenance.works)}", hint=e.hint) from None
     if maintenance.leave_asked:
         _leave(found.id)
-    said = report(journal.run(found.id))
+    said = report_now(args, journal.run(found.id), tries=TRIES)
     if args.json:
         print_json(said)
     else:
         print(text(said, maintenance.works))
     if not ended:
-        print(f"fairlead maintain: {unended(found.id, full=journal.full, closed=maintenance.closed)}", file=sys.stderr)
+        say(unended(found.id, full=journal.full, closed=maintenance.closed))
     return said.exit_code
 
 
 def _leave(run: str) -> None:
     """End at once, whatever a thread still waits for: as a kill would, but for the line that says how to go on."""
-    print(f"fairlead maintain: left in the middle; go on with --resume {run}, or --abort {run}", file=sys.stderr)
+    say(f"left in the middle; go on with --resume {run}, or --abort {run}")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(130)
@@ -251,9 +280,13 @@ def _stopping(maintenance: Maintenance) -> Iterator[None]:
             signal.signal(number, before)
 
 
-def _list(journal: Journal, *, as_json: bool) -> ExitCode:
+def _list(args: argparse.Namespace) -> ExitCode:
+    journal = journal_of(args, write=False)
     runs = journal.runs()
-    if as_json:
+    listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
+    if listing is not None:
+        tell_unknown(journal, listing, args.journal)
+    if args.json:
         print_json(
             [{"run": r.id, "state": r.state, "began": r.began, "ended": r.ended, "who": r.who, "plan": r.plan} for r in runs]
         )
@@ -263,15 +296,16 @@ def _list(journal: Journal, *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _show(journal: Journal, name: str, *, as_json: bool) -> ExitCode:
+def _show(args: argparse.Namespace, name: str) -> ExitCode:
     import msgspec
 
-    from fairlead.provision.maintain.report import report, text
+    from fairlead.provision.maintain.report import text
 
+    journal = journal_of(args, write=False)
     found = journal.run(name or next((r.id for r in journal.runs()), ""))
-    said = report(found)
+    said = report_now(args, found)
     log = journal.log(found.id)
-    if as_json:
+    if args.json:
         print_json({**msgspec.to_builtins(said), "plan": found.plan, "who": found.who, "site": found.site, "steps": log})
         return ExitCode.OK
     print(f"run {found.id} by {found.who}: {found.plan.reason}; {found.state if found.ended else 'unfinished'}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fairlead.cli.audit import from_data, line
 from fairlead.cli.show import age_text, state_word
 from fairlead.cli.times import local
-from fairlead.policy.ownership import normalise, parse, strip_suffixes
+from fairlead.policy.ownership import MAINTAIN, normalise, parse, strip_suffixes
 
 if TYPE_CHECKING:
     from fairlead.xid.catalogue import XidEntry
@@ -124,7 +124,9 @@ def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]
     who = (slurm or {}).get("reason_user") or "somebody"
     if whose == FOREIGN:
         found.append(f"ask whoever drained it ({who}); fairlead changes nothing here until they resume it")
-    if whose == ORPHAN:
+    if whose == ORPHAN and (slurm or {}).get("reason", "").startswith(MAINTAIN):
+        found.append("leave it to `fairlead maintain` on the admin host: --list, --resume; without a journal, --take-over")
+    elif whose == ORPHAN:
         found.append("look at the node; when it is well: `fairlead resume --adopt` on it")
     if whose == DOWN:
         found.append(

@@ -15,7 +15,7 @@ from fairlead.daemon.ledger import Entry, Phase
 from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
 from fairlead.daemon.own_node import OwnNode
 from fairlead.policy.fleet import Hold
-from fairlead.policy.ownership import MANUAL, PROLOG_ERROR, Owner, keep_off, parse
+from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
 from fairlead.slurm.client import NodeState
 
 
@@ -220,8 +220,8 @@ class Drain(OwnNode):
         yield "read"
         mine = self._node()
         found = parse(mine.reason)
-        if found is None or self._classify(mine, None) is not Owner.ORPHAN:
-            return self._unknown(mine)
+        if found is None or found.text.startswith(MAINTAIN) or self._classify(mine, None) is not Owner.ORPHAN:
+            return self._unknown(mine)  # a drain of maintenance is the admin host's: its node may be half changed
         yield "save"
         self.ledger.save(self._entry(found, Phase.DRAINED))
         return result(Outcome.DRAINED, mine, mine.reason)

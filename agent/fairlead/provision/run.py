@@ -195,7 +195,8 @@ def _take(
 
 def _last_words(runner: Any) -> str:
     try:
-        said = [line.strip() for line in runner.stdout.read().splitlines() if line.strip()]
+        with runner.stdout as out:
+            said = [line.strip() for line in out.read().splitlines() if line.strip()]
     except (OSError, AttributeError):
         said = []
     errors = [line for line in said if "ERROR" in line or "fatal" in line]

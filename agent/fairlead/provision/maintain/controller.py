@@ -19,7 +19,7 @@ from fairlead.policy.ownership import Token as Reason
 from fairlead.policy.rules import Rules
 from fairlead.provision.maintain import steps
 from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.steps import Hand, Move, Plan, Seen, Step, Work
+from fairlead.provision.maintain.steps import Hand, Move, Now, Plan, Seen, Step, Work
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
 from fairlead.topology.nodelist import expand
@@ -33,6 +33,10 @@ class Listing(Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, NodeState]
     places: Mapping[str, Place]
     unix: float
+
+    def fresh(self) -> bool:
+        """Is it young enough to act on?"""
+        return time.time() - self.unix < FRESH_SECONDS
 
 
 class Controller:
@@ -54,6 +58,7 @@ class Controller:
                 usable=n.available and not silent(n),
                 out=not n.available,
                 maintained=n.drained and n.reason.startswith(MAINTAIN),
+                since=float(n.reason_time),
                 jobs=len(ends := jobs.get(name, [])),
                 jobs_end=max(ends, default=0.0),
             )
@@ -69,6 +74,13 @@ class Controller:
         """The node as it is now, its jobs too."""
         jobs = self.client.jobs_on(work.slurm)
         return self._seen(work, self.client.node(work.slurm), len(jobs))
+
+    def standing(self, work: Work, listing: Listing) -> Now | None:
+        """Where the node of a run is now; None where slurmctld has no such node any more."""
+        state = listing.nodes.get(work.slurm)
+        if state is None:
+            return None
+        return Now(hand=self._hand(work, state), serving=listing.places[work.slurm].usable, who=who(state))
 
     def _seen(self, work: Work, state: NodeState, jobs: int) -> Seen:
         hand = self._hand(work, state)
@@ -101,13 +113,13 @@ class Controller:
 
     # -- writing: one try, with its reading before and after -----------------------------------------------
 
-    def drain(self, work: Work, left: frozenset[str]) -> tuple[Move | None, float]:
+    def drain(self, work: Work, took: str) -> tuple[Move | None, float]:
         """One try at our drain, whose intent is in the journal: the next step (None: try again) and since when it stands.
-        ``left``: reasons of runs of ours that are done with the node, which may be replaced."""
+        ``took``: the reason of an earlier maintenance, which may be replaced; "" for none."""
         began = time.monotonic()
         state = self.client.node(work.slurm)
         seen = self._seen(work, state, 0)
-        move = steps.first(work, seen, adopt=bool(self.left_by(state, left)))
+        move = steps.first(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
         if move is None and time.monotonic() - began < FRESH_SECONDS:
             try:
                 self.client.drain(work.slurm, work.text)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from fairlead.policy.ownership import strip_suffixes
 from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.steps import Hand, Plan, Step, Work
+from fairlead.provision.maintain.steps import LIFTED, Hand, Plan, Step, Work
 
 
 class Forgotten(Struct, frozen=True, kw_only=True):
@@ -36,8 +37,14 @@ def forgotten(journal: Journal, controller: Controller, listing: Listing, *, run
     """Of one run that has ended, or of all of them. Raises SlurmError."""
     drained = [name for name, place in listing.places.items() if place.maintained]
     found = [Forgotten(run=name, plan=plan, work=work) for name, plan, work in journal.done_with(drained) if run in ("", name)]
-    lifted = (Step.DONE, Step.GIVEN_BACK, Step.TAKEN)
-    return tuple(f for f in found if f.work.step in lifted and controller.seen(f.work, listing).hand is Hand.OURS)
+    return tuple(f for f in found if f.work.step in {*LIFTED, Step.TAKEN} and controller.seen(f.work, listing).hand is Hand.OURS)
+
+
+def unknown(journal: Journal | None, listing: Listing) -> dict[str, str]:
+    """The reasons of maintenance that stand and that no run of this journal has given (None: there is none), by Slurm name. They
+    are another admin host's, or of a journal that was lost."""
+    found = {name: strip_suffixes(listing.nodes[name].reason) for name, place in listing.places.items() if place.maintained}
+    return {name: reason for name, reason in found.items() if journal is None or not journal.knows(name, reason)}
 
 
 def lift(controller: Controller, found: Sequence[Forgotten]) -> list[str]:

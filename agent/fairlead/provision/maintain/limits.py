@@ -14,10 +14,15 @@ from msgspec import Struct
 from fairlead.policy.budget import allowed
 from fairlead.provision.maintain.steps import Plan, Step, Work
 
+#: So long other runs have to undo their drains, and so long a node whose drain was undone has to answer slurmctld.
+CONTEST_SECONDS = 3.0
+ANSWER_SECONDS = 15.0
+
 
 class Place(Struct, frozen=True, kw_only=True):
     """A node in the listing. usable: new jobs start there now. out: drained, down or taken out otherwise. A node that only does
-    not answer for the moment is neither (as in the agents' budget). maintained: drained by `fairlead maintain`, of any run.
+    not answer for the moment is neither (as in the agents' budget). maintained: drained by `fairlead maintain`, of any run;
+    since: when, by slurmctld's clock.
 
     jobs: that hold it; jobs_end: when the last of them has to end by its time limit, Unix; inf for no limit.
     """
@@ -27,6 +32,7 @@ class Place(Struct, frozen=True, kw_only=True):
     usable: bool = True
     out: bool = False
     maintained: bool = False
+    since: float = 0.0
     jobs: int = 0
     jobs_end: float = 0.0
 
@@ -36,6 +42,13 @@ class Budget(Struct, frozen=True):
 
     percent: int = 100
     nodes: int = 0
+
+
+class Below(Struct, frozen=True, kw_only=True):
+    """A floor that a drain of ours has broken together with drains of other runs. wait: others are to undo theirs first."""
+
+    why: str
+    wait: bool = False
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -116,12 +129,39 @@ def bound(place: Place, places: Mapping[str, Place], gone: set[str], plan: Plan,
         usable = sum(p.usable and p.name not in gone for p in members)
         floor = plan.floors.get(partition, 0)
         if usable - place.usable < floor:
-            return f"floor of partition {partition}: {usable} nodes are usable, {floor} stay so"
+            return below(partition, usable, floor)
         broken = sum(p.out and not p.maintained and p.name not in gone for p in members)
         may = allowed(budget.percent, budget.nodes, len(members))
         if broken >= may:
             return f"drain budget of partition {partition} is used up by others: {broken} of {len(members)} nodes are out"
     return ""
+
+
+def below(partition: str, usable: int, floor: int) -> str:
+    return f"floor of partition {partition}: {usable} nodes are usable, {floor} must stay usable"
+
+
+def overshoot(name: str, places: Mapping[str, Place], plan: Plan, *, waited: float) -> Below | None:
+    """Has our drain of ``name`` broken a floor of ours? ``places``: as listed after that drain. None: it may stand.
+    ``waited``: seconds since it was first seen to be so.
+
+    Two runs that look at the same moment both see room. As with the agents' budget (docs/decisions/0011) the drains of all runs
+    are ranked by (time, name): those for which no room is left undo theirs at once, the others wait for that and look again. A
+    node whose drain was just undone does not answer yet: that is waited for longer.
+    """
+    place, waits = places[name], None
+    for partition in place.partitions:
+        members = [p for p in places.values() if partition in p.partitions]
+        usable, floor = sum(p.usable for p in members), plan.floors.get(partition, 0)
+        if usable >= floor:
+            continue
+        soon = sum(not p.out for p in members)
+        drains = [(p.since, p.name) for p in members if p.maintained]
+        ahead = sum(each < (place.since, name) for each in drains)
+        if ahead >= soon + len(drains) - floor or waited >= (CONTEST_SECONDS if soon < floor else ANSWER_SECONDS):
+            return Below(why=below(partition, usable, floor))
+        waits = Below(why=below(partition, usable, floor), wait=True)
+    return waits
 
 
 def floor_of(text: str, total: int) -> int:

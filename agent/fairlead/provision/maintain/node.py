@@ -17,7 +17,7 @@ from fairlead.config import Site
 from fairlead.errors import FairleadError
 from fairlead.model.verdict import one_line
 from fairlead.provision.accounts import parse_account, parts_of, reading
-from fairlead.provision.inventory import Target
+from fairlead.provision.inventory import Target, fold
 from fairlead.provision.maintain.steps import Applied, Looked
 from fairlead.provision.report import NodeResult
 from fairlead.provision.run import Options
@@ -83,7 +83,7 @@ class OverSsh:
         try:
             report = provision(self._site, asked)
         except FairleadError as e:
-            return {node: Applied(trouble=str(e)) for node in nodes}
+            return {node: Applied(trouble=f"{e}; next: {e.hint or unheard(nodes)}") for node in nodes}
         return {result.node: outcome(result) for result in report.nodes}
 
     def forget(self, node: str) -> None:
@@ -104,6 +104,12 @@ class OverSsh:
         alone = ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
         words = [self._program, *alone, *shlex.split(a.ssh_args), *key, *shlex.split(SSH_ARGS), "-l", a.user, self._address(node)]
         return _run([*words, command], seconds)
+
+
+def unheard(nodes: Sequence[str]) -> str:
+    """What to do where Ansible itself has failed, and said no more than its error tells."""
+    again = f"`fairlead provision {shlex.quote(fold(list(nodes)))} --check`"
+    return f"{again} on this admin host shows whether it fails again; `journalctl -k` there says whether it was killed for memory"
 
 
 def _run(words: Sequence[str], seconds: float) -> tuple[int | None, bytes, str]:

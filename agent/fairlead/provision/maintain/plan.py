@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fairlead.config import Site
 from fairlead.errors import UsageError
 from fairlead.policy.budget import allowed
+from fairlead.policy.ownership import parse, strip_suffixes
 from fairlead.provision.inventory import Target, fold, targets
 from fairlead.provision.maintain import steps
 from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.limits import Budget, Place, batch_of, floor_of
 from fairlead.provision.maintain.steps import Plan, Step, Work
+
+TOO_FEW = "--max-failed: at least 1: no further nodes are started after so many failures"
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -31,6 +36,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     max_wait: float = 0.0
     reboot_seconds: float = 1800.0
     verify_seconds: float = 300.0
+    take_over: bool = False
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -53,14 +59,10 @@ def prepare(site: Site, asked: Asked, listing: Listing) -> Prepared:
     if not asked.reason.strip():
         raise UsageError("--reason: say why, for `sinfo -R`")
     if asked.max_failed < 1:
-        raise UsageError("--max-failed: at least 1: so many failed nodes end the beginning of new ones")
-    try:
-        batch = batch_of(asked.batch, len(chosen))
-    except ValueError as e:
-        raise UsageError(f"--batch {e}") from None
+        raise UsageError(TOO_FEW)
     plan = Plan(
         reason=" ".join(asked.reason.split()),
-        batch=batch,
+        batch=batch(asked.batch, len(chosen)),
         max_failed=asked.max_failed,
         floors=floors(asked.floors, listing.places),
         reboot=asked.reboot,
@@ -70,8 +72,17 @@ def prepare(site: Site, asked: Asked, listing: Listing) -> Prepared:
         reboot_seconds=asked.reboot_seconds,
         verify_seconds=asked.verify_seconds,
     )
-    works = tuple(Work(node=t.node, slurm=t.document.slurm_node) for t in chosen)
+    works = tuple(
+        Work(node=t.node, slurm=t.document.slurm_node, took=standing(t.document.slurm_node, listing) if asked.take_over else "")
+        for t in chosen
+    )
     return Prepared(plan=plan, works=works, targets=by_name(chosen), budgets=budgets(chosen))
+
+
+def standing(slurm: str, listing: Listing) -> str:
+    """The reason of maintenance that stands on the node, whoever's; "" for none."""
+    reason = strip_suffixes(listing.nodes[slurm].reason)
+    return reason if listing.places[slurm].maintained and parse(reason) else ""
 
 
 def by_name(chosen: Sequence[Target]) -> dict[str, Target]:
@@ -81,6 +92,26 @@ def by_name(chosen: Sequence[Target]) -> dict[str, Target]:
 def budgets(chosen: Sequence[Target]) -> dict[str, Budget]:
     """The agents' drain budget of each node's document, by Slurm name."""
     return {t.document.slurm_node: Budget(t.document.policy.budget_percent, t.document.policy.budget_nodes) for t in chosen}
+
+
+def replanned(plan: Plan, changed: Mapping[str, Any], nodes: int, places: Callable[[], Mapping[str, Place]]) -> Plan:
+    """The plan with what was given to --resume, as options of Asked by name. ``places``: asks slurmctld, for a floor. Raises
+    UsageError."""
+    new = dict(changed)
+    if "batch" in new:
+        new["batch"] = batch(new["batch"], nodes)
+    if "floors" in new:
+        new["floors"] = {**plan.floors, **floors(new["floors"], places())}
+    if new.get("max_failed", 1) < 1:
+        raise UsageError(TOO_FEW)
+    return replace(plan, **new)
+
+
+def batch(word: str, nodes: int) -> int:
+    try:
+        return batch_of(word, nodes)
+    except ValueError as e:
+        raise UsageError(f"--batch {e}") from None
 
 
 def floors(words: Sequence[str], places: Mapping[str, Place]) -> dict[str, int]:
@@ -107,7 +138,7 @@ def outlook(prepared: Prepared, controller: Controller, listing: Listing, left: 
     busy: list[str] = []
     not_touched: list[str] = []
     for work in prepared.works:
-        texts = left.get(work.slurm, frozenset())
+        texts = left.get(work.slurm, frozenset()) | frozenset({work.took} - {""})
         adopt = bool(texts and controller.left_by(listing.nodes[work.slurm], texts))
         move = steps.first(work, controller.seen(work, listing), adopt=adopt)
         if move is not None and move.step is Step.SKIPPED:
@@ -117,14 +148,15 @@ def outlook(prepared: Prepared, controller: Controller, listing: Listing, left: 
     lines = [f"{fold(idle)}: idle, first"] if idle else []
     lines += [f"{fold(busy)}: with jobs, which are waited for"] if busy else []
     lines += not_touched
-    lines.append(f"at most {plan.batch} at once; {plan.max_failed} failed end the beginning of new ones")
+    failures = "1 failure" if plan.max_failed == 1 else f"{plan.max_failed} failures"
+    lines.append(f"batch size {plan.batch}; no further nodes are started after {failures}")
     for partition in sorted({p for w in prepared.works for p in listing.places[w.slurm].partitions}):
         members = [p for p in listing.places.values() if partition in p.partitions]
         usable, floor = sum(p.usable for p in members), plan.floors.get(partition, 0)
         limits = {allowed(b.percent, b.nodes, len(members)) for n, b in prepared.budgets.items() if n in listing.places}
         broken = sum(p.out and not p.maintained for p in members)
-        said = f"partition {partition}: {usable} of {len(members)} nodes usable, {floor} stay so"
-        lines.append(f"{said}; {broken} out for other reasons, none is begun from {min(limits, default=0)} on")
+        said = f"partition {partition}: {usable} of {len(members)} nodes usable, floor {floor}; {broken} down for other reasons"
+        lines.append(f"{said} (maintenance pauses when {min(limits, default=0)} or more are down)")
     if plan.window:
         opens = f"from {datetime.fromtimestamp(plan.opens):%Y-%m-%d %H:%M} " if plan.opens else ""
         until = f"until {datetime.fromtimestamp(plan.window):%Y-%m-%d %H:%M}"

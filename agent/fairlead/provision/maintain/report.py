@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from fairlead.errors import ExitCode
 from fairlead.provision.inventory import fold
 from fairlead.provision.maintain.journal import Run
-from fairlead.provision.maintain.steps import RESUMED, Step, Work
+from fairlead.provision.maintain.steps import RESUMED, Hand, Now, Step, Work
 from fairlead.provision.maintain.table import summary
 
 
 class NodeReport(Struct, frozen=True, kw_only=True):
-    """One node. condition: what it is in now, in words. seconds: from the drain to the end; busy_seconds: of it, until idle."""
+    """One node. condition: what it is in now, in words. in_service: do new jobs start there now, by slurmctld's word; None where
+    it was not asked; slurm: that word. seconds: from the drain to the end; busy_seconds: of it, until idle."""
 
     node: str
     step: str
@@ -26,6 +27,8 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     rebooted: bool
     changed: tuple[str, ...]
     pending: tuple[str, ...]
+    in_service: bool | None = None
+    slurm: str = ""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -39,43 +42,63 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 all done; 69 a node failed; 75 a node was not done, or something waits for a reboot."""
+        """0 all done and in service; 69 a node failed; 75 a node was not done, is not known to be in service now, or something
+        waits for a reboot."""
         steps = {n.step for n in self.nodes}
         if Step.FAILED.value in steps:
             return ExitCode.UNAVAILABLE
-        return ExitCode.OK if steps <= {Step.DONE.value} and not any(n.pending for n in self.nodes) else ExitCode.TRY_AGAIN
+        well = all(n.step == Step.DONE.value and n.in_service and not n.pending for n in self.nodes)
+        return ExitCode.OK if well else ExitCode.TRY_AGAIN
 
 
-def report(run: Run) -> Report:
+def report(run: Run, now: Mapping[str, Now] | None = None) -> Report:
+    """``now``: where the nodes are, by their names; without it the report has the journal's word alone."""
     return Report(
         run=run.id,
         state=run.state,
         reason=run.plan.reason,
         began=run.began,
         ended=run.ended,
-        nodes=tuple(node_report(w) for w in run.works),
+        nodes=tuple(node_report(w, (now or {}).get(w.node)) for w in run.works),
     )
 
 
-def node_report(work: Work) -> NodeReport:
+def node_report(work: Work, now: Now | None = None) -> NodeReport:
     lifted = work.step is Step.FAILED and work.detail.startswith(RESUMED)
     stands = not lifted and work.step not in (Step.QUEUED, Step.DONE, Step.SKIPPED, Step.TAKEN, Step.GIVEN_BACK, Step.NOT_BEGUN)
     return NodeReport(
         node=work.node,
         step=work.step.value,
         detail=work.detail,
-        condition=condition(work),
+        condition=condition(work, now),
         reason=(work.mark or work.text) if stands else "",
         seconds=round(work.ended - work.began, 3) if work.ended and work.began else 0.0,
         busy_seconds=round(work.idle - work.began, 3) if work.idle and work.began else 0.0,
         rebooted=bool(work.boot_after),
         changed=work.changed,
         pending=work.pending,
+        in_service=now.serving if now is not None else None,
+        slurm=now.who if now is not None else "",
     )
 
 
-def condition(work: Work) -> str:
-    """The condition that the node is in, in a few words."""
+def condition(work: Work, now: Now | None) -> str:
+    """The condition that the node is in, in a few words: slurmctld's, where it was asked."""
+    if now is None:
+        return "in service when it was done" if work.step is Step.DONE else by_journal(work)
+    if work.step in (Step.DONE, Step.GIVEN_BACK) and not now.serving:
+        return f"not in service now: {now.who}"
+    if work.step is Step.TAKEN:
+        return "left to whoever holds it: " + ("in service now" if now.serving else now.who)
+    if work.step is Step.FAILED and now.serving:
+        return "in service now: somebody has resumed it"
+    if work.step is Step.FAILED and now.hand is not Hand.OURS:
+        return f"not in service: {now.who}"
+    return by_journal(work)
+
+
+def by_journal(work: Work) -> str:
+    """The condition that the journal has."""
     if work.step is Step.FAILED and work.detail.startswith(RESUMED):
         return "not drained any more, and not in service"
     words = {
@@ -89,6 +112,7 @@ def condition(work: Work) -> str:
         Step.DRAINING: "being drained, or not yet",
         Step.RESUMING: "well, being resumed",
         Step.LIFTING: "being given back",
+        Step.UNDOING: "being given back, to be begun later",
     }
     return words.get(work.step, "drained by this run")
 

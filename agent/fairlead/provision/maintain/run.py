@@ -10,19 +10,19 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from statistics import median
 from typing import Any
 
 from msgspec.structs import replace
 
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import MAINTAIN, build
-from fairlead.provision.maintain import steps
+from fairlead.provision.maintain import looks, steps
 from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.limits import Budget, bound, choose, in_work
+from fairlead.provision.maintain.limits import Budget
 from fairlead.provision.maintain.node import NodeSide
-from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, Applied, Hand, Looked, Move, Step, Work
+from fairlead.provision.maintain.room import Room
+from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, LIFTED, Applied, Hand, Looked, Move, Step, Work
 from fairlead.provision.maintain.table import Silent
 from fairlead.provision.outlive import wait_end
 
@@ -30,9 +30,8 @@ CHECK = MAINTAIN.split(":")[1]
 POLL_SECONDS = 1.0
 ABORT_SECONDS = 60.0
 ORDER_AGAIN_SECONDS = 60.0
-EXPECTED_SECONDS = {False: 60.0, True: 900.0}
 SSH_AT_ONCE = 32
-STOPPING = "stopped; those in work are finished, once more leaves them as they are"
+STOPPING = "stopping: nodes already in progress will be finished.\nPress Ctrl-C again to leave them as they are."
 
 
 class Maintenance:
@@ -59,11 +58,10 @@ class Maintenance:
         self._journal = journal
         self._controller = controller
         self._nodes = nodes
-        self._budgets = budgets
+        self._room = Room(controller, budgets, journal.left(w.slurm for w in run.works))
         self._shown = shown or Silent()
         self._aborting = aborting
         self._poll = poll_seconds
-        self._left = journal.left(w.slurm for w in run.works)
         self._flying: dict[Future[Any], tuple[tuple[int, ...], Callable[[Any], None]]] = {}
         self._grouped: set[bool] = set()
         self._ordered: dict[int, float] = {}
@@ -102,8 +100,8 @@ class Maintenance:
 
     def _turn(self) -> None:
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
-        stopping = STOPPING if self.stop_asked else ""
-        self._shown.show(works, stopping or self._slurm_trouble or self._journal.full or self.held)
+        held = self._slurm_trouble or self._journal.full or self.held
+        self._shown.show(works, STOPPING if self.stop_asked else held and f"no other node is begun now: {held}")
         try:
             for future in [f for f in self._flying if f.done()]:
                 _, then = self._flying.pop(future)
@@ -114,7 +112,7 @@ class Maintenance:
             for at in range(len(self.works)):
                 if self.works[at].step in IN_WORK and not self._in_flight(at):
                     self._step(at, listing)
-            self._again(listing)
+            self._lost_lifts(listing)
             self._groups(listing)
             self._begin(listing)
         except SlurmError as e:  # what was asked for is asked for again: every step may be done twice
@@ -158,7 +156,7 @@ class Maintenance:
         elif move.step is Step.APPLYING:
             work = replace(work, idle=work.idle if work.again else now)
         elif move.step is Step.DRAINING:
-            work = replace(work, began=work.began or now, text=work.text or self._reason(work, self._plan.reason))
+            work = replace(work, began=work.began or now, text=work.text or self._reason(work, steps.announced(self._plan)))
         self._put(at, work)
         self._why.pop(at, None)
         self._well.discard(at)
@@ -182,8 +180,7 @@ class Maintenance:
         if self._aborting or self.stop_asked or self._journal.full:
             return
         now = time.time()
-        expected = self._expected()
-        choice = choose(self.works, listing.places, self._plan, now, budgets=self._budgets, expected_seconds=expected)
+        choice = self._room.choice(self.works, self._plan, listing, now)
         self.held, self.closed = choice.held or choice.closed, choice.closed
         if now < self._plan.opens:
             self._progress, opens = now, time.localtime(self._plan.opens)
@@ -192,38 +189,43 @@ class Maintenance:
         idle = not any(w.step in IN_WORK for w in self.works)
         if choice.held and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
             over = choice.held
+        begun = 0
         for at, work in enumerate(self.works):
             if work.step is not Step.QUEUED:
                 continue
             if over:
                 self._move(at, Move(Step.NOT_BEGUN, f"not begun: {over}"))
-            elif work.slurm in choice.begin and not self._journal.full:
-                if move := self._refusal(work, listing):
+            elif work.slurm in choice.begin and not self._journal.full and (not begun or listing.fresh()):
+                begun += 1
+                if move := self._room.refusal(work, listing):
                     self._move(at, move)
                 else:
-                    self._move(at, Move(Step.DRAINING, "drain"))
+                    took = self._room.left_by(work, listing)
+                    self._move(at, Move(Step.DRAINING, "drain"), took=took, room=bool(took))
                     self._drain(at)
 
-    def _no_room(self, work: Work, listing: Listing) -> str:
-        """Why a node that was chosen before, but is not drained yet, may not be drained now; one that has lost our drain always
-        may: it may be half changed."""
-        gone = {w.slurm for w in self.works if in_work(w) and w.slurm != work.slurm}
-        budget = self._budgets.get(work.slurm, Budget())
-        return "" if work.drained else bound(listing.places[work.slurm], listing.places, gone, self._plan, budget)
+    def _stays(self, at: int, listing: Listing) -> bool:
+        """May the drain stand, by a listing that was read after it? Otherwise it is undone, or others are waited for."""
+        work = self.works[at]
+        if work.room or self._aborting:
+            return True
+        over = self._room.below(work, self._plan, listing)
+        if over is None:
+            self._why.pop(at, None)
+            self._put(at, replace(work, room=True))
+            return True
+        self._why[at] = over.why
+        if not over.wait:
+            self._move(at, Move(Step.UNDOING, f"{over.why}: another run has drained nodes at the same time"))
+            self._lift(at)
+        return False
 
-    def _refusal(self, work: Work, listing: Listing) -> Move | None:
-        if work.slurm not in listing.nodes:
-            return Move(Step.SKIPPED, "not touched: slurmctld has no such node in any partition")
-        return steps.first(work, self._controller.seen(work, listing), adopt=self._may_adopt(work, listing))
-
-    def _may_adopt(self, work: Work, listing: Listing) -> bool:
-        texts = self._left.get(work.slurm, frozenset())
-        return bool(texts and self._controller.left_by(listing.nodes[work.slurm], texts))
-
-    def _expected(self) -> float:
-        """How long a node's work takes once it is idle: the median of those that are done."""
-        took = [w.ended - w.idle for w in self.works if w.step is Step.DONE and w.idle]
-        return median(took) if took else EXPECTED_SECONDS[self._plan.reboot]
+    def _lift(self, at: int) -> None:
+        work = self.works[at]
+        if move := self._controller.lift(work, self._plan):
+            self._move(at, Move(move.step, move.why or work.detail))
+            if move.step is Step.QUEUED:
+                self._room.undone()
 
     # -- one node's step ---------------------------------------------------------------------------------
 
@@ -235,15 +237,14 @@ class Maintenance:
                 self._move(at, Move(Step.TAKEN, self._why[at]))
             return
         if work.step is Step.DRAINING:
-            if why := self._no_room(work, listing):
+            if why := self._room.none(work, self.works, self._plan, listing):
                 self._why[at] = why
                 if self._plan.max_wait and now - work.began >= self._plan.max_wait:
-                    self._move(at, Move(Step.LIFTING, f"not begun: {why}"))
+                    self._move(at, steps.untaken(work, f"not begun: {why}"))
             else:
                 self._drain(at)
-        elif work.step in (Step.RESUMING, Step.LIFTING):
-            if move := self._controller.lift(work, self._plan):
-                self._move(at, replace_why(move, work.detail))
+        elif work.step in (Step.RESUMING, Step.LIFTING, Step.UNDOING):
+            self._lift(at)
         elif work.step is Step.MARKING:
             if move := self._controller.mark(work):
                 self._move(at, move)
@@ -253,6 +254,9 @@ class Maintenance:
                 work = replace(work, kept=True)
                 self._put(at, work)
             if work.step is Step.WAITING:
+                if seen.hand is Hand.OURS and not self._stays(at, listing):
+                    return
+                work = self.works[at]
                 if move := steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
                     self._move(at, move)
             elif move := steps.standing(work, seen):
@@ -267,7 +271,7 @@ class Maintenance:
     def _drain(self, at: int) -> None:
         self._put(at, replace(self.works[at], sent=time.time()))
         work = self.works[at]
-        move, since = self._controller.drain(work, self._left.get(work.slurm, frozenset()))
+        move, since = self._controller.drain(work, work.took)
         if move is None:
             return
         if move.step is Step.DRAINING:
@@ -277,10 +281,10 @@ class Maintenance:
         stands = {"drained": since or now, "stands": now, "kept": False} if move.step is Step.WAITING else {}
         self._move(at, move, **stands)
 
-    def _again(self, listing: Listing) -> None:
+    def _lost_lifts(self, listing: Listing) -> None:
         """A slurmctld that was killed may have forgotten that a drain of ours was lifted."""
         for work in self.works:
-            lifted = work.step in (Step.DONE, Step.GIVEN_BACK) and work.text and work.ended < listing.unix
+            lifted = work.step in (Step.QUEUED, *LIFTED) and work.text and work.since < listing.unix
             if not lifted or work.slurm not in listing.nodes:
                 continue
             if self._controller.seen(work, listing).hand is Hand.OURS:
@@ -337,7 +341,7 @@ class Maintenance:
 
     def _rebooting(self, at: int, look: Looked) -> None:
         work, now = self.works[at], time.time()
-        if move := steps.rebooting(work, look, now, self._plan):
+        if move := looks.rebooting(work, look, now, self._plan):
             if move.step is Step.VERIFYING:
                 self._nodes.forget(work.node)
                 self._move(at, move, boot_after=look.boot)
@@ -365,7 +369,7 @@ class Maintenance:
 
     def _verifying(self, at: int, look: Looked) -> None:
         work = self.works[at]
-        if why := steps.unwell(work, look, time.time()) or self._unregistered(work):
+        if why := looks.unwell(work, look, time.time()) or self._unregistered(work):
             self._not_yet(at, why)
         else:
             self._well.add(at)
@@ -392,8 +396,3 @@ class Maintenance:
         limit = min(ABORT_SECONDS, self._plan.verify_seconds) if self._aborting else self._plan.verify_seconds
         if time.time() - self.works[at].since >= limit:
             self._move(at, Move(Step.MARKING, f"not well after {limit:.0f} s: {why}"))
-
-
-def replace_why(move: Move, why: str) -> Move:
-    """The move, with a why of its own or else this one."""
-    return move if move.why else Move(move.step, why)

@@ -10,6 +10,9 @@ killed, doing the journal's step again is right. So there is no other recovery t
                        v
                    given_back, not_begun
 
+From ``waiting`` a node may go through ``undoing`` back to ``queued``: another run has drained nodes at the same time, and a floor
+was broken.
+
 ``taken`` (somebody else holds the node now: nothing more is written about it) may come from every step in between, and
 ``draining`` again where slurmctld was killed and has lost our drain; ``applying`` once again from ``verifying``, where the reboot
 has changed what the node is.
@@ -48,6 +51,7 @@ class Step(StrEnum):
     VERIFYING = "verifying"
     RESUMING = "resuming"
     LIFTING = "lifting"
+    UNDOING = "undoing"
     MARKING = "marking"
     DONE = "done"
     FAILED = "failed"
@@ -60,13 +64,20 @@ class Step(StrEnum):
 ENDS = frozenset({Step.DONE, Step.FAILED, Step.TAKEN, Step.SKIPPED, Step.GIVEN_BACK, Step.NOT_BEGUN})
 #: Steps in which our drain stands, or is about to be written or lifted: these nodes are in work.
 IN_WORK = frozenset(Step) - ENDS - {Step.QUEUED}
+#: Ends in which a drain of ours was lifted, where there was one.
+LIFTED = frozenset({Step.DONE, Step.GIVEN_BACK, Step.NOT_BEGUN})
 #: Steps in which our drain has to be there.
 STANDING = frozenset({Step.WAITING, Step.APPLYING, Step.REBOOTING, Step.VERIFYING})
 
 NEXT: Mapping[Step, frozenset[Step]] = {
     Step.QUEUED: frozenset({Step.DRAINING, Step.SKIPPED, Step.NOT_BEGUN}),
-    Step.DRAINING: frozenset({Step.WAITING, Step.LIFTING, Step.SKIPPED, Step.TAKEN, Step.NOT_BEGUN}),
-    Step.WAITING: frozenset({Step.APPLYING, Step.VERIFYING, Step.DRAINING, Step.LIFTING, Step.MARKING, Step.TAKEN, Step.FAILED}),
+    Step.DRAINING: frozenset({Step.WAITING, Step.LIFTING, Step.MARKING, Step.SKIPPED, Step.TAKEN, Step.NOT_BEGUN}),
+    Step.WAITING: frozenset(
+        {
+            *(Step.APPLYING, Step.VERIFYING, Step.DRAINING, Step.LIFTING, Step.UNDOING, Step.MARKING),
+            *(Step.TAKEN, Step.FAILED),
+        }
+    ),
     Step.APPLYING: frozenset(
         {Step.REBOOTING, Step.VERIFYING, Step.WAITING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}
     ),
@@ -74,6 +85,7 @@ NEXT: Mapping[Step, frozenset[Step]] = {
     Step.VERIFYING: frozenset({Step.RESUMING, Step.APPLYING, Step.DRAINING, Step.MARKING, Step.TAKEN, Step.FAILED}),
     Step.RESUMING: frozenset({Step.DONE, Step.TAKEN, Step.FAILED, Step.MARKING}),
     Step.LIFTING: frozenset({Step.GIVEN_BACK, Step.TAKEN, Step.FAILED}),
+    Step.UNDOING: frozenset({Step.QUEUED, Step.LIFTING, Step.TAKEN, Step.FAILED}),
     Step.MARKING: frozenset({Step.FAILED, Step.TAKEN}),
     **dict.fromkeys(ENDS, frozenset()),
 }
@@ -102,7 +114,9 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Work(Struct, frozen=True, kw_only=True):
     """One node of a run, as the journal has it. Times are Unix seconds, 0 for not yet.
 
-    text: our exact reason; mark: the exact reason that says why the node failed. drained: by slurmctld's clock; stands: when
+    text: our exact reason; mark: the exact reason that says why the node failed. took: the exact reason of an earlier
+    maintenance, in place of which ours was written: such a node is never resumed untouched. room: all nodes were listed after
+    the drain, and every floor held. drained: by slurmctld's clock; stands: when
     that was first read, by ours; kept: it stood long enough to outlast any end of slurmctld. sent: when a write to slurmctld
     went out that has not been answered. boot_before, registered_before: boot id and slurmd's start before
     the reboot. machine: what the machine says it is (serial numbers, machine id). again: it was applied once more after the
@@ -116,6 +130,8 @@ class Work(Struct, frozen=True, kw_only=True):
     detail: str = ""
     text: str = ""
     mark: str = ""
+    took: str = ""
+    room: bool = False
     began: float = 0.0
     sent: float = 0.0
     drained: float = 0.0
@@ -138,7 +154,10 @@ class Work(Struct, frozen=True, kw_only=True):
             raise ValueError(f"{self.node}: {step} does not follow {self.step}")
         ended = now if step in ENDS else self.ended
         sent = self.sent if step is Step.LIFTING else 0.0  # a drain that was sent may yet arrive
-        return replace(self, step=step, since=now, detail=detail, ended=ended, sent=sent)
+        work = replace(self, step=step, since=now, detail=detail, ended=ended, sent=sent)
+        if step is Step.QUEUED:
+            work = replace(work, began=0.0, drained=0.0, stands=0.0, kept=False, room=False)
+        return work
 
 
 class Hand(StrEnum):
@@ -164,6 +183,14 @@ class Seen(Struct, frozen=True, kw_only=True):
     lost: bool = False
     since: float = 0.0
     silent: bool = False
+
+
+class Now(Struct, frozen=True, kw_only=True):
+    """Where a node is when a report is made. serving: new jobs start there. who: state, reason and user in words."""
+
+    hand: Hand
+    serving: bool
+    who: str
 
 
 class Move(Struct, frozen=True):
@@ -218,6 +245,11 @@ def first(work: Work, seen: Seen, *, adopt: bool = False) -> Move | None:
     return None
 
 
+def announced(plan: Plan) -> str:
+    """The summary of our drain: whoever reads it in `sinfo -R` before a resume has to know of the reboot."""
+    return f"{plan.reason} (node will reboot)" if plan.reboot else plan.reason
+
+
 def untouched(why: str) -> str:
     return f"not touched: {why}"
 
@@ -243,8 +275,15 @@ def standing(work: Work, seen: Seen) -> Move | None:
     if seen.hand is Hand.FREE and seen.lost:
         return Move(Step.DRAINING, "slurmctld was restarted and has lost our drain: made again")
     if seen.hand is Hand.FREE:
-        return Move(Step.TAKEN, "somebody has resumed it: left to them")
+        return Move(Step.TAKEN, f"somebody has resumed it{amid(work)}: left to them")
     return None
+
+
+def amid(work: Work) -> str:
+    """What a person who has resumed a node has to know of its reboot, which cannot be called back."""
+    if work.step is Step.REBOOTING and work.registered_before:
+        return " after its reboot was ordered, which nobody can call back: jobs that start there before it are lost"
+    return ""
 
 
 def waiting(work: Work, seen: Seen, now: float, plan: Plan, *, aborting: bool) -> Move | None:
@@ -258,14 +297,21 @@ def waiting(work: Work, seen: Seen, now: float, plan: Plan, *, aborting: bool) -
             Move(Step.MARKING, f"{why}, and jobs have come") if seen.jobs else Move(Step.VERIFYING, f"{why}: is it as declared?")
         )
     if aborting:
-        return Move(Step.LIFTING, "aborted before anything was changed")
+        return untaken(work, "aborted before anything was changed")
     if seen.jobs == 0 and now - work.since >= plan.settle_seconds:
         return Move(Step.APPLYING, "idle")
     if seen.jobs and plan.max_wait and now - work.began >= plan.max_wait:
         if begun:
             return Move(Step.MARKING, f"still busy after {plan.max_wait:.0f} s, in the middle of its work")
-        return Move(Step.LIFTING, f"still busy after {plan.max_wait:.0f} s: given back, its jobs go on")
+        return untaken(work, f"still busy after {plan.max_wait:.0f} s: given back, its jobs go on")
     return None
+
+
+def untaken(work: Work, why: str) -> Move:
+    """A node whose work has not begun is given back; one that an earlier run has left drained stays drained."""
+    if not work.took:
+        return Move(Step.LIFTING, why)
+    return Move(Step.MARKING, f"{why}; an earlier run had left it drained: {work.took.partition(' ')[2]}")
 
 
 def ready(work: Work, seen: Seen) -> Move | None:
@@ -284,40 +330,6 @@ def applied(work: Work, said: Applied, plan: Plan) -> Move:
     if plan.reboot and not work.boot_after:
         return Move(Step.REBOOTING, "reboot")
     return Move(Step.VERIFYING, "applied")
-
-
-def rebooting(work: Work, look: Looked, now: float, plan: Plan) -> Move | None:
-    """After the reboot was ordered: back, back as another machine, or not back yet (None)."""
-    if look.stranger:
-        return Move(Step.MARKING, f"not the same machine: {look.stranger}")
-    if not look.trouble and look.boot and look.boot != work.boot_before:
-        if work.machine and look.machine != work.machine:
-            return Move(Step.MARKING, f"not the same machine: it was {work.machine}, now {look.machine or 'without a serial'}")
-        return Move(Step.VERIFYING, "back")
-    if now - work.since >= plan.reboot_seconds:
-        why = look.trouble or "it has not rebooted"
-        return Move(Step.MARKING, f"did not come back in {plan.reboot_seconds:.0f} s: {why}")
-    return None
-
-
-def unwell(work: Work, look: Looked, now: float) -> str:
-    """Why the node is not known to be well, by its own agent since it has been verified; "" when it is."""
-    if look.stranger or look.trouble:
-        return look.stranger or look.trouble
-    if work.machine and look.machine != work.machine:
-        return f"not the same machine: it was {work.machine}, now {look.machine or 'without a serial'}"
-    if work.boot_after and look.boot != work.boot_after:
-        return "it has rebooted again"
-    if look.verdict not in ("ok", "warn"):
-        return f"the agent says {look.verdict}: {look.text}" if look.text else f"the agent says {look.verdict}"
-    if look.verdict_boot and look.verdict_boot != look.boot:
-        return "the agent's verdict is of an earlier boot"
-    if look.age_seconds is None or look.age_seconds > now - work.since:
-        return "the agent has not looked since"
-    if look.worse:
-        return look.worse[0]
-    new = [finding for finding in look.bad if finding not in work.known]
-    return f"new since the maintenance began: {new[0]}" if new else ""
 
 
 def verified(work: Work, said: Applied, plan: Plan) -> Move:
@@ -344,15 +356,18 @@ def marked(plan: Plan, why: str) -> str:
 
 
 def lifted(work: Work, seen: Seen, now: float, plan: Plan) -> Move | None:
-    """Before (and after) our drain is lifted, in ``resuming`` or ``lifting``: None where it stands and is to be lifted, or is
-    lifted and the node not in service yet: slurmctld starts no job on one that does not answer."""
+    """Before (and after) our drain is lifted, in ``resuming``, ``lifting`` or ``undoing``: None where it stands and is to be
+    lifted, or is lifted and the node not in service yet: slurmctld starts no job on one that does not answer."""
     if seen.hand is Hand.FREE and work.step is Step.RESUMING:
         if not seen.silent:
             return Move(Step.DONE)
         limit = max(ANSWER_SECONDS, plan.verify_seconds)
         return Move(Step.FAILED, f"{RESUMED} after {limit:.0f} s") if now - work.since >= limit else None
+    if seen.hand is Hand.FREE and work.step is Step.UNDOING:
+        return Move(Step.QUEUED)
     if seen.hand is Hand.FREE:
         late = bool(work.sent) and now - work.sent < LATE_SECONDS
+        late = late or (seen.silent and now - work.since < ANSWER_SECONDS)
         return None if late else Move(Step.GIVEN_BACK)
     if seen.hand is Hand.OTHER:
         return Move(Step.TAKEN, f"somebody else holds it now, left to them: {seen.who}")
@@ -369,6 +384,8 @@ def abort(work: Work) -> Move | None:
     if work.step is Step.QUEUED:
         return Move(Step.NOT_BEGUN, "aborted before it was begun")
     if work.step is Step.DRAINING and not work.boot_before:
+        return untaken(work, "aborted before anything was changed")
+    if work.step is Step.UNDOING:
         return Move(Step.LIFTING, "aborted before anything was changed")
     if work.step is Step.APPLYING:
         return Move(Step.VERIFYING, "aborted while it was applied: is it as declared?")

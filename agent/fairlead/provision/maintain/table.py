@@ -28,7 +28,7 @@ class Silent:
         """Something that concerns the run."""
 
     def show(self, works: Sequence[Work], held: str) -> None:
-        """All nodes as they are now. ``held``: why nothing new begins."""
+        """All nodes as they are now. ``held``: in whole sentences, why nothing new begins."""
 
 
 class Lines(Silent):
@@ -45,7 +45,7 @@ class Lines(Silent):
 
     def show(self, works: Sequence[Work], held: str) -> None:
         if held and held != self._held:
-            self.say(f"no other node is begun now: {held}")
+            self.say(held.replace("\n", " "))
         self._held = held
 
 
@@ -73,7 +73,7 @@ class Table(Silent):
     def show(self, works: Sequence[Work], held: str) -> None:
         now = time.time()
         active = [(w.node, w.step.value, lasted(now - w.since), w.detail) for w in works if w.step in IN_WORK]
-        below = (summary(works), *([f"no other is begun: {held}"] if held else []))
+        below = (summary(works), *held.splitlines())
         if (said := (tuple(active), below)) != self._said or self._screen.resized():
             self._said = said
             self._screen.draw(frame(active, below, self._screen.height))

@@ -1,0 +1,87 @@
+"""What slurmctld says beside the journal of maintenance: where the nodes of a run are now, and drains that it does not know."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from fairlead.errors import InputMissing, SlurmError, SlurmUnavailable
+
+if TYPE_CHECKING:
+    from fairlead.provision.maintain.controller import Controller, Listing
+    from fairlead.provision.maintain.journal import Journal, Run
+    from fairlead.provision.maintain.report import Report
+
+TRIES = 3
+
+
+def say(text: str) -> None:
+    print(f"fairlead maintain: {text}", file=sys.stderr)
+
+
+def controller_of(args: argparse.Namespace) -> Controller:
+    from fairlead.provision.maintain.controller import Controller
+    from fairlead.slurm.scontrol import Scontrol
+
+    return Controller(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir))
+
+
+def journal_of(args: argparse.Namespace, *, write: bool = True) -> Journal:
+    """The journal. Where there is none, the drains of maintenance that stand in Slurm are named first."""
+    from fairlead.provision.maintain.journal import Journal
+
+    try:
+        return Journal(args.journal, write=write)
+    except InputMissing:
+        tell_standing(args)
+        raise
+
+
+def tell_standing(args: argparse.Namespace) -> None:
+    """Name all nodes that stand drained by a maintenance: no journal says which run has them."""
+    listing = listed(controller_of(args), "whether a drain of maintenance stands is not known")
+    if listing is not None:
+        tell_unknown(None, listing, args.journal)
+
+
+def listed(controller: Controller, unknown: str, *, tries: int = 1) -> Listing | None:
+    """All nodes as slurmctld has them; None where it does not answer, and then ``unknown`` is said."""
+    for left in range(tries - 1, -1, -1):
+        try:
+            return controller.listing()
+        except SlurmError as e:
+            if not left or not isinstance(e, SlurmUnavailable):
+                say(f"{e}: {unknown}")
+                return None
+            time.sleep(1)
+    return None
+
+
+def tell_unknown(journal: Journal | None, listing: Listing, path: str) -> None:
+    """Name the nodes that stand drained by a maintenance which this journal does not know, and what to do."""
+    from fairlead.provision.inventory import fold
+    from fairlead.provision.maintain.forgotten import unknown
+
+    found = unknown(journal, listing)
+    if not found:
+        return
+    for name, reason in sorted(found.items()):
+        say(f"{name} is drained by a maintenance run that {path} does not know: {reason}")
+    nodes = fold(list(found))
+    say(
+        f"if that run is on another admin host, `fairlead maintain --list` there has it. If nobody has it: "
+        f"`fairlead maintain '{nodes}' --take-over --reason TEXT` applies, verifies and resumes {nodes}"
+    )
+
+
+def report_now(args: argparse.Namespace, run: Run, *, tries: int = 1) -> Report:
+    """The report of a run, with slurmctld's own word on each node."""
+    from fairlead.provision.maintain.report import report
+
+    controller = controller_of(args)
+    listing = listed(controller, "the report has the nodes as the journal has them, not as they are now", tries=tries)
+    if listing is None:
+        return report(run)
+    return report(run, {w.node: now for w in run.works if (now := controller.standing(w, listing)) is not None})
