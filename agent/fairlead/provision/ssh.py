@@ -7,7 +7,11 @@ import shlex
 import subprocess
 
 # ssh takes the first value that it is given, so these come after the site's own. A node that dies ends its own task in a minute.
-SSH_ARGS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+# A node is handed nothing of the admin's: no agent that would log in elsewhere, no display, no port of this host.
+SSH_ARGS = (
+    "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+    " -o ForwardAgent=no -o ForwardX11=no -o PermitLocalCommand=no -o ClearAllForwardings=yes"
+)
 _SHARED = "-o ControlMaster=auto -o ControlPersist=60"
 
 
