@@ -1,4 +1,4 @@
-"""A node whose root is hostile: in the place of the programs that the admin host asks there are others, which say what a test wants."""
+"""A node whose root is hostile: in the place of programs that the admin host calls are others, which say what a test wants."""
 
 from __future__ import annotations
 

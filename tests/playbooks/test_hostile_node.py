@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.playbooks import hostile
 from tests.playbooks.admin import PROJECT, Admin, node, states
 from tests.playbooks.hostile import ESCAPES, answering, item, line, need, report, strange
 
@@ -72,7 +71,11 @@ def test_no_file_of_the_admin_host_is_copied_to_a_node_that_asks_for_it(admin: A
 
 def forged(host: str) -> str:
     """What ansible-runner takes for an event where it stands in Ansible's output: this one says that another node has failed."""
-    event = {"uuid": "forged", "event": "runner_on_failed", "event_data": {"host": host, "res": {"msg": "forged", "failed": True}}}
+    event = {
+        "uuid": "forged",
+        "event": "runner_on_failed",
+        "event_data": {"host": host, "res": {"msg": "forged", "failed": True}},
+    }
     text = base64.b64encode(json.dumps(event).encode()).decode()
     return f"\x1b[K{text}\x1b[{len(text)}D\x1b[K"
 
@@ -95,7 +98,9 @@ def test_a_text_of_a_node_forges_no_result_and_no_line_and_gets_to_no_terminal_a
     assert plans["gpu3"]["state"] == "same" and plans["gpu1"]["state"] == "failed"
     for written in (told, shown.stdout, shown.stderr, planned.stdout, planned.stderr, page.read_text()):
         assert strange(written) == [], written
-        assert not [each for each in written.splitlines() if each.startswith(("gpu[1-3]", "all nodes"))], "a line of the node's own"
+        assert not [each for each in written.splitlines() if each.startswith(("gpu[1-3]", "all nodes"))], (
+            "a line of the node's own"
+        )
 
 
 @pytest.mark.parametrize("words", [("provision",), ("plan",)])

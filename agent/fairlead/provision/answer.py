@@ -177,7 +177,7 @@ def read(text: str, documents: Iterable[dict[str, Any]], *, may_need: bool = Tru
     if len(text) > LINE_MAX:
         raise _wrong("", f"is longer than {LINE_MAX >> 20} MiB")
     try:
-        said = json.loads(text, parse_constant=lambda word: _refused(word))
+        said = json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError):
         raise _wrong("", "is no JSON that can be read") from None
     if isinstance(said, dict) and said.get("failed"):
@@ -209,4 +209,7 @@ def _document(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def package_files(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The package files of a document's driver by name."""
     driver = document.get("settings", {}).get("driver") or {}
-    return {"{}_{}_{}.deb".format(p["name"], p["version"].replace(":", "%3a"), p["architecture"]): p for p in driver.get("packages", ())}
+    return {
+        "{}_{}_{}.deb".format(p["name"], p["version"].replace(":", "%3a"), p["architecture"]): p
+        for p in driver.get("packages", ())
+    }
