@@ -111,11 +111,11 @@ def test_every_text_of_an_account_is_one_printable_line() -> None:
     evil = "\x1b[2J\x9b1m\u202e\r\nn2: ok\x00[red]x"
     status = {**STATUS, "agent_version": evil, "driver": evil, "slurm_node": evil, "hold": {"who": evil, "reason": evil}}
     status |= {"document": {"profile": evil}, "findings": [{"check": f"setting.{evil}", "summary": evil}]}
-    for given in (
-        answer(f"warn\t1100\t7\t{evil.split(chr(13))[0]}", status=status),
+    for told in (
+        answer(f"warn\t1100\t7\t{evil.partition(chr(13))[0]}", status=status),
         answer(f"{evil}\t1100\t7\t-", status=status),
     ):
-        found = parse_account(given)
+        found = parse_account(told)
         texts = [found.node, found.trouble, found.text, found.agent, found.driver, found.profile, *found.drift, found.hold]
         assert found.reached and all(t.isprintable() for t in texts)
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from fairlead.cli.terminal import printable
 from fairlead.errors import ExitCode, FairleadError
 
 COMMANDS = {
@@ -103,6 +104,11 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    with printable():
+        return _main(args)
+
+
+def _main(args: list[str]) -> int:
     if not args or args[0] in {"-h", "--help", "help"}:
         print(overview())
         return ExitCode.OK if args else ExitCode.USAGE

@@ -83,8 +83,8 @@ def _slurm(name: str, bin_dir: str) -> dict[str, Any]:
         return {"error": str(e), "away": isinstance(e, SlurmUnavailable), "hint": e.hint}
     return {
         "states": sorted(state.states),
-        "reason": state.reason,
-        "reason_user": state.reason_user,
+        "reason": one_line(state.reason),
+        "reason_user": one_line(state.reason_user),
         "reason_unix": state.reason_time,
     }
 
