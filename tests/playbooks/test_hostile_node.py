@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.playbooks.admin import PROJECT, Admin, node, states
-from tests.playbooks.hostile import ESCAPES, answering, item, line, need, report, strange
+from tests.playbooks.hostile import ESCAPES, answering, item, line, need, program, report, strange
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
 NO_ANSWER = "answered with something that is not an answer"
@@ -113,3 +113,36 @@ def test_what_is_no_answer_fails_its_node_alone(admin: Admin, words: tuple[str, 
     assert results["gpu1"]["state"] == results["gpu2"]["state"] == "failed" and results["gpu3"]["state"] == "same"
     assert "another node's name" in told if words == ("provision",) else "no JSON" in told
     assert f"{NO_ANSWER}: it does not end" in told
+
+
+def test_fleet_and_why_take_a_hostile_node_for_itself_alone(admin: Admin) -> None:
+    """gpu1 never ends its answer, gpu2 says that it is gpu3, gpu3 is honest and has a name that a terminal would obey."""
+    slurm = ["--slurm-conf", "/etc/slurm/slurm.conf", "--bin-dir", str(admin.rack.bin)]
+    words = ["fleet", "gpu[1-3]", "--site", str(admin.site), "--timeout", "60", *slurm]
+    status = "/run/fairlead/status.json"
+    endless = "#!/bin/sh\nexec yes endless\n"
+    admin.rack.scontrol("update", "nodename=gpu1", "state=drain", f"reason=riser {ESCAPES[:40]}")
+    with (
+        program(node(admin, "gpu1"), "/usr/bin/head", endless),
+        program(
+            node(admin, "gpu2"),
+            "/usr/bin/head",
+            f"#!/bin/sh\necho '==> {status} <=='; sed s/gpu2/gpu3/g {status}; echo; echo '==> /dev/null <=='\n",
+        ),
+        program(
+            node(admin, "gpu2"),
+            "/usr/local/bin/fairlead",
+            f'#!/bin/sh\nprintf \'{{"agent": {{"state": "ok", "status": \'; sed s/gpu2/gpu3/g {status}; echo \'}}}}\'\n',
+        ),
+        program(node(admin, "gpu1"), "/usr/local/bin/fairlead", endless),
+    ):
+        rows = {n["node"]: n for n in json.loads(admin.run(*words, "--json").stdout)["nodes"]}
+        shown = admin.run(*words)
+        told = [
+            admin.run("why", name, "--site", str(admin.site), "--slurm-bin", str(admin.rack.bin)) for name in ("gpu1", "gpu2")
+        ]
+    admin.rack.scontrol("update", "nodename=gpu1", "state=resume")
+    assert (rows["gpu1"]["word"], rows["gpu2"]["word"]) == ("unreachable", "unreachable") and rows["gpu3"]["word"] == "ok"
+    assert "it does not end" in rows["gpu1"]["why"] and "leads to gpu3" in rows["gpu2"]["why"]
+    assert "it does not end" in told[0].stdout and "leads to gpu3" in told[1].stdout
+    assert all(strange(each.stdout + each.stderr) == [] for each in (shown, *told))

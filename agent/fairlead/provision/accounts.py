@@ -172,21 +172,21 @@ class OverSsh:
                 self.ended += 1
                 told(self.ended, len(wanted))
 
+        answers: dict[str, bytearray] = {}
+        errors: dict[str, bytearray] = {}
         endless: set[str] = set()
 
         class Bounded(SshClient):  # type: ignore[misc]
             """ssh to one node, ended when that has said more than an answer can be."""
 
-            heard = 0
-
-            def _read(self, sname: str, size: int = 65536) -> bytes:
-                data: bytes = super()._read(sname, size)
-                self.heard += len(data)
-                if self.heard > ANSWER_MAX_BYTES:
+            def _handle_read(self, sname: str) -> None:
+                """As it comes: ClusterShell's own way is line by line, of which there may be millions."""
+                said = (answers if sname == self.worker.SNAME_STDOUT else errors).setdefault(str(self.key), bytearray())
+                said += self._read(sname)
+                if len(said) > ANSWER_MAX_BYTES:
                     endless.add(str(self.key))
                     self.popen.kill()
                     raise EngineClientEOF
-                return data
 
         class Workers(WorkerSsh):  # type: ignore[misc]
             SHELL_CLASS = Bounded
@@ -195,12 +195,10 @@ class OverSsh:
         task.schedule(worker)
         with suppress(LateError):
             task.resume(self._seconds)
-        answers = {str(key): bytes(buffer) for buffer, keys in worker.iter_buffers() for key in keys}
-        errors = {str(key): bytes(buffer) for buffer, keys in worker.iter_errors() for key in keys}
         codes = {str(key): code for code, keys in worker.iter_retcodes() for key in keys}
         long = Account(reached=False, trouble=f"{SAID}: it does not end")
         return {
-            n: long if a in endless else self._account(n, a, answers.get(a, b""), errors.get(a, b""), codes.get(a))
+            n: long if a in endless else self._account(n, a, bytes(answers.get(a, b"")), bytes(errors.get(a, b"")), codes.get(a))
             for n, a in addresses.items()
         }
 
