@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,7 +144,76 @@ def test_fleet_and_why_take_a_hostile_node_for_itself_alone(admin: Admin) -> Non
             admin.run("why", name, "--site", str(admin.site), "--slurm-bin", str(admin.rack.bin)) for name in ("gpu1", "gpu2")
         ]
     admin.rack.scontrol("update", "nodename=gpu1", "state=resume")
-    assert (rows["gpu1"]["word"], rows["gpu2"]["word"]) == ("unreachable", "unreachable") and rows["gpu3"]["word"] == "ok"
+    assert (rows["gpu1"]["word"], rows["gpu2"]["word"]) == ("unreachable", "unreachable")
+    assert rows["gpu3"]["agent"]["reached"] and rows["gpu3"]["agent"]["node"] == "gpu3"
     assert "it does not end" in rows["gpu1"]["why"] and "leads to gpu3" in rows["gpu2"]["why"]
     assert "it does not end" in told[0].stdout and "leads to gpu3" in told[1].stdout
     assert all(strange(each.stdout + each.stderr) == [] for each in (shown, *told))
+
+
+PLAYBOOK = """\
+- hosts: class_h100
+  gather_facts: false
+  roles:
+    - role: slurm_hooks
+      slurm_hooks_required: false
+    - role: "{{ following }}"
+"""
+
+
+def test_a_playbook_of_ones_own_takes_no_variable_from_a_node_and_waits_for_none_without_end(
+    admin: Admin, tmp_path: Path
+) -> None:
+    """gpu1: a module's result brings variables of the roles as facts; gpu2: answers, and never ends."""
+    admin.run("render", "--site", str(admin.site), "-o", str(tmp_path / "rendered"))
+    (tmp_path / "site.yml").write_text(PLAYBOOK)
+    (tmp_path / "ansible.cfg").write_text(
+        f"[defaults]\nroles_path = {tmp_path}/rendered/roles\nhome = {tmp_path}/home\n[ssh_connection]\npipelining = true\n"
+    )
+    facts = {"node_bundle": "/tmp/of-the-nodes-choice", "reboot_slurm_host": "gpu2", "reboot_node_name": "gpu3"}
+    remarks = json.dumps({"remarks": [{"level": "wrong", "fix": ESCAPES[:-1], "what": ESCAPES[:-1]}]})
+    said = json.dumps({"changed": False, "rc": 0, "stdout": remarks, "ansible_facts": facts})
+    module = f"#!/bin/sh\ncat > /dev/null\ncat <<'END'\n{said}\nEND\n"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("ANSIBLE")} | {"LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1"}
+    words = [
+        str(Path(sys.executable).parent / "ansible-playbook"),
+        "-i",
+        "rendered/inventory.yml",
+        "site.yml",
+        "-e",
+        "node_seconds=4",
+    ]
+    told = {}
+    with (
+        program(node(admin, "gpu1"), "/usr/bin/python3", module),
+        answering(node(admin, "gpu2"), b"#!/bin/sh\nexec sleep 90\n"),
+    ):
+        for role in ("node", "reboot"):
+            command = [*admin.rack.enter, *words, "-e", f"following={role}", *(["-l", "gpu1"] if role == "reboot" else [])]
+            done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+            told[role] = done.stdout + done.stderr
+    assert "node_bundle is a fact of this node: it is the admin host's to say" in told["node"]
+    assert "a variable of the role reboot is a fact of this node" in told["reboot"]
+    assert re.search(r"gpu2\s+: ok=\d+ .*failed=1 ", told["node"]) and "Timed out after 4 second" in told["node"]
+    assert re.search(r"gpu3\s+: ok=\d+ .*failed=0 ", told["node"])
+    assert strange(told["node"]) == [] and "of-the-nodes-choice" not in told["node"]
+
+
+def test_no_agent_of_the_admins_is_handed_to_a_node(admin: Admin, tmp_path: Path) -> None:
+    """Where the admin's own configuration forwards one to everybody: its owner's keys would open every other node."""
+    config = tmp_path / "config"
+    config.write_text("Host *\n  ForwardAgent yes\n  ForwardX11 yes\n" + Path(admin.rack.ssh_config).read_text())
+    socket, seen = tmp_path / "agent", "/root/hostile/seen"
+    admin.site.write_text(admin.site.read_text().replace(f"-F {admin.rack.ssh_config}", f"-F {config}"))
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as agent:
+        try:
+            reply = f"#!/bin/sh\nenv > {seen}\nls /tmp/ssh-* >> {seen} 2>&1\n".encode()
+            with answering(node(admin, "gpu1"), reply):
+                env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "SSH_AUTH_SOCK": str(socket), "DISPLAY": ":9"}
+                command = admin.command("provision", "--site", str(admin.site), "-l", "gpu1")
+                subprocess.run(command, env=env, capture_output=True, timeout=120, check=False)
+                found = node(admin, "gpu1").run(f"cat {seen}").stdout
+        finally:
+            agent.terminate()
+            admin.write_site()
+    assert "PATH=" in found and "SSH_AUTH_SOCK" not in found and "DISPLAY" not in found

@@ -65,7 +65,7 @@ def test_the_words_of_a_report_are_those_that_an_answer_may_have() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     names = ("ansible_facts", "add_host", "add_group", "_ansible_x", "invocation", "exception", "warnings", "deprecations")
-    more: dict[str, Any] = dict.fromkeys(names, {"x": 1})
+    more: dict[str, Any] = {key: {"x": 1} for key in names}
     assert read({**DONE, **more}) == DONE and read({**NEED, **more}) == NEED
     assert read({"failed": True, "msg": "m", **more}) == {"failed": True, "msg": "m"}
     inside = {**APPLY, **more, "items": [{**ITEM, **more, "steps": [{**STEP, **more}]}]}
