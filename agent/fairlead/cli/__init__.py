@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fairlead.cli.terminal import printable
 from fairlead.errors import ExitCode, FairleadError
 
 COMMANDS = {
@@ -104,14 +103,16 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
-    with printable():
-        return _main(args)
-
-
-def _main(args: list[str]) -> int:
     if not args or args[0] in {"-h", "--help", "help"}:
         print(overview())
         return ExitCode.OK if args else ExitCode.USAGE
+    from fairlead.cli.terminal import printable
+
+    with printable():
+        return _run(args)
+
+
+def _run(args: list[str]) -> int:
     name = {"--version": "version", "-V": "version"}.get(args[0], args[0])
     if name not in COMMANDS:
         close = [c for c in COMMANDS if c.startswith(name[:2])]

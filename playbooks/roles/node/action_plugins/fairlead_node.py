@@ -117,7 +117,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return {**answer, **_outcome(answer)}
 
     def _bring(self, bundle: str, files: list[str]) -> str:
-        """Package files that the node lacks, put into a folder of this run there; "" for none. Each is named by the node's document.
+        """Package files that the node lacks, put into a folder of this run there; "" for none. The node's document names each.
 
         Not by Ansible's own folder: its complaints show what the node says as it came.
         """
@@ -154,7 +154,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """This process may grow by so much, and no more: Ansible keeps all that a node writes. What it started ends with a failure."""
+    """This process may grow by so much, and no more: Ansible keeps all that a node writes. After a failure its ssh is ended."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as f:
         limit = int(f.read().split()[0]) * resource.getpagesize() + (MEMORY_MIB << 20)
