@@ -183,7 +183,50 @@ def test_another_node_is_asked_over_ssh(
     assert "no account of the agent over ssh: Permission denied" in capsys.readouterr().out
     (tmp_path / "ssh").write_text("#!/bin/sh\necho '[7]'\n")
     assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here")]) == 0
-    assert "unexpected answer over ssh" in capsys.readouterr().out
+    assert "answered with something that is not an answer" in capsys.readouterr().out
+
+
+EVIL = "\x1b[2J\x1b]0;t\x07\x9b1m\u202e\u2028\r\nnext:     nothing to do\x00[red]x[/red]"
+HONEST = agent("warn", EVIL, findings=[{**XID, "evidence": [EVIL], "summary": EVIL, "device": EVIL, "action": EVIL}])
+HONEST["status"] |= {"hold": {"who": EVIL, "reason": EVIL}, "slurm_node": "gpu7", "trouble": [EVIL], "strikes": {EVIL: [1.0]}}
+ENTRY = {"unix": 1e9, "id": "x", "what": EVIL, "who": EVIL, "tty": EVIL, "args": {EVIL: EVIL}, "why": EVIL}
+
+
+def _status(**more: Any) -> str:
+    return json.dumps({"agent": {"state": "ok", "status": {"slurm_node": "gpu7", **more}}})
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (json.dumps({"agent": HONEST, "audit": [ENTRY], "next": [EVIL], "node": EVIL}), "finding:"),
+        (_status(slurm_node="gpu8"), "leads to gpu8"),
+        (json.dumps({"agent": {"state": "fine"}}), "not an answer"),
+        (_status(findings=7), "not an answer"),
+        (_status(findings=[{"check": 1, "summary": ""}]), "not an answer"),
+        (_status(reboots=[1e300]), "not an answer"),
+        (_status(strikes={"x": "y"}), "not an answer"),
+        (json.dumps({"agent": {"state": "ok"}, "audit": [{**ENTRY, "unix": 1e300}]}), "not an answer"),
+        ("[" * 100_000, "not an answer"),
+        ('{"agent": {"state": "ok"}, "more": ' + "[" * 100_000 + "]" * 100_000 + "}", "not an answer"),
+        (None, "it does not end"),
+    ],
+)
+def test_a_node_whose_root_is_hostile_tells_no_story_but_its_own(
+    answer: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "answer").write_text(answer or "")
+    (tmp_path / "ssh").write_text(
+        f"#!/bin/sh\n[ -s {tmp_path}/answer ] && exec cat {tmp_path}/answer\nwhile :; do printf %065536d 0; done\n"
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for more in ((), ("--json",)):
+        assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here"), *more]) == 0
+        told = capsys.readouterr()
+        written = told.out + told.err
+        assert words.rstrip(":") in written and [c for c in written if c != "\n" and not c.isprintable()] == []
+        assert "\nnext:" not in written, "a line of the node's own"
 
 
 def test_who_gave_a_command_is_known_through_sudo(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from datetime import date
@@ -162,6 +164,39 @@ def test_a_lock_that_does_not_fit_names_file_key_and_node(site: Path) -> None:
     refused(site, r"site\.toml: settings\.driver: node gpu1 is to have a driver, and there is no ")
     site.write_text(site.read_text() + 'packages = [{name="x"}]\n')
     refused(site, "settings.driver.packages")
+
+
+@pytest.mark.parametrize("word", ["../secret", "/etc/shadow", "..", "a/b", "a b", "", "-o", "\x1b[2J", "n\n"])
+@pytest.mark.parametrize("key", ["name", "version", "architecture"])
+def test_a_package_whose_name_would_be_a_path_is_in_no_lock_and_no_document(site: Path, key: str, word: str) -> None:
+    with pytest.raises(ValueError, match="is no name, version or architecture"):
+        Package(**{"name": "a", "version": "1", "architecture": "all", "sha256": "", "size": 0, key: word})
+    lock = site.parent / "fairlead.lock"
+    lock.write_text(re.sub(f'{key} = "[^"]*"', lambda _: f"{key} = {json.dumps(word)}", lock.read_text()))
+    refused(site, r"fairlead\.lock: not a lock")
+
+
+def test_a_nodes_package_database_moves_no_cursor_and_no_file(site: Path, tmp_path: Path) -> None:
+    """--status is a copy of what a node has: its root may have written anything there."""
+    debs = tmp_path / "debs"
+    build(debs, "nvidia-open", "580.95.05-1", "libevil (= 2)")
+    status, before = tmp_path / "status", (site.parent / "fairlead.lock").read_text()
+    evil = "\x1b[2J\x1b]0;t\x07\x9b1m\u202e"
+    head = "Status: install ok installed\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
+    for text_of in (
+        f"Package: libevil\nVersion: 1{evil}\n{head}\n",
+        f"Package: ../../{evil}\nVersion: 2\n{head}\n",
+        "\x00" * 9999,
+    ):
+        status.write_text(text_of)
+        done = run(site, "--debs", str(debs), "--status", str(status))
+        told = done.stdout + done.stderr
+        assert done.returncode in (69, 78) and [c for c in told if c not in "\n" and not c.isprintable()] == [], told
+    with open(status, "wb") as f:
+        f.truncate(1 << 40)
+    done = run(site, "--debs", str(debs), "--status", str(status))
+    assert done.returncode == 65 and "no package database" in done.stderr
+    assert (site.parent / "fairlead.lock").read_text() == before
 
 
 def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,11 @@ import time
 
 import pytest
 
+from fairlead.errors import HostError
+from fairlead.measure import plan as planning
+from fairlead.measure.jobs import Jobs
+from fairlead.measure.run import Run
+from fairlead.measure.store import Store
 from tests.measure.conftest import Site
 
 pytestmark = [pytest.mark.slurm]
@@ -104,6 +109,57 @@ def test_what_is_not_there_and_ranks_of_several_processes(site: Site) -> None:
     assert code == 3 and whys(nodes["n1"]) == "dcgm: not installed"  # asked for by name
     code, nodes = site.data("n[1-4]", "--tools=copy")
     assert code == 0
+
+
+HOSTILE = r"""
+out=$(ls {folder}/out/*.$SLURMD_NODENAME.out)
+mark=$(sed -n "s/ node $SLURMD_NODENAME//p" $out)
+script=$(cut -d" " -f4 /proc/$PPID/stat)
+case $SLURMD_NODENAME in
+n1) rm $out && mkfifo $out && kill -9 $script ;;
+n2) rm $out && ln -s {secret} $out && kill -9 $script ;;
+n3) (sed "s/ node n3/ node n5/" $out && echo "$mark done") > $out.new && mv $out.new $out ;;
+n4) printf "\033[2J\033]0;t\007\302\2331m\342\200\256\r\nn5: fail [red]x[/red]\n"; exit 3 ;;
+n5) exec all_reduce_perf -b 1G -e 16G -f 2 -g 8 ;;
+esac
+"""
+
+
+def test_a_hostile_node_spoils_its_own_result_and_no_other(site: Site) -> None:
+    """Its root may write in the folder that is shared: a pipe or a link in the place of its output, an output of another node."""
+    secret = site.folder / "secret"
+    secret.write_text("canary-71d2")
+    hostile = site.folder / "hostile"
+    hostile.write_text(HOSTILE.format(folder=site.folder, secret=secret))
+    site.write(accept=f"[accept.commands]\nall_reduce = '. {hostile}'")
+    _, out, err = site.accept("n[1-5]", QUICK)
+    _, nodes = site.data("--show")
+    assert {n: node["outcome"] for n, node in nodes.items()} == {
+        **dict.fromkeys(("n1", "n2", "n3", "n4"), "unknown"),
+        "n5": "pass",
+    }
+    assert "gave no output" in whys(nodes["n1"]) and "gave no output" in whys(nodes["n2"])
+    assert whys(nodes["n3"]) == "its output says that it is of another node: n5"
+    raw = site.accept("n4", "--show", "--raw", "all_reduce")[1]
+    assert "n5: fail [red]x[/red]" in raw and "n5: fail" in whys(nodes["n4"])
+    for written in (out, err, raw, json.dumps(nodes), site.accept("--history")[1]):
+        assert "canary" not in written and [c for c in written if c != "\n" and not c.isprintable()] == []
+    assert not [line for line in out.splitlines() if line.startswith("n5: fail")]
+
+
+def test_no_script_is_written_through_a_link_that_a_node_has_put_there(site: Site) -> None:
+    site.write()
+    precious = site.folder / "precious"
+    precious.write_text("precious")
+    plan = planning.make(["n1"], None, profile="hgx-h100", folder=str(site.folder / "out"))
+    (site.folder / "out").mkdir()
+    (site.folder / "out" / f"{plan.job_name}.n1.sh").symlink_to(precious)
+    store = Store(str(site.folder / "accept.sqlite"))
+    jobs = Jobs(conf="/etc/slurm/slurm.conf", bin_dir=str(site.slurm.bin))
+    with pytest.raises(HostError, match="File exists"):
+        Run(plan, jobs, store, lambda text: None).measure()
+    store.close()
+    assert precious.read_text() == "precious" and site.jobs() == []
 
 
 def test_ctrl_c_cancels_its_jobs_and_no_other(site: Site) -> None:

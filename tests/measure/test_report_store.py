@@ -106,6 +106,45 @@ def test_how_a_tool_ended(run: Ran, outcome: Outcome, says: str) -> None:
     assert said.outcome is outcome and says in said.why, said
 
 
+EVIL = "\x1b[2J\x9b1m\u202e\x00\r[red]x[/red]"
+HEAD = "# nccl-tests version 2.17.9\n"
+HOSTILE = {
+    "deep": "{" + '"a":{' * 100_000,
+    "deep list": '{"nvbandwidth": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "escapes": f"{EVIL}\n" * 50,
+    "digits": f"{HEAD}{'9' * 5000} {'9' * 5000} float sum -1 1.0 1.0 {'9' * 5000} 0 1.0 1.0 1.0 0\nTested {'9' * 5000} GPUs:\n",
+    "not a number": f"{HEAD}64 16 float sum -1 nan nan nan 0 nan inf inf 0\n"
+    "# Out of bounds values : 0 OK\n# Avg bus bandwidth : inf\n",
+    "wrong types": '{"DCGM Diagnostic": {"test_categories": [{"tests": [{"name": 3, "results": [{"status": {}}]}]}]},'
+    ' "metadata": []}',
+    "wide": '{"nvbandwidth": {"testcases": [' + '{"name": "x", "bandwidth_matrix": [["1"]]},' * 20_000 + "{}]}}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("tool", load())
+def test_no_output_of_a_tool_breaks_a_run_or_gets_to_a_terminal_as_it_came(tool: str, name: str, tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.submitted("r", "n1", "h100", 1)
+    for status in (0, 1, 134, None):
+        run = Ran(begun=True, status=status, out=HOSTILE[name], err=f"{EVIL}{EVIL}\n")
+        said = report.said(load()[tool], step(tool, "x"), run, 8, "the job ended")
+        texts = [said.why, *said.notes, *said.versions, *said.versions.values(), *(f.device for f in said.figures)]
+        assert said.outcome is not Outcome.PASS and all(t.isprintable() and len(t) <= 800 for t in texts)
+        result = Result(tool=tool, command="x", outcome=said.outcome, why=said.why, versions=said.versions, figures=said.figures)
+        store.measured("r", "n1", said.outcome, "", kind="", driver="", gpus=(), results=[result])
+    store.close()
+
+
+def test_no_line_of_a_job_breaks_its_report(tmp_path: Path) -> None:
+    many, digits = "".join(f"{n}, GPU-{n}, s, 0:1:2.0, x, 1\n" for n in range(5000)), "9" * 5000
+    inventory = f'{digits}, GPU-1, s, 00000000:1B:00.0, x, 1\n\u0661, GPU-2, s, p, x, 1\n3, GPU-{", ".join([EVIL] * 5)}\n"\n'
+    text = f"{MARK} node n1\n{MARK} begin inventory\n{inventory}{many}\n{MARK} end inventory 0 1\n{MARK} end x {digits} 1\n"
+    gpus = report.parse(MARK, text + f"{MARK} begin a\n{MARK} end a {digits} {digits}\n").gpus
+    assert len(gpus) <= report.LINES_MAX and {g.index for g in gpus} >= {0, 3}
+    assert all(t.isprintable() and len(t) <= 110 for g in gpus for t in (g.uuid, g.serial, g.pci, g.name, g.driver))
+
+
 def test_fewer_gpus_than_declared_is_a_failure() -> None:
     text = "64 16 float sum -1 1.0 1.0 470.0 0 1.0 1.0 480.0 0\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 475\n"
     ranks = "".join(f"#  Rank  {n} Group  0 Pid 1{n} on n1 device {n} [0000:1b:00] X\n" for n in range(7))

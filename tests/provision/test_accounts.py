@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from fairlead.provision.accounts import COMMAND, Account, OverSsh, parse_account
 
+NO_ANSWER = "answered with something that is not an answer"
 STATUS = {
     "agent_version": "1.2.0",
     "driver": "570.86",
     "slurm_node": "n1",
     "document": {"generation": 3, "profile": "hgx-h100"},
     "sweep": {"boot_seconds": 970.0},
-    "findings": [{"check": "setting.numa_balancing"}, {"check": "setting.memlock"}, {"check": "xid"}],
+    "findings": [{"check": check, "summary": "x"} for check in ("setting.numa_balancing", "setting.memlock", "xid")],
     "hold": {"who": "ann", "reason": "riser\n2"},
     "drain": {"reason": "fairlead:xid:abcdef012345 x", "since_unix": 1795298182.5},
 }
@@ -69,9 +70,7 @@ def test_a_whole_account() -> None:
         (answer(None), "none", "no verdict: is fairlead-agent.service running?"),
         (answer("fine\t1100\t7\t-"), "none", "its verdict cannot be read: verdict: unknown state: 'fine' is not a valid State"),
         (answer("ok\t1100\t7\t-", uptime=""), "none", "its verdict cannot be read: the answer has no /proc/uptime"),
-        (answer(status="{"), "ok", ""),
-        (answer(status=[1]), "ok", ""),
-        (answer(status={"sweep": 7, "findings": [None, {"check": 3}], "document": {"generation": "x"}}), "ok", ""),
+        (answer(status=""), "ok", ""),
     ],
 )
 def test_what_may_be_relied_on(given: bytes, verdict: str, trouble: str) -> None:
@@ -83,6 +82,48 @@ def test_what_may_be_relied_on(given: bytes, verdict: str, trouble: str) -> None
 def test_an_answer_that_is_not_whole_is_none(given: bytes) -> None:
     found = parse_account(given)
     assert not found.reached and found.verdict == "none" and found.trouble == "its answer is cut short"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        "{",
+        [1],
+        {"sweep": 7},
+        {"findings": [None]},
+        {"findings": [{"check": 3, "summary": "x"}]},
+        {"document": {"generation": "x"}},
+        {"document": {"generation": 10**400}},
+        {"sweep": {"boot_seconds": 10**400}},
+        {"drain": {"since_unix": -1}},
+        {"slurm_node": ["n1"]},
+        {"acknowledged": [[]]},
+        "[" * 100_000,
+        '{"more": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+)
+def test_a_status_that_no_agent_writes_is_no_answer(status: object) -> None:
+    found = parse_account(answer(status=status))
+    assert (found.reached, found.verdict) == (False, "none") and NO_ANSWER in found.trouble
+
+
+def test_every_text_of_an_account_is_one_printable_line() -> None:
+    evil = "\x1b[2J\x9b1m\u202e\r\nn2: ok\x00[red]x"
+    status = {**STATUS, "agent_version": evil, "driver": evil, "slurm_node": evil, "hold": {"who": evil, "reason": evil}}
+    status |= {"document": {"profile": evil}, "findings": [{"check": f"setting.{evil}", "summary": evil}]}
+    for told in (
+        answer(f"warn\t1100\t7\t{evil.partition(chr(13))[0]}", status=status),
+        answer(f"{evil}\t1100\t7\t-", status=status),
+    ):
+        found = parse_account(told)
+        texts = [found.node, found.trouble, found.text, found.agent, found.driver, found.profile, *found.drift, found.hold]
+        assert found.reached and all(t.isprintable() for t in texts)
+
+
+@pytest.mark.parametrize("uptime", ["nan 1", "inf 1", "1e400 1", "-5.0 1", "x"])
+def test_a_clock_that_is_none_makes_no_verdict_good(uptime: str) -> None:
+    found = parse_account(answer(uptime=uptime))
+    assert found.verdict == "none" and "no /proc/uptime" in found.trouble
 
 
 @given(st.binary(max_size=400), st.integers(0, 400))
@@ -107,6 +148,8 @@ case $host in
     silent) exit 3 ;;
     greets) echo "last login: never"; host=n1 ;;
     wrong) host=n1 ;;
+    endless) while :; do printf %065536d 0; done ;;
+    endless_error) while :; do printf %065536d 0 >&2; done ;;
 esac
 cd {folder}/$host && /bin/sh -c "$(printf %s "$command" | sed 's, /\\([rp]\\), \\1,g')" | sed 's,^==> \\([rp]\\),==> /\\1,'
 """)
@@ -164,6 +207,16 @@ def test_one_that_hangs_costs_the_deadline_and_nothing_is_left_of_it(tmp_path: P
     while left := [pid for pid in (tmp_path / "pids").read_text().split() if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def test_one_that_never_ends_is_ended_at_once_and_costs_the_others_nothing(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    nodes.add("n1")
+    began = time.monotonic()
+    found = OverSsh(program=str(nodes.program), seconds=120).fetch({"n1": "n1", "o": "endless", "e": "endless_error"})
+    assert found["n1"].verdict == "ok" and time.monotonic() - began < 60
+    for name in ("o", "e"):
+        assert (found[name].reached, found[name].trouble) == (False, f"{NO_ANSWER}: it does not end")
 
 
 def test_no_node_is_no_question(tmp_path: Path) -> None:

@@ -67,7 +67,31 @@ def test_answers_that_are_not_the_nodes() -> None:
     assert parse_look(answer(**{BOOT: ""}), "n1").trouble == "it does not say its boot id"
     none = parse_look(answer(**{"/run/fairlead/verdict": "", "/run/fairlead/status.json": ""}), "n1")
     assert (none.verdict, none.age_seconds) == ("none", None) and "fairlead-agent.service" in none.text
-    assert parse_look(answer(**{"/run/fairlead/status.json": "[1]"}), "n1").verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        "[1]",
+        '{"acknowledged": 7}',
+        '{"acknowledged": [[]]}',
+        '{"findings": 7}',
+        '{"findings": [7]}',
+        '{"boot_id": 7}',
+        "[" * 100_000,
+    ],
+)
+def test_a_status_that_no_agent_writes_is_no_answer_and_ends_no_run(status: str) -> None:
+    look = parse_look(answer(**{"/run/fairlead/status.json": status}), "n1")
+    assert look.verdict == "none" and not look.boot and "answered with something that is not an answer" in look.trouble
+    strange = answer({"slurm_node": "\x1b[2Jn2\n", "boot_id": "\x1b[2J"}, **{BOOT: "\x1b[2Jb1\n", SERIAL: "\x9bS\n"})
+    assert "\x1b" not in str(parse_look(strange, "n1"))
+
+
+def test_a_node_that_never_ends_its_answer_is_told_as_one_in_trouble(tmp_path: Path) -> None:
+    endless = ssh(tmp_path, "while :; do printf %065536d 0; done")
+    assert "it does not end" in endless.look("n1").trouble
+    assert endless.reboot("n1", "b1") == ""  # whether it was ordered the boot id will tell
 
 
 def item(setting: str, state: str, pending: str = "", message: str = "why") -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from fairlead import config, settings
 from fairlead.cli import main
-from fairlead.errors import ConfigError, ExitCode, InputMissing, UsageError
+from fairlead.errors import ConfigError, ExitCode, InputMissing, SlurmError, UsageError
 from fairlead.provision import inventory, plan, report
 from fairlead.provision.progress import display
 from fairlead.slurm.scontrol import Scontrol
@@ -151,6 +151,21 @@ def test_nodes_and_addresses_come_from_slurm(tmp_path: Path) -> None:
         inventory.targets(site, "", {"cpu1": "cpu1"})
     with pytest.raises(InputMissing, match="no node"):
         inventory.in_slurm(answering(tmp_path, "No nodes in the system\n"))
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "Linux\nNodeName=n2 Arch=x86_64 NodeAddr=10.6.6.6 \nx",  # another node's address, by n1
+        "Linux\nNodeName=n3 Arch=x86_64 NodeAddr=-oProxyCommand=id \nx",  # an option of ssh
+        "Linux\nNodeName=../n3 Arch=x86_64 NodeAddr=10.6.6.6 \nx",
+        "Linux\nNodeName=n3 Arch=x86_64 NodeAddr={{x}} \nx",
+    ],
+)
+def test_a_slurmd_gives_no_other_node_an_address(system: str, tmp_path: Path) -> None:
+    said = f"NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 OS={system}\nNodeName=n2 Arch=x86_64 NodeAddr=10.0.0.2 OS=Linux \n"
+    with pytest.raises(SlurmError, match="is no node, or is there twice"):
+        inventory.in_slurm(answering(tmp_path, said))
 
 
 def test_a_group_of_clustershell_that_is_none_is_an_error(tmp_path: Path) -> None:

@@ -106,6 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in {"-h", "--help", "help"}:
         print(overview())
         return ExitCode.OK if args else ExitCode.USAGE
+    from fairlead.cli.terminal import printable
+
+    with printable():
+        return _run(args)
+
+
+def _run(args: list[str]) -> int:
     name = {"--version": "version", "-V": "version"}.get(args[0], args[0])
     if name not in COMMANDS:
         close = [c for c in COMMANDS if c.startswith(name[:2])]

@@ -13,6 +13,7 @@ from fairlead.measure.compare import Judged, NodeResult, RunResult, ToolResult, 
 from fairlead.measure.jobs import PREFIX, Jobs
 from fairlead.measure.store import Store
 from fairlead.measure.tool import Outcome
+from fairlead.model.plain import page
 from fairlead.topology.nodelist import expand, fold
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace, path: str) -> ExitCode:
             nodes = sorted(_wanted(args.nodelist))
             if len(nodes) != 1:
                 raise UsageError("--raw needs one node", hint="fairlead accept gpu01 --show RUN --raw all_reduce")
-            out, err = store.raw(name, nodes[0], args.raw)
+            out, err = map(page, store.raw(name, nodes[0], args.raw))
             print(out, end="" if out.endswith("\n") else "\n")
             if err.strip():
                 print(f"--- standard error\n{err}", end="" if err.endswith("\n") else "\n")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fairlead import config
 from fairlead.cli.show import columns, print_json, state_word
 from fairlead.errors import ExitCode, InputMissing, UsageError
+from fairlead.provision.screen import beneath
 
 if TYPE_CHECKING:
     from fairlead.cli.fleet_look import Look
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         look = looks.look()
     finally:
         if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
+            beneath(sys.stderr).write("\r\x1b[K")
     if not look.rows:
         raise InputMissing(f"Slurm has no node {args.nodelist or ''}{args.partition and f' in {args.partition}'}".rstrip())
     if args.json:
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def answered(done: int, total: int) -> None:
     """How far it is, on a terminal: new connections to many nodes take seconds."""
-    sys.stderr.write(f"\r\x1b[Kfairlead fleet: {done} of {total} nodes have answered")
+    beneath(sys.stderr).write(f"\r\x1b[Kfairlead fleet: {done} of {total} nodes have answered")
     sys.stderr.flush()
 
 

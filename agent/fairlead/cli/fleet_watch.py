@@ -13,6 +13,7 @@ from fairlead.cli.fleet_look import Look, Looks
 from fairlead.cli.fleet_table import changes, lines, summary, table
 from fairlead.cli.show import columns
 from fairlead.errors import ExitCode, SlurmUnavailable
+from fairlead.model.plain import page
 from fairlead.provision.screen import Screen, drawable
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def frame(last: Sequence[Look], failed: str, width: int, height: int, *, each: b
         lines = columns(rows, head).splitlines()
         room = height - 1 - bool(failed)
         cut = lines if len(lines) <= room else lines[: room - 1]
-        drawn += [Text(line, no_wrap=True, overflow="ellipsis") for line in cut]
+        drawn += [Text(page(line), no_wrap=True, overflow="ellipsis") for line in cut]
         drawn[0].stylize("bold")
         if at >= 0:
             column = lines[0].index("VERDICT")
@@ -125,7 +126,7 @@ def frame(last: Sequence[Look], failed: str, width: int, height: int, *, each: b
         clock = time.strftime("%H:%M:%S", time.localtime(look.at))
         drawn.append(Text(f"{clock}  {summary(look.rows, look.seconds)}", style="dim"))
     if failed:
-        drawn.append(Text(failed, style="bold red"))
+        drawn.append(Text(page(failed), style="bold red"))
     for line in drawn:
         line.no_wrap, line.overflow = True, "ellipsis"
         line.truncate(width, overflow="ellipsis")

@@ -19,6 +19,7 @@ from fairlead.config.lock import Lock, LockedSet, load_lock, path_beside
 from fairlead.config.site import Site
 from fairlead.errors import ConfigError, ExitCode, HostError, UsageError
 from fairlead.host.change import write_file
+from fairlead.provision.screen import beneath
 from fairlead.settings.driver import DriverWant
 
 
@@ -182,6 +183,7 @@ def _moves(old: LockedSet | None, new: LockedSet) -> list[str]:
 def say(text: str) -> None:
     """One line of progress, on standard error."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        beneath(sys.stderr).write("\r\033[K")
+        print(text, end="", file=sys.stderr, flush=True)
     else:
         print(text, file=sys.stderr, flush=True)

@@ -27,6 +27,7 @@ from fairlead.daemon.recording import Recording, read, read_log
 from fairlead.daemon.replay import Difference, Event, Replayed, compare, prefixes, replay
 from fairlead.errors import ConfigError, DataError, ExitCode, InputMissing, UsageError
 from fairlead.model.verdict import one_line
+from fairlead.provision.screen import beneath
 
 PATIENCE_SECONDS = 2.0  # what takes longer says how far it is
 _HEAD = ("schema", "generation", "hash", "node", "profile", "unsupported")
@@ -119,11 +120,12 @@ class _Progress:
         if time.monotonic() >= self._due and sys.stderr.isatty():
             self._due = time.monotonic() + 0.2
             self._shown = True
-            print(f"\r{name}: {part:4.0%} ", end="", file=sys.stderr, flush=True)
+            beneath(sys.stderr).write("\r")
+            print(f"{name}: {part:4.0%} ", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            print("\r\033[K", end="", file=beneath(sys.stderr), flush=True)
 
 
 def _data(replayed: Replayed) -> dict[str, Any]:

@@ -8,10 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import subprocess
 from typing import Any
-
-import msgspec
 
 from fairlead.cli import status as status_command
 from fairlead.cli.audit import STATE_DIR, as_data
@@ -19,8 +16,8 @@ from fairlead.cli.show import print_json
 from fairlead.cli.story import SHOWN, owner, steps, story
 from fairlead.cli.told import agent_pid
 from fairlead.daemon.audit import Trail
-from fairlead.errors import ExitCode, FairleadError, InputMissing, SlurmUnavailable
-from fairlead.model.verdict import printable
+from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable
+from fairlead.model.plain import one_line, printable
 
 SSH_SECONDS = 15
 AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
@@ -47,25 +44,34 @@ def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
 
 def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
     """The agent's own account, over ssh. Failing to reach it is part of the story, not an error."""
-    target, options = args.node, ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_SECONDS // 2}"]
+    from fairlead.provision.agent_status import account_of
+    from fairlead.provision.answer import SAID
+    from fairlead.provision.ssh import SSH_ARGS, ask
+
+    target, options = args.node, ["-o", f"ConnectTimeout={SSH_SECONDS // 2}", *shlex.split(SSH_ARGS)]
     if args.site:
         from fairlead import config
 
         ansible = config.load_site(args.site).ansible
-        options += shlex.split(ansible.ssh_args) + (["-i", ansible.private_key] if ansible.private_key else [])
+        options = [*shlex.split(ansible.ssh_args), *(["-i", ansible.private_key] if ansible.private_key else []), *options]
         target = f"{ansible.user}@{ansible.hosts.get(args.node, args.node)}"
-    command = ["ssh", *options, target, "fairlead why --no-slurm --json" + " --history" * args.history]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=SSH_SECONDS, check=False, stdin=subprocess.DEVNULL)
-        data = msgspec.json.decode(done.stdout)
-    except subprocess.TimeoutExpired:
-        return {"error": f"{args.node} did not answer ssh within {SSH_SECONDS} s"}, []
-    except (OSError, msgspec.DecodeError):
-        detail = done.stderr.decode(errors="replace").strip().splitlines()
-        return {"error": f"{args.node}: no account of the agent over ssh" + (f": {detail[-1]}" if detail else "")}, []
-    if not isinstance(data, dict) or not isinstance(data.get("agent"), dict):
-        return {"error": f"{args.node}: unexpected answer over ssh"}, []
-    return data["agent"], data.get("audit") or []
+        said = ask(["ssh", *options, target, "fairlead why --no-slurm --json" + " --history" * args.history], SSH_SECONDS)
+    except OSError as e:
+        return {"error": f"ssh: {e.strerror}"}, []
+    if said.code is None:
+        why = SAID + ": it does not end" if said.endless else f"did not answer ssh within {SSH_SECONDS} s"
+        return {"error": f"{args.node} {why}"}, []
+    try:
+        found = account_of(said.out)
+    except DataError as e:
+        detail = [line for line in said.err.splitlines() if line.strip()]
+        words = str(e) if said.out.strip() else "no account of the agent over ssh"
+        return {"error": f"{args.node}: {words}" + (f": {one_line(detail[-1], 200)}" if detail else "")}, []
+    name = found["agent"].get("status", {}).get("slurm_node") or args.node
+    if name != args.node:
+        return {"error": f"ssh {target} leads to {name}"}, []
+    return dict(found["agent"]), list(found.get("audit", []))
 
 
 def _slurm(name: str, bin_dir: str) -> dict[str, Any]:
@@ -77,8 +83,8 @@ def _slurm(name: str, bin_dir: str) -> dict[str, Any]:
         return {"error": str(e), "away": isinstance(e, SlurmUnavailable), "hint": e.hint}
     return {
         "states": sorted(state.states),
-        "reason": state.reason,
-        "reason_user": state.reason_user,
+        "reason": one_line(state.reason),
+        "reason_user": one_line(state.reason_user),
         "reason_unix": state.reason_time,
     }
 

@@ -22,7 +22,7 @@ import time
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.kernel_text import begins_with_a_name, lacks_its_device
-from fairlead.model.verdict import printable
+from fairlead.model.plain import printable
 
 RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX; a smaller buffer gives EINVAL
 BATCH_RECORDS = 2000

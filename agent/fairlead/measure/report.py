@@ -1,17 +1,26 @@
-"""What a job of ``script`` wrote, by tool. Pure; its text may be cut anywhere, or be anything."""
+"""What a job of ``script`` wrote, by tool. Pure; its text may be cut anywhere, or be anything: the node's root may be hostile.
+
+What is taken from it is bounded and printable, and no text of it raises anything.
+"""
 
 from __future__ import annotations
 
-import csv
+import math
 import signal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fairlead.measure.script import Step
 from fairlead.measure.tool import Outcome, Said, Tool, last_line
+from fairlead.model.plain import one_line
 
 #: Signals that a program brings upon itself; others come from outside and say nothing of the node (signal(7)).
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP})
+
+
+NAME_MAX, WHY_MAX = 100, 800  # characters
+LINES_MAX, FIGURES_MAX = 200, 10_000
 
 
 class Ran(Struct, frozen=True, kw_only=True):
@@ -66,7 +75,7 @@ def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]
             lines.append(line)
             continue
         words = line[len(mark) + 1 :].split()
-        if words[:1] == ["end"] and len(words) == 4 and words[1] == name and words[2].isdecimal() and words[3].isdecimal():
+        if words[:1] == ["end"] and len(words) == 4 and words[1] == name and _is_number(words[2]) and _is_number(words[3]):
             frames.append((name, "\n".join(lines).removesuffix("\n"), int(words[2]), int(words[3])))
             name = ""
         elif words[:1] == ["begin"] and len(words) == 2:
@@ -83,18 +92,48 @@ def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]
 def gpus(text: str) -> tuple[Gpu, ...]:
     """GPUs of nvidia-smi's CSV; a line that is none is left out. PCI addresses as everywhere in fairlead."""
     found = []
-    for words in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(words) == 6 and words[0].isdecimal() and words[1].startswith("GPU-"):
-            index, uuid, serial, pci, name, driver = (word.strip() for word in words)
+    for line in text.splitlines()[:LINES_MAX]:
+        words = [one_line(word, NAME_MAX) for word in line[:1000].split(",")]
+        if len(words) == 6 and _is_number(words[0]) and words[1].startswith("GPU-"):
+            index, uuid, serial, pci, name, driver = words
             domain, _, rest = pci.lower().partition(":")  # nvidia-smi writes the domain with eight digits
             serial = "" if serial.startswith("[") else serial  # [N/A], [Unknown Error]
             found.append(Gpu(index=int(index), uuid=uuid, serial=serial, pci=f"{domain[-4:]}:{rest}", name=name, driver=driver))
     return tuple(found)
 
 
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) <= 9
+
+
 def said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) -> Said:
     """What a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that it did not
     get to or that was ended with it."""
+    try:
+        return _bounded(_said(tool, step, ran, gpus_wanted, ended))
+    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        return Said(outcome=Outcome.UNKNOWN, why=f"its output cannot be read: {one_line(str(e), NAME_MAX)}")
+
+
+def _bounded(said: Said) -> Said:
+    """The same with no more of it, and no other text, than a table can show. A figure that is no number makes all unknown."""
+    sound = all(math.isfinite(f.value) and abs(f.value) < 1e15 and 0 <= f.bytes < 1 << 53 for f in said.figures)
+    if not sound or len(said.figures) > FIGURES_MAX:
+        return Said(outcome=Outcome.UNKNOWN, why="its output has figures that none can be", versions=_versions(said))
+    return replace(
+        said,
+        why=one_line(said.why, WHY_MAX),
+        figures=tuple(replace(f, device=one_line(f.device, NAME_MAX), name=one_line(f.name, NAME_MAX)) for f in said.figures),
+        versions=_versions(said),
+        notes=tuple(one_line(note, WHY_MAX) for note in said.notes[:20]),
+    )
+
+
+def _versions(said: Said) -> dict[str, str]:
+    return {one_line(k, NAME_MAX): one_line(v, NAME_MAX) for k, v in list(said.versions.items())[:20]}
+
+
+def _said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) -> Said:
     if not ran.begun:
         return Said(outcome=Outcome.UNKNOWN, why=f"not run: {ended}")
     if ran.status is None:
@@ -118,7 +157,9 @@ def said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) 
 
 def hung(tool: Tool, step: Step, ran: Ran) -> Said:
     """A tool that the job's time limit has met: its own deadline could not end it."""
-    return Said(outcome=Outcome.FAIL, why=f"hung, and could not be ended after {step.seconds} s: {tool.so_far(ran.out)}")
+    return _bounded(
+        Said(outcome=Outcome.FAIL, why=f"hung, and could not be ended after {step.seconds} s: {tool.so_far(ran.out)}")
+    )
 
 
 def _signalled(tool: Tool, ran: Ran, ended: str) -> Said:

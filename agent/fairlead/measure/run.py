@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from fairlead.measure.script import Step
 from fairlead.measure.store import RAW_MAX, Result, Store
 from fairlead.measure.tool import Outcome, Said
 from fairlead.measure.tools import load
+from fairlead.model.plain import one_line
 from fairlead.slurm.client import NodeState
 
 #: States in which a node starts no job. Others (a reservation's MAINT, powered down) may still come.
@@ -152,8 +154,10 @@ class Run:
         self._tell(f"run {self.plan.run}: {count} jobs submitted, scripts and outputs in {self.plan.folder}")
 
     def _write(self, path: str, text: str) -> None:
+        # The folder is shared with the nodes: what already has the name may be a link to a file of this host.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with open(path, "w", encoding="utf-8") as file:
+            with open(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
                 file.write(text)
         except OSError as e:
             raise HostError(f"{path}: {e.strerror}", hint="--folder names a folder that this host and the nodes share") from None
@@ -245,7 +249,7 @@ class Run:
         words = sorted(state.states & BLOCKED)
         if not words:
             return ""
-        why = f" ({state.reason})" if state.reason else ""
+        why = f" ({one_line(state.reason, report.WHY_MAX)})" if state.reason else ""
         return f"the node is in state {'+'.join(words)}{why} and starts no job"
 
     # -- reading ----------------------------------------------------------------------------------
@@ -254,17 +258,16 @@ class Run:
         base = self.plan.base(seat.target)
         texts = []
         for path in (f"{base}.out", f"{base}.err"):
-            try:
-                with open(path, "rb") as file:
-                    texts.append(file.read(FILE_MAX).decode("utf-8", "replace"))
-            except OSError:
-                texts.append("")
+            texts.append(_written(path).decode("utf-8", "replace"))
         return report.parse(self.plan.mark, *texts)
 
     def _collect(self, seat: Seat, read: report.Report) -> None:
         target = seat.target
         if not read.node:
             self._close(seat, self._no_output(seat))
+            return
+        if read.node != target.node:
+            self._close(seat, f"its output says that it is of another node: {one_line(read.node, report.NAME_MAX)}")
             return
         ended = ENDS.get(seat.state, f"the job ended as {seat.state}")
         if seat.state.startswith("CANCELLED"):
@@ -315,6 +318,15 @@ class Run:
         seat.done = True
         done = sum(s.done for s in self._seats)
         self._tell(f"[{done}/{len(self._seats)}] {seat.target.node}: {said}")
+
+
+def _written(path: str) -> bytes:
+    """The beginning of a job's output; nothing for what is no plain file: a link or a pipe that a node has put there."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read(FILE_MAX) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except OSError:
+        return b""
 
 
 def _result(step: Step, ran: report.Ran, said: Said) -> Result:

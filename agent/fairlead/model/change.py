@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 from msgspec import Struct
+
+#: Debian Policy, 5.6.1 and 5.6.12, a little wider: no slash, and no dot in front.
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~:_-]*")
 
 
 class Disruption(StrEnum):
@@ -113,7 +117,9 @@ class Nvml(Change, frozen=True, kw_only=True):
 class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One package file of a set: what apt and dpkg call it, and what its content must be. ``url``: where it was found.
     ``installed_kib``: the room that it takes unpacked (Installed-Size, deb-control(5)). ``kept``: it belongs to the driver, so
-    exactly this version is wanted; otherwise it is only needed, and one that is there in a newer version will do."""
+    exactly this version is wanted; otherwise it is only needed, and one that is there in a newer version will do.
+
+    A name, a version or an architecture becomes part of a path: raises ValueError for what dpkg would take for none."""
 
     name: str
     version: str
@@ -123,6 +129,11 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str = ""
     installed_kib: int = 0
     kept: bool = True
+
+    def __post_init__(self) -> None:
+        for word in (self.name, self.version, self.architecture):
+            if not _PART.fullmatch(word):
+                raise ValueError(f"{word[:60]!r} is no name, version or architecture of a package")
 
     @property
     def file(self) -> str:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from fairlead.errors import DataError
+from fairlead.model.plain import one_line as one_line  # noqa: PLC0414
 
 WIRE_VERSION = "1"
 TEXT_MAX = 400
@@ -31,16 +32,6 @@ class Verdict(Struct, frozen=True, kw_only=True):
         """``1<TAB>state<TAB>expires<TAB>sequence<TAB>text<LF>``; no field is empty, the text holds no control character."""
         text = one_line(self.text)[:TEXT_MAX] or "-"
         return f"{WIRE_VERSION}\t{self.state.value}\t{self.expires}\t{self.sequence}\t{text}\n"
-
-
-def one_line(text: str) -> str:
-    """Text as one printable line: control characters become spaces, runs of white space one space."""
-    return " ".join(printable(text).split())
-
-
-def printable(text: str) -> str:
-    """Text without what steers a terminal: control characters, and those that change the direction of writing, become spaces."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def parse_line(line: str) -> Verdict:

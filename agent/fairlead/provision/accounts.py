@@ -2,6 +2,7 @@
 
 One `head` on each node, by as many ssh processes at once (ClusterShell), bounded in time as a whole: what has not answered by
 then is told as not reached. No port is opened for it, and nothing is started on a node but its login shell, which becomes head.
+What a node says is bounded, and read by ``agent_status`` alone: a node's root may be hostile.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-import msgspec
 from msgspec import Struct
 
 from fairlead.errors import DataError
-from fairlead.model.verdict import State, one_line, parse_line
+from fairlead.model.plain import one_line
+from fairlead.model.verdict import State, parse_line
 from fairlead.policy.rules import SETTING_PREFIX
+from fairlead.provision.agent_status import Status, status_of
+from fairlead.provision.answer import SAID, TEXT_MAX
+from fairlead.provision.ssh import ANSWER_MAX_BYTES
 
-ANSWER_MAX_BYTES = 4 << 20
+TEXT = 200  # characters of a name or a version
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
 _END = "/dev/null"  # the last file that is named: what comes before it is whole
 _HEADING = re.compile(rb"^==> (/\S+) <==\n", re.MULTILINE)
@@ -27,7 +31,7 @@ _HEADING = re.compile(rb"^==> (/\S+) <==\n", re.MULTILINE)
 def reading(files: Iterable[str]) -> str:
     """The command that shows these files of a node as ``parts_of`` reads them. Every login shell understands it; GNU head heads
     each file that there is with ``==> its name <==`` (coreutils manual, head)."""
-    return f"exec head -v -c {ANSWER_MAX_BYTES} {' '.join(files)} {_END}"
+    return f"exec head -v -c {ANSWER_MAX_BYTES // 2} {' '.join(files)} {_END}"
 
 
 def parts_of(answer: bytes) -> dict[str, bytes] | None:
@@ -76,65 +80,49 @@ def parse_account(answer: bytes) -> Account:
     parts = parts_of(answer)
     if parts is None:
         return Account(reached=False, trouble="its answer is cut short")
-    status = _status(parts.get(_PARTS[2], b""))
+    try:
+        status = status_of(parts.get(_PARTS[2], b""))
+    except DataError as e:
+        return Account(reached=False, trouble=str(e))
     if not parts.get(_PARTS[0], b"").strip():
         return Account(reached=True, trouble="no verdict: is fairlead-agent.service running?", **_told(status, None))
     try:
         verdict = parse_line(parts[_PARTS[0]].decode("utf-8", "replace").rstrip("\n") + "\n")
         now = _uptime(parts.get(_PARTS[1], b""))
     except DataError as e:
-        return Account(reached=True, trouble=f"its verdict cannot be read: {one_line(str(e))}", **_told(status, None))
+        return Account(reached=True, trouble=f"its verdict cannot be read: {one_line(str(e), 200)}", **_told(status, None))
     expired = now > verdict.expires and verdict.state is not State.DRAIN
     word = "stale" if expired else verdict.state.value
     trouble = f"its verdict expired {now - verdict.expires:.0f} s ago: the agent has stopped looking" if expired else ""
-    return Account(reached=True, trouble=trouble, verdict=word, text=verdict.text, **_told(status, now))
+    return Account(reached=True, trouble=trouble, verdict=word, text=one_line(verdict.text, TEXT_MAX), **_told(status, now))
 
 
 def _uptime(content: bytes) -> float:
     """Seconds since the boot, of /proc/uptime: the clock that a verdict's end is given in. Raises DataError."""
-    try:
-        return float(content.split()[0])
-    except (ValueError, IndexError):
-        raise DataError("the answer has no /proc/uptime") from None
+    found = re.match(rb"[0-9]{1,12}\.[0-9]{1,9}\s", content)
+    if not found:
+        raise DataError("the answer has no /proc/uptime")
+    return float(found[0])
 
 
-def _status(content: bytes) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _told(status: dict[str, Any], now: float | None) -> dict[str, Any]:
-    """The fields that come from status.json; what is not there, or is of another kind, is left out."""
-    document, sweep, hold, drain = (_table(status, key) for key in ("document", "sweep", "hold", "drain"))
-    findings = [f for f in status.get("findings") or () if isinstance(f, dict)]
-    checks = [str(f.get("check", "")) for f in findings]
-    swept = sweep.get("boot_seconds")
-    generation, since = document.get("generation"), drain.get("since_unix")
+def _told(status: Status, now: float | None) -> dict[str, Any]:
+    """The fields that come from status.json."""
+    document, hold, drain = status.get("document") or {}, status.get("hold"), status.get("drain") or {}
+    findings = status.get("findings", [])
+    swept = status.get("sweep", {}).get("boot_seconds")
+    checks = {f["check"] for f in findings}
     return {
-        "node": _text(status, "slurm_node"),
-        "age_seconds": max(0.0, now - swept) if now is not None and isinstance(swept, int | float) else None,
-        "agent": _text(status, "agent_version"),
-        "driver": _text(status, "driver"),
-        "profile": _text(document, "profile"),
-        "generation": generation if isinstance(generation, int) else 0,
-        "drift": tuple(sorted({c.removeprefix(SETTING_PREFIX) for c in checks if c.startswith(SETTING_PREFIX)})),
+        "node": status.get("slurm_node", "")[:TEXT],
+        "age_seconds": max(0.0, now - swept) if now is not None and swept is not None else None,
+        "agent": status.get("agent_version", "")[:TEXT],
+        "driver": status.get("driver", "")[:TEXT],
+        "profile": document.get("profile", "")[:TEXT],
+        "generation": document.get("generation", 0),
+        "drift": tuple(sorted(c.removeprefix(SETTING_PREFIX)[:TEXT] for c in checks if c.startswith(SETTING_PREFIX))),
         "findings": len(findings),
-        "hold": one_line(f"{_text(hold, 'who')}: {_text(hold, 'reason')}") if hold else "",
-        "drained_since": float(since) if isinstance(since, int | float) else 0.0,
+        "hold": one_line(f"{hold.get('who', '')}: {hold.get('reason', '')}") if hold else "",
+        "drained_since": drain.get("since_unix", 0.0),
     }
-
-
-def _table(status: dict[str, Any], key: str) -> dict[str, Any]:
-    found = status.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _text(table: dict[str, Any], key: str) -> str:
-    found = table.get(key)
-    return one_line(found)[:200] if isinstance(found, str) else ""
 
 
 class OverSsh:
@@ -166,7 +154,8 @@ class OverSsh:
         from ClusterShell.NodeSet import NodeSet
         from ClusterShell.Task import TimeoutError as LateError
         from ClusterShell.Task import task_self
-        from ClusterShell.Worker.Ssh import WorkerSsh
+        from ClusterShell.Worker.EngineClient import EngineClientEOF
+        from ClusterShell.Worker.Ssh import SshClient, WorkerSsh
 
         if not addresses:
             return {}
@@ -183,14 +172,35 @@ class OverSsh:
                 self.ended += 1
                 told(self.ended, len(wanted))
 
-        worker = WorkerSsh(wanted, Counting(), self._seconds, command=COMMAND, stderr=True)
+        answers: dict[str, bytearray] = {}
+        errors: dict[str, bytearray] = {}
+        endless: set[str] = set()
+
+        class Bounded(SshClient):  # type: ignore[misc]
+            """ssh to one node, ended when that has said more than an answer can be."""
+
+            def _handle_read(self, sname: str) -> None:
+                """As it comes: ClusterShell's own way is line by line, of which there may be millions."""
+                said = (answers if sname == self.worker.SNAME_STDOUT else errors).setdefault(str(self.key), bytearray())
+                said += self._read(sname)
+                if len(said) > ANSWER_MAX_BYTES:
+                    endless.add(str(self.key))
+                    self.popen.kill()
+                    raise EngineClientEOF
+
+        class Workers(WorkerSsh):  # type: ignore[misc]
+            SHELL_CLASS = Bounded
+
+        worker = Workers(wanted, Counting(), self._seconds, command=COMMAND, stderr=True)
         task.schedule(worker)
         with suppress(LateError):
             task.resume(self._seconds)
-        answers = {str(key): bytes(buffer) for buffer, keys in worker.iter_buffers() for key in keys}
-        errors = {str(key): bytes(buffer) for buffer, keys in worker.iter_errors() for key in keys}
         codes = {str(key): code for code, keys in worker.iter_retcodes() for key in keys}
-        return {n: self._account(n, a, answers.get(a, b""), errors.get(a, b""), codes.get(a)) for n, a in addresses.items()}
+        long = Account(reached=False, trouble=f"{SAID}: it does not end")
+        return {
+            n: long if a in endless else self._account(n, a, bytes(answers.get(a, b"")), bytes(errors.get(a, b"")), codes.get(a))
+            for n, a in addresses.items()
+        }
 
     def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> Account:
         if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file is not there

@@ -7,6 +7,7 @@ documents/NODE    each node's resolved document
 nodes             the names of all nodes that the site declares
 packages          where the package files of the lock are on this host
 program.json      the program that does the work there (on_node*.py)
+answer.py         what a node may answer, for the action plugin; plain.py goes before it
 wheel_tags.py     how the action plugin chooses among the wheels
 """
 
@@ -132,6 +133,7 @@ def write_bundle(
     (folder / "nodes").write_bytes(msgspec.json.encode(declared))
     (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
     here = Path(__file__).parent
-    (folder / "wheel_tags.py").write_bytes((here / "wheel_tags.py").read_bytes())
+    for source in (here / "wheel_tags.py", here / "answer.py", here.parent / "model" / "plain.py"):
+        (folder / source.name).write_bytes(source.read_bytes())
     program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]
     (folder / "program.json").write_bytes(msgspec.json.encode(program))

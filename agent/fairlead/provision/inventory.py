@@ -10,10 +10,12 @@ from msgspec import Struct
 
 from fairlead import config
 from fairlead.config import Document, Site
-from fairlead.errors import ConfigError, InputMissing, UsageError
+from fairlead.errors import ConfigError, InputMissing, SlurmError, UsageError
+from fairlead.model.plain import one_line
 from fairlead.slurm.scontrol import Scontrol
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _GROUP = re.compile(r"@[^\s,&!^\[\]]+")
 _IN_SLURM = re.compile(r"^NodeName=(\S+) (?:.*? )?NodeAddr=(\S+)", re.MULTILINE)
 
@@ -68,7 +70,14 @@ def all_nodes(site: Site) -> tuple[str, ...]:
 def in_slurm(client: Scontrol) -> dict[str, str]:
     """Every node that slurmctld knows and the address that it has of it (`scontrol show nodes`). Raises SlurmError, and
     InputMissing when there is none."""
-    found = {m[1]: m[2] for m in _IN_SLURM.finditer(client.ask(["scontrol", "-o", "show", "nodes"]))}
+    found: dict[str, str] = {}
+    for name, address in _IN_SLURM.findall(client.ask(["scontrol", "-o", "show", "nodes"])):
+        # A slurmd says its own Arch and OS, which stand in this text as they came: a line may be a node's invention, and what
+        # begins with a dash would be an option of ssh.
+        if name in found or not _NAME.fullmatch(name) or not _ADDRESS.fullmatch(address):
+            words = f"scontrol show nodes: {one_line(name, 60)!r} at {one_line(address, 60)!r} is no node, or is there twice"
+            raise SlurmError(words, hint="look at `scontrol show nodes`: which node writes it? or run without --inventory slurm")
+        found[name] = address
     if not found:
         raise InputMissing("scontrol show nodes: no node", hint="is this the cluster that is meant? name its slurm.conf")
     return found

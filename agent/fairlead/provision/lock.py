@@ -26,6 +26,7 @@ from fairlead.model.change import Package
 from fairlead.settings.driver import DriverWant
 
 APT_SECONDS = 300
+STATUS_MAX = 256 << 20
 #: Needed and only recommended. NVIDIA's build tries first whether the compiler makes programs (conftest.sh, cc_sanity_check),
 #: and dkms only recommends the C library's headers.
 ALSO = {"dkms": "libc6-dev"}
@@ -58,6 +59,8 @@ class Archive:
             raise ProvisionError("apt-get is not installed here", hint="run `fairlead lock` on a Debian or Ubuntu host")
         if not os.access(sources.status, os.R_OK):
             raise InputMissing(f"{sources.status}: no such package database", hint="a copy of a node's /var/lib/dpkg/status")
+        if not os.path.isfile(sources.status) or os.path.getsize(sources.status) > STATUS_MAX:
+            raise DataError(f"{sources.status}: no package database, or one of more than {STATUS_MAX >> 20} MiB")
         key = hashlib.sha256(msgspec.json.encode(sources)).hexdigest()[:16]
         self._folder = (folder or cache_folder()) / "apt" / key
         self._sources = sources
@@ -192,7 +195,10 @@ class Archive:
             words = (unmet or [line for line in said if line.startswith("E:")] or ["apt gives no reason"])[0]
             raise ConfigError(file, key, f"cannot be satisfied: {words}", hint="add a repository, or take the package out")
         found = [(unquote(uri), name, int(size), digest) for uri, name, size, digest in _URI.findall(done.stdout)]
-        packages = self._described(found, want, version)
+        try:
+            packages = self._described(found, want, version)
+        except ValueError as e:  # a name that could become a path of another file
+            raise DataError(f"the package lists, or {self._sources.status}: {e}", hint="are they what they should be?") from None
         return LockedSet(
             version=version,
             branch=version.partition(".")[0],

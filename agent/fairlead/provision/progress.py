@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fairlead.provision.report import NodeResult
-from fairlead.provision.screen import drawable
+from fairlead.provision.screen import beneath, drawable
 
 
 class Silent:
@@ -54,7 +54,7 @@ class Bar(Silent):
             TimeElapsedColumn(),
             TextColumn("{task.fields[said]}"),
         ]
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._progress = Progress(*columns, console=Console(file=beneath(sys.stderr)), transient=True)
         self._task = self._progress.add_task("nodes", total=total, said="")
         self._words = words
         self._counts: dict[str, int] = {}

@@ -10,7 +10,9 @@ import msgspec
 from msgspec import Struct, field
 
 from fairlead.errors import ExitCode
+from fairlead.model.plain import one_line
 from fairlead.nccl.fleet import Difference
+from fairlead.provision.answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.inventory import fold
 
 DOCUMENT = "node.json"  # what settings call their document in an error
@@ -94,15 +96,17 @@ class Report(Struct, frozen=True, kw_only=True):
 def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> NodeResult:
     """A node's outcome from the runner's event for it (runner_on_ok, runner_on_failed, runner_on_unreachable)."""
     if event == "runner_on_unreachable":
-        words = " ".join(str(res.get("msg", "")).split())
+        words = one_line(str(res.get("msg", "")), TEXT_MAX)
         return NodeResult(node=node, state="unreachable", message=words, hint=_reach_hint(words), task=task)
+    if event == "runner_on_ok" and "changes" not in res:  # as ansible-runner leaves one that is too long for it
+        res = {"failed": True, "msg": f"{SAID}: nothing came of it", "hint": HINT}
     if not res.get("apply") and (event != "runner_on_ok" or res.get("failed")):
-        words = " ".join(str(res.get("msg") or res.get("exception") or "no message").split())
+        words = one_line(str(res.get("msg") or res.get("exception") or "no message"), TEXT_MAX)
         return NodeResult(
             node=node,
             state="failed",
             message=words,
-            hint=str(res.get("hint") or ""),
+            hint=one_line(str(res.get("hint") or ""), TEXT_MAX),
             task=task,
             failures=(words,),
             no_wheel=dict(res.get("no_wheel") or {}),
@@ -124,7 +128,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
             diffs += [step["diff"] for step in made]
         if item["state"] == "deferred":
             waiting.append(f"{item['setting']}: {item['message']}")
-            waits.append(item.get("pending") or "idle")
+            waits.append(item["pending"] if item.get("pending") in WAITS else "idle")
         elif item["state"] in {"failed", "refused", "unreadable"}:
             failures.append(f"{item['setting']}: {item['message']}")
             hints.append(item.get("hint") or "")

@@ -2,6 +2,9 @@
 
 The private folder is on tmpfs, mode 0700, and is wiped when the run ends; no event is ever written to a file (a handler
 that returns False keeps ansible-runner from it), and the documents never appear on a command line.
+
+What a node says is not trusted: the action plugin hands on only what provision/answer.py takes from it (decisions/0037), and
+Ansible's own words about a node (an ssh that failed shows what the node wrote) are made one printable line in report.py.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from msgspec import Struct
 from fairlead import assets
 from fairlead.config import Site
 from fairlead.errors import InputMissing, ProvisionError, UsageError
+from fairlead.model.plain import one_line
 from fairlead.provision import wheels
+from fairlead.provision.answer import LINE_MAX
 from fairlead.provision.bundle import write_bundle
 from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
@@ -33,6 +38,7 @@ from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.scontrol import Scontrol
 
 _PREFIX = "fairlead-provision."
+IDLE_SECONDS = 3000  # without a word of Ansible's: longer than `node_seconds` of the role, after which a node alone has failed
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -165,7 +171,7 @@ def _play(
                 envvars=env,
                 cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
                 event_handler=on_event,
-                settings={"suppress_env_files": True, "idle_timeout": 900, "pexpect_timeout": 1},
+                settings={"suppress_env_files": True, "idle_timeout": IDLE_SECONDS, "pexpect_timeout": 1},
                 quiet=True,
                 cancel_callback=interrupted,
             )
@@ -200,7 +206,7 @@ def _last_words(runner: Any) -> str:
     except (OSError, AttributeError):
         said = []
     errors = [line for line in said if "ERROR" in line or "fatal" in line]
-    return str((errors or said or ["no output"])[-1])[:300]
+    return one_line((errors or said or ["no output"])[-1], 300)
 
 
 def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
@@ -232,6 +238,8 @@ def environment(site: Site, folder: Path, address: str) -> dict[str, str]:
         "ANSIBLE_PIPELINING": "1",
         "ANSIBLE_SSH_ARGS": " ".join(filter(None, (own, SSH_ARGS, shared_connections(own, address)))),
         "ANSIBLE_GATHERING": "explicit",
+        "ANSIBLE_INJECT_FACT_VARS": "0",
+        "MAX_EVENT_RES": str(4 * LINE_MAX),  # ansible-runner makes a longer result an empty one
         "ANSIBLE_INVENTORY_ENABLED": "ini",
         "ANSIBLE_RETRY_FILES_ENABLED": "0",
         "ANSIBLE_NOCOLOR": "1",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from types import TracebackType
 from typing import Any, Self, TextIO
+
+from fairlead.model.plain import one_line
 
 KEPT_LINES = 200
 
@@ -15,6 +18,12 @@ def drawable(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
+def beneath(stream: TextIO) -> TextIO:
+    """Where a command's standard output or error goes (cli/terminal.py), for what moves the cursor; for no text of others."""
+    found: TextIO = getattr(stream, "beneath", stream)
+    return found
+
+
 class Screen:
     """``frame``: what is drawn, for a width and a height, as one rich renderable whose lines do not wrap. transient: it is gone
     when the ``with`` block ends. rich leaves out colours where NO_COLOR is set."""
@@ -22,7 +31,7 @@ class Screen:
     def __init__(self, *, stderr: bool = False, transient: bool = False) -> None:
         from rich.console import Console
 
-        self._console = Console(stderr=stderr)
+        self._console = Console(file=beneath(sys.stderr if stderr else sys.stdout))
         self._transient = transient
         self._lines: deque[tuple[str, str]] = deque(maxlen=KEPT_LINES)
         self._size = self._console.size
@@ -51,6 +60,7 @@ class Screen:
 
     def say(self, text: str, style: str = "") -> None:
         """A line that stays."""
+        text = one_line(text)
         self._lines.append((text, style))
         self._print(text, style)
 

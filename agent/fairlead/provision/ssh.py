@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shlex
 import subprocess
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+ANSWER_MAX_BYTES = 8 << 20  # of what a node may say to one question; far above what any does
 
 # ssh takes the first value that it is given, so these come after the site's own. A node that dies ends its own task in a minute.
-SSH_ARGS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+# A node is handed nothing of the admin's: no agent that would log in elsewhere, no display, no port of this host.
+SSH_ARGS = (
+    "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+    " -o ForwardAgent=no -o ForwardX11=no -o PermitLocalCommand=no -o ClearAllForwardings=yes"
+)
 _SHARED = "-o ControlMaster=auto -o ControlPersist=60"
 
 
@@ -26,3 +37,49 @@ def shared_connections(ssh_args: str, address: str) -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     home = runtime if os.path.isdir(runtime) else os.path.expanduser("~/.ssh")
     return f"{_SHARED} -o ControlPath={home}/fairlead-%C" if os.path.isdir(home) and " " not in home and len(home) < 40 else ""
+
+
+class Said(Struct, frozen=True):
+    """What a program has written when it ended. code: None where it was ended, for its time or its length (``endless``)."""
+
+    code: int | None
+    out: bytes = b""
+    err: str = ""
+    endless: bool = False
+
+
+def ask(words: Sequence[str], seconds: float) -> Said:
+    """Run ssh, and keep no more of it than an answer can be, for no longer than this. Raises OSError where it cannot be started.
+
+    In a session of its own: Ctrl-C in the terminal is for this program to answer.
+    """
+    end = time.monotonic() + seconds
+    kept = (bytearray(), bytearray())
+    with (
+        subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        ) as process,
+        selectors.DefaultSelector() as pipes,
+    ):
+        for pipe, into in zip((process.stdout, process.stderr), kept, strict=True):
+            pipes.register(pipe, selectors.EVENT_READ, into)  # type: ignore[arg-type]
+        ended = False
+        while pipes.get_map() and (left := end - time.monotonic()) > 0:
+            ready = pipes.select(min(left, 0.05))
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                key.data.extend(chunk)
+                if not chunk:
+                    pipes.unregister(key.fileobj)
+            if sum(map(len, kept)) > ANSWER_MAX_BYTES:
+                process.kill()
+                return Said(None, endless=True)
+            if ended and not ready:  # a kept connection that it has left behind holds its pipes
+                break
+            ended = process.poll() is not None
+        try:
+            code = process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return Said(None)
+    return Said(code, bytes(kept[0]), kept[1].decode("utf-8", "replace"))

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.model.plain import one_line
 from fairlead.policy.ownership import MAINTAIN, Owner, classify, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
 from fairlead.policy.rules import Rules
@@ -188,7 +189,7 @@ def who(state: NodeState) -> str:
     token = parse(state.reason)
     maintained = token is not None and token.text.startswith(MAINTAIN)
     kind, ask = ("another `fairlead maintain`: ", "; its own admin host knows it (--list)") if maintained else ("", "")
-    return f"{words} by {state.reason_user or 'unknown'}: {kind}{strip_suffixes(state.reason)[:160]}{ask}"
+    return f"{words} by {state.reason_user or 'unknown'}: {kind}{one_line(strip_suffixes(state.reason))[:160]}{ask}"
 
 
 def jobs_by_node(text: str) -> dict[str, list[float]]:

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from fairlead.config import Site
-from fairlead.errors import FairleadError
+from fairlead.errors import DataError, FairleadError
 from fairlead.model.verdict import one_line
 from fairlead.provision.accounts import parse_account, parts_of, reading
+from fairlead.provision.agent_status import Status, status_of
+from fairlead.provision.answer import SAID
 from fairlead.provision.inventory import Target, fold
 from fairlead.provision.maintain.steps import Applied, Looked
 from fairlead.provision.report import NodeResult
 from fairlead.provision.run import Options
 from fairlead.provision.run import run as provision
-from fairlead.provision.ssh import SSH_ARGS, shared_connections
+from fairlead.provision.ssh import SSH_ARGS, ask, shared_connections
 
 LOOK_SECONDS = 20.0
 REBOOT_SECONDS = 30.0
@@ -115,15 +116,10 @@ def unheard(nodes: Sequence[str]) -> str:
 def _run(words: Sequence[str], seconds: float) -> tuple[int | None, bytes, str]:
     """Exit status (None: it was ended after ``seconds``), output, errors."""
     try:
-        # A session of its own: Ctrl-C in the terminal is for this program to answer, not for its ssh.
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, start_new_session=True
-        )
-    except subprocess.TimeoutExpired:
-        return None, b"", ""
+        said = ask(words, seconds)
     except OSError as e:
         return 127, b"", f"{words[0]}: {e.strerror}"
-    return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
+    return said.code, said.out, f"{SAID}: it does not end" if said.endless else said.err
 
 
 def _last(error: str) -> str:
@@ -136,14 +132,14 @@ def parse_look(answer: bytes, node: str) -> Looked:
     parts = parts_of(answer)
     if parts is None:
         return Looked(trouble="its answer is cut short")
+    try:
+        status = status_of(parts.get("/run/fairlead/status.json", b""))
+    except DataError as e:
+        return Looked(trouble=str(e))
     account = parse_account(answer)
     if account.node not in ("", node):
         return Looked(stranger=f"the node there is {account.node}")
-    try:
-        status = msgspec.json.decode(parts.get("/run/fairlead/status.json", b""))
-    except msgspec.DecodeError:
-        status = {}
-    bad, worse = _findings(status if isinstance(status, dict) else {})
+    bad, worse = _findings(status)
     boot = _word(parts, _BOOT)
     return Looked(
         trouble="" if boot else "it does not say its boot id",
@@ -152,7 +148,7 @@ def parse_look(answer: bytes, node: str) -> Looked:
         verdict=account.verdict,
         text=account.text or account.trouble,
         age_seconds=account.age_seconds,
-        verdict_boot=str(status.get("boot_id") or "") if isinstance(status, dict) else "",
+        verdict_boot=status.get("boot_id", ""),
         bad=bad,
         worse=worse,
     )
@@ -169,14 +165,14 @@ def _machine(parts: Mapping[str, bytes]) -> str:
     return ", ".join(found) or (f"machine-id {name}" if name else "")
 
 
-def _findings(status: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _findings(status: Status) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Findings that would drain, or say that nothing is known: all of them, and those of checks that may drain."""
-    known = set(status.get("acknowledged") or ())
+    known = set(status.get("acknowledged", ()))
     bad, worse = [], []
-    for finding in status.get("findings") or ():
-        if not isinstance(finding, dict) or finding.get("level") not in ("drain", "unknown") or finding.get("id") in known:
+    for finding in status.get("findings", ()):
+        if finding.get("level") not in ("drain", "unknown") or finding.get("id") in known:
             continue
-        text = one_line(f"{finding.get('check')}: {finding.get('summary')}")[:200]
+        text = one_line(f"{finding['check']}: {finding['summary']}")[:200]
         bad.append(text)
         if finding.get("mode") == "enforce":
             worse.append(text)

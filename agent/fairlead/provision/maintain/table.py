@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from fairlead.model.plain import one_line
 from fairlead.provision.maintain.steps import IN_WORK, Step, Work
 from fairlead.provision.screen import Screen, drawable
 
@@ -86,7 +87,7 @@ def frame(active: Sequence[Sequence[str]], below: Sequence[str], height: int) ->
     from rich.text import Text
 
     def whole(text: str) -> Text:
-        return Text(text, no_wrap=True, overflow="ellipsis")
+        return Text(one_line(text), no_wrap=True, overflow="ellipsis")
 
     drawn = Drawn(box=None, pad_edge=False)
     for head in ("NODE", "STEP", "FOR", "WHAT"):

@@ -4,6 +4,9 @@ The work is done on the node by fairlead/provision/on_node.py, which the bundle 
 Python that runs Ansible need not have fairlead); here the request goes
 out over the connection's standard input and the answer comes back as one line. No module is built, no file is copied
 to the node beforehand, no facts are gathered.
+
+What a node says is not trusted: answer.py of the bundle takes from it what is known, and refuses the rest (decisions/0037). No
+other text of a node's gets into the result, and none that Ansible would print as it came.
 """
 
 from __future__ import annotations
@@ -11,10 +14,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import resource
 import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 
 MARK = "FAIRLEAD-REPLY "
@@ -31,6 +39,10 @@ for name,text in json.loads(b.read(int(b.readline())).decode()):
 """.replace("MARK", MARK)
 
 
+MEMORY_MIB = 192  # what this process may grow by while a node answers: an answer that never ends ends there
+FOLDER = re.compile(r"/[A-Za-z0-9._/-]{1,200}")
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]
     """See the documentation beside it in library/fairlead_node.py."""
 
@@ -44,6 +56,26 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         bundle = str(self._task.args.get("bundle", ""))
+        if said := {"node_bundle", "node_python"} & set(variables.get("ansible_facts") or ()):
+            # A fact that a module brought from a node wins over an inventory's variable, and Python is run from the bundle.
+            raise AnsibleActionFail(f"{min(said)} is a fact of this node: it is the admin host's to say")
+        plain = _brought(bundle, "plain.py")
+        answers = _brought(bundle, "answer.py", one_line=plain.one_line, page=plain.page)
+        try:
+            with _bounded():
+                found = self._visit(bundle, variables, answers)
+        except answers.NotAnAnswerError as e:
+            found = {"failed": True, "msg": str(e), "hint": answers.HINT}
+        except MemoryError:
+            found = {"failed": True, "msg": f"{answers.SAID}: it does not end", "hint": answers.HINT}
+        except AnsibleConnectionFailure as e:  # ssh's words, and with them what the node wrote to standard error
+            raise AnsibleConnectionFailure(plain.one_line(str(e), answers.TEXT_MAX)) from None
+        except AnsibleError as e:
+            raise AnsibleActionFail(plain.one_line(str(e), answers.TEXT_MAX)) from None
+        return {**result, **found}
+
+    def _visit(self, bundle: str, variables: dict[str, Any], answers: Any) -> dict[str, Any]:
+        """Ask the node, bring what it lacks and ask again. Only keys of ours, with values that were looked at."""
         python = str(self._task.args.get("python") or "/usr/bin/python3")
         node = variables["inventory_hostname"]
         try:
@@ -55,46 +87,56 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         request["node"] = node
         request["check"] = bool(self._task.check_mode)
         request["diff"] = bool(self._task.diff)
-        answer = self._ask(bundle, python, request, b"")
+        answer = self._ask(bundle, python, request, b"", answers)
         if "need" in answer:
             if other := _other_node(bundle, node, answer):
                 words = f"{variables.get('ansible_host') or node} leads to {other}, which the site declares as another node"
                 hint = "mend [ansible] hosts of the site, DNS or the inventory, or that machine's hostname; nothing was changed"
-                return {**result, "failed": True, "msg": words, "hint": hint}
+                return {"failed": True, "msg": words, "hint": hint}
             request["named"] = True
             payload = _payload(bundle, request, answer)
             if isinstance(payload, dict):
-                return {**result, **payload}
+                return payload
             try:
-                request["incoming"] = self._bring(bundle, answer.get("packages", []))
+                request["incoming"] = self._bring(bundle, answer["packages"])
             except FileNotFoundError as e:
                 words = f"{os.path.basename(e.filename)}: in fairlead.lock, and not in {os.path.dirname(e.filename)}"
                 hint = "fetch it with `fairlead lock --download`, or declare settings.driver.mirror"
-                return {**result, "failed": True, "msg": words, "hint": hint}
-            answer = self._ask(bundle, python, request, payload)
+                return {"failed": True, "msg": words, "hint": hint}
+            answer = self._ask(bundle, python, request, payload, answers, may_need=False)
             if request["incoming"]:
-                self._remove_tmp_path(request["incoming"])
+                self._low_level_execute_command(f"rm -rf -- {shlex.quote(request['incoming'])}", sudoable=False)
+        if answer.get("failed"):
+            return answer
         if request["diff"]:
-            result["diff"] = [
-                {"before": c["before"], "after": c["after"], "before_header": c["what"], "after_header": c["what"]}
-                for c in answer.get("changes", ())
+            answer["diff"] = [
+                {"before": c.get("before", ""), "after": c["after"], "before_header": c["what"], "after_header": c["what"]}
+                for c in answer["changes"]
                 if "after" in c
             ]
-        return {**result, **answer, **_outcome(answer)}
+        return {**answer, **_outcome(answer)}
 
     def _bring(self, bundle: str, files: list[str]) -> str:
-        """Package files that the node lacks, put into a folder of this run there, which Ansible removes; "" for none."""
+        """Package files that the node lacks, put into a folder of this run there; "" for none. The node's document names each.
+
+        Not by Ansible's own folder: its complaints show what the node says as it came.
+        """
         if not files:
             return ""
         here = [os.path.join(_read(bundle, "packages").decode(), name) for name in files]
         for path in here:
             os.stat(path)
-        folder = str(self._make_tmp_path())
+        made = self._low_level_execute_command("umask 77; mktemp -d /var/tmp/fairlead.XXXXXXXXXX", sudoable=False)
+        folder = (made["stdout"].strip().splitlines() or [""])[-1]
+        if made["rc"] or not FOLDER.fullmatch(folder):
+            raise AnsibleActionFail("no folder could be made in /var/tmp of the node for the package files")
         for path, name in zip(here, files, strict=True):
             self._connection.put_file(path, self._connection._shell.join_path(folder, name))
         return folder
 
-    def _ask(self, bundle: str, python: str, request: dict[str, Any], payload: bytes) -> dict[str, Any]:
+    def _ask(
+        self, bundle: str, python: str, request: dict[str, Any], payload: bytes, answers: Any, *, may_need: bool = True
+    ) -> dict[str, Any]:
         program = _read(bundle, "program.json")
         body = json.dumps(request).encode()
         data = b"".join((b"%d\n" % len(program), program, b"%d\n" % len(body), body, payload))
@@ -104,10 +146,43 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         lines = [line for line in done["stdout_lines"] if line.startswith(MARK)]
         if not lines:
             said = (done["stderr"] or done["stdout"]).strip().splitlines()
-            words = said[-1] if said else f"exit code {done['rc']}"
+            words = answers.one_line(said[-1], answers.TEXT_MAX) if said else f"exit code {done['rc']}"
             hint = f"is {python} there? name another in the site's [ansible] python" if done["rc"] in (126, 127) else ""
             return {"failed": True, "msg": f"no answer from the node: {words}", "hint": hint}
-        return dict(json.loads(lines[-1][len(MARK) :]))
+        return dict(answers.read(lines[-1][len(MARK) :], request["documents"], may_need=may_need))
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """This process may grow by so much, and no more: Ansible keeps all that a node writes. After a failure its ssh is ended."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as f:
+        limit = int(f.read().split()[0]) * resource.getpagesize() + (MEMORY_MIB << 20)
+    bounds = [b for b in (limit, soft, hard) if b != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
+    try:
+        yield
+    except BaseException:
+        _end_children()
+        raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _end_children() -> None:
+    """An ssh whose node goes on writing, or never ends."""
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as f:
+        for pid in f.read().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def _brought(bundle: str, name: str, **given: Any) -> Any:
+    """A module that the bundle brings along. given: what it would import from fairlead, which need not be here."""
+    spec = importlib.util.spec_from_file_location(f"fairlead_{name.removesuffix('.py')}", os.path.join(bundle, name))
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    vars(module).update(given)
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
 
 
 def _read(*path: str) -> bytes:
@@ -117,14 +192,14 @@ def _read(*path: str) -> bytes:
 
 def _other_node(bundle: str, node: str, answer: dict[str, Any]) -> str:
     """The name of the machine that answered, where the site has it for another node; else ""."""
-    hostname = str(answer["hostname"])
+    hostname: str = answer["hostname"]
     declared = set(json.loads(_read(bundle, "nodes"))) - {node} if "name" in answer["need"] else set()
     return next((name for name in (hostname, hostname.split(".", maxsplit=1)[0]) if name in declared), "")
 
 
 def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
     """A setting that could not be made so fails the task, after all others were; one that waits is a warning."""
-    items = (answer.get("apply") or {}).get("items", ())
+    items = (answer.get("apply") or {"items": ()})["items"]
     bad = [i for i in items if i["state"] in ("failed", "refused", "unreadable")]
     late = [i for i in items if i["state"] == "deferred"]
     told: dict[str, Any] = {}
@@ -132,16 +207,8 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
         told["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
     if bad:
         told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad)}
-        told["hint"] = next((i["hint"] for i in bad if i.get("hint")), "")
+        told["hint"] = next((i["hint"] for i in bad if i["hint"]), "")
     return told
-
-
-def _wheel_tags(bundle: str) -> Any:
-    """The module that the bundle brings along."""
-    spec = importlib.util.spec_from_file_location("fairlead_wheel_tags", os.path.join(bundle, "wheel_tags.py"))
-    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module
 
 
 def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any]) -> bytes | dict[str, Any]:
@@ -150,7 +217,7 @@ def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any]) -> by
     wheels = json.loads(_read(bundle, "wheels.json")) if "wheels" in answer["need"] else []
     if wheels:
         own, rest = wheels[0], {w["name"]: w for w in wheels[1:]}
-        chosen, missing = _wheel_tags(bundle).choose(rest, answer["python"], answer["machine"], answer["libc"])
+        chosen, missing = _brought(bundle, "wheel_tags.py").choose(rest, answer["python"], answer["machine"], answer["libc"])
         if missing:
             return {
                 "failed": True,

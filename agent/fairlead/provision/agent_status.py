@@ -1,0 +1,202 @@
+"""The agent's status (daemon/status.py) as another host takes it: known keys with known types, bounded, every text printable.
+
+A node's root may be hostile, so whoever reads a node's status from elsewhere (`fleet`, `maintain`, `why`) reads it here. What is
+not known is left out; where anything known has another type or another size than it can have, all of it is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Required, TypedDict, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from fairlead.errors import DataError
+from fairlead.model.plain import one_line
+from fairlead.provision.answer import SAID, TEXT_MAX
+
+MANY = 5000
+Unix = Annotated[float, Meta(ge=0, le=1e11)]  # also seconds since the boot
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Texts = Annotated[list[str], Meta(max_length=MANY)]
+Times = Annotated[list[Unix], Meta(max_length=MANY)]
+
+Raised = TypedDict("Raised", {"from": str, "why": str})
+
+
+class _Drain(TypedDict, total=False):
+    reason: str
+    since_unix: Unix
+
+
+class _Hold(TypedDict, total=False):
+    who: str
+    when: str
+    until: str
+    reason: str
+
+
+class _Limit(TypedDict):
+    kind: str
+    name: str
+
+
+class _Stuck(TypedDict):
+    call: str
+    gpu: str
+    seconds: Unix
+
+
+class _Held(TypedDict):
+    check: str
+    summary: str
+    why: str
+
+
+class _Event(TypedDict, total=False):
+    event: str
+    text: str
+    unix_seconds: Unix
+
+
+class _Gpu(TypedDict, total=False):
+    pci: str
+    serial: str
+    uuid: str
+
+
+class _Document(TypedDict, total=False):
+    generation: Count
+    profile: str
+    hash: str
+
+
+class _Sweep(TypedDict, total=False):
+    boot_seconds: Unix | None
+
+
+class _Worker(TypedDict, total=False):
+    stuck: _Stuck | None
+
+
+class _Return(TypedDict, total=False):
+    state: str
+    outcome: str
+    said: str
+    ended_unix: Unix
+    next_unix: Unix
+
+
+class _Slurm(TypedDict, total=False):
+    error: str
+    held: str
+    over_budget: str
+    limit: _Limit | None
+    topology: str
+
+
+class _Finding(TypedDict, total=False):
+    check: Required[str]
+    summary: Required[str]
+    level: str
+    device: str
+    evidence: Texts
+    action: str
+    mode: str
+    id: str
+    raised: Raised | None
+
+
+Status = TypedDict(
+    "Status",
+    {
+        "agent_version": str,
+        "driver": str,
+        "node": str,
+        "slurm_node": str,
+        "boot_id": str,
+        "document": _Document,
+        "sweep": _Sweep,
+        "findings": Annotated[list[_Finding], Meta(max_length=MANY)],
+        "acknowledged": Texts,
+        "held": Annotated[list[_Held], Meta(max_length=MANY)],
+        "drain": _Drain | None,
+        "hold": _Hold | None,
+        "return": _Return | None,
+        "reboots": Times,
+        "gpus": Annotated[list[_Gpu], Meta(max_length=MANY)],
+        "strikes": Annotated[dict[str, Times], Meta(max_length=MANY)],
+        "slurm": _Slurm,
+        "worker": _Worker,
+        "trouble": Texts,
+        "history": Annotated[list[_Event], Meta(max_length=MANY)],
+    },
+    total=False,
+)
+
+
+class _Agent(TypedDict, total=False):
+    """As `fairlead why --json` has it under "agent"."""
+
+    state: Required[Literal["ok", "warn", "drain", "unknown"]]
+    text: str
+    sequence: Count
+    expired: bool
+    running: bool
+    age_seconds: Annotated[float, Meta(ge=-1e11, le=1e11)] | None
+    status: Status
+
+
+class _Entry(TypedDict, total=False):
+    """One of the audit trail (daemon/audit.py)."""
+
+    unix: Required[Unix]
+    id: Required[str]
+    what: Required[str]
+    who: Required[str]
+    uid: Count
+    tty: str
+    client: str
+    args: Annotated[dict[str, str], Meta(max_length=100)]
+    why: str
+    outcome: str
+    detail: str
+
+
+class Account(TypedDict, total=False):
+    """What `fairlead why --json` says on the node itself."""
+
+    agent: Required[_Agent]
+    audit: Annotated[list[_Entry], Meta(max_length=1_000_000)]
+
+
+T = TypeVar("T")
+
+
+def status_of(content: bytes) -> Status:
+    """A status.json; empty where there is none. Raises DataError."""
+    return _read(content, Status) if content.strip() else {}
+
+
+def account_of(content: bytes) -> Account:
+    """An answer of `fairlead why --json`. Raises DataError."""
+    return _read(content, Account)
+
+
+def _read(content: bytes, kind: type[T]) -> T:
+    try:
+        found: T = _printable(msgspec.json.decode(content, type=kind))
+    except (msgspec.DecodeError, RecursionError) as e:  # the second for one that is nested without end
+        raise DataError(f"{SAID}: {one_line(str(e), 200)}") from None
+    return found
+
+
+def _printable(value: Any) -> Any:
+    """The same with every text on one line; keys of tables of texts too."""
+    if isinstance(value, str):
+        return one_line(value, TEXT_MAX)
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return value
