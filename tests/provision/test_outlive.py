@@ -26,7 +26,7 @@ child.wait()
 
 def until_held(lock: Path) -> str:
     deadline = time.monotonic() + 60
-    while not (pid := holder(str(lock))):
+    while not (pid := holder(str(lock))).isdigit():  # the lock is taken a moment before the number is written
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return pid
