@@ -109,8 +109,7 @@ def drain_of(client: Scontrol, folder: Path, node: str, rules: Rules = ROOMY) ->
     for sub in ("state", "run"):
         (folder / node / sub).mkdir(parents=True, exist_ok=True)
     ledger = Ledger(str(folder / node / "state"), str(folder / node / "run"), node=node, machine="m1")
-    began = lambda: client.slurmd_began(node)  # noqa: E731
-    return Drain(client, ledger, node, rules, slurmd_began=began, not_after=client.not_after)
+    return Drain(client, ledger, node, rules, reconfigured=lambda: client.reconfigured(node), not_after=client.not_after)
 
 
 @pytest.fixture

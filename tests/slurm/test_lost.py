@@ -52,7 +52,7 @@ class Scene:
             ROOMY,
             barred=lambda: self.hold,
             boot_id="boot 1",
-            slurmd_began=lambda: self.slurmd,
+            reconfigured=lambda: self.slurmd,
             wall=self.clock.wall,
             clock=self.clock.mono,
         )

@@ -2,8 +2,10 @@
 
 An order stands until it is done or replaced. slurmctld away: tried again with a growing, jittered wait, for ever. While
 a drain of ours stands it is looked at every ``look_seconds`` (two RPCs: somebody may have resumed it, and then the prolog
-must not refuse); a node that is not drained costs slurmctld nothing. New evidence does not wait: it wakes an order that
-somebody else's drain keeps waiting, and the look at our own.
+must not refuse), and ``WATCHED`` times as seldom where this node's slurmd is watched, which tells of a resume at once
+(``stirred``); a node that is not drained costs slurmctld nothing. New evidence does not wait: it wakes an order that
+somebody else's drain keeps waiting, and the look at our own. What makes many agents ask at once (a ping, a slurmctld that
+is back) is spread, so that all of them together ask ``LOOKS_PER_SECOND`` times a second.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ from fairlead.errors import FairleadError
 from fairlead.policy.fleet import Hold
 
 BACKOFF_MAX_SECONDS = 60.0
+WATCHED = 4.0
+LOOKS_PER_SECOND = 20.0
+SPREAD_MAX_SECONDS = 60.0
+STIR_SECONDS, STIR_MAX_SECONDS = 5.0, 60.0  # between looks at a node whose slurmd has much to do: from, to
 WAKE_SECONDS = 5.0  # a flood of new evidence asks slurmctld no more often
 UNSETTLED_SECONDS = 2.0  # a node that boots, or registers with a new slurmctld, is looked at again so soon, then later and later
 BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
@@ -112,6 +118,9 @@ class Courier:
         self._known: Known | None = None
         self._wake_not_before = 0.0
         self._unsettled = 0
+        self._watched = False
+        self._stirred_at = self._stir_not_before = float("-inf")
+        self._stir_gap = STIR_SECONDS
         entry = drain.ledger.load()
         self._taken = entry is not None and entry.phase is Phase.TAKEN
         self._looked_with = frozenset(entry.known if entry else ())  # names known before slurmctld was last asked
@@ -215,6 +224,35 @@ class Courier:
         with self._condition:
             return self._refusal.pending
 
+    @property
+    def waits(self) -> bool:
+        """Whether it matters what others do to the node in Slurm: a drain stands, ours or one in the way of an order."""
+        return self._standing.drained or self._taken or bool(self._standing.held)
+
+    def stirred(self, *, watched: bool, stirred: bool) -> None:
+        """slurmctld has spoken to this node's slurmd (``daemon.slurmd``): somebody may have resumed the node."""
+        with self._condition:
+            self._watched = watched
+            if not stirred or self._failures:
+                return
+            now = self._clock()
+            busy = now - self._stirred_at < STIR_MAX_SECONDS
+            self._stir_gap = min(2.0 * self._stir_gap, STIR_MAX_SECONDS) if busy else STIR_SECONDS
+            self._stirred_at = now
+            if now < self._stir_not_before:
+                return
+            at = now + self._spread()
+            self._stir_not_before = at + self._stir_gap
+            if self._standing.drained or self._taken:
+                self._due = min(self._due, at)
+            elif self._standing.held:
+                self._not_before = min(self._not_before, at)
+            self._condition.notify()
+
+    def _spread(self) -> float:
+        """A moment within the time that the agents of all drained nodes need to ask one after the other."""
+        return random.uniform(0.0, min(SPREAD_MAX_SECONDS, self._drain.fleet.crowd / LOOKS_PER_SECOND))
+
     def look(self) -> None:
         """Somebody has changed the ledger (`fairlead drain` or `resume`): read what stands now."""
         with self._condition:
@@ -298,7 +336,7 @@ class Courier:
         with self._condition:
             if self._standing.error != error:
                 log.line(log.WARNING, "slurm unavailable", error=error)
-            wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0)
+            wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._spread()
             self._failures = min(self._failures + 1, 10)
             self._not_before = self._clock() + wait
             self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
@@ -335,13 +373,14 @@ class Courier:
                 check=entry.token.check if entry is not None and drained else "",
                 since=entry.since if entry is not None and drained else 0.0,
             )
+            look_seconds = self._look_seconds * (WATCHED if self._watched else 1.0)
             if held or outcome is Outcome.DRAINED or drained:
-                self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
+                self._due = now + look_seconds * random.uniform(0.8, 1.2)
                 self._not_before = now + self._look_seconds * random.uniform(0.5, 1.0) if held else 0.0
             if held and not drained:
                 self._due = float("inf")  # the order itself is tried again
             if entry is not None and not drained:  # taken by a person, or something sent may still arrive
-                self._due = now + self._look_seconds * random.uniform(0.8, 1.2)
+                self._due = now + (look_seconds if entry.phase is Phase.TAKEN else self._look_seconds) * random.uniform(0.8, 1.2)
             self._taken = entry is not None and entry.phase is Phase.TAKEN
             if self._unsettled_by(result, entry):
                 self._due = min(self._due, now + UNSETTLED_SECONDS * 2.0 ** min(self._unsettled, 10) * random.uniform(0.7, 1.3))

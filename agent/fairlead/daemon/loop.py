@@ -41,6 +41,7 @@ from fairlead.daemon.reapply import Reapply
 from fairlead.daemon.requests import Requests
 from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, nvml_released, policies_of
 from fairlead.daemon.senses import Senses, machine
+from fairlead.daemon.slurmd import Slurmd
 from fairlead.errors import FairleadError
 from fairlead.host.clock import asleep, boottime
 from fairlead.host.process import jobs_running
@@ -109,6 +110,7 @@ class Loop:
         self.jobs, self.blame = job_records.Jobs(), job_records.Blame()
         self.sweeps = self.woken = 0
         self.presence, self.reapply = Presence(), Reapply()
+        self.slurmd = Slurmd() if root.is_live else None
         self.gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
         self._lost, self._slept = 0, asleep()
@@ -242,11 +244,18 @@ class Loop:
         if now >= min(self._next_tick, self.next_sweep):  # with a sweep: one turn of the loop for both
             self._next_tick = now + TICK_SECONDS
             look_at_jobs(self)
+            self._heed_slurmd()
             if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
                 log.line(log.NOTICE, "NVML let go of" if wanted else "NVML taken hold of again", by="nvml-release")
                 self.next_sweep = 0.0
         if now >= self.next_sweep:
             self._start_sweep()
+
+    def _heed_slurmd(self) -> None:
+        """While a drain stands: whether slurmctld has spoken to slurmd, as it does when somebody resumes the node."""
+        if self.courier is not None and self.slurmd is not None and self.courier.waits:
+            stirred = self.slurmd.stirred()
+            self.courier.stirred(watched=self.slurmd.watched, stirred=stirred)
 
     # -- sources ---------------------------------------------------------------------------------
 

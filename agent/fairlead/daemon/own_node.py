@@ -20,8 +20,8 @@ STALE_SECONDS = 2.0  # how long a reading is good for: it bounds the window in w
 SKEW_SECONDS = 5.0  # between this node's clock and slurmctld's
 SAVED_SECONDS = 30.0  # and the intent in the ledger, whose time says until when what was sent may still arrive
 #: `scontrol reconfigure` starts slurmctld anew from 23.11 on, and every slurmd in the same seconds.
-RECONFIGURE_SECONDS = (-2.0, 15.0)
-RECONFIGURE_GAP_SECONDS = 90.0  # and something else may have been done to slurmctld where we had not looked for longer
+RECONFIGURE_SECONDS = (0.0, 5.0)
+RECONFIGURE_GAP_SECONDS = 150.0  # and something else may have been done to slurmctld where we had not looked for longer
 
 
 class OwnNode:
@@ -29,9 +29,9 @@ class OwnNode:
 
     hidden: looks for what Slurm hid under our reason since a Unix time; stranger: why this machine is not that node;
     barred: why nothing may be written now (a hold), asked with the ledger's lock. Each gives one line, "" for nothing.
-    boot_id: of this node, "" where it is not known. slurmd_began: since when its slurmd has run, as slurmctld has it
-    (Unix time). not_after: told before each write for how many seconds more it may be sent. known: the names of the
-    evidence that is known now, None where the caller knows of none; set before each protocol.
+    boot_id: of this node, "" where it is not known. reconfigured: when `scontrol reconfigure` may have started its
+    slurmd anew (Unix time), 0.0 where nothing says so. not_after: told before each write for how many seconds more it may
+    be sent. known: the names of the evidence that is known now, None where the caller knows of none; set before each protocol.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class OwnNode:
         barred: Callable[[], str] = lambda: "",
         fleet: Fleet | None = None,
         boot_id: str = "",
-        slurmd_began: Callable[[], float] = lambda: 0.0,
+        reconfigured: Callable[[], float] = lambda: 0.0,
         not_after: Callable[[float], None] = lambda seconds: None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -60,7 +60,7 @@ class OwnNode:
         self.barred = barred
         self.fleet = fleet or Fleet(rules)
         self.boot_id = boot_id
-        self.slurmd_began = slurmd_began
+        self.reconfigured = reconfigured
         self.not_after = not_after
         self.known: tuple[str, ...] | None = None
         self.wall = wall
@@ -137,12 +137,13 @@ class OwnNode:
             return ""
         if not mine.drained and mine.reason_time and parse(mine.reason) in entry.texts:
             return ""  # 24.11 without slurmdbd leaves our words where a person has lifted the drain
+        first, last = RECONFIGURE_SECONDS
+        if began - seen <= RECONFIGURE_GAP_SECONDS and first <= self.reconfigured() - began <= last:
+            return ""
         times = (n.reason_time for n in self.client.nodes() if n.name != self.node)
         if entry.written and any(entry.written < at <= seen for at in times):
             return ""
-        first, last = RECONFIGURE_SECONDS
-        near = began - seen <= RECONFIGURE_GAP_SECONDS and first <= self.slurmd_began() - began <= last
-        return "" if near else "slurmctld has begun anew since it was last seen drained"
+        return "slurmctld has begun anew since it was last seen drained"
 
     def _freed(self, entry: Entry) -> Entry:
         """The entry of our drain that a person has lifted through fairlead: they know what is known now."""

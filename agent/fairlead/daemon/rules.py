@@ -18,6 +18,7 @@ from fairlead.daemon.disk import Storage
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.slurmd import Slurmd
 from fairlead.errors import SlurmError
 from fairlead.host.clock import boottime
 from fairlead.policy import CheckPolicy
@@ -143,7 +144,7 @@ def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], s
         barred=barred,
         fleet=fleet,
         boot_id=boot_id,
-        slurmd_began=lambda: ask.slurmd_began(name),
+        reconfigured=lambda: ask.reconfigured(name) if Slurmd().reconfigured() else 0.0,
         not_after=client.not_after,
     )
 

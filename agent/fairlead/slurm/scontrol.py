@@ -96,8 +96,12 @@ class Scontrol:
         except SlurmError as e:  # it also pings, and ends with 1 and no word when slurmctld went away just before that
             raise SlurmUnavailable(str(e), hint=e.hint or "is slurmctld up? scontrol ping") from None
 
-    def slurmd_began(self, name: str) -> float:
-        """Since when the node's slurmd has run, as it said when it registered (Unix time); 0.0: not known."""
+    def reconfigured(self, name: str) -> float:
+        """When somebody may have reconfigured Slurm with the effect that slurmctld and this node's slurmd began anew: the begin
+        of that slurmd (Unix time), as it said when it registered; 0.0 where it is not known, or before 23.11, which has no such
+        effect."""
+        if self.release() < "23.11":
+            return 0.0
         found = re.search(r" SlurmdStartTime=(\d{1,15})\b", self._run(["scontrol", "-o", "show", "node", plain(name)]))
         return float(found[1]) if found else 0.0
 
