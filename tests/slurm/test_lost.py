@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
@@ -16,11 +14,8 @@ from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, parse
-from fairlead.slurm.client import NodeState
-from fairlead.slurm.scontrol import Scontrol, parse_began
-from tests.lab.cluster import Cluster
 from tests.slurm import model
-from tests.slurm.conftest import ROOMY, drain_of, kill_slurmctld, save
+from tests.slurm.conftest import ROOMY
 from tests.slurm.monitor import Clock
 
 WHY = "GPU gone"
@@ -409,60 +404,3 @@ def test_the_courier_says_lost_and_not_acknowledged(tmp_path: Path) -> None:
     standing = courier.take()
     courier.close()
     assert (standing.drained, standing.acknowledged, standing.lost) == (False, 0, 1)
-
-
-CONFIG = """Configuration data as of 1795298182
-BOOT_TIME               = 1795298180
-BatchStartTimeout       = 10 sec
-
-Slurmctld(primary) at lab is {0}
-"""
-
-
-def test_the_begin_is_the_primarys_own() -> None:
-    assert parse_began(CONFIG.format("UP")) == 1795298180
-    assert parse_began(CONFIG.format("DOWN") + "Slurmctld(backup) at lab2 is UP\n") == float("inf")
-    assert parse_began(CONFIG.format("UP").replace("1795298180", "2026-11-21T21:43:04")) == float("inf")
-    assert parse_began("") == float("inf")
-
-
-def test_slurmctld_killed_before_it_has_saved_our_drain(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
-    """A write has it save; what comes in the next 5 s it saves only then (SAVE_MAX_WAIT), unless it is killed before."""
-    drain = drain_of(client, tmp_path, "n1")
-    for _ in range(5):
-        save(cluster)
-        assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
-        kill_slurmctld(cluster)
-        node = registered(client)
-        if not node.drained:
-            break
-        assert finish(drain.look()).outcome is Outcome.DRAINED  # it had been saved after all
-        assert finish(drain.resume()).outcome is Outcome.RESUMED
-    else:
-        pytest.fail("slurmctld saved our drain each time")
-    assert finish(drain.look()).outcome is Outcome.LOST
-    while time.time() < client.began() + 1:  # both times are whole seconds
-        time.sleep(0.05)
-    assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
-    cluster.scontrol("update", "nodename=n1", "state=undrain")
-    assert finish(drain.look()).outcome is Outcome.ACKNOWLEDGED
-
-
-def registered(client: Scontrol) -> NodeState:
-    """n1 when slurmctld answers and has heard of it."""
-    deadline = time.monotonic() + 90
-    while True:
-        with suppress(SlurmUnavailable):
-            node = client.node("n1")
-            if "UNKNOWN" not in node.states:
-                return node
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_slurmctld_that_goes_away_meanwhile_is_asked_again(tmp_path: Path) -> None:
-    """scontrol has the answer then, and ends with 1 and no word since its ping had none (seen on 24.11)."""
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'BOOT_TIME               = 1795298180'\nexit 1\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    with pytest.raises(SlurmUnavailable, match="ended with 1"):
-        Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(tmp_path)).began()
