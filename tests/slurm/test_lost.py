@@ -1,10 +1,9 @@
-"""A slurmctld that is killed forgets what it had not saved: a drain of ours that is gone so is no person's resume."""
+"""A drain of ours that a reboot has lifted, or that slurmctld has forgotten, is no person's resume: nobody acknowledges it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,8 @@ from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, parse
-from fairlead.slurm.client import NodeState
-from fairlead.slurm.scontrol import Scontrol, parse_began
-from tests.lab.cluster import Cluster
 from tests.slurm import model
-from tests.slurm.conftest import ROOMY, drain_of, kill_slurmctld, save
+from tests.slurm.conftest import ROOMY
 from tests.slurm.monitor import Clock
 
 WHY = "GPU gone"
@@ -42,10 +38,18 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         for sub in ("state", "run"):
             (folder / sub).mkdir()
-        self.ctld, self.clock, self.hold = Ctld("26", ("n1", "n2")), Clock(), ""
+        self.ctld, self.clock, self.hold, self.slurmd = Ctld("26", ("n1", "n2")), Clock(), "", 0.0
         ledger = Ledger(str(folder / "state"), str(folder / "run"), node="n1")
         self.protocol = Drain(
-            self.ctld, ledger, "n1", ROOMY, barred=lambda: self.hold, wall=self.clock.wall, clock=self.clock.mono
+            self.ctld,
+            ledger,
+            "n1",
+            ROOMY,
+            barred=lambda: self.hold,
+            boot_id="boot 1",
+            reconfigured=lambda: self.slurmd,
+            wall=self.clock.wall,
+            clock=self.clock.mono,
         )
 
     def wait(self, seconds: float) -> None:
@@ -68,6 +72,24 @@ class Scene:
     def restart(self) -> None:
         self.ctld.restart()
         self.ctld.register("n1")
+
+    def emptied(self) -> None:
+        """slurmctld starts without its saved state."""
+        self.ctld.saved = deepcopy(model.Ctld("26", tuple(self.ctld.records)).records)
+        self.killed()
+
+    def reconfigure(self) -> None:
+        """From 23.11 on slurmctld and every slurmd start anew then."""
+        self.restart()
+        self.slurmd = self.ctld.booted + 1
+
+    def reboot(self, *, next_state: str = "", asap: bool = False) -> None:
+        """`scontrol reboot`, to its end."""
+        self.ctld.reboot("n1", asap=asap, next_state=next_state)
+        self.ctld.issue_reboots()
+        self.wait(100)
+        self.protocol.boot_id = "boot 2"
+        self.ctld.register("n1", booted=True)
 
     def entry(self) -> Entry | None:
         return self.protocol.ledger.load()
@@ -133,7 +155,7 @@ def put_over_and_lost(s: Scene) -> None:
     s.killed()
 
 
-def put_over_for_long_and_lifted(s: Scene) -> None:
+def put_over_for_long(s: Scene) -> None:
     for _ in range(2):
         s.ctld.update("n1", reason="ann: riser swap")
         assert s.look() is Outcome.FOREIGN
@@ -149,6 +171,102 @@ def lost_then_drained_by_a_person(s: Scene) -> None:
     s.undrain()
 
 
+def emptied_next_day(s: Scene) -> None:
+    s.wait(86400)
+    assert s.look() is Outcome.DRAINED
+    s.wait(20)
+    s.emptied()
+
+
+def emptied_and_reconfigured_later(s: Scene) -> None:
+    """Whoever has lost the state sees it and tries what helps at other times."""
+    s.wait(100)
+    s.emptied()
+    s.wait(200)
+    s.reconfigure()
+
+
+def reconfigured_then_lifted(s: Scene) -> None:
+    s.wait(20)
+    s.reconfigure()
+    s.wait(2)
+    s.undrain()
+
+
+def lifted_then_reconfigured(s: Scene) -> None:
+    s.wait(20)
+    s.undrain()
+    s.wait(2)
+    s.reconfigure()
+
+
+def newer_drain_survives(s: Scene) -> None:
+    s.ctld.update("n2", "DRAIN", "ann: a newer one")
+    s.wait(30)
+    assert s.look() is Outcome.DRAINED
+    s.undrain()
+    s.restart()
+
+
+def old_state_with_an_older_drain(s: Scene) -> None:
+    """A backup of the state from before our drain: the other drain's survival says nothing of ours."""
+    s.ctld.records["n2"].flags.add("DRAIN")
+    s.ctld.records["n2"].reason, s.ctld.records["n2"].time = "bob: PSU", s.ctld.clock - 3600
+    s.wait(30)
+    s.ctld.saved["n1"] = model.Record()
+    s.killed()
+
+
+def drained_elsewhere_after_the_loss(s: Scene) -> None:
+    s.wait(30)
+    s.emptied()
+    s.wait(3)
+    s.ctld.update("n2", "DRAIN", "ann: what happened?")
+
+
+def rebooted_and_lifted(s: Scene) -> None:
+    s.wait(30)
+    s.reboot(next_state="RESUME")
+
+
+def seen_waiting_for_its_reboot(s: Scene) -> None:
+    """The agent of the new boot looks before slurmd has registered."""
+    s.ctld.reboot("n1", next_state="RESUME")
+    s.ctld.issue_reboots()
+    s.protocol.boot_id = "boot 2"
+    assert s.look() is Outcome.DRAINED
+    s.ctld.register("n1", booted=True)
+
+
+def rebooted_then_resumed_by_a_person(s: Scene) -> None:
+    s.reboot()
+    assert s.look() is Outcome.DRAINED
+    s.wait(30)
+    s.undrain()
+
+
+def power_cycled_with_the_drain_then_resumed(s: Scene) -> None:
+    s.protocol.boot_id = "boot 2"
+    assert s.look() is Outcome.DRAINED
+    s.undrain()
+
+
+def an_admins_words_and_a_reboot(s: Scene) -> None:
+    """ASAP lifts the admin's own drain too: they have not resumed the node."""
+    s.ctld.update("n1", reason="ann: reboot it")
+    assert s.look() is Outcome.FOREIGN
+    s.reboot(next_state="RESUME")
+
+
+def clocks_apart(s: Scene) -> None:
+    """This node's clock is set two hours ahead, and slurmctld loses its state."""
+    s.clock.jump += 7200
+    s.wait(30)
+    assert s.look() is Outcome.DRAINED
+    s.wait(5)
+    s.emptied()
+
+
 def answered_by_a_backup(s: Scene) -> None:
     s.undrain()
     s.ctld.backup = True
@@ -162,12 +280,25 @@ TABLE: dict[str, tuple[Callable[[Scene], None], Outcome, int]] = {
     "restarted": (Scene.restart, Outcome.DRAINED, 0),
     "lifted": (Scene.undrain, Outcome.ACKNOWLEDGED, 1),
     "lifted, then restarted at once: cannot be told": (lifted_then_restart, Outcome.LOST, 1),
-    "seen 30 s later, lifted, restarted": (settled_then_lifted, Outcome.ACKNOWLEDGED, 0),
+    "seen 30 s later, lifted, restarted at once: cannot be told": (settled_then_lifted, Outcome.LOST, 1),
+    "emptied the next day": (emptied_next_day, Outcome.LOST, 1),
+    "emptied, and reconfigured minutes later": (emptied_and_reconfigured_later, Outcome.LOST, 1),
+    "reconfigured, then lifted": (reconfigured_then_lifted, Outcome.ACKNOWLEDGED, 1),
+    "lifted, then reconfigured": (lifted_then_reconfigured, Outcome.ACKNOWLEDGED, 1),
+    "lifted, restarted, and a newer drain is still known": (newer_drain_survives, Outcome.ACKNOWLEDGED, 1),
+    "an old state, with an older drain of another": (old_state_with_an_older_drain, Outcome.LOST, 1),
+    "emptied, and somebody drains another node": (drained_elsewhere_after_the_loss, Outcome.LOST, 1),
+    "rebooted by slurmctld, which lifts it": (rebooted_and_lifted, Outcome.LOST, 0),
+    "the same, looked at before slurmd has registered": (seen_waiting_for_its_reboot, Outcome.LOST, 0),
+    "rebooted, and then a person lifts it": (rebooted_then_resumed_by_a_person, Outcome.ACKNOWLEDGED, 1),
+    "power-cycled, and then a person lifts it": (power_cycled_with_the_drain_then_resumed, Outcome.ACKNOWLEDGED, 1),
+    "an admin's words in place of ours, lifted by a reboot": (an_admins_words_and_a_reboot, Outcome.LOST, 1),
+    "emptied, and this node's clock is wrong": (clocks_apart, Outcome.LOST, 1),
     "lifted by fairlead resume, restarted": (lifted_by_command, Outcome.ACKNOWLEDGED, 0),
     "killed, then fairlead resume": (gone_and_asked_for_by_command, Outcome.ACKNOWLEDGED, 0),
     "another's words, lifted": (put_over_and_lifted, Outcome.ACKNOWLEDGED, 2),
     "another's words, both forgotten": (put_over_and_lost, Outcome.LOST, 2),
-    "another's words for long, restarted, lifted": (put_over_for_long_and_lifted, Outcome.ACKNOWLEDGED, 2),
+    "another's words for long, restarted, lifted: cannot be told": (put_over_for_long, Outcome.LOST, 2),
     "killed, and a person drained it for a while": (lost_then_drained_by_a_person, Outcome.FREE, 1),
     "a backup answers": (answered_by_a_backup, Outcome.LOST, 1),
 }
@@ -267,60 +398,3 @@ def test_the_courier_says_lost_and_not_acknowledged(tmp_path: Path) -> None:
     standing = courier.take()
     courier.close()
     assert (standing.drained, standing.acknowledged, standing.lost) == (False, 0, 1)
-
-
-CONFIG = """Configuration data as of 1795298182
-BOOT_TIME               = 1795298180
-BatchStartTimeout       = 10 sec
-
-Slurmctld(primary) at lab is {0}
-"""
-
-
-def test_the_begin_is_the_primarys_own() -> None:
-    assert parse_began(CONFIG.format("UP")) == 1795298180
-    assert parse_began(CONFIG.format("DOWN") + "Slurmctld(backup) at lab2 is UP\n") == float("inf")
-    assert parse_began(CONFIG.format("UP").replace("1795298180", "2026-11-21T21:43:04")) == float("inf")
-    assert parse_began("") == float("inf")
-
-
-def test_slurmctld_killed_before_it_has_saved_our_drain(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
-    """A write has it save; what comes in the next 5 s it saves only then (SAVE_MAX_WAIT), unless it is killed before."""
-    drain = drain_of(client, tmp_path, "n1")
-    for _ in range(5):
-        save(cluster)
-        assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
-        kill_slurmctld(cluster)
-        node = registered(client)
-        if not node.drained:
-            break
-        assert finish(drain.look()).outcome is Outcome.DRAINED  # it had been saved after all
-        assert finish(drain.resume()).outcome is Outcome.RESUMED
-    else:
-        pytest.fail("slurmctld saved our drain each time")
-    assert finish(drain.look()).outcome is Outcome.LOST
-    while time.time() < client.began() + 1:  # both times are whole seconds
-        time.sleep(0.05)
-    assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
-    cluster.scontrol("update", "nodename=n1", "state=undrain")
-    assert finish(drain.look()).outcome is Outcome.ACKNOWLEDGED
-
-
-def registered(client: Scontrol) -> NodeState:
-    """n1 when slurmctld answers and has heard of it."""
-    deadline = time.monotonic() + 90
-    while True:
-        with suppress(SlurmUnavailable):
-            node = client.node("n1")
-            if "UNKNOWN" not in node.states:
-                return node
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_slurmctld_that_goes_away_meanwhile_is_asked_again(tmp_path: Path) -> None:
-    """scontrol has the answer then, and ends with 1 and no word since its ping had none (seen on 24.11)."""
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'BOOT_TIME               = 1795298180'\nexit 1\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    with pytest.raises(SlurmUnavailable, match="ended with 1"):
-        Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(tmp_path)).began()
