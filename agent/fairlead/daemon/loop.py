@@ -99,7 +99,7 @@ class Loop:
         if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
             self.courier = Courier(self._protocol(document), splay_seconds=slurm.splay_seconds, look_seconds=slurm.look_seconds)
             self.standing = self.courier.take()
-        self.proving = Proving(state_dir, self.senses.boot_id, busy=partial(jobs_running, root), disk=self.disk)
+        self.proving = Proving(state_dir, self.senses.boot_id, busy=partial(jobs_running, root.join("/proc")), disk=self.disk)
         self.notify = Notify()
         self.state = self.history.load_state()
         self.node: Node | None = None

@@ -19,8 +19,9 @@ from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
 from fairlead.errors import SlurmError
 from fairlead.host.clock import boottime
+from fairlead.host.process import slurmd_names
 from fairlead.policy import CheckPolicy
-from fairlead.slurm.client import SlurmClient
+from fairlead.slurm.client import NodeState, SlurmClient
 from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers
 from fairlead.slurm.scontrol import Scontrol
@@ -129,7 +130,11 @@ def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], s
     # pyslurm knows no topology
     ask = Scontrol(conf=options.conf, bin_dir=options.bin_dir, deadline_seconds=options.deadline_seconds)
     fleet = Fleet(document.policy, ask.topology)
-    return Drain(client, ledger, name, document.policy, hidden=hidden.since, stranger=disagreement, barred=barred, fleet=fleet)
+    return Drain(client, ledger, name, document.policy, hidden=hidden.since, stranger=_stranger, barred=barred, fleet=fleet)
+
+
+def _stranger(mine: NodeState) -> str:
+    return disagreement(mine, slurmd_names())
 
 
 def slurm_client(options: SlurmOptions) -> SlurmClient:
