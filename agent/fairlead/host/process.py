@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fairlead.host import modinfo, packages, unit_state
+from fairlead.host import modinfo, mount_table, packages, unit_state
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 
@@ -119,7 +119,7 @@ def read_text(root: Root, path: str, found: Found | None = None, *, search: bool
 
     A machine tree has it under that very name; a live machine is searched (see ``Found`` for looking again and again).
     ``/@modinfo/NAME``: the parameters of a kernel module (``modinfo``). ``/@packages``, ``/@kernels``: see ``packages``.
-    ``/@unit/NAME``: a systemd unit (``unit_state``).
+    ``/@unit/NAME``: a systemd unit (``unit_state``). /proc/mounts comes without the FUSE mounts of users (``mount_table``).
     """
     if path.startswith(modinfo.PREFIX):
         return modinfo.text(root, path)
@@ -127,6 +127,8 @@ def read_text(root: Root, path: str, found: Found | None = None, *, search: bool
         return unit_state.text(root, path)
     if path in (packages.PACKAGES, packages.KERNELS):
         return packages.text(root, path)
+    if path == "/proc/mounts":
+        return mount_table.text(root, path)
     if not root.is_live or not path.startswith("/proc/@"):
         return root.read_text(path)
     name, _, file = path.removeprefix("/proc/@").partition("/")

@@ -16,7 +16,7 @@ from fairlead.model.facts import Missing, unreadable
 READ_MAX_BYTES = 4 << 20
 PLACES_MAX = 2000  # some hundred files are read again and again
 _LINKS_MAX = 40  # as the kernel: more is ELOOP
-_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _SPACE = " \t\n\r\v\f\0"
 _MAGIC = frozenset("*?[")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -131,7 +131,7 @@ class Root:
             fd = self.open(path)
         except OSError as e:
             self.reading = ""
-            return None if e.errno in _ABSENT else _failed(path, e)
+            return None if e.errno in ABSENT else _failed(path, e)
         try:
             data = os.read(fd, min(limit, 65536))
             if head or (len(data) < 4096 and path.startswith("/sys/")):  # an attribute is one read; proc gives pieces
@@ -146,7 +146,7 @@ class Root:
                 return unreadable(f"{path}: larger than {limit} bytes")
             return b"".join(parts)
         except OSError as e:
-            return None if e.errno in _ABSENT else _failed(path, e)
+            return None if e.errno in ABSENT else _failed(path, e)
         finally:
             os.close(fd)
             self.reading = ""
@@ -180,7 +180,7 @@ class Root:
         try:
             return os.readlink(self.join(path.rstrip("/")) if self.is_live else self._place(path))
         except OSError as e:
-            return None if e.errno in (*_ABSENT, errno.EINVAL) else _failed(path, e)
+            return None if e.errno in (*ABSENT, errno.EINVAL) else _failed(path, e)
 
     def stamp(self, path: str) -> tuple[int, ...] | None:
         """What changes when a file on a disk is written: inode, size and times; (0,) for no file, None for "cannot say".
@@ -190,7 +190,7 @@ class Root:
         try:
             info = os.stat(self.join(path))
         except OSError as e:
-            return (0,) if e.errno in _ABSENT else None
+            return (0,) if e.errno in ABSENT else None
         return (info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
     def exists(self, path: str) -> bool:
@@ -211,7 +211,7 @@ class Root:
         try:
             return tuple(sorted(os.listdir(self.join(path) or "/")))
         except OSError as e:
-            return None if e.errno in _ABSENT else _failed(path, e)
+            return None if e.errno in ABSENT else _failed(path, e)
 
     def names(self, path: str) -> tuple[str, ...]:
         """As ``list``, with nothing for a folder that is not there or cannot be read."""

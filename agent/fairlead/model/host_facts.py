@@ -61,9 +61,11 @@ class NvmeController(Struct, frozen=True, kw_only=True):
 
 
 class MountPoint(Struct, frozen=True, kw_only=True):
-    """One mount as PID 1 sees it. ``read_only``: the file system itself, not only this view of it (mountinfo, last field)."""
+    """One mount as PID 1 sees it, no user's FUSE mount. ``read_only``: the file system itself, not only this view of it
+    (mountinfo, last field). ``device``: its major:minor, by which two mounts of one file system are known."""
 
     path: str
+    device: str
     kind: str  # ext4, xfs, nfs4, tmpfs, ...
     source: str
     read_only: bool
