@@ -124,5 +124,3 @@ def test_the_kernels_own_lines_of_users_fuse_mounts(tmp_path: Path) -> None:
     with fuse(tmp_path, ("fuse.ceph-fuse", "ceph-fuse", "z"), user=0) as keeper:  # the site's own
         kept = mount_table.lines(Root("/"), f"/proc/{keeper}/mountinfo")
         assert isinstance(kept, list) and [line for line in kept if os.fsencode(tmp_path) in line]
-
-

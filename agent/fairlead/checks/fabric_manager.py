@@ -5,8 +5,8 @@ Without it no CUDA program starts there (cudaErrorSystemNotReady, 802), and by d
 its name, nv-fabricmanager, of which /proc/PID/comm keeps 15 characters (proc_pid_comm(5)); a zombie (state Z in
 proc_pid_stat(5)) does not run. It must be root's: in the unit nvidia-fabricmanager.service, or started by root in another way
 (a container, by hand) from a program of that name. A user's process of that name does not count. Whether the fabric it made
-is well is the business of `gpu_fabric`. A fabric manager that stays dead goes unseen: 20 days on one fleet (NVSentinel pull request
-891). On some start-ups it takes minutes.
+is well is the business of `gpu_fabric`. A fabric manager that stays dead goes unseen: 20 days on one fleet (NVSentinel pull
+request 891). On some start-ups it takes minutes.
 """
 
 from __future__ import annotations

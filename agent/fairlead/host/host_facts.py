@@ -56,11 +56,12 @@ class HostLooks:
         self._probes.settle()
         spaces, units = self._probes.spaces(), self._probes.units()
         if self._once:
-            self._probes.end()
+            self.end()
         return msgspec.structs.replace(files, tasks=tasks, clock=now, spaces=spaces, units=units)
 
     def end(self) -> None:
         """End what still asks."""
+        self._watch.end()
         if self._probes is not None:
             self._probes.end()
 

@@ -99,7 +99,7 @@ class StuckTask(Struct, frozen=True, kw_only=True):
     """A task in uninterruptible sleep ("D") that has not been scheduled for ``seconds``. No name: a user chose it.
 
     job, step: of its cgroup, 0 and "" where it is none of Slurm's. killed: SIGKILL is pending: it cannot be killed.
-    kernel: a kernel thread.
+    kernel: a kernel thread. fuse: it waits for the server of a FUSE mount, which is a process, often of the same user.
     """
 
     pid: int
@@ -108,6 +108,7 @@ class StuckTask(Struct, frozen=True, kw_only=True):
     step: str = ""
     killed: bool = False
     kernel: bool = False
+    fuse: bool = False
 
 
 class Tasks(Struct, frozen=True, kw_only=True):
