@@ -16,6 +16,7 @@ from fairlead.daemon import requests
 from fairlead.daemon.status import remembered
 from fairlead.daemon.store import FILE
 from fairlead.host.process import command, real_uid
+from fairlead.model.json_text import NOT_JSON
 from fairlead.policy import PolicyState
 from fairlead.policy.request import Request
 
@@ -34,7 +35,7 @@ def account(state_dir: str, run_dir: str) -> dict[str, Any]:
         finally:
             db.close()
         state = msgspec.json.decode(row[0], type=PolicyState) if row else None
-    except (sqlite3.Error, msgspec.DecodeError, TypeError):
+    except (*NOT_JSON, sqlite3.Error, TypeError):
         return {}
     return remembered(state) if state is not None else {}
 

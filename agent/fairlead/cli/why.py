@@ -20,6 +20,7 @@ from fairlead.cli.story import SHOWN, owner, steps, story
 from fairlead.cli.told import agent_pid
 from fairlead.daemon.audit import Trail
 from fairlead.errors import ExitCode, FairleadError, InputMissing, SlurmUnavailable
+from fairlead.model.json_text import NOT_JSON
 
 SSH_SECONDS = 15
 AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
@@ -59,7 +60,7 @@ def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
         data = msgspec.json.decode(done.stdout)
     except subprocess.TimeoutExpired:
         return {"error": f"{args.node} did not answer ssh within {SSH_SECONDS} s"}, []
-    except (OSError, msgspec.DecodeError):
+    except (*NOT_JSON, OSError):
         detail = done.stderr.decode(errors="replace").strip().splitlines()
         return {"error": f"{args.node}: no account of the agent over ssh" + (f": {detail[-1]}" if detail else "")}, []
     if not isinstance(data, dict) or not isinstance(data.get("agent"), dict):

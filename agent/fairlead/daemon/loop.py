@@ -22,6 +22,7 @@ from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, remember, status, transitions
 from fairlead.daemon.account import account_of, troubles_of
+from fairlead.daemon.alone import claim
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
@@ -63,9 +64,15 @@ def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = 
     """Run the agent until SIGTERM; its exit code. ``once``: one sweep, no word to Slurm, the verdict's exit code.
     ``ask_nvml``: of a recorded tree too it is NVML that is asked, not nvml.json.
 
-    Raises ConfigError or InputMissing for a document that cannot be read at the start.
+    Raises ConfigError or InputMissing for a document that cannot be read at the start, AgentRuns where another agent runs.
     """
-    return Loop(document_path, load_document(document_path), root, ask_nvml=ask_nvml).run(once=once)
+    document = load_document(document_path)
+    lock = claim(document.agent.run_dir)
+    try:
+        return Loop(document_path, document, root, ask_nvml=ask_nvml).run(once=once)
+    finally:
+        if lock >= 0:
+            os.close(lock)
 
 
 class Loop:

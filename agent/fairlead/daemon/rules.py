@@ -20,6 +20,7 @@ from fairlead.daemon.ledger import Ledger
 from fairlead.errors import SlurmError
 from fairlead.host.clock import boottime
 from fairlead.host.process import slurmd_names
+from fairlead.model.json_text import NOT_JSON
 from fairlead.policy import CheckPolicy
 from fairlead.slurm.client import NodeState, SlurmClient
 from fairlead.slurm.identity import disagreement
@@ -82,7 +83,7 @@ def _hold(path: str) -> dict[str, str] | None:
             data = msgspec.json.decode(f.read(65536))
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError):
+    except (*NOT_JSON, OSError):
         return {"reason": "unreadable"}
     if not isinstance(data, dict):
         return {"reason": "unreadable"}

@@ -17,6 +17,7 @@ from fairlead.host.root import Root
 from fairlead.host.tasks import Watch
 from fairlead.model.facts import Missing, Nic, unreadable
 from fairlead.model.host_facts import Clock, Host, Space, Tasks, UnitState, Wanted
+from fairlead.model.json_text import NOT_JSON
 
 FILE = "host.json"
 T = TypeVar("T")
@@ -86,7 +87,7 @@ def read_recorded(path: str) -> dict[str, Any] | Missing:
             data = msgspec.json.decode(f.read(4 << 20))
     except OSError as e:
         return unreadable(f"{path}: {e.strerror}")
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         return unreadable(f"{path}: not JSON: {e}")
     return data if isinstance(data, dict) else unreadable(f"{path}: not a JSON object")
 

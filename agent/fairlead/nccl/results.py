@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct, field
 
 from fairlead.errors import DataError
+from fairlead.model.json_text import NOT_JSON
 
 ERRORS_MAX = 50  # distinct lines kept of a run that fails on every rank
 _TEXT_MAX = 200
@@ -268,7 +269,7 @@ class _File(Struct):
 def _from_json(text: str) -> Run:
     try:
         file = msgspec.json.decode(text, type=_File)
-    except (msgspec.DecodeError, UnicodeEncodeError) as e:  # a run that was killed leaves half a document
+    except NOT_JSON as e:  # a run that was killed leaves half a document
         raise DataError(f"not a whole JSON report of nccl-tests: {e}", hint="parse the text output of that run instead") from None
     if file.results is None and "nthreads" not in file.config:
         raise DataError(

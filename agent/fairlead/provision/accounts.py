@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.errors import DataError
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import State, one_line, parse_line
 from fairlead.policy.rules import SETTING_PREFIX
 
@@ -101,7 +102,7 @@ def _uptime(content: bytes) -> float:
 def _status(content: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from fairlead.model.json_text import NOT_JSON
+
 _ISO = r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z)"
 _STAMP = r"\[ *\d+\.\d+(?: < *\d+\.\d+>)?\](?:\[ *[TC]\d+\])? "
 _CTIME = r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}\] "
@@ -55,7 +57,7 @@ def journal(line: str) -> tuple[float, str, str] | None:
             text = bytes(text).decode("utf-8", "replace")
         kernel = fields.get("_TRANSPORT") == "kernel" and isinstance(text, str)
         return seconds, text if kernel else "", str(fields.get("_BOOT_ID", ""))
-    except (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+    except (*NOT_JSON, ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return None
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead.config import Site
 from fairlead.errors import FairleadError
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
 from fairlead.provision.accounts import parse_account, parts_of, reading
 from fairlead.provision.inventory import Target
@@ -135,7 +136,7 @@ def parse_look(answer: bytes, node: str) -> Looked:
         return Looked(stranger=f"the node there is {account.node}")
     try:
         status = msgspec.json.decode(parts.get("/run/fairlead/status.json", b""))
-    except msgspec.DecodeError:
+    except NOT_JSON:
         status = {}
     bad, worse = _findings(status if isinstance(status, dict) else {})
     boot = _word(parts, _BOOT)
