@@ -39,7 +39,11 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
     metrics_textfile: Annotated[str, Meta(description="Prometheus text file; empty: none.")] = "/run/fairlead/metrics.prom"
     metrics_listen: Annotated[
-        str, Meta(pattern=r"^$|^(127\.0\.0\.1|localhost|\[::1\]|[^:]+):\d+$", description="host:port; empty: no open port.")
+        str,
+        Meta(
+            pattern=r"^$|^(127\.0\.0\.1|localhost|\[::1\]|[^:]+):\d+$",
+            description="host:port, localhost without a host; empty: no open port.",
+        ),
     ] = ""
 
 
