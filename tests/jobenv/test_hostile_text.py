@@ -1,6 +1,6 @@
 """Whatever stands in a job script or in the output of a test, reading it takes time in proportion to its size.
 
-The bound is generous: a megabyte in 80 s of CPU on a busy machine, where a pattern that goes back over a line again and again would take hours.
+The bound is generous (80 s of CPU for a megabyte): a pattern that goes back over a line again and again would take hours.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ the defaults in the code, the hardware profile, the site, the node's class, the 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,10 +17,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
 
 from fairlead import checks as check_list
 from fairlead import settings as setting_list
+from fairlead.config import document_json
 from fairlead.errors import ConfigError, DataError, InputMissing
 from fairlead.jobenv.table import FabricRow
 from fairlead.model.check import CheckParams
-from fairlead.model.json_text import NOT_JSON
 from fairlead.model.setting import Want
 from fairlead.policy import Rules
 
@@ -235,22 +234,18 @@ def content_hash(data: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
 
 
-_DOCUMENT_MAX_BYTES = 4 << 20  # a document of a node with every key set has some ten thousand bytes
-_ERROR_MAX_CHARACTERS = 300
-_ANEW = "run `fairlead provision` again for this node"
-
-
 def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document:
     """A node's document. Raises ConfigError (file, key, reason; one short line) for anything that is not a valid one.
 
     checks=False: without its checks, for who does not judge; they are looked at all the same in a document without a hash,
     which nobody has validated yet.
     """
-    raw = _decoded(data, where)
+    raw = document_json.decode(data, where)
     try:
         document = _document(raw, where, checks=checks or not raw.get("hash"))
     except ConfigError as e:
-        raise ConfigError(where, _short(e.key, 100), _short(e.reason), hint=e.hint) from None
+        short = document_json.short
+        raise ConfigError(where, short(e.key, 100), short(e.reason), hint=e.hint) from None
     if document.hash and document.hash != content_hash(raw):
         hint = (
             f"the file was edited by hand: `fairlead provision -l {document.node}` on the admin host writes it anew; to use the"
@@ -260,47 +255,11 @@ def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document
     return document
 
 
-def _decoded(data: bytes, where: str) -> dict[str, Any]:
-    if len(data) > _DOCUMENT_MAX_BYTES:
-        raise ConfigError(where, "", f"larger than {_DOCUMENT_MAX_BYTES} bytes", hint=_ANEW)
-    try:
-        raw = msgspec.json.decode(data)
-        json.loads(data, object_pairs_hook=_once)
-    except ConfigError as e:
-        raise ConfigError(where, _short(e.key, 100), e.reason, hint=_ANEW) from None
-    except RecursionError:
-        raise ConfigError(where, "", "not JSON: nested too deeply", hint=_ANEW) from None
-    except (*NOT_JSON, ValueError) as e:
-        raise ConfigError(where, "", _short(f"not JSON: {e}"), hint=_ANEW) from None
-    if not isinstance(raw, dict):
-        raise ConfigError(where, "", "not a JSON object", hint=_ANEW)
-    return raw
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """One table of a document. Raises ConfigError where a key is there twice, of which one would be passed over in silence, or
-    a text holds a zero character, which no path and no variable can."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(key for at, (key, _) in enumerate(pairs) if key in dict(pairs[:at]))
-        raise ConfigError("", twice, "is there twice")
-    for key, value in pairs:
-        if "\0" in key or any(isinstance(v, str) and "\0" in v for v in (value if isinstance(value, list) else (value,))):
-            raise ConfigError("", key, "holds a zero character")
-    return found
-
-
-def _short(text: str, limit: int = _ERROR_MAX_CHARACTERS) -> str:
-    """What a message may hold of a file's own words: printable, and not more than a line."""
-    plain = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
-    return plain if len(plain) <= limit else f"{plain[:limit]}..."
-
-
 def load_document(path: str, *, checks: bool = True) -> Document:
     """Read and decode a document file (``decode_document``). Raises InputMissing, ConfigError."""
     try:
         with open(path, "rb") as f:
-            data = f.read(_DOCUMENT_MAX_BYTES + 1)
+            data = f.read(document_json.MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputMissing(f"{path}: no such file", hint="run `fairlead provision` for this node") from None
     except OSError as e:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fairlead.daemon import log
 from fairlead.errors import AgentRuns
@@ -17,6 +19,17 @@ from fairlead.errors import AgentRuns
 NAME = "agent.lock"
 _SIGKILL = 1 << 8
 _WRITES_SECONDS = 0.1  # between taking the lock and having written its own process id
+
+
+@contextmanager
+def alone(run_dir: str) -> Iterator[None]:
+    """Hold the node meanwhile. Raises AgentRuns."""
+    lock = claim(run_dir)
+    try:
+        yield
+    finally:
+        if lock >= 0:
+            os.close(lock)
 
 
 def claim(run_dir: str) -> int:

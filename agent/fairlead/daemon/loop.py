@@ -22,7 +22,7 @@ from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, remember, status, transitions
 from fairlead.daemon.account import account_of, troubles_of
-from fairlead.daemon.alone import claim
+from fairlead.daemon.alone import alone
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
@@ -67,12 +67,8 @@ def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = 
     Raises ConfigError or InputMissing for a document that cannot be read at the start, AgentRuns where another agent runs.
     """
     document = load_document(document_path)
-    lock = claim(document.agent.run_dir)
-    try:
+    with alone(document.agent.run_dir):
         return Loop(document_path, document, root, ask_nvml=ask_nvml).run(once=once)
-    finally:
-        if lock >= 0:
-            os.close(lock)
 
 
 class Loop:
@@ -176,12 +172,10 @@ class Loop:
 
     def _wait(self, reader: int) -> list[int]:
         due = [self.next_sweep, self._next_tick, self.senses.next_poll()]
-        if self.notify.watchdog_seconds:
-            due.append(self._next_watchdog)
+        due += [self._next_watchdog] if self.notify.watchdog_seconds else []
         timeout = max(0.0, min(due) - time.monotonic())
         news = [self.courier.fileno()] if self.courier is not None else []
-        if self.proving.fileno() >= 0:
-            news.append(self.proving.fileno())
+        news += [self.proving.fileno()] if self.proving.fileno() >= 0 else []
         descriptors = [reader, *self.senses.descriptors(), *news]
         try:
             ready, _, _ = select.select(descriptors, [], [], timeout)
