@@ -176,9 +176,8 @@ class Loop:
         timeout = max(0.0, min(due) - time.monotonic())
         news = [self.courier.fileno()] if self.courier is not None else []
         news += [self.proving.fileno()] if self.proving.fileno() >= 0 else []
-        descriptors = [reader, *self.senses.descriptors(), *news]
         try:
-            ready, _, _ = select.select(descriptors, [], [], timeout)
+            ready, _, _ = select.select([reader, *self.senses.descriptors(), *news], [], [], timeout)
         except OSError:
             return []  # a source went away between asking and waiting: the next turn has the new one
         if reader in ready:
