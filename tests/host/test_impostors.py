@@ -114,6 +114,7 @@ ROOT, USERS = "0\t0\t0\t0", f"{USER}\t0\t0\t0"
     [
         (ROOT, "0::/system.slice/irqbalance.service\n", "/usr/bin/other", True),
         (ROOT, "4:cpu:/\n1:name=systemd:/system.slice/irqbalance.service\n0::/\n", "/usr/bin/other", True),
+        (ROOT, "9:name=systemd:/\n4:cpu:/\n0::/system.slice/irqbalance.service\n", "/usr/bin/other", True),
         (ROOT, "0::/kubepods.slice/x\n", "/usr/sbin/irqbalance", True),  # a container of the site's
         (ROOT, "0::/system.slice/x.service\n", "/usr/sbin/irqbalance-wlm", True),  # as Debian has slurmd
         (ROOT, "0::/user.slice/user-0.slice/session-3.scope\n", "/opt/irqbalance (deleted)", True),  # by hand, before an upgrade

@@ -44,7 +44,7 @@ def daemons(*names: str, proc: str = PROC) -> Iterator[tuple[str, int | Missing]
 def _is_systems(proc: str, pid: int, name: str) -> bool | Missing:
     if real_uid(pid, proc) != 0:
         return False
-    if name in _UNITS and _unit_of(proc, pid) == _UNITS[name]:
+    if name in _UNITS and _UNITS[name] in _units_of(proc, pid):
         return True
     try:
         program = os.readlink(f"{proc}/{pid}/exe").removesuffix(" (deleted)").rpartition("/")[2]
@@ -67,13 +67,17 @@ def real_uid(pid: int, proc: str = PROC) -> int | None:
     return None
 
 
-def _unit_of(proc: str, pid: int) -> str:
-    """The unit in system.slice that systemd counts the process to, "" for none: in the hierarchy of systemd's own (cgroup v1 and
-    hybrid), else in the only one (v2)."""
-    lines = [line.split(b":", 2) for line in _head(f"{proc}/{pid}/cgroup", 65536).splitlines() if line.count(b":") >= 2]
-    paths = {controllers: path for _, controllers, path in lines}
-    words = paths.get(b"name=systemd", paths.get(b"", b"")).split(b"/")
-    return words[2].decode("ascii", "replace") if len(words) > 2 and words[:2] == [b"", b"system.slice"] else ""
+def _units_of(proc: str, pid: int) -> set[str]:
+    """The unit in system.slice that the process belongs to, in a hierarchy that systemd keeps and no user writes: its own (cgroup
+    v1, hybrid) and the unified one (v2, hybrid). Where systemd uses one of the two, the other may say nothing."""
+    found = set()
+    for line in _head(f"{proc}/{pid}/cgroup", 65536).splitlines():
+        _, _, rest = line.partition(b":")
+        controllers, _, path = rest.partition(b":")
+        words = path.split(b"/")
+        if controllers in (b"name=systemd", b"") and words[:2] == [b"", b"system.slice"] and len(words) > 2:
+            found.add(words[2].decode("ascii", "replace"))
+    return found
 
 
 def _head(path: str, limit: int = 4096) -> bytes:
