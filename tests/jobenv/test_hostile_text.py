@@ -6,13 +6,18 @@ The bound is generous (80 s of CPU for a megabyte): a pattern that goes back ove
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from fairlead.cli.status import read_status
 from fairlead.errors import DataError
+from fairlead.host.host_facts import read_recorded
 from fairlead.jobenv.lint import lint
 from fairlead.jobenv.script import read
+from fairlead.model.facts import Missing
 from fairlead.nccl.results import parse
+from fairlead.topology import lldp
 
 SIZE = 250_000
 SECONDS = 20.0
@@ -56,3 +61,19 @@ def test_what_a_cut_row_and_a_failure_look_like_is_as_before() -> None:
 def test_quotes_and_comments_are_as_before() -> None:
     found = read('export NCCL_A="a # \\" b" # NCCL_B=1\n  - NCCL_C: "x"\n-NCCL_D: y\necho it\'s # NCCL_E=1\n').assignments
     assert [(a.name, a.value) for a in found] == [("NCCL_A", 'a # \\" b'), ("NCCL_C", "x"), ("NCCL_D", "y")]
+
+
+NO_JSON = (b'{"config":' + b'{"a":' * 50_000, b'{"args":["\xff"]}', b'{"config":' + b"[" * 100_000)
+
+
+@pytest.mark.parametrize("data", NO_JSON, ids=range(3))
+def test_json_that_is_none_is_an_error_of_the_file_wherever_it_is_read(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        parse(data.decode("utf-8", "surrogateescape"))
+    if b"\xff" not in data:
+        with pytest.raises(DataError):
+            lldp.parse({"switch": data.decode()})
+    (path := tmp_path / "host.json").write_bytes(data)
+    assert isinstance(read_recorded(str(path)), Missing)
+    (tmp_path / "status.json").write_bytes(data)
+    assert read_status(str(tmp_path)) == {}
