@@ -13,7 +13,7 @@ import pytest
 from tests.lab import roots
 
 UNIT = Path(__file__).resolve().parents[2] / "templates/etc/systemd/system/fairlead-agent.service"
-EXPOSURE_MAX = 3.7  # of 10; 3.0 is out of reach while it is root on the machine's network with all devices
+EXPOSURE_MAX = 3.8  # of 10; 3.0 is out of reach while it is root on the machine's network with all devices
 
 
 def value(key: str) -> str:
