@@ -6,6 +6,7 @@ FairleadError            what happened, in one line; ``hint`` says what to do ne
 +- InputMissing          a named file, tree or node does not exist (66)
 +- HostError             this machine could not be read or changed (69)
 |  +- NodeBusy           a job runs here: try again when it has ended (75)
+|  +- AgentRuns          an agent runs on this node already (75)
 +- SlurmError            slurmctld said no (69)
 |  +- SlurmUnavailable   slurmctld did not answer: try again (75)
 +- ProvisionError        a play failed (69)
@@ -88,6 +89,10 @@ class NodeBusy(HostError):
     exit_code = ExitCode.TRY_AGAIN
 
 
+class AgentRuns(HostError):
+    exit_code = ExitCode.TRY_AGAIN
+
+
 class SlurmError(FairleadError):
     exit_code = ExitCode.UNAVAILABLE
 
@@ -114,3 +119,4 @@ class ConfigError(FairleadError):
         super().__init__(f"{where}: {reason}", hint=hint)
         self.file = file
         self.key = key
+        self.reason = reason

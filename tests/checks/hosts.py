@@ -37,9 +37,9 @@ WELL = Host(
     controllers=(MemoryController(name="mc0", corrected=0, uncorrected=0),),
     nvme=(NvmeController(name="nvme0", pci="0000:2a:00.0", state="live"),),
     mounts=(
-        MountPoint(path="/", kind="ext4", source="/dev/md0", read_only=False),
-        MountPoint(path="/home", kind="nfs4", source="filer:/home", read_only=False),
-        MountPoint(path="/opt/image", kind="squashfs", source="/dev/loop0", read_only=True, flagged_read_only=True),
+        MountPoint(path="/", device="9:0", kind="ext4", source="/dev/md0", read_only=False),
+        MountPoint(path="/home", device="0:51", kind="nfs4", source="filer:/home", read_only=False),
+        MountPoint(path="/opt/image", device="7:0", kind="squashfs", source="/dev/loop0", read_only=True, flagged_read_only=True),
     ),
     fs_errors=(FsErrors(device="md0", errors=0),),
     spaces=(

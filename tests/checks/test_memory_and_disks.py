@@ -118,7 +118,7 @@ def test_nvme_states(state: Any, level: Level | None) -> None:
 
 
 def mounts(**root: Any) -> tuple[MountPoint, ...]:
-    made = {"path": "/", "kind": "ext4", "source": "/dev/md0", "read_only": False, **root}
+    made = {"path": "/", "device": "9:0", "kind": "ext4", "source": "/dev/md0", "read_only": False, **root}
     return (MountPoint(**made), *WELL.mounts[1:])  # type: ignore[index]
 
 
@@ -210,7 +210,7 @@ def test_mounts_that_hang(changes: dict[str, Any], level: Level | None) -> None:
 def test_mounts_that_are_not_there() -> None:
     (found,) = judged("hung_mounts", space("/scratch"), paths=("/scratch",))
     assert (found.level, found.summary) == (Level.DRAIN, "/scratch is not mounted")
-    automount = MountPoint(path="/net", kind="autofs", source="auto.net", read_only=False)
+    automount = MountPoint(path="/net", device="0:52", kind="autofs", source="auto.net", read_only=False)
     below = host_node(
         mounts=(automount,), spaces=(Space(path="/net/a", total_bytes=1, available_bytes=1, total_inodes=0, free_inodes=0),)
     )

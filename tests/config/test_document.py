@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead import config
+from fairlead.cli import main
 from fairlead.errors import ConfigError, InputMissing
 
 MINIMAL = {"schema": 1, "generation": 1, "node": "gpu1"}
@@ -48,6 +49,45 @@ def test_a_mistake_names_file_key_and_reason(data: bytes, key: str, reason: str)
     assert text.startswith(f"/etc/fairlead/node.json: {key}: " if key else "/etc/fairlead/node.json: ")
     assert reason in text
     assert "\n" not in text
+
+
+HOSTILE = {
+    "not UTF-8": b'{"node":"\xff"}',
+    "not UTF-8 in a key": b'{"\xff":1}',
+    "UTF-16": '{"node":"n1"}'.encode("utf-16"),
+    "lists in lists": b"[" * 200_000 + b"]" * 200_000,
+    "tables in tables": document(checks={}).replace(b'"checks": {}', b'"checks": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
+    "huge": b" " * (4 << 20) + document(),
+    "a key of a megabyte": document(**{"k" * 1_000_000: 1}),
+    "a value of a megabyte": document(schema=[1] * 500_000),
+    "an integer of a megabyte": document().replace(b'"generation": 1', b'"generation": ' + b"9" * 1_000_000),
+    "the same key twice": document().replace(b'"node"', b'"node": "gpu0", "node"'),
+    "the same key twice, deep": document(agent={"run_dir": "/run/x"}).replace(b'"run_dir"', b'"run_dir": "/x", "run_dir"'),
+    "a zero character": document(agent={"state_dir": "/var/a\0b"}),
+    "a zero character in a list": document(unsupported=["a\0"]),
+    "zero bytes": b"\0" * 4096,
+    "a terminal's sequences": document(**{"\x1b]0;x\x07\x1b[2J\u202e": 1}),
+    "half a surrogate": document().replace(b'"gpu1"', b'"\\ud800"'),
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_any_bytes_end_with_78_and_one_short_line(data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "node.json").write_bytes(data)
+    assert main(["agent", "--document", str(path)]) == 78
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"fairlead agent: {path}: ") and len(said[0]) < len(str(path)) + 420
+    assert len(said) <= 2 and all(line.isprintable() for line in said)
+
+
+def test_a_document_edited_by_hand_says_how_to_mend_it() -> None:
+    sealed = json.loads(config.encode_document(config.decode_document(document(), "x")))
+    edited = {**sealed, "generation": 7, "profile": "hgx-h100"}
+    with pytest.raises(ConfigError, match="hash: does not match the content") as e:
+        config.decode_document(json.dumps(edited).encode(), "x")
+    assert "`fairlead provision -l gpu1`" in e.value.hint and 'delete its entry "hash"' in e.value.hint
+    del edited["hash"]  # as the hint says
+    assert config.decode_document(json.dumps(edited).encode(), "x").profile == "hgx-h100"
 
 
 def test_schema_before_this_one_is_read() -> None:

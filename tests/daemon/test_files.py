@@ -21,6 +21,7 @@ from fairlead.daemon.rules import applying, hold_of
 from fairlead.daemon.series import SAMPLE_SECONDS
 from fairlead.daemon.store import EVENTS_KEPT
 from fairlead.errors import SlurmUnavailable
+from fairlead.host.process import slurmd_names
 from fairlead.model.check import KernelRecord
 from fairlead.policy.ownership import build
 from fairlead.policy.state import PolicyState
@@ -267,9 +268,11 @@ def test_another_machines_node(tmp_path: Path, cmdlines: list[str], name: str, h
     for pid, line in enumerate(cmdlines, 100):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "comm").write_text("slurmd\n")
+        (tmp_path / str(pid) / "status").write_text("Name:\tslurmd\nUid:\t0\t0\t0\t0\n")
+        (tmp_path / str(pid) / "exe").symlink_to("/usr/sbin/slurmd")
         (tmp_path / str(pid) / "cmdline").write_text(line.replace(" ", "\0") + "\0")
     mine = NodeState(name=name, states=frozenset({"IDLE"}), hostname=host)
-    assert disagreement(mine, str(tmp_path), "here.example.org") == refused
+    assert disagreement(mine, slurmd_names(str(tmp_path)), "here.example.org") == refused
 
 
 def test_history_survives_a_disk_that_was_away(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fairlead.daemon.alone import claim
+from fairlead.errors import AgentRuns
 from fairlead.model.verdict import State
 from tests.daemon.conftest import NO_SLOW_CHECKS, XID79, Agent
 
@@ -201,6 +204,12 @@ def test_reload(agents: Make) -> None:
     agent.send(signal.SIGHUP)
     agent.until(lambda: "document_refused" in agent.log.read_text(), "refusal")
     assert "interval_secs" in agent.log.read_text()
+    for bad in (b'{"node":"\xff"}', b"[" * 200_000, good.replace(b'"node"', b'"node":"n1","node"'), b"\0" * 5_000_000):
+        refused = agent.log.read_text().count("document_refused")
+        agent.document.write_bytes(bad)
+        agent.send(signal.SIGHUP)
+        agent.until(lambda n=refused: agent.log.read_text().count("document_refused") > n, "refusal")  # type: ignore[misc]
+    assert max(len(line) for line in agent.log.read_text().splitlines()) < 600
     before = agent.sequence()
     agent.until(lambda: agent.sequence() > before + 1, "later verdict")
     agent.write_document(checks={"xid": {"enabled": False}})
@@ -231,6 +240,49 @@ def test_bad_document_at_the_start(agents: Make) -> None:
     agent.start(wait=False)
     assert agent.process is not None and agent.process.wait(timeout=90) == 78
     assert "schema" in agent.log.read_text()
+
+
+def test_a_second_agent_on_a_node_is_refused_and_the_first_goes_on(agents: Make, tmp_path: Path) -> None:
+    first = agents().start()
+    again = subprocess.run(first.command(), env=os.environ, capture_output=True, text=True, timeout=90, check=False)
+    assert again.returncode == 75 and again.stdout == ""
+    said, hint = again.stderr.splitlines()
+    assert said.startswith("fairlead agent: an agent runs on this node already (process ") and "systemctl stop" in hint
+    assert first.process is not None and str(first.process.pid) in said
+    assert (first.run_dir / "agent.lock").stat().st_mode & 0o777 == 0o600
+    before = first.sequence()
+    first.until(lambda: first.sequence() > before, "later verdict")
+    first.end(signal.SIGKILL)
+    first.start()  # what a killed agent leaves holds nobody up
+    assert first.end() == 0
+
+
+def test_a_killed_agent_that_a_dead_disk_keeps_is_no_agent(tmp_path: Path) -> None:
+    """Its threads share the lock's descriptor: while one of them hangs, the kernel keeps it. Here: a zombie and its child."""
+    code = (
+        "import os, sys; sys.path[:0] = sys.argv[2:]; from fairlead.daemon.alone import claim; lock = claim(sys.argv[1])\n"
+        "if os.fork() == 0: print('held', flush=True); sys.stdin.read(); os._exit(0)\n"
+        "sys.stdin.readline(); os._exit(0)"
+    )
+    command = [sys.executable, "-c", code, os.fspath(tmp_path), *(p for p in sys.path if p)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(AgentRuns, match=f"process {other.pid}"):
+            claim(os.fspath(tmp_path))
+        other.send_signal(signal.SIGKILL)
+        while Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        lock = claim(os.fspath(tmp_path))
+        with pytest.raises(AgentRuns, match=f"process {os.getpid()}"):
+            claim(os.fspath(tmp_path))
+        os.close(lock)
+
+
+def test_where_no_lock_can_be_had_the_agent_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert claim(os.fspath(tmp_path / "file")) == -1
+    (tmp_path / "agent.lock").symlink_to("/etc/passwd")
+    assert claim(os.fspath(tmp_path)) == -1
 
 
 def test_fresh_sweep_on_demand_and_after_a_job(agents: Make) -> None:

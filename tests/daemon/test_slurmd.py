@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,23 +21,17 @@ from fairlead.policy.rules import Rules
 from tests.slurm import model
 
 XID = Want(kind="drain", check="xid", summary="gone")
-SLEEPS = """
-import sys
-open("/proc/self/comm", "w").write("slurmd")
-print("up", flush=True)
-while sys.stdin.readline():
-    print("woke", flush=True)
-"""
+SLEEPS = "echo up; while read -r line; do echo woke; done"
 
 
-def start(proc: Path, **environment: str) -> subprocess.Popen[str]:
-    """A process of that name which wakes when it is spoken to, shown below ``proc``."""
+def start(proc: Path, program: str = "slurmd", **environment: str) -> subprocess.Popen[str]:
+    """A process that executes a program of that name and wakes when it is spoken to, shown below ``proc``."""
+    copy = proc.parent / "programs" / program
+    if not copy.exists():
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy("/bin/dash", copy)
     process = subprocess.Popen(
-        [sys.executable, "-c", SLEEPS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
+        [copy, "-c", SLEEPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     (proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
@@ -45,8 +39,14 @@ def start(proc: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def slurmd(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    process = start(tmp_path, SLURMD_RECONF="1")
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "proc").mkdir()
+    return tmp_path / "proc"
+
+
+@pytest.fixture
+def slurmd(proc: Path) -> Iterator[subprocess.Popen[str]]:
+    process = start(proc, SLURMD_RECONF="1")
     yield process
     process.communicate("")
 
@@ -60,36 +60,52 @@ def speak(process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def test_a_slurmd_that_is_spoken_to_stirs(slurmd: subprocess.Popen[str], tmp_path: Path) -> None:
-    watch = Slurmd(str(tmp_path))
+@pytest.mark.root
+def test_a_slurmd_that_is_spoken_to_stirs(slurmd: subprocess.Popen[str], proc: Path) -> None:
+    watch = Slurmd(str(proc))
     assert not watch.stirred() and watch.watched
     assert not watch.stirred()
     speak(slurmd)
     assert watch.stirred() and not watch.stirred()
 
 
-def test_a_slurmd_that_was_started_anew_stirs(slurmd: subprocess.Popen[str], tmp_path: Path) -> None:
+@pytest.mark.root
+def test_a_slurmd_that_was_started_anew_stirs(slurmd: subprocess.Popen[str], proc: Path) -> None:
     now = [0.0]
-    watch = Slurmd(str(tmp_path), clock=lambda: now[0])
+    watch = Slurmd(str(proc), clock=lambda: now[0])
     watch.stirred()
-    (tmp_path / str(slurmd.pid)).unlink()
+    (proc / str(slurmd.pid)).unlink()
     assert not watch.stirred() and not watch.watched
-    other = start(tmp_path)
+    other = start(proc)
     now[0] += FIND_SECONDS
     assert not watch.stirred() and watch.watched  # what it was doing before is not known
     assert not watch.reconfigured()
     other.communicate("")
 
 
-def test_several_slurmds_tell_nothing(slurmd: subprocess.Popen[str], tmp_path: Path) -> None:
-    other = start(tmp_path)
-    watch = Slurmd(str(tmp_path))
+@pytest.mark.root
+def test_several_slurmds_tell_nothing(slurmd: subprocess.Popen[str], proc: Path) -> None:
+    other = start(proc)
+    watch = Slurmd(str(proc))
     assert not watch.stirred() and not watch.watched and not watch.reconfigured()
     other.communicate("")
 
 
-def test_a_slurmd_that_was_reconfigured_says_so(slurmd: subprocess.Popen[str], tmp_path: Path) -> None:
-    assert Slurmd(str(tmp_path)).reconfigured()
+@pytest.mark.root
+def test_a_slurmd_that_was_reconfigured_says_so(slurmd: subprocess.Popen[str], proc: Path) -> None:
+    assert Slurmd(str(proc)).reconfigured()
+
+
+@pytest.mark.root
+def test_a_process_that_only_calls_itself_slurmd_tells_nothing(slurmd: subprocess.Popen[str], proc: Path) -> None:
+    other = start(proc, "sleeper")
+    Path(f"/proc/{other.pid}/comm").write_text("slurmd")
+    watch = Slurmd(str(proc))
+    watch.stirred()
+    assert watch.watched, "the true one is still seen"
+    speak(other)
+    assert not watch.stirred()
+    other.communicate("")
 
 
 class Site:

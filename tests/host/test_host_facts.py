@@ -209,6 +209,7 @@ def test_sleepers_over_looks(tree: Path) -> None:
     task(tree, 11, "S")
     third = watch.look(220.0)
     assert isinstance(third, Tasks) and [t.pid for t in third.stuck] == [12]
+    watch.end()
 
 
 def test_many_processes_are_gone_through_in_turns_and_sleepers_each_time(tree: Path) -> None:
@@ -238,6 +239,7 @@ def test_a_task_in_true_d_state_is_seen_sleeping_and_unkillable(tmp_path: Path) 
                 sleeper.send_signal(signal.SIGKILL)
                 assert until(lambda: seen(killed=True)), "SIGKILL is pending"
             finally:
+                watch.end()
                 thaw()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import shutil
 from pathlib import Path
 
 from fairlead.host import process
@@ -11,30 +10,23 @@ from fairlead.host.gather import Gatherer
 from fairlead.host.root import Root
 
 
-def test_a_process_is_found_again_only_when_it_has_gone() -> None:
-    name = f"fl{os.getpid() % 100000}"
-    found = process.Found(Root("/"))
-    assert found.pid(name, search=True) is None
-    made = [
-        subprocess.Popen(["bash", "-c", f"echo -n {name} > /proc/$$/comm; read -r _"], stdin=subprocess.PIPE) for _ in range(2)
-    ]
-    try:
-        for child in made:
-            while Path(f"/proc/{child.pid}/comm").read_text() != f"{name}\n":
-                pass
-        assert found.pid(name, search=False) is None  # not searched on a quick look
-        first = found.pid(name, search=True)
-        assert first in {c.pid for c in made}
-        gone = next(c for c in made if c.pid == first)
-        gone.kill()
-        gone.wait()
-        assert found.pid(name, search=False) in {c.pid for c in made} - {first}
-    finally:
-        for child in made:
-            child.kill()
-            child.wait()
-            assert child.stdin is not None
-            child.stdin.close()
+def make(proc: Path, pid: int, name: str) -> Path:
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "comm").write_text(f"{name}\n")
+    (folder / "status").write_text("Uid:\t0\t0\t0\t0\n")
+    (folder / "exe").symlink_to(f"/usr/sbin/{name}")
+    return folder
+
+
+def test_a_process_is_found_again_only_when_it_has_gone(tmp_path: Path) -> None:
+    found = process.Found(str(tmp_path))
+    assert found.pid("irqbalance", search=True) is None
+    made = {pid: make(tmp_path, pid, "irqbalance") for pid in (200, 300)}
+    assert found.pid("irqbalance", search=False) is None  # not searched on a quick look
+    assert found.pid("irqbalance", search=True) == 200
+    shutil.rmtree(made[200])
+    assert found.pid("irqbalance", search=False) == 300
 
 
 def test_a_file_that_was_written_is_seen_on_a_quick_look(tmp_path: Path) -> None:

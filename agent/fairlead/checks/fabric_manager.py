@@ -3,9 +3,10 @@
 Without it no CUDA program starts there (cudaErrorSystemNotReady, 802), and by default running ones are aborted when it goes
 (ABORT_CUDA_JOBS_ON_FM_EXIT; NVIDIA Fabric Manager user guide, "Fabric Manager Config Options"). Its process is looked for by
 its name, nv-fabricmanager, of which /proc/PID/comm keeps 15 characters (proc_pid_comm(5)); a zombie (state Z in
-proc_pid_stat(5)) does not run. Which unit or container started it is the site's affair. Whether the fabric it made is well
-is the business of `gpu_fabric`. A fabric manager that stays dead goes unseen: 20 days on one fleet (NVSentinel pull request
-891). On some start-ups it takes minutes.
+proc_pid_stat(5)) does not run. It must be root's: in the unit nvidia-fabricmanager.service, or started by root in another way
+(a container, by hand) from a program of that name. A user's process of that name does not count. Whether the fabric it made
+is well is the business of `gpu_fabric`. A fabric manager that stays dead goes unseen: 20 days on one fleet (NVSentinel pull
+request 891). On some start-ups it takes minutes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """File systems that found errors on themselves: remounted read-only, shut down, or with errors on record.
 
 ext4 makes the file system read-only and leaves the mount's own flag (errors=remount-ro, Documentation/admin-guide/ext4.rst):
-/proc/1/mountinfo says "rw" of the mount and "ro" of the file system. What was mounted read-only on purpose says "ro" of both;
+/proc/1/mountinfo says "rw" of the mount and "ro" of the file system. What was mounted read-only on purpose says "ro" of both:
+mounts of one file system are known by major:minor, never by the source, which a user chooses for a FUSE mount;
 squashfs, erofs and iso9660 are never writable. `writable` names paths that must be writable whatever the reason. Records:
 "EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ... Filesystem has been shut
 down", "BTRFS error (device ...)", from Linux 5.18 on with a state ("(device sda1: state EA)"). ext4 keeps a count until fsck
@@ -120,22 +121,22 @@ def _read(text: str) -> tuple[bool, str] | None:
 
 
 def _read_only(mounts: tuple[MountPoint, ...], told: set[str], params: Params) -> Iterator[Finding]:
-    on_purpose = {m.source for m in mounts if m.flagged_read_only}
+    on_purpose = {m.device for m in mounts if m.flagged_read_only and m.kind in _JUDGED}
     by_path = {m.path: m for m in mounts}
     seen: set[str] = set()
     for mount in mounts:
         device = mount.source.rpartition("/")[2]
-        turned = mount.read_only and not mount.flagged_read_only and mount.source not in on_purpose
-        if not turned or mount.kind not in _JUDGED or device.startswith("loop") or mount.source in seen:
+        turned = mount.read_only and not mount.flagged_read_only and mount.device not in on_purpose
+        if not turned or mount.kind not in _JUDGED or device.startswith("loop") or mount.device in seen:
             continue
-        seen.add(mount.source)
+        seen.add(mount.device)
         if device not in told:
             yield _drain(device, f"the file system on {device} ({mount.path}) became read-only", f"{mount.kind}, mountinfo")
     for path in params.writable:
         found = by_path.get(path)
         if found is None:
             yield _warn(path, f"{path} should be a writable mount and is none", "mountinfo")
-        elif (found.read_only or found.flagged_read_only) and found.source not in seen:
+        elif (found.read_only or found.flagged_read_only) and found.device not in seen:
             yield _drain(path, f"{path} is read-only", f"{found.kind}, mountinfo")
 
 

@@ -6,7 +6,7 @@ needs a device /dev/nvidia-caps-imex-channels/channelN, which does not outlast a
 them is left to the daemon: it reads the file once, at its start, looks for an address of this machine in it ("Config Options",
 BIND_INTERFACE_IP), and takes host names too, so a file without the node's own address is not wrong for certain, and one that
 was is a daemon that does not run. Sites whose scheduler starts IMEX for each job and makes channels then say `daemon = false`
-and `channels_min = 0`.
+and `channels_min = 0`. The daemon must be root's, as with `fabric_manager`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A task in state D that has not been scheduled for the window (kernel/hung_task.c judges the same, with its own 120 s, and
 writes "INFO: task ... blocked for more than ... seconds"). State D for a moment is what every disk read looks like. With
 SIGKILL pending (proc_pid_status(5), SigPnd and ShdPnd) the task cannot end: a Slurm step of it is unkillable, and a reboot is
-what helps. No process name is shown: users choose them.
+what helps. No process name is shown: users choose them. A task that waits for a FUSE server (`StuckTask.fuse`) is left out: a
+user can hold processes of their own in this way, and a site's own FUSE mounts are declared to `hung_mounts`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import Meta
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.host_facts import StuckTask
+from fairlead.model.host_facts import Host, StuckTask, Tasks
 from fairlead.model.unread import age_seconds, host_of, unread, unread_log
 
 #: A task's name is at most 15 characters long: where it ends must not depend on what follows, which may be another name.
@@ -37,8 +38,8 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log("stuck_tasks", past)
     hung = [r for r in past.records if _HUNG.match(r.text) and age_seconds(r, node) <= params.log_seconds]
-    if hung and params.log_seconds:
-        pids = sorted({int(m[1]) for r in hung if (m := _HUNG.match(r.text))})
+    pids = sorted({int(m[1]) for r in hung if (m := _HUNG.match(r.text))} - _waiting_for_fuse(node))
+    if pids and params.log_seconds:
         yield _finding(
             Level.WARN, "the kernel log tells of tasks that hang", f"process {', '.join(map(str, pids[:8]))}; {len(hung)} lines",
             fault="log",
@@ -49,7 +50,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         elif isinstance(host.tasks, Missing):
             yield unread("stuck_tasks", "the processes", host.tasks)
         else:
-            stuck = host.tasks.stuck
+            stuck = tuple(t for t in host.tasks.stuck if not t.fuse)
             yield from _unkillable([t for t in stuck if t.killed and t.seconds >= params.killed_seconds])
             asleep = [t for t in stuck if not t.killed and t.seconds >= params.window_seconds]
             asleep = [t for t in asleep if params.kernel_threads or not t.kernel]
@@ -65,6 +66,11 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                     service=Service.KEEP,
                     needs_history=True,
                 )
+
+
+def _waiting_for_fuse(node: Node) -> set[int]:
+    tasks = node.host.tasks if isinstance(node.host, Host) else None
+    return {t.pid for t in tasks.stuck if t.fuse} if isinstance(tasks, Tasks) else set()
 
 
 def _unkillable(tasks: list[StuckTask]) -> Iterator[Finding]:

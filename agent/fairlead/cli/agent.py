@@ -1,7 +1,7 @@
 """Run the node agent in the foreground, as fairlead-agent.service does.
 
 SIGHUP reads the document again (a bad one is refused and the old one kept); SIGUSR1 asks for a fresh sweep and a look
-at Slurm; SIGTERM ends it.
+at Slurm; SIGTERM ends it. Exit codes: 66 and 78 for a document that is missing or wrong, 75 where an agent runs already.
 """
 
 from __future__ import annotations

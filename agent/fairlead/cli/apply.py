@@ -99,7 +99,7 @@ def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:
     """(busy, drained). Raises NodeBusy, UsageError. A dry run shows what a drained node would get, whatever runs now."""
     if args.busy and args.drained:
         raise UsageError("--busy and --drained exclude each other")
-    running = root.is_live and process.jobs_running(root)
+    running = root.is_live and process.jobs_running()
     if args.drained:
         if running and not args.dry_run:
             hint = "drain it in Slurm and wait until no job runs; without --drained, what no job can notice is changed now"
@@ -107,7 +107,7 @@ def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:
         return False, True
     busy = args.busy or running
     # At boot, as long as slurmd does not run, no job can come.
-    return busy, args.phase == "boot" and root.is_live and not busy and process.find(root, "slurmd") is None
+    return busy, args.phase == "boot" and root.is_live and not busy and process.find("slurmd") is None
 
 
 def _nvml(root: Root, document: config.Document) -> Nvml:

@@ -10,6 +10,7 @@ import msgspec
 from fairlead.errors import DataError, InputMissing
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
+from fairlead.model.json_text import NOT_JSON
 
 
 def machine(root: str) -> Root:
@@ -31,7 +32,7 @@ def recorded_nvml(root: str) -> dict[str, Any] | Missing:
         return unreadable(f"{path}: no such file")
     except OSError as e:
         return unreadable(f"{path}: {e.strerror}")
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         raise DataError(f"{path}: not JSON: {e}") from None
     if not isinstance(data, dict):
         raise DataError(f"{path}: not a JSON object")

@@ -26,6 +26,7 @@ from fairlead.cli.show import print_json
 from fairlead.daemon.recording import Recording, read, read_log
 from fairlead.daemon.replay import Difference, Event, Replayed, compare, prefixes, replay
 from fairlead.errors import ConfigError, DataError, ExitCode, InputMissing, UsageError
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
 from fairlead.provision.screen import beneath
 
@@ -102,7 +103,7 @@ def _decoded(raw: bytes, path: str) -> dict[str, Any]:
 
     try:
         data = msgspec.json.decode(raw) if raw.lstrip().startswith(b"{") else tomllib.loads(raw.decode())
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
+    except (*NOT_JSON, tomllib.TOMLDecodeError) as e:
         raise DataError(f"{path}: neither TOML nor JSON: {e}") from None
     if not isinstance(data, dict):
         raise DataError(f"{path}: not a JSON object")

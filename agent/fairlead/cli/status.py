@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.cli.show import age_text, print_json, state_word
 from fairlead.errors import DataError, ExitCode
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import State, Verdict, parse_line
 
 RUN_DIR = "/run/fairlead"
@@ -43,7 +44,7 @@ def read_status(run_dir: str) -> dict[str, Any]:
     try:
         with open(os.path.join(run_dir, "status.json"), "rb") as f:
             data = msgspec.json.decode(f.read(4 << 20))
-    except (OSError, msgspec.DecodeError):
+    except (*NOT_JSON, OSError):
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -15,6 +15,8 @@ from fairlead.cli.status import read_status
 from fairlead.daemon import requests
 from fairlead.daemon.status import remembered
 from fairlead.daemon.store import FILE
+from fairlead.host.process import command, real_uid
+from fairlead.model.json_text import NOT_JSON
 from fairlead.policy import PolicyState
 from fairlead.policy.request import Request
 
@@ -33,7 +35,7 @@ def account(state_dir: str, run_dir: str) -> dict[str, Any]:
         finally:
             db.close()
         state = msgspec.json.decode(row[0], type=PolicyState) if row else None
-    except (sqlite3.Error, msgspec.DecodeError, TypeError):
+    except (*NOT_JSON, sqlite3.Error, TypeError):
         return {}
     return remembered(state) if state is not None else {}
 
@@ -43,14 +45,11 @@ def agent_pid(run_dir: str) -> int:
     pid = read_status(run_dir).get("pid")
     if not isinstance(pid, int) or pid <= 1:
         return 0
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            words = f.read(4096).split(b"\0")
-        owner = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
+    owner = real_uid(pid)
+    if owner is None:
         return pid if _hidden(pid) else 0
-    ours = owner in (0, os.geteuid()) and b"agent" in words and any(b"fairlead" in word for word in words)
-    return pid if ours else 0
+    words = command(pid).split(b"\0") if owner in (0, os.geteuid()) else []  # another user's may never be answered
+    return pid if b"agent" in words and any(b"fairlead" in word for word in words) else 0
 
 
 def _hidden(pid: int) -> bool:

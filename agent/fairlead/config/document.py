@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
 
 from fairlead import checks as check_list
 from fairlead import settings as setting_list
+from fairlead.config import document_json
 from fairlead.errors import ConfigError, DataError, InputMissing
 from fairlead.jobenv.table import FabricRow
 from fairlead.model.check import CheckParams
@@ -37,7 +38,11 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
     metrics_textfile: Annotated[str, Meta(description="Prometheus text file; empty: none.")] = "/run/fairlead/metrics.prom"
     metrics_listen: Annotated[
-        str, Meta(pattern=r"^$|^(127\.0\.0\.1|localhost|\[::1\]|[^:]+):\d+$", description="host:port; empty: no open port.")
+        str,
+        Meta(
+            pattern=r"^$|^(127\.0\.0\.1|localhost|\[::1\]|[^:]+):\d+$",
+            description="host:port, localhost without a host; empty: no open port.",
+        ),
     ] = ""
 
 
@@ -235,18 +240,23 @@ def content_hash(data: Mapping[str, Any]) -> str:
 
 
 def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document:
-    """A node's document. Raises ConfigError (file, key, reason) for anything that is not a valid one.
+    """A node's document. Raises ConfigError (file, key, reason; one short line) for anything that is not a valid one.
 
     checks=False: without its checks, for who does not judge; they are looked at all the same in a document without a hash,
     which nobody has validated yet.
     """
+    raw = document_json.decode(data, where)
     try:
-        raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as e:
-        raise ConfigError(where, "", f"not JSON: {e}", hint="run `fairlead provision` again for this node") from None
-    document = _document(raw, where, checks=checks or not (isinstance(raw, dict) and raw.get("hash")))
+        document = _document(raw, where, checks=checks or not raw.get("hash"))
+    except ConfigError as e:
+        short = document_json.short
+        raise ConfigError(where, short(e.key, 100), short(e.reason), hint=e.hint) from None
     if document.hash and document.hash != content_hash(raw):
-        raise ConfigError(where, "hash", "does not match the content", hint="the file was edited; run `fairlead provision`")
+        hint = (
+            f"the file was edited by hand: `fairlead provision -l {document.node}` on the admin host writes it anew; to use the"
+            ' edited one until then, delete its entry "hash"'
+        )
+        raise ConfigError(where, "hash", "does not match the content", hint=hint)
     return document
 
 
@@ -254,7 +264,7 @@ def load_document(path: str, *, checks: bool = True) -> Document:
     """Read and decode a document file (``decode_document``). Raises InputMissing, ConfigError."""
     try:
         with open(path, "rb") as f:
-            data = f.read(4 << 20)
+            data = f.read(document_json.MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputMissing(f"{path}: no such file", hint="run `fairlead provision` for this node") from None
     except OSError as e:

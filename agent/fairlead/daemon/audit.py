@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct, field
 
 from fairlead.daemon.disk import Direct, Storage
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
 
 FILE = "audit.jsonl"
@@ -124,7 +125,7 @@ class Trail:
             for text in data.splitlines():
                 try:
                     entry = msgspec.json.decode(text, type=Entry)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                except NOT_JSON:
                     broken += bool(text.strip())
                     continue
                 first = found.get(entry.id)

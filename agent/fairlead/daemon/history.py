@@ -21,6 +21,7 @@ from fairlead.daemon.series import KEEP_SECONDS, SAMPLE_SECONDS, Series
 from fairlead.daemon.store import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.kernel_text import begins_with_a_name
 from fairlead.policy.state import PolicyState
 from fairlead.xid import Kind as Line
@@ -207,7 +208,7 @@ class History:
             return PolicyState()
         try:
             state = msgspec.json.decode(data, type=PolicyState)
-        except msgspec.DecodeError as e:
+        except NOT_JSON as e:
             self._undecoded = f"{self.path}: the policy's state cannot be read and begins anew ({e})"
             return PolicyState()
         self._saved_state = data

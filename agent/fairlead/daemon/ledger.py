@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from fairlead.daemon.disk import Direct, Storage
 from fairlead.daemon.publish import write_atomic
 from fairlead.errors import SlurmUnavailable
+from fairlead.model.json_text import NOT_JSON
 from fairlead.policy.ownership import MANUAL, Token
 
 FILE = "ledger.json"
@@ -219,7 +220,7 @@ class Ledger:
         except OSError as e:
             self.trouble = f"ledger: {path}: {e.strerror}"
             return None
-        except msgspec.DecodeError as e:
+        except NOT_JSON as e:
             self.trouble = f"ledger: {path} is damaged and was moved aside ({e}); see `fairlead resume --adopt`"
             with suppress(OSError):
                 disk.do(partial(os.replace, path, path + ".bad"))

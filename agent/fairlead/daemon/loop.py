@@ -22,6 +22,7 @@ from fairlead.config import Document, load_document
 from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, remember, status, transitions
 from fairlead.daemon.account import account_of, troubles_of
+from fairlead.daemon.alone import alone
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
@@ -65,9 +66,11 @@ def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = 
     """Run the agent until SIGTERM; its exit code. ``once``: one sweep, no word to Slurm, the verdict's exit code.
     ``ask_nvml``: of a recorded tree too it is NVML that is asked, not nvml.json.
 
-    Raises ConfigError or InputMissing for a document that cannot be read at the start.
+    Raises ConfigError or InputMissing for a document that cannot be read at the start, AgentRuns where another agent runs.
     """
-    return Loop(document_path, load_document(document_path), root, ask_nvml=ask_nvml).run(once=once)
+    document = load_document(document_path)
+    with alone(document.agent.run_dir):
+        return Loop(document_path, document, root, ask_nvml=ask_nvml).run(once=once)
 
 
 class Loop:
@@ -101,7 +104,7 @@ class Loop:
         if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
             self.courier = Courier(self._protocol(document), splay_seconds=slurm.splay_seconds, look_seconds=slurm.look_seconds)
             self.standing = self.courier.take()
-        self.proving = Proving(state_dir, self.senses.boot_id, busy=partial(jobs_running, root), disk=self.disk)
+        self.proving = Proving(state_dir, self.senses.boot_id, busy=partial(jobs_running, root.join("/proc")), disk=self.disk)
         self.notify = Notify()
         self.state = self.history.load_state()
         self.node: Node | None = None
@@ -170,15 +173,12 @@ class Loop:
 
     def _wait(self, reader: int) -> list[int]:
         due = [self.next_sweep, self._next_tick, self.senses.next_poll()]
-        if self.notify.watchdog_seconds:
-            due.append(self._next_watchdog)
+        due += [self._next_watchdog] if self.notify.watchdog_seconds else []
         timeout = max(0.0, min(due) - time.monotonic())
         news = [self.courier.fileno()] if self.courier is not None else []
-        if self.proving.fileno() >= 0:
-            news.append(self.proving.fileno())
-        descriptors = [reader, *self.senses.descriptors(), *news]
+        news += [self.proving.fileno()] if self.proving.fileno() >= 0 else []
         try:
-            ready, _, _ = select.select(descriptors, [], [], timeout)
+            ready, _, _ = select.select([reader, *self.senses.descriptors(), *news], [], [], timeout)
         except OSError:
             return []  # a source went away between asking and waiting: the next turn has the new one
         if reader in ready:

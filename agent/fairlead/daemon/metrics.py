@@ -134,34 +134,9 @@ class Metrics:
 
     def listen(self, address: str) -> None:
         """Serve /metrics at host:port in threads of their own. Raises OSError, ValueError."""
-        import http.server
-        import socket
-        import threading
+        from fairlead.daemon.scrape import serve
 
-        host, _, port = address.rpartition(":")
-        metrics = self
-
-        class Scrape(http.server.BaseHTTPRequestHandler):
-            timeout = 10
-
-            def do_GET(self) -> None:
-                known = self.path.split("?")[0] in ("/", "/metrics")
-                body = metrics.render() if known else b"only /metrics\n"
-                self.send_response(200 if known else 404)
-                self.send_header("Content-Type", CONTENT_TYPE_LATEST if known else "text/plain")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            daemon_threads = True
-
-        server = Server((host.strip("[]"), int(port)), Scrape)
-        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+        serve(address, self.render, CONTENT_TYPE_LATEST)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

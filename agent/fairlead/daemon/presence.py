@@ -2,15 +2,17 @@
 
 A record says "running" for ever where no epilog ended it (none configured, slurmd away, a full /run). slurmstepd writes its
 step into its title, ``slurmstepd: [JOB.STEP]`` (setproctitle in slurmd/slurmstepd/slurmstepd.c). A job may be allocated and
-have no step here for a while; such a job uses no GPU, so nothing is to wait for it and nothing is its fault.
+have no step here for a while; such a job uses no GPU, so nothing is to wait for it and nothing is its fault. What counts as
+slurmstepd and slurmd is in ``host.process``: a user's process of that name is neither.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
+
+from fairlead.host.process import PROC, command, daemons
 
 LOOK_SECONDS = 30.0
 GONE_AFTER_SECONDS = 120.0  # without a step for so long
@@ -20,7 +22,7 @@ _STEP = re.compile(rb"slurmstepd: \[(\d{1,10})[.\]]")
 class Presence:
     """``proc``: where /proc is. Looks at most every ``LOOK_SECONDS``, and only while a record says that a job runs."""
 
-    def __init__(self, proc: str = "/proc", *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, proc: str = PROC, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
         self._clock = clock
         self._looked = float("-inf")
@@ -38,21 +40,12 @@ class Presence:
         return frozenset(job for job, since in self._missed.items() if job in running and now - since >= GONE_AFTER_SECONDS)
 
 
-def steps(proc: str = "/proc") -> tuple[frozenset[int], bool]:
+def steps(proc: str = PROC) -> tuple[frozenset[int], bool]:
     """Jobs with a slurmstepd on this machine, and whether a slurmd is seen."""
     jobs: set[int] = set()
     slurmd = False
-    for pid in os.listdir(proc):
-        if not pid.isdigit():
-            continue
-        try:
-            with open(f"{proc}/{pid}/comm", "rb") as f:
-                name = f.read(64)
-            slurmd = slurmd or name == b"slurmd\n"
-            if name.startswith(b"slurmstepd"):
-                with open(f"{proc}/{pid}/cmdline", "rb") as f:
-                    if found := _STEP.search(f.read(4096)):
-                        jobs.add(int(found[1]))
-        except OSError:
-            continue  # it has ended
+    for name, pid in daemons("slurmd", "slurmstepd", proc=proc):
+        slurmd = slurmd or name == "slurmd"
+        if name == "slurmstepd" and isinstance(pid, int) and (found := _STEP.search(command(pid, proc))):
+            jobs.add(int(found[1]))
     return frozenset(jobs), slurmd

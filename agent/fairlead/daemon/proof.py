@@ -23,6 +23,7 @@ from msgspec import Struct
 from fairlead.daemon import log
 from fairlead.daemon.disk import Direct, Storage
 from fairlead.daemon.publish import write_atomic
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
 from fairlead.policy import Proof, Rules
 
@@ -295,7 +296,7 @@ class Proving:
 
         try:
             return msgspec.json.decode(self._disk.do(content), type=Record)
-        except (OSError, msgspec.DecodeError):
+        except (*NOT_JSON, OSError):
             return None
 
 

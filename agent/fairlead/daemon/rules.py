@@ -21,7 +21,10 @@ from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.slurmd import Slurmd
 from fairlead.errors import SlurmError
 from fairlead.host.clock import boottime
+from fairlead.host.process import slurmd_names
+from fairlead.model.json_text import NOT_JSON
 from fairlead.policy import CheckPolicy
+from fairlead.slurm.client import NodeState
 from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers
 from fairlead.slurm.scontrol import Scontrol
@@ -85,7 +88,7 @@ def _hold(path: str) -> dict[str, str] | None:
             data = msgspec.json.decode(f.read(65536))
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError):
+    except (*NOT_JSON, OSError):
         return {"reason": "unreadable"}
     if not isinstance(data, dict):
         return {"reason": "unreadable"}
@@ -140,13 +143,17 @@ def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], s
         name,
         document.policy,
         hidden=hidden.since,
-        stranger=disagreement,
+        stranger=_stranger,
         barred=barred,
         fleet=fleet,
         boot_id=boot_id,
         reconfigured=lambda: ask.reconfigured(name) if Slurmd().reconfigured() else 0.0,
         not_after=client.not_after,
     )
+
+
+def _stranger(mine: NodeState) -> str:
+    return disagreement(mine, slurmd_names())
 
 
 def slurm_client(options: SlurmOptions) -> Scontrol | Pyslurm:

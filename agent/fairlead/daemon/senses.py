@@ -20,6 +20,7 @@ from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
+from fairlead.model.json_text import NOT_JSON
 
 ANSWER_SECONDS = 1.0  # the worker's answer is here by then: for a thorough look it is asked to look closely
 
@@ -164,7 +165,7 @@ def _recorded(tree: str) -> dict[str, Any] | Missing:
             data = msgspec.json.decode(f.read(16 << 20))
     except OSError as e:
         return unreadable(f"{path}: {e.strerror}")
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         return unreadable(f"{path}: not JSON: {e}")
     return data if isinstance(data, dict) else unreadable(f"{path}: not a JSON object")
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from fairlead.host.process import daemons
+
 if TYPE_CHECKING:
     from fairlead.daemon.courier import Courier
 
@@ -79,7 +81,7 @@ class Slurmd:
     def _find(self) -> int:
         if not self._proc:
             return 0
-        pids = [int(name) for name in os.listdir(self._proc) if name.isdigit() and self._name(int(name)) == b"slurmd\n"]
+        pids = [pid for _, pid in daemons("slurmd", proc=self._proc) if isinstance(pid, int)]
         return pids[0] if len(pids) == 1 else 0
 
     def _name(self, pid: int) -> bytes:

@@ -20,6 +20,7 @@ from fairlead.daemon.days import Days
 from fairlead.daemon.disk import START_SECONDS, WAIT_SECONDS, Storage
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord, Sample
+from fairlead.model.json_text import NOT_JSON
 
 FILE = "history.sqlite"
 SCHEMA = 2  # 2: a kernel record knows the jobs and users on its GPU
@@ -89,7 +90,7 @@ class Store:
             except (sqlite3.OperationalError, OSError) as e:
                 self._fail(e)
                 return None
-            except (sqlite3.DatabaseError, msgspec.DecodeError, TypeError, ValueError) as e:
+            except (*NOT_JSON, sqlite3.DatabaseError, TypeError, ValueError) as e:
                 self._fail(e)
                 with suppress(OSError):
                     self._disk.do(self._move_aside)

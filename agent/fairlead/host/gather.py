@@ -64,7 +64,7 @@ class Gatherer:
         self._texts: dict[str, str | Missing | None] = {}
         self._globs: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[int, ...] | None] = {}
-        self._processes = process.Found(root)
+        self._processes = process.Found()
         self._looks = HostLooks(root, wanted, once=not slow_seconds) if wanted is not None else None
         self._host: Host | Missing = unreadable("not read")
         self._seen = Seen()

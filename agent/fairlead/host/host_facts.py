@@ -17,6 +17,7 @@ from fairlead.host.root import Root
 from fairlead.host.tasks import Watch
 from fairlead.model.facts import Missing, Nic, unreadable
 from fairlead.model.host_facts import Clock, Host, Space, Tasks, UnitState, Wanted
+from fairlead.model.json_text import NOT_JSON
 
 FILE = "host.json"
 T = TypeVar("T")
@@ -57,11 +58,12 @@ class HostLooks:
         self._probes.settle()
         spaces, units = self._probes.spaces(), self._probes.units()
         if self._once:
-            self._probes.end()
+            self.end()
         return msgspec.structs.replace(files, tasks=tasks, clock=now, spaces=spaces, units=units)
 
     def end(self) -> None:
         """End what still asks."""
+        self._watch.end()
         if self._probes is not None:
             self._probes.end()
 
@@ -86,7 +88,7 @@ def read_recorded(path: str) -> dict[str, Any] | Missing:
             data = msgspec.json.decode(f.read(4 << 20))
     except OSError as e:
         return unreadable(f"{path}: {e.strerror}")
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         return unreadable(f"{path}: not JSON: {e}")
     return data if isinstance(data, dict) else unreadable(f"{path}: not a JSON object")
 

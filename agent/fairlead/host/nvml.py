@@ -25,6 +25,7 @@ from fairlead.errors import HostError
 from fairlead.host.gpu import return_text
 from fairlead.host.nvml_frames import BEAT, FRAME, FRAME_MAX_BYTES, after
 from fairlead.model.facts import Missing, StuckCall, unreadable
+from fairlead.model.json_text import NOT_JSON
 
 KILL_SECONDS = 60.0  # nvmlInit without persistence mode, which initialises every GPU, has come back by then, too
 KILL_FACTOR = 3  # after a hint, a worker that is late this many deadlines is killed
@@ -320,7 +321,7 @@ class Worker:
         try:
             value = msgspec.json.decode(payload)
             value = after(self._told, value) if kind == ord("D") else value
-        except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
+        except (*NOT_JSON, LookupError, TypeError, ValueError, AttributeError):
             self._kill_now()
             return
         if kind == ord("R") and isinstance(value, dict):

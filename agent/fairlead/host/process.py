@@ -1,44 +1,129 @@
-"""Processes of this node that a setting must know about: a daemon's limits, job steps."""
+"""Daemons of the system and job steps, told apart from a user's processes of the same name.
+
+A process chooses its own name (prctl(2), PR_SET_NAME) and its own command line. A set-user-ID program that a user starts
+through a link of another name even runs as root under that name. So a process counts only by what a user cannot choose: its
+real user id is 0 (proc_pid_status(5)), and either it is in the control group of its unit, or the program that it executes has
+the daemon's name (/proc/PID/exe). The second holds for a daemon that root started by hand or in a container too.
+
+Nothing is read from the memory of a process before that is certain: a user can put a command line (/proc/PID/cmdline) on a
+page that never comes, and whoever reads it waits for ever.
+"""
 
 from __future__ import annotations
 
-from fairlead.host import modinfo, packages, unit_state
+import os
+from collections.abc import Iterator
+
+from fairlead.host import modinfo, mount_table, packages, unit_state
 from fairlead.host.root import Root
-from fairlead.model.facts import Missing
+from fairlead.model.facts import Missing, unreadable
+
+PROC = "/proc"
+_NAME_BYTES = 15  # of a name, /proc/PID/comm keeps so many (proc_pid_comm(5))
+#: The unit of a daemon, where no user's process can be in its control group. slurmd is not here: where proctrack is not
+#: proctrack/cgroup, and on cgroup v1, systemd counts the processes of jobs to slurmd.service.
+_UNITS = {
+    "nv-fabricmanage": "nvidia-fabricmanager.service",
+    "nvidia-imex": "nvidia-imex.service",
+    "irqbalance": "irqbalance.service",
+    "tuned": "tuned.service",
+}
 
 
-def find(root: Root, name: str) -> int | None:
-    """The lowest process id whose command name (/proc/PID/comm, proc_pid_comm(5)) is ``name``; None when there is none."""
-    for pid in sorted(int(n) for n in root.names("/proc") if n.isascii() and n.isdecimal()):
-        if root.read_text(f"/proc/{pid}/comm") == f"{name}\n":
-            return pid
+def daemons(*names: str, proc: str = PROC) -> Iterator[tuple[str, int | Missing]]:
+    """The system's processes with one of these names (at most 15 characters), by process id. Missing in place of the process
+    id: this reader may not see which program a process of root's executes."""
+    comms = {f"{name}\n".encode(): name for name in names}
+    for pid in sorted(int(n) for n in os.listdir(proc) if n.isascii() and n.isdecimal()):
+        name = comms.get(_head(f"{proc}/{pid}/comm"))
+        found = _is_systems(proc, pid, name) if name is not None else False
+        if name is not None and found:
+            yield name, pid if found is True else found
+
+
+def _is_systems(proc: str, pid: int, name: str) -> bool | Missing:
+    if real_uid(pid, proc) != 0:
+        return False
+    if name in _UNITS and _UNITS[name] in _units_of(proc, pid):
+        return True
+    try:
+        program = os.readlink(f"{proc}/{pid}/exe").removesuffix(" (deleted)").rpartition("/")[2]
+    except PermissionError:
+        return unreadable(f"/proc/{pid}/exe: only root may see whether this process called {name} is the system's")
+    except OSError:
+        return False  # it has ended
+    if program.startswith(".nfs"):  # what an upgrade took away on an NFS server while it ran
+        return True
+    return program[:_NAME_BYTES] == name or program.startswith(f"{name}-")  # slurmd-wlm on Debian
+
+
+def real_uid(pid: int, proc: str = PROC) -> int | None:
+    """The real user id of a process, None where it has ended. The owner of /proc/PID does not tell: of a process that may not
+    be dumped that is root, whoever started it (proc(5))."""
+    for line in _head(f"{proc}/{pid}/status").splitlines():
+        if line.startswith(b"Uid:"):  # a name in the first line cannot hold a line feed: the kernel escapes it
+            first = line.split()[1:2]
+            return int(first[0]) if first and first[0].isdigit() else None
     return None
 
 
+def _units_of(proc: str, pid: int) -> set[str]:
+    """The unit in system.slice that the process belongs to, in a hierarchy that systemd keeps and no user writes: its own (cgroup
+    v1, hybrid) and the unified one (v2, hybrid). Where systemd uses one of the two, the other may say nothing."""
+    found = set()
+    for line in _head(f"{proc}/{pid}/cgroup", 65536).splitlines():
+        _, _, rest = line.partition(b":")
+        controllers, _, path = rest.partition(b":")
+        words = path.split(b"/")
+        if controllers in (b"name=systemd", b"") and words[:2] == [b"", b"system.slice"] and len(words) > 2:
+            found.add(words[2].decode("ascii", "replace"))
+    return found
+
+
+def _head(path: str, limit: int = 4096) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as f:
+            return f.read(limit)
+    except OSError:
+        return b""
+
+
+def find(name: str, proc: str = PROC) -> int | Missing | None:
+    """The lowest process id of the system's daemon ``name``; None when there is none; Missing when this reader cannot tell."""
+    doubt = None
+    for _, pid in daemons(name, proc=proc):
+        if isinstance(pid, int):
+            return pid
+        doubt = doubt or pid
+    return doubt
+
+
 class Found:
-    """Processes by name, remembered: a walk through /proc costs what the node has in processes, a look at one does not."""
+    """Daemons by name, remembered: a walk through /proc costs what the node has in processes, a look at one does not."""
 
-    def __init__(self, root: Root) -> None:
-        self._root = root
-        self._pids: dict[str, int | None] = {}
+    def __init__(self, proc: str = PROC) -> None:
+        self._proc = proc
+        self._pids: dict[str, int | Missing | None] = {}
 
-    def pid(self, name: str, *, search: bool) -> int | None:
-        """The process called ``name``: the one known, while it is there; else one that is searched, where ``search``
-        allows it or a known one has just gone."""
+    def pid(self, name: str, *, search: bool) -> int | Missing | None:
+        """The daemon called ``name``: the one known, while it is there; else one that is searched, where ``search`` allows it or
+        a known one has just gone."""
         known = self._pids.get(name)
-        if known is not None and self._root.read_text(f"/proc/{known}/comm") == f"{name}\n":
-            return known
+        if isinstance(known, int):
+            there = _head(f"{self._proc}/{known}/comm") == f"{name}\n".encode()
+            if there and _is_systems(self._proc, known, name) is True:
+                return known
         if search or known is not None or name not in self._pids:
-            self._pids[name] = find(self._root, name)
+            self._pids[name] = find(name, self._proc)
         return self._pids[name]
 
 
 def read_text(root: Root, path: str, found: Found | None = None, *, search: bool = True) -> str | Missing | None:
-    """The text of a file. ``/proc/@NAME/FILE`` is that file of the process called NAME, None when none runs.
+    """The text of a file. ``/proc/@NAME/FILE`` is that file of the system's daemon called NAME, None when none runs.
 
     A machine tree has it under that very name; a live machine is searched (see ``Found`` for looking again and again).
     ``/@modinfo/NAME``: the parameters of a kernel module (``modinfo``). ``/@packages``, ``/@kernels``: see ``packages``.
-    ``/@unit/NAME``: a systemd unit (``unit_state``).
+    ``/@unit/NAME``: a systemd unit (``unit_state``). /proc/mounts comes without the FUSE mounts of users (``mount_table``).
     """
     if path.startswith(modinfo.PREFIX):
         return modinfo.text(root, path)
@@ -46,20 +131,36 @@ def read_text(root: Root, path: str, found: Found | None = None, *, search: bool
         return unit_state.text(root, path)
     if path in (packages.PACKAGES, packages.KERNELS):
         return packages.text(root, path)
+    if path == "/proc/mounts":
+        return mount_table.text(root, path)
     if not root.is_live or not path.startswith("/proc/@"):
         return root.read_text(path)
     name, _, file = path.removeprefix("/proc/@").partition("/")
-    pid = find(root, name) if found is None else found.pid(name, search=search)
-    return None if pid is None else root.read_text(f"/proc/{pid}/{file}")
+    pid = find(name) if found is None else found.pid(name, search=search)
+    return root.read_text(f"/proc/{pid}/{file}") if isinstance(pid, int) else pid
 
 
-def jobs_running(root: Root) -> bool:
+def jobs_running(proc: str = PROC) -> bool:
     """Whether a Slurm job step runs here: a process titled ``slurmstepd: [JOB.STEP]`` (not the idle ``slurmstepd infinity``
-    that newer Slurm keeps for its cgroup scope)."""
-    for name in root.names("/proc"):
-        if not (name.isascii() and name.isdecimal()) or root.read_text(f"/proc/{name}/comm") != "slurmstepd\n":
-            continue
-        title = root.read_text(f"/proc/{name}/cmdline")
-        if not isinstance(title, str) or "infinity" not in title:
-            return True
-    return False
+    that newer Slurm keeps for its cgroup scope). True as well where this reader cannot tell."""
+    return any(isinstance(pid, Missing) or b"infinity" not in command(pid, proc) for _, pid in daemons("slurmstepd", proc=proc))
+
+
+def command(pid: int, proc: str = PROC) -> bytes:
+    """The command line of a process that is the system's, with a zero byte after each word; empty when it has ended."""
+    return _head(f"{proc}/{pid}/cmdline", 65536)
+
+
+def slurmd_names(proc: str = PROC) -> list[str]:
+    """The ``-N`` of every slurmd that runs here; "" for one without."""
+    lines = (command(pid, proc) for _, pid in daemons("slurmd", proc=proc) if isinstance(pid, int))
+    return [_node_name(line.decode("utf-8", "replace").split("\0")) for line in lines if line]
+
+
+def _node_name(words: list[str]) -> str:
+    for at, word in enumerate(words[1:], 1):
+        if word == "-N" and at + 1 < len(words):
+            return words[at + 1]
+        if word.startswith("-N") and len(word) > 2:
+            return word[2:]
+    return ""

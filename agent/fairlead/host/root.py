@@ -16,7 +16,7 @@ from fairlead.model.facts import Missing, unreadable
 READ_MAX_BYTES = 4 << 20
 PLACES_MAX = 2000  # some hundred files are read again and again
 _LINKS_MAX = 40  # as the kernel: more is ELOOP
-_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _SPACE = " \t\n\r\v\f\0"
 _MAGIC = frozenset("*?[")
 LEFT_OUT = "left-out"  # in a machine tree: files that the machine has and the tree does not, a path per line
@@ -137,7 +137,7 @@ class Root:
             self.reading = ""
             if path in self.left_out:
                 return unreadable(f"{path}: left out of this tree, which was redacted")
-            return None if e.errno in _ABSENT else _failed(path, e)
+            return None if e.errno in ABSENT else _failed(path, e)
         try:
             data = os.read(fd, min(limit, 65536))
             if head or (len(data) < 4096 and path.startswith("/sys/")):  # an attribute is one read; proc gives pieces
@@ -152,7 +152,7 @@ class Root:
                 return unreadable(f"{path}: larger than {limit} bytes")
             return b"".join(parts)
         except OSError as e:
-            return None if e.errno in _ABSENT else _failed(path, e)
+            return None if e.errno in ABSENT else _failed(path, e)
         finally:
             os.close(fd)
             self.reading = ""
@@ -186,7 +186,7 @@ class Root:
         try:
             return os.readlink(self.join(path.rstrip("/")) if self.is_live else self._place(path))
         except OSError as e:
-            return None if e.errno in (*_ABSENT, errno.EINVAL) else _failed(path, e)
+            return None if e.errno in (*ABSENT, errno.EINVAL) else _failed(path, e)
 
     def stamp(self, path: str) -> tuple[int, ...] | None:
         """What changes when a file on a disk is written: inode, size and times; (0,) for no file, None for "cannot say".
@@ -196,7 +196,7 @@ class Root:
         try:
             info = os.stat(self.join(path))
         except OSError as e:
-            return (0,) if e.errno in _ABSENT else None
+            return (0,) if e.errno in ABSENT else None
         return (info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
     def exists(self, path: str) -> bool:
@@ -217,7 +217,7 @@ class Root:
         try:
             return tuple(sorted(os.listdir(self.join(path) or "/")))
         except OSError as e:
-            return None if e.errno in _ABSENT else _failed(path, e)
+            return None if e.errno in ABSENT else _failed(path, e)
 
     def names(self, path: str) -> tuple[str, ...]:
         """As ``list``, with nothing for a folder that is not there or cannot be read."""

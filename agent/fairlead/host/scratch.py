@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import stat
 
+from fairlead.host import mount_table
+from fairlead.host.root import Root
 from fairlead.nccl.route import NETWORK_FILE_SYSTEMS
 
 _MODE = stat.S_ISVTX | stat.S_IRWXO | stat.S_IRWXU
@@ -30,13 +32,9 @@ def fault(path: str, mounts: str = "/proc/self/mounts") -> str:
 def _file_system(path: str, mounts: str) -> str:
     """The type of the file system that ``path`` is on: of the longest mount point above it, the last one mounted there."""
     best, kind = -1, ""
-    try:
-        with open(mounts, encoding="utf-8", errors="replace") as f:
-            lines = f.read(4 << 20).splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        words = line.split()
+    lines = mount_table.lines(Root("/"), mounts)
+    for line in lines if isinstance(lines, list) else []:
+        words = line.decode("utf-8", "replace").split(" ")
         if len(words) > 2 and (path + "/").startswith(words[1].rstrip("/") + "/") and len(words[1].rstrip("/")) >= best:
             best, kind = len(words[1].rstrip("/")), words[2]
     return kind

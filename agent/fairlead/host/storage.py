@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from fairlead.host import mount_table
 from fairlead.host.pci import ADDRESS
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
@@ -18,7 +19,6 @@ _EDAC = "/sys/devices/system/edac/mc"
 _NVME = "/sys/class/nvme"
 _BLOCK = "/sys/class/block"
 _EXT4 = "/sys/fs/ext4"
-_MOUNTINFO_MAX_BYTES = 1 << 20
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -84,23 +84,24 @@ def _address(root: Root, folder: str) -> str:
 
 
 def mounts(root: Root) -> tuple[MountPoint, ...] | Missing:
-    """All mounts; of several on one path the last, which hides the others."""
-    text = root.read_text("/proc/1/mountinfo", _MOUNTINFO_MAX_BYTES)
-    if root.is_live and not isinstance(text, str):
-        text = root.read_text("/proc/self/mountinfo", _MOUNTINFO_MAX_BYTES)
-    if text is None:
+    """All mounts but the FUSE mounts of users; of several on one path the last, which hides the others."""
+    lines = mount_table.lines(root, "/proc/1/mountinfo")
+    if root.is_live and not isinstance(lines, list):
+        lines = mount_table.lines(root, "/proc/self/mountinfo")
+    if lines is None:
         return unreadable("/proc/1/mountinfo: no such file")
-    if isinstance(text, Missing):
-        return text
+    if isinstance(lines, Missing):
+        return lines
     found: dict[str, MountPoint] = {}
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
+    for line in lines:
+        before, _, after = line.decode("utf-8", "replace").partition(" - ")
         fields, options = before.split(" "), after.split(" ")
         if len(fields) < 6 or len(options) < 3:
             continue
         path = _plain(fields[4])
         found[path] = MountPoint(
             path=path,
+            device=fields[2],
             kind=options[0],
             source=_plain(options[1]),
             read_only="ro" in options[2].split(","),

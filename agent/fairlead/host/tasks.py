@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
+from fairlead.host.fuse_waits import FuseWaits
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.host_facts import StuckTask, Tasks
 
 TURN = 400  # processes a look: about 10 ms
+_ASKED_SECONDS = 10.0  # of a task that sleeps for so long it is asked what it waits for
 _SIGKILL = 1 << 8
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _STEP = re.compile(r"/job_(\d+)(?:/step_([A-Za-z0-9_.]+))?")
@@ -27,6 +31,7 @@ class Watch:
         self._root = root
         self._sleeping: dict[tuple[str, str], tuple[int, float]] = {}  # (task folder, start) -> (switches, since)
         self._after = 0
+        self._fuse = FuseWaits(root)
 
     def look(self, now: float, *, turn: int = TURN) -> Tasks | Missing:
         """The next ``turn`` processes by number, and all that slept before."""
@@ -41,7 +46,15 @@ class Watch:
         folders = {f"/proc/{p}" for p in ahead} | {folder for folder, _ in self._sleeping}
         before, self._sleeping = self._sleeping, {}
         stuck = [task for folder in sorted(folders) for task in self._process(folder, now, before)]
+        long = [s for s in self._sleeping.items() if now - s[1][1] >= _ASKED_SECONDS]
+        waits = self._fuse.among((*key, switches) for key, (switches, _) in sorted(long, key=lambda s: s[1][1]))
+        fuse = {int(folder.rpartition("/")[2]) for folder, _, _ in waits}
+        stuck = [replace(t, fuse=True) if t.pid in fuse else t for t in stuck]
         return Tasks(total=len(pids), seen=len(ahead), stuck=tuple(sorted(stuck, key=lambda t: (-t.seconds, t.pid))))
+
+    def end(self) -> None:
+        """End the process that still looks for us."""
+        self._fuse.end()
 
     def _process(self, folder: str, now: float, before: dict[tuple[str, str], tuple[int, float]]) -> list[StuckTask]:
         stat = self._stat(folder)

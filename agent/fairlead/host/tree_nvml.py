@@ -12,6 +12,7 @@ from fairlead.errors import HostError
 from fairlead.host.change.files import write_file
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, StuckCall, unreadable
+from fairlead.model.json_text import NOT_JSON
 
 _MEGA = 1_000_000
 
@@ -29,7 +30,7 @@ class TreeNvml(Struct):
             return data
         try:
             return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as e:
+        except NOT_JSON as e:
             return unreadable(f"nvml.json: {e}")
 
     def sweep(self) -> TreeNvml:

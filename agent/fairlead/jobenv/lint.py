@@ -267,15 +267,14 @@ def _debug_level(script: Script, site: Site) -> _Found:
             )
 
 
-_NUMACTL = re.compile(
-    r"\bnumactl\b(?=[^|;&]*\s(?:--(?:cpunodebind|cpubind)[=\s]|-N[\s=]?)\s*\d+(?![\d,-]))(?=[^|;&]*\s(?:--membind[=\s]|-m[\s=]?)\s*\d+(?![\d,-]))"
-)
+_NODES = (re.compile(r"\s(?:--(?:cpunodebind|cpubind)[=\s]|-N[\s=]?)\s*\d{1,9}(?![\d,-])"),
+          re.compile(r"\s(?:--membind[=\s]|-m[\s=]?)\s*\d{1,9}(?![\d,-])"))  # fmt: skip
 _LAUNCHER = re.compile(r"\b(?:srun|mpirun|mpiexec|torchrun|torch\.distributed\.(?:run|launch)|deepspeed|accelerate)\b")
 
 
 def _numactl(script: Script, site: Site) -> _Found:
     for line in script.lines:
-        if not _NUMACTL.search(line.text) or "$" in line.text.partition("numactl")[2].partition("python")[0]:
+        if not _on_one_node(line.text) or "$" in line.text.partition("numactl")[2].partition("python")[0]:
             continue
         several = bool(_LAUNCHER.search(line.text)) and script.tasks_per_node != 1
         if several:
@@ -288,9 +287,18 @@ def _numactl(script: Script, site: Site) -> _Found:
             )
 
 
-_WORKERS = re.compile(r"(?<!\w)(?:--)?num[_-]workers(?:[=\s]\s*|\s*:\s*)(\d+)(\s*\*)?")
+def _on_one_node(text: str) -> bool:
+    """Whether a command of the line is numactl with CPUs and memory of one node each."""
+    for command in re.split(r"[|;&]", text):
+        at = re.search(r"\bnumactl\b", command)
+        if at is not None and all(pattern.search(command, at.end()) for pattern in _NODES):
+            return True
+    return False
+
+
+_WORKERS = re.compile(r"(?<!\w)(?:--)?num[_-]workers(?:[=\s]\s*|\s*:\s*)(\d{1,9})(?!\d)(\s*\*)?")
 _PER_GPU = re.compile(
-    r"\bnum_workers\s*=\s*(?:\d+\s*\*\s*[\w.]*(?:gpu|device_count)|[\w.]*(?:gpu|device_count)\w*(?:\(\))?\s*\*\s*\d+)"
+    r"\bnum_workers\s*=\s*(?:\d+\s*\*\s*[\w.]{0,80}(?:gpu|device_count)|[\w.]{0,80}(?:gpu|device_count)\w{0,80}(?:\(\))?\s*\*\s*\d+)"
 )
 
 

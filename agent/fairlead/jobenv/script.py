@@ -13,23 +13,24 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 _NAME = r"(?:NCCL|UCX|CUDA|SLURM|SRUN)_[A-Z0-9_]+"
-_QUOTED = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
+_QUOTED = r"(?<!\\)\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
 # An unquoted value ends at a blank or a shell operator, and in a list of --export where the next name begins.
 _SHELL = re.compile(rf"(?<![\w$\[.{{-])({_NAME})=({_QUOTED}|(?:(?!,[A-Za-z_]\w*=)[^\s;&|)\"'])*)")
 _PYTHON = re.compile(
     rf"""(?:environ|env)(?:\[\s*|\.setdefault\(\s*)["']({_NAME})["']\s*(?:\]\s*=(?!=)|,)\s*(?:str\(\s*)?([^\s,)#]+)"""
 )
 _SPACED = re.compile(rf"^\s*(?:setenv|ENV)\s+({_NAME})[\s=]+({_QUOTED}|\S+)")
-_YAML = re.compile(rf"^\s*-?\s*[\"']?({_NAME})[\"']?:\s+({_QUOTED}|[^\s#]+)")
+_YAML = re.compile(rf"^\s*(?:-\s*)?[\"']?({_NAME})[\"']?:\s+({_QUOTED}|[^\s#]+)")
 _COMMENT = re.compile(rf"({_QUOTED})|(?:(?<=\s)|^)#.*$", re.MULTILINE)
 _SILENT = re.compile(r"^\s*(?:echo|printf|print|unset)\b")
 _ALLOW = re.compile(r"fairlead:\s*allow\s+([a-z0-9, -]+)")
 _LINES_MAX = 100_000
+LINE_MAX = 4096  # characters of a line, and of a command over several lines, that are looked at
 
 #: Options of srun, sbatch and salloc that say how large a task is.
 _OPTIONS = {
-    "cpus_per_task": re.compile(r"(?:--cpus-per-task[=\s]\s*|(?<![\w-])-c[=\s]?\s*)(\d+)\b"),
-    "tasks_per_node": re.compile(r"--ntasks-per-node[=\s]\s*(\d+)\b"),
+    "cpus_per_task": re.compile(r"(?:--cpus-per-task[=\s]\s*|(?<![\w-])-c[=\s]?\s*)(\d{1,9})\b"),
+    "tasks_per_node": re.compile(r"--ntasks-per-node[=\s]\s*(\d{1,9})\b"),
 }
 
 
@@ -64,8 +65,8 @@ class Script(Struct, frozen=True, kw_only=True):
 
 
 def read(text: str, *, conf: bool = False) -> Script:
-    """A file's text as a Script; reads at most 100,000 lines."""
-    raw = tuple(text.splitlines()[:_LINES_MAX])
+    """A file's text as a Script; reads at most 100,000 lines, and of each at most ``LINE_MAX`` characters."""
+    raw = tuple(line[:LINE_MAX] for line in text.splitlines()[:_LINES_MAX])
     lines = tuple(_conf_lines(raw) if conf else _joined(raw))
     found = _conf(lines) if conf else (a for line in lines for a in _assigned(line))
     return Script(
@@ -102,13 +103,13 @@ def _joined(raw: tuple[str, ...]) -> Iterator[Line]:
         if bare.rstrip().endswith("\\"):
             parts.append(bare.rstrip()[:-1])
             continue
-        whole = " ".join((*parts, bare))
+        whole = " ".join((*parts, bare))[:LINE_MAX]
         parts = []
         if whole.strip():
             yield Line(number=first, text=whole, allowed=allowed)
             allowed = frozenset()  # a line of comment allows the command after it, one behind a command that command
     if parts:
-        yield Line(number=first, text=" ".join(parts), allowed=allowed)
+        yield Line(number=first, text=" ".join(parts)[:LINE_MAX], allowed=allowed)
 
 
 def _assigned(line: Line) -> Iterator[Assignment]:

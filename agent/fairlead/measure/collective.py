@@ -16,8 +16,8 @@ from fairlead.nccl.results import Run, parse
 _NOT_OF_THE_GPUS = re.compile(
     r"row cannot be read|no row of results|not enough slots|without MPI|srun: (?:error|Job step)|slurmstepd: error|Killed$"
 )
-_SIZES = re.compile(r"^.*\bminBytes (\d+) maxBytes \d+ step: (\d+)\((factor|bytes)\)", re.M)
-_LIBRARY = re.compile(r"^# nccl-tests version .*\bnccl-library=(\d+)", re.M)
+_SIZES = re.compile(r"^.*\bminBytes (\d{1,18}) maxBytes \d+ step: (\d{1,18})\((factor|bytes)\)", re.M)
+_LIBRARY = re.compile(r"^# nccl-tests version .*\bnccl-library=(\d{1,9})", re.M)
 _SAID_VERSION = re.compile(r"NCCL version (\d[\w.]*?)(?:\+cuda(\d[\d.]*))?\s", re.M)
 
 

@@ -14,6 +14,7 @@ from fairlead.measure.judge import Judgement, judge
 from fairlead.measure.plan import Plan, Target
 from fairlead.measure.store import Store
 from fairlead.measure.tool import Figure, Outcome, worst
+from fairlead.model.json_text import NOT_JSON
 
 WHYS_MAX = 3
 
@@ -78,7 +79,7 @@ def load(store: Store, run: str) -> RunResult:
     name, began, ended, user, folder, version, packed = rows[0]
     try:
         plan = msgspec.json.decode(packed, type=Plan)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except NOT_JSON as e:
         raise DataError(f"{store.path}: the plan of run {run} cannot be read: {e}") from None
     nodes = store.read("SELECT node, job, class, kind, driver, outcome, why FROM node WHERE run = ?", (run,))
     order = {t.node: at for at, t in enumerate(plan.targets)}

@@ -61,9 +61,11 @@ class NvmeController(Struct, frozen=True, kw_only=True):
 
 
 class MountPoint(Struct, frozen=True, kw_only=True):
-    """One mount as PID 1 sees it. ``read_only``: the file system itself, not only this view of it (mountinfo, last field)."""
+    """One mount as PID 1 sees it, no user's FUSE mount. ``read_only``: the file system itself, not only this view of it
+    (mountinfo, last field). ``device``: its major:minor, by which two mounts of one file system are known."""
 
     path: str
+    device: str
     kind: str  # ext4, xfs, nfs4, tmpfs, ...
     source: str
     read_only: bool
@@ -97,7 +99,7 @@ class StuckTask(Struct, frozen=True, kw_only=True):
     """A task in uninterruptible sleep ("D") that has not been scheduled for ``seconds``. No name: a user chose it.
 
     job, step: of its cgroup, 0 and "" where it is none of Slurm's. killed: SIGKILL is pending: it cannot be killed.
-    kernel: a kernel thread.
+    kernel: a kernel thread. fuse: it waits for the server of a FUSE mount, which is a process, often of the same user.
     """
 
     pid: int
@@ -106,6 +108,7 @@ class StuckTask(Struct, frozen=True, kw_only=True):
     step: str = ""
     killed: bool = False
     kernel: bool = False
+    fuse: bool = False
 
 
 class Tasks(Struct, frozen=True, kw_only=True):

@@ -18,13 +18,15 @@ import msgspec
 from msgspec import Struct, field
 
 from fairlead.errors import DataError
+from fairlead.model.json_text import NOT_JSON
 
 ERRORS_MAX = 50  # distinct lines kept of a run that fails on every rank
+LINE_MAX = 2048  # a row has some 250 characters, a message of NCCL at most 1024; what is longer is no number either
 _TEXT_MAX = 200
 
 _PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err|diag)>:\s?|\d+:\s(?=[\s#]|\d+\s))?\s*")
 _ROW = re.compile(r"^\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
-_CUT_ROW = re.compile(r"^\d+\s+(?:\d+\s+[a-z]\w*\s|\(.*\)\s).*[\d.]")  # begins as a row does, and is none
+_CUT_ROW = re.compile(r"^\d+\s+(?:\d+\s+[a-z]\w*\s|\([^()]*\)\s).*[\d.]")  # begins as a row does, and is none
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\S+)\s+on\s+(\S+)")
 _VERSION = re.compile(r"^# nccl-tests version (\S+)")
 _STARTS = re.compile(r"^# (?:nccl-tests version|Collective test starting:|nThread\s+\d+)")
@@ -32,15 +34,16 @@ _PROGRAM = re.compile(r"(?:^|[\s/:])([a-z]+(?:_[a-z]+)*?)_perf(?:_mpi)?(?=\s|$)"
 _BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\S+)\s*(\S*)")
 _AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(\S*)")
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d$|^\d\d:\d\d:\d\d(?:\.\d+)?$")
-_NUMBER = re.compile(r"^(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|N/A|[-+]?(?:inf|nan))$")
+_NUMBER = re.compile(r"^(?:[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|N/A|[-+]?(?:inf|nan))$")
 
 # What a run that fails says (nccl-tests src/common.h NCCLCHECK, CUDACHECK, TESTCHECK; NCCL, libibverbs, mpirun, srun).
 _FAILS = re.compile(
-    r"Test (?:NCCL|CUDA|CU) failure|: Test failure|NCCL (?:failure|error)|NCCL WARN .*(?:fail|error|abort|timeout)"
-    r"|CUDA (?:failure|error)|ibv_\w+ failed|not enough slots|Segmentation fault|Bus error|Aborted|core dumped|Killed"
+    r"Test (?:NCCL|CUDA|CU) failure|: Test failure|NCCL (?:failure|error)"
+    r"|CUDA (?:failure|error)|ibv_\w{1,40} failed|not enough slots|Segmentation fault|Bus error|Aborted|core dumped|Killed"
     r"|^# error:|srun: error:|slurmstepd: error:|mpirun (?:noticed|was unable)|Invalid number of GPUs|MPI_ABORT",
     re.IGNORECASE,
 )
+_WARNS, _WARNS_OF = re.compile("NCCL WARN ", re.IGNORECASE), re.compile("fail|error|abort|timeout", re.IGNORECASE)
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -114,7 +117,8 @@ def parse(text: str) -> tuple[Run, ...]:
 def _from_lines(lines: Iterable[str]) -> Iterator[Run]:
     run = _Open()
     touched = False
-    for raw in lines:
+    for whole in lines:
+        raw = whole[:LINE_MAX]
         line = raw[_PREFIX.match(raw).end() :].rstrip()  # type: ignore[union-attr]  # it matches the empty string too
         if _STARTS.match(line) and (run.average or run.rows):
             yield _close(run)
@@ -146,7 +150,7 @@ def _take(run: _Open, line: str) -> bool:
         if match[2] == "FAILED":
             run.error(line.lstrip("# "))
         return True
-    if _FAILS.search(line):
+    if _fails(line):
         run.error(line)
         return True
     if match := _VERSION.match(line):
@@ -162,6 +166,11 @@ def _take(run: _Open, line: str) -> bool:
     if run.collective is None and (program := _PROGRAM.search(line)):
         run.collective = program[1]
     return bool(_STARTS.match(line))
+
+
+def _fails(line: str) -> bool:
+    warns = _WARNS.search(line)
+    return _FAILS.search(line) is not None or (warns is not None and _WARNS_OF.search(line, warns.end()) is not None)
 
 
 def _rows(run: _Open, line: str) -> tuple[Row, ...] | None:
@@ -268,7 +277,7 @@ class _File(Struct):
 def _from_json(text: str) -> Run:
     try:
         file = msgspec.json.decode(text, type=_File)
-    except (msgspec.DecodeError, UnicodeEncodeError) as e:  # a run that was killed leaves half a document
+    except NOT_JSON as e:  # a run that was killed leaves half a document
         raise DataError(f"not a whole JSON report of nccl-tests: {e}", hint="parse the text output of that run instead") from None
     if file.results is None and "nthreads" not in file.config:
         raise DataError(

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from fairlead.errors import DataError
 from fairlead.model.check import KernelRecord, Past
+from fairlead.model.json_text import NOT_JSON
 from fairlead.policy.state import PolicyState, Repair, acknowledge_evidence, identity
 from fairlead.xid import XidLine, read
 
@@ -74,7 +75,7 @@ def decode(data: bytes) -> Request:
         raise DataError(f"a request of {len(data)} bytes; the limit is {BYTES_MAX}")
     try:
         request: Request = msgspec.json.decode(data, type=Request)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+    except NOT_JSON as e:
         raise DataError(f"not a request: {e}") from None
     if request.schema != SCHEMA:
         raise DataError(f"a request of schema {request.schema}; this version reads {SCHEMA}")

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from fairlead.errors import DataError
+from fairlead.model.json_text import NOT_JSON
 from fairlead.topology.fabric import End, Fabric
 
 _HINT = "take it again on that node: lldpctl -f json > NODE.json"
@@ -44,7 +45,7 @@ def _neighbours(system: str, text: str) -> Iterator[tuple[str, str, str, bool]]:
     """(own interface, neighbour, its port, it forwards)"""
     try:
         data = msgspec.json.decode(text.encode())
-    except msgspec.DecodeError as e:
+    except NOT_JSON as e:
         raise DataError(f"{system}: not JSON, or cut off: {e}", hint=_HINT) from None
     lldp = _one(data.get("lldp")) if isinstance(data, dict) else None
     if not isinstance(lldp, dict):

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.kernel_text import begins_with_a_name
 
 _ISO = r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z)"
@@ -60,7 +61,7 @@ def journal(line: str) -> tuple[float, str, str] | None:
             text = bytes(text).decode("utf-8", "replace")
         kernel = fields.get("_TRANSPORT") == "kernel" and isinstance(text, str) and not begins_with_a_name(text)
         return seconds, text if kernel else "", str(fields.get("_BOOT_ID", ""))
-    except (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+    except (*NOT_JSON, ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return None
 
 

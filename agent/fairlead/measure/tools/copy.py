@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
+from fairlead.model.json_text import NOT_JSON
 
 NAMES = {
     "host_to_device_memcpy_ce": "host_to_device",
@@ -93,7 +94,7 @@ def _of_json(out: str) -> tuple[dict[str, Matrix | None], dict[str, str]]:
                 raise _Failed(f"{name}: {case.get('error') or 'Error'}")
             if name in NAMES and status in ("Passed", "Waived"):
                 found[name] = [[str(cell) for cell in row] for row in case["bandwidth_matrix"]] if status == "Passed" else None
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, UnicodeEncodeError) as e:
+    except (*NOT_JSON, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"not a whole report: {e}") from None
     return found, {k: v for k, v in versions.items() if v}
 

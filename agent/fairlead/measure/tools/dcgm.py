@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from fairlead.measure.tool import Outcome, Said, Tool, last_line, unread
+from fairlead.model.json_text import NOT_JSON
 
 
 def read(out: str, err: str) -> Said:
@@ -27,7 +28,7 @@ def read(out: str, err: str) -> Said:
         versions["driver"] = str(meta.get("Driver Version Detected") or data[key].get("Driver Version Detected") or "")
         fault = data[key].get("runtime_error") or data.get("runtime_error")
         tests = [] if fault else list(_tests(data[key]))
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, StopIteration, UnicodeEncodeError):
+    except (*NOT_JSON, KeyError, TypeError, AttributeError, StopIteration):
         return unread("no report of dcgmi diag", out, err)
     versions = {k: v for k, v in versions.items() if v}
     if fault:

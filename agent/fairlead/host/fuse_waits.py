@@ -1,0 +1,72 @@
+"""Which sleeping tasks wait for a FUSE server: for a process, that is, and not for a disk, a network or a driver.
+
+Whoever mounts a FUSE file system and does not answer holds their own processes in state D (fs/fuse/dev.c: until SIGKILL, and
+past it where the server has already read the request). That is no fault of the node. The kernel says where a task sleeps: one
+function in /proc/PID/wchan, all of them in /proc/PID/stack (proc(5)), which is needed since a read waits for a page. A task
+counts when a function of FUSE is there and its mount table holds a FUSE mount; virtiofs, which is served by the host of a
+virtual machine, runs through the same functions and is no FUSE mount in that table. Where neither file can be read, no task
+counts, so a hang is never hidden for want of it.
+
+/proc/PID/stack waits for a task that executes a program (before Linux 5.10 for as long as that takes), so a process of its own
+reads it (``probe``) and the answer is there at the next look.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+
+from fairlead.host import mount_table
+from fairlead.host.probe import Question
+from fairlead.host.root import Root
+
+Sleep = tuple[str, str, int]  # folder of the task, its start, its context switches: one wait
+_TASKS_MAX = 1024  # asked for in one go
+_GIVEN_UP_SECONDS = 10.0
+_FUNCTION = r"(__)?(fuse_[a-z0-9_]+|request_wait_answer)"
+_WCHAN = re.compile(_FUNCTION + r"(\.[a-z0-9.]+)?")
+_STACK = ("sh", "-c", 'grep -sHE "$@"; :', "sh", rf"\] {_FUNCTION}[.+]", "--")
+
+
+class FuseWaits:
+    """``among()`` says which of the waits are known to be for FUSE, and asks for those of which nothing is known."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._known: dict[Sleep, bool] = {}
+        self._asked: tuple[Sleep, ...] = ()
+        self._asked_at = 0.0
+        self._question: Question | None = None
+
+    def among(self, sleeps: Iterable[Sleep]) -> frozenset[Sleep]:
+        """``sleeps``: the longest first."""
+        now = tuple(sleeps)
+        self._take()
+        self._known = {s: self._known[s] for s in now if s in self._known}
+        if self._question is None and (unknown := tuple(s for s in now if s not in self._known)[:_TASKS_MAX]):
+            self._asked, self._asked_at = unknown, time.monotonic()
+            self._question = Question((*_STACK, *(self._root.join(f"{folder}/stack") for folder, _, _ in unknown)))
+            self._question.ask()
+        return frozenset(s for s, fuse in self._known.items() if fuse)
+
+    def _take(self) -> None:
+        question = self._question
+        if question is None or (question.waiting_seconds() and time.monotonic() - self._asked_at < _GIVEN_UP_SECONDS):
+            return
+        said = question.answer if isinstance(question.answer, str) else ""
+        self.end()
+        inside = {line.partition("/stack:")[0] for line in said.splitlines()}
+        for sleep in self._asked:
+            folder = sleep[0]
+            here = self._root.join(folder) in inside or self._by_wchan(folder)
+            self._known[sleep] = here and mount_table.has_fuse(self._root, f"{folder}/mountinfo")
+
+    def _by_wchan(self, folder: str) -> bool:
+        data = self._root.read_bytes(f"{folder}/wchan", 256, head=True)
+        return isinstance(data, bytes) and _WCHAN.fullmatch(data.decode("ascii", "replace").strip()) is not None
+
+    def end(self) -> None:
+        if self._question is not None:
+            self._question.end()
+            self._question = None

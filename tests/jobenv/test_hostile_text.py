@@ -1,0 +1,79 @@
+"""Whatever stands in a job script or in the output of a test, reading it takes time in proportion to its size.
+
+The bound is generous (80 s of CPU for a megabyte): a pattern that goes back over a line again and again would take hours.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from fairlead.cli.status import read_status
+from fairlead.errors import DataError
+from fairlead.host.host_facts import read_recorded
+from fairlead.jobenv.lint import lint
+from fairlead.jobenv.script import read
+from fairlead.model.facts import Missing
+from fairlead.nccl.results import parse
+from fairlead.topology import lldp
+
+SIZE = 250_000
+SECONDS = 20.0
+STARTS = ("", "1 1 a 1 ", "1 (x) ", 'NCCL_A="', "srun ")
+UNITS = (
+    " ", "0", "\t", "#", "\\", '"', "'", '\\"', "(", ") ", "a_", "1 ", "1 ( ", "NCCL_", "NCCL_A=,", "NCCL_A ", "env[ ", "setenv ",
+    "NCCL WARN ", "ibv_", "a_perf ", "Test ", "numactl ", "numactl -N 0 ", "num_workers", "num_workers = ", "a.gpu",
+    "init_process_group(", "init_process_group( () ", "fairlead: allow ", "-c ", "-c=1x", "1: ", "[1,1]<stdout>: ", "x,a", "\\\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_anything_is_read_in_proportion_to_its_size(unit: str) -> None:
+    began = time.process_time()
+    for start in STARTS:
+        for text in (start + unit * (SIZE // len(unit) // len(STARTS)) + "\0", f"{start}{unit * (3000 // len(unit))}\0\n" * 40):
+            lint(read(text))
+            try:
+                parse(text)
+            except DataError:
+                pass
+    assert time.process_time() - began < SECONDS
+
+
+def test_a_number_of_any_length_is_no_crash() -> None:
+    digits = "9" * 5000
+    for line in (f"# Rank {digits} Group 0 Pid 1 on x", f"{digits} 1 float sum 1 1 1 1", f"# Out of bounds values : {digits} OK"):
+        parse(f"# nThread 1\n{line}\n")
+    script = f"#SBATCH -c 8\n#SBATCH --cpus-per-task={digits}\nexport NCCL_BUFFSIZE={digits}M\npython x --num_workers {digits}\n"
+    assert read(script).cpus_per_task == 8 and lint(read(script)) is not None
+
+
+def test_what_a_cut_row_and_a_failure_look_like_is_as_before() -> None:
+    (run,) = parse(
+        "# nccl-tests version 2.17\n1048576 262144 float sum -1 10.0 1.0 1.0\n8 2 float su\n1 (x) 2.5\n"
+        "n1:1:1 [0] nccl warn socket progress: Connection Timeout\nibv_poll_cq failed\nn1: NCCL WARN hello\n"
+    )
+    assert len(run.errors) == 4 and not any("hello" in e for e in run.errors), run.errors
+
+
+def test_quotes_and_comments_are_as_before() -> None:
+    found = read('export NCCL_A="a # \\" b" # NCCL_B=1\n  - NCCL_C: "x"\n-NCCL_D: y\necho it\'s # NCCL_E=1\n').assignments
+    assert [(a.name, a.value) for a in found] == [("NCCL_A", 'a # \\" b'), ("NCCL_C", "x"), ("NCCL_D", "y")]
+
+
+NO_JSON = (b'{"config":' + b'{"a":' * 50_000, b'{"args":["\xff"]}', b'{"config":' + b"[" * 100_000)
+
+
+@pytest.mark.parametrize("data", NO_JSON, ids=range(3))
+def test_json_that_is_none_is_an_error_of_the_file_wherever_it_is_read(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        parse(data.decode("utf-8", "surrogateescape"))
+    if b"\xff" not in data:
+        with pytest.raises(DataError):
+            lldp.parse({"switch": data.decode()})
+    (path := tmp_path / "host.json").write_bytes(data)
+    assert isinstance(read_recorded(str(path)), Missing)
+    (tmp_path / "status.json").write_bytes(data)
+    assert read_status(str(tmp_path)) == {}
