@@ -21,7 +21,7 @@ from fairlead.policy.rules import Rules
 from tests.slurm import model
 
 XID = Want(kind="drain", check="xid", summary="gone")
-SLEEPS = "echo up; while read -r line; do echo woke; done"
+SLEEPS = "{ echo slurmd > /proc/$$/comm; } 2>/dev/null; echo up; while read -r line; do echo woke; done"
 
 
 def start(proc: Path, program: str = "slurmd", **environment: str) -> subprocess.Popen[str]:
@@ -99,7 +99,7 @@ def test_a_slurmd_that_was_reconfigured_says_so(slurmd: subprocess.Popen[str], p
 @pytest.mark.root
 def test_a_process_that_only_calls_itself_slurmd_tells_nothing(slurmd: subprocess.Popen[str], proc: Path) -> None:
     other = start(proc, "sleeper")
-    Path(f"/proc/{other.pid}/comm").write_text("slurmd")
+    assert Path(f"/proc/{other.pid}/comm").read_text() == "slurmd\n"
     watch = Slurmd(str(proc))
     watch.stirred()
     assert watch.watched, "the true one is still seen"
