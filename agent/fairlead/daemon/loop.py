@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from fairlead import __version__
 from fairlead.config import Document, load_document
-from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, remember, status, transitions
 from fairlead.daemon.account import account_of, troubles_of
 from fairlead.daemon.audit import Trail
@@ -30,6 +29,7 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Evidence
 from fairlead.daemon.history import History
 from fairlead.daemon.joblook import look_at_jobs
+from fairlead.daemon.jobs import NO_JOBS, Blame
 from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.lookout import Lookout
@@ -106,7 +106,7 @@ class Loop:
         self.findings: tuple[Finding, ...] = ()
         self.decision: Decision | None = None
         self.evidence = Evidence(self.state, drained=self.standing.drained)
-        self.jobs, self.blame = job_records.Jobs(), job_records.Blame()
+        self.jobs, self.blame = NO_JOBS, Blame()
         self.sweeps = self.woken = 0
         self.presence, self.reapply = Presence(), Reapply()
         self.gone: frozenset[int] = frozenset()
