@@ -95,7 +95,6 @@ def test_installed_files_have_content_and_modes_of_the_checkout(environment: Pat
         "prolog",
         "epilog",
         "health-check",
-        "scratch-clean",
         "task-prolog",
     }
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from fairlead.cli import main
 from fairlead.daemon import jobs, recording
 from fairlead.daemon.history import FIRST_KEPT, KINDS_MAX, LAST_KEPT, History
+from fairlead.host import job_records
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord
 from fairlead.policy import PolicyState
@@ -45,10 +46,10 @@ class Run:
         (self.folder / "jobs" / str(number)).write_text(text)
 
     def look(self, *, forget: bool = False) -> None:
-        found = jobs.scan(str(self.folder / "jobs"))
+        found = job_records.scan(str(self.folder / "jobs"))
         self.blame.heed(found)
         if forget:
-            jobs.forget(str(self.folder / "jobs"), found.ended)
+            job_records.forget(str(self.folder / "jobs"), found.ended)
 
     def blamed(self, text: str, *, seconds: float | None = None, mig: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Jobs and users; ``seconds``: the record is of then and read at the agent's start."""
@@ -144,24 +145,24 @@ def test_old_records_read_at_the_start_go_by_their_own_time(run: Run) -> None:
 
 
 def test_only_so_many_ended_jobs_are_remembered(run: Run) -> None:
-    known = tuple(jobs.Job(n, n, frozenset({0}), 1, n) for n in range(1, 2 * jobs.REMEMBERED))
-    run.blame.heed(jobs.Jobs(ended=frozenset(j.id for j in known), known=known))
+    known = tuple(job_records.Job(n, n, frozenset({0}), 1, n) for n in range(1, 2 * jobs.REMEMBERED))
+    run.blame.heed(job_records.Jobs(ended=frozenset(j.id for j in known), known=known))
     assert len(run.blame._jobs) == jobs.REMEMBERED and 1 not in run.blame._jobs
-    run.blame.heed(jobs.Jobs(running=frozenset({9999}), known=(jobs.Job(9999, 1, frozenset({0})),)))
-    run.blame.heed(jobs.Jobs())
+    run.blame.heed(job_records.Jobs(running=frozenset({9999}), known=(job_records.Job(9999, 1, frozenset({0})),)))
+    run.blame.heed(job_records.Jobs())
     assert 9999 not in run.blame._jobs  # its record went without an end
 
 
 @given(st.text(alphabet="0123456789,-", max_size=30) | st.text(max_size=10))
 def test_any_gpu_list(text: str) -> None:
-    assert all(0 <= index < jobs.GPUS_MAX for index in jobs.gpu_list(text))
+    assert all(0 <= index < job_records.GPUS_MAX for index in job_records.gpu_list(text))
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("0", {0}), ("0,2-3", {0, 2, 3}), ("-", set()), ("3-1", set()), ("0-99999", set())]
 )
 def test_gpu_lists(text: str, expected: set[int]) -> None:
-    assert jobs.gpu_list(text) == expected
+    assert job_records.gpu_list(text) == expected
 
 
 # -- in the history --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.daemon import jobs, log
+from fairlead.daemon import log
 from fairlead.daemon.history import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
 from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.notify import Notify
@@ -21,6 +21,7 @@ from fairlead.daemon.rules import applying, hold_of
 from fairlead.daemon.series import SAMPLE_SECONDS
 from fairlead.daemon.store import EVENTS_KEPT
 from fairlead.errors import SlurmUnavailable
+from fairlead.host import job_records
 from fairlead.host.process import slurmd_names
 from fairlead.model.check import KernelRecord
 from fairlead.policy.ownership import build
@@ -176,11 +177,11 @@ def test_job_records(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     (tmp_path / "7").symlink_to(tmp_path / "1")
     os.mkfifo(tmp_path / "8")
-    found = jobs.scan(str(tmp_path))
+    found = job_records.scan(str(tmp_path))
     assert (found.running, found.ended, found.refused) == ({1}, {2}, {3})
-    jobs.forget(str(tmp_path), found.ended | {99})
+    job_records.forget(str(tmp_path), found.ended | {99})
     assert not (tmp_path / "2").exists()
-    assert jobs.scan(str(tmp_path / "nowhere")) == jobs.Jobs()
+    assert job_records.scan(str(tmp_path / "nowhere")) == job_records.Jobs()
 
 
 @given(st.binary(max_size=300))
@@ -189,7 +190,7 @@ def test_any_job_record(data: bytes) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "9").write_bytes(data)
-        assert jobs.scan(folder).ended <= {9}
+        assert job_records.scan(folder).ended <= {9}
 
 
 def test_whole_or_not_at_all(tmp_path: Path) -> None:

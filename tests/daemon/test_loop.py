@@ -67,19 +67,26 @@ def test_what_jobs_read_of_this_node(agents: Make, tmp_path: Path) -> None:
     assert "GLOO_SOCKET_IFNAME\tnodes\tenp170s0np0\tfull" in lines()
     assert "NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull" in lines() and "NCCL_CROSS_NIC\tnodes\t0\tfull" in lines()
     assert "MASTER_ADDR\tdistributed\t@first_hosti\tfull" in lines()
-    assert not any("@scratch" in line for line in lines()) and not (agent.run_dir / "scratch").exists()
-    agent.until(lambda: "disk: No such file" in agent.log.read_text(), "why there is no scratch")
+    assert not any("@scratch" in line for line in lines())
+    agent.until(lambda: f"{disk} is not ready: systemctl status" in agent.log.read_text(), "why there is no scratch")
     assert "OURS\talways\t1\tfull" in lines("presets/deep") and not any(
         x.startswith("NCCL_DEBUG\t") for x in lines("presets/deep")
     )
+    published = agent.run_dir / "scratch"  # as fairlead-scratch@.service writes it; the agent itself never looks at the disk
+    for text in ("1\t/elsewhere/fairlead/b\t.\n", f"1\t{disk}/fairlead/b\t\n", f"1\t{disk}/fairlead/b\t.\n"):
+        published.write_text(text)
+    agent.until(lambda: f"TMPDIR\talways\t@scratch:{disk}/fairlead/b:tmp\tfull" in lines(), "scratch")
+    published.unlink()
+    agent.until(lambda: not any("@scratch" in line for line in lines()), "a disk that is not ready any more")
+    published.write_text(f"1\t{disk}/fairlead/b\t.\n")
+    (agent.run_dir / "ended").mkdir()
+    (agent.run_dir / "ended/7.1.00").touch()
     if os.geteuid() == 0:
-        disk.mkdir()
-        disk.chmod(0o1777)
-        agent.write_document(jobenv={"scratch": str(disk)})
+        agent.write_document()
         agent.send(signal.SIGHUP)
-        agent.until(lambda: f"TMPDIR\talways\t@scratch:{disk}:tmp\tfull" in lines(), "scratch")
-        agent.until((agent.run_dir / "scratch").exists, "the folder's name for the epilog")
-        assert (agent.run_dir / "scratch").read_text() == f"1\t{disk}\t.\n"
+        agent.until(
+            lambda: not published.exists() and not (agent.run_dir / "ended").exists(), "a disk that is not declared any more"
+        )
         agent.until(lambda: not (agent.run_dir / "presets/deep").exists(), "a preset that is gone")
 
 

@@ -21,7 +21,7 @@ from fairlead.policy.rules import Rules
 from tests.slurm import model
 
 XID = Want(kind="drain", check="xid", summary="gone")
-SLEEPS = "{ echo slurmd > /proc/$$/comm; } 2>/dev/null; echo up; while read -r line; do echo woke; done"
+SLEEPS = "{ printf slurmd > /proc/$$/comm; } 2>/dev/null; echo up; while read -r line; do echo woke; done"
 
 
 def start(proc: Path, program: str = "slurmd", **environment: str) -> subprocess.Popen[str]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairlead.daemon.jobs import GPUS_MAX, gpu_list
 from fairlead.errors import DataError, FairleadError
 from fairlead.host import kmsg
 from fairlead.host.cpulist import CPUS_MAX, format_cpulist, parse_cpulist, parse_cpumask
+from fairlead.host.job_records import GPUS_MAX, gpu_list
 from fairlead.model.verdict import parse_line
 from fairlead.slurm.scontrol import parse_jobs, parse_nodes
 from fairlead.slurm.topology import parse_topology

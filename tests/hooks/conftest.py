@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hooks.disk import Disk
 from tests.hooks.stage import NOBODY, SHELLS, Stage, needs_root
+from tests.hooks.steps import lay_out
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +42,10 @@ def task() -> Iterator[int]:
     yield process.pid
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def disk(stage: Stage) -> Disk:
+    lay_out(stage)
+    stage.verdict(f"1\tok\t{1 << 40}\t1\t-\n")
+    return Disk(stage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 
 from fairlead import config
 from fairlead.daemon.job_tables import JobTables
+from fairlead.host import scratch
 from fairlead.host.environments import of_job
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
@@ -49,19 +50,37 @@ WHERE = {"n1": ("hgx-h100", "enp170s0np0", "/local1"), "n2": ("hgx-a100", "enp22
 FIRST, SECOND = (interface for _, interface, _ in WHERE.values())
 
 
+AGENT = HOOKS.parent / "agent"
+UID = 2001  # alice
+
+
+def serve(cluster: Cluster, name: str) -> None:
+    """One run of fairlead-scratch@.service of that node: its program, with the node's own /run/fairlead."""
+    program = f"PYTHONPATH=/run/lab-hooks{AGENT} exec /usr/bin/python3 -m fairlead.host.scratch_folders {WHERE[name][2]}"
+    script = f"mount --bind /run/lab-nodes/{name}/run /run/fairlead; {program}"
+    cluster.run(["/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", script])
+
+
+def folder(cluster: Cluster, name: str, job: int) -> str:
+    """Of that job on that node."""
+    here = cluster.node_dirs(name).run
+    start = (here / f"jobs/{job}").read_text().split("\t")[4]
+    return f"{scratch.published(str(here), WHERE[name][2])}/{UID}/{job}.{start}"
+
+
 def publish(cluster: Cluster, name: str) -> None:
     """What the agent of that node publishes."""
-    model, _, scratch = WHERE[name]
+    model, _, disk = WHERE[name]
     presets = {"deep": {"extra": {"OURS": f"preset on {name}"}, "skip": ["NCCL_DEBUG"]}}
     layers = [
         ("fabric", config.fabric_layer(config.load_fabric("infiniband"))),
-        ("site", {"jobenv": {"scratch": scratch, "presets": presets}}),
+        ("site", {"jobenv": {"scratch": disk, "presets": presets}}),
     ]
     tables = JobTables(config.resolve_layers(name, layers)[0])
     node = gather(Root(str(MACHINES / model)), unreadable("not asked"), reads=nccl.setting.reads)
     dirs = cluster.node_dirs(name)
     (dirs.run / "presets").mkdir(exist_ok=True)
-    for file, text in tables.texts(tables.facts(node)[0], scratch).items():
+    for file, text in tables.texts(tables.facts(node)[0], scratch.published(str(dirs.run), disk)).items():
         (dirs.run / file).write_text(text)
 
 
@@ -71,15 +90,19 @@ def site(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         pytest.skip("needs root: real Slurm runs in namespaces")
     hooks = {"prolog": HOOKS / "prolog", "epilog": HOOKS / "epilog", "task_prolog": HOOKS / "task-prolog"}
     quick = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1"
-    with running(Cluster(request.param, nodes=2, simulated=True, extra_conf=quick, **hooks)) as up:  # type: ignore[arg-type]
+    binds = {AGENT: f"/run/lab-hooks{AGENT}"}
+    with running(Cluster(request.param, nodes=2, simulated=True, extra_conf=quick, binds=binds, **hooks)) as up:  # type: ignore[arg-type]
         installed = up.folder / "etc/fairlead"
         installed.mkdir()
-        shutil.copy(HOOKS / "scratch-clean", installed)
         (installed / "show").write_text(SHOW)
         (installed / "show").chmod(0o755)
         up.run(["/bin/sh", "-c", "mkdir -m 1777 /local1 /local2; chmod 1777 /local1 /local2"])
         for name in WHERE:
             lay_out(up, name, hgx())
+            record = up.node_dirs(name).run / "jobs/1"
+            record.write_text(f"1\trunning\t{UID}\t-\t1.00\t-\t-\t.\n")
+            serve(up, name)  # alice is no new user here
+            record.unlink()
             publish(up, name)
         yield up
 
@@ -127,15 +150,15 @@ def test_each_node_has_its_own_values(site: Cluster) -> None:
     )
     found = seen(said)
     batch = found["batch", "n1", "0"]
-    assert batch["GLOO_SOCKET_IFNAME"] == FIRST and batch["TMPDIR"] == f"/local1/fairlead.{number}/tmp"
+    assert batch["GLOO_SOCKET_IFNAME"] == FIRST and batch["TMPDIR"] == f"{folder(site, 'n1', number)}/tmp"
     assert (batch["MASTER_ADDR"], batch["NCCL_NET"], batch["CUDA_DEVICE_ORDER"]) == ("n1", "IB", "PCI_BUS_ID")
     assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & batch.keys()
     ports = {batch["MASTER_PORT"]}
     for step in ("plain", "second"):
-        for node, (_, interface, scratch) in WHERE.items():
+        for node, (_, interface, _) in WHERE.items():
             env = next(v for (s, n, _), v in found.items() if (s, n) == (step, node))
-            assert (env["GLOO_SOCKET_IFNAME"], env["TMPDIR"]) == (interface, f"{scratch}/fairlead.{number}/tmp")
-            assert env["CUDA_CACHE_PATH"] == f"{scratch}/fairlead.{number}/cuda"
+            assert (env["GLOO_SOCKET_IFNAME"], env["TMPDIR"]) == (interface, f"{folder(site, node, number)}/tmp")
+            assert env["CUDA_CACHE_PATH"] == f"{folder(site, node, number)}/cuda"
             assert (env["MASTER_ADDR"], env["NCCL_DEBUG"], env["NCCL_NET"]) == ("n1", "WARN", "IB")
             ports.add(env["MASTER_PORT"])
             assert "OMP_NUM_THREADS" not in env  # one task with all GPUs: its launcher's workers would each take all
@@ -143,7 +166,7 @@ def test_each_node_has_its_own_values(site: Cluster) -> None:
     for step, node in (("one", "n1"), ("onb", "n2")):  # one node: nothing of networks, though the batch step exports it
         env = found[step, node, "0"]
         assert not {"NCCL_NET", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"} & env.keys()
-        assert env["TMPDIR"] == f"{WHERE[node][2]}/fairlead.{number}/tmp"
+        assert env["TMPDIR"] == f"{folder(site, node, number)}/tmp"
     for node in WHERE:
         env = next(v for (s, n, _), v in found.items() if (s, n) == ("users", node))
         assert (env["GLOO_SOCKET_IFNAME"], env["MASTER_ADDR"]) == ("mine", "n1")
@@ -160,11 +183,57 @@ def test_scratch_is_the_users_and_goes_with_the_job(site: Cluster) -> None:
             mkfifo pipe && ls -d "$TMPDIR" && rm -f /nothing'
         """
     number, said = job(site, script, *TWO)
-    assert "mine alice:700" in said and said.count(f"fairlead.{number}/tmp") == 2
-    left = f"ls -d /local1/fairlead.{number} /local2/fairlead.{number} 2>/dev/null | wc -l"
-    until(lambda: site.run(["/bin/sh", "-c", left]).stdout.strip() == "0", "the folders stay")
+    own = {name: folder(site, name, number) for name in WHERE}
+    kept = {(site.node_dirs(name).run / f"jobs/{number}").read_text().count("\t") for name in WHERE}
+    assert kept == {9 if site.suite == "forky" else 7}, "Slurm 26.05 gives the job's SLUID"
+    assert "mine alice:700" in said and all(f"{path}/tmp" in said for path in own.values())
+    for name, path in own.items():
+        until(lambda name=name: (site.node_dirs(name).run / "ended").exists() and idle(site, name), "the epilog")  # type: ignore[misc]
+        serve(site, name)
+        assert site.run(["/bin/ls", "-d", path], check=False).returncode, "the folder stays"
     assert site.run(["/bin/sh", "-c", "ls -d /etc/passwd /home /local1"], check=False).returncode == 0
     assert "DRAIN" not in site.scontrol("-o", "show", "node", "n1")
+
+
+def idle(cluster: Cluster, name: str) -> bool:
+    return " State=IDLE " in cluster.scontrol("-o", "show", "node", name)
+
+
+STOP_ALL = """
+import os, signal, time
+print(os.getpid(), flush=True)
+end = time.monotonic() + 100
+while time.monotonic() < end:
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            if pid != os.getpid() and os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                os.kill(pid, signal.SIGSTOP)
+        except OSError:
+            pass
+"""
+
+
+@EVERY
+def test_no_process_of_the_users_holds_the_epilog(site: Cluster) -> None:
+    """A process of the user's that no job ends stops every other one at once, as `kill -STOP -1` does, while the epilog runs."""
+    number = site.submit("#!/bin/sh\n: >$TMPDIR/up; exec sleep 300\n", "-w", "n1", "-n1")
+    site.wait_job(number, "RUNNING")
+    own = folder(site, "n1", number)
+    until(lambda: site.run(["/bin/ls", f"{own}/tmp/up"], check=False).returncode == 0, "the job")
+    script = f"exec /usr/bin/python3 -c {shlex.quote(STOP_ALL)} >/tmp/stopper 2>&1 </dev/null &"
+    site.run(["/bin/sh", "-c", script], user="alice")
+    until(lambda: site.run(["/bin/cat", "/tmp/stopper"], check=False).stdout.endswith("\n"), "the attack")
+    attacker = site.run(["/bin/cat", "/tmp/stopper"]).stdout.strip()
+    try:
+        site.run(["/usr/bin/scancel", "--signal=KILL", "--full", str(number)])
+        until(lambda: "\tended\t" in (site.node_dirs("n1").run / f"jobs/{number}").read_text(), "the epilog")
+        began = time.monotonic()
+        until(lambda: idle(site, "n1"), "the epilog is held")
+        assert time.monotonic() - began < 20
+        serve(site, "n1")
+        assert site.run(["/bin/ls", "-d", own], check=False).returncode, "the folder stays"
+    finally:
+        site.run(["/bin/kill", "-KILL", attacker])
 
 
 @EVERY

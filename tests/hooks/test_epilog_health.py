@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.hooks.stage import Stage, uptime_seconds
+from tests.hooks.stage import HOOKS, Stage, uptime_seconds
 
 pytestmark = pytest.mark.root
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": "1000", "SLURM_JOB_GPUS": "0,1"}
@@ -74,3 +76,22 @@ def test_health_check_on_a_healthy_node_is_silent(stage: Stage, shell: str) -> N
 def test_health_check_disabled(stage: Stage, shell: str) -> None:
     (stage.etc / "disabled").touch()
     assert stage.start(shell, "health-check").out == ""
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog", "health-check"])
+def test_what_root_runs_opens_only_what_root_alone_can_change(name: str) -> None:
+    """So there is no FIFO, no hung disk and no process of a user's that it could wait for."""
+    code = re.sub(r"^\s*#.*$|'[^']*'|\s#.*$", "", (HOOKS / name).read_text(), flags=re.MULTILINE)
+    paths = set(re.findall(r"(?<![\w$}])/[\w./-]+", code))
+    assert paths and all(p.startswith(("/etc/fairlead/", "/run/fairlead/")) or p in ("/proc/uptime", "/dev/null") for p in paths)
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog", "health-check"])
+def test_nothing_is_started_whatever_root_is_given(stage: Stage, shell: str, name: str) -> None:
+    """Under a process limit of 1, where every fork fails with words of the shell's."""
+    (stage.run / "ended").mkdir()
+    for verdict in (f"1\tok\t{LATER}\t1\t-\n", "1\tok\t1\t1\t-\n", f"1\tdrain\t{LATER}\t1\tx\n", "garbage"):
+        stage.verdict(verdict)
+        for more in ({}, {"SLURM_JOB_SLUID": "s3JXM823B87S00", "SLURM_JOB_COMMENT": "$(id) `id`"}):
+            ran = stage.start(shell, name, {**JOB, **more}, no_fork=True)
+            assert "fork" not in ran.err.lower() and ran.rc == (1 if name == "prolog" and "drain" in verdict else 0), ran.err

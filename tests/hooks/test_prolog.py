@@ -54,9 +54,23 @@ def test_ok_starts_and_records_the_job(stage: Stage, shell: str) -> None:
     assert (ran.rc, ran.out, ran.err) == (0, "", "")
     version, state, uid, gpus, start, end, flags, mark = stage.job(4711)
     assert (version, state, uid, gpus, end, flags, mark) == ("1", "running", "1000", "0,1", "-", "-", ".")
-    assert before <= int(start) <= uptime_seconds()
+    assert before <= float(start) <= uptime_seconds() + 1
     assert (stage.run / "jobs/4711").stat().st_mode & 0o777 == 0o644
     assert not (stage.run / "prolog.log").exists()
+
+
+@pytest.mark.parametrize("sluid", ["s3JXM823B87S00", "a" * 32, "", "a" * 33, "s3 JX", "../4711", "s3\t.\tx", "é", "s*"])
+def test_the_name_of_the_jobs_control_group_is_kept(stage: Stage, shell: str, sluid: str) -> None:
+    """Slurm 26.05's SLURM_JOB_SLUID, behind the terminator: also in an ended record, and by the epilog alone."""
+    stage.verdict(line("ok"))
+    kept = [sluid, "."] if sluid.isascii() and sluid.isalnum() and len(sluid) <= 32 else []
+    stage.start(shell, "prolog", {**JOB, "SLURM_JOB_SLUID": sluid})
+    assert stage.job(4711)[7:] == [".", *kept]
+    assert stage.start(shell, "epilog", JOB).rc == 0
+    assert (stage.job(4711)[1], stage.job(4711)[7:]) == ("ended", [".", *kept])
+    (stage.run / "jobs/4711").unlink()
+    assert stage.start(shell, "epilog", {**JOB, "SLURM_JOB_SLUID": sluid}).rc == 0
+    assert (stage.job(4711)[1], stage.job(4711)[7:]) == ("ended", [".", *kept])
 
 
 def test_warn_starts(stage: Stage, shell: str) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -332,3 +336,51 @@ def test_shell_options_of_the_users_do_not_fail_the_task(stage: Stage, shell: st
         assert ran.rc == 0, (env, ran.err)
         if env is BATCH:
             assert ran.out == want.out
+
+
+HIJACK = "() {  echo 'export PWNED=1'; return 1; }"
+SHELL_INPUT = [
+    *({f"BASH_FUNC_{name}%%": HIJACK} for name in ("read", "printf", "command", "umask", "wait", "kill", "test", "true")),
+    *(
+        {f"BASH_FUNC_{name}%%": HIJACK}
+        for name in ("[", "set", "unset", "exit", "trap", "fl_number", "fl_environment", "/bin/sleep")
+    ),
+    *({"OPTIND": value} for value in ("1", "7", "0")),
+    {"ENV": "/run/fairlead/pwn", "BASH_ENV": "/run/fairlead/pwn"},
+    {"IFS": "/=ex"},
+    {"PS4": "$(echo 'export PWNED=1')", "SHELLOPTS": "braceexpand:hashall:xtrace"},
+    {"POSIXLY_CORRECT": "1"},
+    {"CDPATH": "/run", "PWD": "/nowhere", "OLDPWD": "x", "HOME": "/proc/self/mem"},
+    {"BASHOPTS": "nocasematch:extglob:failglob", "BASH_COMPAT": "4.2"},
+    {"LC_ALL": "tr_TR.UTF-8", "LANG": "xx", "LOCPATH": "/run/fairlead"},
+    {"PATH": "", "LINENO": "x", "PPID": "1", "_": "x", "OPTARG": "x", "HISTSIZE": "x", "TERM": "x", "MAIL": "x", "TMOUT": "1"},
+]
+
+
+@pytest.fixture
+def bash_as_sh(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Its name is what makes bash behave as sh: started as `bash --posix` it takes up other things."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        Path(folder, "sh").symlink_to("/bin/bash")
+        monkeypatch.setitem(SHELLS, "bash as sh", (f"{folder}/sh",))
+        yield "bash as sh"
+
+
+@pytest.mark.usefixtures("bash_as_sh")
+@pytest.mark.parametrize("more", SHELL_INPUT, ids=lambda more: ",".join(more))
+@pytest.mark.parametrize("installed", ["dash", "bash as sh", "busybox"])  # what can be /bin/sh
+def test_what_a_shell_takes_from_the_environment_changes_nothing(stage: Stage, installed: str, more: dict[str, str]) -> None:
+    lay_out(stage)
+    (stage.run / "pwn").write_text("echo 'export PWNED=1'; exit 1\n")
+    for known in (BATCH, step(4194000, 0)):
+        want, ran = run(stage, installed, known), run(stage, installed, {**known, **more})
+        assert (ran.rc, ran.out) == (0, want.out), ran.err
+
+
+@pytest.mark.parametrize("installed", ["bash-posix", "busybox"])
+def test_an_optind_that_is_no_number(stage: Stage, installed: str) -> None:
+    """dash ends with 2 before it reads a line of any script, so its user's task ends: nothing in a script can change that."""
+    lay_out(stage)
+    assert run(stage, installed, {**BATCH, "OPTIND": "x"}).out == run(stage, installed, BATCH).out
+    assert run(stage, "dash", {**BATCH, "OPTIND": "x"}).rc == 2, "dash has learnt it: slurm/README.md and this say otherwise"

@@ -191,6 +191,24 @@ def task(
     write(tree, f"/proc/{pid}/cgroup", cgroup + "\n")
 
 
+def test_the_job_of_a_sleeper_is_slurms_own_word(tree: Path) -> None:
+    """Slurm 26.05: by the job's record; and a group of that name that a user made is no job's."""
+    records = tree / "run/fairlead/jobs"
+    records.mkdir(parents=True)
+    (records / "42").write_text("1\trunning\t1000\t0\t12.34\t-\t-\t.\ts3JXM823B87S00\t.\n")
+    for group, told in (
+        ("/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S00/step_0/user/task_0", (42, "0")),
+        ("/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S01/step_0/user/task_0", (0, "0")),
+        ("/user.slice/user-1000.slice/user@1000.service/job_42/step_0", (0, "")),
+        ("/user.slice/user-1000.slice/user@1000.service/x_slurmstepd.scope/s3JXM823B87S00/step_0", (0, "")),
+    ):
+        task(tree, 11, "D", cgroup=f"0::{group}")
+        seen = Watch(Root(os.fspath(tree))).look(1.0)
+        assert isinstance(seen, Tasks)
+        (stuck,) = seen.stuck
+        assert (stuck.job, stuck.step) == told
+
+
 def test_sleepers_over_looks(tree: Path) -> None:
     step = "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0"
     task(tree, 10, "S")

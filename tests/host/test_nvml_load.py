@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.checks import gpu_leftovers
 from fairlead.host.gather import Gatherer, gather
 from fairlead.host.gpu import gpus
 from fairlead.host.nvml import Worker
@@ -14,6 +15,7 @@ from fairlead.host.nvml_load import branch_of, event_fields
 from fairlead.host.owners import owner_of
 from fairlead.host.root import Root
 from fairlead.host.software import software
+from fairlead.model.check import Past
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.gpu_load import Owner
 from tests.host.conftest import MACHINES
@@ -131,6 +133,15 @@ def test_a_version_that_is_none(version: object) -> None:
         ("0::/system.slice/nvidia-persistenced.service", Owner(unit="nvidia-persistenced.service")),
         ("0::/system.slice/system-inference.slice/inference@7.service", Owner(unit="inference@7.service")),
         ("0::/user.slice/user-1000.slice/session-4.scope", Owner(uid=1000)),
+        # Slurm 26.05 names a job's group by its SLUID; of one without a record it is known that it is some job's
+        ("0::/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S00/step_0/user/task_0", Owner(job=812)),
+        ("0::/slurmstepd.scope/s3JXM823B87S00/step_batch/slurm", Owner(job=812)),
+        ("0::/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S01/step_0/user/task_0", Owner(job=0)),
+        ("0::/system.slice/gpu1_slurmstepd.scope/system", Owner(unit="gpu1_slurmstepd.scope")),
+        ("0::/system.slice/gpu1_slurmstepd.scope/job_812x/step_0", Owner(unit="gpu1_slurmstepd.scope")),
+        ("0::/system.slice/cron.service/s3JXM823B87S00/step_0/user", Owner(unit="cron.service")),
+        ("0::/system.slice/cron.service/slurmstepd.scope/s3JXM823B87S00/step_0", Owner(unit="cron.service")),
+        ("0::/user.slice/user-1000.slice/user@1000.service/gpu1_slurmstepd.scope/s3JXM823B87S00/step_0", Owner(uid=1000)),
         # a user's own groups do not make a job or a service of it
         ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_1", Owner(uid=1000)),
         ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/nvidia-dcgm.service", Owner(uid=1000)),
@@ -143,7 +154,7 @@ def test_a_version_that_is_none(version: object) -> None:
     ],
 )
 def test_owner_by_control_group(text: str, owner: Owner) -> None:
-    assert owner_of(text) == owner
+    assert owner_of(text, lambda: {"s3JXM823B87S00": 812}) == owner
 
 
 def test_owners_of_a_tree(tmp_path: Path) -> None:
@@ -157,6 +168,26 @@ def test_owners_of_a_tree(tmp_path: Path) -> None:
     write_process(tree, 101, "/user.slice/user-1000.slice/session-4.scope")
     node = gather(Root(str(tree)), nvml)
     assert [p.owner for p in node.gpus[0].processes] == [Owner(job=7), Owner(uid=1000), Owner(gone=True)]  # type: ignore
+
+
+def test_a_running_jobs_own_process_is_no_leftover_on_slurm_26(tmp_path: Path) -> None:
+    """By the record of its prolog; and where that is lost a process of slurmstepd's scope is still some job's."""
+    (tmp_path / "sys").mkdir()
+    (tmp_path / "run/fairlead/jobs").mkdir(parents=True)
+    record = tmp_path / "run/fairlead/jobs/42"
+    record.write_text("1\trunning\t1000\t0\t12.34\t-\t-\t.\ts3JXM823B87S00\t.\n")
+    nvml = read_nvml(MACHINES / "hgx-h100.tuned")
+    nvml["gpus"][0]["processes"] = [{"pid": 100, "used_bytes": 1}]
+    write_nvml(tmp_path, nvml)
+    write_process(tmp_path, 100, "/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S00/step_0/user/task_0")
+    looks = Gatherer(Root(str(tmp_path)), slow_seconds=0)
+    owners = []
+    for text in (record.read_text(), record.read_text().replace("S00", "S01"), "", "1\trunning\t1000\t0\t12.34\t-\t-\t.\n"):
+        record.write_text(text)
+        node = looks.gather(nvml)
+        owners.append(node.gpus[0].processes[0].owner)  # type: ignore[union-attr, index]
+        assert not list(gpu_leftovers.check.judge(node, Past(), gpu_leftovers.Params()))
+    assert owners == [Owner(job=42), Owner(job=0), Owner(job=0), Owner(job=0)]
 
 
 def test_an_owner_is_looked_up_once_between_thorough_looks(tmp_path: Path) -> None:

@@ -7,14 +7,17 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairlead import config
 from fairlead.provision import on_node
-from fairlead.provision.on_node_files import Stop
+from fairlead.provision.on_node_files import Stop, scratch_units
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 RELEASE = "0.0.0-test"
@@ -239,3 +242,22 @@ def test_a_hook_that_is_not_as_the_request_names_it_changes_nothing_on_the_node(
     with pytest.raises(Stop, match=f"{machine.hook}: damaged on the way here"):
         sent(machine, {}, file=b"#!/bin/no\n")
     assert sorted(machine.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("base", "instance"),
+    [
+        ("/local", "local"),
+        ("/mnt/nvme0", "mnt-nvme0"),
+        ("/mnt/my-disk+2/a_b.c", "mnt-my\\x2ddisk\\x2b2-a_b.c"),
+        ("/.hidden", "\\x2ehidden"),
+        ("", None),
+    ],
+)
+def test_the_disk_of_jobs_names_its_units(base: str, instance: str | None) -> None:
+    document = config.encode_document(config.resolve_layers("gpu1", [("site", {"jobenv": {"scratch": base}})])[0]).decode()
+    names = [unit["name"] for unit in scratch_units(document)]
+    assert names == ([] if instance is None else [f"fairlead-scratch@{instance}.path", f"fairlead-scratch@{instance}.timer"])
+    if instance is not None and shutil.which("systemd-escape"):
+        said = subprocess.run(["systemd-escape", "--path", base], capture_output=True, text=True, check=True).stdout
+        assert said == f"{instance}\n"

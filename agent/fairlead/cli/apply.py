@@ -82,12 +82,14 @@ def _furnish(root: Root, document: config.Document) -> None:
     """In an image: hooks, units (enabled by link) and the document. The release itself is the image builder's to install."""
     from fairlead.model.change import Unit
     from fairlead.provision.bundle import UNITS, documents, node_files
+    from fairlead.provision.on_node_files import scratch_units
 
+    entries = documents(document)
     for path, content, mode in node_files():
         change.write_file(root.join(path), content, mode)
-    for entry in documents(document):
+    for entry in entries:
         change.write_file(root.join(entry["path"]), entry["content"].encode(), entry["mode"])
-    units = [Unit(setting="", why="", name=str(u["name"]), enabled=True) for u in UNITS]
+    units = [Unit(setting="", why="", name=str(u["name"]), enabled=True) for u in (*UNITS, *scratch_units(entries[0]["content"]))]
     failed = [o.message for o in change.execute(units, root) if not o.done]
     if failed:
         raise HostError(failed[0])

@@ -98,7 +98,7 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         str,
         Meta(
             pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
-            description="Folder on a local disk (root's, mode 1777) for TMPDIR and caches, one folder a job; empty: none.",
+            description="Folder on a local disk (root's, 0755 or 1777) for TMPDIR and caches, one folder a job; empty: none.",
         ),
     ] = ""
     rail_only: Annotated[bool, Meta(description="The rails are joined nowhere: NCCL_CROSS_NIC=0.")] = False

@@ -161,6 +161,12 @@ class Board:
             return False
         return True
 
+    def _remove_folder(self, name: str) -> None:
+        try:
+            os.rmdir(f"{self.run_dir}/{name}")
+        except OSError:
+            pass  # not there; or not empty, and then looked at again
+
     def _environment(self, tables: JobTables, interface: str, scratch: str) -> bool:
         try:
             files = tables.texts(interface, scratch)
@@ -173,8 +179,9 @@ class Board:
             self.trouble.pop("jobenv.scratch", None)
         written = [self._write_if_changed(f"{self.run_dir}/{name}", text.encode()) for name, text in files.items()]
         written += [self._remove(f"presets/{name}") for name in self._names("presets") if f"presets/{name}" not in files]
-        if "scratch" not in files:
-            written.append(self._remove("scratch"))
+        if not self.document.jobenv.scratch:
+            written += [self._remove(name) for name in ("scratch", *(f"ended/{n}" for n in self._names("ended")))]
+            self._remove_folder("ended")  # without it the epilog writes nothing there
         return all(written)
 
     def status(self, data: bytes) -> None:

@@ -1,8 +1,6 @@
-"""What the task prolog and the epilog read of the job environment: /run/fairlead/env, presets/ and scratch, as texts."""
+"""What the task prolog reads of the job environment: /run/fairlead/env and presets/, as texts."""
 
 from __future__ import annotations
-
-import time
 
 from fairlead.config import Document
 from fairlead.host import scratch
@@ -11,15 +9,12 @@ from fairlead.jobenv.table import assemble
 from fairlead.model.facts import Node
 from fairlead.settings import nccl
 
-LOOK_SECONDS = 60.0  # a disk may be mounted after the agent started
-
 
 class JobTables:
     """The texts of one document, by name below the run directory. ``trouble``: why there is no scratch folder, or ""."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        self._looked_at = float("-inf")
         self._seen: tuple[object, ...] = ()
         self._interface = ""
         self.trouble = ""
@@ -30,11 +25,10 @@ class JobTables:
         seen = (node.nics, *(node.texts.get(path) for path in nccl.NETWORK))
         if isinstance(want, nccl.NcclWant) and seen != self._seen:
             self._seen, self._interface = seen, nccl.interface(want, node)
-        folder = self._document.jobenv.scratch
-        if folder and time.monotonic() >= self._looked_at + LOOK_SECONDS:
-            self._looked_at = time.monotonic()
-            self.trouble = scratch.fault(folder)
-        return self._interface, "" if self.trouble else folder
+        base = self._document.jobenv.scratch
+        folder = scratch.published(self._document.agent.run_dir, base) if base else ""
+        self.trouble = f"{base} is not ready: systemctl status 'fairlead-scratch@*'" if base and not folder else ""
+        return self._interface, folder
 
     def texts(self, interface: str, folder: str) -> dict[str, str]:
         """Raises DataError for a table that cannot be set."""
@@ -51,6 +45,4 @@ class JobTables:
             skip = {*options.skip, *preset.skip}
             extra = {k: v for k, v in options.extra.items() if k not in preset.skip} | preset.extra
             made[f"presets/{name}"] = render(rows, skip=skip, extra=extra)
-        if folder:
-            made["scratch"] = f"1\t{folder}\t.\n"
         return made

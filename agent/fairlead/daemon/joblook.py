@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from fairlead.daemon import jobs, log
+from fairlead.daemon import log
+from fairlead.host import job_records
 
 if TYPE_CHECKING:
     from fairlead.daemon.loop import Loop
@@ -16,12 +15,12 @@ if TYPE_CHECKING:
 def look_at_jobs(loop: Loop) -> None:
     """What the prologs have noted since: whom to blame, what to wait for, whom our prolog has refused."""
     folder = f"{loop.document.agent.run_dir}/jobs"
-    found = jobs.scan(folder)
+    found = job_records.scan(folder)
     if loop.root.is_live and (gone := loop.presence.gone(found.running)):
         if gone - loop.gone:
             log.line(log.NOTICE, "jobs have no process here any more", jobs=",".join(map(str, sorted(gone))))
         loop.gone = gone
-        found = replace(found, running=found.running - gone)  # nothing waits for them, and nothing is their fault
+        found = found._replace(running=found.running - gone)  # nothing waits for them, and nothing is their fault
     loop.blame.heed(found)
     if found.refused - loop.jobs.refused and loop.courier is not None:
         log.line(log.NOTICE, "prolog refused", jobs=",".join(map(str, sorted(found.refused - loop.jobs.refused))))
@@ -30,7 +29,7 @@ def look_at_jobs(loop: Loop) -> None:
         loop.next_sweep = min(loop.next_sweep, time.monotonic())  # as it is after a job, not during it
         loop.senses.look_closely()
     told = found.refused & loop.jobs.refused
-    jobs.forget(folder, found.ended | (told if loop.courier is None or not loop.courier.refusal_pending else set()))
+    job_records.forget(folder, found.ended | (told if loop.courier is None or not loop.courier.refusal_pending else set()))
     if found.running != loop.jobs.running:
         loop.board.hurry()
     loop.jobs = found

@@ -1,109 +1,22 @@
-"""The prolog's and epilog's records in /run/fairlead/jobs: which jobs run here, which have ended, which were refused.
-
-A record is one TAB line: ``1 STATE UID GPUS START END FLAGS .``; without the last field it is still being written.
-GPUS are GRES indices (SLURM_JOB_GPUS), START and END seconds of CLOCK_BOOTTIME.
-"""
+"""Whose jobs were on a GPU when the kernel said something of it, by the records of prolog and epilog."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.host.clock import boottime
+from fairlead.host.job_records import Job, Jobs
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, Node
 from fairlead.xid import Kind, XidLine, parse
 
-RECORD_MAX_BYTES = 1024
-GPUS_MAX = 1024
 TOPOLOGY_MAX_BYTES = 1 << 20
 LINGER_SECONDS = 10  # a fault is printed while the job's processes end, which the epilog may overtake
 REMEMBERED = 256  # ended jobs
-
-
-class Job(Struct, frozen=True):
-    """One record. gpus: GRES indices; uid, start, end: None where the record does not say it. No name of anybody."""
-
-    id: int
-    uid: int | None
-    gpus: frozenset[int]
-    start: int | None = None
-    end: int | None = None
-
-
-class Jobs(Struct, frozen=True):
-    """Job ids by what their record says; ``known``: what the records of running and ended ones say."""
-
-    running: frozenset[int] = frozenset()
-    ended: frozenset[int] = frozenset()
-    refused: frozenset[int] = frozenset()
-    known: tuple[Job, ...] = ()
-
-
-def scan(folder: str) -> Jobs:
-    """All complete records. A folder that is not there or cannot be read holds none."""
-    found: dict[str, set[int]] = {"running": set(), "ended": set(), "refused": set()}
-    known: list[Job] = []
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return Jobs()
-    for name in names:
-        if name.isascii() and name.isdigit():
-            fields = _fields(os.path.join(folder, name))
-            if fields and fields[1] in found:
-                found[fields[1]].add(int(name))
-                if fields[1] != "refused":
-                    known.append(_job(int(name), fields))
-    known.sort(key=lambda job: job.id)
-    return Jobs(frozenset(found["running"]), frozenset(found["ended"]), frozenset(found["refused"]), tuple(known))
-
-
-def _fields(path: str) -> list[str]:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return []
-    try:
-        fields = os.read(fd, RECORD_MAX_BYTES).decode("ascii", "replace").removesuffix("\n").split("\t")
-    except OSError:
-        return []
-    finally:
-        os.close(fd)
-    return fields if len(fields) == 8 and fields[0] == "1" and fields[7] == "." else []
-
-
-def _job(number: int, fields: list[str]) -> Job:
-    ended = fields[1] == "ended"
-    return Job(number, _number(fields[2]), gpu_list(fields[3]), _number(fields[4]), _number(fields[5]) if ended else None)
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None
-
-
-def gpu_list(text: str) -> frozenset[int]:
-    """The indices of "0,2-3"; none for "-" and for what is no such list."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        low, high = _number(first), _number(last if dash else first)
-        if low is None or high is None or not low <= high < GPUS_MAX:
-            return frozenset()
-        found.update(range(low, high + 1))
-    return frozenset(found)
-
-
-def forget(folder: str, jobs: frozenset[int]) -> None:
-    """Remove the records of jobs that are over."""
-    for job in jobs:
-        try:
-            os.unlink(os.path.join(folder, str(job)))
-        except OSError:
-            pass
+NO_JOBS = Jobs()
 
 
 class Blame:
@@ -171,4 +84,4 @@ def _order(run_dir: str) -> dict[str, int]:
     except OSError:
         return {}
     rows = [line.split("\t") for line in lines if line.startswith("gpu\t")]
-    return {row[4]: int(row[1]) for row in rows if len(row) > 4 and _number(row[1]) is not None}
+    return {row[4]: int(row[1]) for row in rows if len(row) > 4 and row[1].isascii() and row[1].isdigit() and len(row[1]) <= 15}

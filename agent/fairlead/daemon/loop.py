@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from fairlead import __version__
 from fairlead.config import Document, load_document
-from fairlead.daemon import jobs as job_records
 from fairlead.daemon import log, remember, status, transitions
 from fairlead.daemon.account import account_of, troubles_of
 from fairlead.daemon.alone import alone
@@ -31,6 +30,7 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import evidence_of
 from fairlead.daemon.history import History
 from fairlead.daemon.joblook import look_at_jobs
+from fairlead.daemon.jobs import NO_JOBS, Blame
 from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.lookout import Lookout
@@ -110,7 +110,7 @@ class Loop:
         self.node: Node | None = None
         self.findings: tuple[Finding, ...] = ()
         self.decision: Decision | None = None
-        self.jobs, self.blame = job_records.Jobs(), job_records.Blame()
+        self.jobs, self.blame = NO_JOBS, Blame()
         self.sweeps = self.woken = 0
         self.presence, self.reapply, self.slurmd = Presence(), Reapply(), Slurmd("/proc" if root.is_live else "")
         self.gone: frozenset[int] = frozenset()

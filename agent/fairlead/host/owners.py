@@ -1,34 +1,66 @@
 """Whose the processes on the GPUs are, by their control groups. No name and no argument of a process is read.
 
 proc_pid_cgroup(5): one line per hierarchy, ``ID:CONTROLLERS:PATH``. Slurm's paths (slurm src/plugins/cgroup): v2
-``/system.slice/[NODE_]slurmstepd.scope/job_N/...``, v1 ``/slurm[_NODE]/uid_U/job_N/...``. Users may make groups of their own
-below theirs, so a path counts from its root on.
+``/system.slice/[NODE_]slurmstepd.scope/JOB/step_S/...``, v1 ``/slurm[_NODE]/uid_U/job_N/step_S/...``. JOB is ``job_N``; from
+26.05 on it is the job's SLUID unless cgroup.conf says CgroupJobIdPaths=yes. Which job a SLUID is, the prolog's record says. Users
+may make groups of their own below theirs, so a path counts from its root on: only root makes groups in a scope of slurmstepd's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from fairlead.host import job_records
 from fairlead.host.root import Root
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.gpu_load import Owner
 
-_STEP = re.compile(r"^/(?:(?:system\.slice/)?(?:[^/]+_)?slurmstepd\.scope|slurm[^/]*/uid_\d+)/job_(\d{1,10})(?:/|$)")
+_JOB = r"job_(?P<%s>\d{1,10})(?=/|$)"
+_STEP = re.compile(
+    rf"^/(?:(?:system\.slice/)?(?:[^/]+_)?slurmstepd\.scope/(?:{_JOB % 'v2'}|(?P<sluid>[A-Za-z0-9]{{1,32}})(?=/step_))"
+    rf"|slurm[^/]*/uid_\d+/{_JOB % 'v1'})(?:/step_(?P<step>[A-Za-z0-9_.]+))?(?:/|$)"
+)
 _SESSION = re.compile(r"^/user\.slice/user-(\d{1,10})\.slice(?:/|$)")
 _SYSTEM = re.compile(r"^/system\.slice/(?:system-[^/]+\.slice/)?([^/]+)")
 _TEXT = re.compile(r"[^A-Za-z0-9_.@:-]")
 _UNIT_CHARACTERS = 60
 
 
-def owner_of(text: str) -> Owner:
-    """The owner that the content of /proc/PID/cgroup names."""
-    paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
-    for path in paths:
+class Step(NamedTuple):
+    """A step of Slurm's. job: 0 where its group has a SLUID that no record of the prolog's names."""
+
+    job: int
+    step: str
+
+
+def step_of(text: str, jobs: Callable[[], Mapping[str, int]]) -> Step | None:
+    """The step that the content of /proc/PID/cgroup names. jobs: the jobs by SLUID, asked only where one is to be named."""
+    for path in _paths(text):
         if found := _STEP.match(path):
-            return Owner(job=int(found[1]))
+            number = found["v2"] or found["v1"]
+            return Step(int(number) if number else jobs().get(found["sluid"], 0), found["step"] or "")
+    return None
+
+
+def _paths(text: str) -> list[str]:
+    return [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
+
+
+def jobs_of(root: Root) -> Callable[[], Mapping[str, int]]:
+    """The running jobs by SLUID, by the records on ``root``: read once, at the first question."""
+    return cache(lambda: job_records.by_sluid(root.join(job_records.FOLDER)))
+
+
+def owner_of(text: str, jobs: Callable[[], Mapping[str, int]] = dict) -> Owner:
+    """The owner that the content of /proc/PID/cgroup names."""
+    if step := step_of(text, jobs):
+        return Owner(job=step.job)
+    paths = _paths(text)
     for path in paths:
         if session := _SESSION.match(path):
             return Owner(uid=int(session[1]))
@@ -43,6 +75,7 @@ class Owners:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._known: dict[int, Owner | Missing] = {}
+        self._jobs = jobs_of(root)
 
     def attribute(self, gpus: tuple[Gpu, ...], *, again: bool) -> tuple[Gpu, ...]:
         """The GPUs with the owners of their processes."""
@@ -51,6 +84,7 @@ class Owners:
             return gpus
         before = {} if again else self._known
         self._known = {}
+        self._jobs = jobs_of(self._root)
         return tuple(self._one(gpu, before.get) for gpu in gpus)
 
     def _one(self, gpu: Gpu, known: Callable[[int], Owner | Missing | None]) -> Gpu:
@@ -65,4 +99,4 @@ class Owners:
         text = self._root.read_text(f"/proc/{pid}/cgroup", 65536)
         if text is None:
             return Owner(gone=True)
-        return text if isinstance(text, Missing) else owner_of(text)
+        return text if isinstance(text, Missing) else owner_of(text, self._jobs)

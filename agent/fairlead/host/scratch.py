@@ -1,4 +1,8 @@
-"""Whether a folder on this machine can hold users' scratch folders, one a job."""
+"""The disk of users' scratch folders: whether it can be used, and what fairlead-scratch@.service has published of it.
+
+Nothing of the agent's touches the disk, which may hang. The service does, and says in /run/fairlead/scratch, ``1 FOLDER .``, that
+jobs can have FOLDER/UID/JOB.START there.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,37 @@ import stat
 
 from fairlead.host import mount_table
 from fairlead.host.root import Root
-from fairlead.nccl.route import NETWORK_FILE_SYSTEMS
+from fairlead.nccl import NETWORK_FILE_SYSTEMS
 
-_MODE = stat.S_ISVTX | stat.S_IRWXO | stat.S_IRWXU
+NAME = "fairlead"  # our own folder on the disk
 
 
 def fault(path: str, mounts: str = "/proc/self/mounts") -> str:
-    """Why it cannot, or "". It must be a real folder of root's with mode 1777 (anybody may make names there, only their owner
-    may take them away: sticky bit, chmod(1)), on a file system of this machine."""
+    """Why a folder cannot hold ours, or "". It must be a real folder of root's in which no user can rename or remove what is
+    root's (others may not write, or the sticky bit is set: chmod(1)), on a file system of this machine."""
     try:
         info = os.lstat(path)
         if os.path.realpath(path) != path or not stat.S_ISDIR(info.st_mode):
             return f"{path} is no folder, or there is a link on the way to it"
     except OSError as e:
         return f"{path}: {e.strerror}"
-    if info.st_uid != 0 or info.st_mode & _MODE != _MODE:
-        return f"{path} has owner {info.st_uid} and mode {stat.S_IMODE(info.st_mode):04o}; it needs root and 1777"
+    if info.st_uid != 0 or (info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX):
+        return f"{path} has owner {info.st_uid} and mode {stat.S_IMODE(info.st_mode):04o}; it needs root and 0755 or 1777"
     kind = _file_system(path, mounts)
     if kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse"):
         return f"{path} is on {kind}, which is not local"
     return ""
+
+
+def published(run_dir: str, base: str) -> str:
+    """The folder below ``base`` that the service has made ready in this boot; "" where it has not."""
+    try:
+        with open(f"{run_dir}/scratch", encoding="ascii", errors="replace") as f:
+            fields = f.read(4096).removesuffix("\n").split("\t")
+    except OSError:
+        return ""
+    ready = len(fields) == 3 and (fields[0], fields[2]) == ("1", ".") and fields[1].startswith(f"{base}/{NAME}/")
+    return fields[1] if ready else ""
 
 
 def _file_system(path: str, mounts: str) -> str:

@@ -8,11 +8,10 @@ processes is gone through in turns; those in state D are looked at every time.
 
 from __future__ import annotations
 
-import re
-
 from msgspec.structs import replace
 
 from fairlead.host.fuse_waits import FuseWaits
+from fairlead.host.owners import jobs_of, step_of
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.host_facts import StuckTask, Tasks
@@ -21,7 +20,6 @@ TURN = 400  # processes a look: about 10 ms
 _ASKED_SECONDS = 10.0  # of a task that sleeps for so long it is asked what it waits for
 _SIGKILL = 1 << 8
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
-_STEP = re.compile(r"/job_(\d+)(?:/step_([A-Za-z0-9_.]+))?")
 
 
 class Watch:
@@ -32,6 +30,7 @@ class Watch:
         self._sleeping: dict[tuple[str, str], tuple[int, float]] = {}  # (task folder, start) -> (switches, since)
         self._after = 0
         self._fuse = FuseWaits(root)
+        self._jobs = jobs_of(root)
 
     def look(self, now: float, *, turn: int = TURN) -> Tasks | Missing:
         """The next ``turn`` processes by number, and all that slept before."""
@@ -43,6 +42,7 @@ class Watch:
         if len(ahead) < turn:
             ahead += [p for p in pids if p <= self._after][: turn - len(ahead)]
         self._after = ahead[-1] if ahead else 0
+        self._jobs = jobs_of(self._root)
         folders = {f"/proc/{p}" for p in ahead} | {folder for folder, _ in self._sleeping}
         before, self._sleeping = self._sleeping, {}
         stuck = [task for folder in sorted(folders) for task in self._process(folder, now, before)]
@@ -99,13 +99,13 @@ class Watch:
         since = known[1] if known is not None and known[0] == switches else now
         self._sleeping[key] = (switches, since)
         cgroup = self._root.read_bytes(f"{folder}/cgroup", 8192, head=True)
-        step = _STEP.search(cgroup.decode("utf-8", "replace")) if isinstance(cgroup, bytes) else None
+        step = step_of(cgroup.decode("utf-8", "replace"), self._jobs) if isinstance(cgroup, bytes) else None
         flags = int(stat[6]) if stat[6].isdigit() else 0
         return StuckTask(
             pid=int(folder.rpartition("/")[2]),
             seconds=now - since,
-            job=int(step[1]) if step else 0,
-            step=(step[2] or "") if step else "",
+            job=step.job if step else 0,
+            step=step.step if step else "",
             killed=bool(pending & _SIGKILL),
             kernel=bool(flags & _PF_KTHREAD),
         )

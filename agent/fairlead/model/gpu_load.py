@@ -95,7 +95,8 @@ class GpuLoad(Struct, frozen=True, kw_only=True):
 class Owner(Struct, frozen=True, kw_only=True):
     """Whom a process on a GPU belongs to, by its control group, which no user can choose (/proc/PID/cgroup).
 
-    job: the Slurm job. unit: the systemd unit below system.slice, or the outermost group. uid: of a login session.
+    job: the Slurm job; 0 for one that cannot be named (Slurm 26.05's SLUID without a record). unit: the systemd unit below
+    system.slice, or the outermost group. uid: of a login session.
     gone: there is no such process, though NVML lists it.
     """
 

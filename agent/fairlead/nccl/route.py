@@ -10,7 +10,8 @@ import ipaddress
 
 from msgspec import Struct
 
-NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "beegfs", "ceph", "gpfs", "wekafs"})
+from fairlead.nccl import NETWORK_FILE_SYSTEMS
+
 RTF_UP = 0x1
 RTF_GATEWAY = 0x2
 RTF_REJECT = 0x200

@@ -35,7 +35,6 @@ HOOKS = {
     "epilog": "/etc/slurm/epilog.d/50-fairlead",
     "task-prolog": "/etc/slurm/fairlead/task-prolog",
     "bind-plan": "/etc/slurm/fairlead/bind-plan",
-    "scratch-clean": "/etc/slurm/fairlead/scratch-clean",
     "health-check": "/etc/slurm/fairlead/health-check",
 }
 PROGRAM = (
@@ -117,7 +116,13 @@ def write_bundle(
         "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
         "units": units,
         # Removed by uninstall: what the node made itself, then folders where nothing else is left.
-        "leftovers": ["/run/fairlead", "/etc/fairlead/disabled", "/etc/fairlead/left-for-boot", "/var/cache/fairlead"],
+        "leftovers": [
+            "/etc/slurm/fairlead/scratch-clean",
+            "/run/fairlead",
+            "/etc/fairlead/disabled",
+            "/etc/fairlead/left-for-boot",
+            "/var/cache/fairlead",
+        ],
         "state_paths": ["/var/lib/fairlead"],
         "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
     }

@@ -30,11 +30,13 @@ if "Stop" not in globals():  # on a node all parts share one namespace
         SLURM_CONF,
         Stop,
         differs,
+        enabled_scratch_units,
         link,
         link_target,
         next_step,
         read,
         reply,
+        scratch_units,
         systemctl_or_stop,
         unit_states,
         write,
@@ -191,15 +193,21 @@ class Node:
             raise Stop("fairlead apply: " + said.replace("fairlead apply: ", "", 1), hint[0] if hint else "") from None
 
     def settle_units(self, reload: bool, restart: bool) -> list[tuple[str, str]]:
-        units = self.request["units"]
+        units = self.request["units"] + scratch_units(self.request["documents"][0]["content"])
         if self.check:
-            present = [u for u in units if any(u["name"] == os.path.basename(e["path"]) for e in self.request["files"])]
+            files = {os.path.basename(e["path"]) for e in self.request["files"]}
+            present = [u for u in units if u["name"] in files or "@" in u["name"]]
             states = unit_states([u["name"] for u in present]) if present else {}
         else:
             states = unit_states([u["name"] for u in units]) if units else {}
             reload = reload or any(state[2] for state in states.values())
             if reload:
                 systemctl_or_stop("daemon-reload")
+        for name in enabled_scratch_units():
+            if not any(unit["name"] == name for unit in units):
+                self.note(name, "stop and disable: that disk is no longer declared")
+                if not self.check:
+                    systemctl_or_stop("disable", "--now", name)
         late = []
         for unit in units:
             enabled, active, _ = states.get(unit["name"], (False, False, False))
@@ -253,7 +261,7 @@ class Node:
                         f"{path} still says {said}; a job would fail without that file",
                         "take the line out and run `scontrol reconfigure` first, or give --force",
                     )
-        names = [u["name"] for u in self.request["units"]]
+        names = [u["name"] for u in self.request["units"]] + enabled_scratch_units()
         for name, (enabled, active, _) in sorted(unit_states(names).items()):
             if enabled or active:
                 self.note(name, "stop and disable")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -119,6 +120,25 @@ def systemctl_or_stop(*arguments: str) -> None:
     code, _, words = systemctl(*arguments)
     if code:
         raise Stop("systemctl {}: {}".format(" ".join(arguments), (words.splitlines() or [f"exit code {code}"])[0]))
+
+
+def scratch_units(document: str) -> list[dict[str, Any]]:
+    """The units of the node's local disk (jobenv.scratch), instances by its path as systemd.unit(5) escapes it."""
+    base = json.loads(document)["jobenv"]["scratch"] if '"scratch"' in document else ""
+    if not base:
+        return []
+    plain = ":_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    path = base.strip("/")
+    instance = "".join(
+        "-" if c == "/" else c if c in plain and (i or c != ".") else f"\\x{ord(c):02x}" for i, c in enumerate(path)
+    )
+    return [{"name": f"fairlead-scratch@{instance}.{kind}", "start": True} for kind in ("path", "timer")]
+
+
+def enabled_scratch_units() -> list[str]:
+    """Those that are enabled here, whatever is declared."""
+    found = glob.glob("/etc/systemd/system/*.wants/fairlead-scratch@*")
+    return sorted(os.path.basename(path) for path in found)
 
 
 def unit_states(names: list[str]) -> dict[str, tuple[bool, bool, bool]]:

@@ -1,0 +1,128 @@
+"""The records that prolog and epilog keep in /run/fairlead/jobs: which jobs run here, which have ended, which were refused.
+
+A record is one TAB line: ``1 STATE UID GPUS START END FLAGS .``, and with Slurm 26.05 ``SLUID .`` behind that. Without the first
+``.`` it is still being written. GPUS are GRES indices (SLURM_JOB_GPUS), START and END seconds of /proc/uptime. SLUID is the name
+of the job's control group there. Standard library only: fairlead-scratch@.service reads records too, and starts often.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+FOLDER = "/run/fairlead/jobs"
+RECORD_MAX_BYTES = 1024
+GPUS_MAX = 1024
+SLUID_MAX = 32
+
+
+class Job(NamedTuple):
+    """One record. gpus: GRES indices; uid, start, end: None where the record does not say it. No name of anybody.
+
+    started: START as it is written, which is part of the name of the job's folder on a local disk. sluid: "" before Slurm 26.05.
+    """
+
+    id: int
+    uid: int | None
+    gpus: frozenset[int]
+    start: float | None = None
+    end: float | None = None
+    started: str = ""
+    sluid: str = ""
+
+
+class Jobs(NamedTuple):
+    """Job ids by what their record says; ``known``: what the records of running and ended ones say."""
+
+    running: frozenset[int] = frozenset()
+    ended: frozenset[int] = frozenset()
+    refused: frozenset[int] = frozenset()
+    known: tuple[Job, ...] = ()
+
+
+def scan(folder: str) -> Jobs:
+    """All complete records. A folder that is not there or cannot be read holds none."""
+    found: dict[str, set[int]] = {"running": set(), "ended": set(), "refused": set()}
+    known: list[Job] = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return Jobs()
+    for name in names:
+        if name.isascii() and name.isdigit():
+            fields = _fields(os.path.join(folder, name))
+            if fields and fields[1] in found:
+                found[fields[1]].add(int(name))
+                if fields[1] != "refused":
+                    known.append(_job(int(name), fields))
+    known.sort(key=lambda job: job.id)
+    return Jobs(frozenset(found["running"]), frozenset(found["ended"]), frozenset(found["refused"]), tuple(known))
+
+
+def by_sluid(folder: str) -> dict[str, int]:
+    """The jobs by the names that Slurm 26.05 gives their control groups."""
+    return {job.sluid: job.id for job in scan(folder).known if job.sluid}
+
+
+def _fields(path: str) -> list[str]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        fields = os.read(fd, RECORD_MAX_BYTES).decode("ascii", "replace").removesuffix("\n").split("\t")
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+    return fields if len(fields) >= 8 and fields[0] == "1" and fields[7] == "." else []
+
+
+def _job(number: int, fields: list[str]) -> Job:
+    return Job(
+        id=number,
+        uid=_number(fields[2]),
+        gpus=gpu_list(fields[3]),
+        start=_seconds(fields[4]),
+        end=_seconds(fields[5]) if fields[1] == "ended" else None,
+        started=fields[4] if _seconds(fields[4]) is not None else "",
+        sluid=fields[8] if len(fields) == 10 and fields[9] == "." and is_sluid(fields[8]) else "",
+    )
+
+
+def is_sluid(text: str) -> bool:
+    """Whether a text can be Slurm's lexicographically sortable id of a job: letters and digits."""
+    return text.isascii() and text.isalnum() and len(text) <= SLUID_MAX
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None
+
+
+def _seconds(text: str) -> float | None:
+    whole, point, part = text.partition(".")
+    if _number(whole) is None or (point and _number(part) is None):
+        return None
+    return float(text)
+
+
+def gpu_list(text: str) -> frozenset[int]:
+    """The indices of "0,2-3"; none for "-" and for what is no such list."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        low, high = _number(first), _number(last if dash else first)
+        if low is None or high is None or not low <= high < GPUS_MAX:
+            return frozenset()
+        found.update(range(low, high + 1))
+    return frozenset(found)
+
+
+def forget(folder: str, jobs: Iterable[int]) -> None:
+    """Remove the records of jobs that are over."""
+    for job in jobs:
+        try:
+            os.unlink(os.path.join(folder, str(job)))
+        except OSError:
+            pass

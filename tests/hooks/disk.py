@@ -1,0 +1,84 @@
+"""A local disk of the stage's node, and the service that makes and removes folders on it, run as its unit runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fairlead.host import scratch
+from fairlead.jobenv.render import render
+from fairlead.jobenv.table import assemble
+from tests.hooks.stage import HOOKS, NOBODY, Ran, Stage
+from tests.hooks.steps import JOB, exports, run
+
+BASE = "/run/local"
+AGENT = HOOKS.parent / "agent"
+PROGRAM = (sys.executable, "-m", "fairlead.host.scratch_folders", BASE)
+MALLORY = 4242
+BEGIN = {**JOB, "SLURM_JOB_UID": str(NOBODY), "SLURM_JOB_GPUS": "0"}
+
+
+class Disk:
+    """A local disk of the node. ``path``: as seen from outside; ``folder``: this boot's, as jobs are told."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.path = stage.run.parent / "local"
+        stage.inside("rm", "-rf", BASE)
+        self.path.mkdir()
+        self.path.chmod(0o1777)
+        self.folder = ""
+        self.environment = {**os.environ, "PYTHONPATH": str(AGENT)}
+
+    def start(self) -> subprocess.Popen[str]:
+        argv = ["nsenter", "-m", "-t", str(self.stage.pid), *PROGRAM]
+        return subprocess.Popen(argv, env=self.environment, stderr=subprocess.PIPE, text=True)
+
+    def serve(self, code: int = 0) -> str:
+        """One run of the service; what it said. The agent's tables follow what it published."""
+        ran = self.start()
+        said = ran.communicate(timeout=100)[1]
+        assert ran.returncode == code, said
+        self.folder = scratch.published(str(self.stage.run), BASE)
+        (self.stage.run / "env").write_text(render(assemble(scratch=self.folder)))
+        return said
+
+    def begin(self, shell: str = "dash", uid: int = NOBODY, job: str = "4711") -> str:
+        """The prolog, and the service that a record starts; the name of the job's folder."""
+        environment = {**BEGIN, "SLURM_JOB_ID": job, "SLURM_JOB_UID": str(uid)}
+        assert self.stage.start(shell, "prolog", environment).rc == 0
+        self.serve()
+        return f"{self.folder}/{uid}/{job}.{self.stage.job(job)[4]}"
+
+    def end(self, shell: str = "dash", job: str = "4711") -> None:
+        ran = self.stage.start(shell, "epilog", {**BEGIN, "SLURM_JOB_ID": job})
+        assert (ran.rc, ran.out, ran.err) == (0, "", "")
+
+    def seen(self, inside: str) -> Path:
+        """From outside the namespace."""
+        return Path(f"/proc/{self.stage.pid}/root{inside}")
+
+    def as_user(self, script: str, uid: int = NOBODY) -> Ran:
+        words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
+        argv = ["nsenter", "-m", "-t", str(self.stage.pid), *words, "/usr/bin/python3", "-I", "-c", script]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def given(stage: Stage, shell: str, environment: dict[str, str]) -> dict[str, str]:
+    """What a task is given where the disk is well. The hook waits 1.5 s for the folder, which a busy machine may overrun."""
+    for _ in range(10):
+        if "TMPDIR" in (said := exports(run(stage, shell, environment))):
+            break
+    return said
