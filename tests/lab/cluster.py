@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import box, cpus, slurmconf
+from tests.lab import bounds, box, cpus, slurmconf
 from tests.lab.clients import CLIENTS, SlurmClients
 from tests.lab.enter import enter_command, run_inside
 from tests.lab.ledger import Ledger
@@ -95,6 +95,7 @@ class Cluster(SlurmClients):
             declared.append(slurmconf.SlurmNode("r1", "lab", "127.0.0.1", 6900, cores=1, gpus=2, weight=1000))
         self.slurm_nodes = tuple(declared)
         self._hold: subprocess.Popen[str] | None = None
+        self._memory: Path | None = None
 
     # -- up and down ------------------------------------------------------------------------------
 
@@ -205,9 +206,14 @@ class Cluster(SlurmClients):
             binds.append((str(cpus.fakeaff()), cpus.INSIDE, True))
         major = box.free_major()
         groups = cpus.own_cpusets(self.name) if self.cgroup else {}
+        memory = self._memory = groups.get("memory") or bounds.v1_group(self.name)
         for group in groups.values():
             self.ledger.add("cgroup", group)
         cpus.make(groups)
+        if memory and memory not in groups.values():
+            self.ledger.add("cgroup", memory)
+        if memory:
+            bounds.limit(memory, bounds.CLUSTER_MIB)
         spec = {
             "hostname": "lab",
             "lower": str(lower),
@@ -215,7 +221,8 @@ class Cluster(SlurmClients):
             "binds": binds,
             "devices": [(f"nvidia{minor}", major, minor, 0o666) for minor in range(self.gpus)],
             "controllers": list(groups),
-            "cgroups": [str(group) for group in groups.values()],
+            "cgroups": [str(group) for group in {*groups.values(), memory} if group],
+            "proc_ro": True,
         }
         file = self.folder / "box.json"
         file.write_text(json.dumps(spec))
@@ -246,8 +253,8 @@ class Cluster(SlurmClients):
         return cpus.simulation(2, self.cores, self.threads) if self.simulated else {}
 
     def _exec(self, script: str) -> None:
-        """Run a shell script inside as root; raises LabError when it fails."""
-        done = self.run(["/bin/sh", "-c", script], check=False)
+        """Run a shell script inside as root, which may start daemons; raises LabError when it fails."""
+        done = run_inside(self.pid, ["/bin/sh", "-c", script], env=self._simulation(), check=False, cgroup=self._memory)
         if done.returncode:
             raise LabError(f"cluster {self.name}: {script.split(maxsplit=1)[0]}: {done.stderr.strip() or done.stdout.strip()}")
 
