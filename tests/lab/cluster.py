@@ -260,25 +260,37 @@ class Cluster(SlurmClients):
 
     # -- daemons ----------------------------------------------------------------------------------
 
-    def start_slurmctld(self) -> None:
-        """Start slurmctld (its saved state is kept over a stop)."""
-        self._exec("mkdir -p /var/spool/slurm/state && exec /usr/sbin/slurmctld")
+    def start_slurmctld(self, *options: str) -> None:
+        """Start slurmctld (its saved state is kept over a stop), with options such as ``-c``."""
+        self._exec(f"mkdir -p /var/spool/slurm/state && exec /usr/sbin/slurmctld {shlex.join(options)}")
 
     def stop_slurmctld(self, *, kill: bool = False) -> None:
         """Stop slurmctld and wait for its end; ``kill`` by SIGKILL."""
         self._stop("/run/slurmctld.pid", kill)
 
-    def start_slurmd(self, name: str) -> None:
-        """Start one node's slurmd in a mount namespace with that node's own fairlead folders."""
+    def start_slurmd(self, name: str, *options: str) -> None:
+        """Start one node's slurmd in a mount namespace with that node's own fairlead folders; ``-b``: the node has booted."""
         simulation = "" if name == "r1" else " ".join(f"{key}='{value}'" for key, value in self._simulation().items())
         places = (("run", "/run/fairlead"), ("etc", "/etc/fairlead"), ("var", "/var/lib/fairlead"))
         script = "; ".join(f"mount --bind /run/lab-nodes/{name}/{own} {place}" for own, place in places)
-        script += f"; exec env {simulation} /usr/sbin/slurmd -N {name}"
+        script += f"; exec env {simulation} /usr/sbin/slurmd -N {name} {shlex.join(options)}"
         self._exec(f"exec unshare --mount --propagation private /bin/sh -ec {shlex.quote(script)}")
 
     def stop_slurmd(self, name: str, *, kill: bool = False) -> None:
         """Stop one node's slurmd; running steps go on, as they do on a real node."""
         self._stop(f"/run/slurmd.{name}.pid", kill)
+
+    def power_off(self, name: str) -> None:
+        """As pulling the plug: SIGKILL to one node's slurmd and to all that it runs, which are in its mount namespace."""
+        pid = int(self.run(["/bin/cat", f"/run/slurmd.{name}.pid"]).stdout)
+        listed = Path(f"/proc/{self.pid}/root/proc")
+        space = os.readlink(listed / str(pid) / "ns/mnt")
+        for each in listed.glob("[0-9]*"):
+            try:
+                if os.readlink(each / "ns/mnt") == space:
+                    self.run(["/bin/kill", "-KILL", each.name], check=False)
+            except OSError:
+                continue
 
     def _stop(self, pid_file: str, kill: bool) -> None:
         signal = "KILL" if kill else "TERM"
