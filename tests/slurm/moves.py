@@ -96,10 +96,16 @@ def slow(ward: Ward, chance: random.Random) -> None:
     if "slow" in ward.begun:
         ward.wire.slow()
         ward.over("slow")
+        ward.tell("Slurm's commands are fast")
     else:
-        ward.begun["slow"] = time.time()
-        ward.wire.slow(*chance.choice(((1.5, 0), (3, 0), (0, 3), (1, 1))))
-    ward.tell(f"Slurm's commands are {'slow' if 'slow' in ward.begun else 'fast'}")
+        slow_for(ward, *chance.choice(((1.5, 0), (3, 0), (0, 3), (1, 1))))
+
+
+def slow_for(ward: Ward, before: float, after: float) -> None:
+    """Slurm's commands take so many seconds before they ask, and so many more before they answer."""
+    ward.begun["slow"] = time.time()
+    ward.wire.slow(before, after)
+    ward.tell(f"Slurm's commands are slow: {before:g} s, {after:g} s")
 
 
 def reboot(ward: Ward, chance: random.Random) -> None:
@@ -127,7 +133,7 @@ def taken(ward: Ward, chance: random.Random) -> None:
     ward.fault("xid", first)
     ward.until(lambda: (now := ward.now()) is not None and "DRAIN" in now.states)
     ward.drains(words(chance))
-    time.sleep(ward.record.look + 1)
+    time.sleep(3)
     if chance.random() < 0.7:
         ward.act("fairlead clear", lambda: ward.command("clear", "--all", "--reason", "repaired"))
     if chance.random() < 0.7:

@@ -35,9 +35,9 @@ class Broken:
 
 
 def judge(record: Record) -> list[Broken]:
-    """Every broken promise, the first first."""
+    """Every broken promise, the first first; what is told again and again counts once."""
     found = [*_writes(record), *_out_of_service(record), *_persons_drain_stays(record), *_told(record)]
-    return sorted(found, key=lambda broken: broken.at)
+    return list({(each.promise, each.how): each for each in sorted(found, key=lambda broken: -broken.at)}.values())[::-1]
 
 
 # -- evidence ---------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _out_of_service(record: Record) -> Iterator[Broken]:
             if not fault.at < ended or fault.ended <= began:
                 continue
             since = _could_drain_since(record, max(began, fault.at), ended)
-            late = since + record.look + DRAIN_SECONDS
+            late = since + (0 if fault.at > began else record.look) + DRAIN_SECONDS  # new evidence waits for no look
             until = min(ended, fault.ended)
             if late < until and all(status(record, fault, at) == "due" for at in (since, late, until - 0.01)):
                 jobs = [job for at, job in record.jobs if late < at < until]

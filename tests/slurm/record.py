@@ -96,7 +96,7 @@ class Record:
     def story(self) -> str:
         """All of it, by time."""
         lines = list(self.lines)
-        lines += [(call.began, f"    agent: {call}") for call in self.calls if call.update]
+        lines += [(call.began, f"    agent: {call}") for call in self.calls]
         lines += [(seen.at, f"        slurmctld: {node_text(seen.node)}") for seen in self.seen]
         lines += [(at, f"        {job} starts") for at, job in self.jobs]
         lines += [(at, f"    {where}: {text.strip()}") for at, where, text in self.told]

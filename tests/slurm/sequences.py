@@ -85,20 +85,20 @@ def _rest(ward: Ward) -> None:
 
     def settled() -> bool:
         now = ward.now()
-        if now is None or time.time() < began + ward.record.look + 2:
+        if now is None or time.time() < began + min(ward.record.look, 5) + 2:
             return False
         due = any(status(ward.record, fault, time.time()) == "due" for fault in ward.record.faults)
         return not due or "DRAIN" in now.states or "DOWN" in now.states
 
     ward.until(settled, REST_SECONDS)
-    time.sleep(ward.record.look + 1)
+    time.sleep(2)
     ward.hear(why=True)
 
 
-def one(ward: Ward, seed: str, script: Callable[[Ward, random.Random], None]) -> Ended:
+def one(ward: Ward, seed: str, script: Callable[[Ward, random.Random], None], look: float = 2.0) -> Ended:
     """One sequence on one node, and its judgement."""
     chance = random.Random(seed)
-    ward.start()
+    ward.start(look)
     try:
         script(ward, chance)
         _rest(ward)

@@ -243,18 +243,19 @@ class Ward:
     # -- the hardware -----------------------------------------------------------------------------
 
     def fault(self, kind: str, number: int, *, lasting: bool = True) -> None:
-        """An Xid 79, a lost GPU or a failed row remap of one GPU."""
+        """An Xid 79, a lost GPU or a failed row remap (and its Xid 64) of one GPU."""
         gpu = self.gpus[number]
         with self.power:
             here = [f for f in self.record.faults if f.ended > time.time() and (f.gpu, f.kind) == (gpu, kind) and kind != "xid"]
             if here:
                 return
-            self.record.faults.append(Fault(time.time(), kind, gpu, lasting=lasting and kind != "xid"))
-            self.tell(f"hardware: {self.record.faults[-1]}")
+            for each in (kind, "xid") if kind == "remap" else (kind,):
+                self.record.faults.append(Fault(time.time(), each, gpu, lasting=lasting and each != "xid"))
+            self.tell(f"hardware: {kind} on {gpu}")
             if kind != "xid":
                 self._nvml(self._broken())
             if kind != "lost":
-                self._kernel(79 if kind == "xid" else 64, gpu)
+                self.kernel(79 if kind == "xid" else 64, gpu)
 
     def repair(self) -> None:
         """Every state of a GPU that was wrong is right again, without a reboot."""
@@ -281,7 +282,8 @@ class Ward:
         (self.tree / "nvml.new").write_text(json.dumps(data))
         (self.tree / "nvml.new").rename(self.tree / "nvml.json")
 
-    def _kernel(self, number: int, gpu: str) -> None:
+    def kernel(self, number: int, gpu: str) -> None:
+        """The driver's record of an Xid."""
         us = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
         text = _XID.format(n=2000 + len(self.kernel_log), us=us, gpu=gpu[:-2], number=number, text=_TEXTS[number])
         self.kernel_log.append(f"{text}\n")
