@@ -7,16 +7,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from fairlead.model.verdict import State
 from tests.lab.cluster import Cluster
 from tests.slurm import moves, sequences
 from tests.slurm.ward import Ward
 
 Script = Callable[[Ward, random.Random], None]
+#: What a call of each command costs slurmctld, as sdiag counts: sinfo and squeue ask for the partitions, too.
+RPCS = {"scontrol": 1, "sinfo": 2, "squeue": 2}
 
 
 def drained(ward: Ward) -> None:
     """Wait until slurmctld shows the node drained."""
     assert ward.until(lambda: (now := ward.now()) is not None and "DRAIN" in now.states, 15), "it is not drained"
+
+
+def looked(ward: Ward) -> None:
+    """Wait until the agent has asked what the node is now."""
+    began = time.time()
+    asked = lambda: any(call.ended and call.began > began and "sinfo" in call.words for call in ward.wire.read())  # noqa: E731
+    assert ward.until(asked, ward.record.look + 20), "the agent does not look"
+    time.sleep(1)
 
 
 def _reboot(*words: str) -> Script:
@@ -41,7 +52,7 @@ def _taken(second: str) -> Script:
         ward.fault("xid", 0)
         drained(ward)
         ward.drains("ann: riser swap #1")
-        time.sleep(3)
+        looked(ward)
         ward.act("fairlead clear", lambda: ward.command("clear", "--all", "--reason", "riser swapped"))
         ward.agent_down()
         ward.agent_up()
@@ -220,3 +231,43 @@ def alone(cluster: Cluster, wards: Sequence[Ward], names: Sequence[str]) -> list
     for thread in threads:
         thread.join()
     return ended
+
+
+def rpcs(ward: Ward, since: float) -> int:
+    """RPCs of the agent's calls since then."""
+    return sum(RPCS[call.words[0]] for call in ward.wire.read() if call.began >= since)
+
+
+def counted(ward: Ward) -> dict[str, int]:
+    """RPCs of the agent's calls: in five seconds while nothing is wrong, for a drain, for a resume."""
+    ward.start(look=600)
+    told = {}
+    try:
+        time.sleep(8)
+        told["nothing wrong"] = rpcs(ward, time.time() - 5)
+        steps = {"drain": lambda: ward.fault("lost", 3), "resume": ward.repair}
+        for what, change in steps.items():
+            began = time.time()
+            change()
+            wanted = {"drain": State.DRAIN, "resume": State.OK}[what]
+            assert ward.until(lambda w=wanted: ward.verdict() is w, 30), what  # type: ignore[misc]
+            time.sleep(3)
+            told[what] = rpcs(ward, began)
+    finally:
+        ward.stop()
+    return told
+
+
+def no_gpu(ward: Ward) -> tuple[str, list[str], tuple[str, ...]]:
+    """An Xid on an address that carries no GPU: what `why` says, the verdicts, and the node's states."""
+    ward.start()
+    try:
+        ward.kernel(79, "0000:ff:00.0")
+        time.sleep(4)
+        ward.hear(why=True)
+        now = ward.now()
+        assert now is not None
+        told = [text for _, where, text in ward.record.told if where == "verdict"]
+        return ward.record.told[-1][2], told, now.states
+    finally:
+        ward.stop()

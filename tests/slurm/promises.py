@@ -7,6 +7,7 @@ had seen before it: that must not drain again. Where the contract leaves it open
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -152,6 +153,9 @@ def _wrong_drain(record: Record, call: Call) -> Iterator[Broken]:
 
 
 def _wrong_resume(record: Record, call: Call) -> Iterator[Broken]:
+    by_hand = (act for act in record.acts if act.what.startswith("fairlead resume"))
+    if any(act.began <= call.began <= act.ended for act in by_hand):
+        return
     for fault in record.faults:
         due = all(status(record, fault, at) == "due" for at in (call.began - 2 * SEEN_SECONDS, call.began, call.ended))
         if due and fault.at < call.began - 2 * SEEN_SECONDS and _seen_before(record, fault, Act(call.began, call.ended, "")):
@@ -181,13 +185,21 @@ def _out_of_service(record: Record) -> Iterator[Broken]:
             if not fault.at < ended or fault.ended <= began:
                 continue
             since = _could_drain_since(record, max(began, fault.at), ended)
-            late = since + (0 if fault.at > began else record.look) + DRAIN_SECONDS  # new evidence waits for no look
+            late = (
+                _strain(record, since) + since + (0 if fault.at > began else record.look) + DRAIN_SECONDS
+            )  # new evidence waits for no look
             until = min(ended, fault.ended)
             if late < until and all(status(record, fault, at) == "due" for at in (since, late, until - 0.01)):
                 jobs = [job for at, job in record.jobs if late < at < until]
                 how = f"{fault}: in service from {began - record.began:.1f} to {until - record.began:.1f}"
                 how += f", and {len(jobs)} jobs start there late: {' '.join(jobs[:3])}" if jobs else ""
                 yield Broken("a fault that nobody has acknowledged keeps the node drained", late, how)
+
+
+def _strain(record: Record, at: float) -> float:
+    """Seconds more for a machine that was too busy then: three for each that an outsider's look came late."""
+    times = [when for when in record.looked if at - 1 <= when <= at + record.look + DRAIN_SECONDS]
+    return 3 * sum(max(0.0, after - before - 0.5) for before, after in itertools.pairwise(times))
 
 
 def _could_drain_since(record: Record, at: float, until: float) -> float:

@@ -48,8 +48,8 @@ class Act:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted: ``what`` is ``no agent``, ``no slurmctld``, ``reboot``, ``hold``, ``slow``; ``loses``: slurmctld came
-    back without what it knew, or with less."""
+    """Something that lasted: ``what`` is ``no agent``, ``no slurmctld``, ``reboot``, ``hold``, ``slow``; ``loses``: slurmctld
+    came back without what it knew, or with less."""
 
     began: float
     ended: float
@@ -86,6 +86,8 @@ class Record:
     told: list[tuple[float, str, str]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    #: When all of this was seen: on a busy machine there are gaps.
+    looked: list[float] = field(default_factory=list)
     #: When a job's script began here.
     jobs: list[tuple[float, str]] = field(default_factory=list)
     lines: list[tuple[float, str]] = field(default_factory=list)
@@ -103,13 +105,15 @@ class Record:
         return "\n".join(f"{at - self.began:7.2f}  {text}" for at, text in sorted(lines))
 
 
-def samples(file: Path, node: str, since: float) -> list[Seen]:
-    """The changes of one node since then, of a file that ``sampler`` writes."""
+def samples(file: Path, node: str, since: float) -> tuple[list[Seen], list[float]]:
+    """The changes of one node since then, of a file that ``sampler`` writes, and the times at which somebody looked."""
     found: list[Seen] = []
+    looked: list[float] = []
     at = 0.0
     for line in file.read_text(errors="replace").splitlines():
         if line.startswith("@ "):
             at = float(line[2:])
+            looked += [at] if at >= since else []
         elif at >= since and re.match(rf"NodeName={node}\b", line):
             try:
                 state = parse_node(line)
@@ -117,7 +121,7 @@ def samples(file: Path, node: str, since: float) -> list[Seen]:
                 continue
             if not found or found[-1].node != state:
                 found.append(Seen(at, state))
-    return found
+    return found, looked
 
 
 def sampler(file: str, seconds: float) -> str:

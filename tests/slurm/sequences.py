@@ -102,7 +102,7 @@ def one(ward: Ward, seed: str, script: Callable[[Ward, random.Random], None], lo
     try:
         script(ward, chance)
         _rest(ward)
-    except Exception:  # noqa: BLE001 - the sequences beside it go on; it is told as broken
+    except Exception:
         ward.tell(traceback.format_exc())
         record = ward.stop()
         return Ended(seed, record, [Broken("the sequence itself came to its end", time.time(), traceback.format_exc())])

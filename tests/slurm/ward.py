@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,11 @@ class Ward:
             self.agent.process.wait()
         self.wire.slow()
         record.calls = self.wire.read()
-        record.seen = samples(self.cluster.log / "samples", self.node, record.began)
+        for number, act in enumerate(record.acts):  # a command of fairlead's has done it before it ends
+            lifts = [call.ended for call in record.calls if act.began <= call.began <= call.ended <= act.ended and call.lifts]
+            if act.what.startswith("fairlead resume") and lifts:
+                record.acts[number] = replace(act, ended=lifts[-1])
+        record.seen, record.looked = samples(self.cluster.log / "samples", self.node, record.began)
         ran = self.cluster.folder / "nodes" / f"ran.{self.node}"
         for line in ran.read_text().splitlines() if ran.exists() else ():
             at, _, job = line.partition(" ")

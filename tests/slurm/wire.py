@@ -64,7 +64,8 @@ class Call:
 
     def __str__(self) -> str:
         was = f", on {node_text(self.before)}" if self.before else ""
-        return f"{' '.join(self.words)!r} ends with {self.code} after {self.ended - self.began:.2f} s{was}"
+        words = " ".join(self.words if self.update else self.words[:4])
+        return f"{words!r} ends with {self.code} after {self.ended - self.began:.2f} s{was}"
 
 
 def node_text(node: NodeState) -> str:
