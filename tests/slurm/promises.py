@@ -15,7 +15,7 @@ from tests.lab.clients import NodeState
 from tests.slurm.record import RELEASES, Act, Fault, Record, Span
 from tests.slurm.wire import Call, node_text
 
-#: From the agent's question to the start of the write that rests on its answer (documented: 2 s); half a second for a busy machine.
+#: From the agent's question to the start of the write that rests on its answer: 2 s as documented, and half for a busy machine.
 WINDOW_SECONDS = 2.5
 #: An agent that runs has seen a fault after so long.
 SEEN_SECONDS = 3.0

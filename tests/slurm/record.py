@@ -19,7 +19,7 @@ RELEASES = ("resume", "undrain", "fairlead resume", "fairlead resume --adopt")
 
 @dataclass
 class Fault:
-    """A fault of the hardware. ``kind``: ``xid`` (a kernel record, which a boot ends), ``lost`` or ``remap`` (a state of the GPU).
+    """A fault of the hardware. ``kind``: ``xid`` (a kernel record, which a boot ends), ``lost`` or ``remap`` (a GPU's state).
 
     ``lasting``: a reboot does not repair it. ``ended``: since when it is not there any more.
     """
