@@ -53,6 +53,9 @@ class Ctld:
         states, when = frozenset({"IDLE", "DRAIN"}), int(time.time())
         self.all[name] = replace(self.all[name], states=states, reason=reason, reason_user=user, reason_time=when)
 
+    def not_after(self, seconds: float) -> None:
+        assert seconds > 0
+
     def update_reason(self, name: str, reason: str) -> None:
         self.all[name] = replace(self.all[name], reason=reason)
 

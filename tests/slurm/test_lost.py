@@ -1,10 +1,11 @@
-"""A slurmctld that is killed forgets what it had not saved: a drain of ours that is gone so is no person's resume."""
+"""A drain of ours that a reboot has lifted, or that slurmctld has forgotten, is no person's resume: nobody acknowledges it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,18 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         for sub in ("state", "run"):
             (folder / sub).mkdir()
-        self.ctld, self.clock, self.hold = Ctld("26", ("n1", "n2")), Clock(), ""
+        self.ctld, self.clock, self.hold, self.slurmd = Ctld("26", ("n1", "n2")), Clock(), "", 0.0
         ledger = Ledger(str(folder / "state"), str(folder / "run"), node="n1")
         self.protocol = Drain(
-            self.ctld, ledger, "n1", ROOMY, barred=lambda: self.hold, wall=self.clock.wall, clock=self.clock.mono
+            self.ctld,
+            ledger,
+            "n1",
+            ROOMY,
+            barred=lambda: self.hold,
+            boot_id="boot 1",
+            reconfigured=lambda: self.slurmd,
+            wall=self.clock.wall,
+            clock=self.clock.mono,
         )
 
     def wait(self, seconds: float) -> None:
@@ -68,6 +77,24 @@ class Scene:
     def restart(self) -> None:
         self.ctld.restart()
         self.ctld.register("n1")
+
+    def emptied(self) -> None:
+        """slurmctld starts without its saved state."""
+        self.ctld.saved = deepcopy(model.Ctld("26", tuple(self.ctld.records)).records)
+        self.killed()
+
+    def reconfigure(self) -> None:
+        """From 23.11 on slurmctld and every slurmd start anew then."""
+        self.restart()
+        self.slurmd = self.ctld.booted + 1
+
+    def reboot(self, *, next_state: str = "", asap: bool = False) -> None:
+        """`scontrol reboot`, to its end."""
+        self.ctld.reboot("n1", asap=asap, next_state=next_state)
+        self.ctld.issue_reboots()
+        self.wait(100)
+        self.protocol.boot_id = "boot 2"
+        self.ctld.register("n1", booted=True)
 
     def entry(self) -> Entry | None:
         return self.protocol.ledger.load()
@@ -149,6 +176,104 @@ def lost_then_drained_by_a_person(s: Scene) -> None:
     s.undrain()
 
 
+def emptied_next_day(s: Scene) -> None:
+    s.wait(86400)
+    assert s.look() is Outcome.DRAINED
+    s.wait(20)
+    s.emptied()
+
+
+def emptied_and_reconfigured_later(s: Scene) -> None:
+    """Whoever has lost the state sees it and tries what helps at other times."""
+    s.wait(100)
+    s.emptied()
+    s.wait(200)
+    s.reconfigure()
+
+
+def reconfigured_then_lifted(s: Scene) -> None:
+    s.wait(20)
+    s.reconfigure()
+    s.wait(2)
+    s.undrain()
+
+
+def lifted_then_reconfigured(s: Scene) -> None:
+    s.wait(20)
+    s.undrain()
+    s.wait(2)
+    s.reconfigure()
+
+
+def lifted_and_another_drain_outlives_the_restart(s: Scene) -> None:
+    s.ctld.update("n2", "DRAIN", "ann: a newer one")
+    s.wait(30)
+    assert s.look() is Outcome.DRAINED
+    s.undrain()
+    s.restart()
+
+
+def old_state_with_an_older_drain(s: Scene) -> None:
+    """A backup of the state from before our drain: the other drain's survival says nothing of ours."""
+    s.ctld.records["n2"].flags.add("DRAIN")
+    s.ctld.records["n2"].reason, s.ctld.records["n2"].time = "bob: PSU", s.ctld.clock - 3600
+    s.wait(30)
+    s.ctld.saved["n1"] = model.Record()
+    s.killed()
+
+
+def drained_elsewhere_after_the_loss(s: Scene) -> None:
+    s.wait(30)
+    s.emptied()
+    s.wait(3)
+    s.ctld.update("n2", "DRAIN", "ann: what happened?")
+
+
+def rebooted_and_lifted(s: Scene) -> None:
+    s.wait(30)
+    s.reboot(next_state="RESUME")
+
+
+def seen_waiting_for_its_reboot_then_lifted(s: Scene) -> None:
+    """The agent of the new boot looks before slurmd has registered."""
+    s.ctld.reboot("n1", next_state="RESUME")
+    s.ctld.issue_reboots()
+    s.protocol.boot_id = "boot 2"
+    assert s.look() is Outcome.DRAINED
+    s.ctld.register("n1", booted=True)
+
+
+def rebooted_then_resumed_by_a_person(s: Scene) -> None:
+    s.reboot()
+    if s.ctld.node("n1").states & {"DOWN"}:
+        s.ctld.records["n1"].base = "IDLE"
+    assert s.look() is Outcome.DRAINED
+    s.wait(30)
+    s.undrain()
+
+
+def power_cycled_with_the_drain_then_resumed(s: Scene) -> None:
+    s.protocol.boot_id = "boot 2"
+    assert s.look() is Outcome.DRAINED
+    s.undrain()
+
+
+def an_admins_words_and_a_reboot(s: Scene) -> None:
+    """ASAP lifts the admin's own drain too: they have not resumed the node."""
+    s.ctld.update("n1", reason="ann: reboot it")
+    assert s.look() is Outcome.FOREIGN
+    s.reboot(next_state="RESUME")
+
+
+def clocks_apart(s: Scene) -> None:
+    """This node's clock is set two hours ahead, and slurmctld loses its state."""
+    s.clock.jump += 7200
+    s.wait(30)
+    assert s.look() is Outcome.DRAINED
+    s.wait(5)
+    s.emptied()
+
+
 def answered_by_a_backup(s: Scene) -> None:
     s.undrain()
     s.ctld.backup = True
@@ -162,12 +287,29 @@ TABLE: dict[str, tuple[Callable[[Scene], None], Outcome, int]] = {
     "restarted": (Scene.restart, Outcome.DRAINED, 0),
     "lifted": (Scene.undrain, Outcome.ACKNOWLEDGED, 1),
     "lifted, then restarted at once: cannot be told": (lifted_then_restart, Outcome.LOST, 1),
-    "seen 30 s later, lifted, restarted": (settled_then_lifted, Outcome.ACKNOWLEDGED, 0),
+    "seen 30 s later, lifted, restarted at once: cannot be told": (settled_then_lifted, Outcome.LOST, 1),
+    "emptied the next day": (emptied_next_day, Outcome.LOST, 1),
+    "emptied, and reconfigured minutes later": (emptied_and_reconfigured_later, Outcome.LOST, 1),
+    "reconfigured, then lifted": (reconfigured_then_lifted, Outcome.ACKNOWLEDGED, 1),
+    "lifted, then reconfigured": (lifted_then_reconfigured, Outcome.ACKNOWLEDGED, 1),
+    "lifted, restarted, and a newer drain is still known": (
+        lifted_and_another_drain_outlives_the_restart,
+        Outcome.ACKNOWLEDGED,
+        1,
+    ),
+    "an old state, with an older drain of another": (old_state_with_an_older_drain, Outcome.LOST, 1),
+    "emptied, and somebody drains another node": (drained_elsewhere_after_the_loss, Outcome.LOST, 1),
+    "rebooted by slurmctld, which lifts it": (rebooted_and_lifted, Outcome.LOST, 0),
+    "the same, looked at before slurmd has registered": (seen_waiting_for_its_reboot_then_lifted, Outcome.LOST, 0),
+    "rebooted, and then a person lifts it": (rebooted_then_resumed_by_a_person, Outcome.ACKNOWLEDGED, 1),
+    "power-cycled, and then a person lifts it": (power_cycled_with_the_drain_then_resumed, Outcome.ACKNOWLEDGED, 1),
+    "an admin's words in place of ours, lifted by a reboot": (an_admins_words_and_a_reboot, Outcome.LOST, 1),
+    "emptied, and this node's clock is wrong": (clocks_apart, Outcome.LOST, 1),
     "lifted by fairlead resume, restarted": (lifted_by_command, Outcome.ACKNOWLEDGED, 0),
     "killed, then fairlead resume": (gone_and_asked_for_by_command, Outcome.ACKNOWLEDGED, 0),
     "another's words, lifted": (put_over_and_lifted, Outcome.ACKNOWLEDGED, 2),
     "another's words, both forgotten": (put_over_and_lost, Outcome.LOST, 2),
-    "another's words for long, restarted, lifted": (put_over_for_long_and_lifted, Outcome.ACKNOWLEDGED, 2),
+    "another's words for long, restarted and lifted at once: cannot be told": (put_over_for_long_and_lifted, Outcome.LOST, 2),
     "killed, and a person drained it for a while": (lost_then_drained_by_a_person, Outcome.FREE, 1),
     "a backup answers": (answered_by_a_backup, Outcome.LOST, 1),
 }

@@ -12,13 +12,14 @@ import time
 from fairlead import config
 from fairlead.cli.noted import Note, noted
 from fairlead.cli.show import print_json
-from fairlead.cli.told import wake_agent
+from fairlead.cli.told import account, wake_agent
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, finish
 from fairlead.daemon.rules import drain_protocol
 from fairlead.daemon.senses import machine
 from fairlead.errors import ExitCode, NeedsRoot
+from fairlead.host.clock import boot_id
 from fairlead.host.root import Root
 from fairlead.policy.ownership import MAINTAIN, MANUAL, Owner
 
@@ -43,8 +44,13 @@ def protocol(path: str) -> Drain:
     if os.geteuid() != 0:
         raise NeedsRoot("the ledger of this node is root's; run it as root on the node")
     name = document.slurm_node
-    ledger = Ledger(document.agent.state_dir, document.agent.run_dir, node=name, machine=machine(Root("/")))
-    return drain_protocol(document, ledger)
+    folders = (document.agent.state_dir, document.agent.run_dir)
+    ledger = Ledger(*folders, node=name, machine=machine(Root("/")))
+    told = account(*folders)
+    made = drain_protocol(document, ledger, boot_id=told.get("boot_id") or boot_id(Root("/")))
+    if "standing" in told:  # what whoever gives the command could see: a resume acknowledges that
+        made.known = tuple(finding["id"] for finding in told["standing"])
+    return made
 
 
 def tell(node: str, result: Result, *, as_json: bool, note: Note) -> ExitCode:

@@ -21,6 +21,7 @@ Table = Mapping[str, Any]
 SHOWN = 12
 _IN_THE_TRAIL = ("drained", "not drained by us", "acknowledged", "acknowledgement undone", "closed as repaired")
 OURS, MANUAL, ORPHAN, UNASKED, FOREIGN, DOWN, FREE = "ours", "manual", "orphan", "unasked", "foreign", "down", "free"
+GONE = "gone"
 #: What NVIDIA's actions (model.finding.Action) mean at the keyboard. `nvidia-smi --gpu-reset`: nvidia-smi(1), needs an idle
 #: GPU; `scontrol reboot`: scontrol(1).
 _DO = {
@@ -44,7 +45,8 @@ LIMITS = {
 
 def owner(slurm: Table | None, status: Table | None) -> str:
     """Whose the node is in Slurm: OURS, MANUAL (`fairlead drain`), ORPHAN (of our form, the agent does not know it), UNASKED
-    (of our form, the agent said nothing), FOREIGN, DOWN (not drained), FREE; "" when neither Slurm nor the agent says."""
+    (of our form, the agent said nothing), FOREIGN, DOWN (not drained), GONE (not drained, and the agent has last seen its own
+    drain stand), FREE; "" when neither Slurm nor the agent says."""
     if not slurm or "error" in slurm:
         last = parse(((status or {}).get("drain") or {}).get("reason", ""))
         return "" if last is None else MANUAL if last.check == "manual" else OURS
@@ -52,7 +54,9 @@ def owner(slurm: Table | None, status: Table | None) -> str:
     reason = slurm["reason"]
     token = parse(reason)
     if not words & {"DRAIN", "DRAINED", "DRAINING"}:
-        return DOWN if words & {"DOWN", "FAIL", "FAILING"} else FREE
+        if words & {"DOWN", "FAIL", "FAILING"}:
+            return DOWN
+        return GONE if (status or {}).get("drain") else FREE
     if token is None:
         return FOREIGN
     if token.check == "manual":
@@ -101,6 +105,7 @@ def _slurm(slurm: Table | None, whose: str) -> Iterator[str]:
         UNASKED: "a fairlead drain; the node's agent cannot be asked whether it is its own",
         FOREIGN: f"{slurm.get('reason_user') or 'somebody'} drained it, not fairlead: fairlead leaves it alone, whatever happens",
         DOWN: "not drained; Slurm or an admin has it down: fairlead leaves it alone",
+        GONE: "not drained any more: fairlead's drain has gone since the agent last looked, and its next look says how",
         FREE: "nobody drained it; jobs may start",
     }.get(whose, "not known")
 
@@ -139,13 +144,27 @@ def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]
         found.append("a resume before that does not last: the agent drains the node for what it has found")
     if whose == OURS:
         found += _way_back(agent, status, bad)
+    elif whose == GONE:
+        found.append(
+            "ask again in a minute: a person's resume acknowledges what was known; after a reboot or a new start of slurmctld"
+            " what is still wrong drains again"
+        )
     elif bad and whose in (FREE, ""):
         found += _why_not_drained(status)
     if not found and agent.get("state") == "unknown":
         found.append("what could not be read is no health: see the findings")
-    return found or [
-        "nothing to do" if not status.get("findings") and not status.get("held") else "nothing now: nothing here drains"
-    ]
+    return found or [_nothing(status)]
+
+
+def _nothing(status: Table) -> str:
+    """Why there is nothing to do."""
+    if not status.get("findings") and not status.get("held"):
+        return "nothing to do"
+    known = [f for f in status.get("findings", []) if f.get("level") == "drain" and f.get("id") in _acknowledged(status)]
+    if not known:
+        return "nothing now: what is found here is no reason for a drain"
+    names = ", ".join(dict.fromkeys(f"{f['check']}{'/' if f.get('device') else ''}{f.get('device') or ''}" for f in known))
+    return f"nothing now: {names} stands and is acknowledged, so jobs may start; `fairlead ack --undo` takes that back"
 
 
 def _unheard(agent: Table, slurm: Table | None) -> Iterator[str]:

@@ -1,49 +1,29 @@
-"""What a person's resume acknowledges: the evidence that stood when our drain was last seen standing, and nothing newer.
+"""The evidence that is known by name: what a person's resume acknowledges is the names known before it, and nothing newer.
 
-A resume is noticed up to a look later. What came in between is new: it drains again.
+The names go to slurmctld's reader with every decision (``courier.Courier.want``). Each reading that shows the drain standing
+puts those that were known before it into the ledger, and a resume acknowledges that list: also over a restart of the agent,
+and whatever has come since the reading.
 """
 
 from __future__ import annotations
 
-import time
+from msgspec import Struct
 
-from fairlead.model.finding import Finding, Level
-from fairlead.policy import PolicyState, acknowledge
-from fairlead.policy.state import identity
-
-LOOK_AGAIN_SECONDS = 5.0  # a flood of new evidence asks slurmctld no more often
+from fairlead.model.finding import Level
+from fairlead.policy import PolicyState
+from fairlead.policy.state import ACKNOWLEDGED_MAX, identity
 
 
-class Evidence:
-    """``stands()`` when the drain was seen standing, ``acknowledge()`` when it was found lifted.
+class Known(Struct, frozen=True, kw_only=True):
+    """``names``: of all that is known; ``drains``: of what would drain and that nobody has acknowledged."""
 
-    ``state``, ``drained``: as an earlier run of the agent left them. What came since may have come after the resume.
-    """
-
-    def __init__(self, state: PolicyState | None = None, *, drained: bool = False) -> None:
-        self._covered: tuple[Finding, ...] | None = _all(state) if drained and state and state.boot_id else None
-        self._not_before = 0.0
-
-    def stands(self, state: PolicyState) -> None:
-        """Our drain stands in slurmctld while this is known."""
-        self._covered = _all(state)
-
-    def is_new(self, state: PolicyState) -> bool:
-        """Whether something has come that drains, since the drain was last seen: then it is worth a look."""
-        if self._covered is None or time.monotonic() < self._not_before:
-            return False
-        covered = {identity(f) for f in self._covered}
-        if all(f.level is not Level.DRAIN or identity(f) in covered for f in _all(state)):
-            return False
-        self._not_before = time.monotonic() + LOOK_AGAIN_SECONDS
-        return True
-
-    def acknowledge(self, state: PolicyState) -> PolicyState:
-        """The state after a person resumed our drain. Where it was never seen standing (the history was lost): all that is
-        known."""
-        covered, self._covered = self._covered, None
-        return acknowledge(state, covered)
+    names: tuple[str, ...] = ()
+    drains: frozenset[str] = frozenset()
 
 
-def _all(state: PolicyState) -> tuple[Finding, ...]:
-    return tuple(f for track in state.tracks.values() for f in (*track.bad, *track.found))
+def known_of(state: PolicyState) -> Known:
+    """What the policy remembers as standing, what drains first."""
+    found = [f for track in state.tracks.values() for f in (*track.bad, *track.found)]
+    names = dict.fromkeys(identity(f) for f in sorted(found, key=lambda f: f.level is not Level.DRAIN))
+    drains = frozenset(identity(f) for f in found if f.level is Level.DRAIN) - frozenset(state.acknowledged)
+    return Known(names=tuple(names)[:ACKNOWLEDGED_MAX], drains=drains)

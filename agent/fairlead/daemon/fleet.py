@@ -1,5 +1,5 @@
 """What the rules across nodes (``policy.fleet``) need at one node: slurmctld's topology, read once, and since when an
-order has been held. Lives in the courier's thread; only ``topology`` is read elsewhere."""
+order has been held. Lives in the courier's thread; only ``topology`` and ``crowd`` are read elsewhere."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from fairlead.slurm.topology import NodeGroup
 
 RETRY_SECONDS, RETRY_MAX_SECONDS = 30.0, 3600.0
 FORGET_SECONDS = 900.0  # an order that was not asked about for so long is a new one when it comes again
+
+CROWD_UNKNOWN = 100
 
 Topology = Callable[[], tuple[NodeGroup, ...]]
 
@@ -37,6 +39,7 @@ class Fleet:
         self._groups: tuple[Group, ...] = ()
         self._held: dict[tuple[str, int | None], tuple[float, float]] = {}  # when first, when last
         self._certain = ""  # the token of a drain whose device is certainly gone
+        self.crowd = CROWD_UNKNOWN  # how many nodes were drained when all were last listed: others who ask as this one does
         self._contested = ""  # the token of a drain that has waited for others to undo theirs
 
     def refresh(self) -> None:
@@ -59,6 +62,7 @@ class Fleet:
     def follow(self, before: Fleet) -> None:
         """Take over what another one knows (a reloaded document): since when orders have been held."""
         self._held, self._certain, self._contested = before._held, before._certain, before._contested
+        self.crowd = before.crowd
 
     def before(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> Hold | None:
         """Why this node may not be drained now, seen from the others; None: it may."""
@@ -94,6 +98,7 @@ class Fleet:
             self._held[fault.check, fault.job] = (now - fault.waited, now)
 
     def _look(self, me: str, listed: Sequence[NodeState]) -> Look:
+        self.crowd = sum(n.drained for n in listed)
         return Look(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -44,12 +45,27 @@ class Phase(StrEnum):
     TAKEN = "taken"
 
 
+class Reboot(StrEnum):
+    """none: slurmctld has said nothing of one. asked: it is to reboot the node, or waits for it. over: the reason has the mark
+    of a reboot that the drain has outlasted."""
+
+    NONE = ""
+    ASKED = "asked"
+    OVER = "over"
+
+
 class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on.
 
     sent: when a drain with this text was last about to be written, 0 once it was read back. unanswered: when one with a
     text of ``late`` was. lifting: when a resume was last about to be written, 0 once it was read back. All Unix time.
-    written: when our drain was written, by slurmctld's clock, as long as slurmctld may not have saved it; then 0.
+    written: when the drain that stands was written, by slurmctld's clock; 0 where that is not known.
+
+    Of the last reading that showed it standing, ours or a person's in its place: seen, its time, by slurmctld's clock or
+    somewhat earlier; boot, this node's boot id; reboot, what slurmctld said of a reboot; known, the names of the evidence
+    that the agent knew before it (``policy.state.identity``), which is what a person acknowledges who lifts the drain.
+    freed: a person has lifted it with `fairlead resume`. theirs: words of a person that our resume has lifted by mistake
+    and that are to be put back.
     """
 
     node: str
@@ -62,6 +78,12 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     lifting: float = 0.0
     written: int = 0
     late: tuple[Token, ...] = ()
+    seen: int = 0
+    boot: str = ""
+    reboot: Reboot = Reboot.NONE
+    known: tuple[str, ...] = ()
+    freed: bool = False
+    theirs: str = ""
 
     @property
     def ours(self) -> bool:
@@ -83,10 +105,10 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         still says the same; every other text that may still arrive stays known as ours."""
         sent = max(self.sent, self.unanswered)
         if self.token not in self.late and self.token == replace(token, token=self.token.token):
-            return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent, written=0)
+            return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent, **_UNSEEN)
         late = self.texts[:LATE_MAX]
-        changes = {"token": token, "since": now, "sent": now, "unanswered": sent, "late": late, "written": 0}
-        return replace(self, phase=Phase.DRAINING, **changes)
+        changes = {"token": token, "since": now, "sent": now, "unanswered": sent, "late": late}
+        return replace(self, phase=Phase.DRAINING, **changes, **_UNSEEN)
 
     def turned_to(self, token: Token) -> Entry:
         """Another of ``late`` stands; the text that was sent last may still arrive."""
@@ -102,8 +124,12 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         sent = max(self.sent, self.unanswered)
         if abs(now - max(sent, self.lifting)) >= LATE_SECONDS:
             return None
-        changes = {"phase": Phase.DRAINING, "late": self.texts[:LATE_MAX], "sent": 0.0, "unanswered": sent, "written": 0}
-        return replace(self, **changes)
+        changes = {"phase": Phase.DRAINING, "late": self.texts[:LATE_MAX], "sent": 0.0, "unanswered": sent}
+        return replace(self, **changes, **_UNSEEN, known=())
+
+
+#: What is known of a drain that no reading has shown yet, as changes to an entry.
+_UNSEEN: dict[str, Any] = {"written": 0, "seen": 0, "boot": "", "reboot": Reboot.NONE, "freed": False, "theirs": ""}
 
 
 class _File(Struct, frozen=True, kw_only=True):

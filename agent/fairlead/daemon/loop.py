@@ -27,7 +27,7 @@ from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
 from fairlead.daemon.disk import Disk
 from fairlead.daemon.drain import Drain
-from fairlead.daemon.evidence import Evidence
+from fairlead.daemon.evidence import known_of as evidence_of
 from fairlead.daemon.history import History
 from fairlead.daemon.joblook import look_at_jobs
 from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
@@ -41,6 +41,7 @@ from fairlead.daemon.reapply import Reapply
 from fairlead.daemon.requests import Requests
 from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, nvml_released, policies_of
 from fairlead.daemon.senses import Senses, machine
+from fairlead.daemon.slurmd import Slurmd
 from fairlead.errors import FairleadError
 from fairlead.host.clock import asleep, boottime
 from fairlead.host.process import jobs_running
@@ -49,8 +50,9 @@ from fairlead.model.check import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
-from fairlead.policy import Decision, Order, decide
+from fairlead.policy import Decision, Order, acknowledge_evidence, decide
 from fairlead.policy.request import known_of
+from fairlead.policy.tracks import of_this_boot
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often, and with each sweep
 REQUESTS_SECONDS = 1.5  # and their requests, on the state's disk: at once after SIGUSR1, which whoever asks sends
@@ -105,10 +107,10 @@ class Loop:
         self.node: Node | None = None
         self.findings: tuple[Finding, ...] = ()
         self.decision: Decision | None = None
-        self.evidence = Evidence(self.state, drained=self.standing.drained)
         self.jobs, self.blame = job_records.Jobs(), job_records.Blame()
         self.sweeps = self.woken = 0
         self.presence, self.reapply = Presence(), Reapply()
+        self.slurmd = Slurmd() if root.is_live else None
         self.gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
         self._lost, self._slept = 0, asleep()
@@ -123,7 +125,7 @@ class Loop:
 
     def _protocol(self, document: Document) -> Drain:
         why = partial(barred, self._couriers_hold, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED))
-        return drain_protocol(document, self.ledger, barred=why)
+        return drain_protocol(document, self.ledger, barred=why, boot_id=self.senses.boot_id)
 
     def _take_up(self, document: Document) -> None:
         self.document = document
@@ -242,11 +244,18 @@ class Loop:
         if now >= min(self._next_tick, self.next_sweep):  # with a sweep: one turn of the loop for both
             self._next_tick = now + TICK_SECONDS
             look_at_jobs(self)
+            self._heed_slurmd()
             if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
                 log.line(log.NOTICE, "NVML let go of" if wanted else "NVML taken hold of again", by="nvml-release")
                 self.next_sweep = 0.0
         if now >= self.next_sweep:
             self._start_sweep()
+
+    def _heed_slurmd(self) -> None:
+        """While a drain stands: whether slurmctld has spoken to slurmd, as it does when somebody resumes the node."""
+        if self.courier is not None and self.slurmd is not None and self.courier.waits:
+            stirred = self.slurmd.stirred()
+            self.courier.stirred(watched=self.slurmd.watched, stirred=stirred)
 
     # -- sources ---------------------------------------------------------------------------------
 
@@ -328,12 +337,13 @@ class Loop:
         if standing == self.standing:
             return
         before, self.standing = self.standing, standing
-        if standing.drained and standing.looks > before.looks:
-            self.evidence.stands(self.state)
         if standing.acknowledged > before.acknowledged:
-            self.state = self.evidence.acknowledge(self.state)
-            self.history.event("acknowledged", "a person resumed our drain: what stands now is known")
-            log.line(log.NOTICE, "acknowledged", by="resume in Slurm")
+            self.state = acknowledge_evidence(self.state, standing.known)
+            self.history.event("acknowledged", f"a person resumed our drain: {transitions.covers(standing)}")
+            log.line(log.NOTICE, "acknowledged", by="resume in Slurm", covers=", ".join(standing.known[: transitions.SHOWN]))
+        if standing.lost > before.lost:
+            self.state = of_this_boot(self.state, self.senses.boot_id)
+            self.history.event("drain lost", standing.why_lost)
         if standing.drained != before.drained:
             self.history.event("drained" if standing.drained else "not drained by us", standing.reason or before.reason)
         self._decide((), frozenset())
@@ -360,9 +370,7 @@ class Loop:
             drain = Want(kind=kind, check=decision.reason_check, summary=words, job=decision.job, certain=certain)
             other = Want(kind=kind, fit=fit and decision.order is Order.KEEP and not now.applying)
             held = replace(drain, held=True) if decision.limited else other
-            self.courier.want(drain if decision.order is Order.DRAIN else held)
-            if self.standing.drained and self.evidence.is_new(self.state):
-                self.courier.look()
+            self.courier.want(drain if decision.order is Order.DRAIN else held, evidence_of(self.state))
         before = self.board.verdict
         verdict = self.board.say(decision.state_word, status.verdict_text(decision, self.standing))
         news = before is None or (before.state, before.text) != (verdict.state, verdict.text)

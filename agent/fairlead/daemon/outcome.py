@@ -17,11 +17,11 @@ UNDONE_SECONDS = (2.0, 8.0)  # who undid theirs asks again when that is settled,
 
 
 class Outcome(StrEnum):
-    """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain. lost: it is
-    gone, and nobody need have resumed it: slurmctld had begun anew before it can have saved it. foreign: somebody else holds
-    the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not drained, or undone at once, by a rule
-    that looks across nodes (``Result.limit``). contested: drained, and others past the same limit have to go first; look
-    again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""
+    """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain. lost: it
+    is gone, and no person need have resumed it: a reboot by slurmctld did, or slurmctld has begun anew without it. foreign:
+    somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not drained, or undone
+    at once, by a rule that looks across nodes (``Result.limit``). contested: drained, and others past the same limit have to
+    go first; look again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""
 
     DRAINED = "drained"
     RESUMED = "resumed"
@@ -39,7 +39,7 @@ class Result(Struct, frozen=True, kw_only=True):
     """``detail``: one line, a reason or what holds the drain. ``states``: as last read. ``window_seconds``: from
     before the reading to the end of the write: in some of it another's change would be overwritten, outside it none.
     ``marked``: Slurm's own "Prolog error" for our prolog's refusal stands. ``limit``: what held it, of the rules across
-    nodes; ``undone``: after it had been written."""
+    nodes; ``undone``: after it had been written. ``known``: the names of the evidence that is acknowledged."""
 
     outcome: Outcome
     detail: str = ""
@@ -48,6 +48,7 @@ class Result(Struct, frozen=True, kw_only=True):
     limit: Hold | None = None
     undone: bool = False
     marked: bool = False
+    known: tuple[str, ...] = ()
 
 
 Steps = Generator[str, None, Result]

@@ -9,19 +9,19 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from fairlead.daemon.fleet import Fleet
-from fairlead.daemon.ledger import Entry, Ledger, Phase
+from fairlead.daemon.ledger import Entry, Ledger, Phase, Reboot
 from fairlead.daemon.outcome import Outcome, Result, result, who
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.policy.ownership import Owner, Token, build, classify, keep_off
+from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, reboot_mark, rebooting
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState, SlurmClient
 
 STALE_SECONDS = 2.0  # how long a reading is good for: it bounds the window in which another's change could be overwritten
-#: slurmctld saves what has changed up to 5 s later (SAVE_MAX_WAIT, slurmctld/state_save.c), and that takes it a moment. What
-#: one that is killed had not saved is gone.
-UNSAVED_SECONDS = 15.0
 SKEW_SECONDS = 5.0  # between this node's clock and slurmctld's
 SAVED_SECONDS = 30.0  # and the intent in the ledger, whose time says until when what was sent may still arrive
+#: `scontrol reconfigure` starts slurmctld anew from 23.11 on, and every slurmd in the same seconds.
+RECONFIGURE_SECONDS = (0.0, 5.0)
+RECONFIGURE_GAP_SECONDS = 150.0  # and something else may have been done to slurmctld where we had not looked for longer
 
 
 class OwnNode:
@@ -29,6 +29,9 @@ class OwnNode:
 
     hidden: looks for what Slurm hid under our reason since a Unix time; stranger: why this machine is not that node;
     barred: why nothing may be written now (a hold), asked with the ledger's lock. Each gives one line, "" for nothing.
+    boot_id: of this node, "" where it is not known. reconfigured: when `scontrol reconfigure` may have started its
+    slurmd anew (Unix time), 0.0 where nothing says so. not_after: told before each write for how many seconds more it may
+    be sent. known: the names of the evidence that is known now, None where the caller knows of none; set before each protocol.
     """
 
     def __init__(
@@ -42,6 +45,9 @@ class OwnNode:
         stranger: Callable[[NodeState], str] = lambda mine: "",
         barred: Callable[[], str] = lambda: "",
         fleet: Fleet | None = None,
+        boot_id: str = "",
+        reconfigured: Callable[[], float] = lambda: 0.0,
+        not_after: Callable[[float], None] = lambda seconds: None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,12 +59,16 @@ class OwnNode:
         self.stranger = stranger
         self.barred = barred
         self.fleet = fleet or Fleet(rules)
+        self.boot_id = boot_id
+        self.reconfigured = reconfigured
+        self.not_after = not_after
+        self.known: tuple[str, ...] | None = None
         self.wall = wall
         self.clock = clock
         self._saved_at = self._saved_wall = 0.0
         self._asked_at = 0.0  # Unix time before the last reading: what arrived later is not in it
-        self._asked = 0.0  # the same by the clock
-        self._stood: tuple[int, float] = (0, 0.0)  # the entry's ``written``, and since when we know that it stands
+        self._asked = self._read_at = 0.0  # the same by the clock, and when it was answered
+        self._stood: tuple[str, int, float] = ("", 0, 0.0)  # a token, when it was first seen standing, and the clock then
 
     def foresee(self, mine: NodeState, *, lift: bool) -> str:
         """Why a drain (``lift``: a resume) by hand would be refused now, in one line; "" for nothing seen. Writes nothing."""
@@ -70,30 +80,75 @@ class OwnNode:
             return "" if mine.drained else keep_off(mine.states) or self.stranger(mine)
         return self._not_yet(mine, entry.since) if entry and mine.drained else "nothing of ours to lift"
 
-    def _fresh(self, read_at: float, otherwise: Entry | None) -> None:
+    def _fresh(self, otherwise: Entry | None) -> None:
         """Nothing is written on a reading that is old: this process was stopped, or the disk was, and people act meanwhile.
         Raises SlurmUnavailable then, for another try; the ledger says ``otherwise``."""
         now = self.clock()
         stepped = abs(self.wall() - self._saved_wall - (now - self._saved_at)) > STALE_SECONDS  # the ledger's times are wall time
-        if now - read_at > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS or stepped:
+        age = now - self._read_at
+        if age > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS or stepped:
             self.ledger.save(otherwise)
-            raise SlurmUnavailable(f"{now - read_at:.0f} s went by after the reading of {self.node}: not written")
+            raise SlurmUnavailable(f"{age:.0f} s went by after the reading of {self.node}: not written")
+        self.not_after(STALE_SECONDS - age)
 
     def _seen(self, entry: Entry, mine: NodeState) -> Entry:
-        """The entry of our drain, which stands. Until it has stood for ``UNSAVED_SECONDS`` slurmctld may not have saved it."""
-        written = entry.written if entry.phase is Phase.DRAINED and not entry.sent else max(1, mine.reason_time)
-        return self._aged(replace(entry, phase=Phase.DRAINED, sent=0.0, written=written))
+        """The entry of our drain, which stands."""
+        known_before = entry.phase is Phase.DRAINED and not entry.sent and entry.written
+        written = entry.written if known_before else max(1, mine.reason_time)
+        return self._standing(replace(entry, phase=Phase.DRAINED, sent=0.0, written=written), mine)
 
-    def _aged(self, entry: Entry) -> Entry:
-        """The entry of a node that is drained, by us or in our place, as it was at the last reading: has that been saved?"""
-        if self._stood[0] != entry.written:
-            self._stood = (entry.written, self.clock())
-        return replace(entry, written=0) if self._asked - self._stood[1] >= UNSAVED_SECONDS else entry
+    def _standing(self, entry: Entry, mine: NodeState) -> Entry:
+        """The entry with what the last reading says of the drain that stands, ours or a person's in its place."""
+        reboot = Reboot.ASKED if rebooting(mine.states) else Reboot.OVER if reboot_mark(mine.reason) else Reboot.NONE
+        by_wall = int(self._asked_at - SKEW_SECONDS)
+        if self._stood[0] != entry.token.token:
+            self._stood = (entry.token.token, max(mine.reason_time, by_wall if entry.seen else 0), self._asked)
+        _, first, at = self._stood
+        seen = max(mine.reason_time, min(by_wall, first + int(self._asked - at)))  # whatever is done to this node's clock
+        known = entry.known if self.known is None else self.known
+        return replace(entry, seen=seen, boot=self.boot_id, reboot=reboot, known=known, freed=False)
 
-    def _just_now(self, mine: NodeState | None = None) -> int:
-        """``Entry.written`` of what was written a moment ago, and whose own time is not known: by now somebody else's words stand
-        there, whose time is (``mine``), or none."""
-        return max(1, mine.reason_time if mine is not None and mine.drained else int(self.wall() - SKEW_SECONDS))
+    def _sent(self, entry: Entry, mine: NodeState | None = None) -> Entry:
+        """The entry of a drain that was written a moment ago and that no reading has shown: by now somebody else's words stand
+        there, whose time is known (``mine``), or none."""
+        at = max(1, mine.reason_time if mine is not None and mine.drained else int(self.wall() - SKEW_SECONDS))
+        known = entry.known if self.known is None else self.known
+        return replace(entry, phase=Phase.DRAINED, written=at, seen=at, boot=self.boot_id, known=known)
+
+    def _rebooted(self, entry: Entry, mine: NodeState) -> str:
+        """Why a reboot, and no person, may have lifted the drain that the entry names; "" for none."""
+        if entry.boot and self.boot_id and entry.boot != self.boot_id:
+            return "the node has booted since it was last seen drained"
+        if entry.reboot is Reboot.ASKED:
+            return "slurmctld was to reboot the node"
+        if entry.reboot is Reboot.NONE and reboot_mark(mine.reason) and parse(mine.reason) in entry.texts:
+            return "slurmctld has rebooted the node"
+        return ""
+
+    def _lost(self, entry: Entry, mine: NodeState) -> str:
+        """Why slurmctld, and no person, may have lost the drain that the entry names; "" where it has not. RPCs: 2 to 8.
+
+        One that began after the drain was last seen standing may have begun without its state, or with an old one. It has not
+        where it still knows something that was written after our drain and before that time; nor where it began with this
+        node's slurmd: then somebody has reconfigured Slurm, which loses nothing. Else that cannot be told."""
+        seen = entry.seen or entry.written or entry.since
+        began = self.client.began()
+        if began < seen:
+            return ""
+        if not mine.drained and mine.reason_time and parse(mine.reason) in entry.texts:
+            return ""  # 24.11 without slurmdbd leaves our words where a person has lifted the drain
+        first, last = RECONFIGURE_SECONDS
+        if began - seen <= RECONFIGURE_GAP_SECONDS and first <= self.reconfigured() - began <= last:
+            return ""
+        times = (n.reason_time for n in self.client.nodes() if n.name != self.node)
+        if entry.written and any(entry.written < at <= seen for at in times):
+            return ""
+        return "slurmctld has begun anew since it was last seen drained"
+
+    def _freed(self, entry: Entry) -> Entry:
+        """The entry of our drain that a person has lifted through fairlead: they know what is known now."""
+        known = tuple(dict.fromkeys((*entry.known, *(self.known or ()))))
+        return replace(entry, phase=Phase.DRAINED, freed=True, known=known)
 
     def _left(self, entry: Entry) -> Entry | None:
         return entry.dropped(self._asked_at)
@@ -117,11 +172,15 @@ class OwnNode:
 
     def _node(self) -> NodeState:
         self._asked_at, self._asked = self.wall(), self.clock()
-        return self.client.node(self.node)
+        mine = self.client.node(self.node)
+        self._read_at = self.clock()
+        return mine
 
     def _nodes(self) -> tuple[NodeState, ...]:
         self._asked_at, self._asked = self.wall(), self.clock()
-        return self.client.nodes()
+        listed = self.client.nodes()
+        self._read_at = self.clock()
+        return listed
 
     def _own(self, listed: tuple[NodeState, ...]) -> NodeState:
         for node in listed:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -17,13 +18,16 @@ from fairlead.daemon.disk import Storage
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.slurmd import Slurmd
 from fairlead.errors import SlurmError
 from fairlead.host.clock import boottime
 from fairlead.policy import CheckPolicy
-from fairlead.slurm.client import SlurmClient
 from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers
 from fairlead.slurm.scontrol import Scontrol
+
+if TYPE_CHECKING:
+    from fairlead.slurm.pyslurm_adapter import Pyslurm
 
 DISABLED = "/etc/fairlead/disabled"
 
@@ -121,18 +125,31 @@ def _asked(run_dir: str, name: str) -> int | None:
     return int(fields[1]) if valid else None
 
 
-def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "") -> Drain:
-    """The drain protocol of the document's node, over the adapter that the document chooses. ``barred``: see Drain."""
+def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "", boot_id: str = "") -> Drain:
+    """The drain protocol of the document's node, over the adapter that the document chooses. ``barred``, ``boot_id``: see
+    Drain."""
     options, name = document.slurm, document.slurm_node
     hidden = Leftovers(options.conf, name)
     client = slurm_client(options)
     # pyslurm knows no topology
     ask = Scontrol(conf=options.conf, bin_dir=options.bin_dir, deadline_seconds=options.deadline_seconds)
     fleet = Fleet(document.policy, ask.topology)
-    return Drain(client, ledger, name, document.policy, hidden=hidden.since, stranger=disagreement, barred=barred, fleet=fleet)
+    return Drain(
+        client,
+        ledger,
+        name,
+        document.policy,
+        hidden=hidden.since,
+        stranger=disagreement,
+        barred=barred,
+        fleet=fleet,
+        boot_id=boot_id,
+        reconfigured=lambda: ask.reconfigured(name) if Slurmd().reconfigured() else 0.0,
+        not_after=client.not_after,
+    )
 
 
-def slurm_client(options: SlurmOptions) -> SlurmClient:
+def slurm_client(options: SlurmOptions) -> Scontrol | Pyslurm:
     """The adapter that the document chooses; scontrol where pyslurm does not fit this node's Slurm."""
     if options.adapter == "pyslurm":
         from fairlead.slurm.pyslurm_adapter import Pyslurm

@@ -61,18 +61,26 @@ def slurm(trail: Trail, before: Standing, after: Standing) -> None:
         trail.agent("drained", args={"reason": after.reason})
     elif before.drained and not after.drained:
         if after.acknowledged > before.acknowledged:
-            what, detail = "resumed by a person", "what stood then counts as acknowledged"
+            what, detail = "resumed by a person", covers(after)
         elif after.lost > before.lost:
-            what, detail = "drain lost", "slurmctld began anew before it had saved it; it is made again where it is still due"
+            what, detail = "drain lost", f"{after.why_lost}: nothing is acknowledged, what is still wrong drains again"
         elif after.foreign or after.held:
             what, detail = "drain given up", after.held
         else:
             what, detail = "resumed", ""
         trail.agent(what, detail=detail, args={"reason": before.reason})
     elif after.acknowledged > before.acknowledged:
-        trail.agent("resumed by a person", detail="what stood then counts as acknowledged")
+        trail.agent("resumed by a person", detail=covers(after))
+    elif after.lost > before.lost:
+        trail.agent("drain lost", detail=f"{after.why_lost}: nothing is acknowledged, what is still wrong drains again")
     elif after.foreign and not before.foreign:
         trail.agent("left alone", detail=after.held)
+
+
+def covers(standing: Standing) -> str:
+    """What the last resume by a person acknowledges, in one line."""
+    names = ", ".join(standing.known[:SHOWN]) + (", ..." if len(standing.known) > SHOWN else "")
+    return f"acknowledged: {names}" if names else "nothing was known that it could acknowledge"
 
 
 def catch_up(trail: Trail, standing: Standing) -> None:

@@ -2,7 +2,7 @@
 
 from fairlead.policy.decide import Decision, decide
 from fairlead.policy.rules import CheckPolicy, Rules
-from fairlead.policy.state import Now, PolicyState, Proof, Track, acknowledge, identity
+from fairlead.policy.state import Now, PolicyState, Proof, Track, acknowledge, acknowledge_evidence, identity
 from fairlead.policy.words import Order
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Rules",
     "Track",
     "acknowledge",
+    "acknowledge_evidence",
     "decide",
     "identity",
 ]

@@ -61,6 +61,10 @@ _KEEP_OFF = {
 }
 
 
+_REBOOTING = frozenset(word for word, why in _KEEP_OFF.items() if why == "rebooting")
+_REBOOT_MARK = re.compile(r" : reboot (issued|complete|timed out)|^reboot issued|^Reboot ASAP|^reboot requested", re.I)
+
+
 class Owner(StrEnum):
     """free: nobody drained it. ours. foreign: somebody else's, hands off. prolog_error: Slurm's own mark for our prolog's
     refusal, which may be replaced. orphan: a fairlead reason that this ledger does not know (``fairlead resume --adopt``).
@@ -171,6 +175,16 @@ def keep_off(states: Collection[str]) -> str:
     if "DOWN" in words and not words & _DRAINED:
         return "down"
     return ""
+
+
+def rebooting(states: Collection[str]) -> bool:
+    """Is slurmctld to reboot the node, or does it wait for it to come back?"""
+    return bool(normalise(states) & _REBOOTING)
+
+
+def reboot_mark(reason: str) -> bool:
+    """Has slurmctld written into this reason that it reboots the node (``set_node_reason``, ``_slurm_rpc_reboot_nodes``)?"""
+    return _REBOOT_MARK.search(reason) is not None
 
 
 def in_maintenance(states: Collection[str]) -> bool:

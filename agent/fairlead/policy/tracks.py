@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -9,6 +10,8 @@ from msgspec.structs import replace
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.policy.rules import CheckPolicy, Severity
 from fairlead.policy.state import Now, PolicyState, Track, identity, rank
+
+_BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # a kernel record's evidence begins with its boot
 
 
 def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
@@ -29,6 +32,16 @@ def _without_log(track: Track, boot_id: str) -> Track:
     rest = tuple(f for f in track.bad if not boot_id or not f.evidence_id.startswith(f"{boot_id}:"))
     level = track.level if rest or not track.bad else min(track.level, Level.WARN, key=rank)
     return replace(track, bad=rest, level=level)
+
+
+def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
+    """The state of a node whose drain a reboot has lifted: kernel records of earlier boots drain it no more."""
+    tracks = {}
+    for key, track in state.tracks.items():
+        rest = tuple(f for f in track.bad if not _BOOT.match(f.evidence_id) or f.evidence_id.startswith(f"{boot_id}:"))
+        level = track.level if rest or not track.bad else min(track.level, Level.WARN, key=rank)
+        tracks[key] = replace(track, bad=rest, level=level)
+    return replace(state, tracks=tracks)
 
 
 def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:

@@ -46,6 +46,7 @@ class Pyslurm:
         self._lock = threading.Lock()
         self._worker: subprocess.Popen[bytes] | None = None
         self._rest = b""
+        self._until = 0.0
         self._release = self._scontrol.release()
         with self._lock:
             self._start()
@@ -73,14 +74,22 @@ class Pyslurm:
             if nodelist and plain(name) in expand(nodelist)
         )
 
+    def not_after(self, seconds: float) -> None:
+        """The next write is begun within so many seconds or not at all: its process looks right before the call."""
+        self._until = time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
+
     def drain(self, name: str, reason: str) -> None:
-        self._ask({"ask": "update", "name": plain(name), "state": "DRAIN", "reason": reason})
+        self._update(name, state="DRAIN", reason=reason)
 
     def update_reason(self, name: str, reason: str) -> None:
-        self._ask({"ask": "update", "name": plain(name), "reason": reason})
+        self._update(name, reason=reason)
 
     def resume(self, name: str) -> None:
-        self._ask({"ask": "update", "name": plain(name), "state": "UNDRAIN"})
+        self._update(name, state="UNDRAIN")
+
+    def _update(self, name: str, **changes: str) -> None:
+        until, self._until = self._until, 0.0
+        self._ask({"ask": "update", "name": plain(name), **changes, **({"until": repr(until)} if until else {})})
 
     def topology(self) -> tuple[NodeGroup, ...]:
         return self._scontrol.topology()
@@ -170,7 +179,7 @@ def _how(status: int | None) -> str:
 
 def _refusal(said: str) -> SlurmError:
     line = f"pyslurm: {' '.join(said.split())[-300:]}"
-    if any(text in said.lower() for text in NO_ANSWER):
+    if any(text in said.lower() for text in (*NO_ANSWER, pyslurm_worker.TOO_LATE)):
         return SlurmUnavailable(line, hint="is slurmctld up? scontrol ping")
     return SlurmError(line)
 

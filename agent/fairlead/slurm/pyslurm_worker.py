@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
 NOT_TEXT = "(a reason that is not UTF-8)"  # nobody's drain of ours: those are ASCII
+TOO_LATE = "begun too late: not written"
 HAVE_NODE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING")
 
 
@@ -44,7 +46,9 @@ def _answer(pyslurm: Any, ask: dict[str, str]) -> object:
     if what == "jobs":
         jobs = pyslurm.Jobs.load().values()
         return [[job.id, job.state, job.num_nodes or 0, job.allocated_nodes or ""] for job in jobs if job.state in HAVE_NODE]
-    name = ask.pop("name")
+    name, until = ask.pop("name"), float(ask.pop("until", "inf"))
+    if time.clock_gettime(time.CLOCK_BOOTTIME) > until:
+        raise TimeoutError(TOO_LATE)
     pyslurm.Node(name).modify(pyslurm.Node(**ask))
     return None
 

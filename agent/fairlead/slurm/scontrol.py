@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import signal
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm.client import JobOn, NodeState
@@ -45,6 +48,7 @@ NO_ANSWER = (
 )
 FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
 #: States of jobs that hold their nodes, as squeue shortens them.
+_TOO_LATE = 124  # our own exit status of a child that was not in time to start a write
 HOLDING = frozenset({"R", "CG", "CF", "S", "ST", "SO", "SI"})
 
 
@@ -58,6 +62,11 @@ class Scontrol:
         self.conf = conf
         self.bin_dir = bin_dir
         self.deadline_seconds = deadline_seconds
+        self._until = float("inf")
+
+    def not_after(self, seconds: float) -> None:
+        """The next write is sent within so many seconds or not at all, whatever holds this process or scontrol up."""
+        self._until = _boottime() + seconds
 
     def node(self, name: str) -> NodeState:
         found = self.nodes((name,))
@@ -87,15 +96,28 @@ class Scontrol:
         except SlurmError as e:  # it also pings, and ends with 1 and no word when slurmctld went away just before that
             raise SlurmUnavailable(str(e), hint=e.hint or "is slurmctld up? scontrol ping") from None
 
+    def reconfigured(self, name: str) -> float:
+        """When somebody may have reconfigured Slurm with the effect that slurmctld and this node's slurmd began anew: the begin
+        of that slurmd (Unix time), as it said when it registered; 0.0 where it is not known, or before 23.11, which has no such
+        effect."""
+        if self.release() < "23.11":
+            return 0.0
+        found = re.search(r" SlurmdStartTime=(\d{1,15})\b", self._run(["scontrol", "-o", "show", "node", plain(name)]))
+        return float(found[1]) if found else 0.0
+
     def drain(self, name: str, reason: str) -> None:
-        self._run(["scontrol", "update", f"NodeName={plain(name)}", "State=DRAIN", f"Reason={reason}"])
+        self._update(name, "State=DRAIN", f"Reason={reason}")
 
     def update_reason(self, name: str, reason: str) -> None:
-        self._run(["scontrol", "update", f"NodeName={plain(name)}", f"Reason={reason}"])
+        self._update(name, f"Reason={reason}")
 
     def resume(self, name: str) -> None:
         # UNDRAIN and not RESUME: RESUME would also lift a DOWN that somebody set since (measured on all three releases).
-        self._run(["scontrol", "update", f"NodeName={plain(name)}", "State=UNDRAIN"])
+        self._update(name, "State=UNDRAIN")
+
+    def _update(self, name: str, *changes: str) -> None:
+        until, self._until = self._until, float("inf")
+        self._run(["scontrol", "update", f"NodeName={plain(name)}", *changes], until=until)
 
     def release(self) -> str:
         """Slurm's release on this node, such as ``24.11``; "" where scontrol says none. No RPC."""
@@ -117,8 +139,9 @@ class Scontrol:
         """Standard output of another of Slurm's commands. Raises SlurmUnavailable, SlurmError with one line."""
         return self._run(command)
 
-    def _run(self, command: Sequence[str]) -> str:
-        """The only place that starts a process. Raises SlurmUnavailable, SlurmError with one line."""
+    def _run(self, command: Sequence[str], *, until: float = float("inf")) -> str:
+        """The only place that starts a process, which the kernel ends at ``until`` (CLOCK_BOOTTIME). Raises SlurmUnavailable,
+        SlurmError with one line."""
         tool = f"{self.bin_dir}/{command[0]}"
         try:
             done = subprocess.run(
@@ -130,6 +153,7 @@ class Scontrol:
                 check=False,
                 cwd="/",
                 start_new_session=True,  # Ctrl-C is for this program to answer, not in the middle of a write
+                preexec_fn=partial(_end_at, until) if until < float("inf") else None,
             )
         except subprocess.TimeoutExpired:
             raise SlurmUnavailable(
@@ -138,12 +162,27 @@ class Scontrol:
         except OSError as e:
             hint = "--bin-dir, or slurm.bin_dir of the site, says where Slurm's commands are"
             raise SlurmError(f"{tool}: {e.strerror}", hint=hint) from None
+        if done.returncode == -signal.SIGALRM or (until < float("inf") and done.returncode == _TOO_LATE):
+            raise SlurmUnavailable(f"{command[0]} was too slow: a write is sent soon after the reading or not at all")
         if done.returncode < 0:
             raise SlurmUnavailable(f"{command[0]} was ended by signal {-done.returncode}")
         said = " ".join(done.stderr.decode(errors="replace").split())
         if done.returncode or (said and not done.stdout and command[0] != "scontrol"):
             raise _refusal(command, said or f"ended with {done.returncode}")
         return done.stdout.decode(errors="surrogateescape")
+
+
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _end_at(until: float) -> None:
+    """In the child, right before exec: the last moment at which this program can look at the time. The timer outlasts exec
+    (setitimer(2)), and the kernel keeps it, also where the agent is stopped meanwhile."""
+    left = until - _boottime()
+    if left <= 0:
+        os._exit(_TOO_LATE)
+    signal.setitimer(signal.ITIMER_REAL, left)
 
 
 def plain(name: str) -> str:
@@ -180,7 +219,7 @@ def rows(text: str, mark: str, width: int) -> list[list[str]]:
 def nodes_of(rows: Iterable[Sequence[str]]) -> tuple[NodeState, ...]:
     """Nodes of rows of ``FIELDS``."""
     found: dict[str, NodeState] = {}
-    for name, host, states, user, time, partition, reason in rows:
+    for name, host, states, user, stamp, partition, reason in rows:
         earlier = found.get(name)
         found[name] = NodeState(
             name=name,
@@ -188,7 +227,7 @@ def nodes_of(rows: Iterable[Sequence[str]]) -> tuple[NodeState, ...]:
             states=states_of(states),
             reason=_reason(reason, states),
             reason_user="" if user == "Unknown" else user,
-            reason_time=_number(time) or 0,
+            reason_time=_number(stamp) or 0,
             partitions=(*(earlier.partitions if earlier else ()), partition.rstrip("*")),
         )
     return tuple(found.values())

@@ -1,0 +1,147 @@
+"""A write that is late is not sent: whatever holds the agent or scontrol up, the window from reading to sending stays bounded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairlead.daemon.drain import Drain
+from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.outcome import Outcome, finish
+from fairlead.daemon.own_node import STALE_SECONDS
+from fairlead.errors import SlurmUnavailable
+from fairlead.slurm.scontrol import Scontrol
+from tests.lab.cluster import Cluster
+from tests.slurm import model
+from tests.slurm.conftest import ROOMY, drain_of
+
+
+def client_with(folder: Path, update: str) -> Scontrol:
+    """A client whose scontrol does this in place of an update."""
+    tool = folder / "scontrol"
+    tool.write_text(f"#!/bin/sh\n{update}\n")
+    tool.chmod(0o755)
+    return Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(folder), deadline_seconds=30)
+
+
+def sent(folder: Path, seconds: float) -> bool:
+    """Whether the write was sent, some seconds later."""
+    time.sleep(seconds)
+    return (folder / "sent").exists()
+
+
+def test_a_scontrol_that_is_slow_to_start_sends_nothing_after_the_bound(tmp_path: Path) -> None:
+    client = client_with(tmp_path, f"sleep 1.5 >/dev/null 2>&1; : >{tmp_path}/sent")
+    client.not_after(0.5)
+    began = time.monotonic()
+    with pytest.raises(SlurmUnavailable, match="too slow"):
+        client.resume("n1")
+    assert time.monotonic() - began < 1.4
+    assert not sent(tmp_path, 2.0)
+
+
+def test_nothing_is_started_when_the_time_is_over_already(tmp_path: Path) -> None:
+    client = client_with(tmp_path, f": >{tmp_path}/sent")
+    client.not_after(-0.1)
+    with pytest.raises(SlurmUnavailable, match="too slow"):
+        client.drain("n1", "fairlead:xid:abcdef gone")
+    assert not sent(tmp_path, 0.0)
+    client.drain("n1", "fairlead:xid:abcdef gone")  # the bound is of one write
+    assert sent(tmp_path, 0.0)
+
+
+STOPPED = """
+import sys
+from fairlead.slurm.scontrol import Scontrol
+client = Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=sys.argv[1], deadline_seconds=30)
+client.not_after(1.0)
+print("begins", flush=True)
+client.resume("n1")
+"""
+
+
+def test_an_agent_that_is_stopped_while_scontrol_starts_sends_nothing_late(tmp_path: Path) -> None:
+    """The kernel ends scontrol: nobody else is there to do it."""
+    client_with(tmp_path, f"sleep 2 & wait; : >{tmp_path}/sent")
+    agent = Path(__file__).resolve().parents[2] / "agent"
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(agent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"begins\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGSTOP)
+    assert not sent(tmp_path, 3.5)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(timeout=60) != 0
+    process.stdout.close()
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("what", ["drain", "resume"])
+def test_an_admin_who_comes_while_scontrol_is_slow_keeps_their_drain(
+    cluster: Cluster, client: Scontrol, tmp_path: Path, what: str
+) -> None:
+    """The slow write is never sent, and the next attempt finds the admin's words. Without a bound it erased or lifted them."""
+    drain = drain_of(client, tmp_path, "n1")
+    if what == "resume":
+        assert finish(drain.drain("xid", "gone")).outcome is Outcome.DRAINED
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    (bin_dir / "sinfo").symlink_to(cluster.bin / "sinfo")
+    slow = client_with(bin_dir, f'[ "$1" = update ] && sleep 5\nexec {cluster.bin}/scontrol "$@"')
+    drain.client, drain.not_after = slow, slow.not_after
+    steps = drain.drain("xid", "gone") if what == "drain" else drain.resume()
+    while next(steps) != "write":
+        pass
+    cluster.scontrol("update", "nodename=n1", "state=drain", "reason=ann: riser swap")
+    began = time.monotonic()
+    with pytest.raises(SlurmUnavailable, match="too slow"):
+        finish(steps)
+    window = time.monotonic() - began
+    time.sleep(4)
+    node = client.node("n1")
+    assert node.drained and node.reason == "ann: riser swap"
+    assert window < STALE_SECONDS + 1
+    print(f"\n{cluster.suite} {what}: a scontrol that takes 5 s was ended after {window:.2f} s; the admin's words stand")
+    drain.client, drain.not_after = client, client.not_after
+    assert finish(drain.look()).outcome is Outcome.FOREIGN
+    assert client.node("n1") == node
+
+
+class Slow(model.Ctld):
+    """24.11 without slurmdbd. ``meanwhile`` an admin drains while our resume is on its way."""
+
+    def resume(self, name: str) -> None:
+        self.update(name, "DRAIN", "ann: riser swap")
+        super().resume(name)
+
+
+def test_an_admins_drain_that_our_resume_has_lifted_is_put_back_also_by_a_later_look(tmp_path: Path) -> None:
+    ctld, now = Slow("24", ("n1",)), [1000.0]
+    ledger = Ledger(str(tmp_path), str(tmp_path), node="n1")
+    wall = lambda: now[0] + 1_800_000_000  # noqa: E731
+    protocol = Drain(ctld, ledger, "n1", ROOMY, wall=wall, clock=lambda: now[0])
+    assert finish(protocol.drain("xid", "gone")).outcome is Outcome.DRAINED
+    steps = protocol.resume()
+    while next(steps) != "put back":
+        pass
+    now[0] += STALE_SECONDS + 1  # the machine was busy
+    with pytest.raises(SlurmUnavailable):
+        finish(steps)
+    assert not ctld.node("n1").drained
+    assert finish(protocol.look()).outcome is Outcome.FOREIGN
+    assert ctld.node("n1").drained and ctld.node("n1").reason == "ann: riser swap"
+    ctld.update("n1", "UNDRAIN")
+    entry = ledger.load()
+    assert entry is not None and not entry.theirs
+    assert finish(protocol.look()).outcome is Outcome.ACKNOWLEDGED
+    assert not ctld.node("n1").drained
