@@ -51,7 +51,7 @@ def _taken(second: str) -> Script:
         """A fault; the admin's own words over our drain; `clear --all`; another agent; the admin's resume; a new fault."""
         ward.fault("xid", 0)
         drained(ward)
-        ward.drains("ann: riser swap #1")
+        ward.drains(f"ann: riser swap on {ward.node}.")
         looked(ward)
         ward.act("fairlead clear", lambda: ward.command("clear", "--all", "--reason", "riser swapped"))
         ward.agent_down()
@@ -71,7 +71,7 @@ def slow_drain(ward: Ward, chance: random.Random) -> None:
     asked = len(ward.wire.read())
     ward.until(lambda: len(ward.wire.read()) > asked, 5)
     time.sleep(1)
-    ward.drains("ann: riser swap #1")
+    ward.drains(f"ann: riser swap on {ward.node}.")
     time.sleep(12)
 
 
@@ -82,13 +82,13 @@ def slow_resume(ward: Ward, chance: random.Random) -> None:
     moves.slow_for(ward, 0, 3)
     ward.repair()
     time.sleep(5)
-    ward.drains("ann: riser swap #1")
+    ward.drains(f"ann: riser swap on {ward.node}.")
     time.sleep(12)
 
 
 def own_drain_lifted(ward: Ward, chance: random.Random) -> None:
     """A fault while an admin's drain stands; the admin lifts it; a new fault a second later drains at once."""
-    ward.drains("ann: riser swap #1")
+    ward.drains(f"ann: riser swap on {ward.node}.")
     ward.fault("xid", 0)
     time.sleep(3)
     ward.lifts()
@@ -101,7 +101,7 @@ def own_drain_lifted(ward: Ward, chance: random.Random) -> None:
 def reservation_ended(ward: Ward, chance: random.Random) -> None:
     """A maintenance reservation with an admin's drain ends, and a new fault drains at once."""
     moves.reservation(ward, chance)
-    ward.drains("ann: firmware #1")
+    ward.drains(f"ann: firmware on {ward.node}.")
     ward.fault("xid", 0)
     time.sleep(3)
     ward.lifts()
@@ -140,7 +140,7 @@ def same_evidence(ward: Ward, chance: random.Random) -> None:
 ALONE: Mapping[str, tuple[Script, float]] = {
     "reboot asap": (_reboot("ASAP"), 2),
     "reboot nextstate=resume": (_reboot("nextstate=RESUME"), 2),
-    "reboot asap nextstate=resume, with words": (_reboot("ASAP", "nextstate=RESUME", "reason=ann: new kernel #1"), 2),
+    "reboot asap nextstate=resume, with words": (_reboot("ASAP", "nextstate=RESUME", "reason=ann: new kernel"), 2),
     "taken, then an Xid": (_taken("xid"), 15),
     "taken, then a row remap": (_taken("remap"), 15),
     "slow drain": (slow_drain, 2),
@@ -178,7 +178,7 @@ def persons(ward: Ward, chance: random.Random) -> None:
     """A person holds it, in words over ours."""
     ward.fault("xid", 3)
     drained(ward)
-    ward.drains("ann: riser swap #1")
+    ward.drains(f"ann: riser swap on {ward.node}.")
     time.sleep(4)
 
 

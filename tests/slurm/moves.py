@@ -15,7 +15,7 @@ Move = Callable[[Ward, random.Random], None]
 
 
 def words(chance: random.Random) -> str:
-    """Words of a person, each with a number that no other has."""
+    """Words of a person, with a number that no other has."""
     said = chance.choice(("ann: riser swap", "bob keeps it", "fairlead: by hand", "RMA 4711, do not touch"))
     return f"{said} #{chance.randrange(10**6)}"
 
@@ -74,8 +74,8 @@ def commands(ward: Ward, chance: random.Random) -> None:
 
 def hold(ward: Ward, chance: random.Random) -> None:
     if "hold" in ward.begun:
-        ward.act("hold --release", lambda: ward.command("hold", "--release"))
         ward.over("hold")
+        ward.act("hold --release", lambda: ward.command("hold", "--release"))
     else:
         ward.act("hold", lambda: ward.command("hold", "--reason", "riser"))
         ward.begun["hold"] = time.time()
@@ -88,6 +88,9 @@ def reservation(ward: Ward, chance: random.Random) -> None:
     if not ended:
         name = [f"reservation={ward.node}", f"nodes={ward.node}", "users=root", "starttime=now", "duration=30"]
         ward.scontrol("create", *name, "flags=maint,ignore_jobs")
+        ward.begun["maintenance"] = time.time()
+    else:
+        ward.over("maintenance")
     ward.tell(f"ann: {what}s a maintenance reservation")
 
 

@@ -15,7 +15,7 @@ from tests.lab.clients import NodeState
 from tests.slurm.record import RELEASES, Act, Fault, Record, Span
 from tests.slurm.wire import Call, node_text
 
-#: From the agent's question to the start of the write that rests on its answer: 2 s as documented, and half for a busy machine.
+#: From an answer to the sending of the write that rests on it: 2 s as documented, and half a second for a busy machine.
 WINDOW_SECONDS = 2.5
 #: An agent that runs has seen a fault after so long.
 SEEN_SECONDS = 3.0
@@ -133,19 +133,19 @@ def _of_others(record: Record, call: Call) -> Iterator[Broken]:
         yield Broken("the agent reads before it writes", call.began, str(call))
     elif whose in asked[-1].said:
         yield Broken("the agent changes nothing that it has seen to be another's", call.began, f"it had read {whose!r}: {call}")
-    elif words and (took := call.began - asked[-1].began) > WINDOW_SECONDS:
-        how = f"{took:.1f} s after its question the agent writes over {words!r}: {call}"
+    elif words and (took := call.sent - asked[-1].ended) > WINDOW_SECONDS + _strain(record, call.began):
+        how = f"{took:.1f} s after the answer the agent writes over {words!r}: {call}"
         yield Broken(f"a write rests on an answer of at most {WINDOW_SECONDS:g} s ago", call.began, how)
 
 
 def _wrong_drain(record: Record, call: Call) -> Iterator[Broken]:
     if _person_words(record, NodeState((), call.update.get("reason", ""))):
         return
-    states = {str(fault): status(record, fault, at) for at in (call.began - SEEN_SECONDS, call.ended) for fault in record.faults}
-    both = [*states.values(), *(status(record, fault, call.began - SEEN_SECONDS) for fault in record.faults)]
-    if "due" in both or "open" in both:
+    times = (call.began - SEEN_SECONDS, call.began, call.ended)
+    states = [(str(fault), status(record, fault, at)) for at in times for fault in record.faults]
+    if any(now in ("due", "open") for _, now in states):
         return
-    known = [name for name, now in states.items() if now == "known"]
+    known = sorted({name for name, now in states if now == "known"})
     if known:
         yield Broken("what a person has acknowledged does not drain again", call.began, f"{', '.join(known)}: {call}")
     else:
@@ -184,7 +184,7 @@ def _out_of_service(record: Record) -> Iterator[Broken]:
         for fault in record.faults:
             if not fault.at < ended or fault.ended <= began:
                 continue
-            since = _could_drain_since(record, max(began, fault.at), ended)
+            since = _could_drain_since(record, max(began, fault.at), ended, fault)
             late = (
                 _strain(record, since) + since + (0 if fault.at > began else record.look) + DRAIN_SECONDS
             )  # new evidence waits for no look
@@ -202,10 +202,13 @@ def _strain(record: Record, at: float) -> float:
     return 3 * sum(max(0.0, after - before - 0.5) for before, after in itertools.pairwise(times))
 
 
-def _could_drain_since(record: Record, at: float, until: float) -> float:
-    """From when on nothing kept the agent from draining: not its own absence, slurmctld's, a hold, slowness."""
+def _could_drain_since(record: Record, at: float, until: float, fault: Fault) -> float:
+    """From when on nothing kept the agent from draining: not its own absence, slurmctld's, a hold, slowness; and not a
+    maintenance reservation where it is a state of the driver's, which such work may explain."""
     for span in sorted(record.spans, key=lambda each: each.began):
-        if span.began < until and span.ended > at - RETRY_SECONDS:
+        if span.what == "maintenance":
+            at = max(at, span.ended + record.look) if fault.kind != "xid" and span.began < until and span.ended > at else at
+        elif span.began < until and span.ended > at - RETRY_SECONDS:
             more = RETRY_SECONDS if span.what == "no slurmctld" else SEEN_SECONDS
             at = max(at, span.ended + more)
     return at
@@ -227,7 +230,7 @@ def _persons_drain_stays(record: Record) -> Iterator[Broken]:
 
 # -- what is told -----------------------------------------------------------------------------------------
 
-_PERSON = ("resumed by", "acknowledged", "a person's resume", "a person resumed")
+_PERSON = ("resumed by", "counts as acknowledged", "(acknowledged)", "known:    acknowledged")
 
 
 def _told(record: Record) -> Iterator[Broken]:

@@ -36,6 +36,7 @@ class Call:
     """One call of a command of Slurm by the agent. ``ended`` is 0 and ``code`` -1 where it was killed before its end.
 
     before    the node just before a write reached slurmctld; None where this is no write or slurmctld did not answer
+    sent      when that was; 0 where nothing was sent
     """
 
     began: float
@@ -44,6 +45,7 @@ class Call:
     words: tuple[str, ...]
     said: str
     before: NodeState | None
+    sent: float = 0.0
 
     @property
     def update(self) -> dict[str, str]:
@@ -64,6 +66,8 @@ class Call:
 
     def __str__(self) -> str:
         was = f", on {node_text(self.before)}" if self.before else ""
+        if not self.ended:
+            return f"{' '.join(self.words)!r} is killed, {'sent already' if self.sent else 'nothing was sent'}{was}"
         words = " ".join(self.words if self.update else self.words[:4])
         return f"{words!r} ends with {self.code} after {self.ended - self.began:.2f} s{was}"
 
@@ -107,4 +111,6 @@ def _call(path: Path) -> Call:
         before = parse_node(texts["before"]) if texts["before"] else None
     except LabError:
         before = None
-    return Call(float(began), float(ended), int(code), tuple(path.read_text().splitlines()), texts["said"], before)
+    file = base.with_name(f"{base.name}.before")
+    sent = file.stat().st_mtime if file.exists() else 0.0
+    return Call(float(began), float(ended), int(code), tuple(path.read_text().splitlines()), texts["said"], before, sent)
