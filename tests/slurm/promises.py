@@ -7,12 +7,11 @@ had seen before it: that must not drain again. Where the contract leaves it open
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.lab.clients import NodeState
-from tests.slurm.record import RELEASES, Act, Fault, Record, Span
+from tests.slurm.record import KNOWN, RELEASES, Act, Fault, Record, Span
 from tests.slurm.wire import Call, node_text
 
 #: From an answer to the sending of the write that rests on it: 2 s as documented, and half a second for a busy machine.
@@ -48,8 +47,10 @@ def status(record: Record, fault: Fault, at: float) -> str:
     """``due``, ``known``, ``open``, or ``gone`` (also: not yet there) at that time."""
     if not fault.at <= at < fault.ended:
         return "gone"
+    if any(act.what in (*RELEASES, *KNOWN) and act.began <= at < act.ended for act in record.acts):
+        return "open"
     now = "due"
-    happened: list[tuple[float, Act | Span | float]] = [(act.ended, act) for act in record.acts if act.ok and act.ended <= at]
+    happened: list[tuple[float, Act | Span | float]] = [(act.ended, act) for act in record.acts if act.ended <= at]
     happened += [(span.ended, span) for span in record.spans if span.what == "reboot" and span.began <= at]
     happened += [(when, when) for when in record.emptied if when <= at]
     for when, what in sorted(happened, key=lambda each: each[0]):
@@ -63,6 +64,9 @@ def status(record: Record, fault: Fault, at: float) -> str:
 
 
 def _after_act(record: Record, fault: Fault, act: Act, now: str) -> str:
+    if not act.ok:  # 22.05 lifts the drain of a node that has not registered yet, and calls it an error
+        tried = act.what in RELEASES and (act.before is None or "DRAIN" in act.before.states)
+        return "open" if tried else now
     if act.what in RELEASES:
         ours = act.before is not None and act.before.reason.startswith(OWN) and _person_words(record, act.before) == ""
         return "known" if now == "known" or (ours and _seen_before(record, fault, act) and _heard(record, act)) else "open"
@@ -70,7 +74,7 @@ def _after_act(record: Record, fault: Fault, act: Act, now: str) -> str:
         return "known" if now == "known" or _seen_before(record, fault, act) else "open"
     if act.what == "fairlead clear":
         if fault.kind == "xid":
-            return "known" if fault.at < act.began - SEEN_SECONDS else "open"
+            return "known" if fault.at < act.began - SEEN_SECONDS * record.busy else "open"
         return "due" if now == "due" else "open"
     return now
 
@@ -78,7 +82,7 @@ def _after_act(record: Record, fault: Fault, act: Act, now: str) -> str:
 def _seen_before(record: Record, fault: Fault, act: Act) -> bool:
     """The agent had time to see the fault before the person acted."""
     since = max([fault.at, *(s.ended for s in record.spans if s.what in ("no agent", "reboot") and s.began < act.began)])
-    return since + SEEN_SECONDS < act.began
+    return since + SEEN_SECONDS * record.busy < act.began
 
 
 def _heard(record: Record, act: Act) -> bool:
@@ -133,7 +137,7 @@ def _of_others(record: Record, call: Call) -> Iterator[Broken]:
         yield Broken("the agent reads before it writes", call.began, str(call))
     elif whose in asked[-1].said:
         yield Broken("the agent changes nothing that it has seen to be another's", call.began, f"it had read {whose!r}: {call}")
-    elif words and (took := call.sent - asked[-1].ended) > WINDOW_SECONDS + _strain(record, call.began):
+    elif words and (took := call.sent - asked[-1].ended) > WINDOW_SECONDS * record.busy:
         how = f"{took:.1f} s after the answer the agent writes over {words!r}: {call}"
         yield Broken(f"a write rests on an answer of at most {WINDOW_SECONDS:g} s ago", call.began, how)
 
@@ -141,7 +145,7 @@ def _of_others(record: Record, call: Call) -> Iterator[Broken]:
 def _wrong_drain(record: Record, call: Call) -> Iterator[Broken]:
     if _person_words(record, NodeState((), call.update.get("reason", ""))):
         return
-    times = (call.began - SEEN_SECONDS, call.began, call.ended)
+    times = (call.began - SEEN_SECONDS * record.busy, call.began, call.ended)
     states = [(str(fault), status(record, fault, at)) for at in times for fault in record.faults]
     if any(now in ("due", "open") for _, now in states):
         return
@@ -156,9 +160,10 @@ def _wrong_resume(record: Record, call: Call) -> Iterator[Broken]:
     by_hand = (act for act in record.acts if act.what.startswith("fairlead resume"))
     if any(act.began <= call.began <= act.ended for act in by_hand):
         return
+    early = call.began - 2 * SEEN_SECONDS * record.busy
     for fault in record.faults:
-        due = all(status(record, fault, at) == "due" for at in (call.began - 2 * SEEN_SECONDS, call.began, call.ended))
-        if due and fault.at < call.began - 2 * SEEN_SECONDS and _seen_before(record, fault, Act(call.began, call.ended, "")):
+        due = all(status(record, fault, at) == "due" for at in (early, call.began, call.ended))
+        if due and fault.at < early and _seen_before(record, fault, Act(call.began, call.ended, "")):
             yield Broken("the agent resumes only what is well or acknowledged", call.began, f"{fault}: {call}")
 
 
@@ -184,10 +189,9 @@ def _out_of_service(record: Record) -> Iterator[Broken]:
         for fault in record.faults:
             if not fault.at < ended or fault.ended <= began:
                 continue
-            since = _could_drain_since(record, max(began, fault.at), ended, fault)
-            late = (
-                _strain(record, since) + since + (0 if fault.at > began else record.look) + DRAIN_SECONDS
-            )  # new evidence waits for no look
+            since = _could_drain_since(record, max(began, fault.at), fault)
+            look = 0 if fault.at > began else record.look  # new evidence waits for no look
+            late = since + look + DRAIN_SECONDS * record.busy
             until = min(ended, fault.ended)
             if late < until and all(status(record, fault, at) == "due" for at in (since, late, until - 0.01)):
                 jobs = [job for at, job in record.jobs if late < at < until]
@@ -196,27 +200,21 @@ def _out_of_service(record: Record) -> Iterator[Broken]:
                 yield Broken("a fault that nobody has acknowledged keeps the node drained", late, how)
 
 
-def _strain(record: Record, at: float) -> float:
-    """Seconds more for a machine that was too busy then: three for each that an outsider's look came late."""
-    times = [when for when in record.looked if at - 1 <= when <= at + record.look + DRAIN_SECONDS]
-    return 3 * sum(max(0.0, after - before - 0.5) for before, after in itertools.pairwise(times))
-
-
-def _could_drain_since(record: Record, at: float, until: float, fault: Fault) -> float:
+def _could_drain_since(record: Record, at: float, fault: Fault) -> float:
     """From when on nothing kept the agent from draining: not its own absence, slurmctld's, a hold, slowness; and not a
     maintenance reservation where it is a state of the driver's, which such work may explain."""
     for span in sorted(record.spans, key=lambda each: each.began):
+        more = (RETRY_SECONDS if span.what == "no slurmctld" else SEEN_SECONDS) * record.busy
         if span.what == "maintenance":
-            at = max(at, span.ended + record.look) if fault.kind != "xid" and span.began < until and span.ended > at else at
-        elif span.began < until and span.ended > at - RETRY_SECONDS:
-            more = RETRY_SECONDS if span.what == "no slurmctld" else SEEN_SECONDS
+            more = record.look if fault.kind != "xid" else at - span.ended
+        if span.began < at + record.look + DRAIN_SECONDS * record.busy:
             at = max(at, span.ended + more)
     return at
 
 
 def _persons_drain_stays(record: Record) -> Iterator[Broken]:
     """The last thing that a person asked for was a drain, and Slurm has not taken it away: so it stands at the end."""
-    said = [act for act in record.acts if act.ok and (act.words or act.what in RELEASES)]
+    said = [act for act in record.acts if act.what in RELEASES or (act.ok and act.words)]
     if not said or not said[-1].words or not record.seen:
         return
     act, last = said[-1], record.seen[-1].node
@@ -235,7 +233,7 @@ _PERSON = ("resumed by", "counts as acknowledged", "(acknowledged)", "known:    
 
 def _told(record: Record) -> Iterator[Broken]:
     """Nobody is said to have done what nobody did; and of a GPU that is lost nobody says that nothing drains."""
-    touched = [act.began for act in record.acts if act.what in (*RELEASES, "fairlead ack", "fairlead clear")]
+    touched = [act.began for act in record.acts if act.what in (*RELEASES, *KNOWN)]
     for at, where, text in record.told:
         if not any(when <= at for when in touched):
             for words in _PERSON:
@@ -244,5 +242,5 @@ def _told(record: Record) -> Iterator[Broken]:
                     yield Broken("nobody is said to have resumed or acknowledged what nobody did", at, f"{where}: {line.strip()}")
                     break
         lost = [fault for fault in record.faults if fault.kind == "lost" and status(record, fault, at) == "due"]
-        if "nothing here drains" in text and any(fault.at < at - SEEN_SECONDS for fault in lost):
+        if "nothing here drains" in text and any(fault.at < at - SEEN_SECONDS * record.busy for fault in lost):
             yield Broken("of a lost GPU nobody says that nothing drains", at, f"{where}: {text.strip()}")

@@ -5,6 +5,7 @@ Times are CLOCK_REALTIME seconds of the one machine that everything runs on.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,9 @@ from tests.lab.clients import NodeState, parse_node
 from tests.lab.roots import LabError
 from tests.slurm.wire import Call, node_text
 
-#: An act of a person that puts the node back into service, or that takes findings for known.
+#: What puts the node back into service when a person does it, and what takes findings for known or repaired.
 RELEASES = ("resume", "undrain", "fairlead resume", "fairlead resume --adopt")
+KNOWN = ("fairlead ack", "fairlead clear")
 
 
 @dataclass
@@ -86,8 +88,8 @@ class Record:
     told: list[tuple[float, str, str]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
-    #: When all of this was seen: on a busy machine there are gaps.
-    looked: list[float] = field(default_factory=list)
+    #: How many times longer everything may take: more than 1 where the machine had more to do than four programs a processor.
+    busy: float = 1.0
     #: When a job's script began here.
     jobs: list[tuple[float, str]] = field(default_factory=list)
     lines: list[tuple[float, str]] = field(default_factory=list)
@@ -95,9 +97,13 @@ class Record:
     def tell(self, at: float, text: str) -> None:
         self.lines.append((at, text))
 
+    def measure(self) -> None:
+        """How busy the machine is now; the most counts."""
+        self.busy = max(self.busy, os.getloadavg()[0] / (4 * len(os.sched_getaffinity(0))))
+
     def story(self) -> str:
         """All of it, by time."""
-        lines = list(self.lines)
+        lines = [*self.lines, (self.began, f"bounds are {self.busy:.1f} times as long: so busy was the machine")]
         lines += [(call.began, f"    agent: {call}") for call in self.calls]
         lines += [(seen.at, f"        slurmctld: {node_text(seen.node)}") for seen in self.seen]
         lines += [(at, f"        {job} starts") for at, job in self.jobs]
@@ -105,15 +111,13 @@ class Record:
         return "\n".join(f"{at - self.began:7.2f}  {text}" for at, text in sorted(lines))
 
 
-def samples(file: Path, node: str, since: float) -> tuple[list[Seen], list[float]]:
-    """The changes of one node since then, of a file that ``sampler`` writes, and the times at which somebody looked."""
+def samples(file: Path, node: str, since: float) -> list[Seen]:
+    """The changes of one node since then, of a file that ``sampler`` writes."""
     found: list[Seen] = []
-    looked: list[float] = []
     at = 0.0
     for line in file.read_text(errors="replace").splitlines():
         if line.startswith("@ "):
             at = float(line[2:])
-            looked += [at] if at >= since else []
         elif at >= since and re.match(rf"NodeName={node}\b", line):
             try:
                 state = parse_node(line)
@@ -121,7 +125,7 @@ def samples(file: Path, node: str, since: float) -> tuple[list[Seen], list[float
                 continue
             if not found or found[-1].node != state:
                 found.append(Seen(at, state))
-    return found, looked
+    return found
 
 
 def sampler(file: str, seconds: float) -> str:

@@ -81,6 +81,7 @@ class Ward:
         self.agent.write_document(slurm=slurm, policy=POLICY)
         self._back_to_idle()
         self.record = Record(self.node, time.time(), look)
+        self.record.measure()
         self.begun: dict[str, float] = {}
         self.holds = self.power_cycles = 0
         self.agent_up()
@@ -96,6 +97,7 @@ class Ward:
         for what in list(self.begun):
             self.over(what)
         record.ended = time.time()
+        record.measure()
         if self.agent.process is not None:
             self.agent.process.kill()
             self.agent.process.wait()
@@ -105,7 +107,7 @@ class Ward:
             lifts = [call.ended for call in record.calls if act.began <= call.began <= call.ended <= act.ended and call.lifts]
             if act.what.startswith("fairlead resume") and lifts:
                 record.acts[number] = replace(act, ended=lifts[-1])
-        record.seen, record.looked = samples(self.cluster.log / "samples", self.node, record.began)
+        record.seen = samples(self.cluster.log / "samples", self.node, record.began)
         ran = self.cluster.folder / "nodes" / f"ran.{self.node}"
         for line in ran.read_text().splitlines() if ran.exists() else ():
             at, _, job = line.partition(" ")
@@ -168,6 +170,7 @@ class Ward:
 
     def hear(self, *, why: bool = False) -> None:
         """Note what the agent's verdict, or ``fairlead why`` too, says now."""
+        self.record.measure()
         try:
             verdict = self.agent.verdict()
             self.record.told.append((time.time(), "verdict", f"{verdict.state.value} {verdict.text}"))
