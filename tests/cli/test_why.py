@@ -82,7 +82,16 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] =
     ),
     "by hand": (agent("drain", drain={"reason": HAND}), slurm("IDLE+DRAIN", HAND), ["when the work is done: `fairlead resume`"]),
     "held": (agent("warn", hold={"who": "ann"}), slurm("IDLE"), ["the agent is on hold (ann)"]),
-    "acknowledged": (agent("warn", **BAD, acknowledged=[XID["id"]]), slurm("IDLE"), ["nothing now: nothing here drains"]),
+    "acknowledged": (
+        agent("warn", **BAD, acknowledged=[XID["id"]]),
+        slurm("IDLE"),
+        [f"nothing now: xid/{PCI} stands and is acknowledged, so jobs may start; `fairlead ack --undo`"],
+    ),
+    "gone from Slurm since the agent last looked": (
+        agent("drain", **BAD, drain={"reason": REASON}),
+        slurm("IDLE"),
+        ["reboot the node", "ask again in a minute: a person's resume acknowledges what was known"],
+    ),
     "over budget": (
         agent("warn", **BAD, slurm={"over_budget": "2 of 2 nodes", "limit": {"kind": "budget", "name": "partition gpu"}}),
         slurm("IDLE"),
@@ -111,6 +120,15 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] =
     ),
     "not asked": (agent(), None, ["nothing to do"]),
 }
+
+
+def test_after_a_reboot_and_a_slurmctld_without_its_state_no_line_contradicts_another() -> None:
+    """The agent still has its drain, Slurm has none, and no person has resumed anything."""
+    account = agent("drain", "drained by fairlead, recovering", **BAD, drain={"reason": REASON})
+    told = "\n".join(story("n1", account, slurm("IDLE")))
+    assert "has gone since the agent last looked" in told
+    for wrong in ("nobody drained it", "resumed by a person", "nothing here drains", "nothing to do"):
+        assert wrong not in told
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

@@ -11,6 +11,7 @@ from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Proof, Rules, acknowledge, decide
 from fairlead.policy.rules import Severity
+from fairlead.policy.state import standing
 
 CHECKS = {
     "xid": CheckPolicy(mode=Mode.ENFORCE),
@@ -222,7 +223,7 @@ def test_a_reboot_keeps_what_drained_until_it_is_seen_clean() -> None:
 
 def test_an_acknowledgement_covers_the_evidence_so_far_only() -> None:
     first = run([bad()])[0]
-    known = acknowledge(first.state)
+    known = acknowledge(first.state, standing(first.state))
     same = decide([bad()], CHECKS, known, now(1), RULES)
     assert (same.order, same.state_word, same.why_held) == (Order.KEEP, State.WARN, ("acknowledged",))
     new = decide([bad(), bad(evidence_id="e9")], CHECKS, same.state, now(2), RULES)
@@ -232,7 +233,7 @@ def test_an_acknowledgement_covers_the_evidence_so_far_only() -> None:
 
 def test_an_acknowledged_state_counts_again_once_it_had_gone() -> None:
     count = bad(evidence_id="", summary="7 of 8 GPUs")
-    known = acknowledge(run([count])[0].state)
+    known = acknowledge(run([count])[0].state, standing(run([count])[0].state))
     gone = run([count], [], [], [], [], state=known)
     assert {d.order for d in gone} == {Order.KEEP}
     assert decide([count], CHECKS, gone[-1].state, now(9), RULES).order is Order.DRAIN

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import Order, acknowledge, decide
+from fairlead.policy.state import standing
 from tests.policy.test_decide import CHECKS, GPU, RULES, bad, now, run
 
 LEVELS = st.sampled_from([Level.OK, Level.WARN, Level.UNKNOWN, Level.DRAIN])
@@ -88,5 +89,5 @@ def test_resume_only_after_so_many_clean_sweeps(story: list[str]) -> None:
 @given(SWEEPS)
 def test_acknowledging_everything_leaves_nothing_that_drains(history: list[list[Finding]]) -> None:
     last = run(*history)[-1]
-    again = decide(history[-1], CHECKS, acknowledge(last.state), now(30), RULES)
+    again = decide(history[-1], CHECKS, acknowledge(last.state, standing(last.state)), now(30), RULES)
     assert again.order is Order.KEEP and again.counted == ()

@@ -7,6 +7,7 @@ import pytest
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import CheckPolicy, Order, Rules, acknowledge, decide
+from fairlead.policy.state import standing
 from tests.policy.test_decide import CHECKS, RULES, bad, now, run
 
 
@@ -60,7 +61,7 @@ def test_kernel_log_evidence_stands_until_a_reboot_or_a_person() -> None:
     state = run([bad(evidence_id="b1:7")])[0].state
     gone = run(*([[]] * 6), state=state, drained=True)
     assert {(d.order, d.state_word) for d in gone} == {(Order.KEEP, State.DRAIN)}
-    known = run(*([[]] * 3), state=acknowledge(gone[-1].state), drained=True)
+    known = run(*([[]] * 3), state=acknowledge(gone[-1].state, standing(gone[-1].state)), drained=True)
     assert known[-1].order is Order.RESUME
     rebooted = run(*([[]] * 3), state=gone[-1].state, drained=True, boot_id="b2")
     assert [d.order for d in rebooted] == [Order.KEEP, Order.KEEP, Order.RESUME]

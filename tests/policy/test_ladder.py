@@ -13,6 +13,7 @@ from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
 from fairlead.policy.ladder import STEPS, order_of
 from fairlead.policy.request import Clear, apply
+from fairlead.policy.state import standing
 
 CHECKS = {n: CheckPolicy(mode=Mode.ENFORCE) for n in ("xid", "gpu_count", "row_remap")} | {"ecc": CheckPolicy()}
 GPU, OTHER = "0000:1b:00.0", "0000:43:00.0"
@@ -73,7 +74,7 @@ class Machine:
         self.boot_seconds = 60.0
 
     def resume_by_a_person(self) -> None:
-        self.state = acknowledge(self.state)
+        self.state = acknowledge(self.state, standing(self.state))
         self.drained = False
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Proof, Rules, acknowledge, decide
 from fairlead.policy.resume import MANUAL
+from fairlead.policy.state import standing
 
 CHECKS = {
     "xid": CheckPolicy(mode=Mode.ENFORCE),
@@ -155,7 +156,7 @@ class World:
             self.cut.clear()
         elif op == "person" and self.drained:
             self.known |= {t for t in self.truth.values() if t not in {"", "?"}}
-            self.state = acknowledge(self.state)
+            self.state = acknowledge(self.state, standing(self.state))
             self.back()
         elif op == "lose" and not self.cut:
             self.state, self.known, self.streak, self.lost = PolicyState(), set(), 0, True

@@ -103,7 +103,10 @@ def site(own: Cluster, tmp_path: Path) -> Iterator[Site]:
         pause(began)
 
 
-@pytest.mark.parametrize("words", [("ASAP",), ("nextstate=RESUME",), ("ASAP", "nextstate=RESUME"), ()])
+SLOW = [pytest.param(words, marks=pytest.mark.slow) for words in (("ASAP", "nextstate=RESUME"), ())]
+
+
+@pytest.mark.parametrize("words", [("ASAP",), ("nextstate=RESUME",), *SLOW])
 def test_a_reboot_by_slurmctld_acknowledges_nothing(site: Site, words: tuple[str, ...]) -> None:
     """Which of them lift the drain differs by release; a person's resume after the reboot counts on all."""
     site.drained()
@@ -134,6 +137,7 @@ def test_a_slurmctld_without_its_saved_state_acknowledges_nothing(site: Site) ->
         assert site.look() is Outcome.ACKNOWLEDGED, how
 
 
+@pytest.mark.slow
 def test_a_slurmctld_with_an_old_state_acknowledges_nothing(site: Site) -> None:
     """A backup of the folder from before our drain, with an older drain of somebody else's in it."""
     site.cluster.scontrol("update", "nodename=n2", "state=drain", "reason=bob: PSU")
@@ -162,6 +166,7 @@ def test_a_reconfiguration_still_lets_a_persons_resume_count(site: Site) -> None
     assert site.look() is Outcome.ACKNOWLEDGED
 
 
+@pytest.mark.slow
 def test_a_restart_with_its_state_keeps_our_drain_and_a_resume_that_something_newer_proves(site: Site) -> None:
     site.drained()
     site.restart()
@@ -175,6 +180,7 @@ def test_a_restart_with_its_state_keeps_our_drain_and_a_resume_that_something_ne
     assert site.look() is Outcome.ACKNOWLEDGED
 
 
+@pytest.mark.slow
 def test_a_restart_right_after_a_resume_is_no_resume_where_nothing_tells(site: Site) -> None:
     """24.11 without slurmdbd leaves the lifted words, which tell."""
     site.drained()

@@ -97,7 +97,7 @@ def test_an_admin_who_comes_while_scontrol_is_slow_keeps_their_drain(
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     (bin_dir / "sinfo").symlink_to(cluster.bin / "sinfo")
-    slow = client_with(bin_dir, f'[ "$1" = update ] && sleep 5\nexec {cluster.bin}/scontrol "$@"')
+    slow = client_with(bin_dir, f'[ "$1" = update ] && sleep 5 >/dev/null 2>&1\nexec {cluster.bin}/scontrol "$@"')
     drain.client, drain.not_after = slow, slow.not_after
     steps = drain.drain("xid", "gone") if what == "drain" else drain.resume()
     while next(steps) != "write":

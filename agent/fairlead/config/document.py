@@ -53,7 +53,12 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     pyslurm_python: Annotated[str, Meta(description="The Python that has pyslurm; empty: fairlead's own.")] = ""
     look_seconds: Annotated[
         float,
-        Meta(ge=1, le=3600, description="While a drain of ours stands: how often slurmctld is asked whether it still does."),
+        Meta(
+            ge=1,
+            le=3600,
+            description="While a drain of ours stands: how often slurmctld is asked whether it still does. Four times as seldom"
+            " where this node's slurmd is seen, whose stirring makes the agent ask at once.",
+        ),
     ] = 30.0
     splay_seconds: Annotated[float, Meta(ge=0, le=5, description="Random wait before a drain, so that the budget is seen.")] = (
         0.05

@@ -60,7 +60,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     over_budget: the rule across nodes that left no room, in one line, for a while after it was asked; limit: the same as
     data. error: slurmctld's last refusal or silence.
     acknowledged: how many drains of ours a person has resumed; known: the names of the evidence that the last of them covers.
-    lost: how many have gone without a person's resume; why_lost: the last of them. manual: a person drained it through
+    lost: how many have gone without a person's resume; why_lost: the last of them. taken: whose words stand in place of ours,
+    as far as known, "" for nobody's. manual: a person drained it through
     fairlead. looks: how often our drain was seen standing. check, since: of our own drain, what it
     is for and when it was begun (Unix time in seconds).
     """
@@ -76,6 +77,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     known: tuple[str, ...] = ()
     lost: int = 0
     why_lost: str = ""
+    taken: str = ""
     manual: bool = False
     looks: int = 0
     check: str = ""
@@ -354,6 +356,7 @@ class Courier:
             before = self._standing
             entry = self._drain.ledger.load()
             drained = entry is not None and entry.ours
+            taken = entry is not None and entry.phase is Phase.TAKEN
             acknowledged = outcome is Outcome.ACKNOWLEDGED
             self._untold = self._untold or acknowledged
             held = result.detail if outcome in (Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN) else ""
@@ -368,6 +371,7 @@ class Courier:
                 known=result.known if acknowledged else before.known,
                 lost=before.lost + (outcome is Outcome.LOST),
                 why_lost=result.detail if outcome is Outcome.LOST else before.why_lost,
+                taken=(result.detail if outcome is Outcome.FOREIGN else before.taken) if taken else "",
                 looks=before.looks + (self._asked and outcome is Outcome.DRAINED),
                 manual=bool(entry and drained and entry.manual),
                 check=entry.token.check if entry is not None and drained else "",
@@ -381,7 +385,7 @@ class Courier:
                 self._due = float("inf")  # the order itself is tried again
             if entry is not None and not drained:  # taken by a person, or something sent may still arrive
                 self._due = now + (look_seconds if entry.phase is Phase.TAKEN else self._look_seconds) * random.uniform(0.8, 1.2)
-            self._taken = entry is not None and entry.phase is Phase.TAKEN
+            self._taken = taken
             if self._unsettled_by(result, entry):
                 self._due = min(self._due, now + UNSETTLED_SECONDS * 2.0 ** min(self._unsettled, 10) * random.uniform(0.7, 1.3))
                 self._unsettled += 1

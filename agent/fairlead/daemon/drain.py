@@ -257,13 +257,14 @@ class Drain(OwnNode):
             return (yield from self._put_back(entry, mine))
         lost = ""
         if entry.phase in (Phase.DRAINED, Phase.TAKEN) and not entry.freed and (mine.drained or not keep_off(mine.states)):
+            again = again and entry.manual and entry.phase is Phase.DRAINED  # words in its place are not ours to write
             lost = yield from self._unasked(entry, mine)
-            if lost and entry.manual and again and (why := self.barred()):
+            if lost and again and (why := self.barred()):
                 return result(Outcome.HELD, mine, f"{lost}; the drain is not made again: {why}")
             if lost and owner is Owner.FREE:
                 yield "save"
                 self.ledger.save(self._left(entry))
-                if entry.manual and again:
+                if again:
                     return (yield from self.drain(MANUAL, entry.token.summary))
                 return replace(result(Outcome.LOST, mine, lost), marked=marked)
             entry = replace(entry, phase=Phase.DRAINING, written=0) if lost else entry

@@ -39,7 +39,7 @@ class Fleet:
         self._groups: tuple[Group, ...] = ()
         self._held: dict[tuple[str, int | None], tuple[float, float]] = {}  # when first, when last
         self._certain = ""  # the token of a drain whose device is certainly gone
-        self.crowd = CROWD_UNKNOWN  # how many nodes were drained when all were last listed: others who ask as this one does
+        self.crowd = CROWD_UNKNOWN  # how many nodes may be drained now, and their agents ask as this one does
         self._contested = ""  # the token of a drain that has waited for others to undo theirs
 
     def refresh(self) -> None:
@@ -98,7 +98,7 @@ class Fleet:
             self._held[fault.check, fault.job] = (now - fault.waited, now)
 
     def _look(self, me: str, listed: Sequence[NodeState]) -> Look:
-        self.crowd = sum(n.drained for n in listed)
+        self.crowd = max(sum(n.drained for n in listed), len(listed) // 10)  # it is a while until all are listed again
         return Look(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
 
 

@@ -26,7 +26,7 @@ from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Driver, Missing, Node, unreadable
 from fairlead.model.finding import Finding, Service
 from fairlead.policy import Decision, Now, Order, PolicyState, Proof, acknowledge, decide
-from fairlead.policy.state import identity
+from fairlead.policy.state import identity, standing
 
 SETTLE_SWEEPS = 300  # at most so many sweeps after the last record
 _NUMBERS = re.compile(r"^kernel log at [0-9.]+ s, record \d+")
@@ -149,7 +149,7 @@ class _Replay:
 
     def _known(self) -> None:
         """A person resumed the drain, as an agent noted at the time."""
-        self.state = acknowledge(self.state)
+        self.state = acknowledge(self.state, standing(self.state))  # what stood at that time of the recording
         self.drained = ""
         self._event("acknowledged", text="a person resumed the node")
         self._decide(set())

@@ -64,8 +64,8 @@ def slurm(trail: Trail, before: Standing, after: Standing) -> None:
             what, detail = "resumed by a person", covers(after)
         elif after.lost > before.lost:
             what, detail = "drain lost", f"{after.why_lost}: nothing is acknowledged, what is still wrong drains again"
-        elif after.foreign or after.held:
-            what, detail = "drain given up", after.held
+        elif after.taken or after.foreign or after.held:
+            what, detail = "drain given up", after.taken or after.held
         else:
             what, detail = "resumed", ""
         trail.agent(what, detail=detail, args={"reason": before.reason})

@@ -123,7 +123,8 @@ ROWS = (
         drain="foreign",
         look="drained",
         resume="held",
-        note="our reason gets ` : reboot issued`; it stays ours and is resumed once the node is back and well",
+        note="our reason gets ` : reboot issued` and stays ours. Where the reboot lifts the drain (ASAP on 22.05,"
+        " nextstate=RESUME on all) nothing is acknowledged; else the node is resumed once it is back and well",
     ),
     Row(
         name="reboot timed out",
@@ -204,7 +205,8 @@ ROWS = (
         look="drained",
         resume="held",
         why="not registered yet",
-        note="after a start of slurmctld, until slurmd registers",
+        note="after a start of slurmctld, until slurmd registers. A slurmctld without its saved state shows it without our drain:"
+        " that is nobody's resume, and what is still wrong drains again",
     ),
     Row(
         name="invalid registration",

@@ -153,13 +153,12 @@ def standing(state: PolicyState) -> tuple[Finding, ...]:
     return tuple({identity(f): f for track in state.tracks.values() for f in (*track.bad, *track.found)}.values())
 
 
-def acknowledge(state: PolicyState, findings: Iterable[Finding] | None = None) -> PolicyState:
-    """The state after a person said "I know": these findings (None: all that stand) do not drain any more.
+def acknowledge(state: PolicyState, findings: Iterable[Finding]) -> PolicyState:
+    """The state after a person said "I know": these findings do not drain any more.
 
     Only new evidence counts again: another kernel record, another counter value, or the same thing after it had gone.
     """
-    covered = tuple(findings) if findings is not None else standing(state)
-    return acknowledge_evidence(state, (identity(f) for f in covered))
+    return acknowledge_evidence(state, (identity(f) for f in findings))
 
 
 def acknowledge_evidence(state: PolicyState, identities: Iterable[str]) -> PolicyState:
