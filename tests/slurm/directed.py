@@ -136,11 +136,25 @@ def same_evidence(ward: Ward, chance: random.Random) -> None:
     ward.fault("xid", 4)
 
 
+def words_while_it_reboots(ward: Ward, chance: random.Random) -> None:
+    """An Xid, which the reboot ends; while the node is down an admin drains it in their own words; Slurm lifts it all."""
+    ward.fault("xid", 0)
+    drained(ward)
+    before = ward.power_cycles
+    ok, told = ward.scontrol("reboot", "nextstate=RESUME", ward.node)
+    assert ok and ward.until(lambda: "reboot" in ward.begun, 20), told
+    time.sleep(1)
+    ward.drains(f"ann: riser swap on {ward.node}.")
+    assert ward.until(lambda: ward.power_cycles > before, 60), "it is not rebooted"
+    time.sleep(5)
+
+
 #: Name -> what happens, and how often the agent looks after its drain.
 ALONE: Mapping[str, tuple[Script, float]] = {
     "reboot asap": (_reboot("ASAP"), 2),
     "reboot nextstate=resume": (_reboot("nextstate=RESUME"), 2),
     "reboot asap nextstate=resume, with words": (_reboot("ASAP", "nextstate=RESUME", "reason=ann: new kernel"), 2),
+    "words while it reboots": (words_while_it_reboots, 2),
     "taken, then an Xid": (_taken("xid"), 15),
     "taken, then a row remap": (_taken("remap"), 15),
     "slow drain": (slow_drain, 2),
@@ -153,15 +167,15 @@ ALONE: Mapping[str, tuple[Script, float]] = {
 
 
 def stands(ward: Ward, chance: random.Random) -> None:
-    """Our drain stands for a while."""
+    """Our drain stands for a while: longer than slurmctld takes to save its state."""
     ward.fault("lost", 3)
     drained(ward)
-    time.sleep(25)
+    time.sleep(18)
 
 
 def stands_anew(ward: Ward, chance: random.Random) -> None:
     """Our drain is younger than slurmctld's last save of its state, perhaps."""
-    time.sleep(20)
+    time.sleep(14)
     ward.fault("xid", 3)
     drained(ward)
 
@@ -170,7 +184,7 @@ def resumed(ward: Ward, chance: random.Random) -> None:
     """A person has resumed it just before."""
     ward.fault("lost", 3)
     drained(ward)
-    time.sleep(20)
+    time.sleep(16)
     ward.lifts()
 
 

@@ -111,6 +111,8 @@ def _writes(record: Record) -> Iterator[Broken]:
         if not call.update or call.code not in (0, -1):
             continue
         yield from _of_others(record, call)
+        if _by_command(record, call):
+            continue
         for span in record.spans:
             if span.what == "hold" and span.began < call.began < span.ended - 0.5:
                 yield Broken("while there is a hold, the agent changes nothing", call.began, str(call))
@@ -118,6 +120,11 @@ def _writes(record: Record) -> Iterator[Broken]:
             yield from _wrong_drain(record, call)
         elif call.code == 0 and call.lifts:
             yield from _wrong_resume(record, call)
+
+
+def _by_command(record: Record, call: Call) -> bool:
+    """`fairlead resume` wrote it for a person, by the same programs as the agent."""
+    return any(act.what.startswith("fairlead resume") and act.began <= call.began <= act.ended for act in record.acts)
 
 
 def _of_others(record: Record, call: Call) -> Iterator[Broken]:
@@ -157,9 +164,6 @@ def _wrong_drain(record: Record, call: Call) -> Iterator[Broken]:
 
 
 def _wrong_resume(record: Record, call: Call) -> Iterator[Broken]:
-    by_hand = (act for act in record.acts if act.what.startswith("fairlead resume"))
-    if any(act.began <= call.began <= act.ended for act in by_hand):
-        return
     early = call.began - 2 * SEEN_SECONDS * record.busy
     for fault in record.faults:
         due = all(status(record, fault, at) == "due" for at in (early, call.began, call.ended))

@@ -18,7 +18,7 @@ from tests.slurm.sequences import Ended, cluster_of_wards
 from tests.slurm.ward import Ward
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
-NODES = [f"n{i}" for i in range(1, 13)]
+NODES = [f"n{i}" for i in range(1, 1 + max(len(directed.ALONE), 10))]
 #: The release of `make test`: the one whose `scontrol reboot ASAP` alone lifts a drain.
 FIRST = "bookworm"
 RANDOM = 5
