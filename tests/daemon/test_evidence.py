@@ -8,7 +8,7 @@ import pytest
 
 from fairlead.daemon.courier import Courier, Standing, Want
 from fairlead.daemon.drain import Drain
-from fairlead.daemon.evidence import Known, known_of
+from fairlead.daemon.evidence import Known, evidence_of
 from fairlead.daemon.ledger import Ledger
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import PolicyState, Rules, acknowledge_evidence
@@ -54,7 +54,7 @@ class Node:
         if self.standing.acknowledged > before.acknowledged:
             self.state = acknowledge_evidence(self.state, self.standing.known)
         due = any(track.bad for track in self.state.tracks.values())
-        self.courier.want(ORDER if due and not self.standing.drained else Want(), known_of(self.state))
+        self.courier.want(ORDER if due and not self.standing.drained else Want(), evidence_of(self.state))
         return self.standing
 
     def turns(self, count: int = 4) -> Standing:
@@ -157,7 +157,7 @@ def test_new_evidence_does_not_wait_for_a_node_that_an_admin_has_just_given_back
 def test_new_evidence_does_not_wait_for_a_reservation_that_has_just_ended(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.ctld.records["n1"].flags.add("MAINTENANCE")
-    node.courier.want(Want(kind="drain", check="driver_library", summary="other library"), known_of(state_with("1")))
+    node.courier.want(Want(kind="drain", check="driver_library", summary="other library"), evidence_of(state_with("1")))
     for _ in node.courier.turn():
         pass
     assert node.courier.take().held
@@ -185,5 +185,5 @@ def test_what_would_not_drain_wakes_nobody(node: Node) -> None:
     warning = Finding(check="ecc", level=Level.WARN, device="gpu3", summary="x")
     state = PolicyState(tracks={**node.state.tracks, warning.key: Track(level=Level.WARN, found=(warning,))})
     node.now += 6
-    node.courier.want(Want(), known_of(state))
+    node.courier.want(Want(), evidence_of(state))
     assert node.courier.due() > node.now

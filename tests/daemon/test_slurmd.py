@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.courier import LOOKS_PER_SECOND, Courier, Want
+from fairlead.daemon.courier import Courier, Want
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.pace import LOOKS_PER_SECOND
 from fairlead.daemon.slurmd import FIND_SECONDS, Slurmd
 from fairlead.policy.rules import Rules
 from tests.slurm import model
@@ -156,20 +157,22 @@ def test_a_slurmd_with_much_to_do_asks_no_more_than_once_a_minute(tmp_path: Path
 MANY = [60, pytest.param(1000, marks=pytest.mark.slow)]
 
 
-def worst_second(site: Site) -> int:
-    """The most looks in one second, were there 1,000 nodes like these."""
-    seconds = Counter(int(at) for at in site.asked)
-    return max(seconds.values()) * 1000 // len(site.couriers)
+def looks_per_second(site: Site) -> float:
+    """In the worst ten seconds, were there 1,000 nodes like these: fewer are too few to tell single seconds from chance."""
+    tens = Counter(int(at / 10) for at in site.asked)
+    return max(tens.values()) / 10 * 1000 / len(site.couriers)
 
 
 @pytest.mark.parametrize("nodes", MANY)
 def test_a_ping_of_all_nodes_does_not_make_all_agents_ask_at_once(tmp_path: Path, nodes: int) -> None:
     site = Site(tmp_path, nodes, crowd=1000)
+    site.run(300)
+    site.asked.clear()
     for courier in site.couriers:
         courier.stirred(watched=True, stirred=True)
     site.run(60)
-    assert len(site.asked) >= nodes
-    assert worst_second(site) <= LOOKS_PER_SECOND * (6 if nodes < 1000 else 2), "by chance some more than on average"
+    assert len(set(site.asked)) > 30 and len(site.asked) >= nodes
+    assert looks_per_second(site) <= 3 * LOOKS_PER_SECOND
 
 
 @pytest.mark.parametrize("nodes", MANY)
@@ -177,7 +180,7 @@ def test_a_ping_of_all_nodes_does_not_make_all_agents_ask_at_once(tmp_path: Path
 def test_a_slurmctld_that_is_back_is_not_asked_by_all_at_once(tmp_path: Path, nodes: int, away: int) -> None:
     """All stir when slurmctld has them register."""
     site = Site(tmp_path, nodes, crowd=1000)
-    site.run(100)
+    site.run(300)
     site.ctld.away = True
     site.run(away)
     site.asked.clear()
@@ -185,6 +188,8 @@ def test_a_slurmctld_that_is_back_is_not_asked_by_all_at_once(tmp_path: Path, no
     for courier in site.couriers:
         courier.stirred(watched=True, stirred=True)
     site.run(240)
-    print(f"\n{nodes} nodes, away {away} s: {len(site.asked)} looks in 240 s, {worst_second(site)} in the worst second of 1,000")
-    assert worst_second(site) <= LOOKS_PER_SECOND * (6 if nodes < 1000 else 2)
+    print(
+        f"\n{nodes} nodes, away {away} s: {len(site.asked)} looks in 240 s, {looks_per_second(site):.0f} a second in the worst ten, of 1,000"
+    )
+    assert looks_per_second(site) <= 3 * LOOKS_PER_SECOND
     assert {c.take().error for c in site.couriers} == {""}

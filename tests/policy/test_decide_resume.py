@@ -6,8 +6,9 @@ import pytest
 
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
-from fairlead.policy import CheckPolicy, Order, Rules, acknowledge, decide
-from fairlead.policy.state import standing
+from fairlead.policy import CheckPolicy, Order, PolicyState, Rules, acknowledge, decide
+from fairlead.policy.state import Track, standing
+from fairlead.policy.tracks import of_this_boot
 from tests.policy.test_decide import CHECKS, RULES, bad, now, run
 
 
@@ -92,3 +93,14 @@ def test_a_check_that_was_switched_off_leaves_the_resume_to_a_person() -> None:
         state = decision.state
     assert decision.order is Order.KEEP
     assert decision.text == "drained by fairlead, check xid does not run any more: resume by hand"
+
+
+def test_records_of_an_earlier_boot_do_not_drain_a_node_whose_drain_a_reboot_has_lifted() -> None:
+    """The reboot is what they asked for; what this boot has found of the same device counts."""
+    boot = f"{'0' * 8}-0000-0000-0000-{'0' * 12}"
+    old = Finding(check="xid", level=Level.DRAIN, device="gpu1", summary="Xid 79", evidence_id=f"{boot}:7")
+    new = Finding(check="gpu_count", level=Level.DRAIN, summary="7 of 8 GPUs")
+    state = PolicyState(tracks={f.key: Track(level=Level.DRAIN, bad=(f,), found=(f,)) for f in (old, new)})
+    after = of_this_boot(state, f"{'1' * 8}-1111-1111-1111-{'1' * 12}")
+    assert (after.tracks[old.key].level, after.tracks[old.key].bad) == (Level.WARN, ())
+    assert after.tracks[new.key] == state.tracks[new.key]

@@ -18,7 +18,7 @@ from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.lab.silent import silent_disk, why_not
 from tests.slurm.conftest import client_of, kill_slurmctld, running, save
-from tests.slurm.test_lost import registered
+from tests.slurm.test_began import registered
 
 pytestmark = pytest.mark.slurm
 

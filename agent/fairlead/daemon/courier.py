@@ -2,10 +2,8 @@
 
 An order stands until it is done or replaced. slurmctld away: tried again with a growing, jittered wait, for ever. While
 a drain of ours stands it is looked at every ``look_seconds`` (two RPCs: somebody may have resumed it, and then the prolog
-must not refuse), and ``WATCHED`` times as seldom where this node's slurmd is watched, which tells of a resume at once
-(``stirred``); a node that is not drained costs slurmctld nothing. New evidence does not wait: it wakes an order that
-somebody else's drain keeps waiting, and the look at our own. What makes many agents ask at once (a ping, a slurmctld that
-is back) is spread, so that all of them together ask ``LOOKS_PER_SECOND`` times a second.
+must not refuse); a node that is not drained costs slurmctld nothing. ``pace`` says when it is looked at sooner, and how
+seldom otherwise.
 """
 
 from __future__ import annotations
@@ -23,19 +21,14 @@ from msgspec.structs import replace
 from fairlead.daemon import log
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.evidence import Known
-from fairlead.daemon.ledger import Entry, Phase, Reboot
+from fairlead.daemon.ledger import Phase
 from fairlead.daemon.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
+from fairlead.daemon.pace import Pace
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
 from fairlead.policy.fleet import Hold
 
 BACKOFF_MAX_SECONDS = 60.0
-WATCHED = 4.0
-LOOKS_PER_SECOND = 20.0
-SPREAD_MAX_SECONDS = 60.0
-STIR_SECONDS, STIR_MAX_SECONDS = 5.0, 60.0  # between looks at a node whose slurmd has much to do: from, to
-WAKE_SECONDS = 5.0  # a flood of new evidence asks slurmctld no more often
-UNSETTLED_SECONDS = 2.0  # a node that boots, or registers with a new slurmctld, is looked at again so soon, then later and later
 BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
 
 
@@ -118,14 +111,9 @@ class Courier:
         self._failures = 0
         self._squeezed = 0
         self._known: Known | None = None
-        self._wake_not_before = 0.0
-        self._unsettled = 0
-        self._watched = False
-        self._stirred_at = self._stir_not_before = float("-inf")
-        self._stir_gap = STIR_SECONDS
         entry = drain.ledger.load()
         self._taken = entry is not None and entry.phase is Phase.TAKEN
-        self._looked_with = frozenset(entry.known if entry else ())  # names known before slurmctld was last asked
+        self._pace = Pace(entry, lambda: self._drain.fleet.crowd)
         stands = entry is not None and entry.phase is Phase.DRAINED
         self._standing = Standing(
             drained=stands,
@@ -195,7 +183,7 @@ class Courier:
     def _wake(self) -> bool:
         """New evidence has come: look whether our drain still stands, and try again what waits for somebody else."""
         now = self._clock()
-        if self._known is None or now < self._wake_not_before or self._known.drains <= self._looked_with:
+        if not self._pace.is_new(self._known, now):
             return False
         if self._standing.drained or self._taken:
             self._due = min(self._due, now)
@@ -203,7 +191,7 @@ class Courier:
             return False
         if self._standing.held and not self._failures:
             self._not_before = 0.0
-        self._wake_not_before = now + WAKE_SECONDS
+        self._pace.woken(now)
         return True
 
     def change(self, drain: Drain, *, splay_seconds: float, look_seconds: float) -> None:
@@ -234,26 +222,15 @@ class Courier:
     def stirred(self, *, watched: bool, stirred: bool) -> None:
         """slurmctld has spoken to this node's slurmd (``daemon.slurmd``): somebody may have resumed the node."""
         with self._condition:
-            self._watched = watched
+            self._pace.watched = watched
             if not stirred or self._failures:
                 return
-            now = self._clock()
-            busy = now - self._stirred_at < STIR_MAX_SECONDS
-            self._stir_gap = min(2.0 * self._stir_gap, STIR_MAX_SECONDS) if busy else STIR_SECONDS
-            self._stirred_at = now
-            if now < self._stir_not_before:
-                return
-            at = now + self._spread()
-            self._stir_not_before = at + self._stir_gap
+            at = self._pace.stir(self._clock())
             if self._standing.drained or self._taken:
                 self._due = min(self._due, at)
             elif self._standing.held:
                 self._not_before = min(self._not_before, at)
             self._condition.notify()
-
-    def _spread(self) -> float:
-        """A moment within the time that the agents of all drained nodes need to ask one after the other."""
-        return random.uniform(0.0, min(SPREAD_MAX_SECONDS, self._drain.fleet.crowd / LOOKS_PER_SECOND))
 
     def look(self) -> None:
         """Somebody has changed the ledger (`fairlead drain` or `resume`): read what stands now."""
@@ -310,7 +287,7 @@ class Courier:
             self._failed(f"{type(e).__name__}: {e}")
         else:
             if self._asked and known is not None:
-                self._looked_with = known.drains
+                self._pace.looked_with = known.drains
             self._done(result, want, began)
 
     def _attempt(self, drain: Drain, want: Want, standing: Standing, refused_since: float | None, began: float) -> Steps:
@@ -338,7 +315,7 @@ class Courier:
         with self._condition:
             if self._standing.error != error:
                 log.line(log.WARNING, "slurm unavailable", error=error)
-            wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._spread()
+            wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._pace.spread()
             self._failures = min(self._failures + 1, 10)
             self._not_before = self._clock() + wait
             self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
@@ -356,7 +333,7 @@ class Courier:
             before = self._standing
             entry = self._drain.ledger.load()
             drained = entry is not None and entry.ours
-            taken = entry is not None and entry.phase is Phase.TAKEN
+            self._taken = taken = entry is not None and entry.phase is Phase.TAKEN
             acknowledged = outcome is Outcome.ACKNOWLEDGED
             self._untold = self._untold or acknowledged
             held = result.detail if outcome in (Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN) else ""
@@ -377,20 +354,15 @@ class Courier:
                 check=entry.token.check if entry is not None and drained else "",
                 since=entry.since if entry is not None and drained else 0.0,
             )
-            look_seconds = self._look_seconds * (WATCHED if self._watched else 1.0)
             if held or outcome is Outcome.DRAINED or drained:
-                self._due = now + look_seconds * random.uniform(0.8, 1.2)
+                self._due = now + self._pace.look_seconds(self._look_seconds)
                 self._not_before = now + self._look_seconds * random.uniform(0.5, 1.0) if held else 0.0
             if held and not drained:
                 self._due = float("inf")  # the order itself is tried again
             if entry is not None and not drained:  # taken by a person, or something sent may still arrive
-                self._due = now + (look_seconds if entry.phase is Phase.TAKEN else self._look_seconds) * random.uniform(0.8, 1.2)
-            self._taken = taken
-            if self._unsettled_by(result, entry):
-                self._due = min(self._due, now + UNSETTLED_SECONDS * 2.0 ** min(self._unsettled, 10) * random.uniform(0.7, 1.3))
-                self._unsettled += 1
-            else:
-                self._unsettled = 0
+                self._due = now + (self._pace.look_seconds(self._look_seconds) if taken else self._look_seconds)
+            if self._asked:
+                self._due = min(self._due, self._pace.unsettled(result, entry, now))
             if outcome is Outcome.OVER_BUDGET:
                 self._squeezed = min(self._squeezed + 1, 8)
                 wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
@@ -418,12 +390,6 @@ class Courier:
                     trouble=self._drain.ledger.trouble,
                 )
             self._set(after)
-
-    def _unsettled_by(self, result: Result, entry: Entry | None) -> bool:
-        """Whether slurmctld is about to say what has become of our drain: the node boots, or has not registered yet."""
-        stood = entry is not None and entry.phase in (Phase.DRAINED, Phase.TAKEN)
-        gone = result.outcome is Outcome.HELD and "DRAIN" not in result.states
-        return stood and self._asked and entry is not None and (gone or entry.reboot is Reboot.ASKED)
 
     def _set(self, standing: Standing) -> None:
         if standing != self._standing:

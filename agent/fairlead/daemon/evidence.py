@@ -21,7 +21,7 @@ class Known(Struct, frozen=True, kw_only=True):
     drains: frozenset[str] = frozenset()
 
 
-def known_of(state: PolicyState) -> Known:
+def evidence_of(state: PolicyState) -> Known:
     """What the policy remembers as standing, what drains first."""
     found = [f for track in state.tracks.values() for f in (*track.bad, *track.found)]
     names = dict.fromkeys(identity(f) for f in sorted(found, key=lambda f: f.level is not Level.DRAIN))

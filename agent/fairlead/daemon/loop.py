@@ -27,7 +27,7 @@ from fairlead.daemon.board import Board
 from fairlead.daemon.courier import Courier, Standing, Want
 from fairlead.daemon.disk import Disk
 from fairlead.daemon.drain import Drain
-from fairlead.daemon.evidence import known_of as evidence_of
+from fairlead.daemon.evidence import evidence_of
 from fairlead.daemon.history import History
 from fairlead.daemon.joblook import look_at_jobs
 from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
@@ -109,8 +109,7 @@ class Loop:
         self.decision: Decision | None = None
         self.jobs, self.blame = job_records.Jobs(), job_records.Blame()
         self.sweeps = self.woken = 0
-        self.presence, self.reapply = Presence(), Reapply()
-        self.slurmd = Slurmd() if root.is_live else None
+        self.presence, self.reapply, self.slurmd = Presence(), Reapply(), Slurmd("/proc" if root.is_live else "")
         self.gone: frozenset[int] = frozenset()
         self._told: dict[str, str] = {}
         self._lost, self._slept = 0, asleep()
@@ -244,18 +243,12 @@ class Loop:
         if now >= min(self._next_tick, self.next_sweep):  # with a sweep: one turn of the loop for both
             self._next_tick = now + TICK_SECONDS
             look_at_jobs(self)
-            self._heed_slurmd()
+            self.slurmd.heed(self.courier)
             if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
                 log.line(log.NOTICE, "NVML let go of" if wanted else "NVML taken hold of again", by="nvml-release")
                 self.next_sweep = 0.0
         if now >= self.next_sweep:
             self._start_sweep()
-
-    def _heed_slurmd(self) -> None:
-        """While a drain stands: whether slurmctld has spoken to slurmd, as it does when somebody resumes the node."""
-        if self.courier is not None and self.slurmd is not None and self.courier.waits:
-            stirred = self.slurmd.stirred()
-            self.courier.stirred(watched=self.slurmd.watched, stirred=stirred)
 
     # -- sources ---------------------------------------------------------------------------------
 
@@ -340,10 +333,9 @@ class Loop:
         if standing.acknowledged > before.acknowledged:
             self.state = acknowledge_evidence(self.state, standing.known)
             self.history.event("acknowledged", f"a person resumed our drain: {transitions.covers(standing)}")
-            log.line(log.NOTICE, "acknowledged", by="resume in Slurm", covers=", ".join(standing.known[: transitions.SHOWN]))
-        if standing.lost > before.lost:
+            log.line(log.NOTICE, "acknowledged", by="resume in Slurm")
+        if standing.lost > before.lost:  # the trail says why
             self.state = of_this_boot(self.state, self.senses.boot_id)
-            self.history.event("drain lost", standing.why_lost)
         if standing.drained != before.drained:
             self.history.event("drained" if standing.drained else "not drained by us", standing.reason or before.reason)
         self._decide((), frozenset())

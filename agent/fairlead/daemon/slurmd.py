@@ -12,13 +12,17 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fairlead.daemon.courier import Courier
 
 FIND_SECONDS = 20.0  # where there is none, so often it is looked for
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.M)
 
 
 class Slurmd:
-    """``proc``: where /proc is. Tells nothing where there is no slurmd, or more than one (a test cluster)."""
+    """``proc``: where /proc is, "" for nowhere. Tells nothing where there is no slurmd, or more than one (a test cluster)."""
 
     def __init__(self, proc: str = "/proc", *, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
@@ -31,6 +35,12 @@ class Slurmd:
     def watched(self) -> bool:
         """Whether the last call saw one."""
         return self._seen is not None
+
+    def heed(self, courier: Courier | None) -> None:
+        """While it matters what others do to the node in Slurm: tell the courier that slurmd has stirred."""
+        if courier is not None and courier.waits:
+            stirred = self.stirred()
+            courier.stirred(watched=self.watched, stirred=stirred)
 
     def stirred(self) -> bool:
         """Whether it has done something since the last call; False at the first one."""
@@ -67,6 +77,8 @@ class Slurmd:
         return total
 
     def _find(self) -> int:
+        if not self._proc:
+            return 0
         pids = [int(name) for name in os.listdir(self._proc) if name.isdigit() and self._name(int(name)) == b"slurmd\n"]
         return pids[0] if len(pids) == 1 else 0
 
