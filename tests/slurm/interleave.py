@@ -133,7 +133,7 @@ class Agent:
         self.folder = folder
         self.clock = clock
         self.wire = Wire(world, monitor, self)
-        self.evidence = self.known = 0
+        self.evidence = self.known = self.boots = 0
         self.broken = self.record = self.knew_refusal = False
         self.was_lifted = True  # since slurmctld was last killed and forgot a drain
         self.covered: int | None = None
@@ -149,7 +149,9 @@ class Agent:
         ledger = Ledger(
             str(self.folder / self.name / "state"), str(self.folder / self.name / "run"), node=self.node, machine=self.name
         )
-        return Drain(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono)
+        made = Drain(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono)
+        made.boot_id = f"boot {self.boots}"
+        return made
 
     def start(self) -> None:
         self.courier = Courier(self.protocol(), look_seconds=30, clock=self.clock.mono)
@@ -162,6 +164,12 @@ class Agent:
     def stop(self) -> None:
         self.end_turn()
         self.courier.close()
+
+    def boot(self) -> None:
+        """The node has booted, and with it the agent."""
+        self.boots += 1
+        self.lift = None
+        self.kill()
 
     def end_turn(self) -> None:
         if self.turn is not None:
@@ -312,7 +320,14 @@ def _random(world: World, monitor: Monitor, clock: Clock, agents: list[Agent], c
         monitor.change(f"person {state or 'reason'} {reason!r}", lambda: world.update(state, reason), agents, person=True)
     else:
         event = chance.choice(world.events)
+        if event == "booted":
+            _boot(agents)
         monitor.change(event, lambda: world.event(event), agents, person=event.split()[0] == "reboot")
+
+
+def _boot(agents: list[Agent]) -> None:
+    for agent in agents:
+        agent.boot()
 
 
 _WEIGHTS = {
@@ -331,6 +346,8 @@ def _rest(world: World, monitor: Monitor, clock: Clock, agents: list[Agent]) -> 
         agent.wire.fate = ""
         agent.wire.deliver()
     world.away = False
+    if any("REBOOT" in word for word in monitor.now().states):
+        _boot(agents)
     monitor.change("settle", world.settle, agents, person=False)
     for at in range(8):
         monitor.tell(f"-- {40 * at} s of rest")
