@@ -134,7 +134,7 @@ class Agent:
         self.clock = clock
         self.wire = Wire(world, monitor, self)
         self.evidence = self.known = self.boots = 0
-        self.broken = self.record = self.knew_refusal = False
+        self.broken = self.record = self.knew_refusal = self.booted = False
         self.was_lifted = True  # since slurmctld was last killed and forgot a drain
         self.covered: int | None = None
         self.lift: tuple[int, int] | None = None
@@ -168,7 +168,7 @@ class Agent:
     def boot(self) -> None:
         """The node has booted, and with it the agent."""
         self.boots += 1
-        self.lift = None
+        self.lift, self.booted = None, True
         self.kill()
 
     def end_turn(self) -> None:
@@ -199,11 +199,14 @@ class Agent:
             return  # a slurmctld that began anew may have lost it, too
         if entry.late_lift(self.clock.wall()):
             return  # it may have sent a resume of its own just before: to its mind that has arrived now
+        if self.booted:
+            return  # the reboot may have lifted it, too
         self.lift = (at, self.evidence if self.covered is None else self.covered)
 
     def decide(self) -> None:
         """As the agent's loop does with news of the courier and policy.decide with findings."""
         before, self.standing = self.standing, self.courier.take()
+        self.booted = self.booted and self.standing.looks == before.looks
         if self.standing.drained and self.standing.looks > before.looks:
             self.covered = self.evidence
         if self.standing.acknowledged > before.acknowledged:
