@@ -136,6 +136,20 @@ def same_evidence(ward: Ward, chance: random.Random) -> None:
     ward.fault("xid", 4)
 
 
+def resume_instead_of_reboot(ward: Ward, chance: random.Random) -> None:
+    """A reboot waits for a job's end, and the admin resumes the node instead: that is their resume, nothing has booted."""
+    job = ward.cluster.submit("#!/bin/sh\nsleep 60\n", f"-w{ward.node}")
+    ward.cluster.wait_job(job, "RUNNING")
+    ward.fault("xid", 0)
+    drained(ward)
+    ok, told = ward.scontrol("reboot", "ASAP", ward.node)
+    assert ok, told
+    time.sleep(4)
+    ward.lifts()
+    time.sleep(8)
+    ward.cluster.run(["/usr/bin/scancel", str(job)])
+
+
 def words_while_it_reboots(ward: Ward, chance: random.Random) -> None:
     """An Xid, which the reboot ends; while the node is down an admin drains it in their own words; Slurm lifts it all."""
     ward.fault("xid", 0)
@@ -154,6 +168,7 @@ ALONE: Mapping[str, tuple[Script, float]] = {
     "reboot asap": (_reboot("ASAP"), 2),
     "reboot nextstate=resume": (_reboot("nextstate=RESUME"), 2),
     "reboot asap nextstate=resume, with words": (_reboot("ASAP", "nextstate=RESUME", "reason=ann: new kernel"), 2),
+    "resume instead of a reboot": (resume_instead_of_reboot, 2),
     "words while it reboots": (words_while_it_reboots, 2),
     "taken, then an Xid": (_taken("xid"), 15),
     "taken, then a row remap": (_taken("remap"), 15),

@@ -152,8 +152,13 @@ def _of_others(record: Record, call: Call) -> Iterator[Broken]:
 def _wrong_drain(record: Record, call: Call) -> Iterator[Broken]:
     if _person_words(record, NodeState((), call.update.get("reason", ""))):
         return
-    times = (call.began - SEEN_SECONDS * record.busy, call.began, call.ended)
-    states = [(str(fault), status(record, fault, at)) for at in times for fault in record.faults]
+    asked = [each.began for each in record.calls if not each.update and 0 < each.ended <= call.began]
+    states = []
+    for fault in record.faults:
+        by_boot = any(span.what == "reboot" and span.began <= fault.ended <= span.ended for span in record.spans)
+        stale = not by_boot and call.began - SEEN_SECONDS * record.busy < fault.ended <= call.ended
+        times = (*asked[-1:], fault.ended - 0.01 if stale else call.began, call.began, call.ended)
+        states += [(str(fault), status(record, fault, at)) for at in times]
     if any(now in ("due", "open") for _, now in states):
         return
     known = sorted({name for name, now in states if now == "known"})
