@@ -246,7 +246,8 @@ def test_a_device_that_died_and_is_gone_is_found(name: str) -> None:
     assert [f.level for f in judged(name, host_node(devices=HAS), before)] == [Level.DRAIN]
     assert [f.level for f in judged(name, host_node(devices=NA), lines)] == [Level.DRAIN]
     if name == "fs_errors":
-        mounted = (*WELL.mounts, MountPoint(path="/data", kind="xfs", source=f"/dev/{strange}", read_only=False))  # type: ignore[misc]
+        source = f"/dev/{strange}"
+        mounted = (*WELL.mounts, MountPoint(device="259:9", path="/data", kind="xfs", source=source, read_only=False))  # type: ignore[misc]
         assert [f.level for f in judged(name, host_node(devices=HAS, mounts=mounted), lines)] == [Level.DRAIN]
         theirs = (*WELL.mounts, replace(mounted[-1], kind="fuse.x"))  # type: ignore[misc]
         assert [f.level for f in judged(name, host_node(devices=HAS, mounts=theirs), lines)] == [Level.WARN]

@@ -188,8 +188,10 @@ def test_what_a_firewall_of_a_user_s_own_namespace_logs_is_dropped(prefix: str) 
 
 @pytest.mark.parametrize("name", HEEDING)
 def test_no_pattern_takes_a_name_for_a_driver_s_word(name: str) -> None:
-    """Without the list of messages that begin with a name: there will be one that is not on it."""
+    """Without the list of messages that begin with a name: there will be one that is not on it. Only the list holds against the
+    name of a cgroup right behind the task's, which kernels before 5.0 printed."""
     forms = sorted({form.sample for form in NAME_FIRST} | {s for s in FIXED_FIRST if "{iface}" in s})
+    forms.remove("{name} cpuset=/slurm/{file} mems_allowed=0-1")
 
     @settings(OFTEN, max_examples=60)
     @given(sample=st.sampled_from(patterns_of(name)).flatmap(lambda p: st.from_regex(re.compile(rf"\A(?:{p.pattern})", p.flags))))
@@ -218,7 +220,7 @@ def test_what_stands_behind_the_kernel_s_own_words_changes_nothing(name: str, fi
 
 
 @pytest.mark.parametrize(
-    "text", ["NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.", "XFS (sda1): Filesystem has been shut down"]
+    "text", ["EDAC MC0: 1 UE memory read error on CPU_SrcID#1_Channel#1_DIMM#1", "XFS (sda1): Filesystem has been shut down"]
 )
 def test_a_fragment_begins_nothing(text: str) -> None:
     """Folders of cgroups are printed so, when another CPU prints in between (kernel/cgroup/cpuset.c)."""

@@ -22,7 +22,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 MACHINES = PROJECT / "tests/machines"
 #: Judged every 14 s, and well again three looks later: what they say of a fault is for their own tests.
 NO_SLOW_CHECKS = {name: {"enabled": False} for name, check in checks.load().items() if check.slow}
-XID79 = "6,{n},{us},-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+XID79 = "6,{n},{us},c;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 
 
 class Agent:

@@ -46,6 +46,17 @@ def test_no_flood_pushes_out_what_another_source_said(tmp_path: Path, flood: str
     history.close()
 
 
+def test_a_flood_of_one_pattern_of_the_site_s_pushes_out_no_record_of_another(tmp_path: Path) -> None:
+    history = History(str(tmp_path), "b")
+    lockup = "NMI watchdog: Watchdog detected hard LOCKUP on cpu 3"
+    killed = "Out of memory: Killed process {n} (x{n}) total-vm:1kB"
+    history.add_records([record(n, killed.format(n=n)) for n in range(10, 140)])
+    history.add_records([record(500, lockup)])
+    history.add_records([record(n, killed.format(n=n)) for n in range(1000, 1100)])
+    assert lockup in [r.text for r in history.past().records]
+    history.close()
+
+
 def test_a_device_is_remembered_for_this_boot(tmp_path: Path) -> None:
     """Which there was: a disk that died may be gone, and the agent started again since."""
     history = History(str(tmp_path), "b")

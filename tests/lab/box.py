@@ -2,7 +2,9 @@
 
 ``fork_into`` forks the first process of new mount, UTS, IPC, PID, cgroup and time namespaces; ``compose`` runs
 in it and mounts: an overlay on the Debian root, /proc, /sys (the machine's own, read-only, or a machine tree),
-a /dev with only what a container has plus the simulated device nodes, /run, /tmp, and the binds asked for.
+a /dev with only what a container has plus the simulated device nodes, /run, /tmp, and the binds asked for. The device
+nodes are the box's own: who changes or removes one of them changes nothing on the machine. Every file system in memory has
+a size (SIZES), so that no box fills the machine's memory through one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ Bind = tuple[str, str, bool]
 #: (name below /dev, major, minor, mode)
 Device = tuple[str, int, int, int]
 
-_PLAIN_DEVICES = ("null", "zero", "random", "urandom", "tty", "full")
+#: As in devices.txt of the kernel: major and minor.
+_PLAIN_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+#: What may be written to each file system in memory; "root" is the box's whole disk where that has no folder of its own.
+SIZES = {"root": "1g", "sys": "64m", "dev": "4m", "dev/shm": "256m", "run": "128m", "tmp": "512m"}
 
 
 @dataclass(frozen=True)
@@ -137,12 +142,14 @@ def compose(box: Box) -> None:
     top = box.scratch
     memory = top.parent / f"{top.name}.memory"
     memory.mkdir(exist_ok=True)
-    linux.mount("tmpfs", memory, "tmpfs", data="mode=755")
+    linux.mount("tmpfs", memory, "tmpfs", data=f"mode=755,size={SIZES['sys' if box.upper else 'root']}")
     upper = box.upper or memory / "root"
     _overlay(box.lower, upper, top)
     os.chdir(top)
     socket.sethostname(box.hostname)
     linux.mount("proc", "proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    if Path("proc/sysrq-trigger").exists():
+        linux.bind("proc/sysrq-trigger", "proc/sysrq-trigger", readonly=True)
     if box.proc_ro:
         linux.bind("proc/sys", "proc/sys", readonly=True)
         linux.bind("proc/sys/net", "proc/sys/net")
@@ -153,8 +160,8 @@ def compose(box: Box) -> None:
     else:
         linux.mount("sysfs", "sys", "sysfs", linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     _cgroups(box.cgroups)
-    for target, data in (("run", "mode=755"), ("tmp", "mode=1777"), ("dev", "mode=755")):
-        linux.mount("tmpfs", target, "tmpfs", data=data)
+    for target, mode in (("run", 755), ("tmp", 1777), ("dev", 755)):
+        linux.mount("tmpfs", target, "tmpfs", data=f"mode={mode},size={SIZES[target]}")
     _devices(box.devices)
     for source, target, readonly in box.binds:
         inside = Path(target.lstrip("/"))
@@ -175,20 +182,18 @@ def _cgroups(controllers: tuple[str, ...]) -> None:
     if not controllers:
         linux.mount("cgroup2", "sys/fs/cgroup", "cgroup2", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
         return
-    linux.mount("tmpfs", "sys/fs/cgroup", "tmpfs", data="mode=755")
+    linux.mount("tmpfs", "sys/fs/cgroup", "tmpfs", data="mode=755,size=1m")
     for name in controllers:
         Path("sys/fs/cgroup", name).mkdir()
         linux.mount("cgroup", f"sys/fs/cgroup/{name}", "cgroup", data=name)
 
 
 def _devices(devices: tuple[Device, ...]) -> None:
-    for name in _PLAIN_DEVICES:
-        Path("dev", name).touch()
-        linux.bind(f"/dev/{name}", f"dev/{name}")
+    plain = tuple((name, major, minor, 0o666) for name, (major, minor) in _PLAIN_DEVICES.items())
     for name in ("pts", "shm"):
         Path("dev", name).mkdir()
     linux.mount("devpts", "dev/pts", "devpts", data="newinstance,ptmxmode=666,mode=620")
-    linux.mount("tmpfs", "dev/shm", "tmpfs", data="mode=1777")
+    linux.mount("tmpfs", "dev/shm", "tmpfs", data=f"mode=1777,size={SIZES['dev/shm']}")
     for name, to in (
         ("ptmx", "pts/ptmx"),
         ("fd", "/proc/self/fd"),
@@ -198,7 +203,7 @@ def _devices(devices: tuple[Device, ...]) -> None:
     ):
         os.symlink(to, f"dev/{name}")
     Path("dev/console").touch()
-    for name, major, minor, mode in devices:
+    for name, major, minor, mode in (*plain, *devices):
         path = Path("dev", name)
         path.parent.mkdir(parents=True, exist_ok=True)
         os.mknod(path, mode | stat.S_IFCHR, os.makedev(major, minor))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import box, cpus, slurmconf
+from tests.lab import bounds, box, cpus, slurmconf
 from tests.lab.clients import CLIENTS, SlurmClients
 from tests.lab.enter import enter_command, run_inside
 from tests.lab.ledger import Ledger
@@ -95,6 +95,7 @@ class Cluster(SlurmClients):
             declared.append(slurmconf.SlurmNode("r1", "lab", "127.0.0.1", 6900, cores=1, gpus=2, weight=1000))
         self.slurm_nodes = tuple(declared)
         self._hold: subprocess.Popen[str] | None = None
+        self._memory: Path | None = None
 
     # -- up and down ------------------------------------------------------------------------------
 
@@ -205,9 +206,14 @@ class Cluster(SlurmClients):
             binds.append((str(cpus.fakeaff()), cpus.INSIDE, True))
         major = box.free_major()
         groups = cpus.own_cpusets(self.name) if self.cgroup else {}
+        memory = self._memory = groups.get("memory") or bounds.v1_group(self.name)
         for group in groups.values():
             self.ledger.add("cgroup", group)
         cpus.make(groups)
+        if memory and memory not in groups.values():
+            self.ledger.add("cgroup", memory)
+        if memory:
+            bounds.limit(memory, bounds.CLUSTER_MIB)
         spec = {
             "hostname": "lab",
             "lower": str(lower),
@@ -215,7 +221,8 @@ class Cluster(SlurmClients):
             "binds": binds,
             "devices": [(f"nvidia{minor}", major, minor, 0o666) for minor in range(self.gpus)],
             "controllers": list(groups),
-            "cgroups": [str(group) for group in groups.values()],
+            "cgroups": [str(group) for group in {*groups.values(), memory} if group],
+            "proc_ro": True,
         }
         file = self.folder / "box.json"
         file.write_text(json.dumps(spec))
@@ -246,32 +253,44 @@ class Cluster(SlurmClients):
         return cpus.simulation(2, self.cores, self.threads) if self.simulated else {}
 
     def _exec(self, script: str) -> None:
-        """Run a shell script inside as root; raises LabError when it fails."""
-        done = self.run(["/bin/sh", "-c", script], check=False)
+        """Run a shell script inside as root, which may start daemons; raises LabError when it fails."""
+        done = run_inside(self.pid, ["/bin/sh", "-c", script], env=self._simulation(), check=False, cgroup=self._memory)
         if done.returncode:
             raise LabError(f"cluster {self.name}: {script.split(maxsplit=1)[0]}: {done.stderr.strip() or done.stdout.strip()}")
 
     # -- daemons ----------------------------------------------------------------------------------
 
-    def start_slurmctld(self) -> None:
-        """Start slurmctld (its saved state is kept over a stop)."""
-        self._exec("mkdir -p /var/spool/slurm/state && exec /usr/sbin/slurmctld")
+    def start_slurmctld(self, *options: str) -> None:
+        """Start slurmctld (its saved state is kept over a stop), with options such as ``-c``."""
+        self._exec(f"mkdir -p /var/spool/slurm/state && exec /usr/sbin/slurmctld {shlex.join(options)}")
 
     def stop_slurmctld(self, *, kill: bool = False) -> None:
         """Stop slurmctld and wait for its end; ``kill`` by SIGKILL."""
         self._stop("/run/slurmctld.pid", kill)
 
-    def start_slurmd(self, name: str) -> None:
-        """Start one node's slurmd in a mount namespace with that node's own fairlead folders."""
+    def start_slurmd(self, name: str, *options: str) -> None:
+        """Start one node's slurmd in a mount namespace with that node's own fairlead folders; ``-b``: the node has booted."""
         simulation = "" if name == "r1" else " ".join(f"{key}='{value}'" for key, value in self._simulation().items())
         places = (("run", "/run/fairlead"), ("etc", "/etc/fairlead"), ("var", "/var/lib/fairlead"))
         script = "; ".join(f"mount --bind /run/lab-nodes/{name}/{own} {place}" for own, place in places)
-        script += f"; exec env {simulation} /usr/sbin/slurmd -N {name}"
+        script += f"; exec env {simulation} /usr/sbin/slurmd -N {name} {shlex.join(options)}"
         self._exec(f"exec unshare --mount --propagation private /bin/sh -ec {shlex.quote(script)}")
 
     def stop_slurmd(self, name: str, *, kill: bool = False) -> None:
         """Stop one node's slurmd; running steps go on, as they do on a real node."""
         self._stop(f"/run/slurmd.{name}.pid", kill)
+
+    def power_off(self, name: str) -> None:
+        """As pulling the plug: SIGKILL to one node's slurmd and to all that it runs, which are in its mount namespace."""
+        pid = int(self.run(["/bin/cat", f"/run/slurmd.{name}.pid"]).stdout)
+        listed = Path(f"/proc/{self.pid}/root/proc")
+        space = os.readlink(listed / str(pid) / "ns/mnt")
+        for each in listed.glob("[0-9]*"):
+            try:
+                if os.readlink(each / "ns/mnt") == space:
+                    self.run(["/bin/kill", "-KILL", each.name], check=False)
+            except OSError:
+                continue
 
     def _stop(self, pid_file: str, kill: bool) -> None:
         signal = "KILL" if kill else "TERM"

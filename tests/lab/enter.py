@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tests.lab.roots import LabError
 
@@ -28,8 +29,9 @@ def run_inside(
     check: bool = True,
     timeout: float = 120,
     stdin: str = "",
+    cgroup: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``command`` as ``user`` (root when '') in a clean environment plus ``env``.
+    """Run ``command`` as ``user`` (root when '') in a clean environment plus ``env``, within ``cgroup`` where one is named.
 
     Bounded by ``timeout`` seconds (subprocess.TimeoutExpired); raises LabError when ``check`` and it fails.
     """
@@ -37,8 +39,9 @@ def run_inside(
     inner = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in environment.items())]
     if user:
         inner = ["/usr/bin/setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *inner]
+    join = ["/bin/sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "join"] if cgroup else []
     done = subprocess.run(
-        [*enter_command(pid), *inner, *command],
+        [*join, *enter_command(pid), *inner, *command],
         input=stdin,
         capture_output=True,
         text=True,

@@ -22,9 +22,9 @@ def xid79(tree: Path) -> str:
     write_nvml(tree, nvml)
     address = gpu["pci"][:-2]
     with (tree / "dev/kmsg").open("a") as log:
-        log.write(f"4,1339,81234567890,-;NVRM: Xid (PCI:{address}): 79, pid='<unknown>', name=<unknown>, "
+        log.write(f"4,1339,81234567890,c;NVRM: Xid (PCI:{address}): 79, pid='<unknown>', name=<unknown>, "
                   "GPU has fallen off the bus.\n")  # fmt: skip
-        log.write(f"4,1340,81234567931,-;NVRM: GPU {gpu['pci']}: GPU has fallen off the bus.\n")
+        log.write(f"4,1340,81234567931,c;NVRM: GPU {gpu['pci']}: GPU has fallen off the bus.\n")
     device = tree / "sys/bus/pci/devices" / gpu["pci"]
     (device / "config").write_bytes(b"\xff" * 4096)
     put(device / "current_link_width", 63)
@@ -58,7 +58,7 @@ def row_remap_failed(tree: Path) -> str:
     gpu["ecc"]["aggregate_uncorrected"] = 9
     write_nvml(tree, nvml)
     with (tree / "dev/kmsg").open("a") as log:
-        log.write(f"4,1339,71234567890,-;NVRM: Xid (PCI:{gpu['pci'][:-2]}): 64, pid='<unknown>', name=<unknown>, "
+        log.write(f"4,1339,71234567890,c;NVRM: Xid (PCI:{gpu['pci'][:-2]}): 64, pid='<unknown>', name=<unknown>, "
                   "Row Remapper: Failed to remap row\n")  # fmt: skip
     return f"A row of GPU 5 ({gpu['pci']}) could not be remapped: remap.failed is 1, one bank has no spare row, Xid 64."
 
@@ -87,7 +87,7 @@ def ecc_unreadable(tree: Path) -> str:
     gpu["sram"] = error(NOT_SUPPORTED)
     write_nvml(tree, nvml)
     with (tree / "dev/kmsg").open("a") as log:
-        log.write(f"4,1339,61234567890,-;NVRM: Xid (PCI:{gpu['pci'][:-2]}): 48, pid='<unknown>', name=<unknown>, "
+        log.write(f"4,1339,61234567890,c;NVRM: Xid (PCI:{gpu['pci'][:-2]}): 48, pid='<unknown>', name=<unknown>, "
                   "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer.\n")  # fmt: skip
     return (
         f"GPU 6 ({gpu['pci']}) had a double-bit error (Xid 48) and no longer answers for its ECC counters: DRAM counts\n"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.lab import box, linux
+from tests.lab import bounds, box, linux
 
 _NETWORK = ("link set lo up", "link add lab0 type bridge", "addr add 10.77.255.1/32 dev lab0", "link set lab0 up")
 
@@ -32,7 +32,7 @@ def reap() -> None:
 def _join(folders: list[str]) -> Callable[[], Callable[[], None]]:
     def join() -> Callable[[], None]:
         for folder in folders:
-            Path(folder, "cgroup.procs").write_text(str(os.getpid()))
+            bounds.join(Path(folder))
         return lambda: None
 
     return join

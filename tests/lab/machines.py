@@ -28,7 +28,7 @@ KERNEL = "6.1.0-38-amd64"
 BOOT_RECORDS = (
     "6,0,0,-;Linux version 6.1.0-38-amd64 (debian-kernel@lists.debian.org)",
     "6,905,4108312,-;nvidia-nvlink: Nvlink Core is being initialized, major device number 510",
-    "6,911,4921007,-;NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build",
+    "6,911,4921007,c;NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build",
     "6,1042,9180233,-;nvidia_uvm: module uses symbols nvUvmInterfaceDisableAccessCntr from proprietary module nvidia",
 )
 

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.lab import box, linux, net
+from tests.lab import bounds, box, linux, net
 
 #: Files of a tree's proc that a host must not have: they are its own kernel's business.
 _OWN_PROC = ("uptime", "mounts", "net/", "self/", "1/")
@@ -33,7 +33,8 @@ _OWN_PROC = ("uptime", "mounts", "net/", "self/", "1/")
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What a host consists of. ``tree`` is a machine tree, '' for a host without simulated hardware."""
+    """What a host consists of. ``tree`` is a machine tree, '' for a host without simulated hardware; ``memory`` a cgroup v1
+    that bounds its memory, '' for none."""
 
     name: str
     folder: str
@@ -43,6 +44,7 @@ class HostSpec:
     tree: str = ""
     binds: tuple[box.Bind, ...] = ()
     majors: tuple[tuple[int, int], ...] = ()
+    memory: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -193,7 +195,8 @@ def boot(spec: HostSpec, leave: Callable[[], None]) -> int:
     )
 
     def join() -> Callable[[], None]:
-        Path(spec.cgroup, "cgroup.procs").write_text(str(os.getpid()))
+        for group in filter(None, (spec.cgroup, spec.memory)):
+            bounds.join(Path(group))
         return leave
 
     def init() -> None:

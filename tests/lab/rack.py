@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import access, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf, software, wheels
+from tests.lab import access, bounds, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf, software, wheels
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
 from tests.lab.nvml import library
@@ -272,6 +272,7 @@ class Rack(clients.SlurmClients):
         shared.append((str(self.folder / "hosts"), "/etc/hosts", True))
         found = hardware.nvml_plugin(self.suite)
         plugin = [(str(found), f"{LIBRARIES}/slurm-wlm/gpu_nvml.so", True)] if found else []
+        memory = bounds.v1_group(self.name)
         specs = []
         for host in self.hosts:
             simulated = [(str(self._nvml), SIM, True), *plugin, *self.binds] if host.tree else []
@@ -285,6 +286,7 @@ class Rack(clients.SlurmClients):
                     tree=str(host.tree.resolve() if host.tree else ""),
                     binds=(*shared, *simulated),
                     majors=majors,
+                    memory=str(memory / host.name) if memory else "",
                 ).to_json()
             )
         made = {"cgroup": str(self.cgroup / "supervisor"), "hosts": specs}
@@ -301,6 +303,11 @@ class Rack(clients.SlurmClients):
     def _supervise(self) -> None:
         self.ledger.add("cgroup", self.cgroup)
         cpus.make_cgroups(self.cgroup, ["supervisor", "tools", *(f"hosts/{host.name}" for host in self.hosts)])
+        if memory := bounds.v1_group(self.name):
+            self.ledger.add("cgroup", memory)
+            memory.mkdir()
+        for host in self.hosts:
+            bounds.limit(memory / host.name if memory else self.cgroup / "hosts" / host.name, bounds.HOST_MIB)
         command = [sys.executable, "-m", "tests.lab.supervise", str(self.folder)]
         join = f"echo $$ > {self.cgroup}/supervisor/cgroup.procs && exec {shlex.join(command)}"
         log = os.open(self.folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)

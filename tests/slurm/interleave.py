@@ -133,8 +133,8 @@ class Agent:
         self.folder = folder
         self.clock = clock
         self.wire = Wire(world, monitor, self)
-        self.evidence = self.known = 0
-        self.broken = self.record = self.knew_refusal = False
+        self.evidence = self.known = self.boots = 0
+        self.broken = self.record = self.knew_refusal = self.booted = False
         self.was_lifted = True  # since slurmctld was last killed and forgot a drain
         self.covered: int | None = None
         self.lift: tuple[int, int] | None = None
@@ -149,7 +149,9 @@ class Agent:
         ledger = Ledger(
             str(self.folder / self.name / "state"), str(self.folder / self.name / "run"), node=self.node, machine=self.name
         )
-        return Drain(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono)
+        made = Drain(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono)
+        made.boot_id = f"boot {self.boots}"
+        return made
 
     def start(self) -> None:
         self.courier = Courier(self.protocol(), look_seconds=30, clock=self.clock.mono)
@@ -162,6 +164,12 @@ class Agent:
     def stop(self) -> None:
         self.end_turn()
         self.courier.close()
+
+    def boot(self) -> None:
+        """The node has booted, and with it the agent."""
+        self.boots += 1
+        self.lift, self.booted = None, True
+        self.kill()
 
     def end_turn(self) -> None:
         if self.turn is not None:
@@ -191,11 +199,14 @@ class Agent:
             return  # a slurmctld that began anew may have lost it, too
         if entry.late_lift(self.clock.wall()):
             return  # it may have sent a resume of its own just before: to its mind that has arrived now
+        if self.booted:
+            return  # the reboot may have lifted it, too
         self.lift = (at, self.evidence if self.covered is None else self.covered)
 
     def decide(self) -> None:
         """As the agent's loop does with news of the courier and policy.decide with findings."""
         before, self.standing = self.standing, self.courier.take()
+        self.booted = self.booted and self.standing.looks == before.looks
         if self.standing.drained and self.standing.looks > before.looks:
             self.covered = self.evidence
         if self.standing.acknowledged > before.acknowledged:
@@ -312,7 +323,14 @@ def _random(world: World, monitor: Monitor, clock: Clock, agents: list[Agent], c
         monitor.change(f"person {state or 'reason'} {reason!r}", lambda: world.update(state, reason), agents, person=True)
     else:
         event = chance.choice(world.events)
+        if event == "booted":
+            _boot(agents)
         monitor.change(event, lambda: world.event(event), agents, person=event.split()[0] == "reboot")
+
+
+def _boot(agents: list[Agent]) -> None:
+    for agent in agents:
+        agent.boot()
 
 
 _WEIGHTS = {
@@ -331,6 +349,8 @@ def _rest(world: World, monitor: Monitor, clock: Clock, agents: list[Agent]) -> 
         agent.wire.fate = ""
         agent.wire.deliver()
     world.away = False
+    if any("REBOOT" in word for word in monitor.now().states):
+        _boot(agents)
     monitor.change("settle", world.settle, agents, person=False)
     for at in range(8):
         monitor.tell(f"-- {40 * at} s of rest")

@@ -108,8 +108,8 @@ class Monitor:
             return
         if before.drained and not after.drained and (not stops or person):
             for agent in agents:
-                agent.was_lifted = True
-                if agent.name in (self.holder, self.replaced):
+                agent.was_lifted = person  # a reboot lifts it, and is nobody's resume
+                if person and agent.name in (self.holder, self.replaced):
                     agent.lifted(self.time)
         if was and not stops:
             self.free()

@@ -26,7 +26,7 @@ from fairlead.model.trend import growth, series
 from fairlead.model.unread import age_seconds, host_of, known_device, record_id, unread, unread_log
 
 _UNCORRECTED = (
-    (re.compile(r"EDAC (MC\d{1,4}): \d+ UE (?:[A-Za-z][\w /,.:=#-]{0,80} )?on [\w#]"), "EDAC"),
+    (re.compile(r"EDAC (MC\d{1,4}): \d+ UE (?:[A-Za-z][\w /,.:=#()'-]{0,120} )?on [\w#]"), "EDAC"),
     (re.compile(r"\{(?P<event>\d+)\}\[Hardware Error\]: +event severity: (?:recoverable|fatal)"), "firmware"),
     (re.compile(r"(?:mce: )?\[Hardware Error\]: (?:Uncorrected|Deferred error)"), "machine check"),
     (re.compile(r"mce: Uncorrected hardware memory error"), "machine check"),

@@ -22,7 +22,7 @@ from fairlead.daemon.store import DELETE, INSERT, PRUNE, PUT, Key, Statement, St
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
 from fairlead.model.json_text import NOT_JSON
-from fairlead.model.kernel_text import begins_with_a_name
+from fairlead.model.kernel_text import NAME_MAX, begins_with_a_name
 from fairlead.policy.state import PolicyState
 from fairlead.xid import Kind as Line
 from fairlead.xid import parse
@@ -36,6 +36,7 @@ EVENTS_SPARE = 100  # so many more before they are pruned
 #: the patterns of the site.
 FIRST_KEPT, LAST_KEPT = 5, 20
 KINDS_MAX = 100
+OTHER, OTHERS_MAX, OTHER_KINDS_MAX = "other", 50, 10  # records that only the site's patterns heed, by their first words
 _OTHER_CHARACTERS = 40
 _RUNNING = re.compile(r"\d{4,}")  # a number of a process, a sector, a time: no kind of its own
 Source = str
@@ -110,8 +111,12 @@ class History:
         """Take in a record; those of its kind that make room."""
         kind = _kind(record)
         source = str(kind[0])
-        if kind not in self._kinds and self._made.get(source, 0) >= KINDS_MAX:
-            kind = (source, "all others")
+        if kind not in self._kinds:
+            others = source.startswith(OTHER)
+            if others and source not in self._made and sum(known.startswith(OTHER) for known in self._made) >= OTHERS_MAX:
+                kind = (source := OTHER, "all others")
+            if self._made.get(source, 0) >= (OTHER_KINDS_MAX if others else KINDS_MAX):
+                kind = (source, "all others")
         if kind not in self._kinds:
             self._made[source] = self._made.get(source, 0) + 1
         keys = self._kinds.setdefault(kind, [])
@@ -348,4 +353,5 @@ def _kind(record: KernelRecord) -> Kind:
     for name, check in checks.load().items():
         if check.kind is not None and text.startswith(check.wakes_on) and (said := check.kind(text)):
             return (f"{name} {said.partition(' ')[0]}", said)
-    return ("", _RUNNING.sub("", text[: 2 * _OTHER_CHARACTERS])[:_OTHER_CHARACTERS])
+    beginning = _RUNNING.sub("", text[: 2 * _OTHER_CHARACTERS])[:_OTHER_CHARACTERS]
+    return (f"{OTHER} {beginning[:NAME_MAX]}", beginning)  # the site's patterns: the kernel's own first words part them

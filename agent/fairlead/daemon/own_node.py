@@ -99,7 +99,9 @@ class OwnNode:
 
     def _standing(self, entry: Entry, mine: NodeState) -> Entry:
         """The entry with what the last reading says of the drain that stands, ours or a person's in its place."""
-        reboot = Reboot.ASKED if rebooting(mine.states) else Reboot.OVER if reboot_mark(mine.reason) else Reboot.NONE
+        # One that is only requested waits for a job. In the same boot it never came: a person has resumed the node instead.
+        asked = rebooting(mine.states) and ("REBOOT_ISSUED" in mine.states or not self.boot_id)
+        reboot = Reboot.ASKED if asked else Reboot.OVER if reboot_mark(mine.reason) else Reboot.NONE
         by_wall = int(self._asked_at - SKEW_SECONDS)
         if self._stood[0] != entry.token.token:
             self._stood = (entry.token.token, max(mine.reason_time, by_wall if entry.seen else 0), self._asked)

@@ -7,8 +7,9 @@ Only facility kernel (0) counts: any process with the right to write to /dev/kms
 Three kinds of record are dropped here, before anything else sees them, because a user may have chosen how they begin
 (``model.kernel_text``): those that begin with a task's name; those that begin like a driver's message that names its device, and
 name none; and fragments. A fragment (flag "c") is what printk() was told to append to a message and could not, as another CPU had
-printed meanwhile: the out-of-memory killer appends names of cgroups so. A line break within a record is escaped by the kernel,
-and a blank here, so that no name can begin a record.
+printed meanwhile: the out-of-memory killer appends names of cgroups so. The lines of the NVIDIA driver have that flag too, and
+are whole: they are kept, except within FOLLOWED records after one that breaks off where the name of a cgroup follows. A line
+break within a record is escaped by the kernel, and a blank here, so that no name can begin a record.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, unreadable
-from fairlead.model.kernel_text import begins_with_a_name, lacks_its_device
+from fairlead.model.kernel_text import begins_with_a_name, is_whole, lacks_its_device, name_follows
 from fairlead.model.plain import printable
 
 RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX; a smaller buffer gives EINVAL
@@ -29,14 +30,16 @@ BATCH_RECORDS = 2000
 _CHUNK_BYTES = 65536
 _PARTIAL_MAX_BYTES = 16384
 _RETRY_SECONDS = 1.0
+FOLLOWED = 8
 _FRAGMENTS = (b"c", b"+")  # "+" up to Linux 4.8
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
-def parse(line: bytes, boot_id: str = "", *, names_devices: bool = False) -> KernelRecord | None:
+def parse(line: bytes, boot_id: str = "", *, names_devices: bool = False, cut: bool = False) -> KernelRecord | None:
     """One record; None for a malformed one and for one that the kernel does not answer for. Never raises.
 
-    ``names_devices``: ``line`` is the whole record with the lines that continue it, as /dev/kmsg gives it.
+    ``names_devices``: ``line`` is the whole record with the lines that continue it, as /dev/kmsg gives it. ``cut``: a record
+    shortly before it broke off where the name of a cgroup follows.
     """
     prefix, mark, rest = line.partition(b";")
     fields = prefix.split(b",")
@@ -48,12 +51,12 @@ def parse(line: bytes, boot_id: str = "", *, names_devices: bool = False) -> Ker
         return None
     if level < 0 or level >> 3 or sequence < 0 or microseconds < 0 or len(prefix) > 120:
         return None
-    if len(fields) > 3 and fields[3] in _FRAGMENTS:
-        return None
     text, _, more = rest.partition(b"\n")
     if b"\\x" in text:
         text = _ESCAPE.sub(lambda m: bytes((int(m[1], 16),)), text)
     decoded = text.decode("utf-8", "replace")
+    if len(fields) > 3 and fields[3] in _FRAGMENTS and (cut or not is_whole(decoded)):
+        return None
     if begins_with_a_name(decoded) or (names_devices and lacks_its_device(decoded, _device(more))):
         return None
     shown = printable(decoded).rstrip()
@@ -88,6 +91,7 @@ class Follower:
         self._identity = (0, 0)
         self._partial = b""
         self._skipping = False
+        self._cut_until = -1  # the sequence number up to which a fragment may be the name of a cgroup
         self._next_try = 0.0
         self._open()
 
@@ -156,8 +160,15 @@ class Follower:
             self._take(data, found)
         return found
 
+    def _parse(self, data: bytes, *, names_devices: bool = False) -> KernelRecord | None:
+        number = _sequence(data) if self._cut_until >= 0 or b"cpuset=" in data else None
+        cut = number is not None and number <= self._cut_until
+        if number is not None and name_follows(data.partition(b"\n")[0].decode("utf-8", "replace")):
+            self._cut_until = number + FOLLOWED
+        return parse(data, self.boot_id, names_devices=names_devices, cut=cut)
+
     def _take(self, data: bytes, found: list[KernelRecord]) -> None:
-        record = parse(data, self.boot_id, names_devices=True)
+        record = self._parse(data, names_devices=True)
         sequence = record.sequence if record is not None else _sequence(data)
         if sequence is not None:
             if self.cursor is not None and sequence <= self.cursor:
@@ -187,7 +198,7 @@ class Follower:
                     self._skipping = False
                     self.malformed += 1
                 elif line and not line.startswith(b" "):
-                    record = parse(line, self.boot_id)
+                    record = self._parse(line)
                     if record is not None:
                         found.append(record)
                     elif _sequence(line) is None:

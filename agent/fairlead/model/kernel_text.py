@@ -18,6 +18,8 @@ import re
 
 from msgspec import Struct
 
+from fairlead.model.plain import printable
+
 NAME_MAX = 15  # bytes of a task's name; characters are never more
 _LOG_PREFIX_MAX = 128  # of the netfilter log: NF_LOG_PREFIXLEN, include/net/netfilter/nf_log.h
 
@@ -103,6 +105,8 @@ NAME_FIRST = (
     Form(r"\" \(\d{1,10}\) uses ", '"{name}" (4711) uses obsolete ecb(arc4) skcipher', "crypto/arc4.c; arch/arm64", before='"'),
     Form(r"/\d{1,10}\] FS: ", "[{name}/4711] FS: ext4 File: /tmp/{file} would truncate fibmap result", "fs/ioctl.c, ioctl_fibmap",
          before=r"\["),
+    Form(r" cpuset=", "{name} cpuset=/slurm/{file} mems_allowed=0-1",
+         "kernel/cgroup/cpuset.c, cpuset_print_current_mems_allowed, before Linux 5.0"),
     Form(r" should use fallocate; ", "XFS (sda1): {name} should use fallocate; XFS_IOC_ALLOCSP ioctl unsupported",
          "fs/xfs/xfs_ioctl.c", before=_XFS),
     Form(r"\(\d{1,10}\) possible memory ", "XFS (sda1): {name}(4711) possible memory allocation deadlock size 65552",
@@ -111,10 +115,10 @@ NAME_FIRST = (
 
 #: The LOG targets of netfilter print a prefix of up to 127 characters first. Who has a network namespace of his own may set it;
 #: the kernel prints those of other namespaces where net.netfilter.nf_log_all_netns says so (net/netfilter/nf_log_syslog.c).
-_FIREWALL = re.compile(
-    rf"(?s:.{{0,{_LOG_PREFIX_MAX}}}?)IN=\S{{0,15}} OUT=\S{{0,15}} "
-    r"(?:(?:PHYSIN=\S* )?(?:PHYSOUT=\S* )?(?:MAC=\S* )?SRC=\S+ DST=|(?:MACSRC|MACDST|MACPROTO|VPROTO)=\S|ARP HTYPE=)"
-)
+_FIREWALL = re.compile(rf"(?s:.{{0,{_LOG_PREFIX_MAX}}}?)IN=(?s:.{{0,15}}?) OUT=(?s:.{{0,15}}?)(?:\s|\Z)")
+#: With kernel.print-fatal-signals the kernel prints the name of the executable first, and then the task's (kernel/signal.c,
+#: print_fatal_signal: "%pD: %s: potentially unexpected fatal signal %d.").
+_FATAL_SIGNAL = re.compile(r"(?s:.{0,273}?): potentially unexpected fatal signal \d")
 _BEFORE = tuple(dict.fromkeys(form.before for form in NAME_FIRST))
 _FORMS = re.compile(
     "|".join(
@@ -132,12 +136,38 @@ BY_DEVICE = re.compile(
 )
 
 
+#: The NVIDIA driver appends KERN_CONT to all that it prints (kernel-open/nvidia/os-interface.c, nv_printf), so that each of its
+#: lines carries the flag of a fragment although it is whole. What stands between "cpuset=" and "mems_allowed=" in the report
+#: of the out-of-memory killer is the name of a cgroup (mm/oom_kill.c, dump_oom_summary; kernel/cgroup/cpuset.c).
+_WHOLE_FRAGMENT, _CGROUP_FOLLOWS, _AFTER_A_CGROUP = "NVRM: ", "cpuset=", "mems_allowed="
+
+
 def begins_with_a_name(text: str) -> bool:
-    """Whether a user may have chosen the beginning of a kernel record's text."""
-    return _FORMS.match(text) is not None or ("IN=" in text and _FIREWALL.match(text) is not None)
+    """Whether a user may have chosen the beginning of a kernel record's text. The text is looked at as the checks see it too,
+    with blanks in place of control characters."""
+    shown = printable(text)
+    return _begins_with_a_name(text) or (shown != text and _begins_with_a_name(shown))
+
+
+def _begins_with_a_name(text: str) -> bool:
+    return (
+        _FORMS.match(text) is not None
+        or ("IN=" in text and _FIREWALL.match(text) is not None)
+        or (" fatal signal " in text and _FATAL_SIGNAL.match(text) is not None)
+    )
+
+
+def is_whole(fragment: str) -> bool:
+    """Whether a record that the kernel calls a fragment of another is a whole line of the NVIDIA driver's."""
+    return fragment.startswith(_WHOLE_FRAGMENT) and _AFTER_A_CGROUP not in fragment
+
+
+def name_follows(text: str) -> bool:
+    """Whether the kernel was about to print the name of a cgroup when another CPU printed: it comes as a fragment."""
+    return text.rstrip().endswith(_CGROUP_FOLLOWS)
 
 
 def lacks_its_device(text: str, device: str | None) -> bool:
     """Whether a record begins like one that names its device, and names none. ``device``: what the kernel named with the record,
     "" for nothing, None where the source does not hand that on (a FIFO, a saved log)."""
-    return device == "" and BY_DEVICE.match(text) is not None
+    return device == "" and BY_DEVICE.match(printable(text)) is not None

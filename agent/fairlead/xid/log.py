@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from fairlead.model.json_text import NOT_JSON
-from fairlead.model.kernel_text import begins_with_a_name
+from fairlead.model.kernel_text import begins_with_a_name, is_whole
 
 _ISO = r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z)"
 _STAMP = r"\[ *\d+\.\d+(?: < *\d+\.\d+>)?\](?:\[ *[TC]\d+\])? "
@@ -91,9 +91,9 @@ def _stripped(line: str) -> str:
             said = match.groupdict()
             foreign = int(said.get("priority") or 0) >> 3 or (said.get("facility") or "kern") != "kern"
             escaped = said.get("escaped") or ""
-            if foreign or escaped.startswith((",c", ",+")):
-                return ""
             text = line[match.end() :]
+            if foreign or (escaped.startswith((",c", ",+")) and not is_whole(text)):
+                return ""
             return _unescaped(text) if escaped else _once(text)
     return line
 
