@@ -334,7 +334,7 @@ class Loop:
             self.state = acknowledge_evidence(self.state, standing.known)
             self.history.event("acknowledged", f"a person resumed our drain: {transitions.covers(standing)}")
             log.line(log.NOTICE, "acknowledged", by="resume in Slurm")
-        if standing.lost > before.lost:  # the trail says why
+        if standing.lost > before.lost or (before.drained and not standing.drained):  # the trail says why
             self.state = of_this_boot(self.state, self.senses.boot_id)
         if standing.drained != before.drained:
             self.history.event("drained" if standing.drained else "not drained by us", standing.reason or before.reason)
