@@ -292,7 +292,7 @@ class Ward:
 
     def kernel(self, number: int, gpu: str) -> None:
         """The driver's record of an Xid."""
-        us = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        us = int(float((self.tree / "proc/uptime").read_text().split()[0]) * 1e6)  # now, by the node's own clock
         text = _XID.format(n=2000 + len(self.kernel_log), us=us, gpu=gpu[:-2], number=number, text=_TEXTS[number])
         self.kernel_log.append(f"{text}\n")
         if self.agent.process is not None and self.agent.process.poll() is None:
