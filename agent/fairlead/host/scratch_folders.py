@@ -27,6 +27,7 @@ from fairlead.host.removal import Removal, TimeUp, file_rights_of
 
 RUN = "/run/fairlead"
 SECONDS = 3000.0  # then it goes on with the timer's next start; the unit ends it after an hour
+USER_SECONDS = 300.0  # of it for one user: who goes on making files there must not keep the others' from being removed
 LOCK_SECONDS = 3.0
 POLL_SECONDS = 0.2
 FIRST_POLL_SECONDS = 0.01  # there is seldom much to remove
@@ -152,28 +153,32 @@ class Sweep:
         self.removed = 0
 
     def all(self, top: int) -> None:
-        """Raises TimeUp."""
+        """Raises TimeUp where not all of it could be done."""
+        whole = True
         ended = frozenset(names(f"{RUN}/ended"))
         for boot in filter(_BOOT.fullmatch, names(top)):
             with opened(boot, top) as folder:
                 for uid in (n for n in names(folder) if n.isascii() and n.isdigit()):
-                    self._user(folder, int(uid), ended if boot == self._boot else None)
+                    whole &= self._user(folder, int(uid), ended if boot == self._boot else None)
                     if boot != self._boot:
                         _rmdir(uid, folder)
             if boot != self._boot:
                 _rmdir(boot, top)
+        if not whole:
+            raise TimeUp
         for name in ended:
             os.unlink(f"{RUN}/ended/{name}")
 
-    def _user(self, folder: int, uid: int, ended: frozenset[str] | None) -> None:
-        """ended: those of this boot; None: this is an earlier one's."""
-        removal = Removal(os.fstat(folder).st_dev, self._deadline)
+    def _user(self, folder: int, uid: int, ended: frozenset[str] | None) -> bool:
+        """ended: those of this boot; None: this is an earlier one's. Returns whether there was time for all of it."""
+        until = min(self._deadline, time.monotonic() + USER_SECONDS)
+        removal = Removal(os.fstat(folder).st_dev, until)
         with file_rights_of(uid):
             inner = removal.enter(folder, str(uid))
             found = names(inner) if inner is not None else []
         if inner is None:
             self._report(uid, "-", removal)
-            return
+            return True
         try:
             if ended is not None:
                 jobs = records()  # after the names: a folder is made after its job's record
@@ -183,6 +188,9 @@ class Sweep:
                     removal.stays.clear()
                     removal.tree(inner, name)
                     self._report(uid, name, removal)
+            return True
+        except TimeUp:
+            return False
         finally:
             os.close(inner)
             self.removed += removal.removed
@@ -216,7 +224,7 @@ def sweep_in_child(top: int, boot: str, deadline: float) -> int:
             say(f"removed {sweep.removed} files and folders of jobs that have ended")
         status = 0
     except TimeUp:
-        say("removing what ended jobs left takes longer than an hour: it goes on later")
+        say("removing what ended jobs left takes too long: it goes on later")
     except OSError as e:
         say(f"{e.filename or 'the disk'}: {e.strerror}")
     finally:
