@@ -54,6 +54,8 @@ class Ward:
         self.dirs = cluster.node_dirs(node)
         self.tree = folder / "tree"
         shutil.copytree(MACHINES / "hgx-h100.tuned", self.tree, symlinks=True)
+        (self.tree / "etc").mkdir(exist_ok=True)  # the commands look at this machine, the agent at its tree: one and the same
+        shutil.copy("/etc/machine-id", self.tree / "etc/machine-id")
         self.healthy = json.loads((self.tree / "nvml.json").read_text())
         self.gpus = [gpu["pci"] for gpu in self.healthy["gpus"]]
         (folder / "agent").mkdir()
@@ -83,6 +85,7 @@ class Ward:
         self.record = Record(self.node, time.time(), look)
         self.record.measure()
         self.begun: dict[str, float] = {}
+        self.losing = False
         self.holds = self.power_cycles = 0
         self.agent_up()
         self._watching = True
@@ -95,7 +98,7 @@ class Ward:
         self._watch.join()
         record = self.record
         for what in list(self.begun):
-            self.over(what)
+            self.over(what, loses=self.losing)
         record.ended = time.time()
         record.measure()
         if self.agent.process is not None:
@@ -160,8 +163,7 @@ class Ward:
     def command(self, *words: str) -> tuple[bool, str]:
         """``fairlead`` on the node, as root for ann."""
         folders = ["--state-dir", str(self.dirs.var), "--run-dir", str(self.dirs.run)]
-        more = folders if words[0] == "why" else ["--state-dir", str(self.dirs.var)] if words[0] == "hold" else []
-        more = more or ["--document", str(self.agent.document)]
+        more = folders if words[0] in ("why", "hold") else ["--document", str(self.agent.document)]
         more += ["--slurm-bin", str(self.cluster.bin)] if words[0] == "why" else []
         environment = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "SUDO_USER": "ann"}
         command = [sys.executable, "-m", "fairlead", *words, *more]
