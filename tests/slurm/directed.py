@@ -253,7 +253,7 @@ def together(cluster: Cluster, wards: Sequence[Ward], event: moves.Event) -> lis
 
     threads = []
     for ward, (name, before) in zip(wards, BEFORE.items(), strict=True):
-        seed, script = f"{cluster.suite}:{event.__name__}: {name}", script_of(before)
+        seed, script = f"{cluster.suite}:{event.__name__}:{name}", script_of(before)
         threads.append(threading.Thread(target=lambda w=ward, s=seed, d=script: ended.append(sequences.one(w, s, d))))  # type: ignore[misc]
     for thread in threads:
         thread.start()

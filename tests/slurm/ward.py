@@ -61,6 +61,7 @@ class Ward:
         (folder / "agent").mkdir()
         self.agent = Agent(folder / "agent", self.tree)
         self.agent.run_dir, self.agent.state_dir = self.dirs.run, self.dirs.var
+        self.agent.before = ("setpriv", "--pdeathsig", "KILL")  # it ends with the sequence, however that ends
         self.kmsg = os.open(self.agent.fifo, os.O_RDWR | os.O_NONBLOCK)
         self.power = threading.RLock()
         self.record = Record(node, 0.0)
@@ -95,12 +96,12 @@ class Ward:
     def stop(self) -> Record:
         """End the sequence; its record with all that was written down elsewhere."""
         self._watching = False
-        self._watch.join()
         record = self.record
         for what in list(self.begun):
             self.over(what, loses=self.losing)
         record.ended = time.time()
         record.measure()
+        self._watch.join()
         if self.agent.process is not None:
             self.agent.process.kill()
             self.agent.process.wait()
