@@ -136,6 +136,25 @@ def same_evidence(ward: Ward, chance: random.Random) -> None:
     ward.fault("xid", 4)
 
 
+def resumed_by_command(ward: Ward, chance: random.Random) -> None:
+    """`fairlead resume` on our own drain, and the same evidence does not drain again."""
+    ward.fault("xid", 0)
+    drained(ward)
+    time.sleep(4)
+    ward.act("fairlead resume", lambda: ward.command("resume", "--reason", "known"))
+    time.sleep(5)
+    assert ward.record.acts[-1].ok, "fairlead resume is refused"
+
+
+def hold_while_slow(ward: Ward, chance: random.Random) -> None:
+    """Slurm's commands take 1.5 s to start; a hold comes while a drain is on its way. When it has returned nothing is written."""
+    moves.slow_for(ward, 1.5, 0)
+    ward.fault("xid", 0)
+    time.sleep(chance.uniform(1.0, 2.5))
+    moves.hold(ward, chance)
+    time.sleep(8)
+
+
 def resume_instead_of_reboot(ward: Ward, chance: random.Random) -> None:
     """A reboot waits for a job's end, and the admin resumes the node instead: that is their resume, nothing has booted."""
     job = ward.cluster.submit("#!/bin/sh\nsleep 60\n", f"-w{ward.node}")
@@ -168,6 +187,8 @@ ALONE: Mapping[str, tuple[Script, float]] = {
     "reboot asap": (_reboot("ASAP"), 2),
     "reboot nextstate=resume": (_reboot("nextstate=RESUME"), 2),
     "reboot asap nextstate=resume, with words": (_reboot("ASAP", "nextstate=RESUME", "reason=ann: new kernel"), 2),
+    "resumed by command": (resumed_by_command, 2),
+    "hold while slow": (hold_while_slow, 2),
     "resume instead of a reboot": (resume_instead_of_reboot, 2),
     "words while it reboots": (words_while_it_reboots, 2),
     "taken, then an Xid": (_taken("xid"), 15),
@@ -232,7 +253,7 @@ def together(cluster: Cluster, wards: Sequence[Ward], event: moves.Event) -> lis
 
     threads = []
     for ward, (name, before) in zip(wards, BEFORE.items(), strict=True):
-        seed, script = f"{cluster.suite}:{event.__name__}: {name}", script_of(before)
+        seed, script = f"{cluster.suite}:{event.__name__}:{name}", script_of(before)
         threads.append(threading.Thread(target=lambda w=ward, s=seed, d=script: ended.append(sequences.one(w, s, d))))  # type: ignore[misc]
     for thread in threads:
         thread.start()

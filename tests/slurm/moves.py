@@ -159,7 +159,7 @@ MOVES: dict[Move, int] = {
 def without_slurmctld(cluster: Cluster, wards: Sequence[Ward], what: str, *, loses: bool = False) -> Iterator[None]:
     """Stop it, and start it again unless that was done inside."""
     for ward in wards:
-        ward.begun["no slurmctld"] = time.time()
+        ward.begun["no slurmctld"], ward.losing = time.time(), loses
         ward.tell(f"slurmctld: {what}")
     cluster.stop_slurmctld()
     try:
@@ -168,6 +168,7 @@ def without_slurmctld(cluster: Cluster, wards: Sequence[Ward], what: str, *, los
         for ward in wards:
             ward.until(lambda w=ward: w.now() is not None, 30)  # type: ignore[misc]
             ward.over("no slurmctld", loses=loses)
+            ward.losing = False
             ward.tell("slurmctld answers again")
             ward.submit()
 

@@ -114,7 +114,7 @@ def _writes(record: Record) -> Iterator[Broken]:
         if _by_command(record, call):
             continue
         for span in record.spans:
-            if span.what == "hold" and span.began < call.began < span.ended - 0.5:
+            if span.what == "hold" and span.began < (call.sent or call.began) < span.ended - 0.5:
                 yield Broken("while there is a hold, the agent changes nothing", call.began, str(call))
         if call.code == 0 and call.drains:
             yield from _wrong_drain(record, call)

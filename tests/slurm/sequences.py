@@ -1,12 +1,14 @@
 """Random and directed sequences on real Slurm: a batch is one sequence on each node of a cluster at the same time.
 
 A seed names one sequence: ``bookworm:17:n3`` is what happens to n3 in batch 17 on that release, together with what happens to
-slurmctld in that batch. Alone: ``python -m tests.slurm.sequences bookworm:17:n3``.
+slurmctld in that batch. Alone: ``python -m tests.slurm.sequences bookworm:17:n3``. A directed one goes by its name, as
+``bookworm:same evidence``.
 """
 
 from __future__ import annotations
 
 import random
+import shlex
 import subprocess
 import sys
 import threading
@@ -41,7 +43,7 @@ class Ended:
 
     def __str__(self) -> str:
         told = "\n".join(f"  {b.promise}\n    {b.at - self.record.began:.2f}: {b.how}" for b in self.broken)
-        alone = f"python -m tests.slurm.sequences {self.seed}"
+        alone = f"python -m tests.slurm.sequences {shlex.quote(self.seed)}"
         return f"seed {self.seed} (alone: {alone}): {len(self.broken)} broken promises\n{told}\n{self.record.story()}"
 
 
@@ -157,14 +159,24 @@ def wait_until(met: Callable[[], bool], seconds: float = 120) -> None:
 
 def main(seeds: Sequence[str]) -> int:
     """Each named sequence alone, with its story; a seed without a node: the whole batch."""
+    from tests.slurm import directed
+
     broken = 0
     for seed in seeds:
-        suite, number, *node = seed.split(":")
-        names = node or [f"n{i}" for i in range(1, 11)]
+        suite, what, *node = seed.split(":")
+        events = {event.__name__: event for event in moves.EVENTS}
+        count = 10 if what.isdigit() else len(directed.BEFORE) if what in events else 1
+        names = node if node and what.isdigit() else [f"n{i}" for i in range(1, 1 + count)]
         with cluster_of_wards(suite, names) as (cluster, wards):
-            for ended in batch(cluster, wards, int(number)):
+            if what.isdigit():
+                made = batch(cluster, wards, int(what))
+            else:
+                made = (
+                    directed.together(cluster, wards, events[what]) if what in events else directed.alone(cluster, wards, [what])
+                )
+            for ended in made:
                 broken += bool(ended.broken)
-                print(ended if ended.broken or node else f"{ended.seed}: kept", flush=True)
+                print(ended if ended.broken or len(names) == 1 else f"{ended.seed}: kept", flush=True)
     return min(broken, 1)
 
 

@@ -54,11 +54,14 @@ class Ward:
         self.dirs = cluster.node_dirs(node)
         self.tree = folder / "tree"
         shutil.copytree(MACHINES / "hgx-h100.tuned", self.tree, symlinks=True)
+        (self.tree / "etc").mkdir(exist_ok=True)  # the commands look at this machine, the agent at its tree: one and the same
+        shutil.copy("/etc/machine-id", self.tree / "etc/machine-id")
         self.healthy = json.loads((self.tree / "nvml.json").read_text())
         self.gpus = [gpu["pci"] for gpu in self.healthy["gpus"]]
         (folder / "agent").mkdir()
         self.agent = Agent(folder / "agent", self.tree)
         self.agent.run_dir, self.agent.state_dir = self.dirs.run, self.dirs.var
+        self.agent.before = ("setpriv", "--pdeathsig", "KILL")  # it ends with the sequence, however that ends
         self.kmsg = os.open(self.agent.fifo, os.O_RDWR | os.O_NONBLOCK)
         self.power = threading.RLock()
         self.record = Record(node, 0.0)
@@ -83,6 +86,7 @@ class Ward:
         self.record = Record(self.node, time.time(), look)
         self.record.measure()
         self.begun: dict[str, float] = {}
+        self.losing = False
         self.holds = self.power_cycles = 0
         self.agent_up()
         self._watching = True
@@ -92,12 +96,12 @@ class Ward:
     def stop(self) -> Record:
         """End the sequence; its record with all that was written down elsewhere."""
         self._watching = False
-        self._watch.join()
         record = self.record
         for what in list(self.begun):
-            self.over(what)
+            self.over(what, loses=self.losing)
         record.ended = time.time()
         record.measure()
+        self._watch.join()
         if self.agent.process is not None:
             self.agent.process.kill()
             self.agent.process.wait()
@@ -160,8 +164,7 @@ class Ward:
     def command(self, *words: str) -> tuple[bool, str]:
         """``fairlead`` on the node, as root for ann."""
         folders = ["--state-dir", str(self.dirs.var), "--run-dir", str(self.dirs.run)]
-        more = folders if words[0] == "why" else ["--state-dir", str(self.dirs.var)] if words[0] == "hold" else []
-        more = more or ["--document", str(self.agent.document)]
+        more = folders if words[0] in ("why", "hold") else ["--document", str(self.agent.document)]
         more += ["--slurm-bin", str(self.cluster.bin)] if words[0] == "why" else []
         environment = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "SUDO_USER": "ann"}
         command = [sys.executable, "-m", "fairlead", *words, *more]
