@@ -143,7 +143,7 @@ class OwnNode:
         if began - seen <= RECONFIGURE_GAP_SECONDS and first <= self.reconfigured() - began <= last:
             return ""
         times = (n.reason_time for n in self.client.nodes() if n.name != self.node)
-        if entry.written and any(entry.written < at <= seen for at in times):
+        if entry.written and any(entry.written < at <= seen and at < began for at in times):
             return ""
         return "slurmctld has begun anew since it was last seen drained"
 

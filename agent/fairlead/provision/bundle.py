@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,30 @@ def write_bundle(
     apply --drained` is run there; only: of these settings. packages: the folder here with the files of the lock's packages; only
     its path is written."""
     files = node_files()
-    units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
-    release = release_name(own)
     index = [{"name": w.name, "size": len(w.content), "sha256": w.sha256} for w in (own, *wheels)]
-    request = {
-        "state": state,
-        "undo": undo,
-        "force": force,
-        "drained": drained,
-        "only": list(only),
+    how = {"state": state, "undo": undo, "force": force, "drained": drained, "only": list(only)}
+    (folder / "wheels").mkdir()
+    (folder / "documents").mkdir()
+    (folder / "request.json").write_bytes(msgspec.json.encode(how | _request(files, release_name(own), index)))
+    (folder / "files").write_bytes(b"".join(c for _, c, _ in files))
+    (folder / "wheels.json").write_bytes(msgspec.json.encode(index))
+    for wheel in (own, *wheels):
+        (folder / "wheels" / wheel.name).write_bytes(wheel.content)
+    for target in targets:
+        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target.document)))
+    (folder / "nodes").write_bytes(msgspec.json.encode(declared))
+    (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
+    here = Path(__file__).parent
+    for source in (here / "wheel_tags.py", here / "answer.py", here.parent / "model" / "plain.py"):
+        (folder / source.name).write_bytes(source.read_bytes())
+    program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]
+    (folder / "program.json").write_bytes(msgspec.json.encode(program))
+
+
+def _request(files: Sequence[tuple[str, bytes, int]], release: str, index: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What every node is asked for: the files, the wheels of ``index``, the links and units; and what an uninstall removes."""
+    units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
+    return {
         "opt": OPT,
         "release": release,
         # The node installs no other wheels: each is held against this on the admin host's word, which came over ssh.
@@ -126,19 +141,3 @@ def write_bundle(
         "state_paths": ["/var/lib/fairlead"],
         "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
     }
-    (folder / "wheels").mkdir()
-    (folder / "documents").mkdir()
-    (folder / "request.json").write_bytes(msgspec.json.encode(request))
-    (folder / "files").write_bytes(b"".join(c for _, c, _ in files))
-    (folder / "wheels.json").write_bytes(msgspec.json.encode(index))
-    for wheel in (own, *wheels):
-        (folder / "wheels" / wheel.name).write_bytes(wheel.content)
-    for target in targets:
-        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target.document)))
-    (folder / "nodes").write_bytes(msgspec.json.encode(declared))
-    (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
-    here = Path(__file__).parent
-    for source in (here / "wheel_tags.py", here / "answer.py", here.parent / "model" / "plain.py"):
-        (folder / source.name).write_bytes(source.read_bytes())
-    program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]
-    (folder / "program.json").write_bytes(msgspec.json.encode(program))
