@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks import hung_mounts
-from fairlead.host import mount_table, process, scratch, storage
+from fairlead.host import mount_lines, mount_table, process, scratch, storage
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing
 from fairlead.model.finding import Level
@@ -73,7 +73,7 @@ def test_a_thousand_of_the_longest_paths_hide_nothing(tree: Path) -> None:
 def test_a_table_that_cannot_be_read_is_never_health(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(table(tree, "", "half a line"), Missing)
     assert isinstance(table(tree, users()), Missing)
-    monkeypatch.setattr(mount_table, "_TABLE_MAX_BYTES", 1000)
+    monkeypatch.setattr(mount_lines, "TABLE_MAX_BYTES", 1000)
     mounts = table(tree, ROOT, "x" * 2000)
     assert isinstance(mounts, Missing) and levels(mounts) == [Level.UNKNOWN]
 

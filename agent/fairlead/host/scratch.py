@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
-from fairlead.host import mount_table
-from fairlead.host.root import Root
+from fairlead.host import mount_lines
 from fairlead.nccl import NETWORK_FILE_SYSTEMS
 
 NAME = "fairlead"  # our own folder on the disk
@@ -47,8 +46,12 @@ def published(run_dir: str, base: str) -> str:
 def _file_system(path: str, mounts: str) -> str:
     """The type of the file system that ``path`` is on: of the longest mount point above it, the last one mounted there."""
     best, kind = -1, ""
-    lines = mount_table.lines(Root("/"), mounts)
-    for line in lines if isinstance(lines, list) else []:
+    try:
+        with open(mounts, "rb") as f:
+            lines = mount_lines.read(f.fileno()) or []
+    except OSError:
+        return ""
+    for line in lines:
         words = line.decode("utf-8", "replace").split(" ")
         if len(words) > 2 and (path + "/").startswith(words[1].rstrip("/") + "/") and len(words[1].rstrip("/")) >= best:
             best, kind = len(words[1].rstrip("/")), words[2]
