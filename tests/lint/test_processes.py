@@ -17,7 +17,10 @@ def test_no_cluster_or_rack_is_started_by_two_processes(request: pytest.FixtureR
             continue
         for fixture in SHARED & {*item.fixturenames}:
             parameter = item.callspec.params.get(fixture, "") if hasattr(item, "callspec") else ""
-            made_in = item._fixtureinfo.name2fixturedefs[fixture][-1].baseid  # a file of its own, or the folder's conftest
+            made = item._fixtureinfo.name2fixturedefs[fixture][-1]
+            if made.scope == "function":
+                continue
+            made_in = made.baseid if made.scope != "module" else item.nodeid.partition("::")[0]
             users.setdefault((made_in, fixture, str(parameter)), set()).add(unit(item.nodeid))
     assert {shared: units for shared, units in users.items() if len(units) > 1} == {}
 

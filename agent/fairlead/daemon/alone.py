@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fairlead.daemon import log
 from fairlead.errors import AgentRuns
@@ -58,7 +58,8 @@ def claim(run_dir: str) -> int:
         if not _is_at(lock, path):  # another has replaced it meanwhile
             os.close(lock)
             continue
-        with open(path, "w", encoding="ascii") as note:  # not by the lock: a file open for writing keeps /run from read-only
+        # Not by the lock's descriptor: a file that is open for writing keeps /run from being made read-only.
+        with suppress(OSError), open(path, "w", encoding="ascii") as note:
             note.write(f"{os.getpid()}\n")
         return lock
     raise AgentRuns(f"several agents start on this node at once ({path})", hint="look which of them has to run")

@@ -44,8 +44,9 @@ def file_rights_of(uid: int) -> Iterator[None]:
 def _set(name: str, value: int) -> None:
     """setfsuid(2) reports no error: a second call, which changes nothing, tells what is in force."""
     function = getattr(_LIBC, name)
+    function.argtypes, function.restype = [ctypes.c_uint32], ctypes.c_uint32
     function(value)
-    if function(-1) != value:
+    if function(0xFFFFFFFF) != value:
         raise PermissionError(errno.EPERM, f"{name} was refused")
 
 

@@ -14,24 +14,30 @@ not one more for each job, and jobs get no folder until the disk answers.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import random
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from fairlead.host import job_records, scratch
 from fairlead.host.removal import Removal, TimeUp, file_rights_of
 
 RUN = "/run/fairlead"
 SECONDS = 3000.0  # then it goes on with the timer's next start; the unit ends it after an hour
+NAMES_AT_ONCE, NAMES_MAX = 1000, 100_000  # in a user's folder: listed at once, looked at in one pass
 USER_SECONDS = 300.0  # of it for one user: who goes on making files there must not keep the others' from being removed
 LOCK_SECONDS = 3.0
 POLL_SECONDS = 0.2
 FIRST_POLL_SECONDS = 0.01  # there is seldom much to remove
 LINES_MAX = 20
+UID_MAX = 0xFFFFFFFE  # the last one means "no user" (setfsuid(2), chown(2))
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _JOB = re.compile(r"(\d{1,15})\.\d{1,15}(?:\.\d{1,15})?")
 _BOOT = re.compile(r"[0-9a-f]{8}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -80,13 +86,23 @@ def make_own(up: int, name: str, shown: str) -> None:
         raise Refused(f"{shown} is no folder: remove it") from None
 
 
-def make_for_users(here: int, jobs: job_records.Jobs) -> None:
-    """A folder for each user who has a job here. Where these lie only root can make names."""
+def make_for_users(here: int, jobs: job_records.Jobs, told: set[int]) -> None:
+    """A folder for each user who has a job here. Where these lie only root can make names. A full disk is said once for each user
+    (``told``) and stops nothing: removing what ended jobs left is what makes room."""
     for uid in {job.uid for job in jobs.known if job.id in jobs.running and job.uid is not None}:
-        if not lies_there(str(uid), here):
-            os.mkdir(str(uid), 0o700, dir_fd=here)
-        if os.stat(str(uid), dir_fd=here, follow_symlinks=False).st_uid != uid:
-            os.chown(str(uid), uid, -1, dir_fd=here, follow_symlinks=False)
+        if uid > UID_MAX:
+            continue
+        try:
+            if not lies_there(str(uid), here):
+                os.mkdir(str(uid), 0o700, dir_fd=here)
+            if os.stat(str(uid), dir_fd=here, follow_symlinks=False).st_uid != uid:
+                os.chown(str(uid), uid, -1, dir_fd=here, follow_symlinks=False)
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+            if uid not in told:
+                say(f"no folder for user {uid}: {e.strerror}")
+            told.add(uid)
 
 
 def publish(folder: str) -> None:
@@ -150,7 +166,14 @@ class Sweep:
         self._boot = boot
         self._deadline = deadline
         self._lines = 0
+        self._busy: dict[int, bool] = {}
         self.removed = 0
+
+    def _has_process(self, uid: int) -> bool:
+        """As ``has_process``, asked once for each user: that is a walk through /proc."""
+        if uid not in self._busy:
+            self._busy[uid] = has_process(uid)
+        return self._busy[uid]
 
     def all(self, top: int) -> None:
         """Raises TimeUp where not all of it could be done."""
@@ -158,7 +181,9 @@ class Sweep:
         ended = frozenset(names(f"{RUN}/ended"))
         for boot in filter(_BOOT.fullmatch, names(top)):
             with opened(boot, top) as folder:
-                for uid in (n for n in names(folder) if n.isascii() and n.isdigit()):
+                users = [n for n in names(folder) if n.isascii() and n.isdigit() and int(n) <= UID_MAX]
+                random.shuffle(users)  # who takes all the time of a pass is not the first in the next one too
+                for uid in users:
                     whole &= self._user(folder, int(uid), ended if boot == self._boot else None)
                     if boot != self._boot:
                         _rmdir(uid, folder)
@@ -167,40 +192,62 @@ class Sweep:
         if not whole:
             raise TimeUp
         for name in ended:
-            os.unlink(f"{RUN}/ended/{name}")
+            try:
+                os.unlink(f"{RUN}/ended/{name}")
+            except IsADirectoryError:
+                continue  # of an admin's making: the hooks make files
 
     def _user(self, folder: int, uid: int, ended: frozenset[str] | None) -> bool:
         """ended: those of this boot; None: this is an earlier one's. Returns whether there was time for all of it."""
         until = min(self._deadline, time.monotonic() + USER_SECONDS)
         removal = Removal(os.fstat(folder).st_dev, until)
-        with file_rights_of(uid):
-            inner = removal.enter(folder, str(uid))
-            found = names(inner) if inner is not None else []
-        if inner is None:
-            self._report(uid, "-", removal)
-            return True
+        inner = None
         try:
-            if ended is not None:
-                jobs = records()  # after the names: a folder is made after its job's record
-                found = [name for name in found if over(name, uid, jobs, ended)]
             with file_rights_of(uid):
-                for name in found:
+                inner = removal.enter(folder, str(uid))
+            if inner is None:
+                self._report(uid, "-", removal)
+                return True
+            return self._entries(uid, inner, ended, removal, until)
+        except TimeUp:
+            return False
+        except OSError as e:  # of this user alone
+            self._say(f"the folders of user {uid}: {e.strerror}")
+            return True
+        finally:
+            if inner is not None:
+                os.close(inner)
+            self.removed += removal.removed
+
+    def _entries(self, uid: int, inner: int, ended: frozenset[str] | None, removal: Removal, until: float) -> bool:
+        """The names in a user's folder, which that user may fill: some at a time, so that neither memory nor time is theirs."""
+        passed: set[str] = set()
+        while True:
+            with file_rights_of(uid), os.scandir(inner) as listed:
+                found = list(islice((entry.name for entry in listed if entry.name not in passed), NAMES_AT_ONCE))
+            if not found:
+                return True
+            jobs = records() if ended is not None else None  # after the names: a folder is made after its job's record
+            gone = found if ended is None or jobs is None else [n for n in found if over(n, uid, jobs, ended, self._has_process)]
+            with file_rights_of(uid):
+                for name in gone:
                     removal.stays.clear()
                     removal.tree(inner, name)
                     self._report(uid, name, removal)
-            return True
-        except TimeUp:
-            return False
-        finally:
-            os.close(inner)
-            self.removed += removal.removed
+            passed.update(found)
+            if len(passed) > NAMES_MAX or time.monotonic() > until:
+                return False
 
     def _report(self, uid: int, name: str, removal: Removal) -> None:
         """What stays. The names are the user's text, but for a job's folder."""
-        if removal.stays and self._lines < LINES_MAX:
-            self._lines += 1
+        if removal.stays:
             which = f"job folder {name}" if _JOB.fullmatch(name) else "a folder"
-            say(f"{which} of user {uid} could not be removed whole: {'; '.join(sorted(removal.stays))}")
+            self._say(f"{which} of user {uid} could not be removed whole: {'; '.join(sorted(removal.stays))}")
+
+    def _say(self, text: str) -> None:
+        if self._lines < LINES_MAX:
+            self._lines += 1
+            say(text)
 
 
 def _rmdir(name: str, up: int) -> None:
@@ -231,6 +278,16 @@ def sweep_in_child(top: int, boot: str, deadline: float) -> int:
         os._exit(status)
 
 
+def make_room(top: int, boot: str, deadline: float) -> None:
+    """Where the disk is so full that this boot's folder cannot be made: remove what earlier boots left, and wait for that."""
+    try:
+        os.mkdir(boot, 0o711, dir_fd=top)
+    except OSError as e:
+        if e.errno not in _FULL:
+            raise
+        os.waitpid(sweep_in_child(top, boot, deadline), 0)
+
+
 def work(base: str, boot: str, deadline: float) -> None:
     """Raises Refused, OSError."""
     if why := scratch.fault(base):
@@ -238,11 +295,13 @@ def work(base: str, boot: str, deadline: float) -> None:
     with opened(base) as up:
         make_own(up, scratch.NAME, f"{base}/{scratch.NAME}")
         with opened(scratch.NAME, up) as top:
+            if not lies_there(boot, top):
+                make_room(top, boot, deadline)
             make_own(top, boot, f"{base}/{scratch.NAME}/{boot}")
             with opened(boot, top) as here:
-                child, status, pause = 0, 0, FIRST_POLL_SECONDS
+                child, status, pause, told = 0, 0, FIRST_POLL_SECONDS, set[int]()
                 while status == 0 and time.monotonic() < deadline:
-                    make_for_users(here, records())
+                    make_for_users(here, records(), told)
                     publish(f"{base}/{scratch.NAME}/{boot}")
                     child = child or sweep_in_child(top, boot, deadline)
                     ended, status = os.waitpid(child, os.WNOHANG)
@@ -252,7 +311,7 @@ def work(base: str, boot: str, deadline: float) -> None:
                     elif names(f"{RUN}/ended"):
                         child = 0
                     else:
-                        make_for_users(here, records())
+                        make_for_users(here, records(), told)
                         return
 
 
