@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 
 import pytest
 
-from tests.hooks.stage import HOOKS, Stage, uptime_seconds
+from tests.hooks.stage import HOOKS, SHELLS, Stage, uptime_seconds
 
 pytestmark = pytest.mark.root
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": "1000", "SLURM_JOB_GPUS": "0,1"}
@@ -95,3 +97,31 @@ def test_nothing_is_started_whatever_root_is_given(stage: Stage, shell: str, nam
         for more in ({}, {"SLURM_JOB_SLUID": "s3JXM823B87S00", "SLURM_JOB_COMMENT": "$(id) `id`"}):
             ran = stage.start(shell, name, {**JOB, **more}, no_fork=True)
             assert "fork" not in ran.err.lower() and ran.rc == (1 if name == "prolog" and "drain" in verdict else 0), ran.err
+
+
+#: What a process may be given that starts a hook, as words before the shell and as its environment.
+STRANGE = {
+    "no file may grow": (["prlimit", "--fsize=0:0"], {}),
+    "functions for builtins": ([], {f"BASH_FUNC_{name}%%": "() { exit 3; }" for name in ("[", "read", "printf", "umask")}),
+    "options of bash": ([], {"SHELLOPTS": "errexit:nounset:noclobber"}),
+}
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog", "health-check"])
+@pytest.mark.parametrize("given", STRANGE)
+def test_no_hook_of_roots_fails_for_what_its_process_was_given(stage: Stage, shell: str, name: str, given: str) -> None:
+    words, more = STRANGE[given]
+    (stage.run / "ended").mkdir()
+    for verdict, wanted in ((f"1\tok\t{LATER}\t1\t-\n", 0), (f"1\tdrain\t{LATER}\t1\tx\n", 1 if name == "prolog" else 0)):
+        stage.verdict(verdict)
+        argv = ["nsenter", "-m", "-t", str(stage.pid), *words, "env", "-i", *(f"{k}={v}" for k, v in (JOB | more).items())]
+        argv += [stage._which(shell), *SHELLS[shell][1:], str(HOOKS / name)]
+        reader, writer = os.pipe()
+        if not more:  # with functions bash itself complains, before it reads the hook
+            os.close(reader)  # nobody reads what the hook says
+        try:
+            done = subprocess.run(argv, stdout=writer, stderr=writer, timeout=60, check=False)
+        finally:
+            for end in (writer, reader) if more else (writer,):
+                os.close(end)
+        assert done.returncode == wanted
