@@ -14,7 +14,9 @@ pytest.importorskip("ClusterShell")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.errors import DataError
 from fairlead.provision.accounts import COMMAND, Account, OverSsh, parse_account
+from fairlead.provision.agent_status import status_of
 
 NO_ANSWER = "answered with something that is not an answer"
 STATUS = {
@@ -226,3 +228,9 @@ def test_no_node_is_no_question(tmp_path: Path) -> None:
 def test_an_ssh_that_is_not_there_reaches_nobody(tmp_path: Path) -> None:
     found = OverSsh(program="/nonexistent/ssh", seconds=5).fetch({"n1": "n1"})
     assert not found["n1"].reached and found["n1"].verdict == "none"
+
+
+def test_a_status_with_a_byte_that_is_no_text_is_no_answer() -> None:
+    for content in (b'{"node":"\xff"}', b"[" * 100_000):
+        with pytest.raises(DataError, match="not an answer"):
+            status_of(content)

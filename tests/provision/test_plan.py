@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -120,27 +121,23 @@ def test_a_tag_that_no_node_declares_is_said_before_any_node(tmp_path: Path, cap
     assert main(["provision", "--site", str(site), "--tags", "nccl", "--uninstall", "-q"]) == 64
 
 
-def answering(folder: Path, said: str) -> Scontrol:
-    """A scontrol that says this: recorded output."""
-    (folder / "said").write_text(said)
-    program = folder / "scontrol"
-    program.write_text(f"#!/bin/sh\ncat {folder}/said\n")
+def answering(folder: Path, *nodes: tuple[str, str]) -> Scontrol:
+    """A sinfo that knows these nodes and their addresses: each field ends in the mark that it is asked for."""
+    program = folder / "sinfo"
+    rows = "".join(f'printf \'%s%s%s%s\\n\' {shlex.quote(name)} "$mark" {shlex.quote(at)} "$mark"\n' for name, at in nodes)
+    program.write_text(f"#!/bin/sh\nmark=${{5##*:}}\n{rows}")
     program.chmod(0o755)
     return Scontrol(bin_dir=str(folder))
 
 
-RECORDED = """\
-NodeName=gpu1 Arch=x86_64 CPUAlloc=0 NodeAddr=10.0.0.1 NodeHostName=gpu1 Version=22.05.8 State=IDLE Reason=a NodeAddr=9 b
-NodeName=gpu2 CPUAlloc=0 NodeAddr=gpu2.example NodeHostName=gpu2 State=DOWN
-NodeName=login1 NodeAddr=login1 NodeHostName=login1 State=IDLE
-"""
+RECORDED = (("gpu1", "10.0.0.1"), ("gpu2", "gpu2.example"), ("login1", "login1"), ("gpu1", "10.0.0.1"))
 
 
 def test_nodes_and_addresses_come_from_slurm(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(SITE + '[ansible.hosts]\ngpu2 = "10.0.0.22"\n')
     site = config.load_site(str(path))
-    known = inventory.in_slurm(answering(tmp_path, RECORDED))
+    known = inventory.in_slurm(answering(tmp_path, *RECORDED))
     assert known == {"gpu1": "10.0.0.1", "gpu2": "gpu2.example", "login1": "login1"}
     assert {t.node: t.address for t in inventory.targets(site, "", known)} == {"gpu1": "10.0.0.1", "gpu2": "10.0.0.22"}
     with pytest.raises(UsageError, match="gpu3: Slurm has no such node"):
@@ -150,22 +147,21 @@ def test_nodes_and_addresses_come_from_slurm(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Slurm has none of gpu\[1-3\]"):
         inventory.targets(site, "", {"cpu1": "cpu1"})
     with pytest.raises(InputMissing, match="no node"):
-        inventory.in_slurm(answering(tmp_path, "No nodes in the system\n"))
+        inventory.in_slurm(answering(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "system",
-    [
-        "Linux\nNodeName=n2 Arch=x86_64 NodeAddr=10.6.6.6 \nx",  # another node's address, by n1
-        "Linux\nNodeName=n3 Arch=x86_64 NodeAddr=-oProxyCommand=id \nx",  # an option of ssh
-        "Linux\nNodeName=../n3 Arch=x86_64 NodeAddr=10.6.6.6 \nx",
-        "Linux\nNodeName=n3 Arch=x86_64 NodeAddr={{x}} \nx",
-    ],
-)
-def test_a_slurmd_gives_no_other_node_an_address(system: str, tmp_path: Path) -> None:
-    said = f"NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 OS={system}\nNodeName=n2 Arch=x86_64 NodeAddr=10.0.0.2 OS=Linux \n"
+@pytest.mark.parametrize("entry", [("n1", "10.6.6.6"), ("n3", "-oProxyCommand=id"), ("../n3", "10.6.6.6"), ("n3", "{{x}}")])
+def test_no_address_of_slurm_is_an_option_or_leads_to_two_machines(entry: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(SlurmError, match="is no node, or is there twice"):
-        inventory.in_slurm(answering(tmp_path, said))
+        inventory.in_slurm(answering(tmp_path, ("n1", "10.0.0.1"), ("n2", "10.0.0.2"), entry))
+
+
+def test_a_slurmd_gives_no_node_an_address(tmp_path: Path) -> None:
+    """What a slurmd says of its machine is not asked for: only two fields that slurm.conf gives."""
+    client = answering(tmp_path, ("n1", "10.0.0.1"))
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'NodeName=n1 Arch=x NodeAddr=10.6.6.6 NodeAddr=10.0.0.1'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    assert inventory.in_slurm(client) == {"n1": "10.0.0.1"}
 
 
 def test_a_group_of_clustershell_that_is_none_is_an_error(tmp_path: Path) -> None:

@@ -102,3 +102,23 @@ def test_provision_and_plan_name_the_setting_and_do_not_call_the_node_failed(tre
     assert "warning: cpu_governor: no CPU has cpufreq" in text(report)
     made = plan.of_result(result)
     assert made.state != "failed" and "warning: cpu_governor" in plan.text([made])
+
+
+def test_the_admin_host_takes_such_an_answer(tree: Path) -> None:
+    import msgspec
+
+    from fairlead.provision import answer
+
+    for more in ({}, {"unsupported": ["cpufreq"]}):
+        wanted = document("cpu_governor", **more)
+        applied = json.loads(msgspec.json.encode(apply(wanted, without(tree, ABSENT["cpu_governor"][0]))))
+        line = json.dumps({"changed": True, "changes": [], "apply": applied})
+        given = [{"path": "/etc/fairlead/node.json", "content": json.dumps({"node": applied["node"]})}]
+        assert answer.read(line, given)["apply"]["items"]
+
+
+def test_a_diff_that_a_node_chose_costs_no_time_and_needs_no_former_text() -> None:
+    lines = [f"{n % 120:02x}" for n in range(20_000)]
+    for change in ({"after": "x"}, {"before": "\n".join(lines), "after": "\n".join(reversed(lines))}):
+        result = node_result("gpu1", "runner_on_ok", "node", {"changes": [{"what": "a", "why": "b"} | change]})
+        assert result.state == "changed"

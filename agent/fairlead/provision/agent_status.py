@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.errors import DataError
+from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain import one_line
 from fairlead.provision.answer import SAID, TEXT_MAX
 
@@ -186,7 +187,7 @@ def account_of(content: bytes) -> Account:
 def _read(content: bytes, kind: type[T]) -> T:
     try:
         found: T = _printable(msgspec.json.decode(content, type=kind))
-    except (msgspec.DecodeError, RecursionError) as e:  # the second for one that is nested without end
+    except NOT_JSON as e:
         raise DataError(f"{SAID}: {one_line(str(e), 200)}") from None
     return found
 

@@ -124,7 +124,10 @@ _STEP = table(
 _ITEM = table(
     {
         "setting": like("[a-z][a-z0-9_]{0,63}"),
-        "state": one_of("same", "changed", "would_change", "deferred", "failed", "refused", "unreadable", "unmanaged", "left"),
+        "state": one_of(
+            *("same", "changed", "would_change", "deferred", "failed", "refused", "unreadable", "unmanaged", "left"),
+            *("absent", "not_applicable"),
+        ),
         "persisted": one_of("yes", "no", "boot", "unknown"),
         "effective": one_of("yes", "no", "unknown"),
         "pending": one_of("", "idle", "drain", "reboot", "boot"),

@@ -42,8 +42,9 @@ _EPOCH = 315532800  # 1980-01-01, as in the wheels
 README_TEXT = """\
 # fairlead {version}: everything for a site without internet
 
+    find . ! -type f ! -type d -o -name '*[!A-Za-z0-9._+%~-]*' ! -name . # prints nothing: no odd names, no links
     sha256sum -c --quiet SHA256SUMS                                    # is it whole?
-    python3 -m venv /opt/fairlead-admin
+    python3 -I -m venv /opt/fairlead-admin
 {install}    /opt/fairlead-admin/bin/pip install --no-index --no-deps {wheel}
     /opt/fairlead-admin/bin/fairlead provision --site SITE.toml --bundle .
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
@@ -12,12 +13,11 @@ from fairlead import config
 from fairlead.config import Document, Site
 from fairlead.errors import ConfigError, InputMissing, SlurmError, UsageError
 from fairlead.model.plain import one_line
-from fairlead.slurm.scontrol import Scontrol
+from fairlead.slurm.scontrol import Scontrol, rows
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _GROUP = re.compile(r"@[^\s,&!^\[\]]+")
-_IN_SLURM = re.compile(r"^NodeName=(\S+) (?:.*? )?NodeAddr=(\S+)", re.MULTILINE)
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -68,18 +68,19 @@ def all_nodes(site: Site) -> tuple[str, ...]:
 
 
 def in_slurm(client: Scontrol) -> dict[str, str]:
-    """Every node that slurmctld knows and the address that it has of it (`scontrol show nodes`). Raises SlurmError, and
-    InputMissing when there is none."""
+    """Every node of a partition and the address that slurmctld has of it (`sinfo`). Raises SlurmError, and InputMissing when
+    there is none."""
+    # Not `scontrol show nodes`: what a slurmd says of its machine (Arch, OS) stands in that text as it came, and may look like
+    # another field or another node. sinfo is asked for two fields that slurm.conf alone gives, each ended by a random mark.
+    mark = f"@{secrets.token_hex(12)}@"
     found: dict[str, str] = {}
-    for name, address in _IN_SLURM.findall(client.ask(["scontrol", "-o", "show", "nodes"])):
-        # A slurmd says its own Arch and OS, which stand in this text as they came: a line may be a node's invention, and what
-        # begins with a dash would be an option of ssh.
-        if name in found or not _NAME.fullmatch(name) or not _ADDRESS.fullmatch(address):
-            words = f"scontrol show nodes: {one_line(name, 60)!r} at {one_line(address, 60)!r} is no node, or is there twice"
-            raise SlurmError(words, hint="look at `scontrol show nodes`: which node writes it? or run without --inventory slurm")
+    for name, address in rows(client.ask(["sinfo", "-h", "-a", "-N", "-O", f"NodeList:{mark},NodeAddr:{mark}"]), mark, 2):
+        if found.get(name, address) != address or not _NAME.fullmatch(name) or not _ADDRESS.fullmatch(address):
+            words = f"sinfo: {one_line(name, 60)!r} at {one_line(address, 60)!r} is no node, or is there twice"
+            raise SlurmError(words, hint="look at `scontrol show nodes`, or run without --inventory slurm")
         found[name] = address
     if not found:
-        raise InputMissing("scontrol show nodes: no node", hint="is this the cluster that is meant? name its slurm.conf")
+        raise InputMissing("sinfo: no node", hint="is this the cluster that is meant? name its slurm.conf")
     return found
 
 

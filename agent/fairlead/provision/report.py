@@ -16,6 +16,7 @@ from fairlead.provision.answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.inventory import fold
 
 DOCUMENT = "node.json"  # what settings call their document in an error
+DIFF_LINES_MAX = 1000
 STATES = ("same", "changed", "failed", "unreachable", "unfinished")
 #: What a change that is not made yet waits for, from the least to the most (fairlead.model.change.Disruption), in words.
 WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
@@ -176,7 +177,9 @@ def located(failure: str, origin: Mapping[str, str]) -> str:
 def _diff(change: Mapping[str, Any]) -> str:
     import difflib
 
-    before, after = change["before"].splitlines(), change["after"].splitlines()
+    before, after = str(change.get("before", "")).splitlines(), change["after"].splitlines()
+    if max(len(before), len(after)) > DIFF_LINES_MAX:  # comparing takes time out of proportion, and a node chooses the text
+        before, after = [f"({len(before)} lines)"], [f"({len(after)} lines)"]
     return "\n".join(difflib.unified_diff(before, after, change["what"], change["what"], lineterm="")) + "\n"
 
 
