@@ -24,12 +24,12 @@ child.wait()
 """
 
 
-def until_held(lock: Path) -> str:
+def until_held(lock: Path, pid: int) -> None:
+    """The lock is taken a moment before the number is written; until then the file names the holder before."""
     deadline = time.monotonic() + 60
-    while not (pid := holder(str(lock))).isdigit():  # the lock is taken a moment before the number is written
+    while holder(str(lock)) != str(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return pid
 
 
 def test_a_lock_outlives_the_process_that_had_it_taken(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_lock_outlives_the_process_that_had_it_taken(tmp_path: Path) -> None:
     with parent.stdout as said:
         pid = int(said.readline())
     try:
-        until_held(lock)
+        until_held(lock, pid)
         parent.kill()
         parent.wait()
         assert holder(str(lock)) == str(pid)
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_waits_for_the_ansible_of_the_killed_one(tmp_path: Pa
             assert m is not None
             lock = m._journal.ansible_lock(d.name)
             with subprocess.Popen(holding(lock, ["cat"]), stdin=subprocess.PIPE) as child:
-                until_held(Path(lock))
+                until_held(Path(lock), child.pid)
                 m.stop_asked = stopped
                 if stopped:  # Ctrl-C meanwhile: nothing is done, and the lock stays
                     assert not m.drive() and holder(lock) == str(child.pid)
