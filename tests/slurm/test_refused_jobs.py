@@ -24,7 +24,10 @@ pytestmark = pytest.mark.slurm
 JOB = "#!/bin/sh\nexit 0\n"
 GOOD = ("n9", "n10", "n11")
 REFUSING = tuple(f"n{i}" for i in range(1, 9))
-HELD, LATER = "launch_failed_requeued_held", "BeginTime"
+LATER = "BeginTime"
+#: A job with priority 0 is held. The scheduler writes JobHeldAdmin over the reason when it meets the job before the requeue has
+#: written its own: seen on 22.05 (a job on two nodes) and on 24.11 (a part of a heterogeneous job), on a busy machine.
+HELD = {"launch_failed_requeued_held", "JobHeldAdmin"}
 
 
 @pytest.fixture(params=[False, True], ids=["hold", "nohold"])
@@ -78,21 +81,18 @@ def test_every_kind_of_job(refusing: Cluster, nohold: bool) -> None:
             # job before srun heard of its end. Which of the two it meets first decides the words too.
             assert run.returncode and "ran" not in run.stdout
             assert re.search(r"[Pp]rolog|revoked|expired|[Cc]ancel|complet|[Tt]erminated", run.stderr), run.stderr
-    again = LATER if nohold else HELD
+    again = {LATER} if nohold else HELD
 
     def back(job: int) -> bool:
-        return [(r["JobState"], r["Reason"], r["Restarts"]) for r in jobs(up, job)] == [("PENDING", again, "1")]
+        return [(r["JobState"], r["Restarts"], r["Reason"] in again) for r in jobs(up, job)] == [("PENDING", "1", True)]
 
     def parts_back(job: int) -> bool:
-        """Held or put off like any other; a held part may be said to be held by the administrator (24.11, on a busy machine)."""
-        rows = [(r["JobState"], r["Restarts"]) for r in jobs(up, job)]
-        reasons = {r["Reason"] for r in jobs(up, job)}
-        return rows == [("PENDING", "1")] * 2 and again in reasons and reasons <= ({again} if nohold else {again, "JobHeldAdmin"})
+        return [(r["JobState"], r["Restarts"], r["Reason"] in again) for r in jobs(up, job)] == [("PENDING", "1", True)] * 2
 
     def half_back(job: int) -> bool:
         """Only the array task that was refused comes back; the other has run."""
         rows = sorted((r["JobState"], r["Reason"]) for r in jobs(up, job))
-        return rows == [("COMPLETED", "None"), ("PENDING", again)]
+        return [state for state, _ in rows] == ["COMPLETED", "PENDING"] and rows[1][1] in again
 
     # A job that is tried again is so after two minutes: each is looked at soon after it was refused.
     batch = up.submit(JOB, "-wn1")
