@@ -34,7 +34,7 @@ unit: setup
 test: ## lint, unit, hooks, contracts, real Slurm, rack
 	@tests/lab/apt.sh
 	@$(MAKE) --no-print-directory setup
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	@$(BIN)/python -m pytest -p tests.second_run $(PARALLEL) -m "not slow"
 
 test-all: ## also what takes long: kill loops, fuzzing
 	@tests/lab/apt.sh
