@@ -45,4 +45,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for name in config.stash.get(PASSED_ALONE, []):
-        terminalreporter.write_line(f"RACE {name}: it failed beside other tests and passed alone. Please look for the race.", yellow=True)
+        terminalreporter.write_line(
+            f"RACE {name}: it failed beside other tests and passed alone. Please look for the race.", yellow=True
+        )
