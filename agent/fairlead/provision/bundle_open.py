@@ -150,8 +150,8 @@ def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_other_packages(base: Path, listed: Mapping[str, str]) -> None:
-    """Raises DataError, InputMissing unless packages/ has each file that fairlead.lock beside it names, as that says, and no other.
-    It is the site's own lock that the nodes go by: this one cannot lie to them, only to who copies it."""
+    """Raises DataError, InputMissing unless packages/ has each file that fairlead.lock beside it names, as that says, and
+    no other. It is the site's own lock that the nodes go by: this one cannot lie to them, only to who copies it."""
     given = {name.removeprefix("packages/"): digest for name, digest in listed.items() if name.startswith("packages/")}
     named: dict[str, str] = {}
     if LOCK in listed:
