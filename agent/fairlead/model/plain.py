@@ -19,6 +19,8 @@ _UNSEEN = re.compile(
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
 )
 
+_WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.:/-]{0,63}")
+
 
 @lru_cache(maxsize=4096)
 def _kind(c: str) -> str:
@@ -53,6 +55,17 @@ def one_line(text: str, limit: int = 0) -> str:
         text = text[: 4 * limit]
     line = " ".join(printable(text).split())
     return line if not limit or len(line) <= limit else line[: limit - 3] + "..."
+
+
+def word(text: str, otherwise: str) -> str:
+    """Text that may stand in a command which is offered for copying; ``otherwise`` for one that a shell could take for anything
+    but one plain word, or a program for an option."""
+    return text if _WORD.fullmatch(text) else otherwise
+
+
+def aside(text: str) -> str:
+    """Text that stands beside such commands: what it says is shown as none."""
+    return text.replace("`", "'")
 
 
 def page(text: str, limit: int = 0) -> str:
