@@ -28,7 +28,9 @@ from fairlead.slurm.listing import Listed
 
 EVIL = "x` ; $(reboot) \x1b[2J\u202e\u2800\n--all"
 TEXTS = st.sampled_from(["", "n1", "xid", "setting.memlock", "0000:1b:00.0", "drain", "enforce", "warn", "none", "failed", EVIL])
-JUNK = st.one_of(st.none(), st.booleans(), st.integers(-5, 10**20), st.floats(allow_nan=False), TEXTS, st.lists(TEXTS), st.just({}))
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 10**20), st.floats(allow_nan=False), TEXTS, st.lists(TEXTS), st.just({})
+)
 
 
 def of(kind: Any, wild: bool = False) -> st.SearchStrategy[Any]:
@@ -60,7 +62,11 @@ def of(kind: Any, wild: bool = False) -> st.SearchStrategy[Any]:
 ACCOUNTS = st.one_of(of(Account), of(Account), of(Account, wild=True))
 STATUSES = st.one_of(of(Status), of(Status), of(Status, wild=True), JUNK)
 SLURM = [None, {"error": "no answer", "away": True}, {"states": ["IDLE", "DRAIN"], "reason": "fairlead:xid:abcdef012345 x"}]
-SLURM += [{"states": ["IDLE", "DRAIN"], "reason": "riser"}, {"states": ["IDLE"], "reason": ""}, {"states": ["DOWN"], "reason": ""}]
+SLURM += [
+    {"states": ["IDLE", "DRAIN"], "reason": "riser"},
+    {"states": ["IDLE"], "reason": ""},
+    {"states": ["DOWN"], "reason": ""},
+]
 SETTINGS = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
@@ -71,7 +77,18 @@ def safe(shown: str) -> None:
     assert shown.count("`") % 2 == 0, shown
 
 
+FINDING = {"check": EVIL, "summary": EVIL, "level": "drain", "device": EVIL, "mode": "enforce", "id": EVIL}
+TOLD = {"who": EVIL, "reason": EVIL}
+LIMIT = {"held": EVIL, "over_budget": EVIL, "limit": {"kind": EVIL, "name": EVIL}}
+OFTEN = f"fairlead, {EVIL} drained too often: resume by hand"
+
+
 @given(ACCOUNTS, st.sampled_from(SLURM))
+@example({"agent": {"state": "drain", "text": OFTEN, "status": {"findings": [FINDING], "hold": TOLD, "slurm": LIMIT}}}, None)
+@example({"agent": {"state": "ok", "status": {"findings": [{**FINDING, "action": "reset_gpu"}], "acknowledged": [EVIL]}}}, None)
+@example(
+    {"agent": {"state": "ok", "status": {"findings": [{**FINDING, "action": EVIL, "raised": {"from": EVIL, "why": EVIL}}]}}}, None
+)
 @example({"agent": {"state": "ok", "status": {"return": {"outcome": "passed", "state": "failed"}}}}, None)
 @SETTINGS
 def test_why_over_ssh(account: dict[str, Any], slurm: dict[str, Any] | None) -> None:
@@ -105,7 +122,9 @@ def test_fleet_and_maintain(status: object) -> None:
     told = [*lines(fold(made)), summary(made, 1.0), *(cell for row in table(fold(made), 2e9)[1] for cell in row)]
     msgspec.json.encode(as_data(made))
     look = parse_look(answer(status), "n1")
-    assert all(text.isprintable() for text in (*told, look.trouble, look.stranger, look.text, look.machine, *look.bad, *look.worse))
+    assert all(
+        text.isprintable() for text in (*told, look.trouble, look.stranger, look.text, look.machine, *look.bad, *look.worse)
+    )
 
 
 @given(STATUSES)
