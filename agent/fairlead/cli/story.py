@@ -136,7 +136,8 @@ def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]
         found.append("look at the node; when it is well: `fairlead resume --adopt` on it")
     if whose == DOWN:
         found.append(
-            f"see why: `scontrol show node {word(node, 'NODE')}`, `systemctl status slurmd` on it; the resume in Slurm is yours to give"
+            f"see why: `scontrol show node {word(node, 'NODE')}`, `systemctl status slurmd` on it;"
+            " the resume in Slurm is yours to give"
         )
     if hold := status.get("hold"):
         found.append(f"the agent is on hold ({aside(hold.get('who', '?'))}); when that work is done: `fairlead hold --release`")

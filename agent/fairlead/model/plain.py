@@ -12,7 +12,7 @@ from functools import lru_cache
 from unicodedata import category
 
 MARKS_MAX = 2  # on one letter: as many as Vietnamese and Thai have
-#: Default_Ignorable_Code_Point (DerivedCoreProperties.txt) in the categories above, blanks with an ink category, and the vowels and
+#: Default_Ignorable_Code_Point (DerivedCoreProperties.txt) in the categories above, blanks with an ink category, and vowels and
 #: finals of Hangul that are drawn over the letter before them (a syllable in one character is not meant).
 _UNSEEN = re.compile(
     "[\u034f\u115f-\u11ff\u17b4\u17b5\u180b-\u180f\u2800\u3164\ud7b0-\ud7ff\ufe00-\ufe0f\uffa0\ufffc"
@@ -44,13 +44,13 @@ def shown(text: str, other: str, *, kept: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Text with a space for each character that is not shown: those that steer a terminal, change the direction of writing, or draw
-    nothing."""
+    """Text with a space for each character that is not shown: those that steer a terminal, change the direction of writing, or
+    draw nothing."""
     return shown(text, " ")
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """Text as one line that is printable; runs of white space become one space. limit: how many characters are kept, 0 for all."""
+    """Text as one line that is printable; a run of white space becomes one space. limit: how many characters are kept, 0: all."""
     if limit and len(text) > 4 * limit:
         text = text[: 4 * limit]
     line = " ".join(printable(text).split())

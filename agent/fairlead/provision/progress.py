@@ -34,7 +34,7 @@ class Lines(Silent):
 
     def done(self, result: NodeResult) -> None:
         self._count += 1
-        said = [result.message] if result.message else [f"{len(result.changes)} changes"] if result.changes else []
+        said = [result.message] if result.message else [f"{result.changed} changes"] if result.changes else []
         said += [f"{len(result.waiting)} waiting"] if result.waiting else []
         told = f"{self._words.get(result.state, result.state)}{': ' if said else ''}{', '.join(said)}"
         sys.stderr.write(f"[{self._count}/{self._total}] {result.node}: {told}\n")

@@ -24,9 +24,10 @@ from msgspec import Struct
 from fairlead import assets
 from fairlead.config import Site
 from fairlead.errors import InputMissing, ProvisionError, UsageError
+from fairlead.model.apart import apart
 from fairlead.model.plain import one_line
 from fairlead.provision import wheels
-from fairlead.provision.answer import LINE_MAX
+from fairlead.provision.answer import HINT, LINE_MAX
 from fairlead.provision.bundle import write_bundle
 from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
@@ -192,9 +193,13 @@ def _take(
     kind, data = event.get("event", ""), event.get("event_data", {})
     if kind not in {"runner_on_ok", "runner_on_failed", "runner_on_unreachable"} or data.get("host") not in results:
         return
-    result = node_result(data["host"], kind, str(data.get("task", "")), data.get("res") or {})
-    result = with_origin(result, origins[result.node])
-    results[result.node] = result
+    node: str = data["host"]
+
+    def read() -> NodeResult:
+        return with_origin(node_result(node, kind, str(data.get("task", "")), data.get("res") or {}), origins[node])
+
+    result = apart(read, lambda why: NodeResult(node=node, state="failed", message=why, failures=(why,), hint=HINT))
+    results[node] = result
     if not result.no_wheel:  # fetching may help: said when it is known
         shown.done(result)
 

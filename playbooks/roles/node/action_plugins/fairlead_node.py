@@ -206,7 +206,7 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
     if late:
         told["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
     if bad:
-        told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad)}
+        told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad[:20])}
         told["hint"] = next((i["hint"] for i in bad if i["hint"]), "")
     return told
 
