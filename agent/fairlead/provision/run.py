@@ -33,7 +33,7 @@ from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
 from fairlead.provision.networks import differences
 from fairlead.provision.outlive import holding
-from fairlead.provision.progress import Silent, display
+from fairlead.provision.progress import Asked, Silent, display
 from fairlead.provision.report import NodeResult, Report, node_result, with_origin
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.scontrol import Scontrol
@@ -156,11 +156,16 @@ def _play(
                 node=target.node, state="unfinished", message="the run ended before this node was done", hint="run it again"
             )
 
-        origins = {target.node: target.origin for target in chosen}
+        origins, asked = {target.node: target.origin for target in chosen}, Asked()
 
         def on_event(event: Mapping[str, Any]) -> bool:
+            _note(event, asked)
             _take(event, results, shown, origins)
             return False
+
+        def ended() -> bool:
+            shown.silent(asked.silent())
+            return interrupted()
 
         env = environment(site, folder, chosen[0].address)
         with interruptible() as interrupted, lean_environment():
@@ -174,7 +179,7 @@ def _play(
                 event_handler=on_event,
                 settings={"suppress_env_files": True, "idle_timeout": IDLE_SECONDS, "pexpect_timeout": 1},
                 quiet=True,
-                cancel_callback=interrupted,
+                cancel_callback=ended,
             )
             if options.lock:
                 runner.config.command = holding(options.lock, runner.config.command)
@@ -185,6 +190,13 @@ def _play(
             raise KeyboardInterrupt("" if options.check else words)
         if all(r.state == "unfinished" for r in results.values()):
             raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
+
+
+def _note(event: Mapping[str, Any], asked: Asked) -> None:
+    """Who was asked when, and who has answered."""
+    node = event.get("event_data", {}).get("host")
+    if isinstance(node, str):
+        (asked.begin if event.get("event") == "runner_on_start" else asked.end)(node)
 
 
 def _take(
