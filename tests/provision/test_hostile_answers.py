@@ -138,7 +138,8 @@ def test_who_does_not_answer_is_told_while_the_run_waits(tmp_path: Path) -> None
     desk.write_site("forks = 3")
     desk.says(
         "gpu2",
-        f"#!/bin/sh\ncat > /dev/null\nfor i in $(seq 300); do [ ! -e {tmp_path}/enough ] || exit 3; sleep 0.2; done\nexit 3\n".encode(),
+        b"#!/bin/sh\ncat > /dev/null\n"
+        + f"for i in $(seq 300); do [ ! -e {tmp_path}/enough ] || exit 3; sleep 0.2; done\nexit 3\n".encode(),
     )
     env = desk.environment
     script = (

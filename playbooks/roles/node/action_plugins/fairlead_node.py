@@ -173,7 +173,7 @@ class LateError(BaseException):
 
 @contextmanager
 def _within(seconds: int | None) -> Iterator[None]:
-    """Wait so long and no longer; None, or less left: the task's own timeout alone counts (signal.alarm, Ansible's _task_timeout.py)."""
+    """Wait so long and no longer; None, or less left: the task's own timeout alone counts (signal.alarm of Ansible)."""
     left, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
     if seconds is None or 0 < left <= seconds:
         yield
