@@ -22,7 +22,7 @@ echo $((n + 1)) > {FOLDER}/asked
 exec cat {FOLDER}/reply.$n
 """
 ESCAPES = (
-    "\x1b[2J\x1b]0;title\x07\x9b31m\x85\u202e\u2028\r\nall nodes: the same\x00\x7f[red]x[/red]\ud800\u2800\u3164\u115f\ufe0f"
+    "\x1b[2J\x1b]0;title\x07\x9b31m\x85\u202e\u2028\r\nall nodes: the same\x00\x7f[red]x[/red]\u2800\u3164\u115f\ufe0f\ud800"
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.playbooks.admin import PROJECT, Admin, node, states
-from tests.playbooks.hostile import ESCAPES, FOLDER, answering, item, line, need, program, put, report, strange
+from tests.playbooks.hostile import ESCAPES, answering, item, line, need, program, report, strange
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
 NO_ANSWER = "answered with something that is not an answer"
@@ -149,34 +149,6 @@ def test_fleet_and_why_take_a_hostile_node_for_itself_alone(admin: Admin) -> Non
     assert "it does not end" in rows["gpu1"]["why"] and "leads to gpu3" in rows["gpu2"]["why"]
     assert "it does not end" in told[0].stdout and "leads to gpu3" in told[1].stdout
     assert all(strange(each.stdout + each.stderr) == [] for each in (shown, *told))
-
-
-@pytest.mark.parametrize("way", ["answer", "status"])
-def test_a_whole_maintenance_run_ends_and_only_the_hostile_node_has_failed(admin: Admin, tmp_path: Path, way: str) -> None:
-    """gpu1 lies to the apply, or to the look at its agent; gpu2 and gpu3 are done. Nothing of gpu1's text moves the terminal."""
-    slurm = ["--slurm-conf", "/etc/slurm/slurm.conf", "--bin-dir", str(admin.rack.bin)]
-    words = ["maintain", "gpu[1-3]", "--reason", "kernel 6.12", "--site", str(admin.site), "--batch", "3", "--max-failed", "3"]
-    words += ["--journal", str(tmp_path / "m.db"), "--verify-wait", "60s", *slurm]
-    said = item(state="failed", message=ESCAPES, hint=ESCAPES)
-    bad = {**report("gpu1", items=[said]), "changes": [{"what": ESCAPES, "why": ESCAPES}] * 2000}
-    told = json.dumps({"slurm_node": ESCAPES, "findings": [{"check": ESCAPES, "summary": ESCAPES, "level": "drain"}]})
-    head = f"#!/bin/sh\necho '==> /run/fairlead/status.json <=='; cat {FOLDER}.told; echo; echo '==> /dev/null <=='\n"
-    host = node(admin, "gpu1")
-    lie = answering(host, line(bad)) if way == "answer" else program(host, "/usr/bin/head", head)
-    put(host, f"{FOLDER}.told", told.encode())
-    try:
-        with lie:
-            done = admin.run(*words, code=69)
-            shown = admin.run("maintain", "--show", "--journal", str(tmp_path / "m.db"), *slurm)
-            listed = admin.run("maintain", "--show", "--json", "--journal", str(tmp_path / "m.db"), *slurm).stdout
-    finally:
-        admin.rack.scontrol("update", "nodename=gpu1", "state=resume", check=False)
-        host.run(f"rm -f {FOLDER}.told")
-    by_node = {n["node"]: n["step"] for n in json.loads(listed)["nodes"]}
-    assert by_node["gpu1"] == "failed" and by_node["gpu2"] == by_node["gpu3"] == "done", done.stdout + done.stderr
-    for written in (done.stdout, done.stderr, shown.stdout, shown.stderr):
-        assert strange(written) == [], written
-    assert re.search(r"gpu1\b.*fail", done.stdout + done.stderr), done.stdout
 
 
 PLAYBOOK = """\
