@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ import yaml
 from jinja2 import meta
 
 pytest.importorskip("ansible")
+
+from fairlead import apply
+from fairlead.provision import on_node
 
 ROLES = Path(__file__).resolve().parents[2] / "playbooks/roles"
 NAMES = sorted(path.name for path in ROLES.iterdir())
@@ -85,13 +89,37 @@ def test_a_role_looks_at_its_options_before_it_asks_the_node_and_never_after(rol
         assert not used(task) & options(role), f"{task['name']}: a fact may have changed it by then"
 
 
-def test_the_one_task_of_the_role_node_refuses_each_of_its_options_as_a_fact() -> None:
+def action() -> Any:
     path = ROLES / "node/action_plugins/fairlead_node.py"
     spec = importlib.util.spec_from_file_location("fairlead_node_action", path)
     assert spec is not None and spec.loader is not None
     plugin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
+    return plugin
+
+
+def test_the_one_task_of_the_role_node_refuses_each_of_its_options_as_a_fact() -> None:
+    plugin = action()
     assert options("node") == plugin.OWN and len(tasks("node")) == 1
     assert used(tasks("node")) == options("node")
     (defaults,) = documents("node", "defaults")
-    assert defaults["node_answer_seconds"] == plugin.ANSWER_SECONDS
+    assert defaults["node_answer_seconds"] == plugin.ANSWER_SECONDS < defaults["node_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "long"),
+    [
+        ({"driver": {"packages": [{"name": "nvidia-open"}]}}, False, True),
+        ({"driver": {"packages": [{"name": "nvidia-open"}]}}, True, False),
+        ({"driver": {"packages": []}}, False, False),
+        ({"driver": None}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_only_a_node_that_may_build_a_driver_has_the_longer_time(settings: dict[str, Any], check: bool, long: bool) -> None:
+    document = {"path": "/etc/fairlead/node.json", "content": json.dumps({"node": "n1", "settings": settings})}
+    assert action()._may_build({"check": check, "documents": [document]}) is long
+
+
+def test_the_shorter_time_is_longer_than_what_takes_longest_without_packages() -> None:
+    assert action().ANSWER_SECONDS >= apply.APPLYING_SECONDS + apply.LOCK_SECONDS + on_node.LOCK_SECONDS + 120

@@ -15,6 +15,7 @@ from fairlead.model.change import Disruption, Layer
 from fairlead.nccl.fleet import Port
 from fairlead.provision import answer, bundle, plan, report
 from fairlead.provision.answer import NotAnAnswerError
+from fairlead.provision.maintain import node as maintain_node
 
 DRIVER = {"packages": [{"name": "nvidia-open", "version": "1:580-1", "architecture": "amd64"}]}
 FILE = "nvidia-open_1%3a580-1_amd64.deb"
@@ -158,9 +159,45 @@ JSON = st.recursive(
 def test_nothing_else_than_a_refusal_comes_of_any_value(base: dict[str, Any], key: str, value: object) -> None:
     for said in ({**base, key: value}, {**DONE, "apply": {**APPLY, key: value}}, value):
         try:
-            read(said)
+            shown(read(said))
         except NotAnAnswerError as e:
             assert str(e).isprintable()
+
+
+def shown(told: dict[str, Any]) -> None:
+    """As `provision` and `plan` show it; nothing of it raises."""
+    for event in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
+        result = report.node_result("n1", event, "t", told)
+        made = report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
+        for text in (report.text(made, diff=True), plan.text([plan.of_result(result)], diff=True)):
+            assert text.replace("\n", "").replace("\t", "").isprintable()
+        msgspec.json.encode(report.data(made, made.exit_code))
+        msgspec.json.encode(plan.data([plan.of_result(result)]))
+        maintain_node.outcome(result)
+
+
+STATES = ("same", "changed", "would_change", "deferred", "failed", "refused", "unreadable", "unmanaged", "left", "absent")
+ITEMS = st.fixed_dictionaries(
+    {
+        **{key: st.just(value) for key, value in ITEM.items()},
+        "setting": st.sampled_from(["nccl", "memlock", "driver"]),
+        "state": st.sampled_from(STATES),
+        "pending": st.sampled_from(["", "idle", "drain", "reboot", "boot"]),
+        "message": st.sampled_from(["", "m", EVIL]),
+        "hint": st.sampled_from(["", EVIL]),
+        "steps": st.lists(
+            st.fixed_dictionaries({**{k: st.just(v) for k, v in STEP.items()}, "done": st.sampled_from([None, True, False])}),
+            max_size=3,
+        ),
+    }
+)
+
+
+@given(
+    st.lists(ITEMS, max_size=5), st.lists(st.sampled_from([{"what": EVIL, "why": EVIL, "after": EVIL}, {"what": "", "why": ""}]))
+)
+def test_every_answer_that_is_taken_can_be_shown(items: list[dict[str, Any]], changes: list[dict[str, str]]) -> None:
+    shown(read({"changed": True, "changes": changes, "apply": {**APPLY, "items": items}}))
 
 
 def test_the_bundle_brings_it_and_names_the_files_as_the_node_does() -> None:

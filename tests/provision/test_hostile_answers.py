@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ansible_runner")
 
-from tests.playbooks.hostile import ESCAPES, line, need, report, strange
+from tests.playbooks.hostile import line, need, report, strange
 from tests.provision.desk import PROJECT, Desk
 
 pytestmark = pytest.mark.timeout(300)
@@ -119,10 +119,8 @@ def again(desk: Desk) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_node_that_says_nothing_is_named_and_has_failed_when_its_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two nodes that never answer one has a driver to build, for which its time is longer."""
+def test_a_node_that_says_nothing_is_named_and_has_failed_when_its_time_is_over(tmp_path: Path) -> None:
+    """gpu1 never answers; gpu2 is honest. Who has a driver to build may take longer: tests/contracts/test_role_variables.py."""
     desk = Desk(tmp_path, nodes=2)
     rendered = tmp_path / "rendered"
     assert desk.run("render", "--site", str(desk.site), "-o", str(rendered)).returncode == 0
@@ -156,4 +154,4 @@ def test_who_does_not_answer_is_told_while_the_run_waits(tmp_path: Path) -> None
                 (tmp_path / "enough").touch()
         run.communicate(timeout=100)
     assert "] gpu2: no answer for" in told and "gpu1: no answer" not in told, told
-    assert strange(told) == [] and os.WEXITSTATUS(run.returncode << 8) == 69 and ESCAPES
+    assert strange(told) == [] and os.WEXITSTATUS(run.returncode << 8) == 69
