@@ -150,7 +150,7 @@ def test_a_hostile_node_spoils_its_own_result_and_no_other(site: Site) -> None:
 def test_an_output_that_does_not_end_is_that_nodes_alone(site: Site) -> None:
     hostile = site.folder / "hostile"
     hostile.write_text(
-        "case $SLURMD_NODENAME in\nn1) yes | head -c 30000000; exec all_reduce_perf ;;\nesac\nexec all_reduce_perf\n"
+        "case $SLURMD_NODENAME in\nn1) yes | head -c 30000000 ;;\nesac\nexec all_reduce_perf -b 1G -e 16G -f 2 -g 8\n"
     )
     site.write(accept=f"[accept.commands]\nall_reduce = '. {hostile}'")
     site.accept("n[1-2]", QUICK)
