@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -192,6 +193,16 @@ def test_a_nodes_package_database_moves_no_cursor_and_no_file(site: Path, tmp_pa
         done = run(site, "--debs", str(debs), "--status", str(status))
         told = done.stdout + done.stderr
         assert done.returncode in (69, 78) and [c for c in told if c not in "\n" and not c.isprintable()] == [], told
+    more = f"Filename: ../../etc/passwd\nX-Evil: {evil}\nInstalled-Size: many\n"
+    status.write_text(f"Package: libother\nVersion: 1\n{head}{more}\n")  # keys and values that dpkg does not write
+    done = run(site, "--debs", str(debs), "--status", str(status))
+    assert done.returncode == 78 and "cannot be satisfied" in done.stderr
+    status.unlink()
+    os.mkfifo(status)
+    assert run(site, "--debs", str(debs), "--status", str(status)).returncode == 65, (
+        "a pipe that nobody writes to is not waited for"
+    )
+    status.unlink()
     with open(status, "wb") as f:
         f.truncate(1 << 40)
     done = run(site, "--debs", str(debs), "--status", str(status))

@@ -147,6 +147,18 @@ def test_a_hostile_node_spoils_its_own_result_and_no_other(site: Site) -> None:
     assert not [line for line in out.splitlines() if line.startswith("n5: fail")]
 
 
+def test_an_output_that_does_not_end_is_that_nodes_alone(site: Site) -> None:
+    hostile = site.folder / "hostile"
+    hostile.write_text(
+        "case $SLURMD_NODENAME in\nn1) yes | head -c 30000000 ;;\nesac\nexec all_reduce_perf -b 1G -e 16G -f 2 -g 8\n"
+    )
+    site.write(accept=f"[accept.commands]\nall_reduce = '. {hostile}'")
+    site.accept("n[1-2]", QUICK)
+    _, nodes = site.data("--show")
+    assert {n: node["outcome"] for n, node in nodes.items()} == {"n1": "unknown", "n2": "pass"}
+    assert "its output is longer than 8 MiB" in whys(nodes["n1"])
+
+
 def test_no_script_is_written_through_a_link_that_a_node_has_put_there(site: Site) -> None:
     site.write()
     precious = site.folder / "precious"

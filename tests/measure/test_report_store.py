@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fairlead.errors import DataError, HostError, InputMissing
 from fairlead.measure import report
 from fairlead.measure.jobs import parse as parse_jobs
 from fairlead.measure.report import Ran
+from fairlead.measure.run import FILE_MAX
 from fairlead.measure.script import Step, limit_minutes, script
 from fairlead.measure.store import Result, Store
 from fairlead.measure.tool import Figure, Outcome
@@ -143,6 +145,20 @@ def test_no_line_of_a_job_breaks_its_report(tmp_path: Path) -> None:
     gpus = report.parse(MARK, text + f"{MARK} begin a\n{MARK} end a {digits} {digits}\n").gpus
     assert len(gpus) <= report.LINES_MAX and {g.index for g in gpus} >= {0, 3}
     assert all(t.isprintable() and len(t) <= 110 for g in gpus for t in (g.uuid, g.serial, g.pci, g.name, g.driver))
+
+
+@pytest.mark.parametrize("said", ["\n", f"\n{MARK} begin a\n", f"\n{MARK} end a 0 1\n", "\U0001f600\n"])
+def test_as_much_as_is_read_of_a_job_costs_this_host_little(said: str) -> None:
+    """A node decides what stands in the folder that it shares with this host: as many lines as it likes."""
+    text = f"{MARK} node n1\n" + said * (FILE_MAX // len(said.encode()))
+    tracemalloc.start()
+    try:
+        found = report.parse(MARK, text, text)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.node == "n1" and peak < 5 * len(text.encode("utf-32")), f"{peak >> 20} MiB"
+    assert FILE_MAX <= 8 << 20
 
 
 def test_fewer_gpus_than_declared_is_a_failure() -> None:

@@ -21,7 +21,9 @@ echo $((n + 1)) > {FOLDER}/asked
 [ -x {FOLDER}/reply.$n ] && exec {FOLDER}/reply.$n
 exec cat {FOLDER}/reply.$n
 """
-ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\x85\u202e\u2028\r\nall nodes: the same\x00\x7f[red]x[/red]\ud800"
+ESCAPES = (
+    "\x1b[2J\x1b]0;title\x07\x9b31m\x85\u202e\u2028\r\nall nodes: the same\x00\x7f[red]x[/red]\u2800\u3164\u115f\ufe0f\ud800"
+)
 
 
 def report(node: str, **more: Any) -> dict[str, Any]:
@@ -79,6 +81,10 @@ def program(host: Host, path: str, script: str) -> Iterator[None]:
         host.run(f"mv {path}.honest {path}")
 
 
+#: Draws nothing, or lies over its neighbours, though Python calls it printable.
+UNSEEN = "\u2800\u3164\u115f\u1160\ufe0f\u034f\U000e0100"
+
+
 def strange(text: str) -> Sequence[str]:
-    """What must not get to a terminal: all but printable characters and line ends."""
-    return [c for c in text if c != "\n" and not c.isprintable()]
+    """What must not get to a terminal: all but printable characters and line ends, and what is not seen."""
+    return [c for c in text if (c != "\n" and not c.isprintable()) or c in UNSEEN]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from fairlead import apply, config
 from fairlead.model.change import Disruption, Layer
 from fairlead.nccl.fleet import Port
-from fairlead.provision import answer, bundle
+from fairlead.provision import answer, bundle, plan, report
 from fairlead.provision.answer import NotAnAnswerError
+from fairlead.provision.maintain import node as maintain_node
 
 DRIVER = {"packages": [{"name": "nvidia-open", "version": "1:580-1", "architecture": "amd64"}]}
 FILE = "nvidia-open_1%3a580-1_amd64.deb"
@@ -158,9 +159,45 @@ JSON = st.recursive(
 def test_nothing_else_than_a_refusal_comes_of_any_value(base: dict[str, Any], key: str, value: object) -> None:
     for said in ({**base, key: value}, {**DONE, "apply": {**APPLY, key: value}}, value):
         try:
-            read(said)
+            shown(read(said))
         except NotAnAnswerError as e:
             assert str(e).isprintable()
+
+
+def shown(told: dict[str, Any]) -> None:
+    """As `provision` and `plan` show it; nothing of it raises."""
+    for event in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
+        result = report.node_result("n1", event, "t", told)
+        made = report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
+        for text in (report.text(made, diff=True), plan.text([plan.of_result(result)], diff=True)):
+            assert text.replace("\n", "").replace("\t", "").isprintable()
+        msgspec.json.encode(report.data(made, made.exit_code))
+        msgspec.json.encode(plan.data([plan.of_result(result)]))
+        maintain_node.outcome(result)
+
+
+STATES = ("same", "changed", "would_change", "deferred", "failed", "refused", "unreadable", "unmanaged", "left", "absent")
+ITEMS = st.fixed_dictionaries(
+    {
+        **{key: st.just(value) for key, value in ITEM.items()},
+        "setting": st.sampled_from(["nccl", "memlock", "driver"]),
+        "state": st.sampled_from(STATES),
+        "pending": st.sampled_from(["", "idle", "drain", "reboot", "boot"]),
+        "message": st.sampled_from(["", "m", EVIL]),
+        "hint": st.sampled_from(["", EVIL]),
+        "steps": st.lists(
+            st.fixed_dictionaries({**{k: st.just(v) for k, v in STEP.items()}, "done": st.sampled_from([None, True, False])}),
+            max_size=3,
+        ),
+    }
+)
+
+
+@given(
+    st.lists(ITEMS, max_size=5), st.lists(st.sampled_from([{"what": EVIL, "why": EVIL, "after": EVIL}, {"what": "", "why": ""}]))
+)
+def test_every_answer_that_is_taken_can_be_shown(items: list[dict[str, Any]], changes: list[dict[str, str]]) -> None:
+    shown(read({"changed": True, "changes": changes, "apply": {**APPLY, "items": items}}))
 
 
 def test_the_bundle_brings_it_and_names_the_files_as_the_node_does() -> None:
@@ -170,3 +207,29 @@ def test_the_bundle_brings_it_and_names_the_files_as_the_node_does() -> None:
     request = {"documents": bundle.documents(document)}
     assert set(package_files(request)) == set(answer.package_files(json.loads(request["documents"][0]["content"])))
     assert set(package_files({"documents": DOCUMENTS})) == {FILE}
+
+
+def test_a_flood_of_changes_or_steps_is_told_in_short_and_counted() -> None:
+    change, step = {"what": "w", "why": "y"}, {**STEP, "target": "", "why": "", "diff": ""}
+    item = {**ITEM, "steps": [step] * 3000}
+    told = read({"changed": True, "changes": [change] * 100_000, "apply": {**APPLY, "items": [item, item]}})
+    assert len(told["changes"]) == answer.CHANGES_MAX and told["left_out"] == 100_000 - answer.CHANGES_MAX
+    assert [(len(i["steps"]), i.get("left_out", 0)) for i in told["apply"]["items"]] == [(3000, 0), (2000, 1000)]
+    result = report.node_result("n1", "runner_on_ok", "t", told)
+    assert result.changed == 100_002 and "and 99000 more, left out here" in result.changes
+    made = report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
+    assert len(report.text(made, diff=True).splitlines()) < 1100 and "100002 changes" in report.text(made)
+    assert len(plan.text([plan.of_one(result)]).splitlines()) < 1100
+    assert "nccl: and 1000 more, left out here" in [f"{s.setting}: {s.why}" for s in plan.of_one(result).steps]
+
+
+def test_a_diff_that_is_long_is_cut_and_the_rest_is_counted() -> None:
+    lines = report.shortened([str(n) for n in range(report.SHOWN_LINES_MAX + 7)])
+    assert len(lines) == report.SHOWN_LINES_MAX + 1 and "and 7 more lines" in lines[-1]
+    assert report.shortened(["x"]) == ["x"]
+
+
+def test_no_package_file_is_asked_for_twice() -> None:
+    """Each is copied to the node: 100,000 times the same one would take the admin host's time."""
+    with pytest.raises(NotAnAnswerError, match="names a file twice"):
+        read({**NEED, "packages": [FILE, FILE]})

@@ -143,6 +143,98 @@ def test_a_wheel_for_the_admin_host_that_its_list_does_not_have_is_refused(
     assert code == 65 and f"{bundle / 'admin/ansible_core-99-py3-none-any.whl'}: not in admin.txt" in said
 
 
+LOCKED = """\
+schema = 1
+[sets.a]
+version = "580.1"
+branch = ""
+module = "open"
+install = ["x"]
+architecture = "amd64"
+packages = [{{ name = "x", version = "1", architecture = "amd64", sha256 = "{digest}", size = 1 }}]
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x",
+        "evil.sh",
+        "install.txt",
+        "sub/x",
+        "wheelhouse/x.pth",
+        "wheelhouse/a/b.whl",
+        "packages/x.sh",
+        "admin/x.tar.gz",
+        "x.whl",
+    ],
+)
+def test_a_file_that_no_bundle_has_is_refused_also_with_sums_that_fit(
+    bundle: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Whoever makes the sums anew can list anything; a folder that is carried to root's terminal holds known files only."""
+    (bundle / name).parent.mkdir(parents=True, exist_ok=True)
+    (bundle / name).write_bytes(b"x")
+    seal(bundle)
+    code, said = opened(bundle, capsys)
+    assert code == 65 and f"{bundle / name}: no file of a bundle" in said
+
+
+def test_a_wheel_of_another_package_is_refused_also_with_sums_that_fit(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bundle / "wheelhouse/evil-1-py3-none-any.whl").write_bytes(b"x")
+    seal(bundle)
+    code, said = opened(bundle, capsys)
+    assert code == 65 and "evil-1-py3-none-any.whl: not in the lock" in said
+
+
+@pytest.mark.parametrize(
+    "kind", ["node.txt", "README.md", "wheelhouse/msgspec-*", "wheelhouse/nvidia_ml_py-*", "playbooks/site.yml", "playbooks"]
+)
+def test_a_bundle_that_lacks_what_each_has_is_refused_also_with_sums_that_fit(
+    bundle: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    for place in bundle.glob(kind):
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    seal(bundle)
+    code, said = opened(bundle, capsys)
+    assert code == 66 and "no such file" in said and "make it again" in said
+
+
+@pytest.mark.parametrize("there", ["admin.txt", "admin"])
+def test_the_admin_hosts_list_and_its_wheels_come_together(bundle: Path, capsys: pytest.CaptureFixture[str], there: str) -> None:
+    if there == "admin":
+        (bundle / "admin").mkdir()
+        (bundle / "admin/x-1-py3-none-any.whl").write_bytes(b"x")
+    else:
+        shutil.copy(wheel_lock.ADMIN_FILE, bundle / "admin.txt")
+    seal(bundle)
+    assert opened(bundle, capsys)[0] == (66 if there == "admin.txt" else 65)
+
+
+@pytest.mark.parametrize("what", ["unlisted", "other", "missing", "no lock", "none"])
+def test_packages_are_those_of_the_bundles_lock(bundle: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    file = bundle / "packages/x_1_amd64.deb"
+    file.write_bytes(b"other" if what == "other" else b"x")
+    if what != "no lock":
+        (bundle / "fairlead.lock").write_text(LOCKED.format(digest=hashlib.sha256(b"x").hexdigest()))
+    if what == "unlisted":
+        (bundle / "packages/y_1_amd64.deb").write_bytes(b"x")
+    if what == "missing":
+        file.unlink()
+    seal(bundle)
+    assert opened(bundle, capsys)[0] == {"none": 68, "missing": 66}.get(what, 65)
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c", "\r"])
+def test_a_line_of_the_sums_ends_where_sha256sum_ends_it(bundle: Path, capsys: pytest.CaptureFixture[str], mark: str) -> None:
+    """A reader that ends lines elsewhere would check other files than the site's own sha256sum did."""
+    sums = bundle / "SHA256SUMS"
+    first, rest = sums.read_bytes().split(b"\n", 1)
+    sums.write_bytes(first + mark.encode() + rest)
+    code, said = opened(bundle, capsys)
+    assert code == 65 and "line 1 is no sum" in said
+
+
 def add(members: dict[str, bytes]) -> None:
     members["evil.pth"] = b"import os\n"
 

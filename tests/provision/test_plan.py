@@ -264,7 +264,9 @@ def unreachable(tmp_path: Path, terminal: bool) -> str:
 
 
 def test_progress_of_a_check_never_says_that_something_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    result = report.NodeResult(node="gpu1", state="changed", changes=("a: b", "c: d"), waiting=("pcie_acs: x",), waits=("idle",))
+    result = report.NodeResult(
+        node="gpu1", state="changed", changed=2, changes=("a: b", "c: d"), waiting=("pcie_acs: x",), waits=("idle",)
+    )
     for check in (True, False):
         with display(1, quiet=False, check=check) as shown:
             shown.done(result)

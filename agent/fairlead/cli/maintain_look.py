@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -70,9 +71,10 @@ def tell_unknown(journal: Journal | None, listing: Listing, path: str) -> None:
     for name, reason in sorted(found.items()):
         say(f"{name} is drained by a maintenance run that {path} does not know: {reason}")
     nodes = fold(list(found))
+    quoted = shlex.quote(nodes) if "'" in nodes else f"'{nodes}'"
     say(
         f"if that run is on another admin host, `fairlead maintain --list` there has it. If nobody has it: "
-        f"`fairlead maintain '{nodes}' --take-over --reason TEXT` applies, verifies and resumes {nodes}"
+        f"`fairlead maintain {quoted} --take-over --reason TEXT` applies, verifies and resumes {nodes}"
     )
 
 

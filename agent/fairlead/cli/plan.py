@@ -79,7 +79,7 @@ def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> tuple[list[Nod
     site = config.load_site(args.site or SITE)
     options = Options(nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only)
     report = provision_run(site, options, provision.slurm_client(args))
-    return [plan.of_result(result) for result in report.nodes], report.undeclared
+    return [plan.of_one(result) for result in report.nodes], report.undeclared
 
 
 def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> NodePlan:

@@ -40,13 +40,16 @@ def read_verdict(run_dir: str) -> Verdict | str:
 
 
 def read_status(run_dir: str) -> dict[str, Any]:
-    """What the agent publishes about itself; empty when it cannot be read."""
+    """What the agent publishes about itself, each known key of its known type; empty when it cannot be read."""
+    from fairlead.provision.agent_status import Status
+
     try:
         with open(os.path.join(run_dir, "status.json"), "rb") as f:
             data = msgspec.json.decode(f.read(4 << 20))
+        msgspec.convert(data, Status)
     except (*NOT_JSON, OSError):
         return {}
-    return data if isinstance(data, dict) else {}
+    return dict(data)
 
 
 def boottime() -> float:
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if data["text"]:
         print(f"  {data['text']}")
     for f in status.get("findings", []):
-        print(f"  {state_word(f['level']):7} {f['check']} [{f.get('mode', '?')}]: {f['summary']}")
+        print(f"  {state_word(f.get('level', '?')):7} {f['check']} [{f.get('mode', '?')}]: {f['summary']}")
     for f in status.get("held", []):
         print(f"  held    {f['check']}: {f['summary']} ({f.get('why', '')})")
     if drain := status.get("drain"):

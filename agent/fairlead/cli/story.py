@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fairlead.cli.audit import from_data, line
 from fairlead.cli.show import age_text, state_word
 from fairlead.cli.times import local
+from fairlead.model.plain import aside, word
 from fairlead.policy.ownership import MAINTAIN, normalise, parse, strip_suffixes
 
 if TYPE_CHECKING:
@@ -135,10 +136,11 @@ def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]
         found.append("look at the node; when it is well: `fairlead resume --adopt` on it")
     if whose == DOWN:
         found.append(
-            f"see why: `scontrol show node {node}`, `systemctl status slurmd` on it; the resume in Slurm is yours to give"
+            f"see why: `scontrol show node {word(node, 'NODE')}`, `systemctl status slurmd` on it;"
+            " the resume in Slurm is yours to give"
         )
     if hold := status.get("hold"):
-        found.append(f"the agent is on hold ({hold.get('who', '?')}); when that work is done: `fairlead hold --release`")
+        found.append(f"the agent is on hold ({aside(hold.get('who', '?'))}); when that work is done: `fairlead hold --release`")
     if whose == MANUAL:
         found.append("when the work is done: `fairlead resume` on the node")
     found += dict.fromkeys(_do(node, f) for f in bad)
@@ -165,7 +167,7 @@ def _nothing(status: Table) -> str:
     known = [f for f in status.get("findings", []) if f.get("level") == "drain" and f.get("id") in _acknowledged(status)]
     if not known:
         return "nothing now: what is found here is no reason for a drain"
-    names = ", ".join(dict.fromkeys(f"{f['check']}{'/' if f.get('device') else ''}{f.get('device') or ''}" for f in known))
+    names = ", ".join(dict.fromkeys(aside(f"{f['check']}{'/' if f.get('device') else ''}{f.get('device') or ''}") for f in known))
     return f"nothing now: {names} stands and is acknowledged, so jobs may start; `fairlead ack --undo` takes that back"
 
 
@@ -184,16 +186,17 @@ def _unheard(agent: Table, slurm: Table | None) -> Iterator[str]:
 
 def _do(node: str, finding: Table) -> str:
     words = _DO.get(finding.get("action", ""), "see `fairlead explain {check}`")
-    return words.format(device=finding.get("device") or "the node", node=node, check=finding.get("check", ""))
+    device = word(finding["device"], "DEVICE") if finding.get("device") else "the node"
+    return words.format(device=device, node=word(node, "NODE"), check=word(finding.get("check", ""), "CHECK"))
 
 
 def _way_back(agent: Table, status: Table, bad: Sequence[Table]) -> Iterator[str]:
-    device = next((f["device"] for f in bad if f.get("device")), "DEVICE")
+    device = word(next((f["device"] for f in bad if f.get("device")), ""), "DEVICE")
     if bad:
         yield f"repaired: `fairlead clear {device} --reason TEXT` on the node; it may stay so: `fairlead ack --all --reason TEXT`"
     if match := re.search(r"fairlead, ([^;]*): resume by hand", agent.get("text") or ""):
-        what = match[1].partition(" ")[0] if "drained too often" in match[1] else "--all"
-        yield f"the agent does not by itself: {match[1]}"
+        what = word(match[1].partition(" ")[0], "DEVICE") if "drained too often" in match[1] else "--all"
+        yield f"the agent does not by itself: {aside(match[1])}"
         yield f"after a repair `fairlead clear {what} --reason TEXT` on the node; else `fairlead resume`"
     elif not status.get("hold"):
         yield "the agent resumes the node after its clean sweeps; `fairlead resume` does it now and acknowledges what stands"
@@ -202,9 +205,9 @@ def _way_back(agent: Table, status: Table, bad: Sequence[Table]) -> Iterator[str
 def _why_not_drained(status: Table) -> Iterator[str]:
     slurm = status.get("slurm", {})
     if limit := slurm.get("limit"):
-        yield f"not drained: {slurm.get('over_budget') or limit['name']}; {LIMITS.get(limit['kind'], LIMITS['budget'])}"
+        yield f"not drained: {aside(slurm.get('over_budget') or limit['name'])}; {LIMITS.get(limit['kind'], LIMITS['budget'])}"
     elif slurm.get("held"):
-        yield f"not drained yet: {slurm['held']}"
+        yield f"not drained yet: {aside(slurm['held'])}"
 
 
 def _acknowledged(status: Table) -> set[str]:
@@ -227,13 +230,14 @@ def _findings(status: Table) -> Iterator[str]:
             yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
         elif f.get("action", "none") != "none":
             raised = f.get("raised")
-            whose = f"{raised['why']}; the check alone says {raised['from']}; " if raised else _whose_word(f)
-            yield f"  do:       {f['action']} ({whose}`fairlead explain {f['check']}`)"
+            whose = aside(f"{raised['why']}; the check alone says {raised['from']}; ") if raised else _whose_word(f)
+            yield f"  do:       {aside(f['action'])} ({whose}`fairlead explain {word(f['check'], 'CHECK')}`)"
         yield from _device(f, status)
     if (proof := status.get("return")) and proof.get("outcome"):
         again = f"; tried again {local(proof['next_unix'])}" if proof.get("state") == "failed" and proof.get("next_unix") else ""
         said = f": {proof['said']}" if proof.get("said") else ""
-        yield f"return:   the return command, {local(proof['ended_unix'])}: {proof['outcome']}{said}{again}"
+        ended = f", {local(proof['ended_unix'])}" if proof.get("ended_unix") else ""
+        yield f"return:   the return command{ended}: {proof['outcome']}{said}{again}"
     if reboots := status.get("reboots"):
         yield f"reboots:  {len(reboots)} for faults: {', '.join(map(local, reboots[-4:]))}"
 

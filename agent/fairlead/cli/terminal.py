@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
+from fairlead.model.plain import shown
+
 _COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # as cli/show.py writes it
 
 
@@ -22,8 +24,10 @@ class _Printable:
         self.beneath = beneath
 
     def write(self, text: str) -> int:
-        if not _plain(text):
-            text = "".join(part if _COLOUR.fullmatch(part) else _shown(part) for part in _COLOUR.split(text))
+        if "\x1b" in text:
+            text = "".join(part if _COLOUR.fullmatch(part) else _plain(part) for part in _COLOUR.split(text))
+        else:
+            text = _plain(text)
         return self.beneath.write(text)
 
     def writelines(self, lines: Any) -> None:
@@ -34,12 +38,8 @@ class _Printable:
         return getattr(self.beneath, name)
 
 
-def _plain(text: str) -> bool:
-    return text.replace("\n", "").replace("\t", "").isprintable()
-
-
-def _shown(text: str) -> str:
-    return text if _plain(text) else "".join(c if c in "\n\t" or c.isprintable() else "?" for c in text)
+def _plain(text: str) -> str:
+    return shown(text, "?", kept="\n\t")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import msgspec
 
 from fairlead.errors import ConfigError
 from fairlead.model.json_text import NOT_JSON
+from fairlead.model.plain import shown
 
 MAX_BYTES = 4 << 20  # a document of a node with every key set has some ten thousand bytes
 _ERROR_MAX_CHARACTERS = 300
@@ -48,5 +49,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def short(text: str, limit: int = _ERROR_MAX_CHARACTERS) -> str:
     """What a message may hold of a file's own words: printable, and not more than a line."""
-    plain = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
+    plain = shown(text[: limit + 1], "?")
     return plain if len(plain) <= limit else f"{plain[:limit]}..."

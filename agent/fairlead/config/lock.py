@@ -61,7 +61,7 @@ def load_lock(path: str) -> Lock:
         raise InputMissing(f"{path}: no such file", hint="write it with `fairlead lock`") from None
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as e:
+    except (ValueError, RecursionError, msgspec.ValidationError) as e:
         raise ConfigError(path, "", f"not a lock: {e}", hint="write it anew with `fairlead lock`") from None
     if lock.schema != SCHEMA:
         raise ConfigError(path, "schema", f"{lock.schema} is not readable by this version, which reads {SCHEMA}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import select
 import sys
 
+from fairlead.model.plain import printable
+
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
 _lost = 0
 
@@ -42,7 +44,7 @@ def _takes() -> bool:
 
 
 def _quoted(text: str) -> str:
-    clean = "".join(c if c.isprintable() else " " for c in text)
+    clean = printable(text)
     if clean and all(c not in ' "=\\' for c in clean):
         return clean
     escaped = clean.replace("\\", "\\\\").replace('"', '\\"')

@@ -5,7 +5,9 @@ What is taken from it is bounded and printable, and no text of it raises anythin
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import signal
 
 from msgspec import Struct
@@ -13,6 +15,7 @@ from msgspec.structs import replace
 
 from fairlead.measure.script import Step
 from fairlead.measure.tool import Outcome, Said, Tool, last_line
+from fairlead.model.apart import apart
 from fairlead.model.plain import one_line
 
 #: Signals that a program brings upon itself; others come from outside and say nothing of the node (signal(7)).
@@ -20,7 +23,8 @@ CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGIL
 
 
 NAME_MAX, WHY_MAX = 100, 800  # characters
-LINES_MAX, FIGURES_MAX = 200, 10_000
+LINES_MAX, FIGURES_MAX = 200, 4000
+MARKS_MAX, MARK_LINE_MAX = 1000, 1000  # of one job: two a tool
 
 
 class Ran(Struct, frozen=True, kw_only=True):
@@ -45,47 +49,45 @@ class Gpu(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """node: on which it ran, "" where it did not say. done: it came to its end."""
+    """node: on which it ran, "" where it did not say. done: it came to its end. cut: it wrote more than is read."""
 
     node: str
     ran: dict[str, Ran]
     done: bool
+    cut: bool = False
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         return gpus(self.ran.get("inventory", Ran()).out)
 
 
-def parse(mark: str, out: str, err: str = "") -> Report:
+def parse(mark: str, out: str, err: str = "", *, cut: bool = False) -> Report:
     """The report in a job's output and error file."""
     ran: dict[str, Ran] = {}
     aside = {name: text for name, text, _, _ in _framed(mark, err)[0]}
     frames, node, done = _framed(mark, out)
     for name, text, status, seconds in frames:
         ran[name] = Ran(out=text, err=aside.get(name, ""), status=status, seconds=seconds, begun=True)
-    return Report(node=node, ran=ran, done=done)
+    return Report(node=node, ran=ran, done=done, cut=cut)
 
 
 def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]], str, bool]:
+    """Frames, node and whether it is done. Only the lines with the mark are looked at: a node may write millions of others."""
     frames: list[tuple[str, str, int | None, int]] = []
-    node, done, name = "", False, ""
-    lines: list[str] = []
-    for line in text.split("\n"):
-        if not line.startswith(f"{mark} "):
-            lines.append(line)
-            continue
-        words = line[len(mark) + 1 :].split()
+    node, done, name, begun = "", False, "", 0
+    for line in itertools.islice(re.finditer(rf"^{re.escape(mark)} ([^\n]*)(?:\n|\Z)", text, re.MULTILINE), MARKS_MAX):
+        words = line[1][:MARK_LINE_MAX].split()
         if words[:1] == ["end"] and len(words) == 4 and words[1] == name and _is_number(words[2]) and _is_number(words[3]):
-            frames.append((name, "\n".join(lines).removesuffix("\n"), int(words[2]), int(words[3])))
-            name = ""
+            frames.append((name, text[begun : max(begun, line.start() - 1)].removesuffix("\n"), int(words[2]), int(words[3])))
+            name, begun = "", line.end()
         elif words[:1] == ["begin"] and len(words) == 2:
-            name, lines = words[1], []
+            name, begun = words[1], line.end()
         elif words[:1] == ["node"] and len(words) == 2:
             node = words[1]
         elif words == ["done"]:
             done = True
     if name:
-        frames.append((name, "\n".join(lines), None, 0))
+        frames.append((name, text[begun:], None, 0))
     return frames, node, done
 
 
@@ -109,10 +111,10 @@ def _is_number(word: str) -> bool:
 def said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) -> Said:
     """What a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that it did not
     get to or that was ended with it."""
-    try:
-        return _bounded(_said(tool, step, ran, gpus_wanted, ended))
-    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as e:
-        return Said(outcome=Outcome.UNKNOWN, why=f"its output cannot be read: {one_line(str(e), NAME_MAX)}")
+    return apart(
+        lambda: _bounded(_said(tool, step, ran, gpus_wanted, ended)),
+        lambda why: Said(outcome=Outcome.UNKNOWN, why=f"its output cannot be read: {one_line(why, NAME_MAX)}"),
+    )
 
 
 def _bounded(said: Said) -> Said:

@@ -34,7 +34,7 @@ OVER_SECONDS = 600.0  # beyond its time limit: slurmctld has forgotten it, or it
 SILENT_SECONDS = 900.0  # without an answer of slurmctld
 WAIT_TOLD_SECONDS = 5.0  # a job that waits no longer is not worth a line
 NODES_SECONDS = 10.0  # between two looks at the nodes' states
-FILE_MAX = 64 << 20
+FILE_MAX = 8 << 20  # bytes of one job: far above what the tools write
 
 #: How a job can end that says nothing of the node's speed, and what it means.
 ENDS = {
@@ -234,7 +234,7 @@ class Run:
             seat.ended = now
             seat.state = job.state if job is not None else self._jobs.accounted(seat.job or 0)
         read = self._report(seat)
-        if read.done or now - seat.ended > (LATE_SECONDS if seat.state in ("COMPLETED", "") else 2.0):
+        if read.done or read.cut or now - seat.ended > (LATE_SECONDS if seat.state in ("COMPLETED", "") else 2.0):
             self._collect(seat, read)
 
     def _look_at_nodes(self) -> None:
@@ -256,10 +256,9 @@ class Run:
 
     def _report(self, seat: Seat) -> report.Report:
         base = self.plan.base(seat.target)
-        texts = []
-        for path in (f"{base}.out", f"{base}.err"):
-            texts.append(_written(path).decode("utf-8", "replace"))
-        return report.parse(self.plan.mark, *texts)
+        said = [_written(path) for path in (f"{base}.out", f"{base}.err")]
+        cut = any(len(each) >= FILE_MAX for each in said)
+        return report.parse(self.plan.mark, *(each.decode("utf-8", "replace") for each in said), cut=cut)
 
     def _collect(self, seat: Seat, read: report.Report) -> None:
         target = seat.target
@@ -272,6 +271,8 @@ class Run:
         ended = ENDS.get(seat.state, f"the job ended as {seat.state}")
         if seat.state.startswith("CANCELLED"):
             ended = "the job was cancelled by somebody"
+        if read.cut:
+            ended = f"its output is longer than {FILE_MAX >> 20} MiB, of which the rest is not read"
         tools, results = load(), []
         for step in target.steps:
             ran = read.ran.get(step.name, report.Ran())
@@ -293,7 +294,7 @@ class Run:
             gpus=gpus,
             results=results,
         )
-        self._finish(seat, "measured" if read.done else ended)
+        self._finish(seat, "measured" if read.done and not read.cut else ended)
 
     def _no_output(self, seat: Seat) -> str:
         """Why a job wrote nothing."""

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
+from fairlead.model.plain import shown
+
 
 class Outcome(StrEnum):
     """What became of a measurement, or of a node. ABSENT: the tool is not installed there."""
@@ -73,7 +75,7 @@ def last_line(*texts: str) -> str:
     for text in texts:
         for line in reversed(text[-4000:].splitlines()):
             if line.strip():
-                return "".join(c if c.isprintable() else "?" for c in line.strip())[:200]
+                return shown(line.strip(), "?")[:200]
     return ""
 
 

@@ -1,27 +1,75 @@
 """Text of others made fit to be shown: on a node it may be a user's, on the admin host a node's.
 
-Standard library only and nothing imported: the bundle carries this text to where Ansible runs.
+What is shown is a list of what may be, by Unicode's general categories (The Unicode Standard, table 4-4): letters, numbers,
+punctuation, symbols and the space, and a few marks above or below a letter. Left out are characters that draw nothing or lie over
+what stands beside them, though their category is one of these.
+
+Standard library only and nothing of fairlead's: the bundle carries this text to where Ansible runs.
 """
+
+import re
+from functools import lru_cache
+from unicodedata import category
+
+MARKS_MAX = 2  # on one letter: as many as Vietnamese and Thai have
+#: Default_Ignorable_Code_Point (DerivedCoreProperties.txt) in the categories above, blanks with an ink category, and vowels and
+#: finals of Hangul that are drawn over the letter before them (a syllable in one character is not meant).
+_UNSEEN = re.compile(
+    "[\u034f\u115f-\u11ff\u17b4\u17b5\u180b-\u180f\u2800\u3164\ud7b0-\ud7ff\ufe00-\ufe0f\uffa0\ufffc"
+    "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
+)
+
+_WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.:/-]{0,63}")
+
+
+@lru_cache(maxsize=4096)
+def _kind(c: str) -> str:
+    """ "mark", "" for what is not shown, else another word."""
+    if _UNSEEN.match(c):
+        return ""
+    major = category(c)[0]
+    return "mark" if major == "M" else "" if major in "CZ" and c != " " else "seen"
+
+
+def shown(text: str, other: str, *, kept: str = "") -> str:
+    """Text with ``other`` for each character that is not shown, but for those in ``kept``."""
+    if text.isascii() and (text if not kept else text.translate({ord(c): None for c in kept})).isprintable():
+        return text
+    found, marks = [], MARKS_MAX  # a mark has to have a letter before it
+    for c in text:
+        kind = "kept" if c in kept else _kind(c)
+        marks = marks + 1 if kind == "mark" else 0 if kind == "seen" and c != " " else MARKS_MAX
+        found.append(other if not kind or (kind == "mark" and marks > MARKS_MAX) else c)
+    return "".join(found)
 
 
 def printable(text: str) -> str:
-    """Text without what steers a terminal: control characters, and those that change the direction of writing, become spaces."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+    """Text with a space for each character that is not shown: those that steer a terminal, change the direction of writing, or
+    draw nothing."""
+    return shown(text, " ")
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """Text as one printable line: what is not printable (control characters, line ends, marks that turn the direction of writing)
-    becomes a space, runs of white space one space. limit: how many characters are kept, 0 for all."""
+    """Text as one line that is printable; a run of white space becomes one space. limit: how many characters are kept, 0: all."""
     if limit and len(text) > 4 * limit:
         text = text[: 4 * limit]
     line = " ".join(printable(text).split())
     return line if not limit or len(line) <= limit else line[: limit - 3] + "..."
 
 
+def word(text: str, otherwise: str) -> str:
+    """Text that may stand in a command which is offered for copying; ``otherwise`` for one that a shell could take for anything
+    but one plain word, or a program for an option."""
+    return text if _WORD.fullmatch(text) else otherwise
+
+
+def aside(text: str) -> str:
+    """Text that stands beside such commands: what it says is shown as none."""
+    return text.replace("`", "'")
+
+
 def page(text: str, limit: int = 0) -> str:
-    """Text of several lines, of which each is printable; tabs stay. What is not printable becomes a question mark."""
+    """Text of several lines, of which each is printable; tabs stay. What is not shown becomes a question mark."""
     if limit and len(text) > limit:
         text = text[:limit] + "\n..."
-    if text.replace("\n", "").replace("\t", "").isprintable():
-        return text
-    return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in text.replace("\r\n", "\n"))
+    return shown(text.replace("\r\n", "\n"), "?", kept="\n\t")

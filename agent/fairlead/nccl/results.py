@@ -19,6 +19,7 @@ from msgspec import Struct, field
 
 from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
+from fairlead.model.plain import shown
 
 ERRORS_MAX = 50  # distinct lines kept of a run that fails on every rank
 LINE_MAX = 2048  # a row has some 250 characters, a message of NCCL at most 1024; what is longer is no number either
@@ -99,7 +100,7 @@ class _Open(Struct):
 
     def error(self, text: str) -> None:
         if len(self.errors) < ERRORS_MAX:
-            self.errors.setdefault("".join(c if c.isprintable() else "?" for c in text.strip())[:_TEXT_MAX])
+            self.errors.setdefault(shown(text.strip()[: 4 * _TEXT_MAX], "?")[:_TEXT_MAX])
 
 
 def parse(text: str) -> tuple[Run, ...]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from fairlead.errors import DataError
+from fairlead.model.apart import apart
 from fairlead.model.plain import one_line
 from fairlead.model.verdict import State, parse_line
 from fairlead.policy.rules import SETTING_PREFIX
@@ -197,10 +198,15 @@ class OverSsh:
             task.resume(self._seconds)
         codes = {str(key): code for code, keys in worker.iter_retcodes() for key in keys}
         long = Account(reached=False, trouble=f"{SAID}: it does not end")
-        return {
-            n: long if a in endless else self._account(n, a, bytes(answers.get(a, b"")), bytes(errors.get(a, b"")), codes.get(a))
-            for n, a in addresses.items()
-        }
+
+        def account(node: str, address: str) -> Account:
+            said = bytes(answers.get(address, b"")), bytes(errors.get(address, b""))
+            return apart(
+                lambda: long if address in endless else self._account(node, address, *said, codes.get(address)),
+                lambda why: Account(reached=False, trouble=why),
+            )
+
+        return {node: account(node, address) for node, address in addresses.items()}
 
     def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> Account:
         if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file is not there

@@ -2,7 +2,8 @@
 
 A node's root may be hostile, so nothing of its answer is handed on as it came. What is not known is left out; where something
 has another type, another value or another size than it can have, the whole answer is refused (``NotAnAnswerError``): that node
-has failed, the others go on. A text is cut, made printable and one line; the lines of a diff stay.
+has failed, the others go on. A text is cut, made printable and one line; the lines of a diff stay. Of more changes or steps than
+a report can tell, the first ones are taken, and ``left_out`` says how many were not.
 
 Standard library only: the bundle carries this file to where Ansible runs, for its plugin (model/plain.py before it).
 """
@@ -20,6 +21,7 @@ if "one_line" not in globals():  # in the bundle both are one text
 LINE_MAX = 8 << 20  # characters of one answer
 TEXT_MAX = 2000  # of a message; far below what any is
 PAGE_MAX = 1 << 20  # of one file's content, or of a diff
+CHANGES_MAX, STEPS_MAX = 1000, 5000  # of one node, of all its settings; a first run has some hundred
 SAID = "answered with something that is not an answer"
 HINT = "look at that node: is its root, or the fairlead there, somebody else's? nothing of its answer was used"
 
@@ -144,10 +146,10 @@ _PORT = table(
         "rate_gbps": rate,
         "mtu_bytes": number,
     },
-    {"gpus": each(number, 1024), "network": like("[0-9./]{0,32}")},
+    {"gpus": each(number, 256), "network": like("[0-9./]{0,32}")},
 )
 _APPLY = table(
-    {"node": words, "changed": number, "failed": number, "items": each(_ITEM, 1000)},
+    {"node": words, "changed": number, "failed": number, "items": each(_ITEM, 200)},
     {
         "schema": number,
         "generation": number,
@@ -156,7 +158,7 @@ _APPLY = table(
         "dry_run": flag,
         "busy": flag,
         "drained": flag,
-        "ports": each(_PORT, 1024),
+        "ports": each(_PORT, 256),
     },
 )
 _CHANGE = table({"what": words, "why": words}, {"before": lines, "after": lines})
@@ -192,13 +194,29 @@ def read(text: str, documents: Iterable[dict[str, Any]], *, may_need: bool = Tru
         wanted = dict(_NEED(said, ""))
         if len(wanted["libc"]) != 2 or (wanted["libc"][0] == "glibc" and not wanted["libc"][1][:1].isdigit()):
             raise _wrong("libc", "has another form than it can have")
+        if len(set(wanted["packages"])) < len(wanted["packages"]):
+            raise _wrong("packages", "names a file twice")
         if not set(wanted["packages"]) <= set(package_files(document)):
             raise _wrong("packages", "names a file that its document does not")
         return wanted
     done = dict(_DONE(said, ""))
     if (applied := done.get("apply")) and applied["node"] != document.get("node"):
         raise _wrong("apply.node", "is another node's name")
+    _shorten(done)
     return done
+
+
+def _shorten(done: dict[str, Any]) -> None:
+    """Keep of each list what a report can tell, and say how much was left out."""
+    if len(done["changes"]) > CHANGES_MAX:
+        done["left_out"] = len(done["changes"]) - CHANGES_MAX
+        del done["changes"][CHANGES_MAX:]
+    room = STEPS_MAX
+    for item in (done.get("apply") or {"items": ()})["items"]:
+        if len(item["steps"]) > room:
+            item["left_out"] = len(item["steps"]) - room
+            del item["steps"][room:]
+        room -= len(item["steps"])
 
 
 def _refused(word: str) -> float:

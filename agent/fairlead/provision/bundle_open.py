@@ -19,13 +19,21 @@ from pathlib import Path
 
 import fairlead
 from fairlead import assets
+from fairlead.config.lock import NAME as LOCK
+from fairlead.config.lock import load_lock
 from fairlead.errors import DataError, InputMissing
 from fairlead.provision import wheel_lock, wheels
-from fairlead.provision.bundle_dir import SUMS
+from fairlead.provision.bundle_dir import README, SUMS
+from fairlead.provision.wheel_tags import normal
 
 SIGNATURE = SUMS + ".sig"  # of the site that made the bundle, if it wants one
 LARGEST_SUMS = 1 << 20  # bytes: about 8,000 files
 LARGEST_WHEEL = 64 << 20  # bytes, packed and unpacked
+#: The files of a bundle (bundle_dir.py). What stands in playbooks/ and packages/ is held against lists.
+_KNOWN = re.compile(
+    rf"{re.escape(README)}|{re.escape(SIGNATURE)}|fairlead-[^/]+\.whl|node\.txt|admin\.txt|{re.escape(LOCK)}"
+    r"|(wheelhouse|admin)/[^/]+\.whl|packages/[^/]+\.deb|playbooks/.+"
+)
 
 
 def open_bundle(folder: str) -> tuple[str, str]:
@@ -42,8 +50,11 @@ def open_bundle(folder: str) -> tuple[str, str]:
         with open(base / name, "rb") as f:
             if hashlib.file_digest(f, "sha256").hexdigest() != digest:
                 raise DataError(f"{base / name}: not what {SUMS} says", hint="the bundle is damaged: copy it again")
+    _refuse_unknown(base, listed)
     _refuse_other_fairlead(base, [name for name in listed if re.fullmatch(r"fairlead-[^/]*\.whl", name)])
     _refuse_other_lists(base, listed)
+    _refuse_other_packages(base, listed)
+    _refuse_incomplete(base, listed)
     wheels.wheelhouse(str(base / "wheelhouse"))
     return str(base / "wheelhouse"), str(base / "packages")
 
@@ -58,13 +69,13 @@ def _sums(base: Path) -> dict[str, str]:
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}", hint="make one with `fairlead bundle`") from None
     listed: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):  # as sha256sum(1) reads it: no other line ends
         digest, _, name = line.partition("  ")
         plain = re.fullmatch(r"[A-Za-z0-9_.+~:/-]+", name) and not {"", ".", ".."} & set(name.split("/"))
         if not re.fullmatch("[0-9a-f]{64}", digest) or not plain or name in listed:
             raise DataError(f"{path}: line {number} is no sum of a file of a bundle", hint="make the bundle again")
         listed[name] = digest
-    if not listed or len(text) > LARGEST_SUMS:
+    if len(text) > LARGEST_SUMS:
         raise DataError(f"{path}: not the sums of a bundle", hint="make it again with `fairlead bundle`")
     return listed
 
@@ -81,6 +92,26 @@ def _files(base: Path) -> set[str]:
             if stat.S_ISREG(mode):
                 found.add(os.path.relpath(path, base))
     return found
+
+
+def _refuse_unknown(base: Path, listed: Mapping[str, str]) -> None:
+    """Raises DataError for a file that no bundle has: sums that were made anew can list anything."""
+    for name in listed:
+        if not _KNOWN.fullmatch(name):
+            raise DataError(f"{base / name}: no file of a bundle", hint="take it out, or make the bundle again")
+        if name.startswith("wheelhouse/"):
+            wheel_lock.locked(str(base / name))
+
+
+def _refuse_incomplete(base: Path, listed: Mapping[str, str]) -> None:
+    """Raises InputMissing unless the files are there that every bundle has."""
+    missing = [name for name in (README, "node.txt") if name not in listed]
+    distributions = {normal(name.split("/")[1].split("-")[0]) for name in listed if name.startswith("wheelhouse/")}
+    missing += [f"wheelhouse/{name}-*.whl" for name in wheel_lock.load().versions() if normal(name) not in distributions]
+    if any(name.startswith("admin/") for name in listed) != ("admin.txt" in listed):
+        missing.append("admin/*.whl" if "admin.txt" in listed else "admin.txt")
+    if missing:
+        raise InputMissing(f"{base / missing[0]}: no such file", hint="the bundle is not whole: make it again")
 
 
 def _refuse_other_fairlead(base: Path, names: Sequence[str]) -> None:
@@ -104,7 +135,10 @@ def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
     """Raises DataError unless lists, roles and the admin host's wheels are what the fairlead that runs would put there."""
     roles = assets.directory("playbooks")
     ours = {path.name: path for path in (wheel_lock.NODE_FILE, wheel_lock.ADMIN_FILE)}
-    ours |= {f"playbooks/{path.relative_to(roles).as_posix()}": path for path in roles.rglob("*") if path.is_file()}
+    made = [path for path in roles.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    ours |= {f"playbooks/{path.relative_to(roles).as_posix()}": path for path in made}
+    if absent := sorted(name for name in ours if "/" in name and name not in listed):
+        raise InputMissing(f"{base / absent[0]}: no such file", hint="the bundle is not whole: make it again")
     admin = wheel_lock.ADMIN_FILE.read_text(encoding="utf-8")
     for name, digest in listed.items():
         if name in ("node.txt", "admin.txt") or name.startswith("playbooks/"):
@@ -113,6 +147,22 @@ def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
                 raise DataError(words, hint="make the bundle again")
         elif name.startswith("admin/") and f"--hash=sha256:{digest}" not in admin:
             raise DataError(f"{base / name}: not in admin.txt", hint="take it out, or make the bundle again")
+
+
+def _refuse_other_packages(base: Path, listed: Mapping[str, str]) -> None:
+    """Raises DataError, InputMissing unless packages/ has each file that fairlead.lock beside it names, as that says, and
+    no other. It is the site's own lock that the nodes go by: this one cannot lie to them, only to who copies it."""
+    given = {name.removeprefix("packages/"): digest for name, digest in listed.items() if name.startswith("packages/")}
+    named: dict[str, str] = {}
+    if LOCK in listed:
+        for found in load_lock(str(base / LOCK)).sets.values():
+            named |= {package.file: package.sha256 for package in found.packages}
+    for name, digest in given.items():
+        if named.get(name) != digest:
+            words = f"{base / 'packages' / name}: not a package file that the bundle's {LOCK} names"
+            raise DataError(words, hint="take it out, or make the bundle again")
+    if absent := sorted(set(named) - set(given)):
+        raise InputMissing(f"{base / 'packages' / absent[0]}: no such file", hint="the bundle is not whole: make it again")
 
 
 def _contents(name: str, wheel: bytes) -> dict[str, tuple[int, str]]:

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from fairlead.model.apart import apart
+from fairlead.provision.answer import HINT
 from fairlead.provision.inventory import fold
-from fairlead.provision.report import WAITS, NodeResult, located
+from fairlead.provision.report import WAITS, NodeResult, located, shortened
 
 _ORDER = ("", *WAITS)
 SHOWN = 3  # lines of one setting in the text
@@ -62,6 +64,8 @@ def of_items(
             needs = "" if step["disruption"] == "none" else step["disruption"]
             made = PlanStep(setting=item["setting"], target=step["target"], why=step["why"], needs=needs, diff=step["diff"])
             steps.append(made)
+        if left_out := item.get("left_out"):
+            steps.append(PlanStep(setting=item["setting"], target="", why=f"and {left_out} more, left out here"))
     return NodePlan(
         node=node,
         state="failed" if failures else "would_change" if steps else "same",
@@ -85,6 +89,11 @@ def of_result(result: NodeResult) -> NodePlan:
     ours = [PlanStep(setting="", target=t, why=w, diff=diffs.get(t, "")) for t, _, w in said if t not in settings]
     made = of_items(result.node, result.apply.get("items", ()), busy=bool(result.apply.get("busy")), ours=ours)
     return msgspec.structs.replace(made, failures=result.failures)
+
+
+def of_one(result: NodeResult) -> NodePlan:
+    """The same; what cannot be read is this node's failure alone."""
+    return apart(lambda: of_result(result), lambda why: NodePlan(node=result.node, state="failed", failures=(why,), hint=HINT))
 
 
 def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
@@ -115,7 +124,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
         lines += _steps(example.steps)
         shown = [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
         lines += [f"  diff of {example.node}, the first of them:"] if shown and len(nodes) > 1 else []
-        lines += shown
+        lines += shortened(shown)
         lines += [f"  cannot: {f}" for f in example.failures]
         lines += [f"  warning: {w}" for w in example.warnings]
         lines += [f"  next: {example.hint}"] if example.hint else []

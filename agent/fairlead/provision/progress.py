@@ -1,14 +1,37 @@
-"""Progress of a run: a bar on a terminal, a line per node elsewhere. Both on standard error."""
+"""Progress of a run: a bar on a terminal, a line per node elsewhere. Both on standard error, and both name who is silent."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from fairlead.provision.inventory import fold
 from fairlead.provision.report import NodeResult
 from fairlead.provision.screen import beneath, drawable
+
+SILENT_SECONDS = 60.0  # without an answer: worth a word, and again after twice as long
+NAMED_MAX = 60  # characters of names in a bar
+
+
+class Asked:
+    """The nodes that were asked and have not answered."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def begin(self, node: str) -> None:
+        self._since.setdefault(node, time.monotonic())
+
+    def end(self, node: str) -> None:
+        self._since.pop(node, None)
+
+    def silent(self) -> dict[str, float]:
+        """Seconds without an answer, by node; of those whose answer is late."""
+        now = time.monotonic()
+        return {node: now - since for node, since in self._since.items() if now - since >= SILENT_SECONDS}
 
 
 class Silent:
@@ -23,6 +46,9 @@ class Silent:
     def done(self, result: NodeResult) -> None:
         """A node is done."""
 
+    def silent(self, nodes: Mapping[str, float]) -> None:
+        """These have not answered for so many seconds; told again and again."""
+
 
 class Lines(Silent):
     """One plain line per node. ``words``: how a state is said, where that is not its own name."""
@@ -31,13 +57,22 @@ class Lines(Silent):
         self._total = total
         self._words = words
         self._count = 0
+        self._told: dict[str, float] = {}  # when to speak of a node again
 
     def done(self, result: NodeResult) -> None:
         self._count += 1
-        said = [result.message] if result.message else [f"{len(result.changes)} changes"] if result.changes else []
+        said = [result.message] if result.message else [f"{result.changed} changes"] if result.changes else []
         said += [f"{len(result.waiting)} waiting"] if result.waiting else []
         told = f"{self._words.get(result.state, result.state)}{': ' if said else ''}{', '.join(said)}"
         sys.stderr.write(f"[{self._count}/{self._total}] {result.node}: {told}\n")
+
+    def silent(self, nodes: Mapping[str, float]) -> None:
+        due = [node for node, seconds in nodes.items() if seconds >= self._told.get(node, 0.0)]
+        for node in due:
+            self._told[node] = 2 * nodes[node]
+        if due:
+            longest = max(nodes[node] for node in due)
+            sys.stderr.write(f"[{self._count}/{self._total}] {fold(due)}: no answer for {_minutes(longest)}\n")
 
 
 class Bar(Silent):
@@ -58,6 +93,7 @@ class Bar(Silent):
         self._task = self._progress.add_task("nodes", total=total, said="")
         self._words = words
         self._counts: dict[str, int] = {}
+        self._silent = ""
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -70,8 +106,21 @@ class Bar(Silent):
         self._counts[result.state] = self._counts.get(result.state, 0) + 1
         if result.state in {"failed", "unreachable"}:
             self._progress.console.print(f"{result.node}: {result.state}: {result.message}", markup=False, highlight=False)
-        said = ", ".join(f"{count} {self._words.get(state, state)}" for state, count in sorted(self._counts.items()))
-        self._progress.update(self._task, advance=1, said=said)
+        self._progress.update(self._task, advance=1, said=self._said())
+
+    def silent(self, nodes: Mapping[str, float]) -> None:
+        names = fold(list(nodes)) if nodes else ""
+        named = names if len(names) <= NAMED_MAX else f"{len(nodes)} nodes"
+        self._silent = f"no answer of {named} for {_minutes(max(nodes.values()))}" if nodes else ""
+        self._progress.update(self._task, said=self._said())
+
+    def _said(self) -> str:
+        counts = [f"{count} {self._words.get(state, state)}" for state, count in sorted(self._counts.items())]
+        return ", ".join([*counts, *filter(None, [self._silent])])
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def display(total: int, *, quiet: bool, check: bool = False) -> Silent:

@@ -17,6 +17,7 @@ from fairlead.provision.inventory import fold
 
 DOCUMENT = "node.json"  # what settings call their document in an error
 DIFF_LINES_MAX = 1000
+SHOWN_LINES_MAX = 10_000
 STATES = ("same", "changed", "failed", "unreachable", "unfinished")
 #: What a change that is not made yet waits for, from the least to the most (fairlead.model.change.Disruption), in words.
 WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
@@ -115,6 +116,8 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
     applied = dict(res.get("apply") or {})
     changes = [f"{c['what']}: {c['why']}" for c in res.get("changes", ())]
     waiting, waits, failures, warnings, hints, diffs = [], [], [], [], [], []
+    left_out = int(res.get("left_out", 0))
+    changes += [f"and {left_out} more, left out here"] if left_out else []
     for c in res.get("changes", ()):
         if "after" in c:
             diffs.append(_diff(c))
@@ -140,13 +143,13 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
     return NodeResult(
         node=node,
         state=state,
-        changed=len(changes),
+        changed=len(changes) + max(0, left_out - 1),
         changes=tuple(changes),
         waiting=tuple(waiting),
         waits=tuple(waits),
         failures=tuple(failures),
         warnings=tuple(warnings),
-        message="; ".join(failures),
+        message=one_line("; ".join(failures), TEXT_MAX),
         hint=next((h for h in hints if h), ""),
         task=task,
         apply=applied,
@@ -159,7 +162,7 @@ def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
     failures = tuple(located(f, origin) for f in result.failures)
     if failures == result.failures:
         return result
-    return msgspec.structs.replace(result, failures=failures, message="; ".join(failures))
+    return msgspec.structs.replace(result, failures=failures, message=one_line("; ".join(failures), TEXT_MAX))
 
 
 def located(failure: str, origin: Mapping[str, str]) -> str:
@@ -219,11 +222,17 @@ def text(report: Report, *, diff: bool = False) -> str:
             lines.append(f"  next: {example.hint}" if example.hint and example.state in {"same", "changed"} else "")
         if diff and example.diffs:
             lines += [f"  diff of {example.node}, the first of them:"] if len(nodes) > 1 else []
-            lines += [f"    {line}" for d in example.diffs for line in d.splitlines()]
+            lines += shortened([f"    {line}" for d in example.diffs for line in d.splitlines()])
     lines += [each.text() for each in report.networks]
     if report.undeclared:
         lines.append(f"{fold(report.undeclared)}: Slurm has them, no class of {report.site} does: not looked at")
     return "\n".join([line for line in lines if line] + [summary(report)])
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The lines of a diff; of more than anybody reads the first ones."""
+    more = len(lines) - SHOWN_LINES_MAX
+    return lines if more <= 0 else [*lines[:SHOWN_LINES_MAX], f"    and {more} more lines, left out here"]
 
 
 def ticket(report: Report, code: ExitCode, by: str, *, diff: bool = False) -> str:
@@ -265,6 +274,6 @@ def summary(report: Report) -> str:
     counts += f" ({waiting} of them waiting)" if waiting else ""
     warned = sum(bool(n.warnings) for n in report.nodes)
     counts += f", {warned} with warnings" if warned else ""
-    changes = sum(len(n.changes) for n in report.nodes)
+    changes = sum(n.changed for n in report.nodes)
     nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
     return f"{nodes}: {counts or 'nothing'}; {changes} changes in {report.seconds:.1f} s"

@@ -24,15 +24,16 @@ from msgspec import Struct
 from fairlead import assets
 from fairlead.config import Site
 from fairlead.errors import InputMissing, ProvisionError, UsageError
+from fairlead.model.apart import apart
 from fairlead.model.plain import one_line
 from fairlead.provision import wheels
-from fairlead.provision.answer import LINE_MAX
+from fairlead.provision.answer import HINT, LINE_MAX
 from fairlead.provision.bundle import write_bundle
 from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
 from fairlead.provision.networks import differences
 from fairlead.provision.outlive import holding
-from fairlead.provision.progress import Silent, display
+from fairlead.provision.progress import Asked, Silent, display
 from fairlead.provision.report import NodeResult, Report, node_result, with_origin
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.scontrol import Scontrol
@@ -155,11 +156,16 @@ def _play(
                 node=target.node, state="unfinished", message="the run ended before this node was done", hint="run it again"
             )
 
-        origins = {target.node: target.origin for target in chosen}
+        origins, asked = {target.node: target.origin for target in chosen}, Asked()
 
         def on_event(event: Mapping[str, Any]) -> bool:
+            _note(event, asked)
             _take(event, results, shown, origins)
             return False
+
+        def ended() -> bool:
+            shown.silent(asked.silent())
+            return interrupted()
 
         env = environment(site, folder, chosen[0].address)
         with interruptible() as interrupted, lean_environment():
@@ -173,7 +179,7 @@ def _play(
                 event_handler=on_event,
                 settings={"suppress_env_files": True, "idle_timeout": IDLE_SECONDS, "pexpect_timeout": 1},
                 quiet=True,
-                cancel_callback=interrupted,
+                cancel_callback=ended,
             )
             if options.lock:
                 runner.config.command = holding(options.lock, runner.config.command)
@@ -186,15 +192,26 @@ def _play(
             raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
 
 
+def _note(event: Mapping[str, Any], asked: Asked) -> None:
+    """Who was asked when, and who has answered."""
+    node = event.get("event_data", {}).get("host")
+    if isinstance(node, str):
+        (asked.begin if event.get("event") == "runner_on_start" else asked.end)(node)
+
+
 def _take(
     event: Mapping[str, Any], results: dict[str, NodeResult], shown: Silent, origins: Mapping[str, Mapping[str, str]]
 ) -> None:
     kind, data = event.get("event", ""), event.get("event_data", {})
     if kind not in {"runner_on_ok", "runner_on_failed", "runner_on_unreachable"} or data.get("host") not in results:
         return
-    result = node_result(data["host"], kind, str(data.get("task", "")), data.get("res") or {})
-    result = with_origin(result, origins[result.node])
-    results[result.node] = result
+    node: str = data["host"]
+
+    def read() -> NodeResult:
+        return with_origin(node_result(node, kind, str(data.get("task", "")), data.get("res") or {}), origins[node])
+
+    result = apart(read, lambda why: NodeResult(node=node, state="failed", message=why, failures=(why,), hint=HINT))
+    results[node] = result
     if not result.no_wheel:  # fetching may help: said when it is known
         shown.done(result)
 

@@ -55,19 +55,25 @@ def load() -> WheelLock:
     return msgspec.convert(tomllib.loads(FILE.read_text(encoding="utf-8")), WheelLock)
 
 
-def read_locked(path: str) -> bytes:
-    """The content of a wheel that the lock has. Raises InputMissing, and DataError for a file that is not in it or is another."""
-    locked = load().wheel(os.path.basename(path))
-    if locked is None:
+def locked(path: str) -> LockedWheel:
+    """The lock's entry of a wheel file, by its name. Raises DataError for one that is not in it."""
+    found = load().wheel(os.path.basename(path))
+    if found is None:
         known = ", ".join(f"{name} {version}" for name, version in load().versions().items())
         raise DataError(f"{path}: not in the lock of what runs on nodes, which has wheels of {known}", hint="take the file away")
+    return found
+
+
+def read_locked(path: str) -> bytes:
+    """The content of a wheel that the lock has. Raises InputMissing, and DataError for a file that is not in it or is another."""
+    wanted = locked(path)
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a FIFO must not hold us
             regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            content = file.read(locked.size + 1) if regular else b""
+            content = file.read(wanted.size + 1) if regular else b""
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
-    if len(content) != locked.size or hashlib.sha256(content).hexdigest() != locked.sha256:
+    if len(content) != wanted.size or hashlib.sha256(content).hexdigest() != wanted.sha256:
         words = f"{path}: not the file that the lock names (another sha256)"
         raise DataError(words, hint="delete it, and fetch the wheel again from a source that you trust")
     return content

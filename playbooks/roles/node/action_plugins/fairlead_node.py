@@ -18,6 +18,7 @@ import re
 import resource
 import shlex
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -39,7 +40,10 @@ for name,text in json.loads(b.read(int(b.readline())).decode()):
 """.replace("MARK", MARK)
 
 
+ANSWER_SECONDS = 900  # `fairlead apply` takes 10 minutes at most without packages (APPLYING_SECONDS), and waits 90 s for another
 MEMORY_MIB = 192  # what this process may grow by while a node answers: an answer that never ends ends there
+#: The role's variables (meta/argument_specs.yml): the admin host's to say.
+OWN = frozenset(("node_bundle", "node_python", "node_seconds", "node_answer_seconds"))
 FOLDER = re.compile(r"/[A-Za-z0-9._/-]{1,200}")
 
 
@@ -50,13 +54,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _supports_check_mode = True
     _supports_async = False
     _supports_diff = True
-    _VALID_ARGS = frozenset(("bundle", "python"))
+    _VALID_ARGS = frozenset(("bundle", "python", "answer_seconds"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         bundle = str(self._task.args.get("bundle", ""))
-        if said := {"node_bundle", "node_python"} & set(variables.get("ansible_facts") or ()):
+        if said := OWN & set(variables.get("ansible_facts") or ()):
             # A fact that a module brought from a node wins over an inventory's variable, and Python is run from the bundle.
             raise AnsibleActionFail(f"{min(said)} is a fact of this node: it is the admin host's to say")
         plain = _brought(bundle, "plain.py")
@@ -68,6 +72,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             found = {"failed": True, "msg": str(e), "hint": answers.HINT}
         except MemoryError:
             found = {"failed": True, "msg": f"{answers.SAID}: it does not end", "hint": answers.HINT}
+        except LateError as e:
+            hint = "see what runs there: ps, dmesg; a node that is slow by right needs more node_answer_seconds"
+            found = {"failed": True, "msg": f"no answer within {e} s", "hint": hint}
         except AnsibleConnectionFailure as e:  # ssh's words, and with them what the node wrote to standard error
             raise AnsibleConnectionFailure(plain.one_line(str(e), answers.TEXT_MAX)) from None
         except AnsibleError as e:
@@ -142,7 +149,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         data = b"".join((b"%d\n" % len(program), program, b"%d\n" % len(body), body, payload))
         ours = request["opt"] + "/current/bin/python"
         command = f"p={ours}; [ -x $p ] || p={shlex.quote(python)}; exec $p -I -c {shlex.quote(START)}"
-        done = self._low_level_execute_command(command, in_data=data)
+        seconds = None if _may_build(request) else int(self._task.args.get("answer_seconds") or ANSWER_SECONDS)
+        with _within(seconds):
+            done = self._low_level_execute_command(command, in_data=data)
         lines = [line for line in done["stdout_lines"] if line.startswith(MARK)]
         if not lines:
             said = (done["stderr"] or done["stdout"]).strip().splitlines()
@@ -150,6 +159,38 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             hint = f"is {python} there? name another in the site's [ansible] python" if done["rc"] in (126, 127) else ""
             return {"failed": True, "msg": f"no answer from the node: {words}", "hint": hint}
         return dict(answers.read(lines[-1][len(MARK) :], request["documents"], may_need=may_need))
+
+
+def _may_build(request: dict[str, Any]) -> bool:
+    """Whether the node may take long by right: apt and dkms, where its document brings packages of a driver."""
+    documents = (json.loads(d["content"]) for d in request["documents"] if d["path"].endswith("/node.json"))
+    return not request["check"] and any((d.get("settings", {}).get("driver") or {}).get("packages") for d in documents)
+
+
+class LateError(BaseException):
+    """A node has not answered in time. As Ansible's own timeout it passes whoever catches errors on the way."""
+
+
+@contextmanager
+def _within(seconds: int | None) -> Iterator[None]:
+    """Wait so long and no longer; None, or less left: the task's own timeout alone counts (signal.alarm of Ansible)."""
+    left, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
+    if seconds is None or 0 < left <= seconds:
+        yield
+        return
+
+    def late(number: int, frame: object) -> None:
+        raise LateError(seconds)
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, left - (time.monotonic() - began)))
 
 
 @contextmanager
@@ -206,7 +247,7 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
     if late:
         told["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
     if bad:
-        told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad)}
+        told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad[:20])}
         told["hint"] = next((i["hint"] for i in bad if i["hint"]), "")
     return told
 

@@ -15,6 +15,10 @@ options:
     description: Python 3.11 or newer on the node, used until fairlead's own is there.
     type: path
     default: /usr/bin/python3
+  answer_seconds:
+    description: A node that has no driver to install and has not answered by then has failed.
+    type: int
+    default: 900
 attributes:
   check_mode:
     support: full
