@@ -18,6 +18,15 @@ from tests.hooks.steps import JOB, exports, run
 BASE = "/run/local"
 AGENT = HOOKS.parent / "agent"
 PROGRAM = (sys.executable, "-m", "fairlead.host.scratch_folders", BASE)
+#: The same with other limits, which a test need not wait for.
+LIMITED = """
+import sys
+from fairlead.host import scratch_folders, scratch_sweep
+for name, value in zip(*[iter(sys.argv[2:])] * 2):
+    assert hasattr(scratch_sweep, name)
+    setattr(scratch_sweep, name, float(value))
+sys.exit(scratch_folders.main(sys.argv[1:2]))
+"""
 MALLORY = 4242
 BEGIN = {**JOB, "SLURM_JOB_UID": str(NOBODY), "SLURM_JOB_GPUS": "0"}
 
@@ -32,10 +41,14 @@ class Disk:
         self.path.mkdir()
         self.path.chmod(0o1777)
         self.folder = ""
+        self.limits: dict[str, float] = {}
+        self.under: tuple[str, ...] = ()  # what the service is started by
         self.environment = {**os.environ, "PYTHONPATH": str(AGENT)}
 
     def start(self) -> subprocess.Popen[str]:
-        argv = ["nsenter", "-m", "-t", str(self.stage.pid), *PROGRAM]
+        words = [word for name, value in self.limits.items() for word in (name, str(value))]
+        program = (sys.executable, "-c", LIMITED, BASE, *words) if words else PROGRAM
+        argv = ["nsenter", "-m", "-t", str(self.stage.pid), *self.under, *program]
         return subprocess.Popen(argv, env=self.environment, stderr=subprocess.PIPE, text=True)
 
     def serve(self, code: int = 0) -> str:
