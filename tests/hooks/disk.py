@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -49,12 +50,16 @@ class Disk:
         words = [word for name, value in self.limits.items() for word in (name, str(value))]
         program = (sys.executable, "-c", LIMITED, BASE, *words) if words else PROGRAM
         argv = ["nsenter", "-m", "-t", str(self.stage.pid), *self.under, *program]
-        return subprocess.Popen(argv, env=self.environment, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(argv, env=self.environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def serve(self, code: int = 0) -> str:
         """One run of the service; what it said. The agent's tables follow what it published."""
         ran = self.start()
-        said = ran.communicate(timeout=100)[1]
+        try:
+            said = ran.communicate(timeout=100)[1]
+        except subprocess.TimeoutExpired:
+            os.killpg(ran.pid, signal.SIGKILL)  # with the process that removes
+            raise
         assert ran.returncode == code, said
         self.folder = scratch.published(str(self.stage.run), BASE)
         (self.stage.run / "env").write_text(render(assemble(scratch=self.folder)))

@@ -94,8 +94,7 @@ def test_twenty_thousand_names_take_seconds_of_work(stage: Stage, disk: Disk) ->
     uid = UNUSED + os.getpid()
     own = disk.begin(uid=uid)
     made = disk.as_user(
-        f"import os\nos.chdir({os.path.dirname(own)!r})\nopen('0', 'w').close()\n"
-        "for i in range(1, 20000): os.link('0', str(i))",
+        f"import os\nos.chdir({os.path.dirname(own)!r})\nopen('0', 'w').close()\nfor i in range(1, 20000): os.link('0', str(i))",
         uid,
     )
     assert made.rc == 0, made.err

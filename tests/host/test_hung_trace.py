@@ -20,7 +20,7 @@ from fairlead.daemon.history import History
 from fairlead.host.hung_trace import HungTrace
 from fairlead.host.kmsg import Follower
 from fairlead.model.check import KernelRecord, Past
-from fairlead.model.facts import Missing, unreadable
+from fairlead.model.facts import unreadable
 from fairlead.model.finding import Level
 from fairlead.model.host_facts import MountPoint
 from fairlead.model.hung_tasks import HUNG, WAITS
@@ -30,15 +30,40 @@ from tests.host.test_host_facts import until
 from tests.host.users_fuse import fuse, needs_fuse
 
 __all__ = ["everybodys"]
-ANSWER = ("__schedule", "schedule", "request_wait_answer", "fuse_simple_request", "fuse_lookup_name", "fuse_lookup", "__lookup_slow")
-PAGE = ("__schedule", "schedule", "io_schedule", "folio_wait_bit_common", "filemap_get_pages", "filemap_read", "fuse_file_read_iter")
+DATA = Path(__file__).resolve().parents[3] / "shared/data/dmesg"
+ANSWER = (
+    "__schedule",
+    "schedule",
+    "request_wait_answer",
+    "fuse_simple_request",
+    "fuse_lookup_name",
+    "fuse_lookup",
+    "__lookup_slow",
+)
+PAGE = (
+    "__schedule",
+    "schedule",
+    "io_schedule",
+    "folio_wait_bit_common",
+    "filemap_get_pages",
+    "filemap_read",
+    "fuse_file_read_iter",
+)
 OLD_PAGE = ("__schedule", "schedule", "io_schedule", "__lock_page", "generic_file_buffered_read", "fuse_file_read_iter")
 LOCK = ("__schedule", "schedule", "rwsem_down_write_slowpath", "down_write", "fuse_file_write_iter", "vfs_write")
 ARM = ("__switch_to", "__schedule", "schedule", "request_wait_answer", "__fuse_simple_request.isra.0", "fuse_do_getattr")
 NFS = ("__schedule", "schedule", "rpc_wait_bit_killable", "__rpc_execute", "nfs4_proc_getattr", "nfs_getattr", "vfs_getattr")
 DISK = ("__schedule", "schedule", "io_schedule", "folio_wait_bit_common", "filemap_read", "xfs_file_buffered_read", "vfs_read")
 DRIVER = ("__schedule", "schedule", "schedule_timeout", "os_acquire_semaphore", "rm_ioctl", "nvidia_ioctl")
-BACKED = ("__schedule", "schedule", "io_schedule", "folio_wait_bit_common", "filemap_read", "fuse_passthrough_read_iter", "vfs_read")
+BACKED = (
+    "__schedule",
+    "schedule",
+    "io_schedule",
+    "folio_wait_bit_common",
+    "filemap_read",
+    "fuse_passthrough_read_iter",
+    "vfs_read",
+)
 SERVER = ("__schedule", "schedule", "folio_wait_bit_common", "fuse_copy_fill", "fuse_dev_do_write", "vfs_write")
 FAULT = ("__schedule", "schedule", "io_schedule", "nfs_wait_on_request", "nfs_file_read", "fuse_file_read_iter")
 
@@ -47,14 +72,18 @@ def report(pid: int, frames: Sequence[str], *, name: str = "cat", era: str = "ne
     """One of khungtaskd's, as the kernel prints it."""
     first = [f"INFO: task {name}:{pid} blocked for more than 122 seconds."] if head else []
     task = {
-        "new": f"task:{name:<15.15} state:D stack:0     pid:{pid:<5} tgid:{pid:<5} ppid:4700   task_flags:0x400000 flags:0x00004002",
+        "new": f"task:{name:<15.15} state:D stack:0     pid:{pid:<5} tgid:{pid} ppid:4700   task_flags:0x400000 flags:0x00004002",
         "6.1": f"task:{name:<15.15} state:D stack:0     pid:{pid:<5} ppid:4700   flags:0x00004002",
         "arm": f"task:{name:<15.15} state:D stack:    0 pid:{pid:<5} ppid:  4700 flags:0x00000204",
         "4.18": f"{name:<15.15} D    0 {pid:>5}   4700 0x00004080",
     }[era]
     trace = [f" {f}+0x1a4/0x220{' [fuse]' if 'fuse' in f or f.startswith('request_') else ''}" for f in frames]
     mark = ["Call trace:"] if era == "arm" else ["Call Trace:"] if era == "4.18" else ["Call Trace:", " <TASK>"]
-    end = [] if era in ("arm", "4.18") else [" RIP: 0033:0x7f1d2c3b4a5e", " RSP: 002b:00007ffc1b2a3948 EFLAGS: 00000246", " </TASK>"]
+    end = (
+        []
+        if era in ("arm", "4.18")
+        else [" RIP: 0033:0x7f1d2c3b4a5e", " RSP: 002b:00007ffc1b2a3948 EFLAGS: 00000246", " </TASK>"]
+    )
     taint = ["      Tainted: P           OE      6.1.0-44-amd64 #1 Debian 6.1.164-1"]
     note = ['"echo 0 > /proc/sys/kernel/hung_task_timeout_secs" disables this message.']
     return [*first, *taint, *note, task, *mark, *trace, *end]
@@ -90,16 +119,17 @@ def test_where_the_trace_ends_decides(tmp_path: Path, era: str, frames: tuple[st
 
 WHOLE = report(4711, ANSWER)
 OTHER = report(4712, ANSWER)
+TRUE = report(4711, NFS)
 HOSTILE = {
     "no trace": (WHOLE[:1], (), "4711"),
     "the trace is cut off before FUSE": (WHOLE[:8], (), "4711"),
     "its first lines were lost": (WHOLE, (3,), "4711"),
     "a function was lost": (WHOLE, (7,), "4711"),
     "of another process": ([WHOLE[0], *OTHER[1:]], (), "4711"),
-    "another one's first lines were lost": ([*report(4711, NFS), *OTHER], (len(report(4711, NFS)), len(report(4711, NFS)) + 1), "4711"),
+    "another one's first lines were lost": ([*TRUE, *OTHER], (len(TRUE), len(TRUE) + 1), "4711"),
     "a trace of another CPU between": ([*WHOLE[:3], "Call Trace:", " dump_stack+0x1/0x2", *WHOLE[3:]], (), "4711"),
-    "the unwinder doubts it": ([t.replace(" request_wait", " ? request_wait").replace(" fuse_", " ? fuse_") for t in WHOLE], (), "4711"),
-    "a function that is only called so": ([t.replace("request_wait_answer", "my_request_wait_answer") for t in WHOLE], (), "4711"),
+    "the unwinder doubts it": ([t.replace(" request_", " ? request_").replace(" fuse_", " ? fuse_") for t in WHOLE], (), "4711"),
+    "a function that is only called so": ([t.replace("request_wait", "my_request_wait") for t in WHOLE], (), "4711"),
     "lines of other CPUs between": ([x for t in WHOLE for x in (t, "usb 1-1: new device")], (), ""),
     "many lines between": ([WHOLE[0], *["usb 1-1: new device"] * 80, *WHOLE[1:]], (), "4711"),
     "a name like the end of a line": (report(4711, NFS, name="x pid:1 D"), (), "4711"),
@@ -125,7 +155,8 @@ def test_a_hang_among_waits_is_told_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "mounts", [unreadable("/proc/1/mountinfo"), (MountPoint(path="/d", device="0:9", kind="virtiofs", source="d", read_only=False),)]
+    "mounts",
+    [unreadable("/proc/1/mountinfo"), (MountPoint(path="/d", device="0:9", kind="virtiofs", source="d", read_only=False),)],
 )  # fmt: skip
 def test_what_may_be_the_virtual_machines_host_counts(tmp_path: Path, mounts: object) -> None:
     assert hung(followed(tmp_path / "kmsg", WHOLE), mounts) == "4711"
@@ -161,6 +192,18 @@ def test_a_trace_that_comes_in_pieces(tmp_path: Path) -> None:
             found += follower.read()
     follower.close()
     assert hung(found) == ""
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the recorded logs of ../shared/data")
+@pytest.mark.parametrize("file", ["components-accelerator_dmesg-with-xid-119.log", "pkg-pstore_dmesg-erst.txt"])
+def test_recorded_traces_of_something_else_excuse_no_hang(tmp_path: Path, file: str) -> None:
+    """Whatever else is printed after a hung task's first line, it counts."""
+    lines = (DATA / file).read_text(errors="replace").splitlines()
+    texts = [line.partition("] ")[2] for line in lines]
+    calls = [n for n, text in enumerate(texts) if text == "Call Trace:"]
+    assert calls
+    for at in calls:
+        assert hung(followed(tmp_path / "kmsg", [*WHOLE[:4], *texts[at : at + 40], *WHOLE[4:]])) == "4711"
 
 
 @needs_fuse

@@ -105,4 +105,3 @@ def test_a_mount_table_that_cannot_be_read_takes_no_record_from_the_node() -> No
     node = host_node(**host(set(), {"sda"}), mounts=unreadable("/proc/1/mountinfo: Input/output error"))
     assert [f.level for f in judged("disks", node, log(*(text.format("dm-0") for text in FAILED * 20)))] == [Level.DRAIN]
     assert Level.DRAIN in {f.level for f in fs_errors.judge(node, log(*SHUT), fs_errors.Params())}
-

@@ -6,10 +6,9 @@ block/blk-mq.c; of block/blk-core.c's blk_errors those that mean the device, not
 page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is down; will reset",
 "Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md ("md/raid1:md0: Disk
 failure on ..."). A request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; block/blk-core.c's
-blk_op_name) that fails loses nothing: drives that do not know it are asked at each mkfs and fstrim. Loop, network and removable
-devices, and what stands on such devices alone, are not the node's: a job's user may stand behind them (`Host.images`). Records of a block device that this node never had in this boot
-are told and drain nothing.
-"""
+blk_op_name) that fails loses nothing: drives that do not know it are asked at each mkfs and fstrim. Loop, network and
+removable devices, and what stands on such devices alone, are not the node's: a job's user may stand behind them
+(`Host.images`). Records of a block device that this node never had in this boot are told and drain nothing."""
 
 from __future__ import annotations
 

@@ -111,7 +111,10 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         found = [
             r
             for r in past.records
-            if r.text.startswith(start) and r.sequence not in left_out and age_seconds(r, node) <= pattern.seconds and compiled.match(r.text[:LOOKED_AT])
+            if r.text.startswith(start)
+            and r.sequence not in left_out
+            and age_seconds(r, node) <= pattern.seconds
+            and compiled.match(r.text[:LOOKED_AT])
         ]
         if len(found) >= pattern.count:
             yield _finding(pattern, found, node)

@@ -36,7 +36,9 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log("stuck_tasks", past)
     waits = waiting_for_fuse(node, past)
-    hung = [r for r in past.records if HUNG.match(r.text) and age_seconds(r, node) <= params.log_seconds and r.sequence not in waits]
+    hung = [
+        r for r in past.records if HUNG.match(r.text) and age_seconds(r, node) <= params.log_seconds and r.sequence not in waits
+    ]
     pids = sorted({int(m[1]) for r in hung if (m := HUNG.match(r.text))} - _waiting_for_fuse(node))
     if pids and params.log_seconds:
         yield _finding(

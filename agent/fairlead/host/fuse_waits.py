@@ -3,9 +3,9 @@
 Whoever mounts a FUSE file system and does not answer holds their own processes in state D (fs/fuse/dev.c: until SIGKILL, and
 past it where the server has already read the request). That is no fault of the node. The kernel says where a task sleeps: one
 function in /proc/PID/wchan, all of them in /proc/PID/stack (proc(5)), which is needed since a read waits for a page. A task
-counts when a function of FUSE is there, none that serves /dev/fuse or reads from a disk, and its mount table holds a FUSE mount; virtiofs, which is served by the host of a
-virtual machine, runs through the same functions and is no FUSE mount in that table. Where neither file can be read, no task
-counts, so a hang is never hidden for want of it.
+counts when a function of FUSE is there, none that serves /dev/fuse or reads from a disk, and its mount table holds a FUSE
+mount; virtiofs, which is served by the host of a virtual machine, runs through the same functions and is no FUSE mount in
+that table. Where neither file can be read, no task counts, so a hang is never hidden for want of it.
 
 /proc/PID/stack waits for a task that executes a program (before Linux 5.10 for as long as that takes), so a process of its own
 reads it (``probe``) and the answer is there at the next look.

@@ -1,11 +1,10 @@
 """Reads the traces that follow "INFO: task ... blocked" in the kernel log, and says which of those tasks wait for a FUSE server.
 
 The records of one report follow one another (kernel/hung_task.c, check_hung_task; kernel/sched/core.c, sched_show_task): the
-task by name, a line with its state and number, "Call Trace:", and a function a line, the innermost first. Other CPUs may print in
-between. Of functions that every wait runs through (scheduler, locks, page cache) nothing follows; the first other one decides. One
-that the unwinder doubts ("? name") says nothing. Where a record is missing, the numbers do not fit, or the trace is of another task,
-the task counts as hung.
-"""
+task by name, a line with its state and number, "Call Trace:", and a function a line, the innermost first. Other CPUs may
+print in between. Of functions that every wait runs through (scheduler, locks, page cache) nothing follows; the first other
+one decides. One that the unwinder doubts ("? name") says nothing. Where a record is missing, the numbers do not fit, or the
+trace is of another task, the task counts as hung."""
 
 from __future__ import annotations
 
@@ -17,7 +16,9 @@ from fairlead.model.hung_tasks import HUNG, WAITS, record_text, waits_for_server
 _LINES_MAX = 64
 _TASK = re.compile(r"task:.{15,40}? state:\S.{0,40}? pid:(\d{1,10})\b")
 _CALLS = re.compile(r"Call [Tt]race:\s*")
-_FRAME = re.compile(r" {1,8}([A-Za-z_][A-Za-z0-9_.]{0,120})\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[[a-z0-9_-]{1,60}(?: [A-Za-z0-9()_ -]{1,60})?\])?\s*")
+_FRAME = re.compile(
+    r" {1,8}([A-Za-z_][A-Za-z0-9_.]{0,120})\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[[a-z0-9_-]{1,60}(?: [A-Za-z0-9()_ -]{1,60})?\])?\s*"
+)
 _FIRST = re.compile(r"__schedule|__switch_to|schedule")
 #: What a wait runs through on its way to the scheduler, whatever it waits for.
 _GENERAL = re.compile(

@@ -76,9 +76,9 @@ class Removal:
     there is a folder among them."""
 
     def __init__(self, uid: int, device: int, deadline: float, holds: Callable[[int], bool] = _holds_none) -> None:
-        self._uid = uid
+        self.uid = uid
         self._device = device
-        self._deadline = deadline
+        self.deadline = deadline
         self._holds = holds
         self._moved = 0
         self.removed = 0
@@ -95,7 +95,7 @@ class Removal:
             self._failed(e)
             return
         if is_folder:
-            self._folder(up, name, Place(-1, self._uid, 0, 0))
+            self._folder(up, name, Place(-1, self.uid, 0, 0))
         else:
             self._unlink(up, name)
 
@@ -109,7 +109,7 @@ class Removal:
             if info.st_dev != self._device:
                 self.stays.add("another file system is mounted there")
                 return None
-            rights = info.st_uid if info.st_uid != self._uid and self._holds(info.st_uid) else self._uid
+            rights = info.st_uid if info.st_uid != self.uid and self._holds(info.st_uid) else self.uid
             if info.st_uid != rights and len(self.others) < OTHERS_SHOWN:
                 self.others.add(info.st_uid)
             with self._rights(rights):
@@ -168,7 +168,7 @@ class Removal:
     def _empty(self, folder: int, place: Place) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if time.monotonic() > self._deadline:
+                if time.monotonic() > self.deadline:
                     raise TimeUp
                 if not entry.is_dir(follow_symlinks=False):
                     self._unlink(folder, entry.name)

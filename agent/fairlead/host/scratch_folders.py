@@ -29,7 +29,7 @@ LOCK_SECONDS = 3.0
 POLL_SECONDS = 0.2
 FIRST_POLL_SECONDS = 0.01  # there is seldom much to remove
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: What may go wrong with one user's folder alone: no room for it, one that an admin has made fast, an id that the disk cannot store.
+#: What may go wrong with one user's folder alone: no room for it, made fast by an admin, an id that the disk cannot store.
 _ONE_USERS = (*_FULL, errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOVERFLOW, errno.EMLINK)
 
 
@@ -62,8 +62,8 @@ def make_own(up: int, name: str, shown: str) -> None:
 
 
 def make_for_users(here: int, jobs: job_records.Jobs, told: set[int]) -> None:
-    """A folder for each user who has a job here. Where these lie only root can make names. What one user cannot have is said once for
-    each (``told``) and stops nothing: removing what ended jobs left is what makes room."""
+    """A folder for each user who has a job here. Where these lie only root can make names. What one user cannot have is said once
+    for each (``told``) and stops nothing: removing what ended jobs left is what makes room."""
     for uid in {job.uid for job in jobs.known if job.id in jobs.running and job.uid is not None}:
         if uid > UID_MAX:
             continue

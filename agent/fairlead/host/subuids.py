@@ -1,9 +1,10 @@
-"""Which user ids a user holds besides their own: the ranges of /etc/subuid (subuid(5)), which newuidmap(1) gives to their containers.
+"""Which user ids a user holds besides their own: the ranges of /etc/subuid (subuid(5)), which newuidmap(1) gives to their
+containers.
 
-Read once, as root's files and no others', and with a limit. A user's name is looked up in /etc/passwd alone: a directory service
-may not answer. So where users are not in that file, /etc/subuid has to name them by number. What cannot be read, or is in doubt, is
-nobody's: below 65536 there are accounts; an id that two users hold, or that is an account's own, belongs to no range.
-"""
+Read once, as root's files and no others', and with a limit. A user's name is looked up in /etc/passwd alone: a directory
+service may not answer. So where users are not in that file, /etc/subuid has to name them by number. What cannot be read, or
+is in doubt, is nobody's: below 65536 there are accounts; an id that two users hold, or that is an account's own, belongs to
+no range."""
 
 from __future__ import annotations
 
@@ -32,13 +33,16 @@ class SubUids:
             if len(fields) > 2 and (uid := _number(fields[2])) is not None:
                 accounts.setdefault(fields[0], uid)
         self._accounts = frozenset(accounts.values()) if accounts else None
+        self._owners: dict[int, frozenset[int]] = {}
         self._ranges = [found for line in _lines(subuid) if (found := _range(line, accounts)) is not None]
 
     def held(self, uid: int, by: int) -> bool:
         """Whether ``uid`` is one of those that user ``by`` holds, and nobody else's."""
         if not FIRST <= uid <= LAST or self._accounts is None or uid in self._accounts:
             return False
-        return {r.owner for r in self._ranges if r.first <= uid <= r.last} == {by}
+        if uid not in self._owners:
+            self._owners[uid] = frozenset(r.owner for r in self._ranges if r.first <= uid <= r.last)
+        return self._owners[uid] == {by}
 
 
 def _range(line: str, accounts: dict[str, int]) -> Range | None:

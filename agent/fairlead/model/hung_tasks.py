@@ -1,10 +1,9 @@
 """What the kernel's watch for hung tasks says (kernel/hung_task.c), and of which of them its trace says that they wait for FUSE.
 
-Whoever serves a FUSE mount of their own and does not answer makes a task of theirs hang; that is no fault of the node's. The trace
-comes as records of its own after "INFO: task ... blocked", and whoever follows the kernel log adds one of ours to it
-(``host.hung_trace``), which is remembered as long. A virtual machine's host serves virtiofs by the same functions and is no user:
-on a node with such a mount, and where the mount table cannot be read, every such task counts.
-"""
+Whoever serves a FUSE mount of their own and does not answer makes a task of theirs hang; that is no fault of the node's. The
+trace comes as records of its own after "INFO: task ... blocked", and whoever follows the kernel log adds one of ours to it
+(``host.hung_trace``), which is remembered as long. A virtual machine's host serves virtiofs by the same functions and is no
+user: on a node with such a mount, and where the mount table cannot be read, every such task counts."""
 
 from __future__ import annotations
 
