@@ -84,6 +84,16 @@ def test_a_users_encrypted_image_that_fails_says_nothing_of_the_node() -> None:
         assert [f.level for f in judged(check, gone, log(*told))] == [Level.WARN], "told, and drains nothing"
 
 
+def test_an_image_of_the_sites_that_must_be_writable_is_judged() -> None:
+    """What is declared is the site's, whatever it stands on."""
+    assert isinstance(WELL.mounts, tuple)
+    for read_only, levels in ((False, []), (True, [Level.DRAIN])):
+        mount = MountPoint(path="/local", device="7:0", kind="ext4", source="/dev/mapper/x", read_only=read_only)
+        node = host_node(**host({"loop0", "7:0"}, {"sda"}), mounts=(*WELL.mounts, mount))
+        assert [f.level for f in judged("fs_errors", node, writable=("/local",))] == levels
+        assert judged("fs_errors", node) == []
+
+
 def test_the_same_of_a_volume_on_the_nodes_own_disk_drains() -> None:
     assert isinstance(WELL.mounts, tuple)
     mount = MountPoint(path="/local", device="253:0", kind="ext4", source="/dev/mapper/vg-local", read_only=True)

@@ -22,7 +22,7 @@ from msgspec import Meta
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.host_facts import MountPoint
+from fairlead.model.host_facts import Host, MountPoint
 from fairlead.model.unread import host_of, is_image, known_device, record_id, unread, unread_log
 
 Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
@@ -96,8 +96,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if isinstance(host.mounts, Missing):
             yield unread("fs_errors", "the mount table", host.mounts)
         else:
-            mounts = tuple(m for m in host.mounts if m.device not in host.images)
-            yield from _read_only(mounts, set(gone), params)
+            yield from _read_only(host, host.mounts, set(gone), params)
         if isinstance(host.fs_errors, Missing):
             yield unread("fs_errors", "the errors that ext4 counts", host.fs_errors)
             return
@@ -123,14 +122,14 @@ def _read(text: str) -> tuple[bool, str] | None:
     return None
 
 
-def _read_only(mounts: tuple[MountPoint, ...], told: set[str], params: Params) -> Iterator[Finding]:
+def _read_only(host: Host, mounts: tuple[MountPoint, ...], told: set[str], params: Params) -> Iterator[Finding]:
     on_purpose = {m.device for m in mounts if m.flagged_read_only and m.kind in _JUDGED}
     by_path = {m.path: m for m in mounts}
     seen: set[str] = set()
     for mount in mounts:
         device = mount.source.rpartition("/")[2]
         turned = mount.read_only and not mount.flagged_read_only and mount.device not in on_purpose
-        if not turned or mount.kind not in _JUDGED or device.startswith("loop") or mount.device in seen:
+        if not turned or mount.kind not in _JUDGED or device.startswith("loop") or mount.device in seen | host.images:
             continue
         seen.add(mount.device)
         if device not in told:
