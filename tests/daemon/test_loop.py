@@ -22,6 +22,7 @@ from fairlead.daemon.alone import claim
 from fairlead.errors import AgentRuns
 from fairlead.model.verdict import State
 from tests.daemon.conftest import NO_SLOW_CHECKS, XID79, Agent
+from tests.host.test_hung_trace import ANSWER, NFS, report
 
 Make = Callable[..., Agent]
 
@@ -163,6 +164,17 @@ def test_a_user_s_records_change_nothing_and_hide_nothing(agents: Make) -> None:
     assert "Xid 79" in agent.verdict().text
     shown = agent.verdict().text + str(agent.status()) + (agent.run_dir / "metrics.prom").read_text()
     assert "EVILNAME" not in shown and "sda1" not in shown
+
+
+def test_a_logged_wait_for_a_users_server_is_no_hang_and_a_hang_beside_it_is(agents: Make) -> None:
+    agent = agents().start()
+    waits, hangs = report(5000, ANSWER), report(5001, NFS)
+    agent.kernel(*(f"3,{n},9000000000000000,-;{text}" for n, text in enumerate((*waits, *hangs), 1000)))
+    agent.until(lambda: "process 5001" in str(agent.status()), "word of the hang")
+    agent.end()
+    agent.start()
+    said = str(agent.status())
+    assert "process 5001" in said and "5000" not in said
 
 
 def test_killed_and_started_again_it_still_knows(agents: Make) -> None:

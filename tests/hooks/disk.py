@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,15 @@ from tests.hooks.steps import JOB, exports, run
 BASE = "/run/local"
 AGENT = HOOKS.parent / "agent"
 PROGRAM = (sys.executable, "-m", "fairlead.host.scratch_folders", BASE)
+#: The same with other limits, which a test need not wait for.
+LIMITED = """
+import sys
+from fairlead.host import scratch_folders, scratch_sweep
+for name, value in zip(*[iter(sys.argv[2:])] * 2):
+    assert hasattr(scratch_sweep, name)
+    setattr(scratch_sweep, name, float(value))
+sys.exit(scratch_folders.main(sys.argv[1:2]))
+"""
 MALLORY = 4242
 BEGIN = {**JOB, "SLURM_JOB_UID": str(NOBODY), "SLURM_JOB_GPUS": "0"}
 
@@ -32,16 +42,24 @@ class Disk:
         self.path.mkdir()
         self.path.chmod(0o1777)
         self.folder = ""
+        self.limits: dict[str, float] = {}
+        self.under: tuple[str, ...] = ()  # what the service is started by
         self.environment = {**os.environ, "PYTHONPATH": str(AGENT)}
 
     def start(self) -> subprocess.Popen[str]:
-        argv = ["nsenter", "-m", "-t", str(self.stage.pid), *PROGRAM]
-        return subprocess.Popen(argv, env=self.environment, stderr=subprocess.PIPE, text=True)
+        words = [word for name, value in self.limits.items() for word in (name, str(value))]
+        program = (sys.executable, "-c", LIMITED, BASE, *words) if words else PROGRAM
+        argv = ["nsenter", "-m", "-t", str(self.stage.pid), *self.under, *program]
+        return subprocess.Popen(argv, env=self.environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def serve(self, code: int = 0) -> str:
         """One run of the service; what it said. The agent's tables follow what it published."""
         ran = self.start()
-        said = ran.communicate(timeout=100)[1]
+        try:
+            said = ran.communicate(timeout=100)[1]
+        except subprocess.TimeoutExpired:
+            os.killpg(ran.pid, signal.SIGKILL)  # with the process that removes
+            raise
         assert ran.returncode == code, said
         self.folder = scratch.published(str(self.stage.run), BASE)
         (self.stage.run / "env").write_text(render(assemble(scratch=self.folder)))

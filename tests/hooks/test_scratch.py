@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.host import scratch
+from fairlead.host import mount_lines, scratch
 from tests.hooks.disk import BEGIN, Disk, given, until
 from tests.hooks.stage import NOBODY, Stage
 from tests.hooks.steps import JOB, exports, run
@@ -118,6 +118,34 @@ def test_no_disk_declared_nothing_is_kept_for_anybody(stage: Stage, disk: Disk, 
     shutil.rmtree(stage.run / "ended")
     disk.end(shell)
     assert stage.job(4711)[1] == "ended" and not (stage.run / "ended").exists()
+
+
+@pytest.mark.parametrize(
+    "table", [None, "", "half a line\n", "x" * 70_000, "/dev/sda /elsewhere ext4 rw 0 0\n", "too large", "a folder"]
+)
+def test_a_mount_table_that_does_not_say_where_the_folder_is_refuses_it(
+    tmp_path: Path, table: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the disk is the machine's own is then not known, and nobody deletes on a file server for want of knowing."""
+    base, mounts = tmp_path / "scratch", tmp_path / "mounts"
+    base.mkdir(mode=0o755)
+    if table == "too large":
+        monkeypatch.setattr(mount_lines, "TABLE_MAX_BYTES", 10)
+        mounts.write_text("/dev/sda / ext4 rw 0 0\n")
+    elif table == "a folder":
+        mounts.mkdir()
+    elif table is not None:
+        mounts.write_text(table)
+    assert scratch.fault(str(base), str(mounts)) == f"{mounts} does not say on which file system {base} is"
+
+
+def test_a_mount_point_with_blanks_in_its_name_is_recognised(tmp_path: Path) -> None:
+    base = tmp_path / "my disk\\1"
+    base.mkdir(mode=0o755)
+    mounts = tmp_path / "mounts"
+    escaped = str(base).replace("\\", "\\134").replace(" ", "\\040")
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\n")
+    assert "nfs4, which is not local" in scratch.fault(str(base), str(mounts))
 
 
 def test_which_folders_can_be_used(tmp_path: Path) -> None:

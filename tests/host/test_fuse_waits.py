@@ -52,6 +52,8 @@ def looked(watch: Watch, *times: float) -> dict[int, StuckTask]:
         (f"{PAGE}[<0>] xfs_file_read_iter+0x5b/0x120 [xfs]\n", "folio_wait_bit_common", SERVED, False),
         ("[<0>] rpc_wait_bit_killable+0x11/0x70 [sunrpc]\n[<0>] nfs4_call+0x1/0x2\n", "rpc_wait_bit_killable", SERVED, False),
         ("[<0>] request_wait_answer+0x1a4/0x220\n", "request_wait_answer", VIRTIOFS, False),  # the host of the VM hangs
+        (f"{PAGE}[<0>] fuse_passthrough_read_iter+0x9/0x10 [fuse]\n", "folio_wait_bit_common", SERVED, False),  # a disk's
+        ("[<0>] fuse_copy_fill+0x1/0x2\n[<0>] fuse_dev_do_write+0x1/0x2 [fuse]\n", "fuse_copy_fill", SERVED, False),  # a server's
         ("[<0>] nvidia_close+0x1/0x2 [fuse_x]\n[<0>] confuse_fuse_x+0x1/0x2\n", "confuse_fuse_x", SERVED, False),
     ],
 )  # fmt: skip

@@ -48,14 +48,16 @@ def test_1_declared_it_is_served(admin: Admin) -> None:
 
 
 def test_2_a_job_gets_its_folder_and_leaves_none(admin: Admin) -> None:
-    """Also a user's first job, which waits for the user's folder."""
+    """Also a user's first job, which waits for the user's folder; and what a container of the user's leaves."""
     host = node(admin, "gpu1")
+    host.run(f"echo {ALICE}:300000:65536 >>/etc/subuid && chmod 644 /etc/subuid")
     for job in (900, 901):
         hook(host, "/etc/slurm/prolog.d/50-fairlead", job)
         said = hook(host, "/etc/slurm/fairlead/task-prolog", job)
         (folder,) = [line.partition("=")[2] for line in said.splitlines() if line.startswith("export TMPDIR=")]
         assert host.run(["stat", "-c%u:%a", folder]).stdout == f"{ALICE}:700\n"
         host.run(["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "touch", f"{folder}/file"])
+        host.run(f"mkdir -p {folder}/image/etc && chown -R 300005:300005 {folder}/image && chmod 500 {folder}/image")
         hook(host, "/etc/slurm/epilog.d/50-fairlead", job)
         wait(lambda folder=folder: not exists(host, folder.removesuffix("/tmp")))  # type: ignore[misc]
     wait(lambda: shown(host, SERVICE, "ActiveState")["ActiveState"] == "inactive")

@@ -6,10 +6,9 @@ block/blk-mq.c; of block/blk-core.c's blk_errors those that mean the device, not
 page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is down; will reset",
 "Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md ("md/raid1:md0: Disk
 failure on ..."). A request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; block/blk-core.c's
-blk_op_name) that fails loses nothing: drives that do not know it are asked at each mkfs and fstrim. Loop, network and removable
-devices are not the node's: a job's user may stand behind them. Records of a block device that this node never had in this boot
-are told and drain nothing.
-"""
+blk_op_name) that fails loses nothing: drives that do not know it are asked at each mkfs and fstrim. Loop, network and
+removable devices, and what stands on such devices alone, are not the node's: a job's user may stand behind them
+(`Host.images`). Records of a block device that this node never had in this boot are told and drain nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ from msgspec import Meta
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.unread import age_seconds, host_of, known_device, record_id, unread, unread_log
+from fairlead.model.host_facts import USERS_DEVICES
+from fairlead.model.unread import age_seconds, host_of, is_image, known_device, record_id, unread, unread_log
 
 _DEVICE = r"([A-Za-z0-9-]{1,32})"
 _FAILED = re.compile(
@@ -33,7 +33,6 @@ _BUFFER = re.compile(rf"Buffer I/O error on dev(?:ice)? {_DEVICE},")
 _NVME = re.compile(r"nvme (nvme\d{1,5}): (?:I/O (?:tag )?\d.{1,80} timeout|I/O timeout|controller is down; will reset)")
 _NVME_GONE = re.compile(r"nvme (nvme\d{1,5}): (?:Removing after probe failure|Disabling device after reset failure)")
 _RAID = re.compile(rf"md/raid\d{{0,2}}:?(md\w{{1,32}}): Disk failure on {_DEVICE}")
-_NOT_OURS = ("loop", "nbd", "rbd", "sr", "fd", "ram", "zram")
 _PASSING = ("new", "resetting", "connecting")
 
 
@@ -98,11 +97,15 @@ def _told(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if match := _NVME_GONE.match(text):
             lost[match[1]] = record
         elif match := _RAID.match(text):
+            if is_image(match[1], node):
+                continue
             if known_device(match[1], node, past) and known_device(match[2], node, past):
                 raid[f"{match[1]} ({match[2]})"] = record
             else:
                 strange.append(record)
         elif match := _request(text):
+            if match.re is not _NVME and is_image(match[1], node):
+                continue
             if match.re is _NVME or known_device(match[1], node, past):
                 failed.setdefault(match[1], []).append(record)
             else:
@@ -134,7 +137,7 @@ def _where(record: KernelRecord, lines: int) -> str:
 def _request(text: str) -> re.Match[str] | None:
     """A request that failed on a disk that is the node's own."""
     match = _FAILED.match(text) or _BUFFER.match(text) or _NVME.match(text)
-    return None if match is None or match[1].startswith(_NOT_OURS) else match
+    return None if match is None or match[1].startswith(USERS_DEVICES) else match
 
 
 def kind(text: str) -> str:

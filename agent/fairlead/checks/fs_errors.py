@@ -6,7 +6,8 @@ mounts of one file system are known by major:minor, never by the source, which a
 squashfs, erofs and iso9660 are never writable. `writable` names paths that must be writable whatever the reason. Records:
 "EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ... Filesystem has been shut
 down", "BTRFS error (device ...)", from Linux 5.18 on with a state ("(device sda1: state EA)"). ext4 keeps a count until fsck
-(Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices are left out: they may be a user's image. A record of a
+(Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices, and what stands on them alone, are left
+out: they may be a user's image (`Host.images`). A record of a
 device that this node never had in this boot drains nothing.
 """
 
@@ -21,8 +22,8 @@ from msgspec import Meta
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.host_facts import MountPoint
-from fairlead.model.unread import host_of, known_device, record_id, unread, unread_log
+from fairlead.model.host_facts import Host, MountPoint
+from fairlead.model.unread import host_of, is_image, known_device, record_id, unread, unread_log
 
 Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
 _JUDGED = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
@@ -77,6 +78,7 @@ def _warn(device: str, summary: str, evidence: str) -> Finding:
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log("fs_errors", past)
     told = [(*found, record) for record in past.records if (found := _read(record.text)) is not None]
+    told = [each for each in told if not is_image(each[1], node)]
     ours = [(shut, device, record) for shut, device, record in told if known_device(device, node, past)]
     gone = {device: record for shut, device, record in ours if shut}
     for device, record in gone.items():
@@ -94,12 +96,12 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if isinstance(host.mounts, Missing):
             yield unread("fs_errors", "the mount table", host.mounts)
         else:
-            yield from _read_only(host.mounts, set(gone), params)
+            yield from _read_only(host, host.mounts, set(gone), params)
         if isinstance(host.fs_errors, Missing):
             yield unread("fs_errors", "the errors that ext4 counts", host.fs_errors)
             return
         for ext4 in host.fs_errors:
-            if ext4.device.startswith("loop"):
+            if ext4.device.startswith("loop") or ext4.device in host.images:
                 continue
             if isinstance(ext4.errors, Missing):
                 yield unread("fs_errors", f"the error count of {ext4.device}", ext4.errors, ext4.device)
@@ -120,14 +122,14 @@ def _read(text: str) -> tuple[bool, str] | None:
     return None
 
 
-def _read_only(mounts: tuple[MountPoint, ...], told: set[str], params: Params) -> Iterator[Finding]:
+def _read_only(host: Host, mounts: tuple[MountPoint, ...], told: set[str], params: Params) -> Iterator[Finding]:
     on_purpose = {m.device for m in mounts if m.flagged_read_only and m.kind in _JUDGED}
     by_path = {m.path: m for m in mounts}
     seen: set[str] = set()
     for mount in mounts:
         device = mount.source.rpartition("/")[2]
         turned = mount.read_only and not mount.flagged_read_only and mount.device not in on_purpose
-        if not turned or mount.kind not in _JUDGED or device.startswith("loop") or mount.device in seen:
+        if not turned or mount.kind not in _JUDGED or device.startswith("loop") or mount.device in seen | host.images:
             continue
         seen.add(mount.device)
         if device not in told:

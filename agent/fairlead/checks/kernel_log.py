@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.hung_tasks import waiting_for_fuse
 from fairlead.model.unread import age_seconds, record_id, unread_log
 
 LOOKED_AT = 400
@@ -104,12 +105,16 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if not params.patterns:
         return
     yield from unread_log("kernel_log", past)
+    left_out = waiting_for_fuse(node, past)
     for pattern in params.patterns:
         start, compiled = prefix(pattern.regex), re.compile(pattern.regex)
         found = [
             r
             for r in past.records
-            if r.text.startswith(start) and age_seconds(r, node) <= pattern.seconds and compiled.match(r.text[:LOOKED_AT])
+            if r.text.startswith(start)
+            and r.sequence not in left_out
+            and age_seconds(r, node) <= pattern.seconds
+            and compiled.match(r.text[:LOOKED_AT])
         ]
         if len(found) >= pattern.count:
             yield _finding(pattern, found, node)

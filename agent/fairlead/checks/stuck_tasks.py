@@ -3,13 +3,13 @@
 A task in state D that has not been scheduled for the window (kernel/hung_task.c judges the same, with its own 120 s, and
 writes "INFO: task ... blocked for more than ... seconds"). State D for a moment is what every disk read looks like. With
 SIGKILL pending (proc_pid_status(5), SigPnd and ShdPnd) the task cannot end: a Slurm step of it is unkillable, and a reboot is
-what helps. No process name is shown: users choose them. A task that waits for a FUSE server (`StuckTask.fuse`) is left out: a
-user can hold processes of their own in this way, and a site's own FUSE mounts are declared to `hung_mounts`.
+what helps. No process name is shown: users choose them. A task that waits for a FUSE server is left out, seen now
+(`StuckTask.fuse`) or in the trace that the kernel logs with it (`model.hung_tasks`): a user can hold processes of their own
+in this way, and a site's own FUSE mounts are declared to `hung_mounts`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -19,10 +19,8 @@ from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import Host, StuckTask, Tasks
+from fairlead.model.hung_tasks import HUNG, WAITS, waiting_for_fuse
 from fairlead.model.unread import age_seconds, host_of, unread, unread_log
-
-#: A task's name is at most 15 characters long: where it ends must not depend on what follows, which may be another name.
-_HUNG = re.compile(r"INFO: task .{0,15}:(\d{1,10}) blocked (?:in I/O wait )?for more than \d+ seconds")
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -37,8 +35,11 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log("stuck_tasks", past)
-    hung = [r for r in past.records if _HUNG.match(r.text) and age_seconds(r, node) <= params.log_seconds]
-    pids = sorted({int(m[1]) for r in hung if (m := _HUNG.match(r.text))} - _waiting_for_fuse(node))
+    waits = waiting_for_fuse(node, past)
+    hung = [
+        r for r in past.records if HUNG.match(r.text) and age_seconds(r, node) <= params.log_seconds and r.sequence not in waits
+    ]
+    pids = sorted({int(m[1]) for r in hung if (m := HUNG.match(r.text))} - _waiting_for_fuse(node))
     if pids and params.log_seconds:
         yield _finding(
             Level.WARN, "the kernel log tells of tasks that hang", f"process {', '.join(map(str, pids[:8]))}; {len(hung)} lines",
@@ -104,8 +105,8 @@ def _finding(level: Level, summary: str, evidence: str, *, fault: str) -> Findin
 
 
 def kind(text: str) -> str:
-    """Records of khungtaskd: all of one kind."""
-    return "hung" if _HUNG.match(text) else ""
+    """Records of khungtaskd: all of one kind; and what their traces say, of another, so that both are kept as long."""
+    return "hung" if HUNG.match(text) else "fuse" if WAITS.match(text) else ""
 
 
 check = Check(

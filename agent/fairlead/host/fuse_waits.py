@@ -3,9 +3,9 @@
 Whoever mounts a FUSE file system and does not answer holds their own processes in state D (fs/fuse/dev.c: until SIGKILL, and
 past it where the server has already read the request). That is no fault of the node. The kernel says where a task sleeps: one
 function in /proc/PID/wchan, all of them in /proc/PID/stack (proc(5)), which is needed since a read waits for a page. A task
-counts when a function of FUSE is there and its mount table holds a FUSE mount; virtiofs, which is served by the host of a
-virtual machine, runs through the same functions and is no FUSE mount in that table. Where neither file can be read, no task
-counts, so a hang is never hidden for want of it.
+counts when a function of FUSE is there, none that serves /dev/fuse or reads from a disk, and its mount table holds a FUSE
+mount; virtiofs, which is served by the host of a virtual machine, runs through the same functions and is no FUSE mount in
+that table. Where neither file can be read, no task counts, so a hang is never hidden for want of it.
 
 /proc/PID/stack waits for a task that executes a program (before Linux 5.10 for as long as that takes), so a process of its own
 reads it (``probe``) and the answer is there at the next look.
@@ -13,19 +13,18 @@ reads it (``probe``) and the answer is there at the next look.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 
 from fairlead.host import mount_table
 from fairlead.host.probe import Question
 from fairlead.host.root import Root
+from fairlead.model.hung_tasks import is_of_fuse_itself, waits_for_server
 
 Sleep = tuple[str, str, int]  # folder of the task, its start, its context switches: one wait
 _TASKS_MAX = 1024  # asked for in one go
 _GIVEN_UP_SECONDS = 10.0
 _FUNCTION = r"(__)?(fuse_[a-z0-9_]+|request_wait_answer)"
-_WCHAN = re.compile(_FUNCTION + r"(\.[a-z0-9.]+)?")
 _STACK = ("sh", "-c", 'grep -sHE "$@"; :', "sh", rf"\] {_FUNCTION}[.+]", "--")
 
 
@@ -56,7 +55,10 @@ class FuseWaits:
             return
         said = question.answer if isinstance(question.answer, str) else ""
         self.end()
-        inside = {line.partition("/stack:")[0] for line in said.splitlines()}
+        lines = [line.partition("/stack:") for line in said.splitlines()]
+        frames = [(path, frame.partition("] ")[2].partition("+")[0]) for path, _, frame in lines]
+        itself = {path for path, function in frames if is_of_fuse_itself(function)}
+        inside = {path for path, function in frames if waits_for_server(function)} - itself
         for sleep in self._asked:
             folder = sleep[0]
             here = self._root.join(folder) in inside or self._by_wchan(folder)
@@ -64,7 +66,7 @@ class FuseWaits:
 
     def _by_wchan(self, folder: str) -> bool:
         data = self._root.read_bytes(f"{folder}/wchan", 256, head=True)
-        return isinstance(data, bytes) and _WCHAN.fullmatch(data.decode("ascii", "replace").strip()) is not None
+        return isinstance(data, bytes) and waits_for_server(data.decode("ascii", "replace").strip())
 
     def end(self) -> None:
         if self._question is not None:

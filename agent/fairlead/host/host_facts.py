@@ -47,6 +47,7 @@ class HostLooks:
             mounts=storage.mounts(root),
             fs_errors=storage.fs_errors(root),
             devices=storage.devices(root),
+            images=storage.images(root),
             memory_bytes=clock_state.memory_bytes(root),
             smt=root.value("/sys/devices/system/cpu/smt/control"),
             cpus_online=clock_state.cpus_online(root),

@@ -20,6 +20,7 @@ import re
 import stat
 import time
 
+from fairlead.host.hung_trace import HungTrace, is_ours
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.kernel_text import begins_with_a_name, is_whole, lacks_its_device, name_follows
@@ -92,6 +93,7 @@ class Follower:
         self._partial = b""
         self._skipping = False
         self._cut_until = -1  # the sequence number up to which a fragment may be the name of a cgroup
+        self._trace = HungTrace()
         self._next_try = 0.0
         self._open()
 
@@ -176,8 +178,15 @@ class Follower:
             if self.cursor is not None:
                 self.overruns += sequence - self.cursor - 1
             self.cursor = sequence
-        if record is not None:
+        self._add(record, sequence, found)
+
+    def _add(self, record: KernelRecord | None, sequence: int | None, found: list[KernelRecord]) -> None:
+        """A record, and what it says of a task that hangs."""
+        if record is not None and not is_ours(record):
             found.append(record)
+        said = self._trace.take(sequence, record) if sequence is not None else None
+        if said is not None:
+            found.append(said)
 
     def _read_lines(self) -> list[KernelRecord]:
         found: list[KernelRecord] = []
@@ -199,10 +208,9 @@ class Follower:
                     self.malformed += 1
                 elif line and not line.startswith(b" "):
                     record = self._parse(line)
-                    if record is not None:
-                        found.append(record)
-                    elif _sequence(line) is None:
-                        self.malformed += 1
+                    sequence = record.sequence if record is not None else _sequence(line)
+                    self._add(record, sequence, found)
+                    self.malformed += sequence is None
             if len(self._partial) > _PARTIAL_MAX_BYTES:
                 self._partial = b""
                 self._skipping = True

@@ -4,6 +4,10 @@ The process stays root's in everything else (setfsuid(2)): the user can neither 
 could delete too, whatever is moved or linked where. Every step is one name in a folder that is held open; no link is followed,
 and no other file system is entered. A tree may be deeper than files can be open, and its paths longer than PATH_MAX: from a
 certain depth on, folders are moved up to the top first.
+
+A container of the user's leaves folders whose owner is one of the user's subordinate ids (``subuids``). What is in such a folder
+goes with the rights of that id: the user could take them too (newuidmap(1)). Since nobody may move a folder from one owner's to
+another's, each change of the owner on the way down begins a top of its own, of which there may be so many and no more.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
-DEPTH = 32  # folders that are open at once
+DEPTH = 32  # folders that are open at once, below one top
+TOPS = 8
+OTHERS_SHOWN = 3
 NOBODY = 65534
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -24,6 +31,15 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 class TimeUp(Exception):
     """The removal has taken as long as it may."""
+
+
+class Place(NamedTuple):
+    """Where the walk is. top: the folder that others are moved up to; rights: whose it is; depth: below it; tops: so far."""
+
+    top: int
+    rights: int
+    depth: int
+    tops: int
 
 
 @contextmanager
@@ -50,30 +66,42 @@ def _set(name: str, value: int) -> None:
         raise PermissionError(errno.EPERM, f"{name} was refused")
 
 
-class Removal:
-    """Of one user's trees. ``removed``: files and folders; ``stays``: why others could not be removed, in the kernel's words."""
+def _holds_none(uid: int) -> bool:
+    return False
 
-    def __init__(self, device: int, deadline: float) -> None:
+
+class Removal:
+    """Of one user's trees, within ``file_rights_of(uid)``. ``holds``: whether a user id is one of the user's subordinate ones.
+    ``removed``: files and folders; ``stays``: why others could not be removed, in the kernel's words; ``others``: users of whom
+    there is a folder among them."""
+
+    def __init__(self, uid: int, device: int, deadline: float, holds: Callable[[int], bool] = _holds_none) -> None:
+        self.uid = uid
         self._device = device
-        self._deadline = deadline
+        self.deadline = deadline
+        self._holds = holds
         self._moved = 0
         self.removed = 0
         self.stays: set[str] = set()
+        self.others: set[int] = set()
 
     def tree(self, up: int, name: str) -> None:
-        """Remove what ``name`` is in the folder ``up``. Raises TimeUp."""
+        """Remove what ``name`` is in the folder ``up`` of the user's. Raises TimeUp."""
+        self.stays.clear()
+        self.others.clear()
         try:
             is_folder = stat.S_ISDIR(os.stat(name, dir_fd=up, follow_symlinks=False).st_mode)
         except OSError as e:
             self._failed(e)
             return
         if is_folder:
-            self._folder(up, name, None, 0)
+            self._folder(up, name, Place(-1, self.uid, 0, 0))
         else:
             self._unlink(up, name)
 
-    def enter(self, up: int, name: str) -> int | None:
-        """The folder ``name`` of ``up``, open, with the permissions that emptying it takes; None where that cannot be."""
+    def enter(self, up: int, name: str) -> tuple[int, int] | None:
+        """The folder ``name`` of ``up``, open, with the permissions that emptying it takes, and the user with whose rights that
+        can be done; None where it cannot be. ``up`` is of the user whose rights are in force."""
         handle = -1
         try:
             handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=up)
@@ -81,10 +109,14 @@ class Removal:
             if info.st_dev != self._device:
                 self.stays.add("another file system is mounted there")
                 return None
-            itself = f"/proc/self/fd/{handle}"  # not by its name, which may be another folder's by now
-            if info.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-                os.chmod(itself, stat.S_IRWXU)
-            return os.open(itself, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            rights = info.st_uid if info.st_uid != self.uid and self._holds(info.st_uid) else self.uid
+            if info.st_uid != rights and len(self.others) < OTHERS_SHOWN:
+                self.others.add(info.st_uid)
+            with self._rights(rights):
+                itself = f"/proc/self/fd/{handle}"  # not by its name, which may be another folder's by now
+                if info.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                    os.chmod(itself, stat.S_IRWXU)
+                return os.open(itself, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), rights
         except OSError as e:
             self._failed(e)
             return None
@@ -92,15 +124,35 @@ class Removal:
             if handle >= 0:
                 os.close(handle)
 
-    def _folder(self, up: int, name: str, top: int | None, depth: int) -> None:
-        """As long as that removes anything: who still runs in there may add to it."""
-        inner = self.enter(up, name)
-        if inner is None:
+    @contextmanager
+    def _rights(self, uid: int) -> Iterator[None]:
+        """Meanwhile those of another user; the ones before come back."""
+        before = _LIBC.setfsuid(0xFFFFFFFF) & 0xFFFFFFFF
+        if uid == before:
+            yield
             return
+        _set("setfsuid", uid)
         try:
+            yield
+        finally:
+            _set("setfsuid", before)
+
+    def _folder(self, up: int, name: str, place: Place) -> None:
+        """As long as that removes anything: who still runs in there may add to it."""
+        found = self.enter(up, name)
+        if found is None:
+            return
+        inner, rights = found
+        try:
+            if place.top < 0 or rights != place.rights:
+                place = Place(inner, rights, 0, place.tops + 1)
+            if place.tops > TOPS:
+                self.stays.add(f"more than {TOPS} changes of the owner, one folder in the other")
+                return
             while True:
                 before = self.removed
-                self._empty(inner, inner if top is None else top, depth)
+                with self._rights(rights):
+                    self._empty(inner, place)
                 try:
                     os.rmdir(name, dir_fd=up)
                 except OSError as e:
@@ -113,17 +165,15 @@ class Removal:
         finally:
             os.close(inner)
 
-    def _empty(self, folder: int, top: int, depth: int) -> None:
+    def _empty(self, folder: int, place: Place) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if time.monotonic() > self._deadline:
+                if time.monotonic() > self.deadline:
                     raise TimeUp
                 if not entry.is_dir(follow_symlinks=False):
                     self._unlink(folder, entry.name)
-                elif depth < DEPTH:
-                    self._folder(folder, entry.name, top, depth + 1)
-                else:
-                    self._move_up(folder, entry.name, top)
+                elif place.depth < DEPTH or not self._move_up(folder, entry.name, place):
+                    self._folder(folder, entry.name, place._replace(depth=place.depth + 1))
 
     def _unlink(self, folder: int, name: str) -> None:
         try:
@@ -133,16 +183,20 @@ class Removal:
         else:
             self.removed += 1
 
-    def _move_up(self, folder: int, name: str, top: int) -> None:
-        inner = self.enter(folder, name)  # a folder that its owner cannot write to cannot be moved (rename(2), EACCES)
-        if inner is None:
-            return
-        os.close(inner)
+    def _move_up(self, folder: int, name: str, place: Place) -> bool:
+        """False for a folder of another owner's, which begins a top of its own."""
+        found = self.enter(folder, name)  # a folder that its owner cannot write to cannot be moved (rename(2), EACCES)
+        if found is None:
+            return True
+        os.close(found[0])
+        if found[1] != place.rights:
+            return False
         self._moved += 1
         try:
-            os.rename(name, f".fairlead.{os.getpid()}.{self._moved}", src_dir_fd=folder, dst_dir_fd=top)
+            os.rename(name, f".fairlead.{os.getpid()}.{self._moved}", src_dir_fd=folder, dst_dir_fd=place.top)
         except OSError as e:
             self._failed(e)
+        return True
 
     def _failed(self, error: OSError) -> None:
         if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):

@@ -7,12 +7,14 @@ jobs can have FOLDER/UID/JOB.START there.
 from __future__ import annotations
 
 import os
+import re
 import stat
 
 from fairlead.host import mount_lines
 from fairlead.nccl import NETWORK_FILE_SYSTEMS
 
 NAME = "fairlead"  # our own folder on the disk
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # of blanks and backslashes in a mount table (fs/proc_namespace.c, mangle)
 
 
 def fault(path: str, mounts: str = "/proc/self/mounts") -> str:
@@ -27,6 +29,8 @@ def fault(path: str, mounts: str = "/proc/self/mounts") -> str:
     if info.st_uid != 0 or (info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX):
         return f"{path} has owner {info.st_uid} and mode {stat.S_IMODE(info.st_mode):04o}; it needs root and 0755 or 1777"
     kind = _file_system(path, mounts)
+    if not kind:
+        return f"{mounts} does not say on which file system {path} is"
     if kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse"):
         return f"{path} is on {kind}, which is not local"
     return ""
@@ -44,7 +48,8 @@ def published(run_dir: str, base: str) -> str:
 
 
 def _file_system(path: str, mounts: str) -> str:
-    """The type of the file system that ``path`` is on: of the longest mount point above it, the last one mounted there."""
+    """The type of the file system that ``path`` is on: of the longest mount point above it, the last one mounted there. "" where
+    that cannot be told."""
     best, kind = -1, ""
     try:
         with open(mounts, "rb") as f:
@@ -52,7 +57,8 @@ def _file_system(path: str, mounts: str) -> str:
     except OSError:
         return ""
     for line in lines:
-        words = line.decode("utf-8", "replace").split(" ")
-        if len(words) > 2 and (path + "/").startswith(words[1].rstrip("/") + "/") and len(words[1].rstrip("/")) >= best:
-            best, kind = len(words[1].rstrip("/")), words[2]
+        words = line.decode("utf-8", "surrogateescape").split(" ")
+        point = _ESCAPE.sub(lambda m: chr(int(m[1], 8)), words[1]).rstrip("/") if len(words) > 2 else "-"
+        if (path + "/").startswith(point + "/") and len(point) >= best:
+            best, kind = len(point), words[2]
     return kind

@@ -13,12 +13,13 @@ from fairlead.host import mount_table
 from fairlead.host.pci import ADDRESS
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
-from fairlead.model.host_facts import FsErrors, MemoryController, MountPoint, NvmeController
+from fairlead.model.host_facts import USERS_DEVICES, FsErrors, MemoryController, MountPoint, NvmeController
 
 _EDAC = "/sys/devices/system/edac/mc"
 _NVME = "/sys/class/nvme"
 _BLOCK = "/sys/class/block"
 _EXT4 = "/sys/fs/ext4"
+_PARTITION = re.compile(r"(.*\d)p\d{1,3}")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -48,15 +49,34 @@ def _controller(root: Root, name: str) -> MemoryController:
     )
 
 
+def images(root: Root) -> frozenset[str]:
+    """Block devices that are no disks of the node's, by name and by major:minor: ``USERS_DEVICES``, and what stands on such
+    devices alone (/sys/class/block/NAME/slaves: device-mapper, md, bcache), as an encrypted image of a user's does. What it
+    stands on must be known: a device without that list is the node's."""
+    below = {name: _below(root, name) for name in root.names(_BLOCK)}
+    found = {name for name in below if name.startswith(USERS_DEVICES)}
+    while more := {name for name, stack in below.items() if name not in found and stack and found.issuperset(stack)}:
+        found |= more
+    numbers = (root.value(f"{_BLOCK}/{name}/dev") for name in found)
+    return frozenset((*found, *(number for number in numbers if isinstance(number, str))))
+
+
+def _below(root: Root, name: str) -> tuple[str, ...]:
+    """What a device stands on; a partition on its disk. () where that is not known."""
+    found = root.list(f"{_BLOCK}/{name}/slaves")
+    whole = _PARTITION.fullmatch(name)
+    return found if isinstance(found, tuple) else (whole[1],) if whole else ()
+
+
 def devices(root: Root) -> frozenset[str] | Missing:
-    """Block devices with their partitions, and EDAC's memory controllers, by the names that kernel records give them. A tree
-    without the list of block devices does not say which there are."""
+    """The node's own block devices (no ``images``) with their partitions, and EDAC's memory controllers, by the names that kernel
+    records give them. A tree without the list of block devices does not say which there are."""
     blocks, controllers = root.list(_BLOCK), root.list(_EDAC)
     if isinstance(blocks, Missing) or isinstance(controllers, Missing):
         return blocks if isinstance(blocks, Missing) else unreadable(f"{_EDAC}: cannot be listed")
     if not blocks:
         return unreadable(f"{_BLOCK}: no block device")
-    return frozenset((*blocks, *(controllers or ())))
+    return frozenset((*blocks, *(controllers or ()))) - images(root)
 
 
 def nvme(root: Root) -> tuple[NvmeController, ...] | Missing:

@@ -22,6 +22,8 @@ PORT_COUNTER_BITS = {
     "local_link_integrity_errors": 4,
     "excessive_buffer_overrun_errors": 4,
 }
+#: How the names of block devices begin behind which a job's user may stand: files, network and removable devices.
+USERS_DEVICES = ("loop", "nbd", "rbd", "sr", "fd", "ram", "zram")
 NOT_READ = unreadable("not read")
 
 
@@ -147,7 +149,8 @@ class Host(Struct, frozen=True, kw_only=True):
     nvme: tuple[NvmeController, ...] | Missing = NOT_READ
     mounts: tuple[MountPoint, ...] | Missing = NOT_READ
     fs_errors: tuple[FsErrors, ...] | Missing = NOT_READ
-    devices: frozenset[str] | Missing = NOT_READ  # block devices with their partitions, and memory controllers, by name
+    devices: frozenset[str] | Missing = NOT_READ  # the node's own block devices, with partitions, and memory controllers, by name
+    images: frozenset[str] = frozenset()  # ``USERS_DEVICES`` and what stands on nothing else, by name and by major:minor
     spaces: tuple[Space, ...] | Missing = ()
     tasks: Tasks | Missing = NOT_READ
     units: tuple[UnitState, ...] | Missing = ()

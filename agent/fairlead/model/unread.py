@@ -39,11 +39,15 @@ def known_device(name: str, node: Node, past: Past) -> bool:
     """Whether this node has a block device or memory controller of that name, or had one in this boot: what died may be gone.
     Where it cannot be told, a record is believed."""
     host = node.host
-    if isinstance(host, Missing) or isinstance(host.devices, Missing):
+    if isinstance(host, Missing) or isinstance(host.devices, Missing) or isinstance(host.mounts, Missing):
         return True
-    mounts = () if isinstance(host.mounts, Missing) else host.mounts
-    mounted = (m.source.rpartition("/")[2] for m in mounts if not m.kind.startswith("fuse"))  # whose source a user names
-    return name in host.devices or name in past.devices or name in mounted
+    mounts = (m for m in host.mounts if m.device not in host.images and not m.kind.startswith("fuse"))  # its source a user names
+    return name in host.devices or name in past.devices or name in (m.source.rpartition("/")[2] for m in mounts)
+
+
+def is_image(name: str, node: Node) -> bool:
+    """Whether a block device stands on what may be a user's (``Host.images``) and on nothing else."""
+    return not isinstance(node.host, Missing) and name in node.host.images
 
 
 def age_seconds(record: KernelRecord, node: Node) -> float:

@@ -1,0 +1,82 @@
+"""Reads the traces that follow "INFO: task ... blocked" in the kernel log, and says which of those tasks wait for a FUSE server.
+
+The records of one report follow one another (kernel/hung_task.c, check_hung_task; kernel/sched/core.c, sched_show_task): the
+task by name, a line with its state and number, "Call Trace:", and a function a line, the innermost first. Other CPUs may
+print in between. Of functions that every wait runs through (scheduler, locks, page cache) nothing follows; the first other
+one decides. One that the unwinder doubts ("? name") says nothing. Where a record is missing, the numbers do not fit, or the
+trace is of another task, the task counts as hung."""
+
+from __future__ import annotations
+
+import re
+
+from fairlead.model.check import KernelRecord
+from fairlead.model.hung_tasks import HUNG, WAITS, record_text, waits_for_server
+
+_LINES_MAX = 64
+_TASK = re.compile(r"task:.{15,40}? state:\S.{0,40}? pid:(\d{1,10})\b")
+_CALLS = re.compile(r"Call [Tt]race:\s*")
+_FRAME = re.compile(
+    r" {1,8}([A-Za-z_][A-Za-z0-9_.]{0,120})\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[[a-z0-9_-]{1,60}(?: [A-Za-z0-9()_ -]{1,60})?\])?\s*"
+)
+_FIRST = re.compile(r"__schedule|__switch_to|schedule")
+#: What a wait runs through on its way to the scheduler, whatever it waits for.
+_GENERAL = re.compile(
+    r"_*(?:switch_to|schedule|io_schedule|preempt_schedule|rt_mutex_schedule|bit_wait|wait_on_bit|out_of_line_wait_on_bit|wait_on_page|"
+    r"wait_for_completion|wait_for_common|wait_woken|lock_page|lock_folio|folio_lock|folio_wait|folio_put_wait|filemap|"
+    r"generic_file_read|generic_file_buffered_read|generic_file_mmap|do_read_cache|read_cache|read_pages|page_cache|ondemand_readahead|"
+    r"force_page_cache|do_page_cache|mutex_lock|ww_mutex_lock|down_read|down_write|rwsem_down|schedule_preempt|"
+    r"invalidate_inode_pages|truncate_inode_pages|truncate_pagecache)[a-z0-9_.]*"
+)
+
+
+class HungTrace:
+    """Record after record of one log."""
+
+    def __init__(self) -> None:
+        self._hung: KernelRecord | None = None
+        self._pid = ""
+        self._last = 0
+        self._began = False
+        self._frames = 0
+
+    def take(self, sequence: int, record: KernelRecord | None) -> KernelRecord | None:
+        """The next record, None for one that is dropped; a record of ours when it says what the last hung task waits for."""
+        if record is not None and (found := HUNG.match(record.text)):
+            self._hung, self._pid, self._last = record, found[1], sequence
+            self._began, self._frames = False, 0
+            return None
+        if self._hung is None:
+            return None
+        if sequence != self._last + 1 or sequence - self._hung.sequence > _LINES_MAX:
+            self._hung = None
+            return None
+        self._last = sequence
+        return None if record is None else self._line(record, self._hung)
+
+    def _line(self, record: KernelRecord, hung: KernelRecord) -> KernelRecord | None:
+        if header := _TASK.match(record.text):
+            self._hung = hung if header[1] == self._pid and not self._began else None
+        elif _CALLS.fullmatch(record.text):
+            self._hung = None if self._began else hung
+            self._began = True
+        elif self._began and (frame := _FRAME.fullmatch(record.text)):
+            self._frames += 1
+            if self._frames == 1 and not _FIRST.fullmatch(frame[1]):
+                self._hung = None  # no task that sleeps: of another CPU
+            elif not _GENERAL.fullmatch(frame[1]):
+                self._hung = None
+                if waits_for_server(frame[1]):
+                    return KernelRecord(
+                        sequence=record.sequence,
+                        seconds=record.seconds,
+                        priority=record.priority,
+                        text=record_text(hung.sequence, self._pid),
+                        boot_id=record.boot_id,
+                    )
+        return None
+
+
+def is_ours(record: KernelRecord) -> bool:
+    """Whether a record of the log reads like one that only this module makes."""
+    return WAITS.match(record.text) is not None
