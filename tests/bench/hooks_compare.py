@@ -1,9 +1,9 @@
 """The hooks of two trees side by side: python -m tests.bench.hooks_compare TREE [ROUNDS] (this checkout is the second tree).
 
-TREE is a checkout (git worktree add --detach TREE COMMIT). Both trees' hooks run on the same laid-out node, one after the other in
-each round, the order changing from round to round: what else the machine does falls on both. A hook is timed from its start to
-its end; several tasks start together, and the last to end counts. Everything published is this checkout's, which TREE's hooks have
-to understand. The node's 112 CPUs are a file, and /usr/bin/taskset is true(1): as many programs start as on such a node.
+TREE is a checkout (git worktree add --detach TREE COMMIT). Both trees' hooks run on the same laid-out node, one after the other
+in each round, the order changing from round to round: what else the machine does falls on both. A hook is timed from its start
+to its end; several tasks start together, and the last to end counts. Everything published is this checkout's, which TREE's hooks
+have to understand. The node's 112 CPUs are a file, and /usr/bin/taskset is true(1): as many programs start as on such a node.
 """
 
 from __future__ import annotations
@@ -180,9 +180,8 @@ def main() -> int:
         print(f"hooks_compare: {base} has no slurm/prolog", file=sys.stderr)
         return 66
     stage()
-    print(
-        f"before {base}, after {ROOT}, {rounds} rounds, {len(os.sched_getaffinity(0))} CPUs, load {os.getloadavg()[0]:.1f}, {time.ctime()}"
-    )
+    cpus, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    print(f"before {base}, after {ROOT}, {rounds} rounds, {cpus} CPUs, load {load:.1f}, {time.ctime()}")
     measure(base, rounds)
     return 0
 

@@ -1,7 +1,7 @@
 """What a job's user does to the hooks: one attack, over and over until it is killed. Run as that user: attacker.py ATTACK FILE
 
-It attacks what it can reach of all processes and names, also root's, and counts in FILE: "hits" of its own user's processes, "hooks"
-among them that run a task prolog, and "roots" for what worked against root's.
+It attacks what it can reach of all processes and names, also root's, and counts in FILE: "hits" of its own user's processes,
+"hooks" among them that run a task prolog, and "roots" for what worked against root's.
 """
 
 from __future__ import annotations
