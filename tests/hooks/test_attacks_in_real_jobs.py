@@ -5,7 +5,6 @@ Steps are in real control groups (v1). Whoever attacks is a process of the same 
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
