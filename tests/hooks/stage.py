@@ -100,6 +100,14 @@ class Stage:
 
         ``no_fork``: as an otherwise unused user whose process limit is 1, so that any fork fails (root is exempt).
         """
+        argv = self.words(shell, hook, env, as_nobody=as_nobody, no_fork=no_fork)
+        done = subprocess.run(argv, capture_output=True, timeout=120, check=False)
+        return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+    def words(
+        self, shell: str, hook: str | Path, env: dict[str, str] | None = None, *, as_nobody: bool = False, no_fork: bool = False
+    ) -> list[str]:
+        """The command that ``start`` runs: one process, which becomes the shell."""
         argv = ["nsenter", "-m", "-t", str(self._holder.pid)]
         if no_fork:
             argv += ["prlimit", "--nproc=1:1", "setpriv", f"--reuid={UNUSED + os.getpid()}", "--clear-groups", "--"]
@@ -107,8 +115,7 @@ class Stage:
             argv += ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
         argv += ["env", "-i", *(f"{k}={v}" for k, v in (env or {}).items()), self._which(shell), *SHELLS[shell][1:]]
         path = Path(hook) if str(hook).startswith("/") else HOOKS / hook
-        done = subprocess.run([*argv, str(path)], capture_output=True, timeout=120, check=False)
-        return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        return [*argv, str(path)]
 
     def command(self, *argv: str, env: dict[str, str] | None = None) -> Ran:
         """Run a program as nobody in a bare environment, with the signals as a login shell has them."""

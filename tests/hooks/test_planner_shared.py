@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,8 @@ ANSWER = "0-13 14 14-27 14 56-69 14 70-83 14"
 PLANNER = f'#!/bin/sh\necho "$SLURM_LOCALID planner" >>{SAID}\necho {ANSWER}\n'
 MASKS = ",".join(f"0x{((1 << 14) - 1) << first:028X}" for first in (0, 56, 14, 70))
 GPUS = "0,1,4,5"
-FILE = "/dev/shm/fairlead.n1.4711.0"
+ROOM = "/dev/shm/fairlead.n1.4711.0"
+FILE = f"{ROOM}/plan"
 QUESTION = f"{MASKS} {GPUS} - -"
 ALL = f"""for i in 0 1 2 3; do SLURM_LOCALID=$i {HOOKS}/task-prolog >/dev/null & done; wait"""
 
@@ -69,6 +71,12 @@ def in_memory(stage: Stage) -> list[str]:
     return os.listdir(f"/proc/{stage.pid}/root/dev/shm")
 
 
+def tree(stage: Stage) -> dict[str, str]:
+    """All that is in /dev/shm, and what the files hold."""
+    top = Path(f"/proc/{stage.pid}/root/dev/shm")
+    return {str(p.relative_to(top)): p.read_text() if p.is_file() and not p.is_symlink() else "" for p in top.rglob("*")}
+
+
 def test_all_tasks_are_bound_by_one_plan(shared: Stage) -> None:
     """At once: one asks, and whoever comes after it has answered asks again. Each task has its own share; nothing is left."""
     ran = shared.command("/bin/sh", "-c", ALL, env=environment())
@@ -93,32 +101,39 @@ def test_a_planner_that_knows_none_is_not_asked_again(shared: Stage) -> None:
 
 
 def put(stage: Stage, text: str, owner: int = NOBODY) -> None:
-    stage.inside("sh", "-c", f"printf %s '{text}' >{FILE}; chown {owner} {FILE}; chmod 666 {FILE}")
+    make = f"mkdir -m 700 {ROOM}; printf %s '{text}' >{FILE}; chown {owner} {ROOM} {FILE}; chmod 666 {FILE}"
+    stage.inside("sh", "-c", make)
 
 
-@pytest.mark.parametrize("case", ["another's", "a link", "a pipe", "a folder", "another question", "cut", "no /dev/shm"])
-def test_what_is_no_answer_is_not_taken(shared: Stage, case: str) -> None:
-    lie = "98-111 14 98-111 14 98-111 14 98-111 14"
-    if case == "another's":
-        put(shared, f"{QUESTION}\n{lie}\n", owner=NOBODY - 1)
-    elif case == "a link":
-        put(shared, f"{QUESTION}\n{lie}\n")
-        shared.inside("sh", "-c", f"mv {FILE} /dev/shm/there && ln -s there {FILE} && chown -h {NOBODY} {FILE}")
-    elif case == "a pipe":
-        shared.inside("mkfifo", "-m", "666", FILE)  # whose other end nobody opens
-    elif case == "a folder":
-        shared.inside("mkdir", FILE)
-    elif case == "another question":
-        put(shared, f"{QUESTION}x\n{lie}\n")
-    elif case == "cut":
-        put(shared, f"{QUESTION}\n98-111 14")
-    else:
-        shared.inside("mount", "-o", "remount,ro", "/dev/shm")
-    before = in_memory(shared)
-    ran = shared.start("dash", "task-prolog", environment(), as_nobody=True)
+LIE = "98-111 14 98-111 14 98-111 14 98-111 14"
+#: What another user has put in the folder's place, or this user's earlier task left there.
+NO_ANSWERS = {
+    "another's": f"mv {ROOM} /dev/shm/x; mkdir -m 777 {ROOM}; cp /dev/shm/x/plan {ROOM}; rm -r /dev/shm/x; chown -R 4242 {ROOM}",
+    "a link": f"mv {ROOM} /dev/shm/there && ln -s there {ROOM} && chown -h {NOBODY} {ROOM}",
+    "a link to another place": f"mkdir -m 1777 /dev/shm/in; mv {ROOM} /dev/shm/in/there && ln -s in/there {ROOM}",
+    "a link to nothing": f"rm -r {ROOM}; ln -s /dev/shm/made {ROOM}",
+    "a file": f"mv {FILE} /dev/shm/x && rmdir {ROOM} && mv /dev/shm/x {ROOM}",
+    "a pipe": f"rm -r {ROOM}; mkfifo -m 666 {ROOM}",  # whose other end nobody opens
+    "a pipe inside": f"rm {FILE}; mkfifo -m 666 {FILE}",
+    "a folder inside": f"rm {FILE}; mkdir {FILE}",
+    "another question": f"sed -i 's/- -/- 1/' {FILE}; chown {NOBODY} {FILE}",
+    "cut": f"printf %s '{QUESTION}\n98-111 14' >{FILE}",
+    "no line": f"printf %s '{QUESTION}' >{FILE}",
+    "no /dev/shm": f"rm -r {ROOM}; mount -o remount,ro /dev/shm",
+}
+
+
+@pytest.mark.parametrize("case", NO_ANSWERS)
+@pytest.mark.parametrize("shell", list(SHELLS))
+def test_what_is_no_answer_is_not_taken(shared: Stage, shell: str, case: str) -> None:
+    put(shared, f"{QUESTION}\n{LIE}\n")
+    shared.inside("sh", "-ec", NO_ANSWERS[case])
+    before = tree(shared)
+    ran = shared.start(shell, "task-prolog", environment(), as_nobody=True)
     assert (ran.rc, ran.err) == (0, "")
-    assert calls(shared) == ["1 planner", "1 taskset -cp 14-27"]
-    assert in_memory(shared) == before
+    wanted = [] if case == "a pipe inside" else ["1 planner", "1 taskset -cp 14-27"]  # the user's own: the CPUs stay
+    assert calls(shared) == wanted
+    assert tree(shared) == before
 
 
 def test_who_waits_in_vain_leaves_the_cpus(shared: Stage) -> None:
@@ -132,3 +147,36 @@ def test_who_waits_in_vain_leaves_the_cpus(shared: Stage) -> None:
             assert calls(shared) == []
         finally:
             os.killpg(holder.pid, 9)
+
+
+EXCHANGE = f"""
+import os
+while True:
+    for make in (lambda: os.symlink("/dev/shm/made", {ROOM!r}), lambda: os.symlink("/dev/shm/there", {ROOM!r}),
+                 lambda: os.symlink("/dev/shm/in/there", {ROOM!r}), lambda: os.mkdir({ROOM!r}, 0o777)):
+        try:
+            make()
+            for _ in range(20): os.stat({ROOM!r})
+        except OSError: pass
+        try: os.rmdir({ROOM!r}) if not os.path.islink({ROOM!r}) else os.unlink({ROOM!r})
+        except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("shell", list(SHELLS))
+def test_names_that_another_user_exchanges_lead_nowhere(shared: Stage, shell: str) -> None:
+    """Links into folders and to files of the task's own user, and folders, in turn and as fast as one can, where the kernel's
+    protection of links is off: nothing is made, changed or removed but in the step's own folder."""
+    own = "mkdir -m 700 there in; mkdir -m 700 in/there; chmod 777 in; : >empty; : >there/plan; : >in/there/plan"
+    shared.inside("sh", "-ec", f"cd /dev/shm; {own}; chown {NOBODY} empty there there/plan in/there in/there/plan")
+    before = tree(shared)
+    enter = ["nsenter", "-m", "-t", str(shared.pid), "setpriv", "--reuid=4242", "--regid=4242", "--clear-groups"]
+    with subprocess.Popen([*enter, "/usr/bin/python3", "-Ic", EXCHANGE]) as mallory:
+        try:
+            for _ in range(25):
+                assert shared.start(shell, "task-prolog", environment(), as_nobody=True).rc == 0
+        finally:
+            mallory.kill()
+    shared.inside("rm", "-rf", ROOM)
+    assert tree(shared) == before
+    assert calls(shared) == ["1 planner"] * 25 + ["1 taskset -cp 14-27"] * 25

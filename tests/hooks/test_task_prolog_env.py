@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -352,6 +353,11 @@ SHELL_INPUT = [
     {"POSIXLY_CORRECT": "1"},
     {"CDPATH": "/run", "PWD": "/nowhere", "OLDPWD": "x", "HOME": "/proc/self/mem"},
     {"BASHOPTS": "nocasematch:extglob:failglob", "BASH_COMPAT": "4.2"},
+    {"SHELLOPTS": "history:histexpand"},
+    {"SHELLOPTS": "xtrace", "BASH_XTRACEFD": "2", "PS4": "export PWNED=1 "},
+    *({"BASH_COMPAT": value} for value in ("3.1", "4.4", "x")),
+    *({name: value} for name in ("FUNCNEST", "TMOUT", "CHILD_MAX") for value in ("1", "x")),
+    {"EXECIGNORE": "*", "GLOBIGNORE": "*", "FIGNORE": "x", "BASH_LOADABLES_PATH": "/run/fairlead", "IGNOREEOF": "0"},
     {"LC_ALL": "tr_TR.UTF-8", "LANG": "xx", "LOCPATH": "/run/fairlead"},
     {"PATH": "", "LINENO": "x", "PPID": "1", "_": "x", "OPTARG": "x", "HISTSIZE": "x", "TERM": "x", "MAIL": "x", "TMOUT": "1"},
 ]
@@ -376,6 +382,27 @@ def test_what_a_shell_takes_from_the_environment_changes_nothing(stage: Stage, i
     for known in (BATCH, step(4194000, 0)):
         want, ran = run(stage, installed, known), run(stage, installed, {**known, **more})
         assert (ran.rc, ran.out) == (0, want.out), ran.err
+
+
+def options_of_bash(builtin: str) -> list[str]:
+    return subprocess.run(["bash", "-c", builtin], capture_output=True, text=True, check=False).stdout.split()[::2]
+
+
+#: bash reads no line of a script with the first, and one line with the second: nothing is set or bound.
+BEFORE_ANY_LINE = ["noexec", "onecmd"]
+
+
+def test_no_option_of_bash_changes_anything(stage: Stage, bash_as_sh: str) -> None:
+    """All that this bash knows, each alone, as a job can export them."""
+    lay_out(stage)
+    for known in (BATCH, step(4194000, 0), {**BATCH, "FAIRLEAD_PROFILE": "FULL"}):
+        want = run(stage, bash_as_sh, known).out
+        for variable, builtin in (("BASHOPTS", "shopt"), ("SHELLOPTS", "set -o")):
+            options = options_of_bash(builtin)
+            assert len(options) > 20
+            for option in options:
+                ran = run(stage, bash_as_sh, {**known, variable: option})
+                assert (ran.rc, ran.out) == (0, "" if option in BEFORE_ANY_LINE else want), (option, ran.err)
 
 
 @pytest.mark.parametrize("installed", ["bash-posix", "busybox"])
