@@ -26,8 +26,8 @@ from fairlead.host.root import Root
 from fairlead.model.change import Disruption
 from fairlead.model.facts import unreadable
 from fairlead.model.setting import drift
+from tests.lab.trees import MACHINES
 
-MACHINES = Path(__file__).parents[1] / "machines"
 EVERYTHING = {n: {} for n in ("cpu_governor", "memlock", "nccl", "numa_balancing", "pcie_acs", "persistence")}
 
 
