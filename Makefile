@@ -8,7 +8,8 @@ PARALLEL ?= -n auto --max-worker-restart=1
 
 .PHONY: setup apt demo test test-all lint unit bench scorecard lab-down docs lock release clean
 
-setup: $(VENV)/.done ## .venv with fairlead and every developer tool
+setup: $(VENV)/.done ## .venv with fairlead and every developer tool; the machine trees in .cache/machines
+	@$(BIN)/python -m tests.lab.trees >/dev/null
 
 $(VENV)/.done: pyproject.toml tests/lab/setup.sh
 	@tests/lab/setup.sh "$(PYTHON)" "$(VENV)"
@@ -67,4 +68,4 @@ release: $(RELEASE)/.done ## wheel, sdist, SBOM, checksums and their signature i
 	@$(RELEASE)/bin/python release/build.py --key "$(KEY)"
 
 clean:
-	rm -rf .cache/release $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf .cache/release .cache/machines $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

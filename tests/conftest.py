@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import memory as in_memory
-from tests.lab import clean, ledger, linux
+from tests.lab import clean, ledger, linux, trees
 from tests.lab.roots import SUITES
 
 # Two cores that also run a cluster say nothing about how long one example should take.
@@ -134,6 +134,7 @@ class Told:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Labs that this process starts, and what it runs starts, end with it, or are ended by the next run."""
+    trees.ensure()
     if config.getoption("numprocesses", None):
         config.pluginmanager.register(Told(config))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; what tests interrupt inherits it

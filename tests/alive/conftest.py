@@ -13,11 +13,12 @@ from typing import Any, Self
 import pytest
 
 from fairlead.model.verdict import State
-from tests.daemon.conftest import MACHINES, NO_SLOW_CHECKS, PROJECT, Agent
+from tests.daemon.conftest import NO_SLOW_CHECKS, PROJECT, Agent
 from tests.hooks.stage import Ran, Stage
 from tests.lab import kernel
 from tests.lab.faults import Faults
 from tests.lab.nvml.library import build, write_conf
+from tests.lab.trees import MACHINES
 
 PROLOG_SECONDS = 30  # a bound for a loaded machine: what it takes is measured by tests/bench
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from fairlead.host.gpu import RETURN_NAMES
-from tests.daemon.conftest import MACHINES, PROJECT
+from tests.daemon.conftest import PROJECT
 from tests.lab.nvml.library import write_conf
+from tests.lab.trees import MACHINES
 
 #: The library of r470 knows this one under its older name, which is asked then: nothing is lost.
 OLDER_NAME = "nvmlDeviceGetCurrentClocksEventReasons absent"

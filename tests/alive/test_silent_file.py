@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from fairlead.model.verdict import State
-from tests.daemon.conftest import MACHINES, Agent
+from tests.daemon.conftest import Agent
 from tests.lab.silentfile import silent_file
+from tests.lab.trees import MACHINES
 from tests.simulation.test_dstate import state
 
 pytestmark = pytest.mark.root

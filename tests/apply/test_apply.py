@@ -26,8 +26,8 @@ from fairlead.host.root import Root
 from fairlead.model.change import Disruption
 from fairlead.model.facts import unreadable
 from fairlead.model.setting import drift
+from tests.lab.trees import MACHINES
 
-MACHINES = Path(__file__).parents[1] / "machines"
 EVERYTHING = {n: {} for n in ("cpu_governor", "memlock", "nccl", "numa_balancing", "pcie_acs", "persistence")}
 
 
@@ -258,7 +258,7 @@ def test_two_runs_at_once_do_not_write_the_same_files(tree: Path, monkeypatch: p
     (tree / "run/fairlead").mkdir(parents=True)
     with open(tree / "run/fairlead/apply.lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        monkeypatch.setattr("fairlead.apply.LOCK_SECONDS", 0.1)
+        monkeypatch.setattr("fairlead.apply.lock.LOCK_SECONDS", 0.1)
         with pytest.raises(HostError, match="another fairlead apply"):
             run(tree)
     assert run(tree).changed > 100

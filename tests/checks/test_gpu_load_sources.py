@@ -24,8 +24,9 @@ from fairlead.model.finding import Finding, Level
 from tests.checks.nodes import BOOT
 from tests.host.conftest import library, simulate  # noqa: F401  (a fixture)
 from tests.lab.faults import Faults
-from tests.lab.machines import MACHINES, read_nvml
+from tests.lab.machines import read_nvml
 from tests.lab.software import write_process
+from tests.lab.trees import MACHINES
 
 TREE = MACHINES / "hgx-h100.tuned"
 DOCUMENT = config.profile_document("n1", "hgx-h100")

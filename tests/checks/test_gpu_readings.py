@@ -22,8 +22,9 @@ from fairlead.model.facts import Gpu, Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode
 from fairlead.model.gpu_load import LoadSeen
 from tests.checks.nodes import ADDRESSES, ECC, LINKS, NA, UNSUPPORTED, gpu, node
+from tests.lab.trees import MACHINES
 
-TREES = Path(__file__).resolve().parents[1] / "machines"
+TREES = MACHINES
 GONE = unreadable("NVML NOT_SUPPORTED (3)")
 #: What names a GPU or is for display only: without it nothing is lost that could be judged. ``lost`` and ``link`` are ours.
 NAMES = {"pci", "index", "lost"}

@@ -14,8 +14,9 @@ from fairlead.host.root import Root
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Why
 from fairlead.model.finding import Finding, Level
+from tests.lab.trees import MACHINES
 
-TREES = Path(__file__).resolve().parents[1] / "machines"
+TREES = MACHINES
 BROKEN = {
     "hgx-h100.ecc-unreadable": ("ecc", Level.UNKNOWN),
     "hgx-h100.row-remap-failed": ("row_remap", Level.DRAIN),

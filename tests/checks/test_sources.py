@@ -28,8 +28,9 @@ from fairlead.model.check import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
+from tests.lab.trees import MACHINES
 
-TREES = Path(__file__).resolve().parents[1] / "machines"
+TREES = MACHINES
 ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 ROLES = {"0x0604": "bridge", "0x0302": "gpu", "0x0207": "hca", "0x0200": "nic", "0x0108": "disk"}
 BESIDE = ("nvml.json", "host.json", "dev/kmsg")

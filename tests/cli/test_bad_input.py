@@ -14,9 +14,10 @@ import pytest
 
 from fairlead import config
 from fairlead.cli import main
+from tests.lab.trees import MACHINES
 
 PROJECT = Path(__file__).resolve().parents[2]
-TREE = str(PROJECT / "tests/machines/hgx-h100")
+TREE = str(MACHINES / "hgx-h100")
 Change = Callable[[dict[str, Any]], object]
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.errors import ExitCode
-from tests.lab.machines import MACHINES, read_nvml, write_machine, write_nvml
+from tests.lab.machines import read_nvml, write_machine, write_nvml
+from tests.lab.trees import MACHINES
 from tests.topology.fabrics import Made, rails
 
 MEMORY = "/dev/shm"  # thousands of small files: a disk takes seconds

@@ -11,6 +11,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from tests.lab.trees import MACHINES
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,7 +31,7 @@ def test_the_example_is_a_check(tmp_path: Path) -> None:
     (copy / "fairlead/checks/temperature.py").write_text(textwrap.dedent(block[1]))
     assert "limit_celsius" in run(copy, "explain", "temperature")
     assert "temperature" in json.loads(run(copy, "config", "schema"))["$defs"]["Checks"]["properties"]
-    tree = str(ROOT / "tests/machines/hgx-h100.tuned")
+    tree = str(MACHINES / "hgx-h100.tuned")
     assert not json.loads(run(copy, "check", "--root", tree, "--only", "temperature", "--json"))["findings"]
     hot = tmp_path / "hot"
     shutil.copytree(tree, hot, symlinks=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.provision.wheels import own_wheel
+from tests.lab.trees import MACHINES
 
 PROJECT = Path(__file__).resolve().parents[2]
 DATA = ("playbooks", "templates", "slurm")
@@ -107,7 +108,7 @@ def test_the_manual_is_where_man_looks(environment: Path) -> None:
 def test_the_installed_command_works_without_the_extras(environment: Path) -> None:
     fairlead = environment / "bin/fairlead"
     assert run(fairlead, "version").startswith("fairlead ")
-    tree = PROJECT / "tests/machines/hgx-h100.xid79"
+    tree = MACHINES / "hgx-h100.xid79"
     assert "xid" in run(fairlead, "check", "--root", tree, "--profile", "hgx-h100", code=2)
     assert "hgx-h100" in run(fairlead, "config", "profiles")
 

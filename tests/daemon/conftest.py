@@ -17,9 +17,9 @@ import pytest
 from fairlead import checks, config
 from fairlead.model.verdict import Verdict, parse_line
 from tests.lab.pause import pause
+from tests.lab.trees import MACHINES
 
 PROJECT = Path(__file__).resolve().parents[2]
-MACHINES = PROJECT / "tests/machines"
 #: Judged every 14 s, and well again three looks later: what they say of a fault is for their own tests.
 NO_SLOW_CHECKS = {name: {"enabled": False} for name, check in checks.load().items() if check.slow}
 XID79 = "6,{n},{us},c;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."

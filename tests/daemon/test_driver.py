@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fairlead.model.verdict import State, Verdict
-from tests.daemon.conftest import MACHINES, Agent
+from tests.daemon.conftest import Agent
 from tests.lab.faults import Faults
 from tests.lab.nvml.library import build, write_conf
+from tests.lab.trees import MACHINES
 
 
 @pytest.fixture(scope="module")

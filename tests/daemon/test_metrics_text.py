@@ -10,7 +10,7 @@ from fairlead.daemon.senses import _recorded
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.facts import Ecc
-from tests.daemon.conftest import MACHINES
+from tests.lab.trees import MACHINES
 
 
 def test_the_text_is_that_of_a_fresh_rendering_whatever_changed() -> None:

@@ -19,8 +19,9 @@ from fairlead.host.root import Root
 from fairlead.model.change import PciBits
 from fairlead.model.check import Past
 from fairlead.model.facts import unreadable
+from tests.lab.trees import MACHINES
 
-MACHINE = Path(__file__).parents[1] / "machines" / "hgx-h100"
+MACHINE = MACHINES / "hgx-h100"
 BRIDGE = "0000:15:01.0"
 
 

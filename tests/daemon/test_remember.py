@@ -18,7 +18,8 @@ from fairlead.daemon import remember
 from fairlead.daemon.history import History
 from fairlead.model.verdict import State
 from tests.checks.nodes import ADDRESSES, node
-from tests.daemon.conftest import MACHINES, PROJECT, Agent
+from tests.daemon.conftest import PROJECT, Agent
+from tests.lab.trees import MACHINES
 
 
 def test_history_without_a_folder_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from fairlead.model.facts import Missing, unreadable
 from fairlead.model.finding import Level
 from fairlead.model.setting import drift
 from fairlead.settings import driver
+from tests.lab.trees import MACHINES
 
-MACHINES = Path(__file__).parents[1] / "machines"
 LOADED = "570.172.08"  # in the tree hgx-h100
 NEW = "580.95.05"
 SETTING = settings.load()["driver"]

@@ -29,13 +29,13 @@ from tests.hooks.stage import HOOKS
 from tests.hooks.test_on_slurm import lay_out
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
+from tests.lab.trees import MACHINES
 from tests.slurm.conftest import running
 from tests.topology.build import hgx
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm]
 EVERY = pytest.mark.parametrize("site", list(SUITES), indirect=True)
 ONE_RELEASE = pytest.mark.parametrize("site", ["trixie"], indirect=True)
-MACHINES = Path(__file__).parents[1] / "machines"
 #: Prints one line for each variable of interest: "STEP NODE LOCALID NAME=VALUE".
 SHOW = """#!/bin/sh
 env | while IFS= read -r line; do
@@ -201,6 +201,7 @@ def idle(cluster: Cluster, name: str) -> bool:
 
 STOP_ALL = """
 import os, signal, time
+from tests.lab.trees import MACHINES
 print(os.getpid(), flush=True)
 end = time.monotonic() + 100
 while time.monotonic() < end:

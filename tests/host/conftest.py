@@ -1,4 +1,4 @@
-"""A machine to read: trees from tests/machines, the simulated NVML library, and small trees made on the spot."""
+"""A machine to read: trees of tests/machines, the simulated NVML library, and small trees made on the spot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from tests.lab.faults import Faults
 from tests.lab.nvml.library import build, write_conf
-
-MACHINES = Path(__file__).resolve().parents[1] / "machines"
+from tests.lab.trees import MACHINES
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,9 @@ import pytest
 from fairlead.host.gather import Gatherer, gather, nvidia_gpus
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node, PcieLink
-from tests.host.conftest import MACHINES, write
+from tests.host.conftest import write
 from tests.host.test_config_space import space
+from tests.lab.trees import MACHINES
 from tests.lab.unpack import unpack
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

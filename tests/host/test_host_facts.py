@@ -19,8 +19,9 @@ from fairlead.host.root import Root
 from fairlead.host.tasks import Watch
 from fairlead.model.facts import Missing
 from fairlead.model.host_facts import Host, Space, Tasks, UnitState, Wanted
-from tests.host.conftest import MACHINES, write
+from tests.host.conftest import write
 from tests.host.test_gather import DATA, needs_data
+from tests.lab.trees import MACHINES
 from tests.lab.unpack import unpack
 from tests.simulation.test_dstate import frozen
 

@@ -17,8 +17,9 @@ from fairlead.errors import HostError
 from fairlead.host import gpu
 from fairlead.host.nvml import NvmlResult, Worker
 from fairlead.model.facts import Gpu, Missing
-from tests.host.conftest import MACHINES, simulate
+from tests.host.conftest import simulate
 from tests.lab.faults import Faults
+from tests.lab.trees import MACHINES
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from fairlead.model.check import Past
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Finding, Level
-from tests.host.conftest import MACHINES
 from tests.lab.faults import Faults
+from tests.lab.trees import MACHINES
 
 NOT_SUPPORTED, CORRUPTED_INFOROM, RESET_REQUIRED = 3, 14, 16
 DOCUMENT = config.profile_document("n1", "hgx-h100")

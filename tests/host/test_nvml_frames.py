@@ -11,7 +11,7 @@ import pytest
 
 from fairlead.host import gpu as gpu_facts
 from fairlead.host.nvml_frames import Told, after
-from tests.daemon.conftest import MACHINES
+from tests.lab.trees import MACHINES
 
 H100 = msgspec.json.decode((MACHINES / "hgx-h100/nvml.json").read_bytes())
 

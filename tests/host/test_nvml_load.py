@@ -18,10 +18,10 @@ from fairlead.host.software import software
 from fairlead.model.check import Past
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.gpu_load import Owner
-from tests.host.conftest import MACHINES
 from tests.lab.faults import Faults
 from tests.lab.machines import read_nvml, write_nvml
 from tests.lab.software import write_process
+from tests.lab.trees import MACHINES
 
 SECOND = 1_000_000_000
 

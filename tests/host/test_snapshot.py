@@ -23,10 +23,10 @@ from fairlead.model.check import Past
 from fairlead.model.facts import Gid, Nic, Node, unreadable
 from fairlead.model.host_facts import Wanted
 from fairlead.nccl import roce
-from tests.host.conftest import MACHINES
 from tests.host.test_gather import TREES, nvml
 from tests.lab.pcitree import link_to, put
 from tests.lab.sites import write_site
+from tests.lab.trees import MACHINES
 
 READS = ("/proc/cmdline", "/sys/kernel/iommu_groups/*/type", "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
 

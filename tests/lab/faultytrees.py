@@ -128,7 +128,7 @@ def write_faulty(directory: Path, name: str) -> Path:
 
 
 def committed() -> dict[str, Callable[[Path], Path]]:
-    """Every tree below tests/machines that is generated, with what writes it."""
+    """Every tree of tests/machines that is generated, with what writes it; the base trees first."""
     trees: dict[str, Callable[[Path], Path]] = {
         name: (lambda directory, name=name: write_machine(directory, name))  # type: ignore[misc]
         for name in ("hgx-h100", "hgx-a100", "l40s-pcie")

@@ -16,9 +16,10 @@ from fairlead.host.root import Root
 from fairlead.jobenv.render import render
 from fairlead.topology.publish import plan_files, render_topology
 from tests.lab.cluster import Cluster, NodeDirs
+from tests.lab.trees import MACHINES
 
 PROJECT = Path(__file__).resolve().parents[2]
-TREE = PROJECT / "tests" / "machines" / "hgx-h100"
+TREE = MACHINES / "hgx-h100"
 TASK = 'echo "$SLURM_LOCALID $(taskset -cp $$ | sed "s/.*: //")"'
 
 

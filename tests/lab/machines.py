@@ -2,14 +2,15 @@
 
 `write_machine` writes sys/, proc/, dev/, nvml.json and README.md of one model as the machine is after power-on: ACS
 redirection on, NUMA balancing on, governor and persistence mode as the distribution leaves them. `tuned=True` is the
-same machine as fairlead would leave it. `python -m tests.lab.machines` writes the committed trees again.
+same machine as fairlead would leave it. `python -m tests.lab.machines` writes again what
+tests/machines keeps of them.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys as system
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +23,8 @@ from tests.lab.kernelfacts import write_settings
 from tests.lab.models import MODELS, Model
 from tests.lab.pcitree import Function, link_to, put, walk, write_function
 from tests.lab.software import write_software
+from tests.lab.trees import ensure, pack
 
-MACHINES = Path(__file__).resolve().parent.parent / "machines"
 KERNEL = "6.1.0-38-amd64"
 BOOT_RECORDS = (
     "6,0,0,-;Linux version 6.1.0-38-amd64 (debian-kernel@lists.debian.org)",
@@ -277,10 +278,11 @@ def _readme(m: Model, cpus: int | None, tuned: bool) -> str:
 def main() -> None:
     from tests.lab.faultytrees import committed
 
-    for name, write in committed().items():
-        shutil.rmtree(MACHINES / name, ignore_errors=True)
-        write(MACHINES / name)
-        print(MACHINES / name, file=system.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, write in committed().items():
+            pack(name, write(Path(folder, name)))
+            print(name, file=system.stderr)
+    ensure()
 
 
 if __name__ == "__main__":

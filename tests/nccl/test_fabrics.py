@@ -17,7 +17,7 @@ from fairlead.jobenv.render import render
 from fairlead.jobenv.table import assemble
 from fairlead.nccl import topology_file
 from fairlead.nccl.conf import RANK_CONSISTENT, fault, parse
-from tests.nccl.test_nccl import MACHINES
+from tests.lab.trees import MACHINES
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"sample data not found at {DATA}")

@@ -16,8 +16,7 @@ from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Nic, PciDevice, unreadable
 from fairlead.nccl import conf, hca, route
 from fairlead.settings import nccl
-
-MACHINES = Path(__file__).parents[1] / "machines"
+from tests.lab.trees import MACHINES
 
 
 def port(name: str, pci: str = "", **changes: object) -> Nic:

@@ -19,9 +19,9 @@ from fairlead.errors import ConfigError, ExitCode, InputMissing, SlurmError, Usa
 from fairlead.provision import inventory, plan, report
 from fairlead.provision.progress import display
 from fairlead.slurm.scontrol import Scontrol
-from tests.lab import machines
+from tests.lab.trees import MACHINES
 
-TREE = Path(machines.__file__).parents[1] / "machines/hgx-h100"
+TREE = MACHINES / "hgx-h100"
 SITE = 'schema = 1\n[classes.h100]\nnodes = "gpu[1-3]"\nprofile = "hgx-h100"\n'
 
 

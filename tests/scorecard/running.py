@@ -30,9 +30,10 @@ from tests.lab.faults import Faults
 from tests.lab.gpufacts import DRIVER_VERSION
 from tests.lab.hardware import simulated_nvml
 from tests.lab.ledger import Ledger
-from tests.lab.machines import MACHINES, read_nvml
+from tests.lab.machines import read_nvml
 from tests.lab.nvml.library import NAME, write_conf
 from tests.lab.roots import LabError
+from tests.lab.trees import MACHINES
 
 PROJECT = Path(__file__).resolve().parents[2]
 TREE, PROFILE = "hgx-h100.tuned", "hgx-h100"

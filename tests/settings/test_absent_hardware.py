@@ -20,8 +20,9 @@ from fairlead.model.facts import unreadable
 from fairlead.model.finding import Level
 from fairlead.provision import plan
 from fairlead.provision.report import Report, node_result, text
+from tests.lab.trees import MACHINES
 
-MACHINE = Path(__file__).parents[1] / "machines" / "hgx-h100"
+MACHINE = MACHINES / "hgx-h100"
 CPUS = "sys/devices/system/cpu/cpu[0-9]*"
 #: setting -> (what is missing: a pattern of paths, what the warning names, what the profile says to allow it)
 ABSENT = {

@@ -21,9 +21,10 @@ from fairlead.model.facts import Missing, Node, PciDevice, unreadable
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.policy import CheckPolicy
 from tests import memory as in_memory
+from tests.lab.trees import MACHINES
 from tests.settings.test_settings import ON_TREES, arranged, want
 
-TREE = Path(__file__).parents[1] / "machines" / "hgx-h100"
+TREE = MACHINES / "hgx-h100"
 
 
 def document() -> Document:

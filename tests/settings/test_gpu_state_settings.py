@@ -29,6 +29,7 @@ from fairlead.model.gpu_state import MigInstance
 from fairlead.settings import clocks, ecc_mode, mig, power_limit
 from tests.host.conftest import library, simulate
 from tests.lab.faults import Faults
+from tests.lab.trees import MACHINES
 
 __all__ = ["library"]  # a fixture
 
@@ -328,11 +329,11 @@ def test_the_checks_of_what_is_declared_are_quiet_and_the_drift_is_said_once() -
     declared = {"ecc_mode": {}, "mig": {}, "power_limit": {}}
     document = resolve_layers("gpu1", [("test", {"settings": declared})])[0]
     assert plain.checks["ecc"].judge_mode and plain.checks["mig_mode"].enabled  # type: ignore[attr-defined]
-    raw = json.loads((Path(__file__).parents[1] / "machines/hgx-h100.tuned/nvml.json").read_text())
+    raw = json.loads((MACHINES / "hgx-h100.tuned/nvml.json").read_text())
     raw["gpus"][2]["ecc_mode"] = {"current": 0, "pending": 1}
     raw["gpus"][3]["mig_mode"] = {"current": 0, "pending": 1}
     raw["gpus"][4]["power"]["limit_milliwatts"] = 300_000
-    node = gather(Root(str(Path(__file__).parents[1] / "machines/hgx-h100.tuned")), raw)
+    node = gather(Root(str(MACHINES / "hgx-h100.tuned")), raw)
     only = {"ecc", "mig_mode", "gpu_power_limit", *(f"setting.{n}" for n in declared)}
     assert {f.check for f in judge(document, node, Past(), only)} == {f"setting.{n}" for n in declared}
     assert {f.check for f in judge(plain, node, Past(), only)} == {"ecc", "mig_mode", "gpu_power_limit"}
@@ -342,7 +343,7 @@ def test_the_checks_of_what_is_declared_are_quiet_and_the_drift_is_said_once() -
 
 @pytest.mark.parametrize("name", WANTED)
 def test_a_gpu_that_does_not_say_is_unreadable_and_one_that_has_no_such_thing_is_left_out(name: str) -> None:
-    tree = Path(__file__).parents[1] / "machines/hgx-h100"
+    tree = MACHINES / "hgx-h100"
     raw = json.loads((tree / "nvml.json").read_text())
     part = {"mig": "mig_mode", "power_limit": "power"}.get(name, name)
     raw["gpus"][5][part] = {"error": 999}

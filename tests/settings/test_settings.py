@@ -24,8 +24,8 @@ from fairlead.model.finding import Level, Mode
 from fairlead.model.setting import drift
 from fairlead.settings import cpu_governor, memlock, mig, numa_balancing, pcie_acs, persistence
 from tests import memory as in_memory
+from tests.lab.trees import MACHINES
 
-MACHINES = Path(__file__).parents[1] / "machines"
 MODELS = ("hgx-h100", "hgx-a100", "l40s-pcie")
 GRUB_CFG = """menuentry 'Debian' {
 	linux	/boot/vmlinuz-6.1.0-38-amd64 root=/dev/md0 ro quiet

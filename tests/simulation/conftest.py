@@ -12,8 +12,9 @@ from pathlib import Path
 import pynvml
 import pytest
 from tests.lab.faults import Faults
-from tests.lab.machines import MACHINES, read_nvml
+from tests.lab.machines import read_nvml
 from tests.lab.nvml.library import build, write_conf
+from tests.lab.trees import MACHINES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 from tests.lab.faultytrees import committed
-from tests.lab.machines import MACHINES, read_nvml
+from tests.lab.machines import read_nvml
+from tests.lab.trees import MACHINES
 from tests.simulation.test_trees import differing
 
 from fairlead import settings

@@ -10,8 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.lab import trees
 from tests.lab.faultytrees import EDITS, committed
-from tests.lab.machines import MACHINES, gres_conf, read_nvml, slurm_node, write_machine
+from tests.lab.machines import gres_conf, read_nvml, slurm_node, write_machine
+from tests.lab.trees import MACHINES
 
 HEALTHY = ("hgx-h100", "hgx-a100", "l40s-pcie")
 pci_tools = pytest.mark.skipif(not shutil.which("lspci"), reason="needs lspci and setpci (pciutils)")
@@ -51,9 +53,9 @@ def test_the_committed_tree_is_what_the_generator_writes(name, tmp_path):
 
 def test_no_tree_is_there_that_nobody_writes():
     readme = {path.parent.name: path.read_text() for path in MACHINES.glob("*/README.md")}
-    assert {path.name for path in MACHINES.iterdir() if path.is_dir()} == readme.keys()
+    assert {path.name for path in MACHINES.iterdir() if path.is_dir()} == readme.keys() == set(trees.names())
     assert {name for name, text in readme.items() if "written by hand" in text} == set(committed())
-    assert all(f"`{name}`" in (MACHINES / "README.md").read_text() for name in committed())
+    assert all(f"`{name}`" in (trees.SOURCES / "README.md").read_text() for name in committed())
 
 
 @pytest.mark.parametrize("name", sorted(EDITS))

@@ -13,10 +13,11 @@ import pytest
 
 from fairlead.cli.story import story
 from fairlead.model.verdict import State
-from tests.daemon.conftest import MACHINES, XID79, Agent
+from tests.daemon.conftest import XID79, Agent
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.lab.silent import silent_disk, why_not
+from tests.lab.trees import MACHINES
 from tests.slurm.conftest import client_of, kill_slurmctld, running, save
 from tests.slurm.test_began import registered
 

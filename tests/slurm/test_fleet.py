@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from fairlead.model.verdict import State
-from tests.daemon.conftest import MACHINES, Agent
+from tests.daemon.conftest import Agent
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
+from tests.lab.trees import MACHINES
 from tests.slurm.conftest import client_of
 
 #: What the rules see is the same on every release (test_topology.py has what is not): the others in `make test-all`.

@@ -14,9 +14,10 @@ from fairlead.daemon.ledger import Ledger, Phase
 from fairlead.daemon.senses import machine
 from fairlead.host.root import Root
 from fairlead.model.verdict import State
-from tests.daemon.conftest import MACHINES, XID79, Agent
+from tests.daemon.conftest import XID79, Agent
 from tests.lab import kernel
 from tests.lab.cluster import Cluster
+from tests.lab.trees import MACHINES
 from tests.slurm.conftest import client_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.one_release]

@@ -24,8 +24,9 @@ from msgspec.structs import replace
 from fairlead.cli import main
 from fairlead.daemon.audit import Entry, Trail
 from fairlead.model.verdict import State
-from tests.daemon.conftest import MACHINES, PROJECT, XID79, Agent
+from tests.daemon.conftest import PROJECT, XID79, Agent
 from tests.lab.cluster import Cluster
+from tests.lab.trees import MACHINES
 from tests.slurm.conftest import client_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.parametrize("up", ["trixie"], indirect=True)]

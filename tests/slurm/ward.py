@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.model.verdict import State
-from tests.daemon.conftest import MACHINES, PROJECT, Agent
+from tests.daemon.conftest import PROJECT, Agent
 from tests.lab.clients import NodeState, parse_node
 from tests.lab.cluster import Cluster
 from tests.lab.gpufacts import lose
 from tests.lab.roots import LabError
+from tests.lab.trees import MACHINES
 from tests.slurm.record import Act, Fault, Record, Span, samples
 from tests.slurm.wire import Wire
 

@@ -18,9 +18,10 @@ from fairlead.host.cpulist import format_cpulist
 from fairlead.slurm.topology import NodeGroup, parse_topology
 from tests.lab import roots
 from tests.lab.cluster import Cluster
-from tests.lab.machines import MACHINES, expand
+from tests.lab.machines import expand
 from tests.lab.nvml.library import build, write_conf
 from tests.lab.slurmd import detect, put_nvml
+from tests.lab.trees import MACHINES
 from tests.topology.fabrics import rails
 
 pytestmark = [

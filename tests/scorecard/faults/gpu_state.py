@@ -5,7 +5,8 @@ NVML: docs.nvidia.com/deploy/nvml-api; AER: Linux Documentation/ABI/testing/sysf
 
 from __future__ import annotations
 
-from tests.lab.machines import MACHINES, read_nvml
+from tests.lab.machines import read_nvml
+from tests.lab.trees import MACHINES
 from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Kernel, Looks, Nvml
 from tests.scorecard.running import TREE
 

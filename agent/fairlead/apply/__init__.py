@@ -1,0 +1,14 @@
+"""Makes a node what its document says: observe, plan, execute, verify, report.
+
+The agent finds drift by the same observe and plan.
+
+For each declared setting the report gives three layers: persisted (a file for the next boot), effective (the running
+kernel or hardware, read back), pending (what must happen before it is effective). Written is not done; effective is done.
+"""
+
+from fairlead.apply.lock import applying
+from fairlead.apply.report import ApplyReport, Item, Phase, Step
+from fairlead.apply.run import Nvml, apply
+from fairlead.host.tree_nvml import TreeNvml
+
+__all__ = ["ApplyReport", "Item", "Nvml", "Phase", "Step", "TreeNvml", "apply", "applying"]

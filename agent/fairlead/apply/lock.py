@@ -1,0 +1,68 @@
+"""One apply at a time on a node, and a file that tells the agent that one runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fairlead.errors import HostError, next_step
+from fairlead.host import change as changing
+from fairlead.host.clock import boottime
+from fairlead.host.root import Root
+
+APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
+APPLYING_SECONDS = 600
+LOCK = "apply.lock"  # beside it
+LOCK_SECONDS = 90.0
+
+
+@contextmanager
+def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Iterator[None]:
+    """Hold the lock, and keep RUN_DIR/applying while the block runs.
+
+    The file holds ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), so that what a killed run left does not count for ever. Raises
+    HostError where it cannot be written or another run does not end.
+    """
+    path = root.join(f"{run_dir}/{APPLYING}")
+    try:
+        lock = _locked(root.join(f"{run_dir}/{LOCK}"))
+        try:
+            expires = int(boottime()) + seconds
+            changing.write_file(path, f"1\t{os.getpid()}\t{expires}\n".encode())
+        except OSError:
+            os.close(lock)
+            raise
+    except OSError as e:
+        raise HostError(f"{e.filename or path}: {e.strerror}", hint=next_step(e) or "is this run by root?") from None
+    try:
+        yield
+    finally:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+        os.close(lock)
+
+
+def _locked(path: str) -> int:
+    """Lock a file, so that the boot unit's run and that of `fairlead provision` do not write the same files at once.
+
+    Returns the open file; the kernel unlocks it when the process ends. Raises HostError when another run does not end within
+    LOCK_SECONDS, OSError.
+    """
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    end = time.monotonic() + LOCK_SECONDS
+    lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > end:
+                os.close(lock)
+                words = f"another fairlead apply runs here for more than {LOCK_SECONDS:.0f} s"
+                raise HostError(words, hint="look at it, then try again") from None
+            time.sleep(0.05)

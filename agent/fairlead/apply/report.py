@@ -1,0 +1,72 @@
+"""What one run of apply says: a step for each change, an item for each setting, and the exit code."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from fairlead.errors import ExitCode
+from fairlead.model.change import Disruption, Layer
+from fairlead.nccl.fleet import Port
+
+Phase = Literal["all", "boot"]
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One change of the plan. done None: not tried (a dry run, or the node is busy)."""
+
+    target: str
+    why: str
+    layer: Layer
+    disruption: Disruption
+    diff: str
+    done: bool | None = None
+    message: str = ""
+
+
+class Item(Struct, frozen=True, kw_only=True):
+    """One declared setting after the run.
+
+    state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot take
+    the wanted value), absent (the node has no hardware for it), not_applicable (the same, and the profile says so), unreadable,
+    unmanaged, left (an image: for the boot of the node). persisted: yes, no, boot (applied
+    again at every boot), unknown. effective: yes, no, unknown (an image). pending: "", idle, drain, reboot, boot.
+    """
+
+    setting: str
+    state: str
+    persisted: str = "unknown"
+    effective: str = "unknown"
+    pending: str = ""
+    message: str = ""
+    hint: str = ""
+    steps: tuple[Step, ...] = ()
+
+
+class ApplyReport(Struct, frozen=True, kw_only=True):
+    """What one run found and did. ``changed`` counts changes made (in a dry run: that would be made)."""
+
+    schema: int = 1
+    node: str
+    generation: int
+    hash: str
+    phase: Phase
+    dry_run: bool
+    busy: bool
+    drained: bool = False
+    changed: int
+    failed: int
+    items: tuple[Item, ...]
+    ports: tuple[Port, ...] = ()  # NCCL's, for the comparison of all nodes of a class
+
+    @property
+    def exit_code(self) -> ExitCode:
+        states = {i.state for i in self.items}
+        if states & {"failed", "unreadable"}:
+            return ExitCode.UNAVAILABLE
+        if "refused" in states:
+            return ExitCode.CONFIG
+        if "deferred" in states and not self.dry_run:
+            return ExitCode.TRY_AGAIN
+        return ExitCode.WARN if "absent" in states else ExitCode.OK

@@ -1,0 +1,184 @@
+"""One run: observe the node, plan each setting, execute what may be done now, verify by observing again, report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from fairlead import settings as setting_list
+from fairlead.apply import items, undeclared
+from fairlead.apply.image import left_by_image, note_left
+from fairlead.apply.lock import APPLYING_SECONDS, applying
+from fairlead.apply.report import ApplyReport, Item, Phase
+from fairlead.apply.work import Work, plan
+from fairlead.config import Document
+from fairlead.host import change as changing
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.model.change import AnyChange, ModuleReload, Packages
+from fairlead.model.facts import Missing, Node, StuckCall, unreadable
+from fairlead.model.setting import Setting, Want
+from fairlead.nccl import fleet
+
+PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
+
+
+class Answer(Protocol):
+    """What NVML said in one sweep, in nvml.json form, or why it did not; and the call that has not come back."""
+
+    @property
+    def raw(self) -> Mapping[str, Any] | Missing: ...
+    @property
+    def stuck(self) -> StuckCall | None: ...
+
+
+class Nvml(Protocol):
+    """The NVML worker, or a machine tree in its place."""
+
+    def sweep(self) -> Answer: ...
+    def set(self, pci: str, what: str, value: int | str) -> None: ...
+    def release(self) -> None: ...
+    def reattach(self) -> None: ...
+
+
+def apply(
+    document: Document,
+    root: Root,
+    *,
+    dry_run: bool = False,
+    phase: Phase = "all",
+    busy: bool = False,
+    drained: bool = False,
+    nvml: Nvml | None = None,
+    undo: str = changing.UNDO,
+    only: Sequence[str] = (),
+) -> ApplyReport:
+    """Make a node, or an image of one, what its document says.
+
+    busy: a job runs here, so only changes that no job can notice are made. drained: no job runs and none can come, so changes are
+    made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all that are declared.
+    """
+    run = Run(document, root, phase=phase, only=only, nvml=nvml, undo=undo)
+    before = run.observe()
+    run.plan(before, busy=busy, drained=drained)
+    after = before if dry_run else run.execute(before)
+    done = run.verify(after, dry_run=dry_run)
+    if not dry_run:
+        note_left(root, done, image=run.image)
+    if phase == "all" and not only:
+        restored = undeclared.restore(document, root, undo, dry_run=dry_run)
+    else:
+        restored = []
+    return ApplyReport(
+        node=document.node,
+        generation=document.generation,
+        hash=document.hash,
+        phase=phase,
+        dry_run=dry_run,
+        busy=busy,
+        drained=drained,
+        changed=run.changes(dry_run=dry_run) + sum(i.state in {"changed", "would_change"} for i in restored),
+        failed=sum(i.state in {"failed", "refused", "unreadable"} for i in [*done, *restored]),
+        items=(*done, *restored),
+        ports=run.ports(before),
+    )
+
+
+def chosen(document: Document, phase: Phase, left: Collection[str] = ()) -> dict[str, tuple[Setting, Want]]:
+    """The declared settings of this phase by name; ``boot`` are those that a reboot loses, and those that an image ``left``."""
+    every = setting_list.load()
+    names = [n for n in sorted(document.settings) if phase == "all" or every[n].volatile or n in left]
+    return {n: (every[n], document.settings[n]) for n in names}
+
+
+class Run:
+    """The settings of one run. Its methods are called in the order in which they stand here."""
+
+    def __init__(
+        self, document: Document, root: Root, *, phase: Phase, only: Sequence[str], nvml: Nvml | None, undo: str
+    ) -> None:
+        declared = chosen(document, phase, left_by_image(root))
+        self._settings = {name: pair for name, pair in declared.items() if not only or name in only}
+        self._document, self._root, self._nvml, self._undo = document, root, nvml, undo
+        self._without_plan: dict[str, Item] = {}
+        self._work: dict[str, Work] = {}
+        self.image = changing.is_image(root)
+
+    def observe(self) -> Node:
+        """Read what the settings need to know of the node."""
+        wanted = [(setting, want) for setting, want in self._settings.values() if want.managed]
+        reads = tuple(dict.fromkeys(path for setting, want in wanted for path in setting.wanted_reads(want)))
+        ask = self._nvml if any(setting.nvml for setting, _ in wanted) else None
+        answer = ask.sweep() if ask else None
+        raw = answer.raw if answer else unreadable("NVML was not asked")
+        stuck = answer.stuck if answer else None
+        return gather(self._root, raw, reads=reads, unsupported=self._document.unsupported, stuck=stuck)
+
+    def plan(self, node: Node, *, busy: bool, drained: bool) -> None:
+        """Plan each setting, and choose the changes that may be made now."""
+        for name in self._settings:
+            planned = self._plan(name, node)
+            if isinstance(planned, Item):
+                self._without_plan[name] = msgspec.structs.replace(planned, setting=name)
+            else:
+                self._work[name] = Work(planned, busy=busy, drained=drained)
+
+    def execute(self, before: Node) -> Node:
+        """Make what may be made now. Returns the node after it.
+
+        Raises HostError where another run does not end.
+        """
+        todo = [change for work in self._work.values() for change in work.todo]
+        if not todo:
+            return before
+        seconds = PACKAGES_SECONDS if any(isinstance(c, Packages) for c in todo) else APPLYING_SECONDS
+        with applying(self._root, self._document.agent.run_dir, seconds=seconds):
+            for work in self._work.values():
+                work.done = self._make(work.todo)
+            after = self.observe()
+            for name, work in self._work.items():
+                if work.stopped_a_unit and isinstance(moved := self._plan(name, after), tuple) and work.add(moved, self._make):
+                    after = self.observe()
+        return after
+
+    def verify(self, after: Node, *, dry_run: bool) -> list[Item]:
+        """Compare the node after the run with what is declared: an item for each setting, in their order."""
+        found = []
+        for name, (setting, _) in self._settings.items():
+            if name in self._without_plan:
+                found.append(self._without_plan[name])
+                continue
+            work = self._work[name]
+            rest = self._plan(name, after) if work.done else work.planned
+            item = items.item(name, setting, planned=work.planned, todo=work.todo, outcomes=work.done, rest=rest, dry_run=dry_run)
+            item = items.with_second_writer(item, after) if setting.tuned_too else item
+            found.append(msgspec.structs.replace(item, effective="unknown") if self.image else item)
+        return found
+
+    def changes(self, *, dry_run: bool) -> int:
+        """How many changes were made; in a dry run, how many would be."""
+        return sum(len(work.todo) if dry_run else sum(o.done for o in work.done) for work in self._work.values())
+
+    def ports(self, node: Node) -> tuple[fleet.Port, ...]:
+        """NCCL's ports on this node, which are compared with those of the other nodes of its class."""
+        routes = node.texts.get("/proc/net/route")
+        exclude = getattr(self._settings["nccl"][1], "exclude", ()) if "nccl" in self._settings else ()
+        return fleet.ports(node, exclude=exclude, routes=routes if isinstance(routes, str) else "")
+
+    def _plan(self, name: str, node: Node) -> tuple[AnyChange, ...] | Item:
+        setting, want = self._settings[name]
+        return plan(setting, want, node, self._document.unsupported, image=self.image)
+
+    def _make(self, changes: Sequence[AnyChange]) -> tuple[changing.Outcome, ...]:
+        """Make the changes of one setting. NVML is let go of while the driver's modules are loaded anew."""
+        nvml = self._nvml
+        reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
+        if nvml is not None and reload:
+            nvml.release()
+        run_dir = self._document.agent.run_dir
+        outcomes = changing.execute(changes, self._root, nvml_set=nvml.set if nvml else None, undo=self._undo, run_dir=run_dir)
+        if nvml is not None and reload:
+            nvml.reattach()
+        return outcomes
