@@ -69,7 +69,8 @@ class Track(Struct, frozen=True, kw_only=True):
     confirmed: the severity up to which its findings count. clean: sweeps in a row that were better than ``level``; floor:
     the worst of those. bad: the findings last seen at DRAIN; found: what the last sweep said. since_seconds: time of day
     when it became DRAIN; jobs: those that ran here then, for whose end drain_after_job waits; None: not known, all. job: the
-    job that ran alone here when the newest of ``bad`` came; None when none did, or several.
+    job that ran alone here when the newest of ``bad`` came; None when none did, or several. earlier: ``bad`` was seen in an
+    earlier boot, and nothing has said so in this one.
     """
 
     level: Level = Level.OK
@@ -82,6 +83,7 @@ class Track(Struct, frozen=True, kw_only=True):
     since_seconds: float = 0.0
     jobs: frozenset[int] | None = None
     job: int | None = None
+    earlier: bool = False
 
 
 class Rung(Struct, frozen=True, kw_only=True):
