@@ -334,6 +334,8 @@ class Loop:
             self.state = acknowledge_evidence(self.state, standing.known)
             self.history.event("acknowledged", f"a person resumed our drain: {transitions.covers(standing)}")
             log.line(log.NOTICE, "acknowledged", by="resume in Slurm")
+        elif standing.lost > before.lost:
+            self.state = acknowledge_evidence(self.state, standing.known)
         if standing.lost > before.lost or (before.drained and not standing.drained):  # the trail says why
             self.state = of_this_boot(self.state, self.senses.boot_id)
         if standing.drained != before.drained:

@@ -45,6 +45,11 @@ def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
     return replace(state, tracks=tracks)
 
 
+def of_the_past(identity: str) -> bool:
+    """Whether evidence of this name (see ``state.identity``) is a kernel record, which has been; all else is said to be so now."""
+    return _BOOT.match(identity.partition("#")[2]) is not None
+
+
 def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:
     """A kernel record stays acknowledged for its boot; a state stays so until it has gone."""
     key, _, evidence = acknowledged.partition("#")
