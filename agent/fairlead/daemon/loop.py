@@ -100,6 +100,7 @@ class Loop:
         )
         self.courier: Courier | None = None
         self.standing = Standing()
+        self.returned = False  # the node has gone back into service since the last decision
         slurm = document.slurm
         if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
             self.courier = Courier(self._protocol(document), splay_seconds=slurm.splay_seconds, look_seconds=slurm.look_seconds)
@@ -340,7 +341,9 @@ class Loop:
             self.state = of_this_boot(self.state, self.senses.boot_id)
         if standing.drained != before.drained:
             self.history.event("drained" if standing.drained else "not drained by us", standing.reason or before.reason)
+        self.returned = standing.returned > before.returned
         self._decide((), frozenset())
+        self.returned = False
         transitions.slurm(self.trail, before, standing)
 
     # -- the decision ----------------------------------------------------------------------------
