@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fairlead.daemon.courier import Courier, Want
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
+from fairlead.errors import FairleadError
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
@@ -105,19 +107,49 @@ def overshoot(log: str, budget: int) -> Overshoot:
     return Overshoot(max(0, most - budget), longest, times, drains, undone)
 
 
+class Timed(Scontrol):
+    """Keeps when a question or a write was begun (Unix time), what it costs slurmctld, and whether it was answered."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.asked: list[tuple[float, int, bool]] = []
+
+    def _run(self, command: Sequence[str], *, until: float = float("inf")) -> str:
+        began = time.time()
+        try:
+            said = super()._run(command, until=until)
+        except FairleadError:
+            self.asked.append((began, cost(command), False))
+            raise
+        self.asked.append((began, cost(command), True))
+        return said
+
+    def worst(self, since: float, seconds: float) -> float:
+        """RPCs a second in the worst ``seconds`` since then."""
+        asked = sorted((at, cost) for at, cost, _ in self.asked if at >= since)
+        return max((sum(c for at, c in asked if first <= at < first + seconds) / seconds for first, _ in asked), default=0.0)
+
+
+def cost(command: Sequence[str]) -> int:
+    """RPCs of a call, as sdiag counts: who shows nodes or jobs asks for the partitions too, `scontrol show config` pings."""
+    return 0 if "--version" in command else 1 if command[0] == "scontrol" and {"update", "topology"} & {*command} else 2
+
+
 class Crowd:
     """One courier for each node of a cluster, or for those named. Use ``with``; ``go`` orders all in the same moment."""
 
-    def __init__(self, cluster: Cluster, folder: Path, rules: Rules, nodes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, rules: Rules, nodes: Sequence[str] = (), *, look_seconds: float = 600
+    ) -> None:
         self.couriers: dict[str, Courier] = {}
         self.since: dict[str, float] = {}  # when a node was first seen drained (CLOCK_MONOTONIC)
-        self.client = Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=60)
+        self.client = Timed(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=60)
         for name in nodes or cluster.node_names:
             for sub in ("state", "run"):
                 (folder / name / sub).mkdir(parents=True, exist_ok=True)
             ledger = Ledger(str(folder / name / "state"), str(folder / name / "run"), node=name, machine="m1")
             drain = Drain(self.client, ledger, name, rules, fleet=Fleet(rules, self.client.topology))
-            self.couriers[name] = Courier(drain, splay_seconds=0.05, look_seconds=600)
+            self.couriers[name] = Courier(drain, splay_seconds=0.05, look_seconds=look_seconds)
 
     def __enter__(self) -> Crowd:
         for courier in self.couriers.values():
@@ -139,6 +171,16 @@ class Crowd:
         for name in found:
             self.since.setdefault(name, time.monotonic())
         return found
+
+    @property
+    def errors(self) -> set[str]:
+        """The nodes whose agents had no answer at last."""
+        return {name for name, courier in self.couriers.items() if courier.take().error}
+
+    @property
+    def looks(self) -> dict[str, int]:
+        """How often each agent has seen its drain standing."""
+        return {name: courier.take().looks for name, courier in self.couriers.items()}
 
     @property
     def held(self) -> set[str]:

@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from fairlead.model.verdict import State
 from tests.lab.cluster import Cluster
 from tests.slurm import moves, sequences
+from tests.slurm.crowd import cost
 from tests.slurm.ward import Ward
-from tests.slurm.wire import Call
 
 Script = Callable[[Ward, random.Random], None]
-#: What a call of each command costs slurmctld, as sdiag counts: who shows nodes or jobs asks for the partitions too, and
-#: `scontrol show config` pings.
-RPCS = {"scontrol": 2, "sinfo": 2, "squeue": 2, "scontrol update": 1, "scontrol topology": 1}
 
 
 def drained(ward: Ward) -> None:
@@ -339,12 +336,7 @@ def alone(cluster: Cluster, wards: Sequence[Ward], names: Sequence[str]) -> list
 
 def rpcs(ward: Ward, since: float) -> int:
     """RPCs of the agent's calls since then."""
-    return sum(_cost(call) for call in ward.wire.read() if call.began >= since)
-
-
-def _cost(call: Call) -> int:
-    kind = "update" if call.update else "topology" if "topology" in call.words else ""
-    return 0 if "--version" in call.words else RPCS[f"{call.words[0]} {kind}".strip()]
+    return sum(cost(call.words) for call in ward.wire.read() if call.began >= since)
 
 
 def counted(ward: Ward) -> dict[str, int]:
