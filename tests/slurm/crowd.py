@@ -9,18 +9,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fairlead.daemon.courier import Courier, Want
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
-from fairlead.errors import FairleadError
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
+from tests.lab.roots import LabError
 
 WANT = Want(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0 (fallen off the bus): reboot_node", certain=True)
 PROBE_SECONDS = 0.25
@@ -107,27 +107,33 @@ def overshoot(log: str, budget: int) -> Overshoot:
     return Overshoot(max(0, most - budget), longest, times, drains, undone)
 
 
-class Timed(Scontrol):
-    """Keeps when a question or a write was begun (Unix time), what it costs slurmctld, and whether it was answered."""
+@dataclass
+class Rate:
+    """Asks slurmctld how many RPCs of fairlead's kinds it has had (sdiag), over and over: seconds since its start, and how many."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.asked: list[tuple[float, int, bool]] = []
+    cluster: Cluster
+    seen: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
 
-    def _run(self, command: Sequence[str], *, until: float = float("inf")) -> str:
-        began = time.time()
-        try:
-            said = super()._run(command, until=until)
-        except FairleadError:
-            self.asked.append((began, cost(command), False))
-            raise
-        self.asked.append((began, cost(command), True))
-        return said
+    def __enter__(self) -> Rate:
+        self._end, self._began = threading.Event(), time.monotonic()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
 
-    def worst(self, since: float, seconds: float) -> float:
-        """RPCs a second in the worst ``seconds`` since then."""
-        asked = sorted((at, cost) for at, cost, _ in self.asked if at >= since)
-        return max((sum(c for at, c in asked if first <= at < first + seconds) / seconds for first, _ in asked), default=0.0)
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(PROBE_SECONDS):
+            with suppress(LabError, subprocess.TimeoutExpired):
+                counts = rpcs(self.cluster)
+                self.seen.append((time.monotonic() - self._began, sum(counts.get(name, (0, 0))[0] for name in OURS)))
+
+    def worst(self, seconds: float) -> float:
+        """RPCs a second in the worst stretch of at least so many seconds."""
+        pairs = [(a, b) for i, a in enumerate(self.seen) for b in self.seen[i + 1 :] if b[0] - a[0] >= seconds]
+        return max(((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs), default=0.0)
 
 
 def cost(command: Sequence[str]) -> int:
@@ -139,11 +145,18 @@ class Crowd:
     """One courier for each node of a cluster, or for those named. Use ``with``; ``go`` orders all in the same moment."""
 
     def __init__(
-        self, cluster: Cluster, folder: Path, rules: Rules, nodes: Sequence[str] = (), *, look_seconds: float = 600
+        self,
+        cluster: Cluster,
+        folder: Path,
+        rules: Rules,
+        nodes: Sequence[str] = (),
+        *,
+        look_seconds: float = 600,
+        deadline_seconds: float = 60,
     ) -> None:
         self.couriers: dict[str, Courier] = {}
         self.since: dict[str, float] = {}  # when a node was first seen drained (CLOCK_MONOTONIC)
-        self.client = Timed(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=60)
+        self.client = Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=deadline_seconds)
         for name in nodes or cluster.node_names:
             for sub in ("state", "run"):
                 (folder / name / sub).mkdir(parents=True, exist_ok=True)

@@ -239,6 +239,7 @@ def _persons_drain_stays(record: Record) -> Iterator[Broken]:
 
 # -- what is told -----------------------------------------------------------------------------------------
 
+_NOTHING = ("nothing here drains", "nothing to do", "no reason for a drain")
 _PERSON = ("resumed by", "counts as acknowledged", "(acknowledged)", "known:    acknowledged")
 
 
@@ -253,5 +254,5 @@ def _told(record: Record) -> Iterator[Broken]:
                     yield Broken("nobody is said to have resumed or acknowledged what nobody did", at, f"{where}: {line.strip()}")
                     break
         lost = [fault for fault in record.faults if fault.kind == "lost" and status(record, fault, at) == "due"]
-        if "nothing here drains" in text and any(fault.at < at - SEEN_SECONDS * record.busy for fault in lost):
+        if any(words in text for words in _NOTHING) and any(_seen_before(record, fault, Act(at, at, "why")) for fault in lost):
             yield Broken("of a lost GPU nobody says that nothing drains", at, f"{where}: {text.strip()}")

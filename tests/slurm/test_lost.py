@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.daemon import transitions
+from fairlead.daemon.audit import Trail
 from fairlead.daemon.courier import Courier, Want
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Entry, Ledger, Phase
@@ -395,6 +397,25 @@ def test_the_mark_of_our_prolog_on_a_node_whose_drain_was_lost(scene: Scene) -> 
     found = finish(scene.protocol.look(prolog_refused=True))
     assert found.outcome is Outcome.LOST and found.marked
     assert finish(scene.protocol.drain("xid", WHY, prolog_refused=True)).outcome is Outcome.DRAINED
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_what_the_trail_and_the_log_say_of_it(scene: Scene, row: str, tmp_path: Path) -> None:
+    """Of each row: "resumed by a person" stands where the look has found that, and nowhere else."""
+    happens, outcome, _ = TABLE[row]
+    courier = Courier(scene.protocol, clock=scene.clock.mono)
+    before = courier.take()
+    happens(scene)
+    courier.look()
+    for _ in courier.turn():
+        pass
+    trail = Trail(str(tmp_path / "state"), str(tmp_path / "run"))
+    transitions.slurm(trail, before, courier.take())
+    courier.close()
+    told = [f"{e.what}: {e.detail}" for e in trail.read()]
+    by_a_person = [line for line in told if line.startswith("resumed by a person")]
+    assert bool(by_a_person) == (outcome is Outcome.ACKNOWLEDGED), told
+    assert any("drain lost" in line and "what is still wrong drains again" in line for line in told) == (outcome is Outcome.LOST), told
 
 
 def test_a_begin_that_nobody_tells_leaves_the_question_open(scene: Scene) -> None:

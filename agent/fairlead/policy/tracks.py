@@ -11,6 +11,7 @@ from fairlead.model.finding import Finding, Level, Service
 from fairlead.policy.rules import CheckPolicy, Severity
 from fairlead.policy.state import Now, PolicyState, Track, identity, rank
 
+EARLIER = "seen before the reboot, not since"
 _BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # a kernel record's evidence begins with its boot
 
 
@@ -58,7 +59,7 @@ def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> boo
 
 def unseen(track: Track, now: Now) -> str:
     """Why what an earlier boot has found drains no node that is not drained, in one line; "" where this boot says so too."""
-    return "seen before the reboot, not since" if track.earlier and not now.drained else ""
+    return EARLIER if track.earlier and not now.drained else ""
 
 
 def _raw(found: tuple[Finding, ...], acknowledged: frozenset[str]) -> tuple[Level, tuple[Finding, ...]]:
