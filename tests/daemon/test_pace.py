@@ -1,4 +1,4 @@
-"""How many agents ask slurmctld in a second when it is back, for clusters that no test machine holds: by pace.py's own functions."""
+"""How many agents ask slurmctld in a second when it is back, in clusters that no test machine holds: by pace.py itself."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def looks_per_second(nodes: int, drained: int) -> float:
     [(128, 96, 96), (1000, 50, 25), (1000, 1000, 90), (10_000, 500, 25), (10_000, 1000, 40), (10_000, 10_000, 230)],
 )
 def test_agents_that_are_stirred_at_once_look_one_after_the_other(nodes: int, drained: int, most: int) -> None:
-    """20 a second is the aim. An agent knows how many were drained when it drained, so where all of 1,000 nodes are drained it is up to
-    20 x (1 + ln 10) in the first second; and it waits a minute at most, so of 10,000 drained nodes 170 a second ask."""
+    """20 a second is the aim. An agent knows how many were drained when it drained, so where all of 1,000 nodes are drained up to
+    20 x (1 + ln 10) look in the first second; and it waits a minute at most, so of 10,000 drained nodes 170 a second look."""
     random.seed(27)
     rate = looks_per_second(nodes, drained)
     print(f"\n{nodes} nodes, {drained} drained: {rate:.0f} looks, {rate * RPCS_OF_A_LOOK:.0f} RPCs in the worst second")
@@ -50,4 +50,3 @@ def test_a_standing_drain_is_looked_at_every_two_minutes_where_slurmd_is_watched
     watched = sum(pace.look_seconds(30.0) for _ in range(200)) / 200
     assert seen == pytest.approx(30, rel=0.05) and watched == pytest.approx(120, rel=0.05)
     assert RPCS_OF_A_LOOK * 60 / watched <= 1.1 and LOOKS_PER_SECOND == 20
-

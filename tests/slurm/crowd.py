@@ -109,7 +109,7 @@ def overshoot(log: str, budget: int) -> Overshoot:
 
 @dataclass
 class Rate:
-    """Asks slurmctld how many RPCs of fairlead's kinds it has had (sdiag), over and over: seconds since its start, and how many."""
+    """Asks slurmctld over and over how many RPCs of fairlead's kinds it has had (sdiag): seconds since its start, how many."""
 
     cluster: Cluster
     seen: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])

@@ -4,8 +4,8 @@ A seed names one sequence: ``bookworm:17:n3`` is what happens to n3 in batch 17 
 slurmctld in that batch. Alone: ``python -m tests.slurm.sequences bookworm:17:n3``. A directed one goes by its name, as
 ``bookworm:same evidence``.
 
-Many: ``python -m tests.slurm.sequences --random 200 bookworm`` runs 200 random ones, some at the same time, prints the seed of each and
-the story of what broke, and says at the end how many ran and which promises broke how often.
+Many: ``python -m tests.slurm.sequences --random 200 bookworm`` runs 200 random ones, some at the same time, prints the seed of
+each and the story of what broke, and says at the end how many ran and which promises broke how often.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Slurmctld(primary) at lab is {0}
 
 NODES = """NodeName=n1 Arch=x86_64 CPUTot=8
    State=IDLE BootTime=1795370916 SlurmdStartTime=1795384029 LastBusyTime=1795384029
-NodeName=n2 Arch=x86_64 SlurmdStartTime=1795384030 LastBusyTime=1795384029 Reason=said [ann@12] twice [root@1795384035] Comment=[x@7]
+NodeName=n2 Arch=x86_64 SlurmdStartTime=1795384030 LastBusyTime=1795384029 Reason=[ann@12] twice [root@1795384035] Comment=[x@7]
 NodeName=n3 State=DOWN SlurmdStartTime=None Reason=Not responding [slurm@1795384036]
 """
 

@@ -415,7 +415,9 @@ def test_what_the_trail_and_the_log_say_of_it(scene: Scene, row: str, tmp_path: 
     told = [f"{e.what}: {e.detail}" for e in trail.read()]
     by_a_person = [line for line in told if line.startswith("resumed by a person")]
     assert bool(by_a_person) == (outcome is Outcome.ACKNOWLEDGED), told
-    assert any("drain lost" in line and "what is still wrong drains again" in line for line in told) == (outcome is Outcome.LOST), told
+    assert any("drain lost" in line and "what is still wrong drains again" in line for line in told) == (
+        outcome is Outcome.LOST
+    ), told
 
 
 def test_a_begin_that_nobody_tells_leaves_the_question_open(scene: Scene) -> None:

@@ -81,8 +81,8 @@ RPCS_OF_A_LOOK = 2
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_a_slurmctld_that_is_back_is_asked_by_its_agents_one_after_the_other(count: int, tmp_path: Path) -> None:
-    """Three quarters of the nodes are drained by their agents; one in eight goes bad while slurmctld is away. All of them are asked
-    to register when it is back, and all of the agents want to look in that moment. At the end every drain is right.
+    """Three quarters of the nodes are drained by their agents; one in eight goes bad while slurmctld is away. All of them are
+    asked to register when it is back, and all of the agents want to look in that moment. At the end every drain is right.
 
     A client of Slurm's that has no answer tries again by itself each second: who asks while slurmctld is away, as an agent with
     an order does, asks again in the second of its return."""

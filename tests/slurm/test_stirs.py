@@ -1,4 +1,4 @@
-"""A person's resume is noticed by the whole agent when slurmctld speaks to this node's slurmd, long before its next regular look."""
+"""The whole agent notices a person's resume when slurmctld speaks to this node's slurmd, long before its next regular look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole agent on a machine tree, which sees the slurmd of a cluster: ``python -m tests.slurm.watching_agent DOCUMENT TREE PROC``.
+"""The whole agent on a machine tree, which sees the slurmd of a cluster by its arguments DOCUMENT TREE PROC.
 
 An agent on a tree looks for no slurmd, since a tree has no processes. All else of it is as `fairlead agent --root TREE` has it.
 """

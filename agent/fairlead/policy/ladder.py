@@ -133,7 +133,14 @@ def _kept(before: PolicyState, now: Now, rules: Rules) -> Iterator[tuple[str, Ru
         rung = replace(known, drained=True) if known.open and known.key in before.drained_for else known
         if booted and rung.open:
             least = rung.step if order_of(rung.step) >= order_of(Action.REBOOT_NODE) else Action.REBOOT_NODE
-            rung = replace(rung, open=False, drained=False, step=least, since_seconds=now.wall_seconds, taken=rung.taken * (least is rung.step))
+            rung = replace(
+                rung,
+                open=False,
+                drained=False,
+                step=least,
+                since_seconds=now.wall_seconds,
+                taken=rung.taken * (least is rung.step),
+            )
         elif now.returned and rung.open and rung.drained:
             rung = replace(rung, open=False, drained=False, since_seconds=now.wall_seconds)
         if now.returned:

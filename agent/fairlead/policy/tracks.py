@@ -18,8 +18,9 @@ _BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # a kernel re
 def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
     """The state as it goes into a boot: what drained keeps its drain, nothing has been judged or confirmed anew.
 
-    A reboot may have repaired it, so it drains a node that is not drained only once this boot says it again. Kernel records of the boot before drain no node that is not drained: a reboot is what most of them ask for. A drain that
-    stands for them ends as any other does, after clean sweeps.
+    A reboot may have repaired it, so it drains a node that is not drained only once this boot says it again. Kernel records of
+    the boot before drain no node that is not drained: a reboot is what most of them ask for. A drain that stands for them ends
+    as any other does, after clean sweeps.
     """
     if state.boot_id == now.boot_id:
         return state
@@ -47,7 +48,7 @@ def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
 
 
 def of_the_past(identity: str) -> bool:
-    """Whether evidence of this name (see ``state.identity``) is a kernel record, which has been; all else is said to be so now."""
+    """Whether evidence of this name (see ``state.identity``) is a kernel record, which has been; all else is so now."""
     return _BOOT.match(identity.partition("#")[2]) is not None
 
 
