@@ -275,7 +275,16 @@ def node_states_page() -> str:
         words = "+".join(sorted(r.words)).lower()
         out.append(row(r.name, f"`{words}`", waits, looks, said.get(r.resume, "cannot be"), releases, r.note))
     out += ["", "Flags that change nothing: `cloud`, `dynamic_norm`, `dynamic_future`, `reserved`, `planned`."]
-    out += ["Nothing is written about a node whose NodeName and host disagree, whatever its state."]
+    out += ["Nothing is written about a node whose NodeName and host disagree, whatever its state.", ""]
+    out += ["## What happens to a node", ""]
+    out += ["What slurmctld shows after each event and what fairlead does then, on 22.05, 24.11 and 26.05 alike where no release"]
+    out += [
+        "is named. *Seen* names the test below tests/slurm that does it to a real slurmctld; those of directed.py and moves.py"
+    ]
+    out += ["are run and judged by test_sequences.py. How fairlead knows who lifted a drain is in"]
+    out += ["[slurm-state-changes.md](../explanation/slurm-state-changes.md).", ""]
+    out += [row("event", "Slurm shows", "fairlead does", "seen"), row(*["---"] * 4)]
+    out += [row(e.name, e.shows, e.does, f"`{e.seen}`") for e in node_states.EVENTS]
     return "\n".join(out) + "\n"
 
 

@@ -131,6 +131,46 @@ def test_after_a_reboot_and_a_slurmctld_without_its_state_no_line_contradicts_an
         assert wrong not in told
 
 
+LOST = {**XID, "check": "gpu_count", "summary": f"GPU {PCI} is lost", "id": "gpu_count/#lost=1"}
+IN_SLURM = {
+    "idle": slurm("IDLE"),
+    "idle, with the words of a drain that is over": slurm("IDLE", REASON),
+    "ours": OWN,
+    "an admin's": slurm("IDLE+DRAIN", "riser swap", "bob"),
+    "waits for its reboot": slurm("MIXED+DRAIN+REBOOT_REQUESTED", REASON),
+    "reboots": slurm("DOWN+DRAIN+REBOOT_ISSUED", f"{REASON} : reboot issued"),
+    "is rebooted": slurm("IDLE", f"{REASON} : reboot issued"),
+    "down": slurm("DOWN", "Not responding"),
+    "unknown": slurm("UNKNOWN"),
+    "slurmctld away": {"error": "sinfo gave no answer in 10 s", "away": True},
+    "not asked": None,
+}
+FACTS: dict[str, dict[str, Any]] = {
+    "well": {},
+    "lost": {"findings": [LOST]},
+    "lost before the reboot": {"held": [{**LOST, "why": "seen before the reboot, not since"}]},
+    "lost, and a reboot waits": {"findings": [LOST], "held": [{**LOST, "why": "x"}], "slurm": {"held": "rebooting"}},
+    "lost and acknowledged": {"findings": [LOST], "acknowledged": [LOST["id"]]},
+}
+
+
+def wrong_words(facts: str) -> tuple[str, ...]:
+    """What nobody may be told: no person has done anything here but in the last of ``FACTS``."""
+    nothing = ("nothing to do", "no reason for a drain", "nothing here drains") if facts != "well" else ()
+    return (*nothing, *(("acknowledged:", "is acknowledged") if "acknowledged" not in facts else ()), "resumed by")
+
+
+@pytest.mark.parametrize("facts", FACTS)
+@pytest.mark.parametrize("ledger", [None, REASON, HAND], ids=["no drain", "its own drain", "a drain by hand"])
+@pytest.mark.parametrize("state", IN_SLURM)
+def test_nobody_is_said_to_have_done_what_nobody_did(state: str, ledger: str | None, facts: str) -> None:
+    """Whatever the agent has in its ledger, Slurm shows and the checks have found."""
+    status = {**FACTS[facts], "drain": {"reason": ledger} if ledger else None}
+    told = "\n".join(story("n1", agent("warn", **status), IN_SLURM[state])).lower()
+    assert [words for words in wrong_words(facts) if words in told] == [], told
+    assert "next:" in told
+
+
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_the_next_steps(name: str) -> None:
     account, state, expected = SITUATIONS[name]

@@ -17,7 +17,7 @@ from fairlead.daemon.ledger import Ledger, Phase
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import Rules
-from fairlead.slurm.client import JobOn, NodeState
+from fairlead.slurm.client import JobOn, NodeState, Stamp
 
 XID = Want(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0")
 
@@ -46,6 +46,9 @@ class Ctld:
     def began(self) -> float:
         self.calls.append("began")
         return self.booted
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        return tuple(Stamp(name=n.name, reason_time=n.reason_time) for n in self.nodes())
 
     def drain(self, name: str, reason: str, user: str = "root") -> None:
         self.before_write()

@@ -104,3 +104,28 @@ def test_records_of_an_earlier_boot_do_not_drain_a_node_whose_drain_a_reboot_has
     after = of_this_boot(state, f"{'1' * 8}-1111-1111-1111-{'1' * 12}")
     assert (after.tracks[old.key].level, after.tracks[old.key].bad) == (Level.WARN, ())
     assert after.tracks[new.key] == state.tracks[new.key]
+
+
+@pytest.mark.parametrize("drained_before", [True, False], ids=["its drain was lifted by the reboot", "a reboot waited"])
+@pytest.mark.parametrize("check", ["link", "xid"])
+def test_after_a_boot_only_what_this_boot_says_drains(check: str, drained_before: bool) -> None:
+    """A GPU that was lost while a reboot waited, and is well since: nothing is carried out that the former boot has ordered.
+    One that is lost still drains at the first look of this boot, without another confirmation."""
+    fault = bad(check, evidence_id="lost=1")
+    state = run([fault], [fault], drained=drained_before)[-1].state
+    boot = {"boot_id": "b2"}
+    first = decide([], CHECKS, state, now(3, drained=drained_before, **boot), RULES)
+    second = decide([], CHECKS, first.state, now(4, **boot), RULES)  # slurmctld says: not drained
+    assert (second.order, second.state_word) == (Order.KEEP, State.WARN)
+    assert second.text == f"{check}: {check} is bad (seen before the reboot, not since)"
+    assert run([], [], [], state=second.state, **boot)[-1].state_word is State.OK
+    again = decide([fault], CHECKS, second.state, now(5, **boot), RULES)
+    assert (again.order, again.reason_check) == (Order.DRAIN, check)
+
+
+def test_before_the_first_look_of_a_boot_a_drain_that_is_gone_is_not_made_again() -> None:
+    """Slurm lifts it by a reboot, and the agent hears of that before its checks have run."""
+    state = run([bad(evidence_id="lost=1")], drained=True)[-1].state
+    unseen = decide([], CHECKS, state, now(3, boot_id="b2"), RULES, ran=())
+    assert (unseen.order, unseen.state_word) == (Order.KEEP, State.UNKNOWN)
+    assert decide([], CHECKS, unseen.state, now(4, boot_id="b2", drained=True), RULES).state_word is State.DRAIN

@@ -42,7 +42,7 @@ class Machine:
         self.state = PolicyState()
         self.wall, self.boot_seconds, self.boot = 1e9, 1000.0, 1
         self.serials = dict(SERIALS)
-        self.drained = False
+        self.drained = self.returned = False
         self.last: Decision | None = None
 
     def sweep(self, *findings: Finding, **changes: object) -> Decision:
@@ -53,12 +53,14 @@ class Machine:
             wall_seconds=self.wall,
             boot_id=f"b{self.boot}",
             drained=self.drained,
+            returned=self.returned,
             serials=self.serials,
             gpus=frozenset(self.serials),
         )
         decision = decide(findings, self.checks, self.state, replace(now, **changes), self.rules)
         self.state, self.last = decision.state, decision
         self.drained = (self.drained or decision.order is Order.DRAIN) and decision.order is not Order.RESUME
+        self.returned = decision.order is Order.RESUME
         return decision
 
     def well(self) -> Decision:
@@ -75,7 +77,7 @@ class Machine:
 
     def resume_by_a_person(self) -> None:
         self.state = acknowledge(self.state, standing(self.state))
-        self.drained = False
+        self.drained, self.returned = False, True
 
 
 def actions(decision: Decision) -> list[Action]:
@@ -151,6 +153,37 @@ def test_another_board_in_its_place_starts_at_the_bottom_and_is_not_tied() -> No
     node.serials[GPU] = "S9"
     assert node.well().order is Order.RESUME
     assert actions(node.sweep(fault(evidence_id="e9"))) == [Action.RESET_GPU]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_drain_that_is_lost_or_taken_is_no_return_to_service(times: int) -> None:
+    """slurmctld has lost it, or a person has put their words over it: nobody has taken the step."""
+    node = Machine()
+    node.sweep(fault())
+    for _ in range(times):
+        node.drained = False  # and no resume
+        assert actions(node.sweep(fault())) == [Action.RESET_GPU]
+    node.drained = False
+    for _ in range(3):
+        node.sweep(hold=True)  # under the person's words it is well again, and then comes again
+    assert actions(node.sweep(fault())) == [Action.RESET_GPU]
+    node.drained, node.returned = False, True  # the person whose words stood there resumes it
+    for _ in range(3):
+        node.sweep(hold=True)
+    assert actions(node.sweep(fault(evidence_id="again"))) == [Action.REBOOT_NODE]
+
+
+def test_what_wants_a_person_still_does_after_its_drain_was_lost() -> None:
+    node = Machine()
+    for _ in range(3):
+        node.sweep(fault())
+        node.reboot()
+    assert (node.well().order, node.drained) == (Order.KEEP, True)
+    node.drained = False
+    node.sweep(fault(evidence_id="new"))
+    assert node.well().order is Order.KEEP, "slurmctld has lost the drain: no person has resumed the node"
+    node.resume_by_a_person()
+    assert node.well().order is Order.KEEP and not node.drained
 
 
 def test_a_moved_board_takes_its_place_on_the_ladder_along() -> None:

@@ -109,7 +109,7 @@ def drain_of(client: Scontrol, folder: Path, node: str, rules: Rules = ROOMY) ->
     for sub in ("state", "run"):
         (folder / node / sub).mkdir(parents=True, exist_ok=True)
     ledger = Ledger(str(folder / node / "state"), str(folder / node / "run"), node=node, machine="m1")
-    return Drain(client, ledger, node, rules, reconfigured=lambda: client.reconfigured(node), not_after=client.not_after)
+    return Drain(client, ledger, node, rules, reconfigured=lambda: client.release() >= "23.11", not_after=client.not_after)
 
 
 @pytest.fixture

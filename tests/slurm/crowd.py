@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fairlead.daemon.ledger import Ledger
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
+from tests.lab.roots import LabError
 
 WANT = Want(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0 (fallen off the bus): reboot_node", certain=True)
 PROBE_SECONDS = 0.25
@@ -105,19 +107,62 @@ def overshoot(log: str, budget: int) -> Overshoot:
     return Overshoot(max(0, most - budget), longest, times, drains, undone)
 
 
+@dataclass
+class Rate:
+    """Asks slurmctld over and over how many RPCs of fairlead's kinds it has had (sdiag): seconds since its start, how many."""
+
+    cluster: Cluster
+    seen: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
+
+    def __enter__(self) -> Rate:
+        self._end, self._began = threading.Event(), time.monotonic()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(PROBE_SECONDS):
+            with suppress(LabError, subprocess.TimeoutExpired):
+                counts = rpcs(self.cluster)
+                self.seen.append((time.monotonic() - self._began, sum(counts.get(name, (0, 0))[0] for name in OURS)))
+
+    def worst(self, seconds: float) -> float:
+        """RPCs a second in the worst stretch of at least so many seconds."""
+        pairs = [(a, b) for i, a in enumerate(self.seen) for b in self.seen[i + 1 :] if b[0] - a[0] >= seconds]
+        return max(((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs), default=0.0)
+
+
+def cost(command: Sequence[str]) -> int:
+    """RPCs of a call, as sdiag counts: who shows nodes or jobs asks for the partitions too, `scontrol show config` pings."""
+    return 0 if "--version" in command else 1 if command[0] == "scontrol" and {"update", "topology"} & {*command} else 2
+
+
 class Crowd:
     """One courier for each node of a cluster, or for those named. Use ``with``; ``go`` orders all in the same moment."""
 
-    def __init__(self, cluster: Cluster, folder: Path, rules: Rules, nodes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        rules: Rules,
+        nodes: Sequence[str] = (),
+        *,
+        look_seconds: float = 600,
+        deadline_seconds: float = 60,
+    ) -> None:
         self.couriers: dict[str, Courier] = {}
         self.since: dict[str, float] = {}  # when a node was first seen drained (CLOCK_MONOTONIC)
-        self.client = Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=60)
+        self.client = Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin), deadline_seconds=deadline_seconds)
         for name in nodes or cluster.node_names:
             for sub in ("state", "run"):
                 (folder / name / sub).mkdir(parents=True, exist_ok=True)
             ledger = Ledger(str(folder / name / "state"), str(folder / name / "run"), node=name, machine="m1")
             drain = Drain(self.client, ledger, name, rules, fleet=Fleet(rules, self.client.topology))
-            self.couriers[name] = Courier(drain, splay_seconds=0.05, look_seconds=600)
+            self.couriers[name] = Courier(drain, splay_seconds=0.05, look_seconds=look_seconds)
 
     def __enter__(self) -> Crowd:
         for courier in self.couriers.values():
@@ -139,6 +184,16 @@ class Crowd:
         for name in found:
             self.since.setdefault(name, time.monotonic())
         return found
+
+    @property
+    def errors(self) -> set[str]:
+        """The nodes whose agents had no answer at last."""
+        return {name for name, courier in self.couriers.items() if courier.take().error}
+
+    @property
+    def looks(self) -> dict[str, int]:
+        """How often each agent has seen its drain standing."""
+        return {name: courier.take().looks for name, courier in self.couriers.items()}
 
     @property
     def held(self) -> set[str]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from fairlead.model.verdict import State
 from tests.lab.cluster import Cluster
 from tests.slurm import moves, sequences
+from tests.slurm.crowd import cost
 from tests.slurm.ward import Ward
 
 Script = Callable[[Ward, random.Random], None]
-#: What a call of each command costs slurmctld, as sdiag counts: sinfo and squeue ask for the partitions, too.
-RPCS = {"scontrol": 1, "sinfo": 2, "squeue": 2}
 
 
 def drained(ward: Ward) -> None:
@@ -182,6 +181,44 @@ def words_while_it_reboots(ward: Ward, chance: random.Random) -> None:
     time.sleep(5)
 
 
+def _while_a_reboot_waits(*words: str) -> Script:
+    def script(ward: Ward, chance: random.Random) -> None:
+        """A reboot waits for a job's end; meanwhile a GPU is lost, which the reboot repairs: the node is well and not drained."""
+        job = ward.cluster.submit("#!/bin/sh\nsleep 60\n", f"-w{ward.node}")
+        ward.cluster.wait_job(job, "RUNNING")
+        before = ward.power_cycles
+        ok, told = ward.scontrol("reboot", *words, ward.node)
+        ward.tell(f"ann: scontrol reboot {' '.join(words)}: {told or 'done'}")
+        assert ok, told
+        ward.fault("lost", 3, lasting=False)
+        time.sleep(4)
+        ward.hear(why=True)
+        ward.cluster.run(["/usr/bin/scancel", str(job)])
+        assert ward.until(lambda: ward.power_cycles > before, 60), "it is not rebooted"
+        ward.hear(why=True)
+        time.sleep(6)
+        now = ward.now()
+        assert now is not None and "DRAIN" not in now.states, f"it is drained, and well: {now}"
+
+    return script
+
+
+def lost_and_drained_before_a_reboot(ward: Ward, chance: random.Random) -> None:
+    """Our drain for a lost GPU stands, a second one is lost while the reboot waits, and the reboot repairs both."""
+    job = ward.cluster.submit("#!/bin/sh\nsleep 60\n", f"-w{ward.node}")
+    ward.cluster.wait_job(job, "RUNNING")
+    ward.fault("lost", 3, lasting=False)
+    drained(ward)
+    before = ward.power_cycles
+    ok, told = ward.scontrol("reboot", "ASAP", "nextstate=RESUME", ward.node)
+    assert ok, told
+    ward.fault("remap", 4, lasting=False)
+    time.sleep(4)
+    ward.cluster.run(["/usr/bin/scancel", str(job)])
+    assert ward.until(lambda: ward.power_cycles > before, 60), "it is not rebooted"
+    time.sleep(6)
+
+
 #: Name -> what happens, and how often the agent looks after its drain.
 ALONE: Mapping[str, tuple[Script, float]] = {
     "reboot asap": (_reboot("ASAP"), 2),
@@ -199,6 +236,9 @@ ALONE: Mapping[str, tuple[Script, float]] = {
     "reservation ended": (reservation_ended, 30),
     "forgotten and rebooted": (forgotten_and_rebooted, 2),
     "same evidence": (same_evidence, 2),
+    "lost while a reboot waits": (_while_a_reboot_waits("ASAP", "nextstate=RESUME"), 2),
+    "lost while a reboot without a drain waits": (_while_a_reboot_waits("nextstate=RESUME"), 2),
+    "lost and drained before a reboot": (lost_and_drained_before_a_reboot, 2),
 }
 
 
@@ -224,6 +264,14 @@ def resumed(ward: Ward, chance: random.Random) -> None:
     ward.lifts()
 
 
+def resumed_from_an_xid(ward: Ward, chance: random.Random) -> None:
+    """The same with a kernel record, which has been."""
+    ward.fault("xid", 3)
+    drained(ward)
+    time.sleep(16)
+    ward.lifts()
+
+
 def persons(ward: Ward, chance: random.Random) -> None:
     """A person holds it, in words over ours."""
     ward.fault("xid", 3)
@@ -232,7 +280,10 @@ def persons(ward: Ward, chance: random.Random) -> None:
     time.sleep(4)
 
 
-BEFORE: Mapping[str, Script] = {"ours": stands, "ours, young": stands_anew, "resumed by a person": resumed, "a person's": persons}
+BEFORE: Mapping[str, Script] = {
+    "ours": stands, "ours, young": stands_anew, "resumed by a person": resumed, "resumed from an Xid": resumed_from_an_xid,
+    "a person's": persons,
+}  # fmt: skip
 
 
 def together(cluster: Cluster, wards: Sequence[Ward], event: moves.Event) -> list[sequences.Ended]:
@@ -285,7 +336,7 @@ def alone(cluster: Cluster, wards: Sequence[Ward], names: Sequence[str]) -> list
 
 def rpcs(ward: Ward, since: float) -> int:
     """RPCs of the agent's calls since then."""
-    return sum(RPCS[call.words[0]] for call in ward.wire.read() if call.began >= since)
+    return sum(cost(call.words) for call in ward.wire.read() if call.began >= since)
 
 
 def counted(ward: Ward) -> dict[str, int]:

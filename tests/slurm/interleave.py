@@ -19,7 +19,7 @@ from fairlead.daemon.outcome import Steps, finish
 from fairlead.daemon.own_node import SAVED_SECONDS
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, strip_suffixes
-from fairlead.slurm.client import JobOn, NodeState
+from fairlead.slurm.client import JobOn, NodeState, Stamp
 from tests.slurm.monitor import RULES, Clock, Monitor, Violation, World
 
 MUNGE_SECONDS = 300.0  # munged(8), ttl
@@ -70,6 +70,9 @@ class Wire:
             self.monitor.counts["perhaps lost"] += 1
             self.agent.lift = None
         return began
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        return tuple(Stamp(name=n.name, reason_time=n.reason_time) for n in self.nodes())
 
     def drain(self, name: str, reason: str) -> None:
         self.texts.add(reason)

@@ -190,6 +190,10 @@ def on(suite: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("up", releases, indirect=True)
 
 
+#: On all releases, always.
+EVERYWHERE = pytest.mark.parametrize("up", list(SUITES), indirect=True)
+
+
 class Bench:
     """A cluster with machines, and a journal."""
 

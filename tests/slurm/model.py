@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.slurm.client import JobOn, NodeState
+from fairlead.slurm.client import JobOn, NodeState, Stamp
 
 SLURM_USER = "slurm"
 REGISTRATION = "gres/gpu count reported lower than configured (7 < 8)"
@@ -47,6 +47,7 @@ class Ctld:
         self.away = False
         self.clock = 1_800_001_000  # the agents' Clock
         self.booted = self.clock - 86400
+        self.slurmd_began = self.booted
         self.saved = deepcopy(self.records)
         self._saved_at = self.clock
         self.on_write: Callable[[str], None] = lambda name: None
@@ -67,6 +68,10 @@ class Ctld:
     def began(self) -> float:
         self._answer()
         return self.booted
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        began = self.slurmd_began
+        return tuple(Stamp(name=n.name, reason_time=n.reason_time, slurmd_began=began) for n in self.nodes())
 
     def drain(self, name: str, reason: str) -> None:
         self.update(name, "DRAIN", reason)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tests.lab.cluster import Cluster
+from tests.slurm.record import Span
 from tests.slurm.ward import Ward
 
 STATE, KEPT = "/var/spool/slurm/state", "/var/spool/slurm/kept"
@@ -174,9 +175,14 @@ def without_slurmctld(cluster: Cluster, wards: Sequence[Ward], what: str, *, los
 
 
 def reconfigure(cluster: Cluster, wards: Sequence[Ward], chance: random.Random) -> None:
+    """slurmctld starts itself anew from 23.11 on."""
+    began = time.time()
     for ward in wards:
         ward.tell("ann: scontrol reconfigure")
     cluster.scontrol("reconfigure", check=False)
+    if cluster.suite != "bookworm":
+        for ward in wards:
+            ward.record.spans.append(Span(began, time.time(), "reconfigure"))
 
 
 def restart(cluster: Cluster, wards: Sequence[Ward], chance: random.Random) -> None:

@@ -69,7 +69,7 @@ def _after_act(record: Record, fault: Fault, act: Act, now: str) -> str:
         return "open" if tried else now
     if act.what in RELEASES:
         ours = act.before is not None and act.before.reason.startswith(OWN) and _person_words(record, act.before) == ""
-        return "known" if now == "known" or (ours and _seen_before(record, fault, act) and _heard(record, act)) else "open"
+        return "known" if now == "known" or (ours and _seen_before(record, fault, act) and _heard(record, act, fault)) else "open"
     if act.what == "fairlead ack":
         return "known" if now == "known" or _seen_before(record, fault, act) else "open"
     if act.what == "fairlead clear":
@@ -85,8 +85,9 @@ def _seen_before(record: Record, fault: Fault, act: Act) -> bool:
     return since + SEEN_SECONDS * record.busy < act.began
 
 
-def _heard(record: Record, act: Act) -> bool:
-    """Nothing that loses what slurmctld or the agent know, and no reboot, came between the agent's looks before and after."""
+def _heard(record: Record, act: Act, fault: Fault) -> bool:
+    """Nothing that loses what slurmctld or the agent know, and no reboot, came between the agent's looks before and after. Nor,
+    for what is still wrong, a slurmctld that was reconfigured: what came before that cannot be told."""
     after = act.ended
     for span in sorted(record.spans, key=lambda each: each.began):
         if span.what in ("no agent", "no slurmctld", "slow") and span.began <= after + record.look + DRAIN_SECONDS:
@@ -94,7 +95,8 @@ def _heard(record: Record, act: Act) -> bool:
     first, last = act.began - record.look - DRAIN_SECONDS, after + record.look + DRAIN_SECONDS
     if any(first <= when <= last for when in record.emptied):
         return False
-    disturbing = [span for span in record.spans if span.loses or span.what == "reboot"]
+    unknown = ("reboot",) if fault.kind == "xid" else ("reboot", "reconfigure")
+    disturbing = [span for span in record.spans if span.loses or span.what in unknown]
     return not any(span.began <= last and first <= span.ended for span in disturbing)
 
 
@@ -237,6 +239,7 @@ def _persons_drain_stays(record: Record) -> Iterator[Broken]:
 
 # -- what is told -----------------------------------------------------------------------------------------
 
+_NOTHING = ("nothing here drains", "nothing to do", "no reason for a drain")
 _PERSON = ("resumed by", "counts as acknowledged", "(acknowledged)", "known:    acknowledged")
 
 
@@ -251,5 +254,5 @@ def _told(record: Record) -> Iterator[Broken]:
                     yield Broken("nobody is said to have resumed or acknowledged what nobody did", at, f"{where}: {line.strip()}")
                     break
         lost = [fault for fault in record.faults if fault.kind == "lost" and status(record, fault, at) == "due"]
-        if "nothing here drains" in text and any(fault.at < at - SEEN_SECONDS * record.busy for fault in lost):
+        if any(words in text for words in _NOTHING) and any(_seen_before(record, fault, Act(at, at, "why")) for fault in lost):
             yield Broken("of a lost GPU nobody says that nothing drains", at, f"{where}: {text.strip()}")

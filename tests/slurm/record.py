@@ -50,8 +50,8 @@ class Act:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted: ``what`` is ``no agent``, ``no slurmctld``, ``reboot``, ``hold``, ``slow``; ``loses``: slurmctld
-    came back without what it knew, or with less."""
+    """Something that lasted: ``what`` is ``no agent``, ``no slurmctld``, ``reboot``, ``reconfigure``, ``hold``, ``slow``;
+    ``loses``: slurmctld came back without what it knew, or with less."""
 
     began: float
     ended: float

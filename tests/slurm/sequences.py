@@ -3,10 +3,14 @@
 A seed names one sequence: ``bookworm:17:n3`` is what happens to n3 in batch 17 on that release, together with what happens to
 slurmctld in that batch. Alone: ``python -m tests.slurm.sequences bookworm:17:n3``. A directed one goes by its name, as
 ``bookworm:same evidence``.
+
+Many: ``python -m tests.slurm.sequences --random 200 bookworm`` runs 200 random ones, some at the same time, prints the seed of
+each and the story of what broke, and says at the end how many ran and which promises broke how often.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import shlex
 import subprocess
@@ -14,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +34,7 @@ from tests.slurm.ward import REBOOT_PROGRAM, Ward
 PROJECT = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.2
 MOVES_EACH = 10
+AT_ONCE = 10
 #: What an agent does at last it has done within this, after the last move.
 REST_SECONDS = 30
 
@@ -157,7 +163,39 @@ def wait_until(met: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-def main(seeds: Sequence[str]) -> int:
+def many(suite: str, count: int, *, at_once: int, first: int, minutes: float) -> int:
+    """So many random sequences, in batches; no batch is begun after so many minutes."""
+    began, ended, broken = time.monotonic(), 0, Counter[str]()
+    with cluster_of_wards(suite, [f"n{i}" for i in range(1, 1 + at_once)]) as (cluster, wards):
+        for number in range(first, first + -(-count // at_once)):
+            if time.monotonic() > began + minutes * 60:
+                print(f"{suite}: {minutes:g} minutes are over before batch {number}", flush=True)
+                break
+            for each in batch(cluster, wards[: count - ended], number):
+                ended += 1
+                broken.update({b.promise for b in each.broken})
+                print(each if each.broken else f"{each.seed}: kept", flush=True)
+    took = (time.monotonic() - began) / 60
+    print(f"\n{suite}: {ended} of {count} sequences ran in {took:.1f} minutes, {at_once} at once; broken:")
+    print("\n".join(f"  {times} x {promise}" for promise, times in broken.most_common()) or "  none")
+    return 1 if broken or ended < count else 0
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.slurm.sequences", description=__doc__)
+    parser.add_argument("seeds", nargs="+", help="seeds; with --random the releases (bookworm, trixie, forky)")
+    parser.add_argument("--random", type=int, metavar="N", help="so many random sequences of each release")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help="nodes of a cluster, a sequence on each")
+    parser.add_argument("--first", type=int, default=1, metavar="N", help="the number of the first batch")
+    parser.add_argument("--minutes", type=float, default=60, help="no batch of a release is begun after that")
+    args = parser.parse_args(words)
+    if args.random is None:
+        return named(args.seeds)
+    runs = [many(s, args.random, at_once=args.at_once, first=args.first, minutes=args.minutes) for s in args.seeds]
+    return max(runs)
+
+
+def named(seeds: Sequence[str]) -> int:
     """Each named sequence alone, with its story; a seed without a node: the whole batch."""
     from tests.slurm import directed
 
@@ -165,7 +203,7 @@ def main(seeds: Sequence[str]) -> int:
     for seed in seeds:
         suite, what, *node = seed.split(":")
         events = {event.__name__: event for event in moves.EVENTS}
-        count = 10 if what.isdigit() else len(directed.BEFORE) if what in events else 1
+        count = AT_ONCE if what.isdigit() else len(directed.BEFORE) if what in events else 1
         names = node if node and what.isdigit() else [f"n{i}" for i in range(1, 1 + count)]
         with cluster_of_wards(suite, names) as (cluster, wards):
             if what.isdigit():

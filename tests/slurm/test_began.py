@@ -11,7 +11,7 @@ import pytest
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
-from fairlead.slurm.scontrol import Scontrol, parse_began
+from fairlead.slurm.scontrol import Scontrol, parse_began, parse_stamps
 from tests.lab.cluster import Cluster
 from tests.slurm.conftest import drain_of, kill_slurmctld, save
 
@@ -22,6 +22,30 @@ BatchStartTimeout       = 10 sec
 
 Slurmctld(primary) at lab is {0}
 """
+
+
+NODES = """NodeName=n1 Arch=x86_64 CPUTot=8
+   State=IDLE BootTime=1795370916 SlurmdStartTime=1795384029 LastBusyTime=1795384029
+NodeName=n2 Arch=x86_64 SlurmdStartTime=1795384030 LastBusyTime=1795384029 Reason=[ann@12] twice [root@1795384035] Comment=[x@7]
+NodeName=n3 State=DOWN SlurmdStartTime=None Reason=Not responding [slurm@1795384036]
+"""
+
+
+def test_the_times_of_all_nodes_are_read_from_one_answer() -> None:
+    n1, n2, n3 = parse_stamps(NODES)
+    assert (n1.name, n1.reason_time, n1.slurmd_began) == ("n1", 0, 1795384029)
+    assert (n2.name, n2.reason_time, n2.slurmd_began) == ("n2", 1795384035, 1795384030)
+    assert (n3.name, n3.reason_time, n3.slurmd_began) == ("n3", 1795384036, 0)
+    assert parse_stamps("") == ()
+
+
+def test_slurmctlds_own_times_of_all_nodes(cluster: Cluster, client: Scontrol) -> None:
+    before = int(time.time())
+    cluster.scontrol("update", "nodename=n2", "state=drain", "reason=ann: said [bob@12] so")
+    stamps = {stamp.name: stamp for stamp in client.stamps()}
+    assert set(stamps) == {node.name for node in client.nodes()}
+    assert stamps["n2"].reason_time == client.node("n2").reason_time >= before
+    assert all(0 < stamp.slurmd_began <= time.time() for stamp in stamps.values())
 
 
 def test_the_begin_is_the_primarys_own() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.daemon import transitions
+from fairlead.daemon.audit import Trail
 from fairlead.daemon.courier import Courier, Want
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Entry, Ledger, Phase
@@ -38,7 +40,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         for sub in ("state", "run"):
             (folder / sub).mkdir()
-        self.ctld, self.clock, self.hold, self.slurmd = Ctld("26", ("n1", "n2")), Clock(), "", 0.0
+        self.ctld, self.clock, self.hold, self.reconfigured = Ctld("26", ("n1", "n2")), Clock(), "", False
         ledger = Ledger(str(folder / "state"), str(folder / "run"), node="n1")
         self.protocol = Drain(
             self.ctld,
@@ -47,7 +49,7 @@ class Scene:
             ROOMY,
             barred=lambda: self.hold,
             boot_id="boot 1",
-            reconfigured=lambda: self.slurmd,
+            reconfigured=lambda: self.reconfigured,
             wall=self.clock.wall,
             clock=self.clock.mono,
         )
@@ -81,7 +83,7 @@ class Scene:
     def reconfigure(self) -> None:
         """From 23.11 on slurmctld and every slurmd start anew then."""
         self.restart()
-        self.slurmd = self.ctld.booted + 1
+        self.ctld.slurmd_began, self.reconfigured = self.ctld.booted + 1, True
 
     def reboot(self, *, next_state: str = "", asap: bool = False) -> None:
         """`scontrol reboot`, to its end."""
@@ -200,6 +202,22 @@ def lifted_then_reconfigured(s: Scene) -> None:
     s.reconfigure()
 
 
+def emptied_and_reconfigured_at_once(s: Scene) -> None:
+    """Both between two looks: nobody has resumed the node, and nothing shows that."""
+    s.wait(20)
+    s.emptied()
+    s.wait(2)
+    s.reconfigure()
+
+
+def newer_drain_survives_a_reconfiguration(s: Scene) -> None:
+    s.ctld.update("n2", "DRAIN", "ann: a newer one")
+    s.wait(30)
+    assert s.look() is Outcome.DRAINED
+    s.undrain()
+    s.reconfigure()
+
+
 def newer_drain_survives(s: Scene) -> None:
     s.ctld.update("n2", "DRAIN", "ann: a newer one")
     s.wait(30)
@@ -283,8 +301,10 @@ TABLE: dict[str, tuple[Callable[[Scene], None], Outcome, int]] = {
     "seen 30 s later, lifted, restarted at once: cannot be told": (settled_then_lifted, Outcome.LOST, 1),
     "emptied the next day": (emptied_next_day, Outcome.LOST, 1),
     "emptied, and reconfigured minutes later": (emptied_and_reconfigured_later, Outcome.LOST, 1),
-    "reconfigured, then lifted": (reconfigured_then_lifted, Outcome.ACKNOWLEDGED, 1),
-    "lifted, then reconfigured": (lifted_then_reconfigured, Outcome.ACKNOWLEDGED, 1),
+    "reconfigured, then lifted": (reconfigured_then_lifted, Outcome.LOST, 1),
+    "lifted, then reconfigured": (lifted_then_reconfigured, Outcome.LOST, 1),
+    "emptied and reconfigured at once": (emptied_and_reconfigured_at_once, Outcome.LOST, 1),
+    "lifted, reconfigured, and a newer drain is still known": (newer_drain_survives_a_reconfiguration, Outcome.ACKNOWLEDGED, 1),
     "lifted, restarted, and a newer drain is still known": (newer_drain_survives, Outcome.ACKNOWLEDGED, 1),
     "an old state, with an older drain of another": (old_state_with_an_older_drain, Outcome.LOST, 1),
     "emptied, and somebody drains another node": (drained_elsewhere_after_the_loss, Outcome.LOST, 1),
@@ -314,6 +334,50 @@ def test_lost_or_lifted(scene: Scene, row: str) -> None:
     assert (entry is not None and entry.ours) == (outcome is Outcome.DRAINED)
 
 
+XID, GONE = "xid/0000:1b:00.0#0d6a4f0e-5b1c-4f65-9a39-3f1f6f9b7c21:812", "gpu_count/#gpus=7"
+
+
+@pytest.mark.parametrize(
+    ("happens", "known"),
+    [
+        (lifted_then_reconfigured, (XID,)),
+        (reconfigured_then_lifted, (XID,)),
+        (emptied_and_reconfigured_at_once, (XID,)),
+        (emptied_and_reconfigured_later, ()),
+        (newer_drain_survives_a_reconfiguration, (XID, GONE)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or str(len(value)),
+)
+def test_of_a_reconfiguration_only_the_past_may_be_acknowledged(
+    tmp_path: Path, happens: Callable[[Scene], None], known: tuple[str, ...]
+) -> None:
+    """slurmctld may have begun without its state before it, so a GPU that is still lost drains again, whoever was there."""
+    made = Scene(tmp_path)
+    made.protocol.known = (XID, GONE)
+    assert made.drain() is Outcome.DRAINED
+    made.wait(1)
+    happens(made)
+    assert finish(made.protocol.look()).known == known
+
+
+def test_a_drain_by_hand_is_made_again_after_a_reconfiguration_that_leaves_it_open(tmp_path: Path) -> None:
+    made = Scene(tmp_path)
+    assert made.drain(MANUAL) is Outcome.DRAINED
+    emptied_and_reconfigured_at_once(made)
+    assert made.look() is Outcome.DRAINED and made.ctld.node("n1").drained
+
+
+def test_what_is_asked_where_a_drain_has_gone(scene: Scene) -> None:
+    """Each question once: the node, since when slurmctld runs, and the times of all nodes."""
+    scene.killed()
+    asked: list[str] = []
+    for name in ("node", "nodes", "began", "stamps"):
+        real = getattr(scene.ctld, name)
+        setattr(scene.ctld, name, lambda *a, n=name, r=real: (asked.append(n), r(*a))[1])
+    assert scene.look() is Outcome.LOST
+    assert [name for name in asked if name != "nodes"] == ["node", "began", "stamps"]
+
+
 def test_the_next_drain_is_a_drain_like_any_other(scene: Scene) -> None:
     """And whoever lifts that one is heard."""
     scene.killed()
@@ -333,6 +397,27 @@ def test_the_mark_of_our_prolog_on_a_node_whose_drain_was_lost(scene: Scene) -> 
     found = finish(scene.protocol.look(prolog_refused=True))
     assert found.outcome is Outcome.LOST and found.marked
     assert finish(scene.protocol.drain("xid", WHY, prolog_refused=True)).outcome is Outcome.DRAINED
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_what_the_trail_and_the_log_say_of_it(scene: Scene, row: str, tmp_path: Path) -> None:
+    """Of each row: "resumed by a person" stands where the look has found that, and nowhere else."""
+    happens, outcome, _ = TABLE[row]
+    courier = Courier(scene.protocol, clock=scene.clock.mono)
+    before = courier.take()
+    happens(scene)
+    courier.look()
+    for _ in courier.turn():
+        pass
+    trail = Trail(str(tmp_path / "state"), str(tmp_path / "run"))
+    transitions.slurm(trail, before, courier.take())
+    courier.close()
+    told = [f"{e.what}: {e.detail}" for e in trail.read()]
+    by_a_person = [line for line in told if line.startswith("resumed by a person")]
+    assert bool(by_a_person) == (outcome is Outcome.ACKNOWLEDGED), told
+    assert any("drain lost" in line and "what is still wrong drains again" in line for line in told) == (
+        outcome is Outcome.LOST
+    ), told
 
 
 def test_a_begin_that_nobody_tells_leaves_the_question_open(scene: Scene) -> None:

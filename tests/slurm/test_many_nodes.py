@@ -1,20 +1,23 @@
-"""64 nodes that go bad in the same moment, on a real slurmctld: every rule across nodes holds in the end."""
+"""64 nodes that go bad in the same moment, on a real slurmctld: every rule across nodes holds in the end. And a slurmctld that is
+back after a while, with drains on many nodes: their agents do not ask all at once."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from fairlead.daemon.pace import LOOKS_PER_SECOND
 from fairlead.policy.fleet import Kind
 from fairlead.policy.rules import Rules
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
-from tests.slurm.conftest import client_of, running
-from tests.slurm.crowd import WANT, Crowd, ours, overshoot, rpcs
+from tests.slurm.conftest import ROOMY, client_of, running
+from tests.slurm.crowd import WANT, Crowd, Rate, ours, overshoot, rpcs
 
 NODES = 64
 RELEASES = ["trixie", *(pytest.param(suite, marks=pytest.mark.slow) for suite in SUITES if suite != "trixie")]
@@ -69,3 +72,45 @@ def test_a_suspicion_holds_however_many_drain_at_once(
         assert {n.name for n in crowd.client.nodes() if n.drained} == crowd.drained
         limits = [crowd.couriers[name].take().limit for name in crowd.held]
         assert {each.kind for each in limits if each} == {kind}
+
+
+AWAY_SECONDS = 8.0
+RPCS_OF_A_LOOK = 2
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("count", [32, pytest.param(128, marks=pytest.mark.slow)])
+def test_a_slurmctld_that_is_back_is_asked_by_its_agents_one_after_the_other(count: int, tmp_path: Path) -> None:
+    """Three quarters of the nodes are drained by their agents; one in eight goes bad while slurmctld is away. All of them are
+    asked to register when it is back, and all of the agents want to look in that moment. At the end every drain is right.
+
+    A client of Slurm's that has no answer tries again by itself each second: who asks while slurmctld is away, as an agent with
+    an order does, asks again in the second of its return."""
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    with running(Cluster("trixie", nodes=count, cores=4)) as cluster:
+        names = cluster.node_names
+        drained, bad = names[: count * 3 // 4], names[count * 3 // 4 : count * 7 // 8]
+        with Crowd(cluster, tmp_path, ROOMY, look_seconds=30, deadline_seconds=10) as crowd:
+            for name in drained:
+                crowd.couriers[name].want(WANT)
+            crowd.until(lambda: crowd.drained == set(drained), "the first drains")
+            cluster.stop_slurmctld()
+            for name in bad:
+                crowd.couriers[name].want(WANT)
+            time.sleep(AWAY_SECONDS)
+            before = crowd.looks
+            cluster.start_slurmctld()
+            with Rate(cluster) as rate:
+                for courier in crowd.couriers.values():
+                    courier.stirred(watched=True, stirred=True)
+                crowd.until(lambda: crowd.drained == {*drained, *bad} and not crowd.errors, "every drain after the return")
+                crowd.until(lambda: all(crowd.looks[name] > before[name] for name in drained), "a look of each")
+            standing = {n.name: n.reason for n in crowd.client.nodes() if n.drained}
+            assert {name: crowd.couriers[name].take().reason for name in crowd.drained} == standing
+            lost = [name for name, c in crowd.couriers.items() if c.take().lost or c.take().acknowledged]
+    seconds, asked = rate.seen[-1]
+    second, ten = rate.worst(1.0), rate.worst(10.0)
+    print(f"\n{count} nodes: {asked} RPCs in {seconds:.0f} s after the return, at most {second:.0f} a second, {ten:.0f} in ten")
+    assert lost == [] and asked >= len(drained) * RPCS_OF_A_LOOK
+    assert ten <= 2 * LOOKS_PER_SECOND * RPCS_OF_A_LOOK and second <= 4 * LOOKS_PER_SECOND * RPCS_OF_A_LOOK

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmError
-from fairlead.policy.node_states import RELEASES, ROWS, Row
+from fairlead.policy.node_states import EVENTS, RELEASES, ROWS, Row
 from fairlead.policy.ownership import keep_off, strip_suffixes
 from fairlead.slurm.client import NodeState
 from tests.lab.roots import SUITES
@@ -114,6 +115,13 @@ def check_ours(states: States, row: Row, name: str) -> None:
         back = states.wait(name, frozenset({"IDLE", "DRAIN"}))
         assert back.reason.endswith(f"{WHY} : reboot issued")
         assert outcome(drain.resume())[0] == "resumed"
+
+
+def test_every_event_names_a_test_that_there_is() -> None:
+    for event in EVENTS:
+        file, _, name = event.seen.partition(": ")
+        text = (Path(__file__).parent / file).read_text()
+        assert (f'"{name}": (' if file == "directed.py" else f"def {name}(") in text, event.seen
 
 
 def test_the_table_is_the_policys() -> None:

@@ -14,6 +14,7 @@ from fairlead.cli.show import age_text, state_word
 from fairlead.cli.times import local
 from fairlead.model.plain import aside, word
 from fairlead.policy.ownership import MAINTAIN, normalise, parse, strip_suffixes
+from fairlead.policy.tracks import EARLIER
 
 if TYPE_CHECKING:
     from fairlead.xid.catalogue import XidEntry
@@ -165,6 +166,8 @@ def _nothing(status: Table) -> str:
     if not status.get("findings") and not status.get("held"):
         return "nothing to do"
     known = [f for f in status.get("findings", []) if f.get("level") == "drain" and f.get("id") in _acknowledged(status)]
+    if not known and any(f.get("why") == EARLIER for f in status.get("held", [])):
+        return "nothing now: what was wrong before the reboot has not been seen since; seen again, it drains the node"
     if not known:
         return "nothing now: what is found here is no reason for a drain"
     names = ", ".join(dict.fromkeys(aside(f"{f['check']}{'/' if f.get('device') else ''}{f.get('device') or ''}") for f in known))

@@ -52,8 +52,9 @@ class Standing(Struct, frozen=True, kw_only=True):
     reason: of our own drain. held: why an order is not carried out; foreign: it is because somebody else holds the node.
     over_budget: the rule across nodes that left no room, in one line, for a while after it was asked; limit: the same as
     data. error: slurmctld's last refusal or silence.
-    acknowledged: how many drains of ours a person has resumed; known: the names of the evidence that the last of them covers.
-    lost: how many have gone without a person's resume; why_lost: the last of them. taken: whose words stand in place of ours,
+    acknowledged: how many drains of ours a person has resumed; lost: how many have gone without that need; why_lost: the last
+    of them; known: the names of the evidence that the last of either covers. returned: how
+    often the node has gone back into service, by the agent's resume or a person's. taken: whose words stand in place of ours,
     as far as known, "" for nobody's. manual: a person drained it through
     fairlead. looks: how often our drain was seen standing. check, since: of our own drain, what it
     is for and when it was begun (Unix time in seconds).
@@ -68,6 +69,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     error: str = ""
     acknowledged: int = 0
     known: tuple[str, ...] = ()
+    returned: int = 0
     lost: int = 0
     why_lost: str = ""
     taken: str = ""
@@ -345,7 +347,8 @@ class Courier:
                 over_budget=result.detail if outcome is Outcome.OVER_BUDGET else "",
                 limit=result.limit if outcome is Outcome.OVER_BUDGET else None,
                 acknowledged=before.acknowledged + acknowledged,
-                known=result.known if acknowledged else before.known,
+                known=result.known if acknowledged or outcome is Outcome.LOST else before.known,
+                returned=before.returned + (acknowledged or (before.drained and outcome is Outcome.RESUMED)),
                 lost=before.lost + (outcome is Outcome.LOST),
                 why_lost=result.detail if outcome is Outcome.LOST else before.why_lost,
                 taken=(result.detail if outcome is Outcome.FOREIGN else before.taken) if taken else "",

@@ -4,7 +4,7 @@ slurmctld has no compare-and-swap: a second drain erases the first reason. So ev
 write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``outcome.finish``
 runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
 next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), look 2; and 2
-to 6 more where a drain that stood is gone.
+to 4 more where a drain that stood is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from fairlead.daemon.ledger import Entry, Phase
 from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
-from fairlead.daemon.own_node import OwnNode
+from fairlead.daemon.own_node import Lost, OwnNode
 from fairlead.policy.fleet import Hold
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
 from fairlead.slurm.client import NodeState
@@ -255,28 +255,28 @@ class Drain(OwnNode):
         owner = Owner.FREE if marked else owner
         if entry.theirs and owner is Owner.FREE and entry.late_lift(self._asked_at) and not keep_off(mine.states):
             return (yield from self._put_back(entry, mine))
-        lost = ""
+        lost = Lost()
         if entry.phase in (Phase.DRAINED, Phase.TAKEN) and not entry.freed and (mine.drained or not keep_off(mine.states)):
             again = again and entry.manual and entry.phase is Phase.DRAINED  # words in its place are not ours to write
             lost = yield from self._unasked(entry, mine)
-            if lost and again and (why := self.barred()):
-                return result(Outcome.HELD, mine, f"{lost}; the drain is not made again: {why}")
-            if lost and owner is Owner.FREE:
+            if lost.why and again and (why := self.barred()):
+                return result(Outcome.HELD, mine, f"{lost.why}; the drain is not made again: {why}")
+            if lost.why and owner is Owner.FREE:
                 yield "save"
                 self.ledger.save(self._left(entry))
                 if again:
                     return (yield from self.drain(MANUAL, entry.token.summary))
-                return replace(result(Outcome.LOST, mine, lost), marked=marked)
-            entry = replace(entry, phase=Phase.DRAINING, written=0) if lost else entry
+                return replace(result(Outcome.LOST, mine, lost.why), marked=marked, known=lost.known)
+            entry = replace(entry, phase=Phase.DRAINING, written=0) if lost.why else entry
         yield "save"
         return replace(self._forget(entry, owner, mine), marked=marked)
 
-    def _unasked(self, entry: Entry, mine: NodeState) -> Generator[str, None, str]:
-        """Why the drain that stood may have gone without a person's resume; "" where a person has lifted or replaced it."""
+    def _unasked(self, entry: Entry, mine: NodeState) -> Generator[str, None, Lost]:
+        """Why the drain that stood may have gone without a person's resume."""
         if entry.phase is Phase.TAKEN and mine.drained and mine.reason_time == entry.written:
-            return ""  # the same words of a person as before
+            return Lost()  # the same words of a person as before
         if why := self._rebooted(entry, mine):
-            return why
+            return Lost(why)
         yield "ask"
         return self._lost(entry, mine)
 

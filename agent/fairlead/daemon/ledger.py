@@ -139,6 +139,10 @@ class _File(Struct, frozen=True, kw_only=True):
     entry: Entry | None = None
 
 
+#: Made here, once: msgspec learns a type at its first use, and several threads that use it first at the same time may crash it.
+_DECODER = msgspec.json.Decoder(_File)
+
+
 class Ledger:
     """The ledger of one node. Where ``state_dir`` cannot be written, ``run_dir`` (tmpfs) keeps it over a restart of the
     agent, though not over a reboot; ``trouble`` says so in one line.
@@ -214,7 +218,7 @@ class Ledger:
 
     def _read(self, path: str, disk: Storage) -> _File | None:
         try:
-            return msgspec.json.decode(disk.do(partial(_content, path)), type=_File)
+            return _DECODER.decode(disk.do(partial(_content, path)))
         except FileNotFoundError:
             return None
         except OSError as e:

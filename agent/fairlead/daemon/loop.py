@@ -100,6 +100,7 @@ class Loop:
         )
         self.courier: Courier | None = None
         self.standing = Standing()
+        self.returned = False  # the node has gone back into service since the last decision
         slurm = document.slurm
         if root.is_live or slurm.conf:  # what a recorded tree says drains no node, unless a cluster is named for it
             self.courier = Courier(self._protocol(document), splay_seconds=slurm.splay_seconds, look_seconds=slurm.look_seconds)
@@ -334,11 +335,15 @@ class Loop:
             self.state = acknowledge_evidence(self.state, standing.known)
             self.history.event("acknowledged", f"a person resumed our drain: {transitions.covers(standing)}")
             log.line(log.NOTICE, "acknowledged", by="resume in Slurm")
+        elif standing.lost > before.lost:
+            self.state = acknowledge_evidence(self.state, standing.known)
         if standing.lost > before.lost or (before.drained and not standing.drained):  # the trail says why
             self.state = of_this_boot(self.state, self.senses.boot_id)
         if standing.drained != before.drained:
             self.history.event("drained" if standing.drained else "not drained by us", standing.reason or before.reason)
+        self.returned = standing.returned > before.returned
         self._decide((), frozenset())
+        self.returned = False
         transitions.slurm(self.trail, before, standing)
 
     # -- the decision ----------------------------------------------------------------------------

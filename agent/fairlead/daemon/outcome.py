@@ -18,7 +18,8 @@ UNDONE_SECONDS = (2.0, 8.0)  # who undid theirs asks again when that is settled,
 
 class Outcome(StrEnum):
     """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain. lost: it
-    is gone, and no person need have resumed it: a reboot by slurmctld did, or slurmctld has begun anew without it. foreign:
+    is gone, and no person need have resumed it: a reboot by slurmctld did, or slurmctld has begun anew without it;
+    ``Result.known`` counts all the same. foreign:
     somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not drained, or undone
     at once, by a rule that looks across nodes (``Result.limit``). contested: drained, and others past the same limit have to
     go first; look again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,7 +15,8 @@ from fairlead.daemon.outcome import Outcome, Result, result, who
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, reboot_mark, rebooting
 from fairlead.policy.rules import Rules
-from fairlead.slurm.client import NodeState, SlurmClient
+from fairlead.policy.tracks import of_the_past
+from fairlead.slurm.client import NodeState, SlurmClient, Stamp
 
 STALE_SECONDS = 2.0  # how long a reading is good for: it bounds the window in which another's change could be overwritten
 SKEW_SECONDS = 5.0  # between this node's clock and slurmctld's
@@ -24,13 +26,21 @@ RECONFIGURE_SECONDS = (0.0, 5.0)
 RECONFIGURE_GAP_SECONDS = 150.0  # and something else may have been done to slurmctld where we had not looked for longer
 
 
+class Lost(NamedTuple):
+    """Why a drain that is gone need not have been lifted by a person, "" where only a person can have lifted it; and the names
+    of the evidence that counts as acknowledged all the same."""
+
+    why: str = ""
+    known: tuple[str, ...] = ()
+
+
 class OwnNode:
     """What every protocol of drain.py needs.
 
     hidden: looks for what Slurm hid under our reason since a Unix time; stranger: why this machine is not that node;
     barred: why nothing may be written now (a hold), asked with the ledger's lock. Each gives one line, "" for nothing.
-    boot_id: of this node, "" where it is not known. reconfigured: when `scontrol reconfigure` may have started its
-    slurmd anew (Unix time), 0.0 where nothing says so. not_after: told before each write for how many seconds more it may
+    boot_id: of this node, "" where it is not known. reconfigured: whether `scontrol reconfigure` has started its
+    slurmd anew. not_after: told before each write for how many seconds more it may
     be sent. known: the names of the evidence that is known now, None where the caller knows of none; set before each protocol.
     """
 
@@ -46,7 +56,7 @@ class OwnNode:
         barred: Callable[[], str] = lambda: "",
         fleet: Fleet | None = None,
         boot_id: str = "",
-        reconfigured: Callable[[], float] = lambda: 0.0,
+        reconfigured: Callable[[], bool] = lambda: False,
         not_after: Callable[[float], None] = lambda seconds: None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -127,25 +137,29 @@ class OwnNode:
             return "slurmctld has rebooted the node"
         return ""
 
-    def _lost(self, entry: Entry, mine: NodeState) -> str:
-        """Why slurmctld, and no person, may have lost the drain that the entry names; "" where it has not. RPCs: 2 to 8.
+    def _lost(self, entry: Entry, mine: NodeState) -> Lost:
+        """Why slurmctld, and no person, may have lost the drain that the entry names. RPCs: 2 to 4.
 
         One that began after the drain was last seen standing may have begun without its state, or with an old one. It has not
-        where it still knows something that was written after our drain and before that time; nor where it began with this
-        node's slurmd: then somebody has reconfigured Slurm, which loses nothing. Else that cannot be told."""
+        where it still knows something that was written after our drain and before that time. Where it began with this node's
+        slurmd, somebody has reconfigured Slurm: that loses nothing, but who knows what came before it. So a person may have
+        lifted the drain, and of what they may have known only the past counts. Else nothing of it can be told."""
         seen = entry.seen or entry.written or entry.since
         began = self.client.began()
         if began < seen:
-            return ""
+            return Lost()
         if not mine.drained and mine.reason_time and parse(mine.reason) in entry.texts:
-            return ""  # 24.11 without slurmdbd leaves our words where a person has lifted the drain
+            return Lost()  # 24.11 without slurmdbd leaves our words where a person has lifted the drain
+        stamps = {stamp.name: stamp for stamp in self.client.stamps()}
+        own = stamps.pop(self.node, Stamp(name=self.node))
+        if entry.written and any(entry.written < s.reason_time <= seen and s.reason_time < began for s in stamps.values()):
+            return Lost()
         first, last = RECONFIGURE_SECONDS
-        if began - seen <= RECONFIGURE_GAP_SECONDS and first <= self.reconfigured() - began <= last:
-            return ""
-        times = (n.reason_time for n in self.client.nodes() if n.name != self.node)
-        if entry.written and any(entry.written < at <= seen and at < began for at in times):
-            return ""
-        return "slurmctld has begun anew since it was last seen drained"
+        soon = began - seen <= RECONFIGURE_GAP_SECONDS and first <= own.slurmd_began - began <= last
+        if soon and self.reconfigured():
+            why = "slurmctld was reconfigured since it was last seen drained, and may have begun without its state before that"
+            return Lost(why, tuple(name for name in entry.known if of_the_past(name)))
+        return Lost("slurmctld has begun anew since it was last seen drained")
 
     def _freed(self, entry: Entry) -> Entry:
         """The entry of our drain that a person has lifted through fairlead: they know what is known now."""

@@ -94,6 +94,7 @@ class _Replay:
         self.policies = {name: policy for name, policy in policies_of(document).items() if name in self.wakes}
         self.state = PolicyState()
         self.drained = ""  # the check that the drain is for
+        self.returned = False  # back in service since the last decision
         self.since = 0.0
         self.events: list[Event] = []
         self.told: set[str] = set()
@@ -150,7 +151,7 @@ class _Replay:
     def _known(self) -> None:
         """A person resumed the drain, as an agent noted at the time."""
         self.state = acknowledge(self.state, standing(self.state))  # what stood at that time of the recording
-        self.drained = ""
+        self.drained, self.returned = "", True
         self._event("acknowledged", text="a person resumed the node")
         self._decide(set())
 
@@ -200,11 +201,13 @@ class _Replay:
             wall_seconds=self.now,
             boot_id=self.boot.id,
             drained=bool(self.drained),
+            returned=self.returned,
             full_sweep=woken is None,
             drain_check=self.drained,
             drain_since_seconds=self.since,
             proof=Proof.PASSED,
         )
+        self.returned = False
         ran = self.policies.keys() if woken is None else woken
         decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
         same = replace(decision.state, clean_sweeps=0, clean_looks=0) == replace(self.state, clean_sweeps=0, clean_looks=0)
@@ -224,7 +227,7 @@ class _Replay:
             )
             self.also = {(f.key, f.fault) for f in decision.counted}
         elif decision.order is Order.RESUME:
-            self.drained = ""
+            self.drained, self.returned = "", True
             self._event("resume", text="well again")
         elif self.drained and "by hand" in decision.text:
             self._once(

@@ -147,7 +147,7 @@ def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], s
         barred=barred,
         fleet=fleet,
         boot_id=boot_id,
-        reconfigured=lambda: ask.reconfigured(name) if Slurmd().reconfigured() else 0.0,
+        reconfigured=lambda: Slurmd().reconfigured(),
         not_after=client.not_after,
     )
 

@@ -63,7 +63,7 @@ def slurm(trail: Trail, before: Standing, after: Standing) -> None:
         if after.acknowledged > before.acknowledged:
             what, detail = "resumed by a person", covers(after)
         elif after.lost > before.lost:
-            what, detail = "drain lost", f"{after.why_lost}: nothing is acknowledged, what is still wrong drains again"
+            what, detail = "drain lost", gone(after)
         elif after.taken or after.foreign or after.held:
             what, detail = "drain given up", after.taken or after.held
         else:
@@ -72,9 +72,15 @@ def slurm(trail: Trail, before: Standing, after: Standing) -> None:
     elif after.acknowledged > before.acknowledged:
         trail.agent("resumed by a person", detail=covers(after))
     elif after.lost > before.lost:
-        trail.agent("drain lost", detail=f"{after.why_lost}: nothing is acknowledged, what is still wrong drains again")
+        trail.agent("drain lost", detail=gone(after))
     elif after.foreign and not before.foreign:
         trail.agent("left alone", detail=after.held)
+
+
+def gone(standing: Standing) -> str:
+    """Why a drain need not have been lifted by a person, and what follows, in one line."""
+    what = f"of the past {covers(standing)}; " if standing.known else "nothing is acknowledged, "
+    return f"{standing.why_lost}: {what}what is still wrong drains again"
 
 
 def covers(standing: Standing) -> str:

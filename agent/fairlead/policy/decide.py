@@ -20,7 +20,7 @@ from fairlead.policy.ownership import MANUAL
 from fairlead.policy.resume import by_hand, is_clean, may_resume
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
 from fairlead.policy.state import Now, PolicyState, Proof, Rung, Track, identity
-from fairlead.policy.tracks import advance, says_nothing_new, seen, severity_of, start_of_boot, still_meant
+from fairlead.policy.tracks import advance, says_nothing_new, seen, severity_of, start_of_boot, still_meant, unseen
 from fairlead.policy.words import Order, line, proof_words, summary, weight
 
 
@@ -156,7 +156,8 @@ def _conclude(
         stop = _why_not(name, policies, now, rules)
         if track.level is Level.DRAIN:
             for finding in track.bad:
-                if why := stop or _unconfirmed(finding, track, policy, now) or ("" if certain(finding) else now.suspicion):
+                why = stop or unseen(track, now) or _unconfirmed(finding, track, policy, now)
+                if why := why or ("" if certain(finding) else now.suspicion):
                     held.append((finding, why))
                     if why in (now.over_budget, now.suspicion) and not _waits(finding, track, now, rules):
                         limited.append(finding)

@@ -2,7 +2,8 @@
 
 The ladder is NVIDIA's order of steps (GPU debug guidelines: restart the application, reset the GPU, reboot the node, then
 hardware and support). A fault that comes again on the same board after its step was taken wants the next one. A step counts
-as taken when the node has gone back into service after a drain for that fault, or has booted; nothing else proves one.
+as taken when the node has gone back into service after a drain for that fault (the agent or a person resumed it), or has
+booted; nothing else proves one: not a drain that slurmctld has lost, nor a person's words over it.
 Reboots for faults have a budget of their own: a node that was rebooted so often wants its hardware looked at.
 Boards are told apart by serial number, the last one that was read at an address: a lost GPU cannot say its own any more.
 """
@@ -128,15 +129,21 @@ def _begin(rung: Rung | None, finding: Finding, booted: int, now: Now, rules: Ru
 def _kept(before: PolicyState, now: Now, rules: Rules) -> Iterator[tuple[str, Rung]]:
     """What the ladder holds as this sweep begins: episodes that a boot or the return to service has ended are closed."""
     booted = bool(before.boot_id) and before.boot_id != now.boot_id
-    returned = before.drained and not now.drained
     for name, known in before.ladder.items():
-        rung = known
+        rung = replace(known, drained=True) if known.open and known.key in before.drained_for else known
         if booted and rung.open:
             least = rung.step if order_of(rung.step) >= order_of(Action.REBOOT_NODE) else Action.REBOOT_NODE
-            rung = replace(rung, open=False, step=least, since_seconds=now.wall_seconds, taken=rung.taken * (least is rung.step))
-        elif returned and rung.open and rung.key in before.drained_for:
-            rung = replace(rung, open=False, since_seconds=now.wall_seconds)
-        if returned:
+            rung = replace(
+                rung,
+                open=False,
+                drained=False,
+                step=least,
+                since_seconds=now.wall_seconds,
+                taken=rung.taken * (least is rung.step),
+            )
+        elif now.returned and rung.open and rung.drained:
+            rung = replace(rung, open=False, drained=False, since_seconds=now.wall_seconds)
+        if now.returned:
             rung = replace(rung, tied=False)
         stands = rung.tied or (rung.open and now.drained)
         if stands or rung.since_seconds > now.wall_seconds - rules.ladder_window_seconds:

@@ -227,3 +227,113 @@ ROWS = (
         note="another job has the topology block for itself (24.05 and newer); not made in the tests: needs topology/block",
     ),
 )
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something that happens to a node whose drain is ours, or that has none.
+
+    shows: what slurmctld shows after it, by release where they differ. does: what fairlead does. seen: the tests that have seen
+    it on real slurmctld, as FILE below tests/slurm and the name in it.
+    """
+
+    name: str
+    shows: str
+    does: str
+    seen: str
+
+
+_AGAIN = "nothing is acknowledged; what is still wrong drains again at the agent's next look"
+
+EVENTS = (
+    Event(
+        name="the agent drains the node",
+        shows="`drain` is added to the state; the reason is `fairlead:CHECK:TOKEN SUMMARY`, the user is the agent's",
+        does="it reads the drain back, and only then the verdict says `drain`",
+        seen="test_agent.py: test_xid_to_drain_and_a_persons_resume",
+    ),
+    Event(
+        name="an admin drains the node, or puts words of theirs over ours",
+        shows="the admin's reason and user; our reason is gone",
+        does="it leaves the node alone. It goes on looking: who lifts these words acknowledges what was known before",
+        seen="directed.py: taken, then an Xid",
+    ),
+    Event(
+        name="`scontrol reboot`",
+        shows="our drain stays, with ` : reboot issued`",
+        does="it resumes the node once it is back and well; a person may before",
+        seen="test_rebooted.py: test_a_reboot_by_slurmctld_acknowledges_nothing",
+    ),
+    Event(
+        name="`scontrol reboot ASAP`",
+        shows="22.05: our drain is lifted. 24.11 and 26.05: it stays, with ` : reboot issued`",
+        does=f"lifted: {_AGAIN}. Else as after `scontrol reboot`",
+        seen="directed.py: reboot asap",
+    ),
+    Event(
+        name="`scontrol reboot nextstate=RESUME`, with ASAP or without",
+        shows="our drain is lifted on all; 24.11 without slurmdbd leaves our words behind",
+        does=_AGAIN,
+        seen="directed.py: reboot nextstate=resume",
+    ),
+    Event(
+        name="a fault comes while a reboot waits for a job's end",
+        shows="`reboot_requested`; with ASAP also `drain` by root with `Reboot ASAP`",
+        does="it waits. After the boot only what this boot has found drains: what the reboot has repaired does not",
+        seen="directed.py: lost while a reboot waits",
+    ),
+    Event(
+        name="an admin resumes the node instead of a reboot that waits",
+        shows="the reboot and the drain are gone; nothing has booted",
+        does="it is a person's resume: what was known before is acknowledged",
+        seen="directed.py: resume instead of a reboot",
+    ),
+    Event(
+        name="slurmctld starts again with its state",
+        shows="`unknown` until slurmd registers, then our drain as it was",
+        does="nothing; the agents of many nodes ask one after the other",
+        seen="test_many_nodes.py: test_a_slurmctld_that_is_back_is_asked_by_its_agents_one_after_the_other",
+    ),
+    Event(
+        name="slurmctld starts without its state (`-c`, or an emptied folder), or with an old one",
+        shows="the node without drain and reason, on all",
+        does=f"{_AGAIN}. A drain by `fairlead drain` is made again",
+        seen="test_rebooted.py: test_a_slurmctld_without_its_saved_state_acknowledges_nothing",
+    ),
+    Event(
+        name="`scontrol reconfigure`",
+        shows="our drain stays. 22.05: slurmctld goes on. 24.11 and 26.05: slurmctld and every slurmd start anew",
+        does="nothing",
+        seen="moves.py: reconfigure",
+    ),
+    Event(
+        name="a person resumes the node (`resume`, `undrain`)",
+        shows="22.05 and 26.05: no drain, no reason. 24.11 without slurmdbd: no drain, our words are left",
+        does="it acknowledges, by name, what was known before; new evidence drains again",
+        seen="directed.py: same evidence",
+    ),
+    Event(
+        name="a person resumes the node, and Slurm is reconfigured before the agent has looked",
+        shows="as after a resume. On 24.11 with slurmdbd and on 26.05 nothing shows whether slurmctld had lost the drain instead",
+        does="22.05, and 24.11 without slurmdbd: as after a resume. Else kernel records count as acknowledged, and what is still"
+        " wrong drains again; the second resume counts",
+        seen="test_rebooted.py: test_of_a_resume_beside_a_reconfiguration_only_the_past_counts",
+    ),
+    Event(
+        name="a maintenance reservation ends",
+        shows="`maintenance` goes; a drain stays as it is",
+        does="what was held for it (findings of the driver and of settings) may drain now",
+        seen="directed.py: reservation ended",
+    ),
+    Event(
+        name="somebody sets the node DOWN",
+        shows="`down` with their reason in place of ours; `drain` stays where it was",
+        does="it leaves the node alone, and resumes nothing",
+        seen="test_node_states.py: test_row",
+    ),
+    Event(
+        name="slurmd does not answer",
+        shows="`down`, `not_responding`; our drain stays. 24.11 and 26.05 append ` : Not responding` to its reason",
+        does="it is still ours. It is resumed once slurmd answers and the node is well",
+        seen="test_node_states.py: test_row",
+    ),
+)

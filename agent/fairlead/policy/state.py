@@ -33,7 +33,9 @@ class Now(Struct, frozen=True, kw_only=True):
     """This moment. ``boot_seconds`` is CLOCK_BOOTTIME, ``wall_seconds`` the time of day (strikes and waiting only).
 
     job_running: a job is on the node; jobs: which. applying: apply or a maintenance reservation runs.
-    drained: slurmctld has accepted a drain of ours and it stands. hold: ``fairlead hold``. disabled:
+    drained: slurmctld has accepted a drain of ours and it stands. returned: since the last decision the node has gone back into
+    service after one, by the agent's resume or a person's (a drain that slurmctld has lost, or that a person has put words of
+    theirs over, is no return). hold: ``fairlead hold``. disabled:
     /etc/fairlead/disabled exists. over_budget: what leaves no room for a drain (``policy.fleet``), one line; suspicion: the
     same from common cause or a suspect job. full_sweep: every reading is fresh (a kernel record wakes single checks on the
     last one: not a clean sweep). serials: GPU serial by PCI address. gpus: addresses of the GPUs that the driver lists.
@@ -49,6 +51,7 @@ class Now(Struct, frozen=True, kw_only=True):
     jobs: frozenset[int] = frozenset()
     applying: bool = False
     drained: bool = False
+    returned: bool = False
     hold: bool = False
     disabled: bool = False
     over_budget: str = ""
@@ -69,7 +72,8 @@ class Track(Struct, frozen=True, kw_only=True):
     confirmed: the severity up to which its findings count. clean: sweeps in a row that were better than ``level``; floor:
     the worst of those. bad: the findings last seen at DRAIN; found: what the last sweep said. since_seconds: time of day
     when it became DRAIN; jobs: those that ran here then, for whose end drain_after_job waits; None: not known, all. job: the
-    job that ran alone here when the newest of ``bad`` came; None when none did, or several.
+    job that ran alone here when the newest of ``bad`` came; None when none did, or several. earlier: ``bad`` was seen in an
+    earlier boot, and nothing has said so in this one.
     """
 
     level: Level = Level.OK
@@ -82,6 +86,7 @@ class Track(Struct, frozen=True, kw_only=True):
     since_seconds: float = 0.0
     jobs: frozenset[int] | None = None
     job: int | None = None
+    earlier: bool = False
 
 
 class Rung(Struct, frozen=True, kw_only=True):
@@ -90,6 +95,7 @@ class Rung(Struct, frozen=True, kw_only=True):
     key: check/device it was last seen as. step: what to do, or what was done when it is not ``open``: an episode goes on
     until the node is back in service, or has booted. taken: how often this step was taken already. since_seconds: time
     of day when the episode began, or ended. why: why it is more than the check asks for. tied: a person has to resume.
+    drained: the node was drained for it in this episode.
     """
 
     key: str
@@ -99,6 +105,7 @@ class Rung(Struct, frozen=True, kw_only=True):
     since_seconds: float = 0.0
     why: str = ""
     tied: bool = False
+    drained: bool = False
 
 
 class Repair(Struct, frozen=True, kw_only=True):

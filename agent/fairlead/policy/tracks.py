@@ -11,18 +11,21 @@ from fairlead.model.finding import Finding, Level, Service
 from fairlead.policy.rules import CheckPolicy, Severity
 from fairlead.policy.state import Now, PolicyState, Track, identity, rank
 
+EARLIER = "seen before the reboot, not since"
 _BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # a kernel record's evidence begins with its boot
 
 
 def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
-    """The state as it goes into a boot: what drained still counts, nothing has been judged or confirmed anew.
+    """The state as it goes into a boot: what drained keeps its drain, nothing has been judged or confirmed anew.
 
-    Kernel records of the boot before drain no node that is not drained: a reboot is what most of them ask for. A drain that
-    stands for them ends as any other does, after clean sweeps.
+    A reboot may have repaired it, so it drains a node that is not drained only once this boot says it again. Kernel records of
+    the boot before drain no node that is not drained: a reboot is what most of them ask for. A drain that stands for them ends
+    as any other does, after clean sweeps.
     """
     if state.boot_id == now.boot_id:
         return state
-    tracks = {key: replace(track, window=(), clean=0, floor=Level.OK) for key, track in state.tracks.items()}
+    anew = {"window": (), "clean": 0, "floor": Level.OK}
+    tracks = {key: replace(track, earlier=bool(track.bad), **anew) for key, track in state.tracks.items()}
     if not now.drained:
         tracks = {key: _without_log(track, state.boot_id) for key, track in tracks.items()}
     return replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, clean_looks=0, tracks=tracks)
@@ -44,10 +47,20 @@ def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
     return replace(state, tracks=tracks)
 
 
+def of_the_past(identity: str) -> bool:
+    """Whether evidence of this name (see ``state.identity``) is a kernel record, which has been; all else is so now."""
+    return _BOOT.match(identity.partition("#")[2]) is not None
+
+
 def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:
     """A kernel record stays acknowledged for its boot; a state stays so until it has gone."""
     key, _, evidence = acknowledged.partition("#")
     return evidence.startswith(f"{now.boot_id}:") or key in tracks
+
+
+def unseen(track: Track, now: Now) -> str:
+    """Why what an earlier boot has found drains no node that is not drained, in one line; "" where this boot says so too."""
+    return EARLIER if track.earlier and not now.drained else ""
 
 
 def _raw(found: tuple[Finding, ...], acknowledged: frozenset[str]) -> tuple[Level, tuple[Finding, ...]]:

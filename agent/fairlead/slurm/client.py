@@ -49,6 +49,14 @@ class JobOn(Struct, frozen=True, kw_only=True):
     nodes: int
 
 
+class Stamp(Struct, frozen=True, kw_only=True):
+    """Times of a node, whole seconds of Unix time, 0 where slurmctld has none: of its reason, and since when its slurmd runs."""
+
+    name: str
+    reason_time: int = 0
+    slurmd_began: int = 0
+
+
 class SlurmClient(Protocol):
     """Every call may raise SlurmUnavailable (no answer: try again) or SlurmError (slurmctld said no)."""
 
@@ -67,6 +75,9 @@ class SlurmClient(Protocol):
 
     def began(self) -> float:
         """Since when this slurmctld has had its state in memory, Unix time by its own clock; inf where that is not known."""
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        """The times of all nodes. Two RPCs."""
 
     def drain(self, name: str, reason: str) -> None:
         """Set DRAIN and the reason. This replaces whatever reason there is: read first."""

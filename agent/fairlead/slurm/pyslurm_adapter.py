@@ -23,7 +23,7 @@ import msgspec
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm import pyslurm_worker
-from fairlead.slurm.client import JobOn, NodeState
+from fairlead.slurm.client import JobOn, NodeState, Stamp
 from fairlead.slurm.scontrol import NO_ANSWER, Scontrol, plain, states_of
 from fairlead.slurm.topology import NodeGroup, expand
 
@@ -96,6 +96,9 @@ class Pyslurm:
 
     def began(self) -> float:
         return self._scontrol.began()
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        return self._scontrol.stamps()
 
     def close(self) -> None:
         """End the worker. The next call would start another."""

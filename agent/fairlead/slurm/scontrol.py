@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.slurm.client import JobOn, NodeState
+from fairlead.slurm.client import JobOn, NodeState, Stamp
 from fairlead.slurm.topology import NodeGroup, parse_topology
 
 #: Where slurm.conf may be: a file of the node, or what a configless slurmd fetched (slurm.conf(5), "configless").
@@ -96,14 +96,8 @@ class Scontrol:
         except SlurmError as e:  # it also pings, and ends with 1 and no word when slurmctld went away just before that
             raise SlurmUnavailable(str(e), hint=e.hint or "is slurmctld up? scontrol ping") from None
 
-    def reconfigured(self, name: str) -> float:
-        """When somebody may have reconfigured Slurm with the effect that slurmctld and this node's slurmd began anew: the begin
-        of that slurmd (Unix time), as it said when it registered; 0.0 where it is not known, or before 23.11, which has no such
-        effect."""
-        if self.release() < "23.11":
-            return 0.0
-        found = re.search(r" SlurmdStartTime=(\d{1,15})\b", self._run(["scontrol", "-o", "show", "node", plain(name)]))
-        return float(found[1]) if found else 0.0
+    def stamps(self) -> tuple[Stamp, ...]:
+        return parse_stamps(self._run(["scontrol", "-o", "show", "node"]))
 
     def drain(self, name: str, reason: str) -> None:
         self._update(name, "State=DRAIN", f"Reason={reason}")
@@ -269,6 +263,19 @@ def parse_began(text: str) -> float:
     began = re.search(r"^BOOT_TIME\s*= (\d{1,15})$", text, re.M)
     primary = re.search(r"^Slurmctld\(primary\)[^\n]* is UP$", text, re.M)
     return float(began[1]) if began and primary else float("inf")
+
+
+def parse_stamps(text: str) -> tuple[Stamp, ...]:
+    """Of `scontrol -o show node`: one node a line, its reason with ``[USER@TIME]`` near the end. Only those who may change nodes
+    write a reason, a comment and the like."""
+    found = []
+    for record in re.split(r"^(?=NodeName=)", text, flags=re.M)[1:]:
+        began = re.search(r" SlurmdStartTime=(\d{1,15})\b", record)
+        reason = record.partition(" Reason=")[2].partition(" Comment=")[0]
+        times = re.findall(r"\[[^\s@\]]+@(\d{1,15})\]", reason)
+        name = record.split(maxsplit=1)[0].removeprefix("NodeName=")
+        found.append(Stamp(name=name, reason_time=int(times[-1]) if times else 0, slurmd_began=int(began[1]) if began else 0))
+    return tuple(found)
 
 
 def _number(text: str) -> int | None:
