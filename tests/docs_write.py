@@ -29,7 +29,7 @@ from fairlead.host.root import Root
 from fairlead.measure.collective import size_text
 from fairlead.policy import node_states
 from fairlead.policy.rules import Rules
-from fairlead.topology.picture import draw
+from fairlead.topology.picture.machine_svg import draw
 from tests.lab.trees import MACHINES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ import pytest
 
 from fairlead.jobenv.render import render
 from fairlead.model.facts import Missing
-from fairlead.topology import plan, publish
+from fairlead.topology.binding import binding_plan, published_files
 from tests.hooks.stage import HOOKS
 from tests.hooks.steps import for_planner
 from tests.lab.cluster import Cluster
@@ -39,8 +39,8 @@ def lay_out(cluster: Cluster, name: str, node: object, python: str = "-") -> Non
     assert isinstance(node, Node)
     (dirs.run / "jobs").mkdir(exist_ok=True)
     (dirs.run / "plans").mkdir(exist_ok=True)
-    (dirs.run / "topology").write_text(publish.render_topology(node))
-    for file, text in publish.plan_files(node).items():
+    (dirs.run / "topology").write_text(published_files.render_topology(node))
+    for file, text in published_files.plan_files(node).items():
         (dirs.run / "plans" / file).write_text(text)
     (dirs.run / "env").write_text(render())
     (dirs.etc / "hooks").write_text(f"1\tallow\tfull\t-\t{python}\n")
@@ -324,7 +324,7 @@ def test_hardware_threads(suite: str, tmp_path: Path) -> None:
         lay_out(up, "n1", hgx(cores=8, threads=2), python="/usr/bin/python3")
 
         def seen(*options: str) -> list[list[int]]:
-            masks = [plan.parse_cpulist(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
+            masks = [binding_plan.parse_cpulist(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
             return [[cpu for cpu in range(32) if mask >> cpu & 1] for mask in masks]
 
         assert seen("-c4") == [[a, a + 1, a + 16, a + 17] for a in starts]

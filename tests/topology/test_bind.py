@@ -12,16 +12,17 @@ from msgspec.structs import replace
 
 from fairlead.errors import DataError, UsageError
 from fairlead.model.facts import Missing, Node, Why
-from fairlead.topology import locality, plan, publish
-from fairlead.topology.bind import Plan, bind
-from fairlead.topology.devices import accelerators
+from fairlead.topology.binding import binding_plan, published_files
+from fairlead.topology.binding.node_binding import Plan, bind
+from fairlead.topology.distances import locality
+from fairlead.topology.distances.accelerators import accelerators
 from tests.topology.build import hgx
 from tests.topology.trees import NAMES
 from tests.topology.trees import node as node_of
 
 
 def numbers(text: str) -> set[int]:
-    mask = plan.parse_cpulist(text)
+    mask = binding_plan.parse_cpulist(text)
     return {i for i in range(mask.bit_length()) if mask >> i & 1}
 
 
@@ -162,7 +163,7 @@ def test_least_distance_by_trying_all(sockets: int, cores: int, numa: list[int],
 def test_a_whole_node_is_bound_as_the_task_prolog_does(name: str) -> None:
     """The published plans and `fairlead bind` are one decision."""
     node = node_of(name)
-    for tasks, text in publish.render_plans(node).items():
+    for tasks, text in published_files.render_plans(node).items():
         assert [line.split("\t")[1] for line in text.splitlines()] == [t.cpus for t in bind(node, tasks).tasks]
 
 

@@ -13,12 +13,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError
-from fairlead.topology import cliques, lldp
-from fairlead.topology.fabric import Fabric, Rule, attach, switch_names
-from fairlead.topology.ibnetdiscover import parse, refuse_cut
-from fairlead.topology.nodelist import expand, fold, in_order
-from fairlead.topology.topology_file import named_nodes, render_conf, render_yaml
-from fairlead.topology.units import Tree, blocks, tree, unit_blocks
+from fairlead.model.nodelist import expand, fold, in_order
+from fairlead.slurm_config.topology_conf import named_nodes, render_conf, render_yaml
+from fairlead.topology.fabric import lldp, nvlink_domains
+from fairlead.topology.fabric.ibnetdiscover import parse, refuse_cut
+from fairlead.topology.fabric.scalable_units import Tree, blocks, tree, unit_blocks
+from fairlead.topology.fabric.switch_fabric import Fabric, Rule, attach, switch_names
 from tests.topology.fabrics import Made, rails
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/ibnetdiscover"
@@ -351,7 +351,7 @@ def test_cliques_become_blocks() -> None:
     text = "".join(NVSMI.format(node=f"gb{n:02}", clique=1, uuid=RACKS[n > 18]) for n in range(1, 36)) + NVSMI.format(
         node="h1", clique=0, uuid="00000000-0000-0000-0000-000000000000"
     )
-    groups, outside = cliques.groups(cliques.parse_nvsmi(text, "cliques"))
+    groups, outside = nvlink_domains.groups(nvlink_domains.parse_nvsmi(text, "cliques"))
     assert outside == ("h1",)
     assert render_conf(blocks(groups)) == (
         "BlockName=nvl-3fbfc98b-1 Nodes=gb[01-18]\nBlockName=nvl-8a1c77d0-1 Nodes=gb[19-35]\nBlockSizes=17,34\n"
@@ -361,10 +361,10 @@ def test_cliques_become_blocks() -> None:
     with pytest.raises(ValueError, match="power of two"):
         blocks(groups, (17, 51))
     with pytest.raises(DataError, match="cut off"):
-        cliques.parse_nvsmi(text[: text.rindex("h1:")], "cliques")
+        nvlink_domains.parse_nvsmi(text[: text.rindex("h1:")], "cliques")
     both = {"gb01": frozenset({(RACKS[0].replace("-", ""), 1), (RACKS[1].replace("-", ""), 1)})}
     with pytest.raises(DataError, match="gb01: its GPUs are in 2 NVLink domains"):
-        cliques.groups(both)
+        nvlink_domains.groups(both)
 
 
 def test_a_tree_without_nodes_is_none() -> None:
@@ -376,5 +376,5 @@ def test_a_real_nvidia_smi_of_a_node_without_such_a_domain() -> None:
     if not sample.exists():
         pytest.skip(f"{sample}: no sample of nvidia-smi -q here")
     lines = "".join(f"h1: {line}\n" for line in sample.read_text(errors="replace").splitlines())
-    assert cliques.parse_nvsmi(lines, "sample") == {"h1": frozenset()}
-    assert cliques.groups({"h1": frozenset()}) == ({}, ("h1",))
+    assert nvlink_domains.parse_nvsmi(lines, "sample") == {"h1": frozenset()}
+    assert nvlink_domains.groups({"h1": frozenset()}) == ({}, ("h1",))

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.model.facts import Missing, Node
-from fairlead.topology.audit import audit
-from fairlead.topology.picture import RED, draw, fit, text_width
-from fairlead.topology.picture_layout import layout
-from fairlead.topology.scene import Scene
+from fairlead.topology.audit.layout_audit import audit
+from fairlead.topology.audit.machine_view import Scene
+from fairlead.topology.picture.machine_svg import RED, draw, fit, text_width
+from fairlead.topology.picture.svg_layout import layout
 from tests.topology.build import hgx, link
 from tests.topology.trees import NAMES
 from tests.topology.trees import node as node_of

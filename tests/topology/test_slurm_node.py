@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from fairlead.errors import DataError
 from fairlead.model.facts import Node, NvLink, unreadable
-from fairlead.topology.gres import gres_lines, render_gres, render_nodes
-from fairlead.topology.plan import Core, parse_cpulist
-from fairlead.topology.publish import render_topology
-from fairlead.topology.running_file import fewer_gpus, gpu_counts, node_names
-from fairlead.topology.slurm_node import Found, SlurmNode, Socket, gres_type, numbered, of_node, of_published
+from fairlead.slurm_config.gres_conf import gres_lines, render_gres, render_nodes
+from fairlead.slurm_config.running_conf import fewer_gpus, gpu_counts, node_names
+from fairlead.slurm_config.slurm_node import Found, SlurmNode, Socket, gres_type, numbered, of_node, of_published
+from fairlead.topology.binding.binding_plan import Core, parse_cpulist
+from fairlead.topology.binding.published_files import render_topology
 from tests.topology.trees import node
 
 

@@ -14,10 +14,10 @@ from fairlead.cli.recorded import machine, recorded_nvml
 from fairlead.cli.show import columns, print_json
 from fairlead.errors import ExitCode, UsageError
 from fairlead.host.allowed import allowed_cpus
-from fairlead.host.cpulist import parse_cpulist
 from fairlead.host.gather import gather
 from fairlead.host.recorded import refuse_broken
-from fairlead.topology.bind import Plan, bind
+from fairlead.model.cpulist import parse_cpulist
+from fairlead.topology.binding.node_binding import Plan, bind
 
 
 def register(parser: argparse.ArgumentParser) -> None:

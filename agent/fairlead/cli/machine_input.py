@@ -15,9 +15,9 @@ from fairlead.host.gather import gather
 from fairlead.host.recorded import refuse_broken
 from fairlead.host.root import Root
 from fairlead.model.facts import Node
-from fairlead.topology.devices import accelerators
-from fairlead.topology.nodelist import in_order, is_name
-from fairlead.topology.slurm_node import Found, SlurmNode, Socket, of_node, of_published
+from fairlead.model.nodelist import in_order, is_name
+from fairlead.slurm_config.slurm_node import Found, SlurmNode, Socket, of_node, of_published
+from fairlead.topology.distances.accelerators import accelerators
 
 _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.MULTILINE)
 _MODEL = re.compile(r"^Model:\s*(.*)$", re.MULTILINE)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from fairlead.topology.plan import Doubt, parse_cpulist
+from fairlead.topology.binding.binding_plan import Doubt, parse_cpulist
 
 MPOL_DEFAULT = 0
 MPOL_PREFERRED = 1

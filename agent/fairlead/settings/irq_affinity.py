@@ -23,7 +23,7 @@ from fairlead.model.change import AnyChange, File, KernelValue, Layer, Unit
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.pci_kind import kind_of
 from fairlead.model.setting import Setting, Want
-from fairlead.topology.plan import Doubt, format_cpulist, parse_cpulist
+from fairlead.topology.binding.binding_plan import Doubt, format_cpulist, parse_cpulist
 
 LINES = "/sys/bus/pci/devices/*/msi_irqs/*"
 AFFINITY = "/proc/irq/[0-9]*/smp_affinity_list"

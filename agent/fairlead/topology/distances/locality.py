@@ -1,0 +1,108 @@
+"""Which CPUs are near a device, from sysfs facts only: inside a job NVML answers within the caller's cpuset
+(dask-cuda#1381), and `numa_node` is -1 or names a node without CPUs on real machines. Then there is a note."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from fairlead.model.facts import Missing, Nic, Node, NumaNode
+from fairlead.topology.binding.binding_plan import format_cpulist
+
+
+class Locality(Struct, frozen=True, kw_only=True):
+    """``numa`` -1: nobody knows. ``cpus`` are the nearest online CPUs, () when nobody knows. ``note``: what stood in."""
+
+    numa: int
+    cpus: tuple[int, ...]
+    note: str = ""
+
+
+def cpu_set(cpus: tuple[int, ...]) -> int:
+    """CPUs as an integer with bit N for CPU N."""
+    mask = 0
+    for cpu in cpus:
+        mask |= 1 << cpu
+    return mask
+
+
+def cpulist(cpus: tuple[int, ...]) -> str:
+    """CPUs as ``0-3,8``; ``-`` for none."""
+    return format_cpulist(cpu_set(cpus))
+
+
+def online(node: Node) -> tuple[int, ...]:
+    """Online CPUs in order; where no CPU is described, those of the NUMA nodes."""
+    if node.cpus:
+        return tuple(sorted(c.id for c in node.cpus if c.online))
+    return tuple(sorted({cpu for n in node.numa for cpu in n.cpus}))
+
+
+def with_cpus(node: Node) -> tuple[NumaNode, ...]:
+    """NUMA nodes that have an online CPU (GPU memory and memory expanders are NUMA nodes without)."""
+    up = set(online(node))
+    return tuple(n for n in sorted(node.numa, key=lambda n: n.id) if up & set(n.cpus))
+
+
+def of_numa(node: Node, numa: int) -> Locality:
+    """The CPUs nearest a device that says it is on NUMA node ``numa``."""
+    up = set(online(node))
+    places = with_cpus(node)
+    by_id = {n.id: n for n in node.numa}
+    if numa >= 0 and any(n.id == numa for n in places):
+        return Locality(numa=numa, cpus=tuple(sorted(up & set(by_id[numa].cpus))))
+    if len(places) == 1:
+        return Locality(numa=places[0].id, cpus=tuple(sorted(up & set(places[0].cpus))))
+    if numa >= 0 and numa in by_id and places:
+        # SLIT rows are in the order of the online nodes' numbers (Documentation/ABI/stable/sysfs-devices-node).
+        row = dict(zip(sorted(by_id), by_id[numa].distances, strict=False))
+        best = min((row.get(n.id, 255), n.id) for n in places)
+        if best[0] < 255 and sum(1 for n in places if row.get(n.id, 255) == best[0]) == 1:
+            near = by_id[best[1]]
+            return Locality(
+                numa=near.id,
+                cpus=tuple(sorted(up & set(near.cpus))),
+                note=f"NUMA node {numa} has no CPUs: taken as node {near.id}, the nearest that has",
+            )
+        return Locality(numa=-1, cpus=(), note=f"NUMA node {numa} has no CPUs and no nearest node that has")
+    if numa >= 0:
+        return Locality(numa=-1, cpus=(), note=f"NUMA node {numa} is not there")
+    return Locality(numa=-1, cpus=(), note="the kernel does not say on which NUMA node it is")
+
+
+def of_pci(node: Node, address: str) -> Locality:
+    """The locality of a PCI device. Unknown when the device was not described."""
+    for device in node.pci:
+        if device.address == address:
+            if isinstance(device.numa, Missing) and device.local_cpus:
+                return _of_cpus(node, device.local_cpus)
+            return of_numa(node, -1 if isinstance(device.numa, Missing) else device.numa)
+    return of_numa(node, -1)
+
+
+def _of_cpus(node: Node, local: tuple[int, ...]) -> Locality:
+    """From the kernel's list of local CPUs, which says nothing where it is that of the whole machine."""
+    up = set(online(node))
+    near = up & set(local)
+    if not near or near == up:
+        return of_numa(node, -1)
+    homes = [n.id for n in with_cpus(node) if near <= set(n.cpus)]
+    return Locality(
+        numa=homes[0] if homes else -1,
+        cpus=tuple(sorted(near)),
+        note="the kernel gives local CPUs without a NUMA node: taken as they are",
+    )
+
+
+def of_nic(node: Node, nic: Nic) -> Locality:
+    """The locality of a NIC: its PCI device's, else what the interface says itself."""
+    if any(d.address == nic.pci for d in node.pci):
+        return of_pci(node, nic.pci)
+    return of_numa(node, -1 if isinstance(nic.numa, Missing) else nic.numa)
+
+
+def even_split(node: Node, position: int, count: int) -> tuple[int, ...]:
+    """For display where nobody knows: the position-th of ``count`` even runs of the online CPUs, by package and core."""
+    where = {c.id: (c.package, c.numa, c.core, c.id) for c in node.cpus}
+    cpus = sorted(online(node), key=lambda c: where.get(c, (0, 0, 0, c)))
+    run = cpus[position * len(cpus) // count : (position + 1) * len(cpus) // count]
+    return tuple(sorted(run))
