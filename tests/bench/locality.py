@@ -35,7 +35,7 @@ def ours(machine: Node, tasks: int) -> Dealt:
 
 
 def cpus(text: str) -> set[int]:
-    mask = binding_plan.parse_cpulist(text)
+    mask = binding_plan.parse_cpu_set(text)
     return {i for i in range(mask.bit_length()) if mask >> i & 1}
 
 

@@ -44,11 +44,11 @@ LEAST = WRAPPER.replace('exec taskset -c $c "$@"', '/usr/bin/taskset -cp $c "$SL
 RELEASE = """set -e
 v=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 site=/opt/fairlead/current/lib/python$v/site-packages/fairlead
-mkdir -p $site/topology/binding /opt/fairlead/current/bin
+mkdir -p $site/model $site/topology/binding /opt/fairlead/current/bin
 ln -s /usr/bin/python3 /opt/fairlead/current/bin/python
 echo home = /usr/bin >/opt/fairlead/current/pyvenv.cfg
 b=topology/binding
-for f in __init__.py topology/__init__.py $b/__init__.py $b/binding_plan.py $b/transport.py; do
+for f in __init__.py model/__init__.py model/cpulist.py topology/__init__.py $b/__init__.py $b/binding_plan.py $b/transport.py; do
   cp /run/package/$f $site/$f
 done
 /usr/bin/python3 -m compileall -q $site

@@ -57,7 +57,7 @@ def words(said: str) -> dict[str, list[list[str]]]:
 def apart(masks: list[str]) -> int:
     """The union of CPU lists of which no two have a CPU in common."""
     union = 0
-    for mask in map(binding_plan.parse_cpulist, masks):
+    for mask in map(binding_plan.parse_cpu_set, masks):
         assert not union & mask, masks
         union |= mask
     return union
@@ -174,7 +174,7 @@ END
     masks = {name: first(rows) for name, rows in steps.items()}
     assert [len(masks[name]) for name in ("a", "b", "cpu")] == [4, 4, 8]
     apart([mask for step in masks.values() for mask in step])
-    sizes = {name: {binding_plan.parse_cpulist(mask).bit_count() for mask in step} for name, step in masks.items()}
+    sizes = {name: {binding_plan.parse_cpu_set(mask).bit_count() for mask in step} for name, step in masks.items()}
     assert sizes == {"a": {4}, "b": {7}, "cpu": {5}}
 
 
@@ -192,8 +192,8 @@ def test_another_jobs_cores_are_not_touched(site: Site) -> None:
             given = re.search(r"CPU_IDs=(\S+)", said)
             assert given, said
             masks = first(words(said)["s"])
-            assert {binding_plan.parse_cpulist(mask).bit_count() for mask in masks} == {int(options[1][2:])}
-            assert binding_plan.format_cpulist(apart(masks)) == given[1]
+            assert {binding_plan.parse_cpu_set(mask).bit_count() for mask in masks} == {int(options[1][2:])}
+            assert binding_plan.format_cpu_set(apart(masks)) == given[1]
     finally:
         site.cluster.run(["/usr/bin/scancel", str(fill)])
         site.cluster.wait_job(fill)

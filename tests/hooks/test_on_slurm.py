@@ -324,7 +324,7 @@ def test_hardware_threads(suite: str, tmp_path: Path) -> None:
         lay_out(up, "n1", hgx(cores=8, threads=2), python="/usr/bin/python3")
 
         def seen(*options: str) -> list[list[int]]:
-            masks = [binding_plan.parse_cpulist(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
+            masks = [binding_plan.parse_cpu_set(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
             return [[cpu for cpu in range(32) if mask >> cpu & 1] for mask in masks]
 
         assert seen("-c4") == [[a, a + 1, a + 16, a + 17] for a in starts]

@@ -186,14 +186,14 @@ def test_the_planner_of_an_installed_release(stage: Stage, task: int) -> None:
     base = os.path.realpath(PYTHON)
     version = subprocess.run([base, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True)
     site = stage.run / f"release/lib/python{version.stdout.strip()}/site-packages/fairlead"
-    (stage.run / "release/bin").mkdir()
+    (stage.run / "release/bin").mkdir(parents=True)
     (stage.run / "release/bin/python").symlink_to(base)
     (stage.run / "release/pyvenv.cfg").write_text(f"home = {os.path.dirname(base)}\n")
-    for name in ("", "topology/", "topology/binding/"):
+    for name in ("", "model/", "topology/", "topology/binding/"):
         (site / name).mkdir(parents=True, exist_ok=True)
         shutil.copy(HOOKS.parent / f"agent/fairlead/{name}__init__.py", site / name)
-    for name in ("binding_plan.py", "transport.py"):
-        shutil.copy(HOOKS.parent / "agent/fairlead/topology/binding" / name, site / "topology/binding")
+    for name in ("model/cpulist.py", "topology/binding/binding_plan.py", "topology/binding/transport.py"):
+        shutil.copy(HOOKS.parent / "agent/fairlead" / name, site / name)
     (stage.run / "hooks").mkdir()
     for name in ("task-prolog", "bind-plan"):
         shutil.copy(HOOKS / name, stage.run / "hooks")

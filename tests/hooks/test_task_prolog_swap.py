@@ -140,7 +140,7 @@ def test_the_ready_plan_moves_only_who_is_far(site: Site) -> None:
         said = binding_plan.answers(
             published_files.render_topology(node), bind, "0,1,2,3,4,5,6,7", allowed=made.online, cpus_on_node=""
         )
-        assert [binding_plan.format_cpulist(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [
+        assert [binding_plan.format_cpu_set(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [
             s.split()[0] for s in said
         ]
 
@@ -164,14 +164,14 @@ SWAPPED = {
 @pytest.mark.parametrize("case", SWAPPED)
 def test_swapped_without_python(site: Site, shell: str, case: str) -> None:
     node, masks, gpus = SWAPPED[case]
-    site.cpuset(binding_plan.format_cpulist(published_files.machine(node).online), version=1 if shell == "dash" else 2)
+    site.cpuset(binding_plan.format_cpu_set(published_files.machine(node).online), version=1 if shell == "dash" else 2)
     after = swapped(site.calls(node, hexes(masks, node), gpus, shell), masks)
     assert after is not None
     assert_planned(node, masks, after, gpus)
     text = published_files.render_topology(node)
     allowed = published_files.machine(node).online
     said = binding_plan.answers(text, hexes(masks, node), gpus, allowed=allowed, cpus_on_node="")
-    assert [binding_plan.format_cpulist(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [s.split()[0] for s in said]
+    assert [binding_plan.format_cpu_set(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [s.split()[0] for s in said]
 
 
 def assert_planned(node: Node, masks: list[int], after: list[int], gpus: str) -> None:
@@ -214,7 +214,7 @@ def test_left_to_the_planner(site: Site, case: str) -> None:
     """What the shell does not see through is asked of the planner, by every task."""
     node, masks, gpus = LEFT_TO_THE_PLANNER[case]
     site.cpuset(
-        "0-109,112-223" if case == "outside the cpuset" else binding_plan.format_cpulist(published_files.machine(node).online),
+        "0-109,112-223" if case == "outside the cpuset" else binding_plan.format_cpu_set(published_files.machine(node).online),
         version=1,
     )
     assert swapped(site.calls(node, hexes(masks, node), gpus), masks) is None
@@ -253,7 +253,7 @@ def test_random_steps(site: Site) -> None:
         starts.insert(0, starts.pop(starts.index(min(starts))))
         masks = [sum(block(s + t * total, each) for t in range(both)) for s in starts]
         listed = ",".join(map(str, chosen))
-        site.cpuset(binding_plan.format_cpulist(published_files.machine(node).online), version=2)
+        site.cpuset(binding_plan.format_cpu_set(published_files.machine(node).online), version=2)
         calls = site.calls(node, hexes(masks, node), listed)
         after = swapped(calls, masks)
         if calls and after is not None:

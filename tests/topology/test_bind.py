@@ -22,7 +22,7 @@ from tests.topology.trees import node as node_of
 
 
 def numbers(text: str) -> set[int]:
-    mask = binding_plan.parse_cpulist(text)
+    mask = binding_plan.parse_cpu_set(text)
     return {i for i in range(mask.bit_length()) if mask >> i & 1}
 
 

@@ -15,7 +15,7 @@ def masks(text: str) -> list[int]:
 
 
 def bound(name: str, tasks: int, **more: object) -> list[int]:
-    return [binding_plan.parse_cpulist(t.cpus) for t in bind(node_of(name), tasks, **more).tasks]  # type: ignore[arg-type]
+    return [binding_plan.parse_cpu_set(t.cpus) for t in bind(node_of(name), tasks, **more).tasks]  # type: ignore[arg-type]
 
 
 def test_lumi_g() -> None:
@@ -54,7 +54,7 @@ def test_juwels_booster() -> None:
     # On the whole node every task has all of its GPU's domain, and as much again of the same socket.
     made = bind(node, 4)
     for task, numa in zip(made.tasks, near, strict=True):
-        mine = binding_plan.parse_cpulist(task.cpus)
+        mine = binding_plan.parse_cpu_set(task.cpus)
         assert mine & cpus[numa] == cpus[numa]
         assert (mine.bit_count(), task.memory) == (24, f"preferred:{numa}")
         assert {n // 4 for n in task.numa} == {numa // 4}

@@ -17,7 +17,7 @@ from tests.topology.build import hgx
 
 
 def spread(masks: list[int]) -> list[str]:
-    return [binding_plan.format_cpulist(m) for m in masks]
+    return [binding_plan.format_cpu_set(m) for m in masks]
 
 
 def block(first: int, count: int) -> int:
@@ -104,7 +104,7 @@ def test_unknown_place_of_a_gpu_is_a_doubt() -> None:
 @pytest.mark.parametrize("text", ["", "0-", "-1", "3-1", "a", "0,,1", "1-2-3", "9" * 30, "٣", "0 1"])
 def test_cpulist_garbage(text: str) -> None:
     with pytest.raises(Doubt):
-        binding_plan.parse_cpulist(text)
+        binding_plan.parse_cpu_set(text)
 
 
 @pytest.mark.parametrize("text", ["", "0x", "0xg", "0x1,", "0x-1", "0x 1", "0x" + "f" * 3000, "1_0"])
@@ -116,7 +116,7 @@ def test_mask_garbage(text: str) -> None:
 @given(st.sets(st.integers(0, 600), min_size=1))
 def test_cpulists_come_back(cpus: set[int]) -> None:
     mask = sum(1 << c for c in cpus)
-    assert binding_plan.parse_cpulist(binding_plan.format_cpulist(mask)) == mask
+    assert binding_plan.parse_cpu_set(binding_plan.format_cpu_set(mask)) == mask
     assert binding_plan.parse_masks(f"0x{mask:X},{mask:x}") == [mask, mask]
 
 
@@ -212,15 +212,17 @@ def test_transport_is_least_cost(supply: list[int], demand: list[int], seed: lis
 
 
 def test_it_is_standard_library_only() -> None:
-    """Nothing is loaded but the two modules and their packages, in an isolated Python without site-packages."""
+    """Nothing is loaded but the three modules and their packages, in an isolated Python without site-packages."""
     agent = Path(binding_plan.__file__).parents[3]
     code = f"""import sys
 had = set(sys.modules); sys.path[:0] = [{str(agent)!r}]
 from fairlead.topology.binding import binding_plan
-print(binding_plan.format_cpulist(11), *sorted(set(sys.modules) - had))"""
+print(binding_plan.format_cpu_set(11), *sorted(set(sys.modules) - had))"""
     done = subprocess.run([sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, timeout=20, check=True)
     room = "fairlead.topology.binding"
-    loaded = f"__future__ fairlead fairlead.topology {room} {room}.binding_plan {room}.transport"
+    loaded = (
+        f"__future__ fairlead fairlead.model fairlead.model.cpulist fairlead.topology {room} {room}.binding_plan {room}.transport"
+    )
     assert done.stdout == f"0-1,3 {loaded}\n"
 
 

@@ -15,7 +15,7 @@ def test_topology_text_comes_back() -> None:
     assert all(field for line in lines for field in line)
     assert lines[0] == ["1", "node", "n1", "8", "0-223", "224", "2"]
     assert lines[1] == ["gpu", "0", "0", "GPU-00000000", "0000:13:00.0", "0", "0-55,112-167", "mlx5_0", lines[1][8]]
-    assert binding_plan.format_cpulist(int(lines[1][8], 16)) == "0-55,112-167" and lines[1][8].isupper()
+    assert binding_plan.format_cpu_set(int(lines[1][8], 16)) == "0-55,112-167" and lines[1][8].isupper()
     assert lines[9] == ["core", "0", "0", "0", "0,112"]
     made, read = published_files.machine(node), binding_plan.parse_topology(text)
     assert read.online == made.online
@@ -92,7 +92,7 @@ def test_every_plan_is_sound(node: object) -> None:
             local, cpus, mask, gpus, _, _, cores, upper, _ = line.split("\t")
             assert upper == mask.upper()
             value = int(mask, 16)
-            assert (int(local), binding_plan.parse_cpulist(cpus)) == (rank, value)
+            assert (int(local), binding_plan.parse_cpu_set(cpus)) == (rank, value)
             assert value and not union & value
             assert int(cores) == binding_plan.physical(machine, value)
             assert gpus

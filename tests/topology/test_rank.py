@@ -41,7 +41,7 @@ def shares(
 
 
 def lists(found: list[Share]) -> list[str]:
-    return [binding_plan.format_cpulist(s.cpus) for s in found]
+    return [binding_plan.format_cpu_set(s.cpus) for s in found]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

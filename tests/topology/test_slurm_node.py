@@ -12,7 +12,7 @@ from fairlead.model.facts import Node, NvLink, unreadable
 from fairlead.slurm_config.gres_conf import gres_lines, render_gres, render_nodes
 from fairlead.slurm_config.running_conf import fewer_gpus, gpu_counts, node_names
 from fairlead.slurm_config.slurm_node import Found, SlurmNode, Socket, gres_type, numbered, of_node, of_published
-from fairlead.topology.binding.binding_plan import Core, parse_cpulist
+from fairlead.topology.binding.binding_plan import Core, parse_cpu_set
 from fairlead.topology.binding.published_files import render_topology
 from tests.topology.trees import node
 
@@ -193,4 +193,4 @@ def test_what_a_running_file_names() -> None:
     after = "NodeName=n[1-2] Name=gpu File=/dev/nvidia[0-3]\nNodeName=n3 AutoDetect=nvml\n"
     assert fewer_gpus(text, after, ()) == "n1 has 4, the running file 5"
     assert fewer_gpus(text, after, {"n1"}) == ""
-    assert parse_cpulist("0-1") == 3
+    assert parse_cpu_set("0-1") == 3

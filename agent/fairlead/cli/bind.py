@@ -16,7 +16,7 @@ from fairlead.errors import ExitCode, UsageError
 from fairlead.host.allowed import allowed_cpus
 from fairlead.host.gather import gather
 from fairlead.host.recorded import refuse_broken
-from fairlead.model.cpulist import parse_cpulist
+from fairlead.model.cpulist import as_cpu_set, parse_cpulist
 from fairlead.topology.binding.node_binding import Plan, bind
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         node,
         args.tasks,
         gpus=_gpus(args.gpus),
-        allowed=None if allowed is None else sum(1 << cpu for cpu in set(allowed)),
+        allowed=None if allowed is None else as_cpu_set(allowed),
         threads_per_core=args.threads_per_core,
     )
     if args.json:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from fairlead.errors import ExitCode, UsageError
 from fairlead.host import own_task
+from fairlead.model.cpulist import format_cpu_set
 from fairlead.topology.binding import binding_plan, rank_binding
 from fairlead.topology.binding.binding_plan import Doubt
 
@@ -81,7 +82,7 @@ def _bind(told: dict[str, Any], env: dict[str, str], per_rank: int | None, *, ap
     if cpus_wanted:
         if apply and share.cpus != own:
             own_task.set_affinity(share.cpus)
-        told["cpus"] = binding_plan.format_cpulist(share.cpus)
+        told["cpus"] = format_cpu_set(share.cpus)
     if memory_wanted and share.memory is not None and (cpus_wanted or share.cpus == own):
         if own_task.memory_policy() != own_task.MPOL_DEFAULT:
             raise Doubt("a memory policy is set: it stays")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from fairlead.model.cpulist import format_cpulist
 from fairlead.model.nodelist import fold, in_order
 from fairlead.slurm_config.slurm_node import Gres, SlurmNode
-from fairlead.topology.binding.binding_plan import format_cpulist
 
 MEMORY_SHARE = 100  # nodes whose memory differs by less than 1/100 are equal: firmware and kernel take a little more or less
 
@@ -48,7 +48,7 @@ def _alike(gpus: Sequence[Gres], autodetect: str) -> list[list[Gres]]:
 def _cores(gpu: Gres, autodetect: str) -> str:
     if not gpu.cores or (autodetect and gpu.cores != gpu.near):
         return ""
-    return format_cpulist(sum(1 << number for number in gpu.cores))
+    return format_cpulist(gpu.cores)
 
 
 def _says_links(gpu: Gres) -> bool:

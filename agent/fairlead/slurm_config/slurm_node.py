@@ -13,6 +13,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from fairlead.errors import DataError
+from fairlead.model.cpulist import as_cpu_set
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.nodelist import natural
 from fairlead.topology.binding import binding_plan
@@ -117,10 +118,10 @@ def of_node(
 
     ``kind``: the GRES type to use for every GPU. Raises DataError for a GPU without a device file and for two with one.
     """
-    up = locality.cpu_set(locality.online(node))
+    up = as_cpu_set(locality.online(node))
     cores = {}
     for cpu in node.cpus:
-        mask = locality.cpu_set(cpu.siblings or (cpu.id,)) & up
+        mask = as_cpu_set(cpu.siblings or (cpu.id,)) & up
         if cpu.online and mask:
             cores[mask] = binding_plan.Core(cpu.package, cpu.numa, cpu.l3, mask)
     known = {} if isinstance(node.gpus, Missing) else {gpu.pci: gpu for gpu in node.gpus}
@@ -129,7 +130,7 @@ def of_node(
         found = [gpu for gpu in found if gpu.vendor == "NVIDIA"]
     told = kernel or {}
     placed = sorted(((_file(node.name, gpu, told), gpu) for gpu in found), key=lambda each: natural(each[0]))
-    near = {gpu.pci: locality.cpu_set(locality.of_pci(node, gpu.pci).cpus) for gpu in found}
+    near = {gpu.pci: as_cpu_set(locality.of_pci(node, gpu.pci).cpus) for gpu in found}
     order = [gpu for _, gpu in placed]
     gpus = [
         (gpu.pci, file, kind or gres_type(_product(gpu, told)), near[gpu.pci], _links(gpu, order), _mig(known.get(gpu.pci)))

@@ -11,6 +11,8 @@ Whatever is not clear raises Doubt, and Slurm's masks stay.
 
 from __future__ import annotations
 
+from fairlead.model import cpulist
+from fairlead.model.cpulist import format_cpu_set
 from fairlead.topology.binding import transport
 from fairlead.topology.binding.transport import Item, share_out
 
@@ -58,31 +60,15 @@ class Machine:
         self.gpus = gpus
 
 
-def parse_cpulist(text: str) -> int:
-    """``0-3,8`` as a CPU set. Raises Doubt."""
-    mask = 0
-    for part in text.strip().split(","):
-        low, dash, high = part.partition("-")
-        if not (low.isascii() and low.isdigit() and (not dash or (high.isascii() and high.isdigit()))):
-            raise Doubt(f"not a CPU list: {text[:80]!r}")
-        first, last = int(low), int(high or low)
-        if first > last or last >= CPUS_MAX:
-            raise Doubt(f"not a CPU list: {text[:80]!r}")
-        mask |= ((1 << (last - first + 1)) - 1) << first
-    return mask
-
-
-def format_cpulist(mask: int) -> str:
-    """A CPU set as ``0-3,8``; ``-`` when empty."""
-    parts = []
-    cpu = 0
-    while mask >> cpu:
-        rest = mask >> cpu
-        cpu += (rest & -rest).bit_length() - 1
-        length = (~(mask >> cpu) & ((mask >> cpu) + 1)).bit_length() - 1
-        parts.append(str(cpu) if length == 1 else f"{cpu}-{cpu + length - 1}")
-        cpu += length
-    return ",".join(parts) or "-"
+def parse_cpu_set(text: str) -> int:
+    """Return the CPU set of ``0-3,8``. Raise Doubt for anything else, and for CPU numbers from CPUS_MAX on."""
+    try:
+        cpu_set = cpulist.parse_cpu_set(text)
+    except ValueError as e:
+        raise Doubt(f"not a CPU list: {text[:80]!r}") from e
+    if cpu_set.bit_length() > CPUS_MAX:
+        raise Doubt(f"not a CPU list: {text[:80]!r}")
+    return cpu_set
 
 
 def parse_masks(text: str) -> list[int]:
@@ -102,8 +88,7 @@ def parse_indices(text: str) -> list[int]:
     """SLURM_STEP_GPUS (``0,1,4-7``) as GRES indices, in its order. Raises Doubt."""
     found: list[int] = []
     for part in text.split(","):
-        mask = parse_cpulist(part)
-        found += [i for i in range(mask.bit_length()) if mask >> i & 1]
+        found += cpulist.cpus_in(parse_cpu_set(part))
     if len(set(found)) != len(found):
         raise Doubt("a GPU is named twice")
     return found
@@ -120,16 +105,16 @@ def parse_topology(text: str) -> Machine:
         for line in lines[1:-1]:
             fields = line.split("\t")
             if fields[0] == "gpu":
-                near = 0 if fields[6] == "-" else parse_cpulist(fields[6])
+                near = 0 if fields[6] == "-" else parse_cpu_set(fields[6])
                 gpus.append(Place(int(fields[1]), fields[4], _number(fields[5]), near, fields[7]))
             elif fields[0] == "core":
                 package, numa, l3 = (_number(f) for f in fields[1:4])
-                cores.append(Core(package, numa, l3, parse_cpulist(fields[4])))
+                cores.append(Core(package, numa, l3, parse_cpu_set(fields[4])))
         if len(gpus) != int(head[3]):
             raise Doubt("topology file: GPUs are missing")
     except (IndexError, ValueError) as e:
         raise Doubt(f"topology file: {e}") from e
-    return Machine(parse_cpulist(head[4]), cores, gpus)
+    return Machine(parse_cpu_set(head[4]), cores, gpus)
 
 
 def _number(field: str) -> int:
@@ -325,6 +310,6 @@ def answers(topology: str, bind_list: str, step_gpus: str, *, allowed: int, cpus
     if whole and len(gpus) == len(machine.gpus):
         shares = widen(machine, masks, shares)
     return [
-        f"{'-' if share == mask else format_cpulist(share)} {physical(machine, share)}"
+        f"{'-' if share == mask else format_cpu_set(share)} {physical(machine, share)}"
         for share, mask in zip(shares, masks, strict=True)
     ]

@@ -6,6 +6,7 @@ costs time: `fairlead run` starts once for every rank.
 
 from __future__ import annotations
 
+from fairlead.model.cpulist import cpus_in
 from fairlead.topology.binding import binding_plan
 from fairlead.topology.binding.binding_plan import Machine, Place
 from fairlead.topology.binding.transport import Item, share_out
@@ -19,7 +20,7 @@ def deal(machine: Machine, parts: list[int], hands: list[list[Place]], notes: li
     tasks = len(hands)
     pieces = [(home, part) for home, part in enumerate(parts) if part]
     if (cores := len(pieces)) < tasks:
-        pieces = [(home, 1 << cpu) for home, part in pieces for cpu in numbers(part)]
+        pieces = [(home, 1 << cpu) for home, part in pieces for cpu in cpus_in(part)]
         if (cpus := len(pieces)) < tasks:
             notes.append(f"{tasks} tasks on {cpus} CPUs: tasks share CPUs")
             pieces *= -(-tasks // cpus)
@@ -43,8 +44,3 @@ class _Cost:
     def __call__(self, core: int, cpus: int) -> int:
         package = self._packages[core]
         return sum((cpus & ~near).bit_count() * (1 if package in packages else 2) for near, packages in self._gpus)
-
-
-def numbers(mask: int) -> list[int]:
-    """The CPUs of a set, in order."""
-    return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from fairlead.errors import DataError, UsageError
+from fairlead.model.cpulist import as_cpu_set, cpus_in, format_cpu_set
 from fairlead.model.facts import Missing, Node, NumaNode
 from fairlead.topology.binding import binding_plan
 from fairlead.topology.binding.binding_plan import Core, Machine, Place
-from fairlead.topology.binding.core_assignment import deal, numbers
+from fairlead.topology.binding.core_assignment import deal
 from fairlead.topology.distances import locality, nearest_nics
 from fairlead.topology.distances.accelerators import Accelerator, accelerators
 
@@ -62,17 +63,17 @@ def chosen(node: Node, wanted: Sequence[str]) -> tuple[Accelerator, ...]:
 
 def physical_cores(node: Node) -> list[Core]:
     """The cores with their online CPUs; every CPU is on one core only, whatever the siblings' files say."""
-    up = locality.cpu_set(locality.online(node))
+    up = as_cpu_set(locality.online(node))
     cores = []
     seen = 0
     for cpu in sorted(node.cpus, key=lambda c: c.id):
-        every = locality.cpu_set(cpu.siblings or (cpu.id,)) & up & ~seen
+        every = as_cpu_set(cpu.siblings or (cpu.id,)) & up & ~seen
         if not cpu.online or not every >> cpu.id & 1:
             continue
         seen |= every
         cores.append(Core(cpu.package, cpu.numa, cpu.l3, every))
     homes = {cpu: n.id for n in node.numa for cpu in n.cpus}
-    for cpu_id in numbers(up & ~seen):
+    for cpu_id in cpus_in(up & ~seen):
         cores.append(Core(-1, homes.get(cpu_id, -1), -1, 1 << cpu_id))
     return cores
 
@@ -89,22 +90,22 @@ def bind(
     if threads_per_core is not None and threads_per_core < 1:
         raise UsageError(f"--threads-per-core: {threads_per_core} is not a positive number")
     cards = chosen(node, gpus)
-    up = locality.cpu_set(locality.online(node))
+    up = as_cpu_set(locality.online(node))
     if not up:
         raise DataError("no online CPU is described", hint="sys/devices/system/cpu must be part of the tree")
     cores = physical_cores(node)
     wanted = up if allowed is None else up & allowed
     if not wanted:
-        raise UsageError("--cpus: none of these CPUs is online", hint=f"online are {binding_plan.format_cpulist(up)}")
+        raise UsageError("--cpus: none of these CPUs is online", hint=f"online are {format_cpu_set(up)}")
     notes = []
     outside = (allowed or 0) & ~up
     if outside:
-        notes.append(f"CPUs {binding_plan.format_cpulist(outside)} are not online: left out")
+        notes.append(f"CPUs {format_cpu_set(outside)} are not online: left out")
     places = []
     said: dict[str, list[str]] = {}
     for card in cards:
         where = locality.of_pci(node, card.pci)
-        places.append(Place(card.index, card.pci, where.numa, locality.cpu_set(where.cpus)))
+        places.append(Place(card.index, card.pci, where.numa, as_cpu_set(where.cpus)))
         if where.note:
             what = where.note if where.cpus else f"{where.note}: even shares of the CPUs instead of near ones"
             said.setdefault(what, []).append(card.pci)
@@ -122,11 +123,11 @@ def _total(machine: Machine, masks: list[int], hands: list[list[Place]]) -> int:
 
 
 def _share(node: Node, rank: int, mask: int, hand: list[Place], best: dict[str, tuple[str, ...]]) -> Share:
-    held = {n.id: (locality.cpu_set(n.cpus) & mask).bit_count() for n in node.numa}
+    held = {n.id: (as_cpu_set(n.cpus) & mask).bit_count() for n in node.numa}
     return Share(
         rank=rank,
         gpus=tuple(g.pci for g in hand),
-        cpus=binding_plan.format_cpulist(mask),
+        cpus=format_cpu_set(mask),
         numa=tuple(sorted(n for n, count in held.items() if count)),
         nics=tuple(dict.fromkeys(name for g in hand for name in best[g.pci])),
         memory=_memory(node, held, {g.numa for g in hand}),
@@ -160,4 +161,4 @@ def _lowest(mask: int, count: int | None) -> int:
     """The ``count`` lowest CPUs of a set; all for None."""
     if count is None or mask.bit_count() <= count:
         return mask
-    return sum(1 << cpu for cpu in numbers(mask)[:count])
+    return as_cpu_set(cpus_in(mask)[:count])

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fairlead.model.cpulist import as_cpu_set, format_cpu_set
 from fairlead.model.facts import Missing, Node
 from fairlead.topology.binding import binding_plan
 from fairlead.topology.distances import accelerators, locality, nearest_nics
@@ -53,10 +54,10 @@ def machine(node: Node, order: dict[str, int] | None = None) -> binding_plan.Mac
     With a GPU in MIG mode Slurm's indices count instances, so no index says which GPU a job has: every place is unknown.
     """
     order = gres_order(node) if order is None else order
-    up = locality.cpu_set(locality.online(node))
+    up = as_cpu_set(locality.online(node))
     cores = {}
     for cpu in node.cpus:
-        mask = locality.cpu_set(cpu.siblings or (cpu.id,)) & up
+        mask = as_cpu_set(cpu.siblings or (cpu.id,)) & up
         if cpu.online and mask:
             cores[mask] = binding_plan.Core(cpu.package, cpu.numa, cpu.l3, mask)
     places = []
@@ -64,7 +65,7 @@ def machine(node: Node, order: dict[str, int] | None = None) -> binding_plan.Mac
     for gpu in accelerators.for_jobs(node):
         where = locality.of_pci(node, gpu.pci)
         names = ",".join(n.name for n in nearest_nics.nearest(node, gpu.pci)[0]) or "-"
-        near = 0 if split else locality.cpu_set(where.cpus)
+        near = 0 if split else as_cpu_set(where.cpus)
         places.append(binding_plan.Place(order[gpu.pci], gpu.pci, where.numa, near, names))
     return binding_plan.Machine(up, list(cores.values()), places)
 
@@ -75,15 +76,15 @@ def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
     gpus = {g.pci: g for g in accelerators.for_jobs(node)}
     count = made.online.bit_count()
     lines: list[tuple[str, ...]] = [
-        (VERSION, "node", node.name, str(len(made.gpus)), binding_plan.format_cpulist(made.online), str(count), threads(made))
+        (VERSION, "node", node.name, str(len(made.gpus)), format_cpu_set(made.online), str(count), threads(made))
     ]
     for place in made.gpus:
         gpu = gpus[place.pci]
-        near = binding_plan.format_cpulist(place.near)
+        near = format_cpu_set(place.near)
         mask = f"{place.near:X}" if place.near else "-"
         lines.append(("gpu", str(place.index), _minor(gpu), _uuid(gpu), place.pci, _known(place.numa), near, place.nics, mask))
     for core in made.cores:
-        cpus = binding_plan.format_cpulist(core.cpus)
+        cpus = format_cpu_set(core.cpus)
         lines.append(("core", _known(core.package), _known(core.numa), _known(core.l3), cpus))
     return "".join("\t".join(line) + "\n" for line in lines)
 
@@ -117,7 +118,7 @@ def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, s
             names = list(dict.fromkeys(n for g in hand for n in g.nics.split(",") if n != "-"))
             fields = (
                 str(rank),
-                binding_plan.format_cpulist(mask),
+                format_cpu_set(mask),
                 f"{mask:x}",
                 ",".join(str(g.index) for g in hand),
                 ",".join(map(str, numa)) or "-",

@@ -1,4 +1,4 @@
-"""Dealing at the least cost: a transport problem, solved by successive shortest paths. Imports nothing, as binding_plan.py says."""
+"""Assigning at the least cost: a transport problem, solved by successive shortest paths. It imports nothing (binding_plan.py)."""
 
 from __future__ import annotations
 

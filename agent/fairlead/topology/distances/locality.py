@@ -6,7 +6,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from fairlead.model.facts import Missing, Nic, Node, NumaNode
-from fairlead.topology.binding.binding_plan import format_cpulist
 
 
 class Locality(Struct, frozen=True, kw_only=True):
@@ -15,19 +14,6 @@ class Locality(Struct, frozen=True, kw_only=True):
     numa: int
     cpus: tuple[int, ...]
     note: str = ""
-
-
-def cpu_set(cpus: tuple[int, ...]) -> int:
-    """CPUs as an integer with bit N for CPU N."""
-    mask = 0
-    for cpu in cpus:
-        mask |= 1 << cpu
-    return mask
-
-
-def cpulist(cpus: tuple[int, ...]) -> str:
-    """CPUs as ``0-3,8``; ``-`` for none."""
-    return format_cpulist(cpu_set(cpus))
 
 
 def online(node: Node) -> tuple[int, ...]:

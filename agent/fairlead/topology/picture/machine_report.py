@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead.model.cpulist import format_cpulist
 from fairlead.model.facts import Missing, Nic, Node
 from fairlead.model.finding import Finding, Level
 from fairlead.topology.audit.layout_audit import audit
@@ -34,7 +35,7 @@ def report(node: Node) -> dict[str, Any]:
     classes = Classes(node, [nic.pci for nic in nearest_nics.functions(node)])
     return {
         "numa": [
-            {"id": n.id, "cpus": locality.cpulist(n.cpus) if n.cpus else "", "memory_bytes": _value(n.memory_bytes)}
+            {"id": n.id, "cpus": format_cpulist(n.cpus), "memory_bytes": _value(n.memory_bytes)}
             for n in sorted(node.numa, key=lambda n: n.id)
         ],
         "gpus": [_gpu(node, gpu, i, len(gpus)) for i, gpu in enumerate(gpus)],
@@ -106,7 +107,7 @@ def _gpu(node: Node, gpu: Accelerator, position: int, count: int) -> dict[str, A
         "index": gpu.index,
         "pci": gpu.pci,
         "numa": where.numa,
-        "cpus": locality.cpulist(cpus),
+        "cpus": format_cpulist(cpus) or "-",
         "nics": [nic.name for nic in nearest_nics.nearest(node, gpu.pci)[0]],
     }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fairlead.model.cpulist import format_cpulist
 from fairlead.model.facts import Missing, PciDevice
 from fairlead.topology.audit.link_audit import of_chipset
 from fairlead.topology.audit.machine_view import Scene
@@ -108,19 +109,20 @@ def _places(scene: Scene) -> tuple[list[Place], str]:
             packages.setdefault(cpu.numa, []).append(cpu.package)
             caches.setdefault(cpu.numa, set()).add(cpu.l3)
     shown = locality.with_cpus(node)
+    up = set(locality.online(node))
     places = []
     for numa in shown:
         of = packages.get(numa.id, [-1])
         cores = len({c.siblings for c in node.cpus if c.online and c.numa == numa.id})
         l3 = len(caches.get(numa.id, set()) - {-1})
         memory = "memory not known" if isinstance(numa.memory_bytes, Missing) else f"{numa.memory_bytes / 2**30:.0f} GiB"
-        cpus = locality.cpulist(tuple(c for c in numa.cpus if c in set(locality.online(node))))
+        cpus = format_cpulist(tuple(set(numa.cpus) & up)) or "-"
         lines = (f"NUMA {numa.id}", f"CPUs {_short(cpus, 22)}", f"{cores} cores, {l3} L3" if l3 else f"{cores} cores", memory)
         places.append(Place(numa.id, max(set(of), key=of.count), lines))
     others = sorted(n.id for n in node.numa if n not in shown)
     if not places:
         places.append(Place(-1, -1, ("CPUs not described",)))
-    return places, f"NUMA nodes without CPUs (memory only): {locality.cpulist(tuple(others))}" if others else ""
+    return places, f"NUMA nodes without CPUs (memory only): {format_cpulist(tuple(others))}" if others else ""
 
 
 def _roots(scene: Scene) -> list[Spot]:
