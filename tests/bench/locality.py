@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from fairlead.model.facts import Node
 from fairlead.topology.binding import binding_plan
-from fairlead.topology.binding.node_binding import bind, physical_cores
+from fairlead.topology.binding.node_binding import physical_cores, plan_binding
 from fairlead.topology.distances import locality
 from fairlead.topology.distances.accelerators import accelerators
 from tests.bench.rows import Row
@@ -31,7 +31,7 @@ def cores(machine: Node) -> list[set[int]]:
 
 
 def ours(machine: Node, tasks: int) -> Dealt:
-    return [(cpus(t.cpus), list(t.gpus)) for t in bind(machine, tasks).tasks]
+    return [(cpus(t.cpus), list(t.gpus)) for t in plan_binding(machine, tasks).tasks]
 
 
 def cpus(text: str) -> set[int]:

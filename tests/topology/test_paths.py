@@ -204,7 +204,7 @@ def test_amds_links(tmp_path: Path) -> None:
     ):  # fmt: skip
         text = f"type {kind}\nnode_from {own}\nnode_to {other}\nweight 15\nmax_bandwidth {bandwidth}"
         put(nodes / f"{own}/io_links/{number}/properties", text)
-    classes = path_classes.Classes(gather(Root(str(tree)), None))
+    classes = path_classes.PathClasses(gather(Root(str(tree)), None))
     assert classes.smi("0000:c1:00.0", "0000:c6:00.0") == "XGMI4"
     assert classes.nccl("0000:c1:00.0", "0000:c6:00.0") == "NVL"
     assert classes.smi("0000:c1:00.0", "0000:c9:00.0") == "XGMI1"

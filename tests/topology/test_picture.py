@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fairlead.model.facts import Missing, Node
 from fairlead.topology.audit.layout_audit import audit
-from fairlead.topology.audit.machine_view import Scene
+from fairlead.topology.audit.machine_view import MachineView
 from fairlead.topology.picture.machine_svg import RED, draw, fit, text_width
 from fairlead.topology.picture.svg_layout import layout
 from tests.topology.build import hgx, link
@@ -32,7 +32,7 @@ def test_a_machine_of_the_world(name: str) -> None:
     assert {e.tag.removeprefix(SVG) for e in root.iter()} <= {"svg", "title", "rect", "path", "text", "circle"}
     assert not re.search(r"script|href|on[a-z]+=|<!ENTITY|style", svg)
     wide, high = float(root.get("width", "0")), float(root.get("height", "0"))
-    scene = Scene(node)
+    scene = MachineView(node)
     text = words(svg)
     for gpu in scene.gpus:
         assert f"GPU{gpu.index}" in text

@@ -17,7 +17,7 @@ def test_topology_text_comes_back() -> None:
     assert lines[1] == ["gpu", "0", "0", "GPU-00000000", "0000:13:00.0", "0", "0-55,112-167", "mlx5_0", lines[1][8]]
     assert binding_plan.format_cpu_set(int(lines[1][8], 16)) == "0-55,112-167" and lines[1][8].isupper()
     assert lines[9] == ["core", "0", "0", "0", "0,112"]
-    made, read = published_files.machine(node), binding_plan.parse_topology(text)
+    made, read = published_files.planner_machine(node), binding_plan.parse_topology(text)
     assert read.online == made.online
     assert [(c.package, c.numa, c.l3, c.cpus) for c in read.cores] == [(c.package, c.numa, c.l3, c.cpus) for c in made.cores]
     assert [(g.index, g.pci, g.numa, g.near, g.nics) for g in read.gpus] == [
@@ -26,17 +26,19 @@ def test_topology_text_comes_back() -> None:
 
 
 def test_what_cpu_numbers_tell_of_cores() -> None:
-    assert published_files.threads(published_files.machine(hgx())) == "1"
-    assert published_files.threads(published_files.machine(hgx(threads=2))) == "2"
-    assert published_files.threads(published_files.machine(hgx(threads=4, cores=8))) == "-"
+    assert published_files.thread_numbering(published_files.planner_machine(hgx())) == "1"
+    assert published_files.thread_numbering(published_files.planner_machine(hgx(threads=2))) == "2"
+    assert published_files.thread_numbering(published_files.planner_machine(hgx(threads=4, cores=8))) == "-"
     neighbours = binding_plan.Machine(0b1111, [binding_plan.Core(0, 0, 0, 0b11), binding_plan.Core(0, 0, 0, 0b1100)], [])
-    assert published_files.threads(neighbours) == "-"
+    assert published_files.thread_numbering(neighbours) == "-"
     one_offline = binding_plan.Machine(0b0111, [binding_plan.Core(0, 0, 0, 0b101), binding_plan.Core(0, 0, 0, 0b10)], [])
-    assert published_files.threads(one_offline) == "-"
+    assert published_files.thread_numbering(one_offline) == "-"
     over_packages = binding_plan.Machine(
-        0b11, [binding_plan.Core(0, 0, 0, 1), binding_plan.Core(1, 0, 0, 2)], [binding_plan.Place(0, "0000:01:00.0", 0, 0b11)]
+        0b11,
+        [binding_plan.Core(0, 0, 0, 1), binding_plan.Core(1, 0, 0, 2)],
+        [binding_plan.GpuLocation(0, "0000:01:00.0", 0, 0b11)],
     )
-    assert published_files.threads(over_packages) == "-"
+    assert published_files.thread_numbering(over_packages) == "-"
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, 200, 400])
@@ -55,10 +57,10 @@ def test_gres_index_follows_the_device_files() -> None:
     swapped = msgspec.structs.replace(
         node, gpus=tuple(msgspec.structs.replace(g, minor=m) for g, m in zip(gpus, (1, 0), strict=True))
     )
-    assert published_files.gres_order(swapped) == {gpus[0].pci: 1, gpus[1].pci: 0}
+    assert published_files.gres_index_by_pci(swapped) == {gpus[0].pci: 1, gpus[1].pci: 0}
     unknown = Missing(Why.UNREADABLE, "no minor")
     lost = msgspec.structs.replace(node, gpus=tuple(msgspec.structs.replace(g, minor=unknown) for g in gpus))
-    assert published_files.gres_order(lost) == {gpus[0].pci: 0, gpus[1].pci: 1}
+    assert published_files.gres_index_by_pci(lost) == {gpus[0].pci: 0, gpus[1].pci: 1}
     assert "\t-\tGPU-" in published_files.render_topology(lost)
 
 
@@ -85,7 +87,7 @@ def test_every_plan_is_sound(node: object) -> None:
     from fairlead.model.facts import Node
 
     assert isinstance(node, Node)
-    machine = published_files.machine(node)
+    machine = published_files.planner_machine(node)
     for tasks, text in published_files.render_plans(node).items():
         union = 0
         for rank, line in enumerate(text.splitlines()):
@@ -94,7 +96,7 @@ def test_every_plan_is_sound(node: object) -> None:
             value = int(mask, 16)
             assert (int(local), binding_plan.parse_cpu_set(cpus)) == (rank, value)
             assert value and not union & value
-            assert int(cores) == binding_plan.physical(machine, value)
+            assert int(cores) == binding_plan.count_cores(machine, value)
             assert gpus
             union |= value
         assert len(text.splitlines()) == tasks
@@ -128,7 +130,7 @@ def test_with_mig_no_index_says_where_a_gpu_is() -> None:
     made = binding_plan.parse_topology(published_files.render_topology(split))
     assert [g.near for g in made.gpus] == [0] * 8
     with pytest.raises(binding_plan.Doubt):
-        binding_plan.permute(made, [1, 1 << 56], made.gpus[:2], made.online)
+        binding_plan.permute_cpu_sets(made, [1, 1 << 56], made.gpus[:2], made.online)
 
 
 def test_no_driver_no_gpus() -> None:

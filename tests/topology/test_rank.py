@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fairlead.model.facts import Node
 from fairlead.topology.binding import binding_plan, published_files, rank_binding
 from fairlead.topology.binding.binding_plan import Doubt, Machine
-from fairlead.topology.binding.rank_binding import Rank, Share
+from fairlead.topology.binding.rank_binding import LocalRank, RankBinding
 from tests.topology.build import hgx
 
 ALL = (1 << 112) - 1
@@ -19,7 +19,7 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "0,1,2,3,4
 
 def machine_of(node: Node) -> tuple[Machine, dict[str, str]]:
     text = published_files.render_topology(node)
-    return binding_plan.parse_topology(text), rank_binding.uuids(text)
+    return binding_plan.parse_topology(text), rank_binding.pci_by_uuid(text)
 
 
 HGX = machine_of(hgx())
@@ -33,14 +33,14 @@ def shares(
     cpuset: int = ALL,
     per_rank: int | None = None,
     node: Node | None = None,
-) -> list[Share]:
+) -> list[RankBinding]:
     machine, uuids = HGX if node is None else machine_of(node)
     gpus = rank_binding.visible_gpus(machine, uuids, env, published=True)
-    ranked = [Rank(i, ranks, "LOCAL_RANK") for i in range(ranks)]
-    return [rank_binding.share(machine, gpus, r, env, own=own, cpuset=cpuset, per_rank=per_rank) for r in ranked]
+    ranked = [LocalRank(i, ranks, "LOCAL_RANK") for i in range(ranks)]
+    return [rank_binding.plan_rank(machine, gpus, r, env, own=own, cpuset=cpuset, per_rank=per_rank) for r in ranked]
 
 
-def lists(found: list[Share]) -> list[str]:
+def lists(found: list[RankBinding]) -> list[str]:
     return [binding_plan.format_cpu_set(s.cpus) for s in found]
 
 
@@ -166,18 +166,18 @@ MASKS = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x000FFFFFF
     ],
 )
 def test_who_narrowed_the_mask(env: dict[str, str], slurms: bool) -> None:
-    assert rank_binding.dealt_by_slurm(env, NARROW, ALL) is slurms
-    assert rank_binding.dealt_by_slurm(env, ALL, ALL)
+    assert rank_binding.is_slurms_mask(env, NARROW, ALL) is slurms
+    assert rank_binding.is_slurms_mask(env, ALL, ALL)
 
 
 def test_a_slurm_task_keeps_the_mask_that_it_was_dealt() -> None:
     machine, uuids = HGX
     env = {**STEP, **MASKS, "SLURM_GPUS_ON_NODE": "8", "SLURM_GTIDS": "0,1"}
     gpus = rank_binding.visible_gpus(machine, uuids, {**env, "SLURM_STEP_GPUS": "0-7"}, published=True)
-    found = rank_binding.share(machine, gpus, Rank(0, 2, rank_binding.SLURM), env, own=NARROW, cpuset=ALL, per_rank=4)
+    found = rank_binding.plan_rank(machine, gpus, LocalRank(0, 2, rank_binding.SLURM), env, own=NARROW, cpuset=ALL, per_rank=4)
     assert (found.cpus, found.memory) == (NARROW, 0)
     with pytest.raises(Doubt, match="dealt GPUs"):
-        rank_binding.share(machine, gpus[:4], Rank(0, 2, rank_binding.SLURM), env, own=NARROW, cpuset=ALL, per_rank=1)
+        rank_binding.plan_rank(machine, gpus[:4], LocalRank(0, 2, rank_binding.SLURM), env, own=NARROW, cpuset=ALL, per_rank=1)
 
 
 @pytest.mark.parametrize(("name", "size"), rank_binding.LAUNCHERS)
@@ -211,4 +211,4 @@ def test_slurms_own_rank_is_the_last_resort() -> None:
     ],
 )
 def test_what_the_user_wants(env: dict[str, str], expected: tuple[bool, bool]) -> None:
-    assert rank_binding.wanted(env) == expected
+    assert rank_binding.wanted_bindings(env) == expected

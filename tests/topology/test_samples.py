@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fairlead.model.facts import Node, NvLink, PciDevice
 from fairlead.topology.distances import nearest_nics, path_classes
 from fairlead.topology.distances.accelerators import accelerators
-from fairlead.topology.distances.path_classes import NCCL_ORDER, Classes
+from fairlead.topology.distances.path_classes import NCCL_ORDER, PathClasses
 from fairlead.topology.picture.machine_report import matrix
 from tests.topology.build import gpu, hgx, link
 from tests.topology.trees import node as node_of
@@ -173,7 +173,7 @@ def as_node(graph: Graph) -> Node:
 
 
 def agreement(node: Node, graph: Graph) -> tuple[int, list[str]]:
-    classes = Classes(node)
+    classes = PathClasses(node)
     same, differ = 0, []
     known = {d.address for d in node.pci}
     for a, b, wanted in pairs_of(graph):
@@ -315,7 +315,7 @@ def test_every_matrix_can_be_a_machine(name: str) -> None:
     """A machine made to fit each published matrix gives that matrix again, cell by cell; differences are listed above."""
     names, cells, places = matrix_of(file("topo_m", name))
     node, address = tree_for(names, cells, places)
-    classes = Classes(node)
+    classes = PathClasses(node)
     differ = []
     for (a, b), wanted in cells.items():
         got = classes.smi(address[a], address[b])

@@ -31,7 +31,7 @@ def test_a_machine_of_the_world(name: str) -> None:
     assert len(shown["gpus"]) == len(node.gpus)  # type: ignore[arg-type]
     assert all(g["cpus"] != "-" for g in shown["gpus"])
     assert matrix(node)
-    machine = published_files.machine(node)
+    machine = published_files.planner_machine(node)
     text = published_files.render_topology(node)
     read = binding_plan.parse_topology(text) if machine.online else machine
     assert len(read.gpus) == len(shown["gpus"])
@@ -42,9 +42,9 @@ def test_a_machine_of_the_world(name: str) -> None:
         assert sum(m.bit_count() for m in masks) == sum(masks).bit_count()
         assert not sum(masks) & ~machine.online
         # Every way round: dealt against the GPUs, they come back to the least distance.
-        hands = binding_plan.deal_gpus(machine.gpus, tasks)
+        hands = binding_plan.assign_gpus(machine.gpus, tasks)
         best = sum(binding_plan.distance(machine, m, h) for m, h in zip(masks, hands, strict=True))
-        back = binding_plan.permute(machine, masks[::-1], machine.gpus, machine.online)
+        back = binding_plan.permute_cpu_sets(machine, masks[::-1], machine.gpus, machine.online)
         assert sum(binding_plan.distance(machine, m, h) for m, h in zip(back, hands, strict=True)) == best
 
 

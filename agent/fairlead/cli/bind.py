@@ -17,7 +17,7 @@ from fairlead.host.allowed import allowed_cpus
 from fairlead.host.gather import gather
 from fairlead.host.recorded import refuse_broken
 from fairlead.model.cpulist import as_cpu_set, parse_cpulist
-from fairlead.topology.binding.node_binding import Plan, bind
+from fairlead.topology.binding.node_binding import BindingPlan, plan_binding
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     refuse_broken(root)
     node = gather(root, None if root.is_live else recorded_nvml(args.root))
     allowed = _cpus(args.cpus) if args.cpus else allowed_cpus(root)
-    made = bind(
+    made = plan_binding(
         node,
         args.tasks,
         gpus=_gpus(args.gpus),
@@ -90,7 +90,7 @@ def _gpus(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _text(made: Plan) -> str:
+def _text(made: BindingPlan) -> str:
     rows = [
         (
             str(t.rank),

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _bind(told: dict[str, Any], env: dict[str, str], per_rank: int | None, *, apply: bool) -> None:
     """Plan and (with ``apply``) bind; ``told`` gets what is bound. Raises Doubt, what was bound before it then stays bound."""
-    cpus_wanted, memory_wanted = rank_binding.wanted(env)
+    cpus_wanted, memory_wanted = rank_binding.wanted_bindings(env)
     if not cpus_wanted and not memory_wanted:
         raise Doubt("FAIRLEAD_PROFILE or FAIRLEAD_SKIP says no")
     _switched_off(env)
@@ -74,8 +74,8 @@ def _bind(told: dict[str, Any], env: dict[str, str], per_rank: int | None, *, ap
     own = own_task.affinity()
     text, published = _topology()
     machine = binding_plan.parse_topology(text)
-    gpus = rank_binding.visible_gpus(machine, rank_binding.uuids(text), env, published=published)
-    share = rank_binding.share(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
+    gpus = rank_binding.visible_gpus(machine, rank_binding.pci_by_uuid(text), env, published=published)
+    share = rank_binding.plan_rank(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
     told["gpus"] = [gpu.pci for gpu in share.gpus]
     if any(not gpu.near for gpu in share.gpus):
         told["notes"].append("where a GPU is is not known: an even share")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from fairlead.model.cpulist import format_cpulist
 from fairlead.model.nodelist import fold, in_order
-from fairlead.slurm_config.slurm_node import Gres, SlurmNode
+from fairlead.slurm_config.slurm_node import GpuGres, SlurmNode
 
 MEMORY_SHARE = 100  # nodes whose memory differs by less than 1/100 are equal: firmware and kernel take a little more or less
 
@@ -32,9 +32,9 @@ def gres_lines(node: SlurmNode, autodetect: str = "") -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _alike(gpus: Sequence[Gres], autodetect: str) -> list[list[Gres]]:
+def _alike(gpus: Sequence[GpuGres], autodetect: str) -> list[list[GpuGres]]:
     """Neighbours in file order that one line can hold: with the same type and cores, and no Links."""
-    groups: list[list[Gres]] = []
+    groups: list[list[GpuGres]] = []
     for gpu in gpus:
         last = groups[-1][-1] if groups else None
         links = not autodetect and (_says_links(gpu) or (last is not None and _says_links(last)))
@@ -45,13 +45,13 @@ def _alike(gpus: Sequence[Gres], autodetect: str) -> list[list[Gres]]:
     return groups
 
 
-def _cores(gpu: Gres, autodetect: str) -> str:
+def _cores(gpu: GpuGres, autodetect: str) -> str:
     if not gpu.cores or (autodetect and gpu.cores != gpu.near):
         return ""
     return format_cpulist(gpu.cores)
 
 
-def _says_links(gpu: Gres) -> bool:
+def _says_links(gpu: GpuGres) -> bool:
     """Behind NVSwitches no link ends at another GPU: then Links prefers nothing."""
     return any(count > 0 for count in gpu.links)
 

@@ -31,7 +31,7 @@ class Socket(StrEnum):
     L3 = "l3"
 
 
-class Gres(Struct, frozen=True, kw_only=True):
+class GpuGres(Struct, frozen=True, kw_only=True):
     """One GPU. ``cores``: Slurm's numbers of the nearest cores, whole sockets; () for any, or nobody knows.
 
     ``near``: the same before it was widened to whole sockets, as Slurm's AutoDetect has it. ``links``: NVLinks to each GPU
@@ -46,7 +46,7 @@ class Gres(Struct, frozen=True, kw_only=True):
     mig: bool = False
 
 
-class Found(Struct, frozen=True):
+class KernelGpu(Struct, frozen=True):
     """What the kernel says of a GPU that the driver's library does not name: device file, product's name or ""."""
 
     file: str
@@ -64,7 +64,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     cores_per_socket: int
     threads_per_core: int
     memory_mib: int | None
-    gpus: tuple[Gres, ...]
+    gpus: tuple[GpuGres, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -111,7 +111,7 @@ def of_node(
     *,
     memory_mib: int | None,
     socket: Socket = Socket.PACKAGE,
-    kernel: Mapping[str, Found] | None = None,
+    kernel: Mapping[str, KernelGpu] | None = None,
     kind: str = "",
 ) -> SlurmNode:
     """The node of a machine. ``kernel``: by PCI address, for GPUs that NVML did not name.
@@ -190,7 +190,7 @@ def _made(
             partial.append(pci)
         everywhere = len(whole) == len(order)
         made.append(
-            Gres(pci=pci, file=file, type=kind, cores=() if everywhere or not even else whole, near=mine, links=links, mig=mig)
+            GpuGres(pci=pci, file=file, type=kind, cores=() if everywhere or not even else whole, near=mine, links=links, mig=mig)
         )
     if unknown:
         notes.append(f"nobody knows which CPUs are near GPU {', '.join(unknown)}: no Cores there")
@@ -209,11 +209,11 @@ def _made(
     )
 
 
-def _product(gpu: Accelerator, kernel: Mapping[str, Found]) -> str:
+def _product(gpu: Accelerator, kernel: Mapping[str, KernelGpu]) -> str:
     return gpu.name if gpu.named or gpu.pci not in kernel else kernel[gpu.pci].product or gpu.name
 
 
-def _file(name: str, gpu: Accelerator, kernel: Mapping[str, Found]) -> str:
+def _file(name: str, gpu: Accelerator, kernel: Mapping[str, KernelGpu]) -> str:
     """gres.conf lists device files, and a file goes by the minor number, not by NVML's index."""
     if gpu.vendor == "NVIDIA" and not isinstance(gpu.minor, Missing):
         return f"/dev/nvidia{gpu.minor}"

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping
 
 from fairlead.model.nodelist import expand, fold
-from fairlead.topology.fabric.scalable_units import Blocks, Tree
+from fairlead.topology.fabric.scalable_units import Blocks, SwitchTree
 
 _CONF_NODES = re.compile(r"\bNodes\s*=\s*(\"[^\"]*\"|\S+)", re.IGNORECASE)
 _YAML_NODES = re.compile(r"[-{,\s]*nodes\s*:\s*[\"']?([^\s\"'}]+)", re.IGNORECASE)
 
 
-def render_conf(made: Tree | Blocks) -> str:
+def render_conf(made: SwitchTree | Blocks) -> str:
     """The lines of topology.conf."""
     if isinstance(made, Blocks):
         lines = [f"BlockName={block.name} Nodes={fold(block.nodes)}" for block in made.blocks]
@@ -28,7 +28,7 @@ def render_conf(made: Tree | Blocks) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def render_yaml(made: Mapping[str, Tree | Blocks]) -> str:
+def render_yaml(made: Mapping[str, SwitchTree | Blocks]) -> str:
     """topology.yaml; the first topology is the cluster's default."""
     lines = []
     for number, (name, topology) in enumerate(made.items()):

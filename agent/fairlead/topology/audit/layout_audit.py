@@ -9,12 +9,12 @@ from __future__ import annotations
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.topology.audit import link_audit, peer_audit, placement_audit
-from fairlead.topology.audit.machine_view import Scene
+from fairlead.topology.audit.machine_view import MachineView
 
 
 def audit(node: Node) -> tuple[Finding, ...]:
     """Everything the layout audit finds: places, links, shared uplinks, NICs, peers."""
-    scene = Scene(node)
+    scene = MachineView(node)
     return (
         *placement_audit.unknown_places(scene),
         *placement_audit.memory(scene),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fairlead.model.facts import Missing, PciDevice
 from fairlead.model.finding import Action, Finding, Level
-from fairlead.topology.audit.machine_view import Scene, finding, lost
+from fairlead.topology.audit.machine_view import MachineView, finding, lost
 from fairlead.topology.distances import pci_tree
 
 INTEL, AMD = 0x8086, 0x1022
@@ -17,7 +17,7 @@ AMD_CHIPSETS = frozenset({0x43B0, 0x43B1, 0x43B4, 0x43C6, 0x43C7, 0x43E9, 0x43F4
 BUSY_PERCENT = 10
 
 
-def narrow(scene: Scene) -> Iterable[Finding]:
+def narrow(scene: MachineView) -> Iterable[Finding]:
     """A link with fewer lanes than both its ends can do, of a GPU, a NIC or a switch above one."""
     for address, what in _with_switches(scene).items():
         link = scene.link(address)
@@ -45,7 +45,7 @@ def narrow(scene: Scene) -> Iterable[Finding]:
         )
 
 
-def slow(scene: Scene) -> Iterable[Finding]:
+def slow(scene: MachineView) -> Iterable[Finding]:
     """A link below the generation that both ends can do. An idle GPU's is low on purpose: only a busy one is judged."""
     busy = set()
     gpus = () if isinstance(scene.node.gpus, Missing) else scene.node.gpus
@@ -70,7 +70,7 @@ def slow(scene: Scene) -> Iterable[Finding]:
         )
 
 
-def chipset(scene: Scene) -> Iterable[Finding]:
+def chipset(scene: MachineView) -> Iterable[Finding]:
     """A GPU or NIC behind the chipset shares the chipset's few lanes with disks and USB."""
     for address, what in scene.ends.items():
         port = _behind_chipset(scene, address)
@@ -87,7 +87,7 @@ def chipset(scene: Scene) -> Iterable[Finding]:
         )
 
 
-def shared_uplinks(scene: Scene) -> Iterable[Finding]:
+def shared_uplinks(scene: MachineView) -> Iterable[Finding]:
     """Several GPUs behind one switch whose way to the CPU carries less than they do together.
 
     Where all GPUs of the node share alike, that is how the board is made: said (OK) unless NVLink joins the GPUs, which
@@ -134,7 +134,7 @@ def _worse(other: tuple[float, float, list[str]], one: tuple[float, float, list[
     return set(one[2]) < set(other[2]) and other[0] / len(other[2]) <= one[0] / len(one[2])
 
 
-def _with_switches(scene: Scene) -> dict[str, str]:
+def _with_switches(scene: MachineView) -> dict[str, str]:
     named = dict(scene.ends)
     for address in scene.ends:
         for port in scene.uplinks(address):
@@ -142,7 +142,7 @@ def _with_switches(scene: Scene) -> dict[str, str]:
     return named
 
 
-def _behind_chipset(scene: Scene, address: str) -> str:
+def _behind_chipset(scene: MachineView, address: str) -> str:
     """The chipset's port above a device; "" for none. Intel's are the root ports 00:1a to 00:1d."""
     device = scene.devices.get(address)
     for port in (scene.devices.get(a) for a in (pci_tree.bridges(device) if device is not None else ())):

@@ -6,12 +6,12 @@ from fairlead.model.facts import Node, PciDevice, unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
 from fairlead.topology.distances import link_speed, locality, nearest_nics, pci_tree
 from fairlead.topology.distances.accelerators import accelerators
-from fairlead.topology.distances.path_classes import Classes
+from fairlead.topology.distances.path_classes import PathClasses
 
 _NOT_ASKED = unreadable("not asked")
 
 
-class Scene:
+class MachineView:
     """``ends``: what a person calls each GPU and NIC, by PCI address, GPUs first."""
 
     def __init__(self, node: Node) -> None:
@@ -19,7 +19,7 @@ class Scene:
         self.devices = pci_tree.by_address(node)
         self.gpus = accelerators(node)
         self.nics = nearest_nics.functions(node)
-        self.classes = Classes(node, [nic.pci for nic in self.nics])
+        self.classes = PathClasses(node, [nic.pci for nic in self.nics])
         self.ends = {gpu.pci: f"GPU {gpu.pci}" for gpu in self.gpus}
         for nic in self.nics:
             self.ends.setdefault(nic.pci, f"NIC {nic.name} {nic.pci}")
@@ -32,17 +32,21 @@ class Scene:
         for cpu in node.cpus:
             if cpu.online:
                 self._packages.setdefault(cpu.numa, set()).add(cpu.package)
-        self.sockets = link_speed.between_sockets(node)
+        self.sockets = link_speed.bandwidth_between_sockets(node)
 
-    def link(self, address: str) -> link_speed.Trained | None:
+    def link(self, address: str) -> link_speed.LinkState | None:
         """The link right above a device."""
         device = self.devices.get(address)
-        return link_speed.trained(device, self.devices, self._links.get(address, _NOT_ASKED)) if device is not None else None
+        return link_speed.link_state(device, self.devices, self._links.get(address, _NOT_ASKED)) if device is not None else None
 
     def to_host(self, address: str) -> float:
         """GB/s from a device to its CPU; 0 unknown."""
         device = self.devices.get(address)
-        return link_speed.to_host(device, self.devices, self._links.get(address, _NOT_ASKED)) if device is not None else 0.0
+        return (
+            link_speed.bandwidth_to_host(device, self.devices, self._links.get(address, _NOT_ASKED))
+            if device is not None
+            else 0.0
+        )
 
     def uplinks(self, address: str) -> tuple[PciDevice, ...]:
         """The switches above a device, by their upstream ports, outermost first."""

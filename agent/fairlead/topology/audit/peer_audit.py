@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fairlead.model.facts import Missing
 from fairlead.model.finding import Action, Finding
-from fairlead.topology.audit.machine_view import Scene, finding
+from fairlead.topology.audit.machine_view import MachineView, finding
 from fairlead.topology.distances import link_speed, pci_tree
 from fairlead.topology.distances.accelerators import Accelerator, pci_key
 
@@ -14,7 +14,7 @@ REDIRECT = {0x04: "ReqRedir", 0x08: "CmpltRedir", 0x20: "EgressCtrl"}  # PCIe ba
 SXM = ("SXM", "HBM3", "GH200", "GB200", "GB300", "HGX")  # names of boards whose GPUs NVLink always joins
 
 
-def redirects(scene: Scene) -> Iterable[Finding]:
+def redirects(scene: MachineView) -> Iterable[Finding]:
     """ACS bits that send peer-to-peer traffic up to the root, on a port between two endpoints of one switch."""
     ends = [scene.devices[a] for a in scene.ends if a in scene.devices]
     on_path: dict[str, set[str]] = {}
@@ -47,14 +47,14 @@ def redirects(scene: Scene) -> Iterable[Finding]:
         )
 
 
-def nvlinks(scene: Scene) -> Iterable[Finding]:
+def nvlinks(scene: MachineView) -> Iterable[Finding]:
     """A GPU with fewer active NVLinks than its like here, or with none on a board whose GPUs NVLink joins."""
     counts: dict[str, dict[str, tuple[int, int]]] = {}
     for gpu in scene.gpus:
         if not isinstance(gpu.nvlinks, Missing):
             counts.setdefault(gpu.name, {})[gpu.pci] = (_active(gpu), len(gpu.nvlinks))
     for name, cards in counts.items():
-        rate = link_speed.nvlink(name)
+        rate = link_speed.nvlink_bandwidth(name)
         most = max(active for active, _ in cards.values())
         if not most and len(cards) > 1 and any(word in name for word in SXM):
             most = max(every for _, every in cards.values())

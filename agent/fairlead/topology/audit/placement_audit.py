@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from fairlead.model.facts import Missing, Nic
 from fairlead.model.finding import Action, Finding, Level
-from fairlead.topology.audit.machine_view import Scene, finding, lost
+from fairlead.topology.audit.machine_view import MachineView, finding, lost
 from fairlead.topology.distances import locality, nearest_nics, path_classes
 
 
-def unknown_places(scene: Scene) -> Iterable[Finding]:
+def unknown_places(scene: MachineView) -> Iterable[Finding]:
     """A GPU whose NUMA node nobody knows, or which has no CPUs."""
     for gpu in scene.gpus:
         where = locality.of_pci(scene.node, gpu.pci)
@@ -23,7 +23,7 @@ def unknown_places(scene: Scene) -> Iterable[Finding]:
         yield finding("locality", gpu.pci, f"GPU {gpu.pci}: {where.note}{advice}", where.note, level=level)
 
 
-def memory(scene: Scene) -> Iterable[Finding]:
+def memory(scene: MachineView) -> Iterable[Finding]:
     """A GPU on a NUMA node without memory (NPS or SNC with unevenly filled memory channels)."""
     by_id = {n.id: n for n in scene.node.numa}
     for gpu in scene.gpus:
@@ -40,7 +40,7 @@ def memory(scene: Scene) -> Iterable[Finding]:
         )
 
 
-def uneven_nodes(scene: Scene) -> Iterable[Finding]:
+def uneven_nodes(scene: MachineView) -> Iterable[Finding]:
     """Sub-NUMA clustering that gives some NUMA nodes of a socket more GPUs than others that have some."""
     counts = Counter(scene.numa(gpu.pci) for gpu in scene.gpus)
     by_package: dict[int, dict[int, int]] = {}
@@ -66,7 +66,7 @@ def uneven_nodes(scene: Scene) -> Iterable[Finding]:
         )
 
 
-def far_nics(scene: Scene) -> Iterable[Finding]:
+def far_nics(scene: MachineView) -> Iterable[Finding]:
     """NICs all on one socket; a GPU without a NIC on its NUMA node, or beside none while one is beside no GPU."""
     if not scene.nics:
         return
@@ -109,7 +109,7 @@ def far_nics(scene: Scene) -> Iterable[Finding]:
             )
 
 
-def _one_socket(scene: Scene, away: list[str], socket: int) -> Finding:
+def _one_socket(scene: MachineView, away: list[str], socket: int) -> Finding:
     rate = sum(max((_rate(scene, pci, n) for n in scene.nics), default=0.0) for pci in away)
     total = sum(_own_rate(scene, n) for n in scene.nics)
     wanted = min(rate, total) if total else rate
@@ -128,17 +128,17 @@ def _one_socket(scene: Scene, away: list[str], socket: int) -> Finding:
     )
 
 
-def _rate(scene: Scene, gpu: str, nic: Nic) -> float:
+def _rate(scene: MachineView, gpu: str, nic: Nic) -> float:
     """GB/s that a GPU and a NIC could exchange: the narrower of their links, and the port's rate."""
     return min((x for x in (scene.to_host(gpu), _own_rate(scene, nic)) if x), default=0.0)
 
 
-def _own_rate(scene: Scene, nic: Nic) -> float:
+def _own_rate(scene: MachineView, nic: Nic) -> float:
     limits = [scene.to_host(nic.pci), 0.0 if isinstance(nic.rate_gbps, Missing) else nic.rate_gbps / 8]
     return min((x for x in limits if x), default=0.0)
 
 
-def _crossing(scene: Scene, rate: float) -> str:
+def _crossing(scene: MachineView, rate: float) -> str:
     """What crossing between sockets costs of ``rate`` GB/s, by NCCL's numbers for this processor."""
     if not rate:
         return ""

@@ -1,8 +1,9 @@
 """The binding plan of one node for any number of tasks, any part of its GPUs and CPUs.
 
-Rank i keeps GPU i of the allocation, and the CPUs move: equal shares of whole cores at the least summed distance between
-tasks and their GPUs. Nothing is refused but a request without CPUs: where a GPU's place is not known the shares are even
-runs, and the notes say so. The task prolog's planner (plan.py) is the same arithmetic on what Slurm dealt.
+Rank i keeps GPU i of the allocation, and the CPUs move: each task has the same number of whole cores, at the least summed
+distance between tasks and their GPUs. Only a request without CPUs is refused: where the NUMA domain of a GPU is not known the
+CPU sets are even runs, and the notes say so. The task prolog's planner (binding_plan.py) does the same with the CPU sets that
+Slurm assigned.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from fairlead.errors import DataError, UsageError
 from fairlead.model.cpulist import as_cpu_set, cpus_in, format_cpu_set
 from fairlead.model.facts import Missing, Node, NumaNode
 from fairlead.topology.binding import binding_plan
-from fairlead.topology.binding.binding_plan import Core, Machine, Place
-from fairlead.topology.binding.core_assignment import deal
+from fairlead.topology.binding.binding_plan import Core, GpuLocation, Machine
+from fairlead.topology.binding.core_assignment import assign_cores
 from fairlead.topology.distances import locality, nearest_nics
 from fairlead.topology.distances.accelerators import Accelerator, accelerators
 
 TASKS_MAX = 4096
 
 
-class Share(Struct, frozen=True, kw_only=True):
-    """One task. ``memory``: a numactl-like policy, "preferred:0", or "default" where no node is the right one."""
+class TaskBinding(Struct, frozen=True, kw_only=True):
+    """What one task has. ``memory``: a policy as numactl names it, "preferred:0"; "default" where no NUMA node is right."""
 
     rank: int
     gpus: tuple[str, ...]  # PCI addresses
@@ -34,18 +35,18 @@ class Share(Struct, frozen=True, kw_only=True):
     memory: str
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """``distance``: summed over tasks, their CPUs and their GPUs: 0 near, 1 in the same package, 2 elsewhere."""
+class BindingPlan(Struct, frozen=True, kw_only=True):
+    """All tasks by rank. ``distance``: summed over tasks, their CPUs and GPUs: 0 near, 1 in the same package, 2 elsewhere."""
 
-    tasks: tuple[Share, ...]
+    tasks: tuple[TaskBinding, ...]
     distance: int
     notes: tuple[str, ...]
 
 
-def chosen(node: Node, wanted: Sequence[str]) -> tuple[Accelerator, ...]:
-    """The GPUs that ``wanted`` names by index, PCI address or UUID, in its order; all of them for none.
+def chosen_gpus(node: Node, wanted: Sequence[str]) -> tuple[Accelerator, ...]:
+    """Return the GPUs that ``wanted`` names by index, PCI address or UUID, in its order; all GPUs where it is empty.
 
-    Raises UsageError for a name that fits no GPU and for a GPU named twice.
+    Raise UsageError for a name that fits no GPU and for a GPU named twice.
     """
     every = accelerators(node)
     if not wanted:
@@ -62,7 +63,7 @@ def chosen(node: Node, wanted: Sequence[str]) -> tuple[Accelerator, ...]:
 
 
 def physical_cores(node: Node) -> list[Core]:
-    """The cores with their online CPUs; every CPU is on one core only, whatever the siblings' files say."""
+    """Return the cores with their online CPUs. Every CPU is on one core only, whatever the files of its siblings say."""
     up = as_cpu_set(locality.online(node))
     cores = []
     seen = 0
@@ -78,87 +79,97 @@ def physical_cores(node: Node) -> list[Core]:
     return cores
 
 
-def bind(
+def plan_binding(
     node: Node, tasks: int, *, gpus: Sequence[str] = (), allowed: int | None = None, threads_per_core: int | None = None
-) -> Plan:
-    """The plan. ``allowed``: the CPUs of the allocation as a set, None for all that are online.
+) -> BindingPlan:
+    """Return the binding of ``tasks`` tasks.
 
-    Raises UsageError for an impossible number of tasks or an unknown GPU, DataError where there is no CPU at all.
+    ``gpus``: see chosen_gpus. ``allowed``: the CPU set of the allocation, None for all online CPUs. ``threads_per_core``: how
+    many hardware threads of a core are used at most, None for all. Raise UsageError for an impossible number of tasks or an
+    unknown GPU, DataError where there is no CPU at all.
     """
     if not 1 <= tasks <= TASKS_MAX:
         raise UsageError(f"--tasks: {tasks} is not between 1 and {TASKS_MAX}")
     if threads_per_core is not None and threads_per_core < 1:
         raise UsageError(f"--threads-per-core: {threads_per_core} is not a positive number")
-    cards = chosen(node, gpus)
-    up = as_cpu_set(locality.online(node))
-    if not up:
+    chosen = chosen_gpus(node, gpus)
+    online = as_cpu_set(locality.online(node))
+    if not online:
         raise DataError("no online CPU is described", hint="sys/devices/system/cpu must be part of the tree")
-    cores = physical_cores(node)
-    wanted = up if allowed is None else up & allowed
-    if not wanted:
-        raise UsageError("--cpus: none of these CPUs is online", hint=f"online are {format_cpu_set(up)}")
+    usable = online if allowed is None else online & allowed
+    if not usable:
+        raise UsageError("--cpus: none of these CPUs is online", hint=f"online are {format_cpu_set(online)}")
     notes = []
-    outside = (allowed or 0) & ~up
-    if outside:
-        notes.append(f"CPUs {format_cpu_set(outside)} are not online: left out")
-    places = []
+    offline = (allowed or 0) & ~online
+    if offline:
+        notes.append(f"CPUs {format_cpu_set(offline)} are not online: left out")
+    locations = _gpu_locations(node, chosen, notes)
+    machine = Machine(online, physical_cores(node), locations)
+    gpus_of_task = binding_plan.assign_gpus(locations, tasks) if locations else [[] for _ in range(tasks)]
+    cpus_of_cores = [_lowest_threads(c.cpus & usable, threads_per_core) for c in machine.cores]
+    cpu_sets = assign_cores(machine, cpus_of_cores, gpus_of_task, notes)
+    best = {gpu.pci: tuple(n.name for n in nearest_nics.nearest(node, gpu.pci)[0]) for gpu in chosen}
+    bindings = [
+        _task_binding(node, rank, cpu_set, gpus, best)
+        for rank, (cpu_set, gpus) in enumerate(zip(cpu_sets, gpus_of_task, strict=True))
+    ]
+    distance = binding_plan.total_distance(machine, cpu_sets, gpus_of_task)
+    return BindingPlan(tasks=tuple(bindings), distance=distance, notes=tuple(notes))
+
+
+def _gpu_locations(node: Node, gpus: Sequence[Accelerator], notes: list[str]) -> list[GpuLocation]:
+    """Return where the GPUs are; a line is added to ``notes`` for GPUs whose NUMA domain had to be taken from elsewhere."""
+    found = []
     said: dict[str, list[str]] = {}
-    for card in cards:
-        where = locality.of_pci(node, card.pci)
-        places.append(Place(card.index, card.pci, where.numa, as_cpu_set(where.cpus)))
+    for gpu in gpus:
+        where = locality.of_pci(node, gpu.pci)
+        found.append(GpuLocation(gpu.index, gpu.pci, where.numa, as_cpu_set(where.cpus)))
         if where.note:
             what = where.note if where.cpus else f"{where.note}: even shares of the CPUs instead of near ones"
-            said.setdefault(what, []).append(card.pci)
+            said.setdefault(what, []).append(gpu.pci)
     notes += [f"GPU {', '.join(pci)}: {what}" for what, pci in said.items()]
-    machine = Machine(up, cores, places)
-    hands = binding_plan.deal_gpus(places, tasks) if places else [[] for _ in range(tasks)]
-    masks = deal(machine, [_lowest(c.cpus & wanted, threads_per_core) for c in machine.cores], hands, notes)
-    best = {card.pci: tuple(n.name for n in nearest_nics.nearest(node, card.pci)[0]) for card in cards}
-    shares = [_share(node, rank, mask, hand, best) for rank, (mask, hand) in enumerate(zip(masks, hands, strict=True))]
-    return Plan(tasks=tuple(shares), distance=_total(machine, masks, hands), notes=tuple(notes))
+    return found
 
 
-def _total(machine: Machine, masks: list[int], hands: list[list[Place]]) -> int:
-    return sum(binding_plan.distance(machine, mask, hand) for mask, hand in zip(masks, hands, strict=True))
-
-
-def _share(node: Node, rank: int, mask: int, hand: list[Place], best: dict[str, tuple[str, ...]]) -> Share:
-    held = {n.id: (as_cpu_set(n.cpus) & mask).bit_count() for n in node.numa}
-    return Share(
+def _task_binding(
+    node: Node, rank: int, cpu_set: int, gpus: list[GpuLocation], best_nics: dict[str, tuple[str, ...]]
+) -> TaskBinding:
+    cpus_on_numa = {n.id: (as_cpu_set(n.cpus) & cpu_set).bit_count() for n in node.numa}
+    return TaskBinding(
         rank=rank,
-        gpus=tuple(g.pci for g in hand),
-        cpus=format_cpu_set(mask),
-        numa=tuple(sorted(n for n, count in held.items() if count)),
-        nics=tuple(dict.fromkeys(name for g in hand for name in best[g.pci])),
-        memory=_memory(node, held, {g.numa for g in hand}),
+        gpus=tuple(g.pci for g in gpus),
+        cpus=format_cpu_set(cpu_set),
+        numa=tuple(sorted(n for n, count in cpus_on_numa.items() if count)),
+        nics=tuple(dict.fromkeys(name for g in gpus for name in best_nics[g.pci])),
+        memory=_memory_policy(node, cpus_on_numa, {g.numa for g in gpus}),
     )
 
 
-def _memory(node: Node, held: dict[int, int], near: set[int]) -> str:
-    """The NUMA node of the task's GPU where it has CPUs, else the one with most of its CPUs; the nearest one with memory.
+def _memory_policy(node: Node, cpus_on_numa: dict[int, int], near: set[int]) -> str:
+    """Return the policy for one task: prefer the NUMA node of its GPU where it has CPUs, else the one with most of its CPUs;
+    where that one has no memory, the nearest with memory.
 
-    Only nodes with CPUs count: GPU memory is a NUMA node too (GH200), and binding to it would fill the GPU.
+    ``cpus_on_numa``: how many CPUs the task has on each NUMA node. ``near``: the NUMA nodes of its GPUs. Only nodes with CPUs
+    count: GPU memory is a NUMA node too (GH200), and binding to it would fill the GPU.
     """
-    homes = [n for n, count in held.items() if count]
+    homes = [n for n, count in cpus_on_numa.items() if count]
     if not homes:
         return "default"
-    home = min(homes, key=lambda n: (n not in near, -held[n], n))
+    home = min(homes, key=lambda n: (n not in near, -cpus_on_numa[n], n))
     fit = [n for n in locality.with_cpus(node) if _has_memory(n)]
     if any(n.id == home for n in fit):
         return f"preferred:{home}"
     own = next(n for n in node.numa if n.id == home)
-    row = dict(zip(sorted(n.id for n in node.numa), own.distances, strict=False))
-    nearest = min(fit, key=lambda n: (row.get(n.id, 255), n.id), default=None)
+    distances = dict(zip(sorted(n.id for n in node.numa), own.distances, strict=False))
+    nearest = min(fit, key=lambda n: (distances.get(n.id, 255), n.id), default=None)
     return "default" if nearest is None else f"preferred:{nearest.id}"
 
 
 def _has_memory(numa: NumaNode) -> bool:
-    """Unread memory counts as memory: the kernel has a node for it."""
+    """Return whether a NUMA node has memory. Memory that could not be read counts: the kernel has a node for it."""
     return isinstance(numa.memory_bytes, Missing) or numa.memory_bytes > 0
 
 
-def _lowest(mask: int, count: int | None) -> int:
-    """The ``count`` lowest CPUs of a set; all for None."""
-    if count is None or mask.bit_count() <= count:
-        return mask
-    return as_cpu_set(cpus_in(mask)[:count])
+def _lowest_threads(cpu_set: int, count: int | None) -> int:
+    """Return the ``count`` lowest CPUs of a CPU set; all for None."""
+    return cpu_set if count is None else as_cpu_set(cpus_in(cpu_set)[:count])

@@ -1,8 +1,8 @@
-"""The plan of one rank among several in one task: which of the task's CPUs it should have, and which memory.
+"""The binding of one rank among several in one task: which of the task's CPUs it should have, and which memory.
 
-torchrun and mpirun start several ranks inside one Slurm task; all of them have the task's whole mask. Each works out the same
-even shares of that mask (deal.py, over what /run/fairlead/topology says), and takes its own. Rank i uses the i-th visible GPU.
-Whatever is not clear raises Doubt, and the rank stays as it is. Environment variables come in as a mapping.
+torchrun and mpirun start several ranks inside one Slurm task; all of them have the task's whole mask. Each rank computes the
+same even parts of that mask (core_assignment.py, with /run/fairlead/topology), and uses its own. Rank i uses the i-th visible
+GPU. Whatever is not clear raises Doubt, and the rank stays as it is. Environment variables come in as a mapping.
 
 Sources: torchrun sets LOCAL_RANK and LOCAL_WORLD_SIZE (PyTorch, torch.distributed.run, "Environment Variables"); Open MPI
 OMPI_COMM_WORLD_LOCAL_RANK and _SIZE (its documentation, "Environment variables"); Intel MPI and MPICH's Hydra MPI_LOCALRANKID and
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fairlead.topology.binding import binding_plan
-from fairlead.topology.binding.binding_plan import Doubt, Machine, Place
-from fairlead.topology.binding.core_assignment import deal
+from fairlead.topology.binding.binding_plan import Doubt, GpuLocation, Machine
+from fairlead.topology.binding.core_assignment import assign_cores
 
 Env = Mapping[str, str]
 
@@ -34,8 +34,8 @@ SLURM = "SLURM_LOCALID"
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
-class Rank:
-    """Rank ``number`` of ``ranks`` on this node, as the variable ``source`` says."""
+class LocalRank:
+    """Rank ``number`` (from 0) of ``ranks`` on this node, as the environment variable ``source`` says."""
 
     __slots__ = ("number", "ranks", "source")
 
@@ -45,19 +45,22 @@ class Rank:
         self.source = source
 
 
-class Share:
-    """``cpus``: the CPU set to have (the present one where Slurm dealt it); ``memory``: the NUMA node to prefer, or None."""
+class RankBinding:
+    """``cpus``: the CPU set to have (the present one where Slurm assigned it). ``memory``: the NUMA node to prefer, or None."""
 
     __slots__ = ("cpus", "gpus", "memory")
 
-    def __init__(self, cpus: int, gpus: list[Place], memory: int | None) -> None:
+    def __init__(self, cpus: int, gpus: list[GpuLocation], memory: int | None) -> None:
         self.cpus = cpus
         self.gpus = gpus
         self.memory = memory
 
 
-def wanted(env: Env) -> tuple[bool, bool]:
-    """Does the user want CPUs and memory bound? By FAIRLEAD_PROFILE, and CPUS or MEMORY in FAIRLEAD_SKIP; malformed means off."""
+def wanted_bindings(env: Env) -> tuple[bool, bool]:
+    """Return whether the user wants CPUs bound, and whether memory.
+
+    FAIRLEAD_PROFILE and the words CPUS and MEMORY in FAIRLEAD_SKIP say so; malformed means off.
+    """
     skip = env.get("FAIRLEAD_SKIP", "")
     if env.get("FAIRLEAD_PROFILE", "") not in ("", "full", "minimal") or skip.strip(_NAMES):
         return False, False
@@ -68,8 +71,8 @@ def wanted(env: Env) -> tuple[bool, bool]:
 _NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_,"
 
 
-def local_rank(env: Env) -> Rank:
-    """Which rank this is, by the innermost launcher. Raises Doubt where no launcher says, or not everything."""
+def local_rank(env: Env) -> LocalRank:
+    """Return which rank this is, by the innermost launcher. Raise Doubt where no launcher says it, or not all of it."""
     for name, size in LAUNCHERS:
         if name in env:
             return _rank(name, env[name], _number(size, env.get(size, "")))
@@ -78,11 +81,11 @@ def local_rank(env: Env) -> Rank:
     raise Doubt("no launcher says which local rank this is (LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, ...)")
 
 
-def _rank(name: str, text: str, ranks: int) -> Rank:
+def _rank(name: str, text: str, ranks: int) -> LocalRank:
     number = _number(name, text)
     if not 0 <= number < ranks <= binding_plan.TASKS_MAX:
         raise Doubt(f"{name}={number} of {ranks} local ranks makes no sense")
-    return Rank(number, ranks, name)
+    return LocalRank(number, ranks, name)
 
 
 def _number(name: str, text: str) -> int:
@@ -92,15 +95,15 @@ def _number(name: str, text: str) -> int:
 
 
 def in_step(env: Env) -> bool:
-    """In a step of srun, not the batch script? There SLURM_STEP_ID is unset, -5 or 4294967291."""
+    """Return whether this is a step of srun, not the batch script: there SLURM_STEP_ID is unset, -5 or 4294967291."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isascii() and step.isdigit() and not step.startswith("42949672")
 
 
-def job_gpus(machine: Machine, env: Env, *, published: bool) -> list[Place]:
-    """The GPUs of this step or job in PCI order, as CUDA counts them; outside Slurm all of the node's. Raises Doubt.
+def job_gpus(machine: Machine, env: Env, *, published: bool) -> list[GpuLocation]:
+    """Return the GPUs of this step or job in PCI order, as CUDA counts them; outside Slurm all of the node's. Raise Doubt.
 
-    ``published``: are the machine's indices Slurm's? Where they were only read off the bus, nobody knows Slurm's order.
+    ``published``: whether the machine's indices are Slurm's. Where they were only read off the bus, Slurm's order is not known.
     """
     if "SLURM_JOB_ID" not in env:
         return machine.gpus
@@ -116,17 +119,17 @@ def job_gpus(machine: Machine, env: Env, *, published: bool) -> list[Place]:
     return found
 
 
-def visible_gpus(machine: Machine, uuids: Mapping[str, str], env: Env, *, published: bool) -> list[Place]:
-    """The GPUs that the program sees, in its order. ``uuids``: PCI address by UUID. Raises Doubt.
+def visible_gpus(machine: Machine, uuids: Mapping[str, str], env: Env, *, published: bool) -> list[GpuLocation]:
+    """Return the GPUs that the program sees, in its order. ``uuids``: PCI address by UUID. Raise Doubt.
 
-    An index counts from the job's first GPU where devices are constrained, else from the node's: where the two readings
-    name GPUs in different places, nobody can tell from here.
+    An index counts from the job's first GPU where devices are constrained, else from the node's. Where the two readings name
+    GPUs in different NUMA domains, it cannot be told from here which is meant.
     """
     mine = job_gpus(machine, env, published=published)
     chosen = next((env[name] for name in VISIBLE if name in env), None)
     if chosen is None:
         return mine
-    if not chosen.startswith("GPU-") and _dealt_to_tasks(env):
+    if not chosen.startswith("GPU-") and _each_task_has_own_gpus(env):
         raise Doubt("each task has GPUs of its own: which they are cannot be told from here")
     found = []
     for word in chosen.split(","):
@@ -139,75 +142,78 @@ def visible_gpus(machine: Machine, uuids: Mapping[str, str], env: Env, *, publis
     return found
 
 
-def _dealt_to_tasks(env: Env) -> bool:
-    """Several tasks, each with GPUs of its own: constrained devices are then counted within the task."""
+def _each_task_has_own_gpus(env: Env) -> bool:
+    """Return whether Slurm gave each of several tasks its own GPUs: constrained devices are then counted within the task."""
     by_option = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU") or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
     bound = env.get("SLURM_GPU_BIND", "") not in ("", "none")
     return in_step(env) and "," in env.get("SLURM_GTIDS", "") and bool(by_option or bound)
 
 
-def _by_index(machine: Machine, mine: list[Place], index: int) -> list[Place]:
-    """The job's GPUs that a visible index can mean, without doubles."""
+def _by_index(machine: Machine, mine: list[GpuLocation], index: int) -> list[GpuLocation]:
+    """Return the job's GPUs that a visible index can mean, without doubles."""
     hits = [mine[index]] if index < len(mine) else []
     if index < len(machine.gpus) and machine.gpus[index] in mine and machine.gpus[index] not in hits:
         hits.append(machine.gpus[index])
     return hits
 
 
-def own_gpus(gpus: list[Place], ranks: int, per_rank: int | None) -> list[list[Place]]:
-    """The GPUs of each rank: device i for rank i (modulo), or ``per_rank`` consecutive ones each. Raises Doubt.
+def gpus_of_ranks(gpus: list[GpuLocation], ranks: int, per_rank: int | None) -> list[list[GpuLocation]]:
+    """Return the GPUs of each rank: GPU i for rank i (modulo), or ``per_rank`` consecutive ones each. Raise Doubt.
 
-    With fewer ranks than GPUs programs differ: one GPU each, or an equal part each. Where that matters, nothing is done.
+    With fewer ranks than GPUs programs differ: one GPU each, or an equal part each. Where that makes a difference, raise Doubt.
     """
     if per_rank is not None:
         if per_rank * ranks > len(gpus):
             raise Doubt(f"{ranks} ranks with {per_rank} GPUs each, and {len(gpus)} are visible")
         return [gpus[i * per_rank : (i + 1) * per_rank] for i in range(ranks)]
-    hands = binding_plan.deal_gpus(gpus, ranks)
+    gpus_of_rank = binding_plan.assign_gpus(gpus, ranks)
     if 1 < ranks < len(gpus):
-        for first, hand in zip(gpus, hands, strict=False):
-            if {(g.near, g.numa) for g in hand} != {(first.near, first.numa)}:
+        for first, own in zip(gpus, gpus_of_rank, strict=False):
+            if {(g.near, g.numa) for g in own} != {(first.near, first.numa)}:
                 raise Doubt(f"{ranks} ranks see {len(gpus)} GPUs: say --gpus-per-rank 1, or how many each uses")
-    return hands
+    return gpus_of_rank
 
 
-def dealt_by_slurm(env: Env, own: int, cpuset: int) -> bool:
-    """Is the present mask the one that the task came with, or did somebody (taskset, mpirun, the user's masks) narrow it?"""
+def is_slurms_mask(env: Env, own: int, cpuset: int) -> bool:
+    """Return whether the present mask is what Slurm gave the task, not narrowed by taskset, mpirun or the user's masks."""
     if own == cpuset:
         return True
     masks = env.get("SLURM_CPU_BIND_LIST", "")
     if in_step(env) and masks:
         if env.get("SLURM_CPU_BIND_TYPE") != "mask_cpu:" or not all(m.startswith("0x") for m in masks.split(",")):
             return False  # what a user typed stands there without 0x
-        shares = binding_plan.parse_masks(masks)
+        cpu_sets = binding_plan.parse_masks(masks)
         local = _number(SLURM, env.get(SLURM, ""))
-        return local < len(shares) and own.bit_count() >= shares[local].bit_count()
+        return local < len(cpu_sets) and own.bit_count() >= cpu_sets[local].bit_count()
     return env.get("SLURM_CPUS_ON_NODE", "") == str(own.bit_count())
 
 
-def share(machine: Machine, gpus: list[Place], rank: Rank, env: Env, *, own: int, cpuset: int, per_rank: int | None) -> Share:
-    """This rank's share of ``own``, the CPUs that the task has. Never wider. Raises Doubt.
+def plan_rank(
+    machine: Machine, gpus: list[GpuLocation], rank: LocalRank, env: Env, *, own: int, cpuset: int, per_rank: int | None
+) -> RankBinding:
+    """Return the binding of one rank within ``own``, the CPU set that the task has. Raise Doubt.
 
-    A rank that is a Slurm task with a mask of its own keeps it; only its memory is planned.
+    ``gpus``: the visible ones. ``cpuset``: the CPU set of the cgroup. ``per_rank``: GPUs of each rank, None for not said. A rank
+    that is a Slurm task with a mask of its own keeps it; only its memory is planned.
     """
     if not gpus:
         raise Doubt("no GPU is visible")
-    if not dealt_by_slurm(env, own, cpuset):
+    if not is_slurms_mask(env, own, cpuset):
         raise Doubt("somebody has already chosen fewer CPUs than the task has: they stay")
     if not own or own & ~_known(machine):
         raise Doubt("CPUs that the published topology does not have")
     on_node = env.get("SLURM_CPUS_ON_NODE", "")
-    if on_node.isascii() and on_node.isdigit() and binding_plan.physical(machine, own) > int(on_node):
+    if on_node.isascii() and on_node.isdigit() and binding_plan.count_cores(machine, own) > int(on_node):
         raise Doubt("the job has part of the node's CPUs, and nothing says which")
     if rank.source == SLURM and rank.ranks > 1 and len(gpus) != _number("SLURM_GPUS_ON_NODE", env.get("SLURM_GPUS_ON_NODE", "")):
         raise Doubt("Slurm has dealt GPUs to the tasks")
-    hands = own_gpus(gpus, rank.ranks, per_rank)
+    gpus_of_rank = gpus_of_ranks(gpus, rank.ranks, per_rank)
     cpus = own
     if rank.source != SLURM or own == cpuset:
         if own.bit_count() < rank.ranks:
             raise Doubt(f"{rank.ranks} ranks on {own.bit_count()} CPUs")
-        cpus = deal(machine, [core.cpus & own for core in machine.cores], hands, [])[rank.number]
-    return Share(cpus, hands[rank.number], _memory(machine, cpus, hands[rank.number]))
+        cpus = assign_cores(machine, [core.cpus & own for core in machine.cores], gpus_of_rank, [])[rank.number]
+    return RankBinding(cpus, gpus_of_rank[rank.number], _memory_node(machine, cpus, gpus_of_rank[rank.number]))
 
 
 def _known(machine: Machine) -> int:
@@ -217,8 +223,8 @@ def _known(machine: Machine) -> int:
     return known
 
 
-def _memory(machine: Machine, cpus: int, gpus: list[Place]) -> int | None:
-    """The NUMA node of the GPUs, where it is one and some of the CPUs are on it: so never one of GPU memory, which has none."""
+def _memory_node(machine: Machine, cpus: int, gpus: list[GpuLocation]) -> int | None:
+    """Return the NUMA node of the GPUs where it is one and some of ``cpus`` are on it (GPU memory has none), else None."""
     homes = {g.numa for g in gpus if g.near}
     if len(homes) != 1 or any(not g.near for g in gpus):
         return None
@@ -226,7 +232,7 @@ def _memory(machine: Machine, cpus: int, gpus: list[Place]) -> int | None:
     return home if home >= 0 and any(c.numa == home and c.cpus & cpus for c in machine.cores) else None
 
 
-def uuids(topology: str) -> dict[str, str]:
-    """PCI address by UUID, of a topology text that plan.parse_topology took."""
+def pci_by_uuid(topology: str) -> dict[str, str]:
+    """Return PCI address by UUID, of a topology text that binding_plan.parse_topology took."""
     rows = [line.split("\t") for line in topology.splitlines() if line.startswith("gpu\t")]
     return {row[3]: row[4] for row in rows if row[3] != "-"}

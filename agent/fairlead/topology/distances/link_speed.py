@@ -17,7 +17,7 @@ _VENDOR = re.compile(r"vendor_id\s*:\s*(\S+)|CPU implementer\s*:\s*(\S+)|cpu\s*:
 _MODEL = re.compile(r"model\s*:\s*(\d+)")
 
 
-class Trained(Struct, frozen=True, kw_only=True):
+class LinkState(Struct, frozen=True, kw_only=True):
     """One link as it is and as both its ends can do: lanes and generations; 0 unknown."""
 
     width: int
@@ -37,7 +37,7 @@ class Trained(Struct, frozen=True, kw_only=True):
         return GB_PER_LANE.get(self.gen_able, 0.0) * self.width_able
 
 
-def trained(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> Trained | None:
+def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> LinkState | None:
     """The link above a device; ``otherwise``: what NVML says, where sysfs says nothing. None when nobody does."""
     link = device.link if not isinstance(device.link, Missing) else otherwise
     if isinstance(link, Missing) or isinstance(link.width_max, Missing):
@@ -48,7 +48,7 @@ def trained(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: Pcie
     widths = [w for w in (width, _lanes(port.width_max) if port else 0) if w]
     gens = [g for g in (gen, _known(port.gen_max) if port else 0) if g]
     width_now, gen_now = _lanes(link.width_current), _known(link.gen_current)
-    return Trained(
+    return LinkState(
         width=width_now,
         width_able=max(min(widths, default=0), width_now),  # a link is never wider than its ends: then a file is wrong
         gen=gen_now,
@@ -58,17 +58,17 @@ def trained(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: Pcie
     )
 
 
-def to_host(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> float:
+def bandwidth_to_host(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> float:
     """GB/s from a device to its CPU: that of the narrowest link on the way; 0 unknown."""
-    found = [trained(device, devices, otherwise)]
+    found = [link_state(device, devices, otherwise)]
     for address in pci_tree.bridges(device):
         port = devices.get(address)
         if port is not None and port.bridge_role == "switch_upstream":
-            found.append(trained(port, devices, _NOT_ASKED))
+            found.append(link_state(port, devices, _NOT_ASKED))
     return min((t.now for t in found if t is not None and t.now), default=0.0)
 
 
-def between_sockets(node: Node) -> float:
+def bandwidth_between_sockets(node: Node) -> float:
     """GB/s that NCCL counts with between CPU sockets (src/graph/topo.h, *_BW); 0 for a processor it does not list here."""
     text = node.text("/proc/cpuinfo")
     match = _VENDOR.search(text) if isinstance(text, str) else None
@@ -97,7 +97,7 @@ NVLINK = (
 NVLINK_OTHERS = 12.0  # SM86: RTX 3090, A6000, A40
 
 
-def nvlink(name: str) -> float:
+def nvlink_bandwidth(name: str) -> float:
     """GB/s of one NVLink of a GPU of this name."""
     for words, rate in NVLINK:
         if any(word in name for word in words):

@@ -94,7 +94,7 @@ def smi_gpus(node: Node, a: Linked, b: Linked) -> str:
     return f"{word}{count}" if count else smi(node, a.pci, b.pci)
 
 
-class Classes:
+class PathClasses:
     """Path classes between the GPUs and NICs of one node, NVLink and C2C included."""
 
     def __init__(self, node: Node, nics: Iterable[str] = ()) -> None:

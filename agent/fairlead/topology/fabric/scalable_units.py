@@ -26,7 +26,7 @@ class Switch(Struct, frozen=True, kw_only=True):
     real: tuple[str, ...] = ()
 
 
-class Tree(Struct, frozen=True, kw_only=True):
+class SwitchTree(Struct, frozen=True, kw_only=True):
     """``switches``: leaves first, each level in the order of names. ``notes``: what the input left open, in words."""
 
     switches: tuple[Switch, ...]
@@ -52,14 +52,14 @@ class Blocks(Struct, frozen=True, kw_only=True):
         return frozenset(node for block in self.blocks for node in block.nodes)
 
 
-class Unit(Struct, frozen=True, kw_only=True):
+class ScalableUnit(Struct, frozen=True, kw_only=True):
     """Nodes that share ``leaves``, the switches most of them hang on."""
 
     nodes: tuple[str, ...]
     leaves: frozenset[str]
 
 
-def units(attached: Attached) -> tuple[tuple[Unit, ...], tuple[str, ...]]:
+def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[str, ...]]:
     """The scalable units, and notes about nodes that do not hang where their unit does.
 
     The leaves that most nodes share make a unit; a node with fewer (a NIC is down) or a wrong one (cabled to another unit)
@@ -85,43 +85,43 @@ def units(attached: Attached) -> tuple[tuple[Unit, ...], tuple[str, ...]]:
             said = [f"lacks {lacks} of the {len(core)} leaves"] if lacks else []
             said += [f"hangs on {more} other{'s' if more > 1 else ''}"] if more else []
             notes.append(f"{node} {' and '.join(said)} of its unit")
-    return tuple(Unit(nodes=tuple(in_order(found[core])), leaves=core) for core in found), tuple(notes)
+    return tuple(ScalableUnit(nodes=tuple(in_order(found[core])), leaves=core) for core in found), tuple(notes)
 
 
-def tree(fabric: Fabric, attached: Attached) -> Tree:
+def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
     """Leaves (units) and what joins them. Names come from the switches' names: the same fabric gives the same tree.
 
     Where the input knows no link between switches (LLDP asked on nodes only), all leaves are put below one top switch, and
     a note says so; switches that it knows and that are not joined stay apart, since no job can span them.
     """
     names = switch_names(fabric)
-    found, notes = units(attached)
+    found, notes = scalable_units(attached)
     said = list(notes)
     leaves = _named(found, names)
     level = {switch.name: set(unit.leaves) for switch, unit in leaves}
-    tree = [switch for switch, _ in leaves]
+    switch_tree = [switch for switch, _ in leaves]
     pairs = fabric.between_switches()
     if not pairs and len(level) > 1:
         said.append("the input has no link between switches: all leaves are taken to meet in one top switch")
-        tree.append(Switch(name=_free(TOP, set(level)), switches=tuple(in_order(level))))
-        return Tree(switches=tuple(tree), notes=tuple(said))
+        switch_tree.append(Switch(name=_free(TOP, set(level)), switches=tuple(in_order(level))))
+        return SwitchTree(switches=tuple(switch_tree), notes=tuple(said))
     ranks = _ranks(pairs, {leaf for unit in found for leaf in unit.leaves})
     every = set(level)
     for rank in range(1, max([1, *ranks.values()]) + 1):  # once at least: units can share a leaf
         level, made = _level(
             pairs, level, ranks={i: r for i, r in ranks.items() if r <= rank}, rank=rank, every=every, names=names
         )
-        tree += made
+        switch_tree += made
     if len(level) > 1:  # at last by what single nodes hang on besides their unit's leaves
-        homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in tree}
-        for switch in tree:
+        homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switch_tree}
+        for switch in switch_tree:
             homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}
         wider = {name: held | homes[name] for name, held in level.items()}
         level, made = _level(pairs, wider, ranks=ranks, rank=0, every=every, names=names)
-        tree += made
+        switch_tree += made
     if len(level) > 1:
         said.append(f"{len(level)} parts of the fabric are not joined: no job can span them ({', '.join(in_order(level))})")
-    return Tree(switches=tuple(tree), notes=tuple(said))
+    return SwitchTree(switches=tuple(switch_tree), notes=tuple(said))
 
 
 def _level(
@@ -173,11 +173,11 @@ def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), not
 
 def unit_blocks(fabric: Fabric, attached: Attached, sizes: tuple[int, ...] = ()) -> Blocks:
     """Each scalable unit as a block. Raises ValueError as `blocks` does."""
-    found, notes = units(attached)
+    found, notes = scalable_units(attached)
     return blocks({switch.name: switch.nodes for switch, _ in _named(found, switch_names(fabric))}, sizes, notes)
 
 
-def _named(found: tuple[Unit, ...], names: Mapping[str, str]) -> list[tuple[Switch, Unit]]:
+def _named(found: tuple[ScalableUnit, ...], names: Mapping[str, str]) -> list[tuple[Switch, ScalableUnit]]:
     """A unit of one leaf has the leaf's name; one of several that of its first leaf, with ``su-`` in front."""
     made = []
     taken: set[str] = set()

@@ -40,7 +40,7 @@ class Fabric(Struct, frozen=True, kw_only=True):
         return tuple(sorted(pairs))
 
 
-class Rule(Struct, frozen=True, kw_only=True):
+class AdapterRule(Struct, frozen=True, kw_only=True):
     """How adapters become nodes. ``known``: the cluster's nodes, empty for not known: then every named host is one.
     ``running``: names that are nodes now, to know node1 by in node1.site.example, where ``known`` is empty.
 
@@ -79,7 +79,7 @@ def is_aggregation(description: str) -> bool:
     return "aggregation node" in description.lower()
 
 
-def node_of(identity: str, description: str, rule: Rule) -> str:
+def node_of(identity: str, description: str, rule: AdapterRule) -> str:
     """The node an adapter belongs to, "" where its description names none."""
     match = _DESCRIPTION.fullmatch(description.strip())
     host = match[1] if match else ""
@@ -93,7 +93,7 @@ def node_of(identity: str, description: str, rule: Rule) -> str:
     return "" if host.lower() in UNSET or not is_name(host) else host
 
 
-def attach(fabric: Fabric, rule: Rule) -> Attached:
+def attach(fabric: Fabric, rule: AdapterRule) -> Attached:
     """Which node hangs on which switches."""
     nodes: dict[str, set[str]] = {}
     others: set[str] = set()
@@ -119,7 +119,7 @@ def attach(fabric: Fabric, rule: Rule) -> Attached:
     )
 
 
-def _chosen(description: str, rule: Rule) -> bool:
+def _chosen(description: str, rule: AdapterRule) -> bool:
     if rule.ports is None:
         return True
     match = _DESCRIPTION.fullmatch(description.strip())

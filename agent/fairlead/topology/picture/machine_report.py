@@ -13,7 +13,7 @@ from fairlead.model.finding import Finding, Level
 from fairlead.topology.audit.layout_audit import audit
 from fairlead.topology.distances import locality, nearest_nics
 from fairlead.topology.distances.accelerators import Accelerator, accelerators
-from fairlead.topology.distances.path_classes import Classes
+from fairlead.topology.distances.path_classes import PathClasses
 
 LEGEND = """\
   X     itself
@@ -32,7 +32,7 @@ def report(node: Node) -> dict[str, Any]:
     Sizes are bytes, rates Gbit/s; values that could not be read are None. A NUMA node without CPUs has "" as its cpus.
     """
     gpus = accelerators(node)
-    classes = Classes(node, [nic.pci for nic in nearest_nics.functions(node)])
+    classes = PathClasses(node, [nic.pci for nic in nearest_nics.functions(node)])
     return {
         "numa": [
             {"id": n.id, "cpus": format_cpulist(n.cpus), "memory_bytes": _value(n.memory_bytes)}
@@ -62,7 +62,7 @@ def matrix(node: Node) -> str:
     gpus = accelerators(node)
     names = {gpu.pci: f"GPU{gpu.index}" for gpu in gpus}
     what = {gpu.pci: gpu.name for gpu in gpus}
-    classes = Classes(node)
+    classes = PathClasses(node)
     for nic in nearest_nics.functions(node):
         names.setdefault(nic.pci, nic.name)
         rate = "" if isinstance(nic.rate_gbps, Missing) else f" {nic.rate_gbps:g} Gb/s"

@@ -10,9 +10,9 @@ from xml.sax.saxutils import escape
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level
 from fairlead.topology.audit.layout_audit import audit
-from fairlead.topology.audit.machine_view import Scene
+from fairlead.topology.audit.machine_view import MachineView
 from fairlead.topology.distances.path_classes import links_between
-from fairlead.topology.picture.svg_layout import LEAF, PLACE_HIGH, PLACE_TOP, TOP, Layout, Spot, layout
+from fairlead.topology.picture.svg_layout import LEAF, PLACE_HIGH, PLACE_TOP, TOP, DeviceBox, SvgLayout, layout
 
 RED, AMBER, INK, FAINT = "#c62828", "#e08e00", "#37474f", "#78909c"
 FILL = {"gpu": "#dcedc8", "nic": "#cfe3f7", "nvme": "#eceff1", "switch": "#ffe8c6", "root": "#ffffff"}
@@ -23,7 +23,7 @@ GREEN = "#558b2f"
 
 def draw(node: Node) -> str:
     """The picture of one machine."""
-    scene = Scene(node)
+    scene = MachineView(node)
     found = audit(node)
     marks = _marks(found)
     plan = layout(scene)
@@ -48,7 +48,7 @@ def draw(node: Node) -> str:
     )
 
 
-def _what(scene: Scene) -> str:
+def _what(scene: MachineView) -> str:
     names: dict[str, int] = {}
     for gpu in scene.gpus:
         names[gpu.name] = names.get(gpu.name, 0) + 1
@@ -75,7 +75,7 @@ def _numbered(found: tuple[Finding, ...]) -> Iterable[tuple[int, Finding]]:
         yield numbers.setdefault(key, len(numbers) + 1), f
 
 
-def _places(plan: Layout) -> list[str]:
+def _places(plan: SvgLayout) -> list[str]:
     out = []
     for number, left, wide in plan.packages:
         if number >= 0:
@@ -91,7 +91,7 @@ def _places(plan: Layout) -> list[str]:
     return out
 
 
-def _lines(scene: Scene, spot: Spot, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
+def _lines(scene: MachineView, spot: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
     """From a root to its NUMA node, and from every box to those below, with the link's width and generation."""
     out = []
     if spot.kind == "root":
@@ -115,19 +115,19 @@ def _lines(scene: Scene, spot: Spot, marks: dict[str, list[tuple[int, str]]]) ->
     return out
 
 
-def _colour(marks: dict[str, list[tuple[int, str]]], address: str, scene: Scene) -> str:
+def _colour(marks: dict[str, list[tuple[int, str]]], address: str, scene: MachineView) -> str:
     """The colour of the line above a device: its own marks, or those of the port right above it."""
     found = [colour for _, colour in (*marks.get(address, ()), *marks.get(_port(scene, address), ()))]
     return RED if RED in found else AMBER if found else ""
 
 
-def _port(scene: Scene, address: str) -> str:
+def _port(scene: MachineView, address: str) -> str:
     """The port right above a device; "" when its path was not read."""
     device = scene.devices.get(address)
     return device.path[-2] if device is not None and len(device.path) > 1 else ""
 
 
-def _box(spot: Spot, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
+def _box(spot: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
     own = marks.get(spot.address, [])
     high = HIGH[spot.kind]
     edge = RED if any(c == RED for _, c in own) else AMBER if own else EDGE[spot.kind]
@@ -147,7 +147,7 @@ def _box(spot: Spot, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
     return out
 
 
-def _nvlinks(scene: Scene, plan: Layout) -> tuple[list[str], float]:
+def _nvlinks(scene: MachineView, plan: SvgLayout) -> tuple[list[str], float]:
     """NVLinks below the row of leaves: a bar for NVSwitch, arcs for links from GPU to GPU. And where the next thing may start."""
     where = {spot.address: spot.x for spot in plan.spots() if spot.kind == "gpu"}
     floor = plan.leaf_y + 25
@@ -198,7 +198,7 @@ def _nvlinks(scene: Scene, plan: Layout) -> tuple[list[str], float]:
     return out, floor + deepest + 30
 
 
-def _legend(plan: Layout, top: float) -> tuple[list[str], float]:
+def _legend(plan: SvgLayout, top: float) -> tuple[list[str], float]:
     out, at = [], 24.0
     for kind, word in (("gpu", "GPU"), ("nic", "NIC"), ("nvme", "NVMe disk"), ("switch", "PCIe switch"), ("root", "host bridge")):
         out.append(_rect(at, top, 14, 14, FILL[kind], EDGE[kind], 3))
@@ -214,7 +214,7 @@ def _legend(plan: Layout, top: float) -> tuple[list[str], float]:
     return out, top + 40
 
 
-def _texts(found: tuple[Finding, ...], plan: Layout, top: float) -> tuple[list[str], float]:
+def _texts(found: tuple[Finding, ...], plan: SvgLayout, top: float) -> tuple[list[str], float]:
     """The audit below the picture, numbered as in it."""
     groups: dict[int, list[Finding]] = {}
     for number, f in _numbered(found):
