@@ -71,7 +71,6 @@ LONGER = {
     "daemon/courier.py": "_done",
     "policy/decide.py": "_conclude",
     "checks/row_remap.py": "judge",
-    "nccl/hca.py": "choose",
     "provision/run.py": "_play",
 }
 
