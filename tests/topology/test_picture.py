@@ -40,7 +40,7 @@ def test_a_machine_of_the_world(name: str) -> None:
     for number in {f"NUMA {n.id}" for n in node.numa if set(n.cpus) & {c.id for c in node.cpus if c.online}}:
         assert number in text
     plan = layout(scene)
-    spots = plan.spots()
+    spots = plan.boxes()
     for spot in spots:
         assert spot.x - spot.wide / 2 >= 0 and spot.x + spot.wide / 2 <= wide
         assert spot.y < high

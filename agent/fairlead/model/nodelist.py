@@ -18,22 +18,22 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def is_name(word: str) -> bool:
-    """Can this be a NodeName? Letters, digits, ``_``, ``.`` and ``-``; not what Slurm reads as a keyword."""
+    """Return whether this can be a NodeName: letters, digits, ``_``, ``.`` and ``-``; not what Slurm reads as a keyword."""
     return len(word) <= 64 and bool(_NAME.fullmatch(word)) and word.lower() not in {"default", "all"}
 
 
 def natural(name: str) -> tuple[tuple[int, str, int], ...]:
-    """Sort key: n2 before n10."""
+    """Return a sort key that puts n2 before n10."""
     return tuple((1, "", int(part)) if i % 2 else (0, part, 0) for i, part in enumerate(_PARTS.split(name)))
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Without doubles, n2 before n10; names of one number (n1, n01) in an order of their own."""
+    """Return the names without doubles, n2 before n10; names of one number (n1, n01) are always in the same order."""
     return sorted(set(names), key=lambda name: (natural(name), name))
 
 
 def fold(names: Iterable[str]) -> str:
-    """The nodelist of these names: the same set gives the same text."""
+    """Return the nodelist of these names; the same set gives the same text."""
     groups: dict[str, list[str]] = {}
     for name in in_order(names):
         match = _TAIL.fullmatch(name)
@@ -59,14 +59,14 @@ def _fold_group(head: str, numbers: list[str]) -> str:
 
 
 def _follows(first: str, last: str, digits: str) -> bool:
-    """Would ``first-digits`` be expanded to go on with ``digits`` after ``last``?"""
+    """Return whether ``first-digits`` is expanded so that ``digits`` follows ``last``."""
     return int(digits) == int(last) + 1 and digits == f"{int(digits):0{len(first)}d}"
 
 
 def expand(nodelist: str) -> list[str]:
-    """The names of a nodelist, in its order; several brackets in one name give all combinations.
+    """Return the names of a nodelist, in its order; several brackets in one name give all combinations.
 
-    Raises ValueError for anything that is no nodelist, or for more than ``NODES_MAX`` names.
+    Raise ValueError for anything that is no nodelist, or for more than ``NODES_MAX`` names.
     """
     names: list[str] = []
     for part in re.split(r",(?![^\[]*\])", nodelist):

@@ -1,4 +1,4 @@
-"""gres.conf and the NodeName lines of slurm.conf as text, equal nodes in one line (gres.conf(5), slurm.conf(5))."""
+"""Writes gres.conf and the NodeName lines of slurm.conf, equal nodes in one line (gres.conf(5), slurm.conf(5))."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY_SHARE = 100  # nodes whose memory differs by less than 1/100 are equal: f
 
 
 def gres_lines(node: SlurmNode, autodetect: str = "") -> tuple[str, ...]:
-    """The lines of one node, without NodeName. ``autodetect``: "" or a mechanism (nvml, nvidia, rsmi), which then finds
+    """Return the lines of one node, without NodeName. ``autodetect``: "" or a mechanism (nvml, nvidia, rsmi), which then finds
     links and cores itself, and checks what is written here against it: a difference drains the node.
 
     A node in MIG mode has what AutoDetect finds: the file of a GPU instance is known on the node only.
@@ -33,7 +33,7 @@ def gres_lines(node: SlurmNode, autodetect: str = "") -> tuple[str, ...]:
 
 
 def _alike(gpus: Sequence[GpuGres], autodetect: str) -> list[list[GpuGres]]:
-    """Neighbours in file order that one line can hold: with the same type and cores, and no Links."""
+    """Return the GPUs in groups that one line can hold: neighbours in file order with the same type and cores, and no Links."""
     groups: list[list[GpuGres]] = []
     for gpu in gpus:
         last = groups[-1][-1] if groups else None
@@ -52,12 +52,12 @@ def _cores(gpu: GpuGres, autodetect: str) -> str:
 
 
 def _says_links(gpu: GpuGres) -> bool:
-    """Behind NVSwitches no link ends at another GPU: then Links prefers nothing."""
+    """Return whether Links prefers some GPUs: behind NVSwitches no link ends at another GPU."""
     return any(count > 0 for count in gpu.links)
 
 
 def render_gres(nodes: Iterable[SlurmNode], autodetect: str = "") -> str:
-    """gres.conf of these nodes."""
+    """Return the gres.conf of these nodes. ``autodetect``: see gres_lines."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
         lines = gres_lines(node, autodetect)
@@ -68,7 +68,7 @@ def render_gres(nodes: Iterable[SlurmNode], autodetect: str = "") -> str:
 
 
 def node_line(node: SlurmNode, names: Iterable[str]) -> str:
-    """A NodeName line for nodes that are all as ``node`` is."""
+    """Return the NodeName line of ``names``, which are all as ``node`` is."""
     words = [f"NodeName={fold(names)}", f"CPUs={node.cpus}"]
     if node.cores_per_socket:
         words += ["Boards=1", f"SocketsPerBoard={node.sockets}", f"CoresPerSocket={node.cores_per_socket}"]
@@ -84,7 +84,7 @@ def node_line(node: SlurmNode, names: Iterable[str]) -> str:
 
 
 def render_nodes(nodes: Iterable[SlurmNode]) -> tuple[str, tuple[str, ...]]:
-    """The NodeName lines, and notes. Equal nodes are in one line, with the least memory that one of them has: a node that
+    """Return the NodeName lines, and notes. Equal nodes are in one line, with the least memory that one of them has: a node that
     has less than RealMemory is drained (slurm.conf(5), RealMemory)."""
     groups: list[list[SlurmNode]] = []
     for node in sorted(nodes, key=lambda n: (node_line(replace(n, memory_mib=None), ["n"]), n.memory_mib or 0, n.name)):

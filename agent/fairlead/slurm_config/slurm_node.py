@@ -24,7 +24,7 @@ _BRANDS = frozenset({"nvidia", "amd", "tesla", "geforce", "quadro", "instinct", 
 
 
 class Socket(StrEnum):
-    """What Slurm takes for a socket."""
+    """What slurmd counts as a socket."""
 
     PACKAGE = "package"
     NUMA = "numa"
@@ -32,7 +32,7 @@ class Socket(StrEnum):
 
 
 class GpuGres(Struct, frozen=True, kw_only=True):
-    """One GPU. ``cores``: Slurm's numbers of the nearest cores, whole sockets; () for any, or nobody knows.
+    """One GPU. ``cores``: Slurm's numbers of the nearest cores, whole sockets; () for all cores, or unknown.
 
     ``near``: the same before it was widened to whole sockets, as Slurm's AutoDetect has it. ``links``: NVLinks to each GPU
     of the node in this order, -1 for itself (gres.conf(5), Links)."""
@@ -47,7 +47,7 @@ class GpuGres(Struct, frozen=True, kw_only=True):
 
 
 class KernelGpu(Struct, frozen=True):
-    """What the kernel says of a GPU that the driver's library does not name: device file, product's name or ""."""
+    """A GPU as the kernel knows it, which NVML does not name. ``file``: its device file. ``product``: its name or ""."""
 
     file: str
     product: str = ""
@@ -69,7 +69,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
 
 
 def gres_type(name: str) -> str:
-    """A short type of a product's name, which Slurm's AutoDetect finds in its own (`nvidia_h100_80gb_hbm3`): h100.
+    """Return a short GRES type of a product's name, h100 for example: part of what AutoDetect calls it (`nvidia_h100_80gb_hbm3`).
 
     gres.conf(5), Type: with AutoDetect a configured type must be part of the detected one.
     """
@@ -80,7 +80,7 @@ def gres_type(name: str) -> str:
 
 
 def numbered(cores: Sequence[binding_plan.Core], socket: Socket) -> list[tuple[int, int]]:
-    """(socket, CPU set) of each core in Slurm's order; sockets are numbered from 0 in that order."""
+    """Return (socket, CPU set) of each core in Slurm's order; sockets are numbered from 0 in that order."""
     sets: dict[tuple[object, ...], int] = {}
 
     def levels(core: binding_plan.Core) -> tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...]]:
@@ -114,9 +114,10 @@ def of_node(
     kernel: Mapping[str, KernelGpu] | None = None,
     kind: str = "",
 ) -> SlurmNode:
-    """The node of a machine. ``kernel``: by PCI address, for GPUs that NVML did not name.
+    """Return the node of a machine. ``kernel``: by PCI address, for GPUs that NVML did not name.
 
-    ``kind``: the GRES type to use for every GPU. Raises DataError for a GPU without a device file and for two with one.
+    ``kind``: the GRES type to use for every GPU, "" for that of each product. ``memory_mib``: RealMemory, None for unknown.
+    Raise DataError for a GPU without a device file and for two with the same one.
     """
     up = as_cpu_set(locality.online(node))
     cores = {}
@@ -128,21 +129,28 @@ def of_node(
     found = [gpu for gpu in accelerators(node) if not gpu.passed_through]
     if any(gpu.vendor == "NVIDIA" for gpu in found):
         found = [gpu for gpu in found if gpu.vendor == "NVIDIA"]
-    told = kernel or {}
-    placed = sorted(((_file(node.name, gpu, told), gpu) for gpu in found), key=lambda each: natural(each[0]))
+    kernel_gpus = kernel or {}
+    placed = sorted(((_file(node.name, gpu, kernel_gpus), gpu) for gpu in found), key=lambda each: natural(each[0]))
     near = {gpu.pci: as_cpu_set(locality.of_pci(node, gpu.pci).cpus) for gpu in found}
     order = [gpu for _, gpu in placed]
     gpus = [
-        (gpu.pci, file, kind or gres_type(_product(gpu, told)), near[gpu.pci], _links(gpu, order), _mig(known.get(gpu.pci)))
+        (
+            gpu.pci,
+            file,
+            kind or gres_type(_product(gpu, kernel_gpus)),
+            near[gpu.pci],
+            _links(gpu, order),
+            _mig(known.get(gpu.pci)),
+        )
         for file, gpu in placed
     ]
-    return _made(node.name, list(cores.values()), gpus, memory_mib, socket)
+    return _build(node.name, list(cores.values()), gpus, memory_mib, socket)
 
 
 def of_published(text: str, *, socket: Socket = Socket.PACKAGE, kind: str = "gpu") -> SlurmNode:
-    """The node of a published topology file (/run/fairlead/topology): without memory, types and NVLinks, which it lacks.
+    """Return the node of a published topology file (/run/fairlead/topology): without memory, types and NVLinks, which it lacks.
 
-    Raises DataError for anything but a whole one.
+    Raise DataError for anything but a whole one.
     """
     try:
         machine = binding_plan.parse_topology(text)
@@ -156,10 +164,10 @@ def of_published(text: str, *, socket: Socket = Socket.PACKAGE, kind: str = "gpu
     gpus = sorted(
         ((g.pci, f"/dev/nvidia{minors[g.pci]}", kind, g.near, (), False) for g in machine.gpus), key=lambda each: natural(each[1])
     )
-    return _made(name, machine.cores, gpus, None, socket)
+    return _build(name, machine.cores, gpus, None, socket)
 
 
-def _made(
+def _build(
     name: str,
     cores: list[binding_plan.Core],
     gpus: Sequence[tuple[str, str, str, int, tuple[int, ...], bool]],
@@ -214,7 +222,7 @@ def _product(gpu: Accelerator, kernel: Mapping[str, KernelGpu]) -> str:
 
 
 def _file(name: str, gpu: Accelerator, kernel: Mapping[str, KernelGpu]) -> str:
-    """gres.conf lists device files, and a file goes by the minor number, not by NVML's index."""
+    """Return the device file of a GPU, which has its minor number, not NVML's index. Raise DataError where it is unknown."""
     if gpu.vendor == "NVIDIA" and not isinstance(gpu.minor, Missing):
         return f"/dev/nvidia{gpu.minor}"
     if gpu.pci in kernel:

@@ -1,4 +1,4 @@
-"""topology.conf and topology.yaml as text, and the nodes that such a file names (topology.conf(5), topology.yaml(5)).
+"""Writes topology.conf and topology.yaml, and reads which nodes such a file names (topology.conf(5), topology.yaml(5)).
 
 topology.conf holds one topology; topology.yaml, from Slurm 25.05 on, any number, and where it exists topology.conf is
 ignored.
@@ -17,7 +17,7 @@ _YAML_NODES = re.compile(r"[-{,\s]*nodes\s*:\s*[\"']?([^\s\"'}]+)", re.IGNORECAS
 
 
 def render_conf(made: SwitchTree | Blocks) -> str:
-    """The lines of topology.conf."""
+    """Return the lines of topology.conf."""
     if isinstance(made, Blocks):
         lines = [f"BlockName={block.name} Nodes={fold(block.nodes)}" for block in made.blocks]
         return "".join(f"{line}\n" for line in [*lines, f"BlockSizes={','.join(map(str, made.sizes))}"])
@@ -29,7 +29,7 @@ def render_conf(made: SwitchTree | Blocks) -> str:
 
 
 def render_yaml(made: Mapping[str, SwitchTree | Blocks]) -> str:
-    """topology.yaml; the first topology is the cluster's default."""
+    """Return topology.yaml of topologies by name; the first is the cluster's default."""
     lines = []
     for number, (name, topology) in enumerate(made.items()):
         lines += [f"- topology: {name}", f"  cluster_default: {'false' if number else 'true'}"]
@@ -46,7 +46,7 @@ def render_yaml(made: Mapping[str, SwitchTree | Blocks]) -> str:
 
 
 def named_nodes(text: str) -> frozenset[str]:
-    """The nodes that a topology.conf or topology.yaml names. Raises ValueError for a nodelist that makes no sense."""
+    """Return the nodes that a topology.conf or topology.yaml names. Raise ValueError for a nodelist that makes no sense."""
     found: set[str] = set()
     for raw in text.replace("\\\n", " ").splitlines():
         line = raw.partition("#")[0]

@@ -1,6 +1,6 @@
 """The layout audit: what in a machine's wiring costs bandwidth, with how much, and what to move.
 
-WARN is something to put right; OK is a property of the board that a person should know of, such as GPUs that all share
+WARN is something to put right; OK is a property of the machine that a person should know of, such as GPUs that all share
 their uplinks alike. Nothing here drains a node.
 """
 
@@ -13,17 +13,17 @@ from fairlead.topology.audit.machine_view import MachineView
 
 
 def audit(node: Node) -> tuple[Finding, ...]:
-    """Everything the layout audit finds: places, links, shared uplinks, NICs, peers."""
-    scene = MachineView(node)
+    """Return the findings of the layout audit: about locality, links, shared uplinks, NICs and peer-to-peer paths."""
+    view = MachineView(node)
     return (
-        *placement_audit.unknown_places(scene),
-        *placement_audit.memory(scene),
-        *placement_audit.uneven_nodes(scene),
-        *link_audit.narrow(scene),
-        *link_audit.slow(scene),
-        *link_audit.chipset(scene),
-        *link_audit.shared_uplinks(scene),
-        *placement_audit.far_nics(scene),
-        *peer_audit.redirects(scene),
-        *peer_audit.nvlinks(scene),
+        *placement_audit.unknown_locality(view),
+        *placement_audit.memory(view),
+        *placement_audit.uneven_nodes(view),
+        *link_audit.narrow(view),
+        *link_audit.slow(view),
+        *link_audit.chipset(view),
+        *link_audit.shared_uplinks(view),
+        *placement_audit.far_nics(view),
+        *peer_audit.redirects(view),
+        *peer_audit.nvlinks(view),
     )

@@ -1,4 +1,4 @@
-"""Links: trained below what both ends can do, behind the chipset, or shared by several GPUs."""
+"""Finds links that are trained below what both ends can do, are behind the chipset, or are shared by several GPUs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AMD_CHIPSETS = frozenset({0x43B0, 0x43B1, 0x43B4, 0x43C6, 0x43C7, 0x43E9, 0x43F4
 BUSY_PERCENT = 10
 
 
-def narrow(scene: MachineView) -> Iterable[Finding]:
-    """A link with fewer lanes than both its ends can do, of a GPU, a NIC or a switch above one."""
-    for address, what in _with_switches(scene).items():
-        link = scene.link(address)
+def narrow(view: MachineView) -> Iterable[Finding]:
+    """Find links with fewer lanes than both their ends can do, of GPUs, NICs and the switches above them."""
+    for address, what in _with_switches(view).items():
+        link = view.link(address)
         if link is None or not 0 < link.width < link.width_able:
             continue
         able = link.able
@@ -31,9 +31,9 @@ def narrow(scene: MachineView) -> Iterable[Finding]:
             "riser, then swap slots to see which of the two is at fault",
             f"current_link_width {link.width}, max_link_width {link.width_able}",
         )
-    for address, what in scene.ends.items():
-        link = scene.link(address)
-        if link is None or not 0 < link.width_able < link.device_width or _behind_chipset(scene, address):
+    for address, what in view.ends.items():
+        link = view.link(address)
+        if link is None or not 0 < link.width_able < link.device_width or _behind_chipset(view, address):
             continue
         full = link.able * link.device_width / link.width_able
         yield finding(
@@ -45,16 +45,16 @@ def narrow(scene: MachineView) -> Iterable[Finding]:
         )
 
 
-def slow(scene: MachineView) -> Iterable[Finding]:
-    """A link below the generation that both ends can do. An idle GPU's is low on purpose: only a busy one is judged."""
+def slow(view: MachineView) -> Iterable[Finding]:
+    """Find links below the generation that both ends can do. An idle GPU's is low on purpose: only a busy GPU is judged."""
     busy = set()
-    gpus = () if isinstance(scene.node.gpus, Missing) else scene.node.gpus
+    gpus = () if isinstance(view.node.gpus, Missing) else view.node.gpus
     for gpu in gpus:
         if not isinstance(gpu.utilization_percent, Missing) and gpu.utilization_percent >= BUSY_PERCENT:
             busy.add(gpu.pci)
-    cards = {gpu.pci for gpu in scene.gpus}
-    for address, what in _with_switches(scene).items():
-        link = scene.link(address)
+    cards = {gpu.pci for gpu in view.gpus}
+    for address, what in _with_switches(view).items():
+        link = view.link(address)
         if address in cards and address not in busy:
             continue
         if link is None or not 0 < link.gen < link.gen_able:
@@ -70,46 +70,46 @@ def slow(scene: MachineView) -> Iterable[Finding]:
         )
 
 
-def chipset(scene: MachineView) -> Iterable[Finding]:
-    """A GPU or NIC behind the chipset shares the chipset's few lanes with disks and USB."""
-    for address, what in scene.ends.items():
-        port = _behind_chipset(scene, address)
+def chipset(view: MachineView) -> Iterable[Finding]:
+    """Find GPUs and NICs behind the chipset, whose few lanes they share with disks and USB."""
+    for address, what in view.ends.items():
+        port = _behind_chipset(view, address)
         if not port:
             continue
-        link = scene.link(address)
+        link = view.link(address)
         full = 0.0 if link is None else _full(link.device_gen, link.device_width)
         yield finding(
             "chipset",
             address,
-            f"{what} is behind the chipset (port {port}), not on the CPU: {lost(scene.to_host(address), full)}; move it to a "
+            f"{what} is behind the chipset (port {port}), not on the CPU: {lost(view.to_host(address), full)}; move it to a "
             "slot that is wired to the CPU",
-            f"path {' '.join(scene.devices[address].path)}",
+            f"path {' '.join(view.devices[address].path)}",
         )
 
 
-def shared_uplinks(scene: MachineView) -> Iterable[Finding]:
-    """Several GPUs behind one switch whose way to the CPU carries less than they do together.
+def shared_uplinks(view: MachineView) -> Iterable[Finding]:
+    """Find switches with several GPUs whose link to the CPU carries less than the GPUs do together.
 
-    Where all GPUs of the node share alike, that is how the board is made: said (OK) unless NVLink joins the GPUs, which
+    Where all GPUs of the node share alike, the machine is built so: reported as OK, unless NVLink joins the GPUs, which
     then need the uplink for little. Where some have more than others, something is in the wrong slot.
     """
     groups: dict[str, list[str]] = {}
-    for gpu in scene.gpus:
-        for port in scene.uplinks(gpu.pci):
+    for gpu in view.gpus:
+        for port in view.uplinks(gpu.pci):
             groups.setdefault(port.address, []).append(gpu.pci)
     tight: dict[str, tuple[float, float, list[str]]] = {}
     for address, cards in groups.items():
-        link = scene.link(address)
-        wanted = sum(own.able for card in cards if (own := scene.link(card)) is not None)
+        link = view.link(address)
+        wanted = sum(own.able for card in cards if (own := view.link(card)) is not None)
         if link is None or len(cards) < 2 or not link.now or wanted <= link.now * 1.01:
             continue
         tight[address] = (link.now, wanted, cards)
     for address in [a for a in tight if any(o != a and _worse(tight[o], tight[a]) for o in tight)]:
         del tight[address]
     share = {card: up / len(cards) for up, _, cards in tight.values() for card in cards}
-    even = len(share) == len(scene.gpus) and max(share.values(), default=0) <= 1.01 * min(share.values(), default=0)
+    even = len(share) == len(view.gpus) and max(share.values(), default=0) <= 1.01 * min(share.values(), default=0)
     joined = all(
-        scene.classes.smi(a.pci, b.pci).startswith(("NV", "XGMI")) for a in scene.gpus for b in scene.gpus if a.pci != b.pci
+        view.classes.smi(a.pci, b.pci).startswith(("NV", "XGMI")) for a in view.gpus for b in view.gpus if a.pci != b.pci
     )
     if even and joined:
         return
@@ -128,31 +128,31 @@ def shared_uplinks(scene: MachineView) -> Iterable[Finding]:
 
 
 def _worse(other: tuple[float, float, list[str]], one: tuple[float, float, list[str]]) -> bool:
-    """Is the other bottleneck of the same GPUs, or of more, at least as tight a one for each?"""
+    """Return whether the other bottleneck, of the same GPUs or of more, is at least as tight for each GPU."""
     if set(one[2]) == set(other[2]):
         return other[0] < one[0]
     return set(one[2]) < set(other[2]) and other[0] / len(other[2]) <= one[0] / len(one[2])
 
 
-def _with_switches(scene: MachineView) -> dict[str, str]:
-    named = dict(scene.ends)
-    for address in scene.ends:
-        for port in scene.uplinks(address):
+def _with_switches(view: MachineView) -> dict[str, str]:
+    named = dict(view.ends)
+    for address in view.ends:
+        for port in view.uplinks(address):
             named.setdefault(port.address, f"uplink of switch {port.address}")
     return named
 
 
-def _behind_chipset(scene: MachineView, address: str) -> str:
-    """The chipset's port above a device; "" for none. Intel's are the root ports 00:1a to 00:1d."""
-    device = scene.devices.get(address)
-    for port in (scene.devices.get(a) for a in (pci_tree.bridges(device) if device is not None else ())):
+def _behind_chipset(view: MachineView, address: str) -> str:
+    """Return the chipset's port above a device; "" for none. Intel's are the root ports 00:1a to 00:1d."""
+    device = view.devices.get(address)
+    for port in (view.devices.get(a) for a in (pci_tree.bridges(device) if device is not None else ())):
         if port is not None and of_chipset(port):
             return port.address
     return ""
 
 
 def of_chipset(port: PciDevice) -> bool:
-    """Is this port the chipset's?"""
+    """Return whether this port is the chipset's."""
     if port.class_code >> 8 != 0x0604:
         return False
     bus, _, slot = port.address.partition(":")[2].partition(":")

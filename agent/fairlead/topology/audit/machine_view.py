@@ -1,4 +1,4 @@
-"""A node as the audit and the picture see it: GPUs, NICs and PCI devices by address, worked out once."""
+"""A node as the audit and the picture need it: GPUs, NICs and PCI devices by address, computed once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOT_ASKED = unreadable("not asked")
 
 
 class MachineView:
-    """``ends``: what a person calls each GPU and NIC, by PCI address, GPUs first."""
+    """The GPUs, NICs and PCI devices of one node. ``ends``: what a person calls each GPU and NIC, by PCI address, GPUs first."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -35,12 +35,12 @@ class MachineView:
         self.sockets = link_speed.bandwidth_between_sockets(node)
 
     def link(self, address: str) -> link_speed.LinkState | None:
-        """The link right above a device."""
+        """Return the link right above a device; None when it is not known."""
         device = self.devices.get(address)
         return link_speed.link_state(device, self.devices, self._links.get(address, _NOT_ASKED)) if device is not None else None
 
     def to_host(self, address: str) -> float:
-        """GB/s from a device to its CPU; 0 unknown."""
+        """Return GB/s from a device to its CPU; 0 unknown."""
         device = self.devices.get(address)
         return (
             link_speed.bandwidth_to_host(device, self.devices, self._links.get(address, _NOT_ASKED))
@@ -49,7 +49,7 @@ class MachineView:
         )
 
     def uplinks(self, address: str) -> tuple[PciDevice, ...]:
-        """The switches above a device, by their upstream ports, outermost first."""
+        """Return the upstream ports of the switches above a device, outermost first."""
         device = self.devices.get(address)
         found = (self.devices.get(port) for port in (pci_tree.bridges(device) if device is not None else ()))
         return tuple(port for port in found if port is not None and port.bridge_role == "switch_upstream")
@@ -58,7 +58,7 @@ class MachineView:
         return locality.of_pci(self.node, address).numa
 
     def package(self, address: str) -> int:
-        """The socket of a device; -1 when its NUMA node is unknown or spans several."""
+        """Return the socket of a device; -1 when its NUMA node is unknown or spans several."""
         found = self._packages.get(self.numa(address), set())
         return next(iter(found)) if len(found) == 1 else -1
 
@@ -71,7 +71,7 @@ def finding(
     action: Action = Action.CHECK_HARDWARE,
     level: Level = Level.WARN,
 ) -> Finding:
-    """A finding of the audit."""
+    """Return a finding of the audit; ``check`` without "topology."."""
     return Finding(
         check=f"topology.{check}",
         level=level,
@@ -84,5 +84,5 @@ def finding(
 
 
 def lost(now: float, able: float) -> str:
-    """``31.5 of 63.0 GB/s lost``; "" where the speed is not known."""
+    """Return ``31.5 of 63.0 GB/s lost``, from GB/s now and at best."""
     return f"{able - now:.1f} of {able:.1f} GB/s lost" if able else "lost GB/s not known"

@@ -1,4 +1,4 @@
-"""Peers: ACS bits that turn peer-to-peer traffic back to the root, and NVLinks that are missing."""
+"""Finds ACS bits that send peer-to-peer traffic up to the root, and NVLinks that are missing."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ REDIRECT = {0x04: "ReqRedir", 0x08: "CmpltRedir", 0x20: "EgressCtrl"}  # PCIe ba
 SXM = ("SXM", "HBM3", "GH200", "GB200", "GB300", "HGX")  # names of boards whose GPUs NVLink always joins
 
 
-def redirects(scene: MachineView) -> Iterable[Finding]:
-    """ACS bits that send peer-to-peer traffic up to the root, on a port between two endpoints of one switch."""
-    ends = [scene.devices[a] for a in scene.ends if a in scene.devices]
+def redirects(view: MachineView) -> Iterable[Finding]:
+    """Find ACS bits that send peer-to-peer traffic up to the root, on ports between two endpoints of one switch."""
+    ends = [view.devices[a] for a in view.ends if a in view.devices]
     on_path: dict[str, set[str]] = {}
     for i, a in enumerate(ends):
         for b in ends[i + 1 :]:
             for port in pci_tree.ports_between(a, b):
                 on_path.setdefault(port, set()).update((a.address, b.address))
     for address in sorted(on_path, key=pci_key):
-        bridge = scene.devices.get(address)
+        bridge = view.devices.get(address)
         if bridge is None or not isinstance(bridge.acs_control, int):
             continue
         names = [name for bit, name in REDIRECT.items() if bridge.acs_control & bit]
         if not names:
             continue
         touched = sorted(on_path[address], key=pci_key)
-        below = [a for a in touched if address in pci_tree.bridges(scene.devices[a])]
-        direct = max((link.now for a in below if (link := scene.link(a)) is not None), default=0.0)
-        uplink = min((scene.to_host(a) for a in below), default=0.0)
+        below = [a for a in touched if address in pci_tree.bridges(view.devices[a])]
+        direct = max((link.now for a in below if (link := view.link(a)) is not None), default=0.0)
+        uplink = min((view.to_host(a) for a in below), default=0.0)
         shared = uplink / len(touched)
         cost = (
             f", {direct - shared:.1f} of {direct:.1f} GB/s lost when its {len(touched)} devices do so at once" if direct else ""
@@ -47,10 +47,10 @@ def redirects(scene: MachineView) -> Iterable[Finding]:
         )
 
 
-def nvlinks(scene: MachineView) -> Iterable[Finding]:
-    """A GPU with fewer active NVLinks than its like here, or with none on a board whose GPUs NVLink joins."""
+def nvlinks(view: MachineView) -> Iterable[Finding]:
+    """Find GPUs with fewer active NVLinks than others of their name here, or with none on a board whose GPUs NVLink joins."""
     counts: dict[str, dict[str, tuple[int, int]]] = {}
-    for gpu in scene.gpus:
+    for gpu in view.gpus:
         if not isinstance(gpu.nvlinks, Missing):
             counts.setdefault(gpu.name, {})[gpu.pci] = (_active(gpu), len(gpu.nvlinks))
     for name, cards in counts.items():

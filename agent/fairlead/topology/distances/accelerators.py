@@ -1,6 +1,6 @@
 """The GPUs of a node for topology and binding: what the driver names, and what only the PCI bus shows.
 
-A GPU that the driver lost, or a node whose driver does not answer, still has its place in the tree. AMD's GPUs are known
+A GPU that the driver lost, or of a driver that does not answer, still is in the PCI tree. AMD's GPUs are known
 from PCI alone (fairlead asks no AMD library).
 """
 
@@ -30,7 +30,7 @@ NAMES = {
 
 
 class Linked(Protocol):
-    """What path rules ask of a GPU."""
+    """What the rules for path classes need of a GPU."""
 
     @property
     def pci(self) -> str: ...
@@ -39,7 +39,7 @@ class Linked(Protocol):
 
 
 class Accelerator(Struct, frozen=True, kw_only=True):
-    """One GPU by its place. ``named``: the driver knows it. ``c2c``: NVLink-C2C joins it to its CPU."""
+    """One GPU on the PCI bus. ``named``: the driver knows it. ``c2c``: NVLink-C2C joins it to its CPU."""
 
     pci: str
     index: int  # the driver's; those it does not know come after
@@ -58,7 +58,7 @@ _UNASKED = unreadable("the driver does not name this GPU")
 
 
 def pci_key(address: str) -> tuple[int, int, int, int]:
-    """Sort key of a PCI address; domains may be wider than 16 bits. An address of another form sorts last."""
+    """Return a sort key of a PCI address; domains may be wider than 16 bits. An address of another form sorts last."""
     head, _, function = address.partition(".")
     parts = head.split(":")
     try:
@@ -68,7 +68,8 @@ def pci_key(address: str) -> tuple[int, int, int, int]:
 
 
 def on_the_bus(node: Node) -> tuple[PciDevice, ...]:
-    """GPUs by vendor and class, no virtual functions, and not the graphics part of an AMD processor: that shares its
+    """Return the GPUs that the PCI bus shows, by vendor and class, in PCI order.
+    Virtual functions are left out, and the graphics part of an AMD processor, which shares its
     PCI device with functions of the processor (vendor 1022)."""
     processor = {d.address.partition(".")[0] for d in node.pci if d.vendor == AMD_CPU}
     found = []
@@ -84,9 +85,9 @@ def on_the_bus(node: Node) -> tuple[PciDevice, ...]:
 
 
 def accelerators(node: Node) -> tuple[Accelerator, ...]:
-    """Every GPU in PCI order, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """Return every GPU in PCI order, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-    Those of the driver first get its index; further ones on the bus are numbered after the last of them.
+    GPUs that the driver knows have its index; the others on the bus are numbered after the last of them.
     """
     named = () if isinstance(node.gpus, Missing) else node.gpus
     by_address = {d.address: d for d in node.pci}
@@ -101,7 +102,7 @@ def accelerators(node: Node) -> tuple[Accelerator, ...]:
 
 
 def for_jobs(node: Node) -> tuple[Accelerator, ...]:
-    """The GPUs that Slurm can hand out as GRES: the driver's, or AMD's where the bus shows no NVIDIA GPU."""
+    """Return the GPUs that Slurm can give to jobs as GRES: the driver's, or AMD's where the bus shows no NVIDIA GPU."""
     every = accelerators(node)
     if any(g.vendor == "NVIDIA" for g in every):
         return tuple(g for g in every if g.named)
@@ -142,7 +143,7 @@ def _of_bus(device: PciDevice, index: int, wires: tuple[NvLink, ...]) -> Acceler
 
 
 def _xgmi(node: Node, address: str) -> tuple[NvLink, ...]:
-    """AMD's links in the form of NVLinks; RCCL treats them alike (src/graph/paths.cc, PATH_NVL)."""
+    """Return AMD's XGMI links as NVLinks; RCCL treats them alike (src/graph/paths.cc, PATH_NVL)."""
     peers = [(link.b if link.a == address else link.a, link.count) for link in node.gpu_links if address in (link.a, link.b)]
     wires = [peer for peer, count in peers for _ in range(count)]
     return tuple(NvLink(link=i, active=True, remote=peer) for i, peer in enumerate(wires))

@@ -18,7 +18,7 @@ _MODEL = re.compile(r"model\s*:\s*(\d+)")
 
 
 class LinkState(Struct, frozen=True, kw_only=True):
-    """One link as it is and as both its ends can do: lanes and generations; 0 unknown."""
+    """One PCIe link as it is trained, and as both its ends can do: lanes and generations; 0 unknown."""
 
     width: int
     width_able: int
@@ -29,7 +29,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
     @property
     def now(self) -> float:
-        """GB/s at the width it has and the speed it can reach: idle GPUs lower the speed to save power."""
+        """Return GB/s at the width it has and the generation it can reach: idle GPUs lower the generation to save power."""
         return GB_PER_LANE.get(self.gen_able, 0.0) * (self.width or self.width_able)
 
     @property
@@ -38,7 +38,10 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
 
 def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> LinkState | None:
-    """The link above a device; ``otherwise``: what NVML says, where sysfs says nothing. None when nobody does."""
+    """Return the link above a device; None when it is not known.
+
+    ``devices``: all by PCI address. ``otherwise``: the link as NVML reports it, used where sysfs has none.
+    """
     link = device.link if not isinstance(device.link, Missing) else otherwise
     if isinstance(link, Missing) or isinstance(link.width_max, Missing):
         return None
@@ -59,7 +62,7 @@ def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: P
 
 
 def bandwidth_to_host(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> float:
-    """GB/s from a device to its CPU: that of the narrowest link on the way; 0 unknown."""
+    """Return GB/s from a device to its CPU, which is that of the narrowest link on the way; 0 unknown."""
     found = [link_state(device, devices, otherwise)]
     for address in pci_tree.bridges(device):
         port = devices.get(address)
@@ -69,7 +72,7 @@ def bandwidth_to_host(device: PciDevice, devices: Mapping[str, PciDevice], other
 
 
 def bandwidth_between_sockets(node: Node) -> float:
-    """GB/s that NCCL counts with between CPU sockets (src/graph/topo.h, *_BW); 0 for a processor it does not list here."""
+    """Return GB/s that NCCL assumes between CPU sockets (src/graph/topo.h, *_BW); 0 for a processor that is not listed."""
     text = node.text("/proc/cpuinfo")
     match = _VENDOR.search(text) if isinstance(text, str) else None
     if match is None or not isinstance(text, str):
@@ -98,7 +101,7 @@ NVLINK_OTHERS = 12.0  # SM86: RTX 3090, A6000, A40
 
 
 def nvlink_bandwidth(name: str) -> float:
-    """GB/s of one NVLink of a GPU of this name."""
+    """Return GB/s of one NVLink of a GPU with this product name."""
     for words, rate in NVLINK:
         if any(word in name for word in words):
             return rate
@@ -106,7 +109,7 @@ def nvlink_bandwidth(name: str) -> float:
 
 
 def _lanes(value: int | Missing) -> int:
-    """A width that PCIe has; 0 for others (a device off the bus reads as 63 lanes)."""
+    """Return the number of lanes; 0 for a width that PCIe does not have (a device off the bus reads as 63 lanes)."""
     known = _known(value)
     return known if known in (1, 2, 4, 8, 12, 16, 32) else 0
 

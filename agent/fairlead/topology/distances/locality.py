@@ -9,7 +9,10 @@ from fairlead.model.facts import Missing, Nic, Node, NumaNode
 
 
 class Locality(Struct, frozen=True, kw_only=True):
-    """``numa`` -1: nobody knows. ``cpus`` are the nearest online CPUs, () when nobody knows. ``note``: what stood in."""
+    """Where a device is. ``numa``: its NUMA node, -1 unknown. ``cpus``: the nearest online CPUs, () unknown.
+
+    ``note``: why ``numa`` and ``cpus`` are unknown, or not what the kernel says; "" else.
+    """
 
     numa: int
     cpus: tuple[int, ...]
@@ -17,20 +20,20 @@ class Locality(Struct, frozen=True, kw_only=True):
 
 
 def online(node: Node) -> tuple[int, ...]:
-    """Online CPUs in order; where no CPU is described, those of the NUMA nodes."""
+    """Return the online CPUs in order; where no CPU is described, those of the NUMA nodes."""
     if node.cpus:
         return tuple(sorted(c.id for c in node.cpus if c.online))
     return tuple(sorted({cpu for n in node.numa for cpu in n.cpus}))
 
 
 def with_cpus(node: Node) -> tuple[NumaNode, ...]:
-    """NUMA nodes that have an online CPU (GPU memory and memory expanders are NUMA nodes without)."""
+    """Return the NUMA nodes that have an online CPU (GPU memory and memory expanders are NUMA nodes without)."""
     up = set(online(node))
     return tuple(n for n in sorted(node.numa, key=lambda n: n.id) if up & set(n.cpus))
 
 
 def of_numa(node: Node, numa: int) -> Locality:
-    """The CPUs nearest a device that says it is on NUMA node ``numa``."""
+    """Return the locality of a device whose numa_node in sysfs is ``numa``."""
     up = set(online(node))
     places = with_cpus(node)
     by_id = {n.id: n for n in node.numa}
@@ -56,7 +59,7 @@ def of_numa(node: Node, numa: int) -> Locality:
 
 
 def of_pci(node: Node, address: str) -> Locality:
-    """The locality of a PCI device. Unknown when the device was not described."""
+    """Return the locality of a PCI device; unknown when the tree does not describe the device."""
     for device in node.pci:
         if device.address == address:
             if isinstance(device.numa, Missing) and device.local_cpus:
@@ -66,7 +69,7 @@ def of_pci(node: Node, address: str) -> Locality:
 
 
 def _of_cpus(node: Node, local: tuple[int, ...]) -> Locality:
-    """From the kernel's list of local CPUs, which says nothing where it is that of the whole machine."""
+    """Return the locality by the kernel's list of local CPUs, which is of no use where it has all CPUs of the machine."""
     up = set(online(node))
     near = up & set(local)
     if not near or near == up:
@@ -80,14 +83,14 @@ def _of_cpus(node: Node, local: tuple[int, ...]) -> Locality:
 
 
 def of_nic(node: Node, nic: Nic) -> Locality:
-    """The locality of a NIC: its PCI device's, else what the interface says itself."""
+    """Return the locality of a NIC: that of its PCI device, else by the interface's own numa_node."""
     if any(d.address == nic.pci for d in node.pci):
         return of_pci(node, nic.pci)
     return of_numa(node, -1 if isinstance(nic.numa, Missing) else nic.numa)
 
 
 def even_split(node: Node, position: int, count: int) -> tuple[int, ...]:
-    """For display where nobody knows: the position-th of ``count`` even runs of the online CPUs, by package and core."""
+    """Return the position-th of ``count`` even runs of the online CPUs, by package and core: shown where it is unknown."""
     where = {c.id: (c.package, c.numa, c.core, c.id) for c in node.cpus}
     cpus = sorted(online(node), key=lambda c: where.get(c, (0, 0, 0, c)))
     run = cpus[position * len(cpus) // count : (position + 1) * len(cpus) // count]

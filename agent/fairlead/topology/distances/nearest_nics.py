@@ -10,7 +10,7 @@ FABRIC_WITHOUT_VERBS = frozenset({(0x17DB, 0x0501), (0x17DB, 0x0502)})
 
 
 def candidates(node: Node) -> tuple[Nic, ...]:
-    """RDMA devices on PCI that are no virtual functions of another one here, one per device, by name."""
+    """Return the RDMA devices on PCI that are no virtual functions, one per device, by name."""
     seen: dict[str, Nic] = {}
     others = {d.address for d in node.pci if (d.vendor, d.device) in FABRIC_WITHOUT_VERBS}
     for nic in node.nics:
@@ -20,7 +20,7 @@ def candidates(node: Node) -> tuple[Nic, ...]:
 
 
 def functions(node: Node) -> tuple[Nic, ...]:
-    """The candidates, one a PCI function: those take part in paths."""
+    """Return one of the candidates for each PCI function: paths are between PCI functions."""
     seen: dict[str, Nic] = {}
     for nic in candidates(node):
         seen.setdefault(nic.pci, nic)
@@ -28,13 +28,16 @@ def functions(node: Node) -> tuple[Nic, ...]:
 
 
 def natural(name: str) -> tuple[str, int, str]:
-    """mlx5_2 before mlx5_10."""
+    """Return a sort key that puts mlx5_2 before mlx5_10."""
     digits = name[len(name.rstrip("0123456789")) :]
     return (name.removesuffix(digits), int(digits) if digits else -1, name)
 
 
 def nearest(node: Node, pci: str) -> tuple[tuple[Nic, ...], str]:
-    """The NICs at the lowest class from a GPU, and that class. ((), "DIS") where there is none on its side of SYS."""
+    """Return the NICs with the best NCCL path type to this GPU, and that type.
+
+    Return ((), "DIS") if every NIC is across the inter-socket link (SYS), or there is none.
+    """
     ranked = [(path_classes.NCCL_ORDER.index(path_classes.nccl(node, pci, nic.pci)), nic) for nic in candidates(node)]
     best = min((rank for rank, _ in ranked), default=path_classes.NCCL_ORDER.index("DIS"))
     if best >= path_classes.NCCL_ORDER.index("SYS"):

@@ -20,7 +20,7 @@ NCCL_ORDER = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SY
 
 
 def links_between(a: Linked, b: Linked) -> int:
-    """Active NVLinks between two GPUs: direct ones, or through NVSwitch the number that both have."""
+    """Return the number of active NVLinks between two GPUs: direct ones, or through NVSwitch the number that both have."""
     if isinstance(a.nvlinks, Missing) or isinstance(b.nvlinks, Missing):
         return 0
     direct = sum(1 for link in a.nvlinks if link.active is True and link.remote == b.pci)
@@ -35,7 +35,7 @@ def _numa(node: Node, address: str, otherwise: PciDevice) -> int:
 
 
 def nccl_pci(node: Node, a: PciDevice, b: PciDevice) -> str:
-    """NCCL's class by PCI alone: LOC, PIX, PXB, PHB or SYS."""
+    """Return NCCL's class by PCI alone: LOC, PIX, PXB, PHB or SYS."""
     if a.address == b.address:
         return "LOC"
     devices = pci_tree.by_address(node)
@@ -49,7 +49,7 @@ def nccl_pci(node: Node, a: PciDevice, b: PciDevice) -> str:
 
 
 def nccl_gpus(node: Node, a: Linked, b: Linked, peers: Sequence[Linked]) -> str:
-    """NCCL's class between two GPUs: NVLink first, then over one GPU between (NVB), then PCI; DIS when unknown."""
+    """Return NCCL's class between two GPUs: NVLink first, then over one GPU between (NVB), then PCI; DIS when unknown."""
     if a.pci == b.pci:
         return "LOC"
     if links_between(a, b):
@@ -62,7 +62,7 @@ def nccl_gpus(node: Node, a: Linked, b: Linked, peers: Sequence[Linked]) -> str:
 
 
 def nccl(node: Node, a: str, b: str) -> str:
-    """NCCL's class between two PCI addresses, without NVLink; DIS for a device that the tree does not describe."""
+    """Return NCCL's class between two PCI addresses, without NVLink; DIS for a device that the tree does not describe."""
     devices = pci_tree.by_address(node)
     if a not in devices or b not in devices:
         return "LOC" if a == b else "DIS"
@@ -70,7 +70,7 @@ def nccl(node: Node, a: str, b: str) -> str:
 
 
 def smi(node: Node, a: str, b: str) -> str:
-    """nvidia-smi's class between two PCI addresses, without NVLink. A device not described is SYS to all."""
+    """Return nvidia-smi's class between two PCI addresses, without NVLink; SYS for a device that is not described."""
     if a == b:
         return "X"
     devices = pci_tree.by_address(node)
@@ -88,7 +88,7 @@ def smi(node: Node, a: str, b: str) -> str:
 
 
 def smi_gpus(node: Node, a: Linked, b: Linked) -> str:
-    """As the matrix shows it: NV18 for 18 NVLinks, XGMI2 for two of AMD's links, else the PCI class."""
+    """Return the class as nvidia-smi's matrix shows it: NV18 for 18 NVLinks, XGMI2 for two of AMD's links, else by PCI."""
     count = links_between(a, b) if a.pci != b.pci else 0
     word = "XGMI" if isinstance(a, Accelerator) and a.vendor == "AMD" else "NV"
     return f"{word}{count}" if count else smi(node, a.pci, b.pci)
@@ -98,7 +98,7 @@ class PathClasses:
     """Path classes between the GPUs and NICs of one node, NVLink and C2C included."""
 
     def __init__(self, node: Node, nics: Iterable[str] = ()) -> None:
-        """``nics``: PCI addresses of the RDMA devices, of which P2C asks for the nearest ones."""
+        """``nics``: PCI addresses of the RDMA devices; the class P2C is only for the nearest of them."""
         self._node = node
         self._gpus = accelerators(node)
         self._by_pci = {g.pci: g for g in self._gpus}
@@ -121,7 +121,7 @@ class PathClasses:
         return smi_gpus(self._node, one, two) if one is not None and two is not None else smi(self._node, a, b)
 
     def relay(self, gpu: str, nic: str) -> str:
-        """The GPU over which PXN would reach ``nic``: joined to ``gpu`` by NVLink and beside the NIC; "" for none."""
+        """Return the GPU over which PXN would reach ``nic``: joined to ``gpu`` by NVLink and beside the NIC; "" for none."""
         own = self._by_pci.get(gpu)
         if own is None or NCCL_ORDER.index(self.nccl(gpu, nic)) <= NCCL_ORDER.index("PXN"):
             return ""

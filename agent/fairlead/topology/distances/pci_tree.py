@@ -12,17 +12,17 @@ def by_address(node: Node) -> dict[str, PciDevice]:
 
 
 def bridges(device: PciDevice) -> tuple[str, ...]:
-    """The ports above a device, from the one on the host bridge down; its host bridge is ``device.path[0]``."""
+    """Return the ports above a device, from the one on the host bridge down; the host bridge is ``device.path[0]``."""
     return device.path[1:-1]
 
 
 def host_bridge(device: PciDevice) -> str:
-    """``pci0000:15``, or "" when the path was not read."""
+    """Return the host bridge of a device, such as ``pci0000:15``; "" when its path was not read."""
     return device.path[0] if len(device.path) > 1 else ""
 
 
 def common_ports(a: PciDevice, b: PciDevice) -> int:
-    """How many ports both have above them, counted from the host bridge; -1 for different host bridges."""
+    """Return how many ports both have above them, counted from the host bridge; -1 for different host bridges."""
     if not host_bridge(a) or host_bridge(a) != host_bridge(b):
         return -1
     count = 0
@@ -34,7 +34,7 @@ def common_ports(a: PciDevice, b: PciDevice) -> int:
 
 
 def ports_between(a: PciDevice, b: PciDevice) -> tuple[str, ...]:
-    """The ports that a peer-to-peer access passes below their common port; () when it would pass a host bridge.
+    """Return the ports that a peer-to-peer access passes below their common port; () when it would pass a host bridge.
 
     Those are the ports whose ACS redirect bits send it up to the root instead (PCIe base specification, 6.12).
     """
@@ -45,7 +45,7 @@ def ports_between(a: PciDevice, b: PciDevice) -> tuple[str, ...]:
 
 
 def nccl_chain(device: PciDevice, devices: Mapping[str, PciDevice]) -> tuple[str, ...]:
-    """The PCI nodes of NCCL's graph from a device up to its CPU node (src/graph/xml.cc, ncclTopoGetXmlFromSys):
+    """Return the PCI nodes of NCCL's graph from a device up to its CPU node (src/graph/xml.cc, ncclTopoGetXmlFromSys):
     the port right above is skipped, the one above that becomes the parent, until a component is no PCI address.
 
     Broadcom's Gen4 and Gen5 switches in base mode show two levels of what is one switch: the lower one is left out
@@ -65,7 +65,7 @@ def nccl_chain(device: PciDevice, devices: Mapping[str, PciDevice]) -> tuple[str
 
 
 def _base_mode(port: PciDevice, level: int) -> int:
-    """The generation of a Broadcom PEX switch in base mode at ``level`` of its two, 0 for anything else (getBcmGen)."""
+    """Return the generation of a Broadcom PEX switch in base mode at ``level`` of its two, 0 for anything else (getBcmGen)."""
     if port.vendor == 0x1000 and port.device == 0xC010 and port.subsystem >> 12 == 0x1000A:
         return 4
     if port.vendor == 0x1000 and port.device == 0xC030 and port.subsystem >> 12 == 0x10000 | level:

@@ -1,7 +1,7 @@
-"""What ibnetdiscover prints of an InfiniBand fabric, with and without ``-p`` (rdma-core, infiniband-diags/ibnetdiscover.c).
+"""Reads what ibnetdiscover prints of an InfiniBand fabric, with and without ``-p`` (rdma-core, infiniband-diags).
 
 Without -p: a block for each switch, adapter ("Ca") and router ("Rt"), a line for each linked port. With -p: one line a
-port, linked or not. Both tell of every link twice, once from each end: that is how a dump that was cut is known.
+port, linked or not. Both print every link twice, once from each end: a dump where one end is missing was cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SWITCHES = frozenset({"Switch", "SW", "S"})
 
 
 def parse(text: str, source: str = "ibnetdiscover") -> Fabric:
-    """The fabric of a dump in either format; ids are GUIDs in 16 hex digits. Raises DataError, one line, for anything else.
+    """Return the fabric of a dump in either format; ids are GUIDs in 16 hex digits. Raise DataError for anything else.
 
     ``one_sided`` links are not refused here, see `refuse_cut`.
     """
@@ -42,7 +42,7 @@ def parse(text: str, source: str = "ibnetdiscover") -> Fabric:
 
 
 def refuse_cut(fabric: Fabric, source: str = "ibnetdiscover") -> None:
-    """Raises DataError for a dump that tells of no switch, or of links from one end only: it is not whole."""
+    """Raise DataError for a dump that is not whole: without a switch, or with links from one end only."""
     if not fabric.switches:
         raise DataError(f"{source}: no switch in it", hint=_HINT)
     if not fabric.links:
@@ -57,7 +57,7 @@ def refuse_cut(fabric: Fabric, source: str = "ibnetdiscover") -> None:
 
 
 class _Reader:
-    """Lines in, links out; ``here`` is the block that port lines belong to."""
+    """Collects switches, adapters and links line by line; ``_here`` is the block that port lines belong to."""
 
     def __init__(self, source: str) -> None:
         self._source = source

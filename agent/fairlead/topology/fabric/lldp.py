@@ -1,4 +1,4 @@
-"""What neighbours lldpd heard of, ``lldpctl -f json`` or ``-f json0`` of each node (and switch), as a fabric.
+"""Reads the neighbours that lldpd sees, ``lldpctl -f json`` or ``-f json0`` of each node (and switch), as a fabric.
 
 lldpd(8) writes one neighbour as an object and several as a list; json0 always lists (lldpcli(8), "json0 is easier to
 parse"). A switch is a neighbour that has the capability Bridge or Router enabled, or that says nothing of capabilities.
@@ -20,7 +20,7 @@ _FORWARDS = frozenset({"bridge", "router"})
 
 
 def parse(texts: Mapping[str, str]) -> Fabric:
-    """The fabric of several systems' outputs, by system name. Ids are names; a switch that was asked itself is one switch
+    """Return the fabric of several systems' outputs, by system name. Ids are names; a switch that was asked itself is one switch
     with the neighbour of that name. Raises DataError, one line with the system, for what is no such output."""
     heard = [(system, *each) for system, text in sorted(texts.items()) for each in _neighbours(system, text)]
     switches = {name: name for _, _, name, _, forwards in heard if forwards}
@@ -42,7 +42,7 @@ def parse(texts: Mapping[str, str]) -> Fabric:
 
 
 def _neighbours(system: str, text: str) -> Iterator[tuple[str, str, str, bool]]:
-    """(own interface, neighbour, its port, it forwards)"""
+    """Yield (own interface, neighbour, the neighbour's port, whether the neighbour forwards)."""
     try:
         data = msgspec.json.decode(text.encode())
     except NOT_JSON as e:
@@ -70,7 +70,7 @@ def _forwards(chassis: Mapping[str, Any]) -> bool:
 
 
 def _named(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Named objects: ``{name: {...}}``, a list of such, or json0's ``[{"name": ..., ...}]``; chassis without a name are
+    """Yield named objects: ``{name: {...}}``, a list of such, or json0's ``[{"name": ..., ...}]``; chassis without a name are
     ``{"id": ...}``."""
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, dict):

@@ -1,7 +1,7 @@
-"""NVLink domains over several nodes (GB200 NVL72 and its kind): nodes whose GPUs say the same ClusterUUID and CliqueId can
+"""NVLink domains over several nodes (GB200 NVL72 and its kind): nodes whose GPUs report the same ClusterUUID and CliqueId can
 reach each other by NVLink, and are one block (nvml.h, nvmlGpuFabricInfo_t; topology.conf(5), topology/block).
 
-A node with NVSwitches of its own only (HGX H100) says a ClusterUUID of zeros: it is in no such domain.
+A node that only has NVSwitches of its own (HGX H100) reports a ClusterUUID of zeros: it is in no such domain.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _LINE = re.compile(r"\s*([^\s:]+):\s+(CliqueId|ClusterUUID)\s*:\s*(\S+)\s*")
 
 
 def parse_nvsmi(text: str, source: str) -> dict[str, frozenset[Clique]]:
-    """``nvidia-smi -q`` of many nodes, each line with its node in front as clush and pdsh print it: what each node's GPUs say.
+    """Return by node the cliques of its GPUs, from ``nvidia-smi -q`` of many nodes: each line with its node in front (clush).
 
-    A node without an NVLink domain has an empty set. Raises DataError where no node says anything.
+    A node without an NVLink domain has an empty set. Raise DataError where no node reports anything.
     """
     found: dict[str, set[Clique]] = {}
     pending: dict[str, str] = {}
@@ -48,7 +48,7 @@ def parse_nvsmi(text: str, source: str) -> dict[str, frozenset[Clique]]:
 
 
 def of_nvml(nvml: Mapping[str, Any]) -> frozenset[Clique]:
-    """The same of a machine tree's nvml.json."""
+    """Return the cliques of a node's GPUs, from its nvml.json."""
     found = set()
     gpus = nvml.get("gpus")
     for gpu in gpus if isinstance(gpus, list) else ():
@@ -68,9 +68,9 @@ def _clique(uuid: str, number: str) -> Clique | None:
 
 
 def groups(nodes: Mapping[str, Iterable[Clique]]) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Nodes by NVLink domain, and the nodes that are in none. The name is made of UUID and clique: it stays with the rack.
+    """Return the nodes by NVLink domain, and the nodes in none. A domain is named by UUID and clique, which stay with the rack.
 
-    Raises DataError for a node whose GPUs are in two domains: it fits in no one block.
+    Raise DataError for a node whose GPUs are in two domains: it fits into no single block.
     """
     found: dict[Clique, list[str]] = {}
     outside = []

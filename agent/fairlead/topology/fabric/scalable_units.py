@@ -18,7 +18,7 @@ TOP = "fabric"
 
 
 class Switch(Struct, frozen=True, kw_only=True):
-    """Of Slurm's tree: with ``nodes`` a leaf, with ``switches`` one above others. ``real``: the switches it stands for."""
+    """One switch of Slurm's tree: a leaf with ``nodes``, or one above ``switches``. ``real``: the switches it stands for."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Switch(Struct, frozen=True, kw_only=True):
 
 
 class SwitchTree(Struct, frozen=True, kw_only=True):
-    """``switches``: leaves first, each level in the order of names. ``notes``: what the input left open, in words."""
+    """A topology for topology/tree. ``switches``: leaves first, each level in the order of names. ``notes``: what is open."""
 
     switches: tuple[Switch, ...]
     notes: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Block(Struct, frozen=True, kw_only=True):
 
 
 class Blocks(Struct, frozen=True, kw_only=True):
-    """``sizes``: BlockSizes, the first is the planning base block size."""
+    """A topology for topology/block. ``sizes``: BlockSizes, the first is the planning base block size."""
 
     blocks: tuple[Block, ...]
     sizes: tuple[int, ...]
@@ -60,7 +60,7 @@ class ScalableUnit(Struct, frozen=True, kw_only=True):
 
 
 def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[str, ...]]:
-    """The scalable units, and notes about nodes that do not hang where their unit does.
+    """Return the scalable units, and notes about nodes that are not connected to all leaves of their unit, or to others.
 
     The leaves that most nodes share make a unit; a node with fewer (a NIC is down) or a wrong one (cabled to another unit)
     belongs to the unit that more than half of its leaves, or of the unit's, are common with. Nodes that share as much with
@@ -89,7 +89,7 @@ def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[
 
 
 def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
-    """Leaves (units) and what joins them. Names come from the switches' names: the same fabric gives the same tree.
+    """Return the leaves (units) and the switches that join them. Names come from the switches': equal fabrics give equal trees.
 
     Where the input knows no link between switches (LLDP asked on nodes only), all leaves are put below one top switch, and
     a note says so; switches that it knows and that are not joined stay apart, since no job can span them.
@@ -99,29 +99,29 @@ def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
     said = list(notes)
     leaves = _named(found, names)
     level = {switch.name: set(unit.leaves) for switch, unit in leaves}
-    switch_tree = [switch for switch, _ in leaves]
+    switches = [switch for switch, _ in leaves]
     pairs = fabric.between_switches()
     if not pairs and len(level) > 1:
         said.append("the input has no link between switches: all leaves are taken to meet in one top switch")
-        switch_tree.append(Switch(name=_free(TOP, set(level)), switches=tuple(in_order(level))))
-        return SwitchTree(switches=tuple(switch_tree), notes=tuple(said))
+        switches.append(Switch(name=_free(TOP, set(level)), switches=tuple(in_order(level))))
+        return SwitchTree(switches=tuple(switches), notes=tuple(said))
     ranks = _ranks(pairs, {leaf for unit in found for leaf in unit.leaves})
     every = set(level)
     for rank in range(1, max([1, *ranks.values()]) + 1):  # once at least: units can share a leaf
         level, made = _level(
             pairs, level, ranks={i: r for i, r in ranks.items() if r <= rank}, rank=rank, every=every, names=names
         )
-        switch_tree += made
+        switches += made
     if len(level) > 1:  # at last by what single nodes hang on besides their unit's leaves
-        homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switch_tree}
-        for switch in switch_tree:
+        homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switches}
+        for switch in switches:
             homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}
         wider = {name: held | homes[name] for name, held in level.items()}
         level, made = _level(pairs, wider, ranks=ranks, rank=0, every=every, names=names)
-        switch_tree += made
+        switches += made
     if len(level) > 1:
         said.append(f"{len(level)} parts of the fabric are not joined: no job can span them ({', '.join(in_order(level))})")
-    return SwitchTree(switches=tuple(switch_tree), notes=tuple(said))
+    return SwitchTree(switches=tuple(switches), notes=tuple(said))
 
 
 def _level(
@@ -133,7 +133,7 @@ def _level(
     every: set[str],
     names: Mapping[str, str],
 ) -> tuple[dict[str, set[str]], list[Switch]]:
-    """One level up: what comes together by links between the switches of ``ranks``. Returns the new level, each with the
+    """Join the switches of one level by links between the switches of ``ranks``. Return the new level, each with the
     switches it holds, and the tree's new switches; ``every`` is the names in use, and takes the new ones."""
     joined = _components(pairs, set(ranks), level.values())
     above: dict[str, set[str]] = {}
@@ -152,10 +152,10 @@ def _level(
 
 
 def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), notes: tuple[str, ...] = ()) -> Blocks:
-    """Blocks from named groups of nodes. ``sizes`` given are checked against Slurm's rules; else the base is the smallest
+    """Return blocks of named groups of nodes. ``sizes`` given are checked against Slurm's rules; else the base is the smallest
     block (each must have at least as many nodes) with doublings up to all blocks.
 
-    Raises ValueError for sizes that slurmctld would refuse (topology.conf(5), BlockSizes).
+    Raise ValueError for sizes that slurmctld would refuse (topology.conf(5), BlockSizes).
     """
     made = tuple(Block(name=name, nodes=tuple(in_order(groups[name]))) for name in in_order(groups))
     smallest = min((len(block.nodes) for block in made), default=0)
@@ -172,13 +172,13 @@ def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), not
 
 
 def unit_blocks(fabric: Fabric, attached: Attached, sizes: tuple[int, ...] = ()) -> Blocks:
-    """Each scalable unit as a block. Raises ValueError as `blocks` does."""
+    """Return each scalable unit as a block. Raise ValueError as `blocks` does."""
     found, notes = scalable_units(attached)
     return blocks({switch.name: switch.nodes for switch, _ in _named(found, switch_names(fabric))}, sizes, notes)
 
 
 def _named(found: tuple[ScalableUnit, ...], names: Mapping[str, str]) -> list[tuple[Switch, ScalableUnit]]:
-    """A unit of one leaf has the leaf's name; one of several that of its first leaf, with ``su-`` in front."""
+    """Name the units: one of a single leaf has the leaf's name, one of several that of its first leaf with ``su-`` in front."""
     made = []
     taken: set[str] = set()
     first = [(by_name(unit.leaves, names), unit) for unit in found]
@@ -191,7 +191,7 @@ def _named(found: tuple[ScalableUnit, ...], names: Mapping[str, str]) -> list[tu
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """The name, with a number behind it where it is taken; at most 64 characters (topology.conf(5))."""
+    """Return the name, with a number behind it where it is taken; at most 64 characters (topology.conf(5))."""
     tried = name[:64]
     for number in range(2, len(taken) + 3):
         if tried not in taken:
@@ -201,7 +201,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _ranks(pairs: tuple[tuple[str, str], ...], leaves: set[str]) -> dict[str, int]:
-    """How many links a switch is from the nearest leaf."""
+    """Return by switch how many links it is from the nearest leaf."""
     near: dict[str, set[str]] = {}
     for a, b in pairs:
         near.setdefault(a, set()).add(b)
@@ -215,7 +215,7 @@ def _ranks(pairs: tuple[tuple[str, str], ...], leaves: set[str]) -> dict[str, in
 
 
 def _components(pairs: tuple[tuple[str, str], ...], within: set[str], held: Iterable[set[str]]) -> list[set[str]]:
-    """The parts that hang together by links ``within`` these switches; what is ``held`` together is one part already."""
+    """Return the parts that are connected by links ``within`` these switches; each set in ``held`` counts as connected."""
     root: dict[str, str] = {}
 
     def find(at: str) -> str:

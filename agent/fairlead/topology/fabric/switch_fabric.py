@@ -26,7 +26,7 @@ End = tuple[str, int]  # id of a switch or adapter, port number
 class Fabric(Struct, frozen=True, kw_only=True):
     """``switches`` and ``adapters``: id to description. ``links``: pairs of ends, each pair in order and once.
 
-    ``one_sided``: links that only one end told of, in words; in a whole dump of an InfiniBand fabric there are none.
+    ``one_sided``: links that only one end reports, in words; a whole dump of an InfiniBand fabric has none.
     """
 
     switches: dict[str, str]
@@ -35,13 +35,13 @@ class Fabric(Struct, frozen=True, kw_only=True):
     one_sided: tuple[str, ...] = ()
 
     def between_switches(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of switches that a link joins."""
+        """Return the pairs of switches that a link joins, by id."""
         pairs = {(a, b) for (a, _), (b, _) in self.links if a in self.switches and b in self.switches and a != b}
         return tuple(sorted(pairs))
 
 
 class AdapterRule(Struct, frozen=True, kw_only=True):
-    """How adapters become nodes. ``known``: the cluster's nodes, empty for not known: then every named host is one.
+    """Which adapter belongs to which node. ``known``: the cluster's nodes; empty: not known, then every named host is one.
     ``running``: names that are nodes now, to know node1 by in node1.site.example, where ``known`` is empty.
 
     ``rename``: an adapter's id (GUID), its whole description or its host to the node's name. ``ports``: only adapters
@@ -55,7 +55,7 @@ class AdapterRule(Struct, frozen=True, kw_only=True):
 
 
 class Attached(Struct, frozen=True, kw_only=True):
-    """``nodes``: node to the switches it hangs on. ``others``: hosts that are none of the cluster's nodes.
+    """``nodes``: by node the ids of the switches it is connected to. ``others``: hosts that are none of the cluster's nodes.
     ``unnamed``: descriptions that name no host, with how many adapters say so."""
 
     nodes: dict[str, frozenset[str]]
@@ -64,7 +64,7 @@ class Attached(Struct, frozen=True, kw_only=True):
 
 
 def merged(fabrics: Iterable[Fabric]) -> Fabric:
-    """Several fabrics, or planes of one, as one."""
+    """Return several fabrics, or planes of one, as one fabric."""
     every = list(fabrics)
     return Fabric(
         switches={i: words for f in every for i, words in f.switches.items()},
@@ -75,12 +75,12 @@ def merged(fabrics: Iterable[Fabric]) -> Fabric:
 
 
 def is_aggregation(description: str) -> bool:
-    """SHARP: a switch's own adapter ("Mellanox Technologies Aggregation Node"), no host."""
+    """Return whether an adapter is a switch's own for SHARP ("Mellanox Technologies Aggregation Node"), no host's."""
     return "aggregation node" in description.lower()
 
 
 def node_of(identity: str, description: str, rule: AdapterRule) -> str:
-    """The node an adapter belongs to, "" where its description names none."""
+    """Return the node an adapter belongs to, "" where its description names none."""
     match = _DESCRIPTION.fullmatch(description.strip())
     host = match[1] if match else ""
     for key in (identity, description.strip(), host):
@@ -94,7 +94,7 @@ def node_of(identity: str, description: str, rule: AdapterRule) -> str:
 
 
 def attach(fabric: Fabric, rule: AdapterRule) -> Attached:
-    """Which node hangs on which switches."""
+    """Return which node is connected to which switches."""
     nodes: dict[str, set[str]] = {}
     others: set[str] = set()
     unnamed: dict[str, set[str]] = {}
@@ -127,7 +127,7 @@ def _chosen(description: str, rule: AdapterRule) -> bool:
 
 
 def switch_names(fabric: Fabric) -> dict[str, str]:
-    """A name for each switch, all different: its own, or one made of its id where that is the vendor's or not the only one.
+    """Return a unique name for each switch by id: its own, or one made of its id where that is the vendor's or not unique.
 
     ``MF0;leaf-01:MQM9701/U1`` is the switch leaf-01; a switch of several chips has one description for all.
     """
@@ -151,6 +151,6 @@ def _own_name(description: str) -> str:
 
 
 def by_name(switches: Collection[str], names: Mapping[str, str]) -> list[str]:
-    """Switches in the order of their names."""
+    """Return the ids of switches in the order of their names."""
     back = {names[identity]: identity for identity in switches}
     return [back[name] for name in in_order(back)]

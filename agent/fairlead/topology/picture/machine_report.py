@@ -1,4 +1,4 @@
-"""What `fairlead topology` shows: the machine as JSON, and as a matrix that reads like `nvidia-smi topo -m`."""
+"""The output of `fairlead topology`: the machine as JSON, and as a matrix that reads like `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEGEND = """\
 
 
 def report(node: Node) -> dict[str, Any]:
-    """The machine's topology. A GPU of which nobody knows the place gets numa -1 and an even share of the CPUs, and a finding.
+    """Return the machine's topology. A GPU of unknown locality has numa -1, an even part of the CPUs, and a finding.
 
     Sizes are bytes, rates Gbit/s; values that could not be read are None. A NUMA node without CPUs has "" as its cpus.
     """
@@ -58,7 +58,7 @@ def report(node: Node) -> dict[str, Any]:
 
 
 def matrix(node: Node) -> str:
-    """The path matrix by nvidia-smi's classes, CPU and NUMA affinity, a legend and the audit, as text."""
+    """Return as text the path matrix by nvidia-smi's classes, CPU and NUMA affinity, a legend and the audit."""
     gpus = accelerators(node)
     names = {gpu.pci: f"GPU{gpu.index}" for gpu in gpus}
     what = {gpu.pci: gpu.name for gpu in gpus}
@@ -83,7 +83,7 @@ def matrix(node: Node) -> str:
 
 
 def audit_lines(found: tuple[Finding, ...]) -> list[str]:
-    """Findings as lines; those that say the same of several devices in one."""
+    """Return the findings as lines; findings that say the same of several devices are one line."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for f in found:
         groups.setdefault((f.check, f.summary.replace(f.device, "*") if f.device else f.summary), []).append(f)

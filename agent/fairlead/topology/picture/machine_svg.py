@@ -1,4 +1,4 @@
-"""A machine as a picture (SVG 1.1, no scripts, light): for a ticket to a vendor. What the audit found is marked in it."""
+"""A machine as a drawing (SVG 1.1, no scripts, light): for a ticket to a vendor. What the audit found is marked in it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ GREEN = "#558b2f"
 
 
 def draw(node: Node) -> str:
-    """The picture of one machine."""
-    scene = MachineView(node)
+    """Return the drawing of one machine as SVG."""
+    view = MachineView(node)
     found = audit(node)
     marks = _marks(found)
-    plan = layout(scene)
-    body: list[str] = [_text(24, 26, f"{node.name}: {_what(scene)}", size=16, weight="bold")]
-    body += _places(plan)
-    for spot in plan.spots():
-        body += _lines(scene, spot, marks)
-    for spot in plan.spots():
-        body += _box(spot, marks)
-    below, bottom = _nvlinks(scene, plan)
+    plan = layout(view)
+    body: list[str] = [_text(24, 26, f"{node.name}: {_what(view)}", size=16, weight="bold")]
+    body += _numa_boxes(plan)
+    for box in plan.boxes():
+        body += _lines(view, box, marks)
+    for box in plan.boxes():
+        body += _device_box(box, marks)
+    below, bottom = _nvlinks(view, plan)
     body += below
     legend, bottom = _legend(plan, bottom)
     body += legend
@@ -48,18 +48,18 @@ def draw(node: Node) -> str:
     )
 
 
-def _what(scene: MachineView) -> str:
+def _what(view: MachineView) -> str:
     names: dict[str, int] = {}
-    for gpu in scene.gpus:
+    for gpu in view.gpus:
         names[gpu.name] = names.get(gpu.name, 0) + 1
     parts = [f"{count} x {name}" for name, count in names.items()] or ["no GPU"]
-    if scene.nics:
-        parts.append(f"{len(scene.nics)} NIC{'s' if len(scene.nics) > 1 else ''}")
+    if view.nics:
+        parts.append(f"{len(view.nics)} NIC{'s' if len(view.nics) > 1 else ''}")
     return ", ".join(parts)
 
 
 def _marks(found: tuple[Finding, ...]) -> dict[str, list[tuple[int, str]]]:
-    """Device -> (number of the finding in the list, colour)."""
+    """Return by device the number of each of its findings in the list, and its colour."""
     marks: dict[str, list[tuple[int, str]]] = {}
     for number, f in _numbered(found):
         if f.device:
@@ -68,78 +68,78 @@ def _marks(found: tuple[Finding, ...]) -> dict[str, list[tuple[int, str]]]:
 
 
 def _numbered(found: tuple[Finding, ...]) -> Iterable[tuple[int, Finding]]:
-    """Findings that say the same of several devices share a number."""
+    """Yield the findings with their numbers, from 1; findings that say the same of several devices share a number."""
     numbers: dict[tuple[str, str], int] = {}
     for f in found:
         key = (f.check, f.summary.replace(f.device, "*") if f.device else f.summary)
         yield numbers.setdefault(key, len(numbers) + 1), f
 
 
-def _places(plan: SvgLayout) -> list[str]:
+def _numa_boxes(plan: SvgLayout) -> list[str]:
     out = []
     for number, left, wide in plan.packages:
         if number >= 0:
             out.append(_rect(left - 8, TOP, wide + 16, PLACE_HIGH + 38, "#eceff7", "#9fa8c9", 10))
             out.append(_text(left, TOP + 18, f"package {number}", size=12, weight="bold"))
-    for place in plan.places:
-        known = place.package >= 0
+    for numa_box in plan.numa_boxes:
+        known = numa_box.package >= 0
         fill, edge = ("#ffffff", "#7986b5") if known else ("#fff8e1", AMBER)
-        out.append(_rect(place.x, PLACE_TOP, place.wide, PLACE_HIGH, fill, edge, 6, dash="" if known else "6 4"))
-        for i, line in enumerate(place.lines):
-            text, size = fit(line, place.wide - 14, 11 if i else 13, bold=not i)
-            out.append(_text(place.x + 8, PLACE_TOP + 18 + 17 * i, text, size=size, weight="" if i else "bold"))
+        out.append(_rect(numa_box.x, PLACE_TOP, numa_box.wide, PLACE_HIGH, fill, edge, 6, dash="" if known else "6 4"))
+        for i, line in enumerate(numa_box.lines):
+            text, size = fit(line, numa_box.wide - 14, 11 if i else 13, bold=not i)
+            out.append(_text(numa_box.x + 8, PLACE_TOP + 18 + 17 * i, text, size=size, weight="" if i else "bold"))
     return out
 
 
-def _lines(scene: MachineView, spot: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
-    """From a root to its NUMA node, and from every box to those below, with the link's width and generation."""
+def _lines(view: MachineView, box: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
+    """Return the lines from a host bridge to its NUMA node, or from a box to those below with the link's width and generation."""
     out = []
-    if spot.kind == "root":
-        out.append(_path(f"M{spot.x:.1f} {PLACE_TOP + PLACE_HIGH} V{spot.y - 10:.1f}", FAINT, 1.5))
-    for child in spot.below:
-        link = scene.link(child.address)
-        bad = _colour(marks, child.address, scene)
-        start, end = spot.y + HIGH[spot.kind] / 2, child.y - HIGH[child.kind] / 2
+    if box.kind == "root":
+        out.append(_path(f"M{box.x:.1f} {PLACE_TOP + PLACE_HIGH} V{box.y - 10:.1f}", FAINT, 1.5))
+    for child in box.below:
+        link = view.link(child.address)
+        bad = _colour(marks, child.address, view)
+        start, end = box.y + HIGH[box.kind] / 2, child.y - HIGH[child.kind] / 2
         middle = start + 10
         lanes = link.width if link is not None else 0
         thick = 3.2 if bad else 1 + (lanes or 4) / 10
-        way = f"M{spot.x:.1f} {start:.1f} V{middle:.1f} H{child.x:.1f} V{end:.1f}"
+        way = f"M{box.x:.1f} {start:.1f} V{middle:.1f} H{child.x:.1f} V{end:.1f}"
         out.append(_path(way, bad or INK, thick))
         if link is not None and (link.width or link.width_able):
             width = link.width or link.width_able
             label = f"x{width}" + (f" Gen{link.gen_able}" if link.gen_able else "")
             if link.width and link.width < link.width_able:
                 label = f"x{width} of x{link.width_able}"
-            label += "".join(f" #{number}" for number, _ in marks.get(_port(scene, child.address), ()))
+            label += "".join(f" #{number}" for number, _ in marks.get(_port(view, child.address), ()))
             out.append(_text(child.x + 4, end - 5, label, size=9, fill=bad or INK))
     return out
 
 
-def _colour(marks: dict[str, list[tuple[int, str]]], address: str, scene: MachineView) -> str:
-    """The colour of the line above a device: its own marks, or those of the port right above it."""
-    found = [colour for _, colour in (*marks.get(address, ()), *marks.get(_port(scene, address), ()))]
+def _colour(marks: dict[str, list[tuple[int, str]]], address: str, view: MachineView) -> str:
+    """Return the colour of the line above a device: of its own marks, or those of the port right above it; "" for none."""
+    found = [colour for _, colour in (*marks.get(address, ()), *marks.get(_port(view, address), ()))]
     return RED if RED in found else AMBER if found else ""
 
 
-def _port(scene: MachineView, address: str) -> str:
-    """The port right above a device; "" when its path was not read."""
-    device = scene.devices.get(address)
+def _port(view: MachineView, address: str) -> str:
+    """Return the port right above a device; "" when its path was not read."""
+    device = view.devices.get(address)
     return device.path[-2] if device is not None and len(device.path) > 1 else ""
 
 
-def _box(spot: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
-    own = marks.get(spot.address, [])
-    high = HIGH[spot.kind]
-    edge = RED if any(c == RED for _, c in own) else AMBER if own else EDGE[spot.kind]
-    left, top = spot.x - spot.wide / 2, spot.y - high / 2
-    out = [_rect(left, top, spot.wide, high, FILL[spot.kind], edge, 4, thick=2.5 if own else 1.2)]
-    lines = [line for line in spot.lines if line]
-    first = spot.y - 6.5 * (len(lines) - 1) + 4
+def _device_box(box: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
+    own = marks.get(box.address, [])
+    high = HIGH[box.kind]
+    edge = RED if any(c == RED for _, c in own) else AMBER if own else EDGE[box.kind]
+    left, top = box.x - box.wide / 2, box.y - high / 2
+    out = [_rect(left, top, box.wide, high, FILL[box.kind], edge, 4, thick=2.5 if own else 1.2)]
+    lines = [line for line in box.lines if line]
+    first = box.y - 6.5 * (len(lines) - 1) + 4
     for i, line in enumerate(lines):
-        bold = "bold" if i == 0 and spot.kind in ("gpu", "nic") else ""
-        size = 12 if bold else 9 if spot.kind == "root" or (spot.kind == "gpu" and i == 1) else 10
-        text, size = fit(line, spot.wide - 6, size, bold=bool(bold))
-        out.append(_text(spot.x, first + 13 * i, text, size=size, weight=bold, middle=True))
+        bold = "bold" if i == 0 and box.kind in ("gpu", "nic") else ""
+        size = 12 if bold else 9 if box.kind == "root" or (box.kind == "gpu" and i == 1) else 10
+        text, size = fit(line, box.wide - 6, size, bold=bool(bold))
+        out.append(_text(box.x, first + 13 * i, text, size=size, weight=bold, middle=True))
     for i, (number, colour) in enumerate(dict.fromkeys(own)):
         at = left + 2 + 18 * i
         out.append(f'<circle cx="{at:.1f}" cy="{top + high - 1:.1f}" r="8" fill="{colour}"/>')
@@ -147,12 +147,12 @@ def _box(spot: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
     return out
 
 
-def _nvlinks(scene: MachineView, plan: SvgLayout) -> tuple[list[str], float]:
-    """NVLinks below the row of leaves: a bar for NVSwitch, arcs for links from GPU to GPU. And where the next thing may start."""
-    where = {spot.address: spot.x for spot in plan.spots() if spot.kind == "gpu"}
+def _nvlinks(view: MachineView, plan: SvgLayout) -> tuple[list[str], float]:
+    """Return the NVLinks below the row of leaves (a bar for NVSwitch, arcs between GPUs), and the y where they end."""
+    where = {box.address: box.x for box in plan.boxes() if box.kind == "gpu"}
     floor = plan.leaf_y + 25
     out: list[str] = []
-    switched = [g for g in scene.gpus if isinstance(g.nvlinks, tuple) and any(link.remote == "switch" for link in g.nvlinks)]
+    switched = [g for g in view.gpus if isinstance(g.nvlinks, tuple) and any(link.remote == "switch" for link in g.nvlinks)]
     if switched:
         bar = floor + 46
         xs = [where[g.pci] for g in switched if g.pci in where]
@@ -167,7 +167,7 @@ def _nvlinks(scene: MachineView, plan: SvgLayout) -> tuple[list[str], float]:
             label = f"{active} of {len(links)}" if bad else f"NV{active}"
             out.append(_text(where[gpu.pci] + 5, floor + 26, label, size=10, fill=colour))
         return out, bar + 40
-    pairs = [(a, b, links_between(a, b)) for a, b in combinations(scene.gpus, 2) if a.pci in where and b.pci in where]
+    pairs = [(a, b, links_between(a, b)) for a, b in combinations(view.gpus, 2) if a.pci in where and b.pci in where]
     pairs = [p for p in pairs if p[2]]
     if not pairs:
         return out, floor + 24
@@ -215,7 +215,7 @@ def _legend(plan: SvgLayout, top: float) -> tuple[list[str], float]:
 
 
 def _texts(found: tuple[Finding, ...], plan: SvgLayout, top: float) -> tuple[list[str], float]:
-    """The audit below the picture, numbered as in it."""
+    """Return the audit's text below the drawing, numbered as in it, and the y where it ends."""
     groups: dict[int, list[Finding]] = {}
     for number, f in _numbered(found):
         groups.setdefault(number, []).append(f)
@@ -235,12 +235,12 @@ def _texts(found: tuple[Finding, ...], plan: SvgLayout, top: float) -> tuple[lis
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """Roughly how wide a text gets, in the widest of the usual fonts (DejaVu Sans)."""
+    """Return roughly how many pixels wide a text gets, in the widest of the usual fonts (DejaVu Sans)."""
     return len(text) * size * (0.71 if bold else 0.61)
 
 
 def fit(text: str, wide: float, size: int, *, bold: bool = False) -> tuple[str, int]:
-    """The text as it fits: in a smaller size, not below 7; then without its end."""
+    """Return the text and its size as it fits into ``wide`` pixels: in a smaller size, not below 7; then without its end."""
     while size > 7 and text_width(text, size, bold=bold) > wide:
         size -= 1
     if text_width(text, size, bold=bold) > wide:
@@ -249,7 +249,7 @@ def fit(text: str, wide: float, size: int, *, bold: bool = False) -> tuple[str, 
 
 
 def _clean(text: str) -> str:
-    """Text fit for XML: names come from firmware."""
+    """Return text that is safe in XML: names come from firmware."""
     return escape("".join(c for c in text if c.isprintable()))
 
 
