@@ -35,17 +35,17 @@ def with_cpus(node: Node) -> tuple[NumaNode, ...]:
 def of_numa(node: Node, numa: int) -> Locality:
     """Return the locality of a device whose numa_node in sysfs is ``numa``."""
     up = set(online(node))
-    places = with_cpus(node)
+    candidates = with_cpus(node)
     by_id = {n.id: n for n in node.numa}
-    if numa >= 0 and any(n.id == numa for n in places):
+    if numa >= 0 and any(n.id == numa for n in candidates):
         return Locality(numa=numa, cpus=tuple(sorted(up & set(by_id[numa].cpus))))
-    if len(places) == 1:
-        return Locality(numa=places[0].id, cpus=tuple(sorted(up & set(places[0].cpus))))
-    if numa >= 0 and numa in by_id and places:
+    if len(candidates) == 1:
+        return Locality(numa=candidates[0].id, cpus=tuple(sorted(up & set(candidates[0].cpus))))
+    if numa >= 0 and numa in by_id and candidates:
         # SLIT rows are in the order of the online nodes' numbers (Documentation/ABI/stable/sysfs-devices-node).
         row = dict(zip(sorted(by_id), by_id[numa].distances, strict=False))
-        best = min((row.get(n.id, 255), n.id) for n in places)
-        if best[0] < 255 and sum(1 for n in places if row.get(n.id, 255) == best[0]) == 1:
+        best = min((row.get(n.id, 255), n.id) for n in candidates)
+        if best[0] < 255 and sum(1 for n in candidates if row.get(n.id, 255) == best[0]) == 1:
             near = by_id[best[1]]
             return Locality(
                 numa=near.id,

@@ -1,6 +1,6 @@
 """A fabric as Slurm's topology plug-ins want it: a tree of switches with every node on one leaf, or blocks of nodes.
 
-On a rail-optimised fabric a node hangs on one leaf switch for each of its NICs, which is no tree. The nodes that share
+On a rail-optimised fabric a node is connected to one leaf switch for each of its NICs, which is no tree. The nodes that share
 their leaves are one scalable unit (NVIDIA's DGX SuperPOD reference architecture), and a unit becomes one "switch" for Slurm;
 above the units there is one level for each at which more of them come together, normally one.
 """
@@ -53,7 +53,7 @@ class Blocks(Struct, frozen=True, kw_only=True):
 
 
 class ScalableUnit(Struct, frozen=True, kw_only=True):
-    """Nodes that share ``leaves``, the switches most of them hang on."""
+    """Nodes that share ``leaves``, the switches that most of them are connected to."""
 
     nodes: tuple[str, ...]
     leaves: frozenset[str]
@@ -112,7 +112,7 @@ def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
             pairs, level, ranks={i: r for i, r in ranks.items() if r <= rank}, rank=rank, every=every, names=names
         )
         switches += made
-    if len(level) > 1:  # at last by what single nodes hang on besides their unit's leaves
+    if len(level) > 1:  # at last by what single nodes are connected to besides their unit's leaves
         homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switches}
         for switch in switches:
             homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}

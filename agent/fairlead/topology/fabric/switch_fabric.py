@@ -1,4 +1,4 @@
-"""A fabric: switches, adapters and the links between them, whoever described it (ibnetdiscover, LLDP).
+"""A fabric: switches, adapters and the links between them, as ibnetdiscover or LLDP describe it.
 
 And which node an adapter belongs to: the kernel and rdma-ndd write "host HCA-1" or "host mlx5_0" into the node description
 (rdma-core, rdma-ndd(8)); until they have, it holds the firmware's words, or the name of an unset host.
