@@ -119,7 +119,7 @@ def measure(
             folder / "wrapper": "/usr/local/bin/wrapper",
             folder / "empty": NOTHING,
             folder / "least": BARE,
-            Path(binding_plan.__file__).parents[1]: "/run/package",
+            Path(binding_plan.__file__).parents[2]: "/run/package",
             HOOKS: f"/run/lab-hooks{HOOKS}",
             **(binds or {}),
         }

@@ -75,20 +75,20 @@ def _bind(told: dict[str, Any], env: dict[str, str], per_rank: int | None, *, ap
     text, published = _topology()
     machine = binding_plan.parse_topology(text)
     gpus = rank_binding.visible_gpus(machine, rank_binding.pci_by_uuid(text), env, published=published)
-    share = rank_binding.plan_rank(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
-    told["gpus"] = [gpu.pci for gpu in share.gpus]
-    if any(not gpu.near for gpu in share.gpus):
+    binding = rank_binding.plan_rank(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
+    told["gpus"] = [gpu.pci for gpu in binding.gpus]
+    if any(not gpu.near for gpu in binding.gpus):
         told["notes"].append("where a GPU is is not known: an even share")
     if cpus_wanted:
-        if apply and share.cpus != own:
-            own_task.set_affinity(share.cpus)
-        told["cpus"] = format_cpu_set(share.cpus)
-    if memory_wanted and share.memory is not None and (cpus_wanted or share.cpus == own):
+        if apply and binding.cpus != own:
+            own_task.set_affinity(binding.cpus)
+        told["cpus"] = format_cpu_set(binding.cpus)
+    if memory_wanted and binding.memory is not None and (cpus_wanted or binding.cpus == own):
         if own_task.memory_policy() != own_task.MPOL_DEFAULT:
             raise Doubt("a memory policy is set: it stays")
         if apply:
-            own_task.prefer_memory(share.memory)
-        told["memory"] = f"preferred:{share.memory}"
+            own_task.prefer_memory(binding.memory)
+        told["memory"] = f"preferred:{binding.memory}"
 
 
 def _switched_off(env: dict[str, str]) -> None:
