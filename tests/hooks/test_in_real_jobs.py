@@ -16,7 +16,7 @@ import pytest
 
 from fairlead.topology.binding import binding_plan
 from tests.hooks.stage import HOOKS
-from tests.hooks.test_on_slurm import CYCLIC, NEAR, TOPOLOGY, cpus, lay_out, tasks
+from tests.hooks.test_on_slurm import CYCLIC, NEAR, PACKAGE, cpus, lay_out, tasks
 from tests.lab.cluster import Cluster
 from tests.lab.cpus import make, v1_controllers
 from tests.lab.roots import SUITES
@@ -76,14 +76,14 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("kernel")
     online = folder / "online"
     online.write_text("0-111\n")
-    inside = f"/run/lab-hooks{TOPOLOGY}"
+    inside = f"/run/lab-hooks{PACKAGE}"
     cluster = Cluster(
         request.param,
         nodes=2,
         simulated=True,
         task_prolog=HOOKS / "task-prolog",
         extra_conf="TaskPluginParam=autobind=cores\nSchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1",
-        binds={TOPOLOGY: inside, online: "/sys/devices/system/cpu/online", folder / "cgroup": "/sys/fs/cgroup"},
+        binds={PACKAGE: inside, online: "/sys/devices/system/cpu/online", folder / "cgroup": "/sys/fs/cgroup"},
     )
     group = v1_controllers()["cpuset"] / f"fairlead-lab-{cluster.name}"
     told = folder / "cgroup/cpuset" / group.name / "step_0"
