@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.host.gpu import RETURN_NAMES
+from fairlead.host.gpu_reader import RETURN_NAMES
 from tests.daemon.conftest import PROJECT
 from tests.lab.nvml.library import write_conf
 from tests.lab.trees import MACHINES

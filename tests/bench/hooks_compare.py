@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fairlead.jobenv.render import render
 from fairlead.jobenv.table import assemble
-from fairlead.topology import publish
+from fairlead.topology.binding import published_files
 from tests.bench.rows import median, percentile
 from tests.hooks.steps import JOB, PYTHON, STEP, for_planner, step
 from tests.topology.build import hgx
@@ -73,9 +73,9 @@ def cases() -> dict[str, Case]:
 def lay_out(case: Case) -> None:
     """The node, anew for each case."""
     node = hgx()
-    topology = publish.render_topology(node)
+    topology = published_files.render_topology(node)
     (RUN / "topology").write_text(for_planner(topology) if case.planner else topology)
-    for name, text in publish.plan_files(node).items():
+    for name, text in published_files.plan_files(node).items():
         (RUN / "plans" / name).write_text(text)
     (RUN / "env").write_text(render(assemble(scratch=DISK)) if case.disk else render())
     (RUN / "jobs/4711").write_text(f"1\trunning\t{USER}\t0,1\t100.00\t-\t-\t.\n")

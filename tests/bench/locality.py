@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fairlead.model.facts import Node
-from fairlead.topology import locality, plan
-from fairlead.topology.bind import bind, physical_cores
-from fairlead.topology.devices import accelerators
+from fairlead.topology.binding import binding_plan
+from fairlead.topology.binding.node_binding import physical_cores, plan_binding
+from fairlead.topology.distances import locality
+from fairlead.topology.distances.accelerators import accelerators
 from tests.bench.rows import Row
 from tests.topology.trees import MODELS, SITES, node, recorded_names
 
@@ -30,11 +31,11 @@ def cores(machine: Node) -> list[set[int]]:
 
 
 def ours(machine: Node, tasks: int) -> Dealt:
-    return [(cpus(t.cpus), list(t.gpus)) for t in bind(machine, tasks).tasks]
+    return [(cpus(t.cpus), list(t.gpus)) for t in plan_binding(machine, tasks).tasks]
 
 
 def cpus(text: str) -> set[int]:
-    mask = plan.parse_cpulist(text)
+    mask = binding_plan.parse_cpu_set(text)
     return {i for i in range(mask.bit_length()) if mask >> i & 1}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fairlead.model.facts import NumaNode
-from fairlead.topology import plan, publish
+from fairlead.topology.binding import binding_plan, published_files
 from tests.bench.rows import Row, median
 from tests.lab.sites import write_site
 from tests.topology.build import hgx
@@ -24,9 +24,9 @@ CHILD = """
 import sys, time
 start = time.perf_counter()
 sys.path[:0] = [sys.argv[1]]
-from fairlead.topology import plan
+from fairlead.topology.binding import binding_plan
 text = open(sys.argv[2]).read()
-said = plan.answers(text, sys.argv[3], "0,1,2,3", allowed=(1 << 288) - 1, cpus_on_node="")[4]
+said = binding_plan.answer_lines(text, sys.argv[3], "0,1,2,3", allowed=(1 << 288) - 1, cpus_on_node="")[4]
 print((time.perf_counter() - start) * 1000, said)
 """
 
@@ -41,8 +41,8 @@ def rows() -> list[Row]:
     inside, outside = [], []
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "topology")
-        text.write_text(publish.render_topology(replace(node, numa=node.numa + memory)))
-        room = str(Path(plan.__file__).parents[2])
+        text.write_text(published_files.render_topology(replace(node, numa=node.numa + memory)))
+        room = str(Path(binding_plan.__file__).parents[3])
         for _ in range(RUNS):
             start = time.perf_counter()
             argv = [sys.executable, "-I", "-S", "-E", "-c", CHILD, room, str(text), bind_list]
@@ -71,8 +71,8 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 node = gather(Root(sys.argv[1]), None)
 start = time.perf_counter()
-from fairlead.topology.bind import bind
-bind(node, 8)
+from fairlead.topology.binding.node_binding import plan_binding
+plan_binding(node, 8)
 print((time.perf_counter() - start) * 1000, file=sys.stderr)
 """
 

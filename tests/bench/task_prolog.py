@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairlead.jobenv.render import render
-from fairlead.topology import plan, publish
+from fairlead.topology.binding import binding_plan, published_files
 from tests.bench.rows import Row, median
 from tests.lab.cluster import Cluster
 from tests.lab.cpus import v1_controllers
@@ -44,10 +44,13 @@ LEAST = WRAPPER.replace('exec taskset -c $c "$@"', '/usr/bin/taskset -cp $c "$SL
 RELEASE = """set -e
 v=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 site=/opt/fairlead/current/lib/python$v/site-packages/fairlead
-mkdir -p $site/topology /opt/fairlead/current/bin
+mkdir -p $site/model $site/topology/binding /opt/fairlead/current/bin
 ln -s /usr/bin/python3 /opt/fairlead/current/bin/python
 echo home = /usr/bin >/opt/fairlead/current/pyvenv.cfg
-for f in __init__.py topology/__init__.py topology/plan.py topology/transport.py; do cp /run/package/$f $site/$f; done
+b=topology/binding
+for f in __init__.py model/__init__.py model/cpulist.py topology/__init__.py $b/__init__.py $b/binding_plan.py $b/transport.py; do
+  cp /run/package/$f $site/$f
+done
 /usr/bin/python3 -m compileall -q $site
 """
 
@@ -116,7 +119,7 @@ def measure(
             folder / "wrapper": "/usr/local/bin/wrapper",
             folder / "empty": NOTHING,
             folder / "least": BARE,
-            Path(plan.__file__).parents[1]: "/run/package",
+            Path(binding_plan.__file__).parents[2]: "/run/package",
             HOOKS: f"/run/lab-hooks{HOOKS}",
             **(binds or {}),
         }
@@ -133,11 +136,11 @@ def measure(
             dirs = cluster.node_dirs("n1")
             node = hgx()
             (dirs.run / "jobs").mkdir(exist_ok=True)
-            (dirs.run / "topology").write_text(publish.render_topology(node))
+            (dirs.run / "topology").write_text(published_files.render_topology(node))
             (dirs.run / "env").write_text(render())
             (dirs.etc / "hooks").write_text("1\tallow\tfull\t-\t/opt/fairlead/current/bin/python\n")
             (dirs.run / "plans").mkdir(exist_ok=True)
-            for name, text in publish.plan_files(node).items():
+            for name, text in published_files.plan_files(node).items():
                 (dirs.run / "plans" / name).write_text(text)
             argv = ["/usr/bin/salloc", "-n8", "-c14", "--gres=gpu:8", "-w", "n1", "/bin/sh", "-c", script]
             said = cluster.run(argv, timeout=900).stdout

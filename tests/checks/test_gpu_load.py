@@ -18,7 +18,7 @@ from fairlead.checks import (
     gpu_throttle,
 )
 from fairlead.daemon.history import History
-from fairlead.host.gpu_load import Seen
+from fairlead.host.gpu_load import LoadSums
 from fairlead.model.check import Past
 from fairlead.model.facts import Gpu, GpuProcess, Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
@@ -43,7 +43,7 @@ def judged(module: Any, *changed: Gpu, past: Past | None = None, **params: Any) 
 def watched(module: Any, states: list[dict[str, Any]], *, events: dict[str, float] | None = None, **params: Any) -> list[Finding]:
     """What the check says of GPU 3 after it was seen in these states, one every 14 s. ``events``: the driver's counters at
     the end, from 0."""
-    seen, history = Seen(), History("", BOOT)
+    seen, history = LoadSums(), History("", BOOT)
     facts = node()
     for number, state in enumerate(states):
         load = LOAD
@@ -194,7 +194,7 @@ def test_clocks_that_cannot_be_read() -> None:
 
 def test_what_was_not_watched_is_not_counted() -> None:
     """A machine that slept, or an agent that was stopped: nobody knows what the clocks did."""
-    seen = Seen()
+    seen = LoadSums()
     hot = tuple(gpu(i, **HW_HOT) for i in range(8))
     for seconds in (0.0, 10.0, 4000.0, 4010.0):
         gpus = seen.add(hot, seconds)
@@ -206,7 +206,7 @@ def test_what_was_not_watched_is_not_counted() -> None:
 def test_a_restarted_agent_begins_its_sums_anew() -> None:
     history = History("", BOOT)
     for start in (0.0, 900.0):  # two agents
-        seen = Seen()
+        seen = LoadSums()
         for number in range(30):
             now = start + number * STEP_SECONDS
             gpus = seen.add(tuple(gpu(i, **(HW_HOT if i == 3 else IDLE)) for i in range(8)), now)

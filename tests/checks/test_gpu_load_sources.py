@@ -15,7 +15,7 @@ from fairlead.checks import gpu_clocks, gpu_throttle
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import reads
 from fairlead.host.gather import Gatherer, gather
-from fairlead.host.gpu_load import Seen
+from fairlead.host.gpu_load import LoadSums
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.model.check import Past
@@ -139,7 +139,7 @@ def test_what_is_held_back_under_load(machine: Machine, module: Any, mask: int, 
     faults.set(3, "clocks.sm_hertz", megahertz * 10**6)
     node = machine.look()
     assert not isinstance(node.gpus, Missing)
-    seen, history = Seen(), History("", BOOT)
+    seen, history = LoadSums(), History("", BOOT)
     for number in range(120):
         now = 15.0 * number
         node = replace(node, gpus=seen.add(node.gpus, now), uptime_seconds=10000.0 + now)  # type: ignore[arg-type]

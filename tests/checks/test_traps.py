@@ -11,7 +11,7 @@ from fairlead import checks, config
 from fairlead.checks import gpu_clocks, gpu_throttle
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import fresh, judge
-from fairlead.host.gpu_load import Seen
+from fairlead.host.gpu_load import LoadSums
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.facts import Node, NumaNode, PcieLink
@@ -196,7 +196,7 @@ def test_a_controller_over_the_network_stands_in_for_no_drive() -> None:
 
 def under_mig(mask: int, hertz: int, module: Any) -> list[Finding]:
     """What a check says of GPU 3, watched for 14 minutes in this state."""
-    seen, history = Seen(), History("", BOOT)
+    seen, history = LoadSums(), History("", BOOT)
     state: dict[str, Any] = {"mig_current": True, "mig_pending": True, "utilization_percent": NA}
     sliced = gpu(3, throttle_reasons=mask, clock_sm_hertz=hertz, **state)
     for number in range(60):

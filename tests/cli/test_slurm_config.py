@@ -274,7 +274,7 @@ def test_published_topology_files(run: Run, small: Path, tmp_path: Path) -> None
     from fairlead.cli.recorded import recorded_nvml
     from fairlead.host.gather import gather
     from fairlead.host.root import Root
-    from fairlead.topology.publish import render_topology
+    from fairlead.topology.binding.published_files import render_topology
 
     file = tmp_path / "g1"
     file.write_text(render_topology(gather(Root(str(small)), recorded_nvml(str(small)))))

@@ -47,7 +47,7 @@ def test_light_commands_load_nothing_heavy(command: tuple[str, ...]) -> None:
 def test_a_rank_starts_with_next_to_nothing() -> None:
     """`fairlead run` starts once for every rank."""
     modules = imported("run", "--dry-run")
-    assert "fairlead.topology.rank" in modules
+    assert "fairlead.topology.binding.rank_binding" in modules
     assert not modules & (HEAVY | {"msgspec", "subprocess", "ctypes", "json", "fairlead.host.gather", "fairlead.model.facts"})
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from fairlead.errors import DataError, FairleadError
 from fairlead.host import kmsg
-from fairlead.host.cpulist import CPUS_MAX, format_cpulist, parse_cpulist, parse_cpumask
 from fairlead.host.job_records import GPUS_MAX, gpu_list
+from fairlead.model.cpulist import CPUS_MAX, format_cpulist, parse_cpulist, parse_cpumask
 from fairlead.model.verdict import parse_line
 from fairlead.slurm.scontrol import parse_jobs, parse_nodes
 from fairlead.slurm.topology import parse_topology

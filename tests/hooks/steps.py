@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fairlead.jobenv.render import END, quoted, render
-from fairlead.topology import publish
+from fairlead.topology.binding import published_files
 from tests.hooks.stage import NOBODY, Ran, Stage
 from tests.topology.build import hgx
 
@@ -57,10 +57,10 @@ def lay_out(
     ``clear``: CPU numbers tell which CPUs are one core.
     """
     node = hgx(sockets=online, cores=1, gpus=2, numa=[1, 0] if numa is None else numa)
-    text = publish.render_topology(node)
+    text = published_files.render_topology(node)
     (stage.run / "topology").write_text(text if clear else for_planner(text))
     (stage.run / "plans").mkdir()
-    for name, text in publish.plan_files(node).items():
+    for name, text in published_files.plan_files(node).items():
         (stage.run / "plans" / name).write_text(text)
     (stage.run / "env").write_text(render())
     stage.hooks_line(python=python, site=site)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.topology import plan
+from fairlead.topology.binding import binding_plan
 from tests.hooks.stage import HOOKS
-from tests.hooks.test_on_slurm import CYCLIC, NEAR, TOPOLOGY, cpus, lay_out, tasks
+from tests.hooks.test_on_slurm import CYCLIC, NEAR, PACKAGE, cpus, lay_out, tasks
 from tests.lab.cluster import Cluster
 from tests.lab.cpus import make, v1_controllers
 from tests.lab.roots import SUITES
@@ -57,7 +57,7 @@ def words(said: str) -> dict[str, list[list[str]]]:
 def apart(masks: list[str]) -> int:
     """The union of CPU lists of which no two have a CPU in common."""
     union = 0
-    for mask in map(plan.parse_cpulist, masks):
+    for mask in map(binding_plan.parse_cpu_set, masks):
         assert not union & mask, masks
         union |= mask
     return union
@@ -76,14 +76,14 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("kernel")
     online = folder / "online"
     online.write_text("0-111\n")
-    inside = f"/run/lab-hooks{TOPOLOGY}"
+    inside = f"/run/lab-hooks{PACKAGE}"
     cluster = Cluster(
         request.param,
         nodes=2,
         simulated=True,
         task_prolog=HOOKS / "task-prolog",
         extra_conf="TaskPluginParam=autobind=cores\nSchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1",
-        binds={TOPOLOGY: inside, online: "/sys/devices/system/cpu/online", folder / "cgroup": "/sys/fs/cgroup"},
+        binds={PACKAGE: inside, online: "/sys/devices/system/cpu/online", folder / "cgroup": "/sys/fs/cgroup"},
     )
     group = v1_controllers()["cpuset"] / f"fairlead-lab-{cluster.name}"
     told = folder / "cgroup/cpuset" / group.name / "step_0"
@@ -174,7 +174,7 @@ END
     masks = {name: first(rows) for name, rows in steps.items()}
     assert [len(masks[name]) for name in ("a", "b", "cpu")] == [4, 4, 8]
     apart([mask for step in masks.values() for mask in step])
-    sizes = {name: {plan.parse_cpulist(mask).bit_count() for mask in step} for name, step in masks.items()}
+    sizes = {name: {binding_plan.parse_cpu_set(mask).bit_count() for mask in step} for name, step in masks.items()}
     assert sizes == {"a": {4}, "b": {7}, "cpu": {5}}
 
 
@@ -192,8 +192,8 @@ def test_another_jobs_cores_are_not_touched(site: Site) -> None:
             given = re.search(r"CPU_IDs=(\S+)", said)
             assert given, said
             masks = first(words(said)["s"])
-            assert {plan.parse_cpulist(mask).bit_count() for mask in masks} == {int(options[1][2:])}
-            assert plan.format_cpulist(apart(masks)) == given[1]
+            assert {binding_plan.parse_cpu_set(mask).bit_count() for mask in masks} == {int(options[1][2:])}
+            assert binding_plan.format_cpu_set(apart(masks)) == given[1]
     finally:
         site.cluster.run(["/usr/bin/scancel", str(fill)])
         site.cluster.wait_job(fill)

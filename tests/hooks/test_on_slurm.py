@@ -14,7 +14,7 @@ import pytest
 
 from fairlead.jobenv.render import render
 from fairlead.model.facts import Missing
-from fairlead.topology import plan, publish
+from fairlead.topology.binding import binding_plan, published_files
 from tests.hooks.stage import HOOKS
 from tests.hooks.steps import for_planner
 from tests.lab.cluster import Cluster
@@ -29,7 +29,7 @@ CYCLIC = ["0-13", "56-69", "14-27", "70-83", "28-41", "84-97", "42-55", "98-111"
 NEAR = ["0-13", "14-27", "28-41", "42-55", "56-69", "70-83", "84-97", "98-111"]
 #: What becomes of CYCLIC: who is near keeps the share, the others swap.
 SETTLED = ["0-13", "28-41", "14-27", "42-55", "56-69", "84-97", "70-83", "98-111"]
-TOPOLOGY = HOOKS.parent / "agent" / "fairlead" / "topology"
+PACKAGE = HOOKS.parent / "agent" / "fairlead"
 
 
 def lay_out(cluster: Cluster, name: str, node: object, python: str = "-") -> None:
@@ -39,8 +39,8 @@ def lay_out(cluster: Cluster, name: str, node: object, python: str = "-") -> Non
     assert isinstance(node, Node)
     (dirs.run / "jobs").mkdir(exist_ok=True)
     (dirs.run / "plans").mkdir(exist_ok=True)
-    (dirs.run / "topology").write_text(publish.render_topology(node))
-    for file, text in publish.plan_files(node).items():
+    (dirs.run / "topology").write_text(published_files.render_topology(node))
+    for file, text in published_files.plan_files(node).items():
         (dirs.run / "plans" / file).write_text(text)
     (dirs.run / "env").write_text(render())
     (dirs.etc / "hooks").write_text(f"1\tallow\tfull\t-\t{python}\n")
@@ -180,9 +180,9 @@ def real_cpusets() -> None:
 def real(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """This machine's own two CPUs as two sockets, steps in real cpusets; GPU 0 is on socket 1, GPU 1 on socket 0."""
     real_cpusets()
-    inside = f"/run/lab-hooks{TOPOLOGY}"
+    inside = f"/run/lab-hooks{PACKAGE}"
     hook, site = HOOKS / "task-prolog", "TaskPluginParam=autobind=cores"
-    cluster = Cluster(request.param, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, extra_conf=site)
+    cluster = Cluster(request.param, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={PACKAGE: inside}, extra_conf=site)
     with running(cluster) as up:
         lay_out(up, "r1", hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), python="/usr/bin/python3")
         yield up
@@ -272,9 +272,9 @@ def test_specialised_cores_stay_the_systems(suite: str) -> None:
     """CoreSpecCount on real cpusets: a job with the whole node is never bound to the core that Slurm keeps from it, and where it
     gave it up (--core-spec=0) the shares are dealt as on any node."""
     real_cpusets()
-    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{TOPOLOGY}"
+    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{PACKAGE}"
     site = "TaskPluginParam=autobind=cores\nAllowSpecResourcesUsage=1"
-    cluster = Cluster(suite, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, extra_conf=site)
+    cluster = Cluster(suite, nodes=0, real=True, cgroup=True, task_prolog=hook, binds={PACKAGE: inside}, extra_conf=site)
     cluster.slurm_nodes = tuple(replace(node, core_spec=1) for node in cluster.slurm_nodes)
     look = 'echo "$STEP $SLURM_LOCALID $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
     script = f"#!/bin/sh\nSTEP=one srun -n1 sh -c '{look}'\nSTEP=two srun -n2 --overcommit sh -c '{look}'\n"
@@ -293,10 +293,10 @@ def test_parts_of_gpus_are_left_alone() -> None:
     """MIG without NVML: four instances of two GPUs (gres.conf(5), MultipleFiles). Slurm numbers them 0 to 3, and what a task sees
     looks like whole GPUs; only the published topology tells. Instances 0 and 1 are both of GPU 0."""
     real_cpusets()
-    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{TOPOLOGY}"
+    hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{PACKAGE}"
     lines = [f"NodeName=r1 Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{i // 2},/dev/nvidia{2 + i}" for i in range(4)]
     files = {"/etc/slurm/gres.conf": "".join(f"{line}\n" for line in lines)}
-    cluster = Cluster("trixie", nodes=0, real=True, cgroup=True, task_prolog=hook, binds={TOPOLOGY: inside}, files=files)
+    cluster = Cluster("trixie", nodes=0, real=True, cgroup=True, task_prolog=hook, binds={PACKAGE: inside}, files=files)
     cluster.slurm_nodes = tuple(replace(node, gpus=4, gpu_type="1g.10gb") for node in cluster.slurm_nodes)
     node = hgx(sockets=2, cores=1, gpus=2, numa=[1, 0])
     assert not isinstance(node.gpus, Missing)
@@ -317,14 +317,14 @@ def test_hardware_threads(suite: str, tmp_path: Path) -> None:
     (tmp_path / "cgroup/cpuset").mkdir(parents=True)
     for name in ("cpuset/cpuset.effective_cpus", "cpuset.cpus.effective"):  # v1, v2: tasks in the top group may use all
         (tmp_path / "cgroup" / name).write_text("0-31\n")
-    binds: dict[str | Path, str] = {TOPOLOGY: f"/run/lab-hooks{TOPOLOGY}", tmp_path / "cgroup": "/sys/fs/cgroup"}
+    binds: dict[str | Path, str] = {PACKAGE: f"/run/lab-hooks{PACKAGE}", tmp_path / "cgroup": "/sys/fs/cgroup"}
     hook = HOOKS / "task-prolog"
     starts = [0, 4, 2, 6, 8, 12, 10, 14]  # dealt in turn over the sockets: who is near keeps its share, the others swap
     with running(Cluster(suite, nodes=1, simulated=True, cores=8, threads=2, task_prolog=hook, binds=binds)) as up:
         lay_out(up, "n1", hgx(cores=8, threads=2), python="/usr/bin/python3")
 
         def seen(*options: str) -> list[list[int]]:
-            masks = [plan.parse_cpulist(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
+            masks = [binding_plan.parse_cpu_set(mask) for mask in cpus(tasks(up, "n1", "-n8", "--gres=gpu:8", *options))]
             return [[cpu for cpu in range(32) if mask >> cpu & 1] for mask in masks]
 
         assert seen("-c4") == [[a, a + 1, a + 16, a + 17] for a in starts]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hooks.stage import HOOKS
-from tests.hooks.test_on_slurm import NEAR, TOPOLOGY, lay_out
+from tests.hooks.test_on_slurm import NEAR, PACKAGE, lay_out
 from tests.lab.cluster import Cluster
 from tests.lab.packages import unpacked
 from tests.slurm.conftest import running
@@ -31,7 +31,7 @@ INSTALL += "ln -sf mpirun.openmpi /usr/bin/mpirun; mpirun --version"
 def site() -> Iterator[Cluster]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
-    binds = {TOPOLOGY.parents[1]: AGENT, TOPOLOGY: f"/run/lab-hooks{TOPOLOGY}", unpacked("bookworm", "openmpi-bin"): "/run/mpi"}
+    binds = {PACKAGE.parent: AGENT, PACKAGE: f"/run/lab-hooks{PACKAGE}", unpacked("bookworm", "openmpi-bin"): "/run/mpi"}
     with running(Cluster("bookworm", nodes=2, simulated=True, task_prolog=HOOKS / "task-prolog", binds=binds)) as up:
         assert "Open MPI" in up.run(["/bin/sh", "-c", INSTALL]).stdout
         for name in ("n1", "n2"):

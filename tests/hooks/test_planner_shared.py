@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.topology import publish
+from fairlead.topology.binding import published_files
 from tests.hooks.stage import HOOKS, NOBODY, SHELLS, Stage, needs_root
 from tests.hooks.steps import for_planner, step
 from tests.topology.build import hgx
@@ -53,7 +53,7 @@ def shared(site: Stage) -> Stage:
     (site.run / "said").chmod(0o777)
     (site.run / "planner").write_text(PLANNER)
     (site.run / "planner").chmod(0o755)
-    (site.run / "topology").write_text(for_planner(publish.render_topology(hgx())))
+    (site.run / "topology").write_text(for_planner(published_files.render_topology(hgx())))
     site.hooks_line(python="/run/fairlead/planner")
     return site
 

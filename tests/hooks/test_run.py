@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from fairlead.topology import publish
+from fairlead.topology.binding import published_files
 from tests.hooks.stage import HOOKS, Ran, Stage
 from tests.hooks.steps import PYTHON, lay_out, two_cpus
 from tests.lab import cpus
@@ -134,7 +134,7 @@ def test_dry_run_and_json_tell_and_change_nothing(stage: Stage) -> None:
 def test_eight_ranks_of_one_task_on_a_node_of_112_cpus(stage: Stage) -> None:
     """The CPUs are pretended (fakeaff.c); affinity is read back by taskset in each command."""
     lay_out(stage)
-    (stage.run / "topology").write_text(publish.render_topology(hgx()))
+    (stage.run / "topology").write_text(published_files.render_topology(hgx()))
     stage.inside("mkdir", "-p", "-m", "777", "/run/fakeaff")
     preload = {**cpus.simulation(2, 56), "LD_PRELOAD": str(cpus.fakeaff())}
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", "SLURM_CPUS_ON_NODE": "112"}

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from fairlead.topology import publish
+from fairlead.topology.binding import published_files
 from tests.hooks.stage import HOOKS, Stage
 from tests.hooks.steps import PYTHON, exports, lay_out, run, step, two_cpus
 from tests.topology.build import hgx
@@ -43,7 +43,7 @@ def test_without_a_ready_plan_the_same(stage: Stage, shell: str, task: int, loca
 def test_gpus_in_one_place_need_no_planner(stage: Stage, shell: str) -> None:
     """Four GPUs of one socket, part of a node: whoever gets which CPUs, the distance is the same; no process is started."""
     lay_out(stage)
-    (stage.run / "topology").write_text(publish.render_topology(hgx()))
+    (stage.run / "topology").write_text(published_files.render_topology(hgx()))
     planner = stage.run / "python"
     planner.write_text("#!/bin/sh\n: >/run/fairlead/called\n")
     planner.chmod(0o755)
@@ -185,13 +185,15 @@ def test_the_planner_of_an_installed_release(stage: Stage, task: int) -> None:
     """As provisioning lays it out: hooks in a folder of their own, the rules in the release's environment only."""
     base = os.path.realpath(PYTHON)
     version = subprocess.run([base, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True)
-    site = stage.run / f"release/lib/python{version.stdout.strip()}/site-packages/fairlead/topology"
-    site.mkdir(parents=True)
-    (stage.run / "release/bin").mkdir()
+    site = stage.run / f"release/lib/python{version.stdout.strip()}/site-packages/fairlead"
+    (stage.run / "release/bin").mkdir(parents=True)
     (stage.run / "release/bin/python").symlink_to(base)
     (stage.run / "release/pyvenv.cfg").write_text(f"home = {os.path.dirname(base)}\n")
-    for name in ("__init__.py", "topology/__init__.py", "topology/plan.py", "topology/transport.py"):
-        shutil.copy(HOOKS.parent / "agent/fairlead" / name, site.parent / name)
+    for name in ("", "model/", "topology/", "topology/binding/"):
+        (site / name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(HOOKS.parent / f"agent/fairlead/{name}__init__.py", site / name)
+    for name in ("model/cpulist.py", "topology/binding/binding_plan.py", "topology/binding/transport.py"):
+        shutil.copy(HOOKS.parent / "agent/fairlead" / name, site / name)
     (stage.run / "hooks").mkdir()
     for name in ("task-prolog", "bind-plan"):
         shutil.copy(HOOKS / name, stage.run / "hooks")

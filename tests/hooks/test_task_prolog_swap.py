@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from fairlead.model.facts import Node
-from fairlead.topology import plan, publish
+from fairlead.topology.binding import binding_plan, published_files
 from tests.hooks.stage import HOOKS, SHELLS, Stage, needs_root
 from tests.hooks.steps import step
 from tests.topology.build import hgx
@@ -66,7 +66,7 @@ class Site:
         (self.stage.run / "plans").mkdir()
         for name, text in (plans or {}).items():
             (self.stage.run / "plans" / name).write_text(text)
-        (self.stage.run / "topology").write_text(node if isinstance(node, str) else publish.render_topology(node))
+        (self.stage.run / "topology").write_text(node if isinstance(node, str) else published_files.render_topology(node))
         env = {
             **step(os.getpid(), 0, masks=masks, gpus=gpus, **more),
             "TASKS": str(masks.count(",") + 1),
@@ -123,22 +123,26 @@ def test_the_ready_plan_moves_only_who_is_far(site: Site) -> None:
     """Its shares dealt by chance: who has one of the own place starts no process, and the planner would say the same."""
     chance = random.Random(8)
     for tasks, node in ((8, hgx()), (8, hgx(threads=2)), (4, hgx(numa=[1, 1, 0, 0, 1, 1, 0, 0])), (16, hgx(numa_per_socket=4))):
-        made = publish.machine(node)
-        shares = [int(line.split("\t")[7], 16) for line in publish.render_plans(node)[tasks].splitlines()]
+        made = published_files.planner_machine(node)
+        shares = [int(line.split("\t")[7], 16) for line in published_files.render_plans(node)[tasks].splitlines()]
         first = min(shares, key=lambda mask: mask & -mask)
         masks = [mask for mask in shares if mask != first]
         chance.shuffle(masks)
         masks.insert(0, first)
-        calls = site.calls(node, hexes(masks, node), "0,1,2,3,4,5,6,7", plans=publish.plan_files(node))
+        calls = site.calls(node, hexes(masks, node), "0,1,2,3,4,5,6,7", plans=published_files.plan_files(node))
         after = swapped(calls, masks)
         assert after is not None and sorted(after) == sorted(masks)
-        alike = plan.alike(plan.deal_gpus(made.gpus, tasks))
+        alike = binding_plan.tasks_by_numa_domain(binding_plan.assign_gpus(made.gpus, tasks))
         far = sorted(i for group in alike for i in group if masks[i] not in {shares[t] for t in group})
         assert far
         assert [int(call.split()[0]) for call in calls] == far
         bind = hexes(masks, node)
-        said = plan.answers(publish.render_topology(node), bind, "0,1,2,3,4,5,6,7", allowed=made.online, cpus_on_node="")
-        assert [plan.format_cpulist(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [s.split()[0] for s in said]
+        said = binding_plan.answer_lines(
+            published_files.render_topology(node), bind, "0,1,2,3,4,5,6,7", allowed=made.online, cpus_on_node=""
+        )
+        assert [binding_plan.format_cpu_set(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [
+            s.split()[0] for s in said
+        ]
 
 
 FOUR: dict[str, int] = {"numa_per_socket": 2}
@@ -160,23 +164,23 @@ SWAPPED = {
 @pytest.mark.parametrize("case", SWAPPED)
 def test_swapped_without_python(site: Site, shell: str, case: str) -> None:
     node, masks, gpus = SWAPPED[case]
-    site.cpuset(plan.format_cpulist(publish.machine(node).online), version=1 if shell == "dash" else 2)
+    site.cpuset(binding_plan.format_cpu_set(published_files.planner_machine(node).online), version=1 if shell == "dash" else 2)
     after = swapped(site.calls(node, hexes(masks, node), gpus, shell), masks)
     assert after is not None
     assert_planned(node, masks, after, gpus)
-    text = publish.render_topology(node)
-    allowed = publish.machine(node).online
-    said = plan.answers(text, hexes(masks, node), gpus, allowed=allowed, cpus_on_node="")
-    assert [plan.format_cpulist(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [s.split()[0] for s in said]
+    text = published_files.render_topology(node)
+    allowed = published_files.planner_machine(node).online
+    said = binding_plan.answer_lines(text, hexes(masks, node), gpus, allowed=allowed, cpus_on_node="")
+    assert [binding_plan.format_cpu_set(m) if m != masks[i] else "-" for i, m in enumerate(after)] == [s.split()[0] for s in said]
 
 
 def assert_planned(node: Node, masks: list[int], after: list[int], gpus: str) -> None:
     """The shares are those that Slurm dealt, by other tasks; sizes and hardware threads stay; nothing is far from its GPU."""
-    machine = publish.machine(node)
+    machine = published_files.planner_machine(node)
     assert sorted(after) == sorted(masks)
     places = [g for g in machine.gpus if str(g.index) in gpus.split(",")]
-    for before, now, hand in zip(masks, after, plan.deal_gpus(places, len(masks)), strict=True):
-        assert plan.distance(machine, now, hand) == 0
+    for before, now, hand in zip(masks, after, binding_plan.assign_gpus(places, len(masks)), strict=True):
+        assert binding_plan.distance(machine, now, hand) == 0
         before_on, now_on = ([n for c in machine.cores if (n := (mask & c.cpus).bit_count())] for mask in (before, now))
         assert sorted(before_on) == sorted(now_on)
 
@@ -187,8 +191,8 @@ def test_shares_that_are_all_in_one_place_stay(site: Site, gpus: str) -> None:
     node, masks = hgx(), [block(14 * i, 14) for i in (0, 2, 1, 3)]
     site.cpuset("0-55", version=1)
     assert site.calls(node, hexes(masks, node), gpus) == []
-    text = publish.render_topology(node)
-    assert plan.answers(text, hexes(masks, node), gpus, allowed=block(0, 56), cpus_on_node="") == ["- 14"] * 4
+    text = published_files.render_topology(node)
+    assert binding_plan.answer_lines(text, hexes(masks, node), gpus, allowed=block(0, 56), cpus_on_node="") == ["- 14"] * 4
 
 
 TWO = cyclic(hgx(), 4, 14)
@@ -209,7 +213,12 @@ LEFT_TO_THE_PLANNER = {
 def test_left_to_the_planner(site: Site, case: str) -> None:
     """What the shell does not see through is asked of the planner, by every task."""
     node, masks, gpus = LEFT_TO_THE_PLANNER[case]
-    site.cpuset("0-109,112-223" if case == "outside the cpuset" else plan.format_cpulist(publish.machine(node).online), version=1)
+    site.cpuset(
+        "0-109,112-223"
+        if case == "outside the cpuset"
+        else binding_plan.format_cpu_set(published_files.planner_machine(node).online),
+        version=1,
+    )
     assert swapped(site.calls(node, hexes(masks, node), gpus), masks) is None
 
 
@@ -217,11 +226,11 @@ def test_a_published_file_of_an_older_release(site: Site) -> None:
     """Without THREADS and MASK: the planner is asked."""
     node, masks = hgx(), cyclic(hgx(), 8, 13)
     site.cpuset("0-111", version=1)
-    new = publish.render_topology(node)
+    new = published_files.render_topology(node)
     fields = {"1": 6, "gpu": 8, "core": 5}
     rows = [line.split("\t") for line in new.splitlines()]
     old = "".join("\t".join(row[: fields[row[0]]]) + "\n" for row in rows)
-    assert plan.parse_topology(old).gpus[7].near == plan.parse_topology(new).gpus[7].near
+    assert binding_plan.parse_topology(old).gpus[7].near == binding_plan.parse_topology(new).gpus[7].near
     assert swapped(site.calls(old, hexes(masks, node), "0,1,2,3,4,5,6,7"), masks) is None
 
 
@@ -246,7 +255,7 @@ def test_random_steps(site: Site) -> None:
         starts.insert(0, starts.pop(starts.index(min(starts))))
         masks = [sum(block(s + t * total, each) for t in range(both)) for s in starts]
         listed = ",".join(map(str, chosen))
-        site.cpuset(plan.format_cpulist(publish.machine(node).online), version=2)
+        site.cpuset(binding_plan.format_cpu_set(published_files.planner_machine(node).online), version=2)
         calls = site.calls(node, hexes(masks, node), listed)
         after = swapped(calls, masks)
         if calls and after is not None:

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.host.cpulist import format_cpulist, parse_cpulist, parse_cpumask
+from fairlead.model.cpulist import (
+    as_cpu_set,
+    cpus_in,
+    format_cpu_set,
+    format_cpulist,
+    parse_cpu_set,
+    parse_cpulist,
+    parse_cpumask,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,21 @@ def test_mask() -> None:
 @given(st.sets(st.integers(0, 2000)))
 def test_format_is_the_inverse(cpus: set[int]) -> None:
     assert parse_cpulist(format_cpulist(tuple(cpus))) == tuple(sorted(cpus))
+
+
+@given(st.sets(st.integers(0, 2000)))
+def test_a_cpu_set_is_the_same_list(cpus: set[int]) -> None:
+    """The two forms of a set of CPUs say the same, and are written the same but for an empty one."""
+    numbers = tuple(sorted(cpus))
+    assert cpus_in(as_cpu_set(numbers)) == numbers
+    assert format_cpu_set(as_cpu_set(numbers)) == (format_cpulist(numbers) or "-")
+    assert not cpus or parse_cpu_set(format_cpulist(numbers)) == as_cpu_set(numbers)
+
+
+@pytest.mark.parametrize("text", ["", " ", "-", "0,,1", ",0", "0-", "0, 1", "0 -1", "5-3", "65536", "0-3-4", "\u0663"])
+def test_a_cpu_set_is_read_from_the_exact_form_only(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_cpu_set(text)
 
 
 @given(st.text(max_size=40))

@@ -17,7 +17,7 @@ from fairlead.jobenv.lint import lint
 from fairlead.jobenv.script import read
 from fairlead.model.facts import Missing
 from fairlead.nccl.results import parse
-from fairlead.topology import lldp
+from fairlead.topology.fabric import lldp
 
 SIZE = 250_000
 SECONDS = 20.0

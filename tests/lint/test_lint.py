@@ -71,8 +71,6 @@ LONGER = {
     "daemon/courier.py": "_done",
     "policy/decide.py": "_conclude",
     "checks/row_remap.py": "judge",
-    "topology/plan.py": "permute",
-    "nccl/hca.py": "choose",
     "provision/run.py": "_play",
 }
 

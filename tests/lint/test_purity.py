@@ -16,6 +16,7 @@ AGENT = Path(__file__).resolve().parents[2] / "agent"
 #: Rooms and files below agent/fairlead.
 PURE = (
     "model",
+    "slurm_config",
     "topology",
     "nccl",
     "xid",

@@ -12,12 +12,12 @@ from pathlib import Path
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmUnavailable
-from fairlead.policy.node_states import ROWS, Row
 from fairlead.slurm.client import NodeState
 from tests.lab.cluster import Cluster
 from tests.lab.pause import pause
 from tests.lab.roots import SUITES
 from tests.slurm.conftest import client_of, drain_of
+from tests.slurm.node_states import ROWS, Row
 
 WHY = "GPU 0000:1b:00.0 Xid 79: fallen off the bus, reboot_node"
 PERSON = "swapping a DIMM"

@@ -10,10 +10,10 @@ import pytest
 
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmError
-from fairlead.policy.node_states import EVENTS, RELEASES, ROWS, Row
 from fairlead.policy.ownership import keep_off, strip_suffixes
 from fairlead.slurm.client import NodeState
 from tests.lab.roots import SUITES
+from tests.slurm.node_states import EVENTS, RELEASES, ROWS, Row
 from tests.slurm.states import NAMES, PAIRS, WHY, States, row_of
 
 

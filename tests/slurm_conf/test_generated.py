@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import main
-from fairlead.host.cpulist import format_cpulist
+from fairlead.model.cpulist import format_cpulist
 from fairlead.slurm.topology import NodeGroup, parse_topology
 from tests.lab import roots
 from tests.lab.cluster import Cluster

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from fairlead.model.facts import Gpu, Missing, Node, NvLink, Why
 from fairlead.model.finding import Finding, Level
-from fairlead.topology import links
-from fairlead.topology.audit import audit
-from fairlead.topology.report import audit_lines
+from fairlead.topology.audit.layout_audit import audit
+from fairlead.topology.distances import link_speed
+from fairlead.topology.picture.machine_report import audit_lines
 from tests.topology.build import hgx, link
 from tests.topology.trees import node as node_of
 
@@ -160,7 +160,9 @@ def test_an_idle_gpu_at_low_speed_is_healthy() -> None:
 def test_a_gpu_off_the_bus_has_no_width() -> None:
     """All ones read as 63 lanes: not a width, and no reason to call the slot wide."""
     gone = change(hgx(), "0000:13:00.0", link=link(width=63))
-    seen = links.trained(next(d for d in gone.pci if d.address == "0000:13:00.0"), {}, Missing(Why.UNREADABLE, "not asked"))
+    seen = link_speed.link_state(
+        next(d for d in gone.pci if d.address == "0000:13:00.0"), {}, Missing(Why.UNREADABLE, "not asked")
+    )
     assert seen is not None
     assert (seen.width, seen.width_able) == (0, 16)
     assert audit(gone) == ()
@@ -199,7 +201,7 @@ def test_the_text_names_each_thing_once() -> None:
     ],
 )
 def test_between_sockets_by_ncclss_figures(text: str, rate: float) -> None:
-    assert links.between_sockets(replace(hgx(), texts={"/proc/cpuinfo": text})) == rate
+    assert link_speed.bandwidth_between_sockets(replace(hgx(), texts={"/proc/cpuinfo": text})) == rate
 
 
 def test_nothing_here_drains_a_node() -> None:

@@ -12,16 +12,17 @@ from msgspec.structs import replace
 
 from fairlead.errors import DataError, UsageError
 from fairlead.model.facts import Missing, Node, Why
-from fairlead.topology import locality, plan, publish
-from fairlead.topology.bind import Plan, bind
-from fairlead.topology.devices import accelerators
+from fairlead.topology.binding import binding_plan, published_files
+from fairlead.topology.binding.node_binding import BindingPlan, plan_binding
+from fairlead.topology.distances import locality
+from fairlead.topology.distances.accelerators import accelerators
 from tests.topology.build import hgx
 from tests.topology.trees import NAMES
 from tests.topology.trees import node as node_of
 
 
 def numbers(text: str) -> set[int]:
-    mask = plan.parse_cpulist(text)
+    mask = binding_plan.parse_cpu_set(text)
     return {i for i in range(mask.bit_length()) if mask >> i & 1}
 
 
@@ -43,7 +44,7 @@ def by_facts(node: Node) -> dict[str, dict[int, int]]:
     return found
 
 
-def promises(node: Node, made: Plan, tasks: int, gpus: list[str], allowed: set[int]) -> None:
+def promises(node: Node, made: BindingPlan, tasks: int, gpus: list[str], allowed: set[int]) -> None:
     held = [numbers(t.cpus) for t in made.tasks]
     assert [t.rank for t in made.tasks] == list(range(tasks))
     assert all(held), "a task without CPUs"
@@ -67,7 +68,7 @@ def promises(node: Node, made: Plan, tasks: int, gpus: list[str], allowed: set[i
         assert where == "default" or int(where) in (memory & with_cpus if memory & with_cpus else with_cpus)
 
 
-def no_better(made: Plan, cost: dict[str, dict[int, int]], pieces: list[set[int]]) -> None:
+def no_better(made: BindingPlan, cost: dict[str, dict[int, int]], pieces: list[set[int]]) -> None:
     """No exchange of pieces between tasks, and none with a piece that lies idle, would lessen the summed distance.
 
     Pieces move along edges task -> task; a plan is the best one exactly when no round of moves has a negative sum.
@@ -110,8 +111,8 @@ def test_promises_on_a_machine_of_the_world(name: str, data: st.DataObject) -> N
     allowed = set(online) if whole else part
     threads = data.draw(st.sampled_from([None, 1, 2]), "threads")
     mask = sum(1 << c for c in allowed)
-    made = bind(node, tasks, gpus=gpus, allowed=None if whole else mask, threads_per_core=threads)
-    assert made == bind(node, tasks, gpus=gpus, allowed=None if whole else mask, threads_per_core=threads)
+    made = plan_binding(node, tasks, gpus=gpus, allowed=None if whole else mask, threads_per_core=threads)
+    assert made == plan_binding(node, tasks, gpus=gpus, allowed=None if whole else mask, threads_per_core=threads)
     siblings = {c.id: set(c.siblings) for c in node.cpus if c.online}
     pieces = []
     for cpu in sorted(allowed):
@@ -142,7 +143,7 @@ def test_least_distance_by_trying_all(sockets: int, cores: int, numa: list[int],
     online = locality.online(node)
     if tasks > len(online):
         return
-    made = bind(node, tasks)
+    made = plan_binding(node, tasks)
     cost = by_facts(node)
     each = len(online) // tasks
     hands = [t.gpus for t in made.tasks]
@@ -162,13 +163,13 @@ def test_least_distance_by_trying_all(sockets: int, cores: int, numa: list[int],
 def test_a_whole_node_is_bound_as_the_task_prolog_does(name: str) -> None:
     """The published plans and `fairlead bind` are one decision."""
     node = node_of(name)
-    for tasks, text in publish.render_plans(node).items():
-        assert [line.split("\t")[1] for line in text.splitlines()] == [t.cpus for t in bind(node, tasks).tasks]
+    for tasks, text in published_files.render_plans(node).items():
+        assert [line.split("\t")[1] for line in text.splitlines()] == [t.cpus for t in plan_binding(node, tasks).tasks]
 
 
 def test_every_gpu_has_its_part_of_the_near_cpus() -> None:
     """Two GPUs on one NUMA node of a quarter of the socket: each task gets half of the near cores, and far ones."""
-    made = bind(node_of("hgx-a100"), 8)
+    made = plan_binding(node_of("hgx-a100"), 8)
     near = {g.pci: set(locality.of_pci(node_of("hgx-a100"), g.pci).cpus) for g in accelerators(node_of("hgx-a100"))}
     assert [len(numbers(t.cpus) & near[t.gpus[0]]) for t in made.tasks] == [16] * 8
 
@@ -178,32 +179,32 @@ def test_gpus_are_chosen_by_index_address_or_uuid_in_the_order_given() -> None:
     pci = [g.pci for g in accelerators(node)]
     uuid = accelerators(node)[2].uuid
     assert isinstance(uuid, str)
-    assert [t.gpus for t in bind(node, 3, gpus=["5", pci[0], uuid]).tasks] == [(pci[5],), (pci[0],), (pci[2],)]
+    assert [t.gpus for t in plan_binding(node, 3, gpus=["5", pci[0], uuid]).tasks] == [(pci[5],), (pci[0],), (pci[2],)]
     for wrong in (["8"], ["0000:00:00.0"], ["3", "3"], [""]):
         with pytest.raises(UsageError):
-            bind(node, 1, gpus=wrong)
+            plan_binding(node, 1, gpus=wrong)
 
 
 def test_one_task_with_all_gpus_keeps_all_cpus() -> None:
-    made = bind(node_of("hgx-h100"), 1)
+    made = plan_binding(node_of("hgx-h100"), 1)
     assert (made.tasks[0].cpus, len(made.tasks[0].gpus), made.tasks[0].numa) == ("0-111", 8, (0, 1))
 
 
 def test_threads_of_a_core() -> None:
     node = node_of("lumi-g")
-    assert bind(node, 8, threads_per_core=1).tasks[0].cpus == "48-55"
-    assert bind(node, 8, threads_per_core=2).tasks[0].cpus == "48-55,112-119"
+    assert plan_binding(node, 8, threads_per_core=1).tasks[0].cpus == "48-55"
+    assert plan_binding(node, 8, threads_per_core=2).tasks[0].cpus == "48-55,112-119"
 
 
 def test_more_tasks_than_cpus_share_them_and_it_is_said() -> None:
-    made = bind(hgx(sockets=1, cores=2, gpus=1), 5)
+    made = plan_binding(hgx(sockets=1, cores=2, gpus=1), 5)
     assert sorted(t.cpus for t in made.tasks) == ["0", "0", "0", "1", "1"]
     assert made.notes == ("5 tasks on 2 CPUs: tasks share CPUs",)
 
 
 def test_unknown_places_are_split_evenly_and_it_is_said() -> None:
     node = hgx(gpus=4, numa=[-1, -1, -1, -1])
-    made = bind(node, 4)
+    made = plan_binding(node, 4)
     assert [t.cpus for t in made.tasks] == ["0-27", "28-55", "56-83", "84-111"]
     (note,) = made.notes
     assert "the kernel does not say on which NUMA node it is" in note
@@ -212,27 +213,27 @@ def test_unknown_places_are_split_evenly_and_it_is_said() -> None:
 
 
 def test_memory_is_preferred_where_the_gpu_is_and_never_in_the_gpu() -> None:
-    made = bind(node_of("alps-gh200"), 4)
+    made = plan_binding(node_of("alps-gh200"), 4)
     assert [t.memory for t in made.tasks] == ["preferred:0", "preferred:1", "preferred:2", "preferred:3"]
-    assert [t.memory for t in bind(node_of("juwels-booster"), 4).tasks] == [f"preferred:{n}" for n in (3, 1, 7, 5)]
+    assert [t.memory for t in plan_binding(node_of("juwels-booster"), 4).tasks] == [f"preferred:{n}" for n in (3, 1, 7, 5)]
 
 
 def test_a_node_without_memory_is_not_preferred() -> None:
     node = hgx(sockets=1, cores=8, numa_per_socket=2, gpus=2)
     empty = replace(node, numa=(replace(node.numa[0], memory_bytes=0), node.numa[1]))
-    assert [t.memory for t in bind(empty, 2).tasks] == ["preferred:1", "preferred:1"]
+    assert [t.memory for t in plan_binding(empty, 2).tasks] == ["preferred:1", "preferred:1"]
 
 
 def test_impossible_wishes() -> None:
     node = hgx()
     for tasks, allowed, threads in ((0, None, None), (5000, None, None), (1, 1 << 500, None), (1, None, 0)):
         with pytest.raises(UsageError):
-            bind(node, tasks, allowed=allowed, threads_per_core=threads)
+            plan_binding(node, tasks, allowed=allowed, threads_per_core=threads)
     with pytest.raises(DataError):
-        bind(replace(node, cpus=(), numa=()), 1)
-    assert bind(node, 1, allowed=1 | 1 << 500).notes == ("CPUs 500 are not online: left out",)
+        plan_binding(replace(node, cpus=(), numa=()), 1)
+    assert plan_binding(node, 1, allowed=1 | 1 << 500).notes == ("CPUs 500 are not online: left out",)
 
 
 def test_a_node_whose_driver_does_not_answer_keeps_its_gpus() -> None:
     silent = replace(node_of("hgx-h100"), gpus=Missing(Why.UNREADABLE, "NVML does not answer"))
-    assert [t.cpus for t in bind(silent, 8).tasks] == [t.cpus for t in bind(node_of("hgx-h100"), 8).tasks]
+    assert [t.cpus for t in plan_binding(silent, 8).tasks] == [t.cpus for t in plan_binding(node_of("hgx-h100"), 8).tasks]

@@ -13,12 +13,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError
-from fairlead.topology import cliques, lldp
-from fairlead.topology.fabric import Fabric, Rule, attach, switch_names
-from fairlead.topology.ibnetdiscover import parse, refuse_cut
-from fairlead.topology.nodelist import expand, fold, in_order
-from fairlead.topology.topology_file import named_nodes, render_conf, render_yaml
-from fairlead.topology.units import Tree, blocks, tree, unit_blocks
+from fairlead.model.nodelist import expand, fold, in_order
+from fairlead.slurm_config.topology_conf import named_nodes, render_conf, render_yaml
+from fairlead.topology.fabric import lldp, nvlink_domains
+from fairlead.topology.fabric.ibnetdiscover import parse, refuse_cut
+from fairlead.topology.fabric.scalable_units import SwitchTree, blocks, switch_tree, unit_blocks
+from fairlead.topology.fabric.switch_fabric import AdapterRule, Fabric, attach, switch_names
 from tests.topology.fabrics import Made, rails
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/ibnetdiscover"
@@ -62,10 +62,10 @@ def test_a_dump_becomes_the_same_fabric_in_either_format(made: Made, shuffle: ra
 @given(fabrics(), st.randoms(use_true_random=False))
 def test_no_node_is_lost_and_the_order_of_lines_does_not_matter(made: Made, shuffle: random.Random) -> None:
     first, second = (parse(text) for text in (made.dump(), made.dump(shuffle)))
-    attached = attach(first, Rule())
+    attached = attach(first, AdapterRule())
     hosts = {words.split()[0] for words in made.adapters.values()}
     assert set(attached.nodes) == hosts
-    shown = tree(first, attached)
+    shown = switch_tree(first, attached)
     at_leaves = [node for switch in shown.switches for node in switch.nodes]
     assert sorted(at_leaves) == sorted(hosts)
     below = [name for switch in shown.switches for name in switch.switches]
@@ -73,10 +73,10 @@ def test_no_node_is_lost_and_the_order_of_lines_does_not_matter(made: Made, shuf
     named = [switch.name for switch in shown.switches]
     assert len(named) == len(set(named)) and set(below) <= set(named) and all(len(name) <= 64 for name in named)
     assert named_nodes(render_conf(shown)) == hosts == named_nodes(render_yaml({"fabric": shown}))
-    assert render_conf(tree(second, attach(second, Rule()))) == render_conf(shown)
+    assert render_conf(switch_tree(second, attach(second, AdapterRule()))) == render_conf(shown)
     made_blocks = unit_blocks(first, attached)
     assert made_blocks.nodes() == hosts and min(len(b.nodes) for b in made_blocks.blocks) == made_blocks.sizes[0]
-    assert render_conf(unit_blocks(second, attach(second, Rule()))) == render_conf(made_blocks)
+    assert render_conf(unit_blocks(second, attach(second, AdapterRule()))) == render_conf(made_blocks)
 
 
 @FEW
@@ -85,7 +85,7 @@ def test_what_the_fabric_joins_the_tree_joins_and_nothing_else(made: Made) -> No
     fabric = parse(made.dump())
     pairs = fabric.between_switches()
     assume(pairs)
-    shown = tree(fabric, attach(fabric, Rule()))
+    shown = switch_tree(fabric, attach(fabric, AdapterRule()))
     parent = {child: switch.name for switch in shown.switches for child in switch.switches}
 
     def root(name: str) -> str:
@@ -93,7 +93,7 @@ def test_what_the_fabric_joins_the_tree_joins_and_nothing_else(made: Made) -> No
 
     leaf_of = {node: switch.name for switch in shown.switches for node in switch.nodes}
     reach = {switch: {switch} for switch in fabric.switches}
-    hung = attach(fabric, Rule()).nodes
+    hung = attach(fabric, AdapterRule()).nodes
     for a, b in [*pairs, *((min(s), other) for s in hung.values() for other in s)]:  # a node joins its leaves
         both = reach[a] | reach[b]
         reach.update(dict.fromkeys(both, both))
@@ -104,13 +104,13 @@ def test_what_the_fabric_joins_the_tree_joins_and_nothing_else(made: Made) -> No
 
 def test_rails_collapse_into_units_and_aggregation_nodes_are_no_hosts() -> None:
     fabric = parse(rails().dump())
-    shown = tree(fabric, attach(fabric, Rule()))
+    shown = switch_tree(fabric, attach(fabric, AdapterRule()))
     assert render_conf(shown) == (
         "SwitchName=su-leaf1-1 Nodes=n[1-4]\nSwitchName=su-leaf2-1 Nodes=n[5-8]\nSwitchName=fabric Switches=su-leaf[1-2]-1\n"
     ).replace("su-leaf[1-2]-1", "su-leaf1-1,su-leaf2-1")
     assert shown.notes == ()
     assert shown.switches[0].real == tuple(f"leaf1-{rail}" for rail in range(1, 5))
-    assert render_conf(unit_blocks(fabric, attach(fabric, Rule()))) == (
+    assert render_conf(unit_blocks(fabric, attach(fabric, AdapterRule()))) == (
         "BlockName=su-leaf1-1 Nodes=n[1-4]\nBlockName=su-leaf2-1 Nodes=n[5-8]\nBlockSizes=4,8\n"
     )
     assert render_yaml({"fabric": shown}) == (
@@ -128,7 +128,7 @@ def test_a_node_with_a_dead_or_a_wrong_rail_stays_in_its_unit_and_is_named() -> 
     made.links = [link for link in made.links if dead not in (link[0][0], link[1][0]) and wrong not in (link[0][0], link[1][0])]
     made.link(leaf, wrong)
     fabric = parse(made.dump())
-    shown = tree(fabric, attach(fabric, Rule()))
+    shown = switch_tree(fabric, attach(fabric, AdapterRule()))
     assert [switch.nodes for switch in shown.switches[:2]] == [("n1", "n2", "n3", "n4"), ("n5", "n6", "n7", "n8")]
     assert set(shown.notes) == {
         "n2 lacks 1 of the 4 leaves of its unit",
@@ -143,10 +143,10 @@ def test_shared_storage_leaves_do_not_merge_the_units() -> None:
         made.link(storage, made.adapter(f"n{number} mlx5_9"))
     made.link(storage, next(iter(made.switches)))
     fabric = parse(made.dump())
-    assert [s.nodes for s in tree(fabric, attach(fabric, Rule())).switches if s.nodes] == [
+    assert [s.nodes for s in switch_tree(fabric, attach(fabric, AdapterRule())).switches if s.nodes] == [
         tuple(f"n{n}" for n in range(first, first + 4)) for first in (1, 5, 9)
     ]
-    one_rail = attach(fabric, Rule(ports=re.compile("mlx5_[0-3]")))
+    one_rail = attach(fabric, AdapterRule(ports=re.compile("mlx5_[0-3]")))
     assert all(len(leaves) == 4 for leaves in one_rail.nodes.values())
 
 
@@ -164,7 +164,7 @@ def test_pods_get_a_level_of_their_own_and_separate_fabrics_stay_apart() -> None
             for core in cores:
                 made.link(spine, core)
     fabric = parse(made.dump())
-    shown = tree(fabric, attach(fabric, Rule()))
+    shown = switch_tree(fabric, attach(fabric, AdapterRule()))
     assert render_conf(shown).splitlines()[4:] == [
         "SwitchName=pod-a-leaf1 Switches=a-leaf[1-2]",
         "SwitchName=pod-b-leaf1 Switches=b-leaf[1-2]",
@@ -172,7 +172,7 @@ def test_pods_get_a_level_of_their_own_and_separate_fabrics_stay_apart() -> None
     ]
     made.links = [link for link in made.links if not {link[0][0], link[1][0]} & set(cores)]
     fabric = parse(made.dump())
-    apart = tree(fabric, attach(fabric, Rule()))
+    apart = switch_tree(fabric, attach(fabric, AdapterRule()))
     assert "fabric" not in render_conf(apart)
     assert apart.notes == ("2 parts of the fabric are not joined: no job can span them (pod-a-leaf1, pod-b-leaf1)",)
 
@@ -197,10 +197,12 @@ def test_which_hosts_are_nodes() -> None:
         made.link(leaf, made.adapter(words))
     fabric = parse(made.dump())
     unset = next(guid for guid, words in made.adapters.items() if words.startswith("localhost"))
-    rule = Rule(known=frozenset({"n1", "n2", "n3", "n4"}), rename={unset: "n3", "MT4129 ConnectX7   Mellanox Technologies": "n4"})
+    rule = AdapterRule(
+        known=frozenset({"n1", "n2", "n3", "n4"}), rename={unset: "n3", "MT4129 ConnectX7   Mellanox Technologies": "n4"}
+    )
     found = attach(fabric, rule)
     assert set(found.nodes) == {"n1", "n2", "n3", "n4"} and found.others == ("ufm1",) and found.unnamed == {}
-    free = attach(fabric, Rule(running=frozenset({"n1"})))
+    free = attach(fabric, AdapterRule(running=frozenset({"n1"})))
     assert set(free.nodes) == {"n1", "n2", "ufm1"}
     assert free.unnamed == {"MT4129 ConnectX7   Mellanox Technologies": 1, "localhost HCA-1": 1}
 
@@ -244,9 +246,9 @@ def test_real_dumps_parse(name: str) -> None:
     if not (DATA / name).exists():
         pytest.skip(f"{DATA}: no InfiniBand dumps here")
     fabric = parse((DATA / name).read_text(), name)
-    attached = attach(fabric, Rule())
+    attached = attach(fabric, AdapterRule())
     assert not any("Aggregation" in node for node in attached.nodes)
-    assert tree(fabric, attached).nodes() == frozenset(attached.nodes)
+    assert switch_tree(fabric, attached).nodes() == frozenset(attached.nodes)
     assert fabric.switches or not fabric.links
 
 
@@ -255,7 +257,7 @@ def test_a_real_rail_fabric_becomes_its_units() -> None:
         pytest.skip(f"{DATA}: no InfiniBand dumps here")
     fabric = parse((DATA / "topograph_example.ibnetdiscover").read_text())
     refuse_cut(fabric)
-    shown = tree(fabric, attach(fabric, Rule()))
+    shown = switch_tree(fabric, attach(fabric, AdapterRule()))
     assert [len(s.nodes) for s in shown.switches] == [10, 11, 18, 17, 18, 15, 16, 15, 0]
     assert all(len({node.rsplit("-", 1)[0] for node in s.nodes if "dgx" in node}) == 1 for s in shown.switches[:-1])
     assert shown.switches[-1].real == tuple(f"{row}10-P1-IBSPINE-{n:02}" for row, n in [*(("A", n) for n in (1, 2, 3, 4)),
@@ -305,18 +307,18 @@ def test_lldp_of_nodes_and_switches() -> None:
         {"lldp": {"interface": [heard("swp1", "n1", "ens1", "Station"), heard("swp50", "spine1", "swp1", "Bridge")]}}
     )
     nodes_only = lldp.parse({"n1": one, "n2": two, "n3": json0})
-    assert attach(nodes_only, Rule()).nodes == {
+    assert attach(nodes_only, AdapterRule()).nodes == {
         "n1": frozenset({"leaf1"}),
         "n2": frozenset({"leaf1", "leaf2"}),
         "n3": frozenset({"leaf3"}),
     }
-    shown = tree(nodes_only, attach(nodes_only, Rule()))
+    shown = switch_tree(nodes_only, attach(nodes_only, AdapterRule()))
     assert shown.nodes() == {"n1", "n2", "n3"} and "no link between switches" in shown.notes[-1]
     assert len({s.name for s in shown.switches if s.switches}) == 1
     up = json.dumps({"lldp": {"interface": heard("swp50", "spine1", "swp2", "Bridge")}})
     to_leaf2 = json.dumps({"lldp": {"interface": heard("ens1", "leaf2", "swp1", "Bridge")}})
     more = lldp.parse({"n1": one, "leaf1": leaf, "leaf2": up, "n2": to_leaf2})
-    assert render_conf(tree(more, attach(more, Rule()))) == (
+    assert render_conf(switch_tree(more, attach(more, AdapterRule()))) == (
         "SwitchName=leaf1 Nodes=n1\nSwitchName=leaf2 Nodes=n2\nSwitchName=spine1 Switches=leaf[1-2]\n"
     )
 
@@ -351,7 +353,7 @@ def test_cliques_become_blocks() -> None:
     text = "".join(NVSMI.format(node=f"gb{n:02}", clique=1, uuid=RACKS[n > 18]) for n in range(1, 36)) + NVSMI.format(
         node="h1", clique=0, uuid="00000000-0000-0000-0000-000000000000"
     )
-    groups, outside = cliques.groups(cliques.parse_nvsmi(text, "cliques"))
+    groups, outside = nvlink_domains.groups(nvlink_domains.parse_nvsmi(text, "cliques"))
     assert outside == ("h1",)
     assert render_conf(blocks(groups)) == (
         "BlockName=nvl-3fbfc98b-1 Nodes=gb[01-18]\nBlockName=nvl-8a1c77d0-1 Nodes=gb[19-35]\nBlockSizes=17,34\n"
@@ -361,14 +363,14 @@ def test_cliques_become_blocks() -> None:
     with pytest.raises(ValueError, match="power of two"):
         blocks(groups, (17, 51))
     with pytest.raises(DataError, match="cut off"):
-        cliques.parse_nvsmi(text[: text.rindex("h1:")], "cliques")
+        nvlink_domains.parse_nvsmi(text[: text.rindex("h1:")], "cliques")
     both = {"gb01": frozenset({(RACKS[0].replace("-", ""), 1), (RACKS[1].replace("-", ""), 1)})}
     with pytest.raises(DataError, match="gb01: its GPUs are in 2 NVLink domains"):
-        cliques.groups(both)
+        nvlink_domains.groups(both)
 
 
 def test_a_tree_without_nodes_is_none() -> None:
-    assert isinstance(tree(expected(Made()), attach(expected(Made()), Rule())), Tree)
+    assert isinstance(switch_tree(expected(Made()), attach(expected(Made()), AdapterRule())), SwitchTree)
 
 
 def test_a_real_nvidia_smi_of_a_node_without_such_a_domain() -> None:
@@ -376,5 +378,5 @@ def test_a_real_nvidia_smi_of_a_node_without_such_a_domain() -> None:
     if not sample.exists():
         pytest.skip(f"{sample}: no sample of nvidia-smi -q here")
     lines = "".join(f"h1: {line}\n" for line in sample.read_text(errors="replace").splitlines())
-    assert cliques.parse_nvsmi(lines, "sample") == {"h1": frozenset()}
-    assert cliques.groups({"h1": frozenset()}) == ({}, ("h1",))
+    assert nvlink_domains.parse_nvsmi(lines, "sample") == {"h1": frozenset()}
+    assert nvlink_domains.groups({"h1": frozenset()}) == ({}, ("h1",))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.topology import plan
-from fairlead.topology.bind import bind
-from fairlead.topology.devices import accelerators
+from fairlead.topology.binding import binding_plan
+from fairlead.topology.binding.node_binding import plan_binding
+from fairlead.topology.distances.accelerators import accelerators
 from tests.topology.trees import node as node_of
 
 
@@ -15,7 +15,7 @@ def masks(text: str) -> list[int]:
 
 
 def bound(name: str, tasks: int, **more: object) -> list[int]:
-    return [plan.parse_cpulist(t.cpus) for t in bind(node_of(name), tasks, **more).tasks]  # type: ignore[arg-type]
+    return [binding_plan.parse_cpu_set(t.cpus) for t in plan_binding(node_of(name), tasks, **more).tasks]  # type: ignore[arg-type]
 
 
 def test_lumi_g() -> None:
@@ -35,12 +35,12 @@ def test_frontier_and_crusher() -> None:
     """https://docs.olcf.ornl.gov/systems/frontier_user_guide.html: cores 0-7 belong to GCD 4, 8-15 to 5, 16-23 to 2, 24-31
     to 3, 32-39 to 6, 40-47 to 7, 48-55 to 0, 56-63 to 1; one task a GCD, with both hardware threads or one."""
     published = ["48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47"]
-    assert [t.cpus for t in bind(node_of("lumi-g"), 8, threads_per_core=1).tasks] == published
+    assert [t.cpus for t in plan_binding(node_of("lumi-g"), 8, threads_per_core=1).tasks] == published
     both = [f"{c},{int(c.split('-')[0]) + 64}-{int(c.split('-')[1]) + 64}" for c in published]
-    assert [t.cpus for t in bind(node_of("lumi-g"), 8).tasks] == both
-    assert [t.nics for t in bind(node_of("lumi-g"), 8).tasks] == [(f"hsn{i // 2}",) for i in range(8)]
+    assert [t.cpus for t in plan_binding(node_of("lumi-g"), 8).tasks] == both
+    assert [t.nics for t in plan_binding(node_of("lumi-g"), 8).tasks] == [(f"hsn{i // 2}",) for i in range(8)]
     # Four tasks with a whole MI250X each: its NUMA node.
-    assert [t.numa for t in bind(node_of("lumi-g"), 4).tasks] == [(3,), (1,), (0,), (2,)]
+    assert [t.numa for t in plan_binding(node_of("lumi-g"), 4).tasks] == [(3,), (1,), (0,), (2,)]
 
 
 def test_juwels_booster() -> None:
@@ -52,9 +52,9 @@ def test_juwels_booster() -> None:
     # With the domains that have GPUs allocated, each task gets exactly its GPU's.
     assert bound("juwels-booster", 4, allowed=sum(cpus[n] for n in near)) == [cpus[n] for n in near]
     # On the whole node every task has all of its GPU's domain, and as much again of the same socket.
-    made = bind(node, 4)
+    made = plan_binding(node, 4)
     for task, numa in zip(made.tasks, near, strict=True):
-        mine = plan.parse_cpulist(task.cpus)
+        mine = binding_plan.parse_cpu_set(task.cpus)
         assert mine & cpus[numa] == cpus[numa]
         assert (mine.bit_count(), task.memory) == (24, f"preferred:{numa}")
         assert {n // 4 for n in task.numa} == {numa // 4}
@@ -65,14 +65,14 @@ def test_juwels_booster() -> None:
 def test_alps(name: str) -> None:
     """https://docs.cscs.ch/running/slurm/: one rank for each of four superchips: its 72 cores, its memory, its NIC. The 32
     NUMA nodes of GPU memory, which the site's wrapper has to hide from hwloc, take no part."""
-    made = bind(node_of(name), 4)
+    made = plan_binding(node_of(name), 4)
     assert [t.cpus for t in made.tasks] == ["0-71", "72-143", "144-215", "216-287"]
     assert [t.numa for t in made.tasks] == [(0,), (1,), (2,), (3,)]
     assert [t.memory for t in made.tasks] == [f"preferred:{n}" for n in range(4)]
     assert made.distance == 0
     assert [len(t.nics) for t in made.tasks] == [1, 1, 1, 1]
     # Several ranks a GPU (MPS): all of one GPU's ranks on its superchip.
-    for task in bind(node_of(name), 8).tasks:
+    for task in plan_binding(node_of(name), 8).tasks:
         assert task.numa == (task.rank % 4,)
 
 
@@ -81,7 +81,7 @@ def test_marenostrum_5() -> None:
     map_cpu:0,20,40,60 on two sockets of 40 cores: the first cores of even shares."""
     from tests.topology.build import hgx
 
-    made = bind(hgx(sockets=2, cores=40, gpus=4), 4)
+    made = plan_binding(hgx(sockets=2, cores=40, gpus=4), 4)
     assert [t.cpus.split("-")[0] for t in made.tasks] == ["0", "20", "40", "60"]
 
 

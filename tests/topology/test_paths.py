@@ -11,9 +11,9 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node, NvLink, PciDevice, Why
 from fairlead.model.finding import Level
-from fairlead.topology import paths
-from fairlead.topology.audit import audit
-from fairlead.topology.report import matrix, report
+from fairlead.topology.audit.layout_audit import audit
+from fairlead.topology.distances import path_classes
+from fairlead.topology.picture.machine_report import matrix, report
 from tests.lab.pcitree import put
 from tests.lab.sites import write_site
 from tests.topology.build import gpu, hgx, link
@@ -56,31 +56,31 @@ SWITCH = f"pci0000:10 {RP} {UP}"
 )
 def test_classes(a: tuple[str, int, str], b: tuple[str, int, str], nccl: str, smi: str) -> None:
     node = tree(a, b)
-    assert paths.nccl(node, a[0], b[0]) == paths.nccl(node, b[0], a[0]) == nccl
-    assert paths.smi(node, a[0], b[0]) == paths.smi(node, b[0], a[0]) == smi
-    assert (paths.nccl(node, a[0], a[0]), paths.smi(node, a[0], a[0])) == ("LOC", "X")
+    assert path_classes.nccl(node, a[0], b[0]) == path_classes.nccl(node, b[0], a[0]) == nccl
+    assert path_classes.smi(node, a[0], b[0]) == path_classes.smi(node, b[0], a[0]) == smi
+    assert (path_classes.nccl(node, a[0], a[0]), path_classes.smi(node, a[0], a[0])) == ("LOC", "X")
 
 
 def test_the_numa_node_is_that_of_the_switch_above() -> None:
     """NCCL asks the last PCI node on the way up: a switch whose node differs from its GPU's decides."""
     node = tree((A, 0, f"{SWITCH} {D1}"), (B, 0, "pci0000:80 0000:80:01.0"), (UP, 1, f"pci0000:10 {RP}"))
-    assert paths.nccl(node, A, B) == "SYS"
+    assert path_classes.nccl(node, A, B) == "SYS"
 
 
 def test_a_device_that_nobody_described() -> None:
-    assert paths.nccl(tree(), A, B) == "DIS"
-    assert paths.smi(tree(), A, B) == "SYS"
+    assert path_classes.nccl(tree(), A, B) == "DIS"
+    assert path_classes.smi(tree(), A, B) == "SYS"
 
 
 def test_nvlink() -> None:
     node = hgx(gpus=4)
     assert not isinstance(node.gpus, Missing)
     a, b, c, _ = node.gpus
-    assert (paths.nccl_gpus(node, a, b, node.gpus), paths.smi_gpus(node, a, b)) == ("NVL", "NV18")
+    assert (path_classes.nccl_gpus(node, a, b, node.gpus), path_classes.smi_gpus(node, a, b)) == ("NVL", "NV18")
     fallen = replace(b, nvlinks=tuple(NvLink(link=i, active=False, remote="switch") for i in range(18)))
-    assert (paths.nccl_gpus(node, a, fallen, node.gpus), paths.smi_gpus(node, a, fallen)) == ("PHB", "NODE")
+    assert (path_classes.nccl_gpus(node, a, fallen, node.gpus), path_classes.smi_gpus(node, a, fallen)) == ("PHB", "NODE")
     unread = replace(b, nvlinks=Missing(Why.UNREADABLE, "no answer"))
-    assert paths.smi_gpus(node, a, unread) == "NODE"
+    assert path_classes.smi_gpus(node, a, unread) == "NODE"
 
     def wired(card: object, *peers: str) -> tuple[NvLink, ...]:
         return tuple(NvLink(link=i, active=True, remote=p) for i, p in enumerate(peers))
@@ -90,8 +90,8 @@ def test_nvlink() -> None:
         replace(b, nvlinks=wired(b, a.pci, a.pci, c.pci)),
         replace(c, nvlinks=wired(c, b.pci)),
     )
-    assert paths.smi_gpus(node, a2, b2) == "NV2"
-    assert paths.nccl_gpus(node, a2, c2, (a2, b2, c2)) == "NVB"
+    assert path_classes.smi_gpus(node, a2, b2) == "NV2"
+    assert path_classes.nccl_gpus(node, a2, c2, (a2, b2, c2)) == "NVB"
 
 
 def test_report_has_the_published_shape() -> None:
@@ -204,7 +204,7 @@ def test_amds_links(tmp_path: Path) -> None:
     ):  # fmt: skip
         text = f"type {kind}\nnode_from {own}\nnode_to {other}\nweight 15\nmax_bandwidth {bandwidth}"
         put(nodes / f"{own}/io_links/{number}/properties", text)
-    classes = paths.Classes(gather(Root(str(tree)), None))
+    classes = path_classes.PathClasses(gather(Root(str(tree)), None))
     assert classes.smi("0000:c1:00.0", "0000:c6:00.0") == "XGMI4"
     assert classes.nccl("0000:c1:00.0", "0000:c6:00.0") == "NVL"
     assert classes.smi("0000:c1:00.0", "0000:c9:00.0") == "XGMI1"

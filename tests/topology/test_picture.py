@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.model.facts import Missing, Node
-from fairlead.topology.audit import audit
-from fairlead.topology.picture import RED, draw, fit, text_width
-from fairlead.topology.picture_layout import layout
-from fairlead.topology.scene import Scene
+from fairlead.topology.audit.layout_audit import audit
+from fairlead.topology.audit.machine_view import MachineView
+from fairlead.topology.picture.machine_svg import RED, draw, fit, text_width
+from fairlead.topology.picture.svg_layout import layout
 from tests.topology.build import hgx, link
 from tests.topology.trees import NAMES
 from tests.topology.trees import node as node_of
@@ -32,23 +32,23 @@ def test_a_machine_of_the_world(name: str) -> None:
     assert {e.tag.removeprefix(SVG) for e in root.iter()} <= {"svg", "title", "rect", "path", "text", "circle"}
     assert not re.search(r"script|href|on[a-z]+=|<!ENTITY|style", svg)
     wide, high = float(root.get("width", "0")), float(root.get("height", "0"))
-    scene = Scene(node)
+    view = MachineView(node)
     text = words(svg)
-    for gpu in scene.gpus:
+    for gpu in view.gpus:
         assert f"GPU{gpu.index}" in text
         assert gpu.pci in text
     for number in {f"NUMA {n.id}" for n in node.numa if set(n.cpus) & {c.id for c in node.cpus if c.online}}:
         assert number in text
-    plan = layout(scene)
-    spots = plan.spots()
-    for spot in spots:
-        assert spot.x - spot.wide / 2 >= 0 and spot.x + spot.wide / 2 <= wide
-        assert spot.y < high
-    for i, a in enumerate(spots):
-        for b in spots[i + 1 :]:
+    drawn = layout(view)
+    boxes = drawn.boxes()
+    for box in boxes:
+        assert box.x - box.wide / 2 >= 0 and box.x + box.wide / 2 <= wide
+        assert box.y < high
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
             apart = abs(a.y - b.y) >= 44 or abs(a.x - b.x) >= (a.wide + b.wide) / 2 + 2
             assert apart, (a.address, b.address)
-    for a, b in zip(plan.places, plan.places[1:], strict=False):
+    for a, b in zip(drawn.numa_boxes, drawn.numa_boxes[1:], strict=False):
         assert a.x + a.wide < b.x
     assert_texts_fit(root)
 

@@ -11,29 +11,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.topology import plan, publish, transport
-from fairlead.topology.plan import Core, Doubt, Machine, Place
+from fairlead.topology.binding import binding_plan, published_files, transport
+from fairlead.topology.binding.binding_plan import Core, Doubt, GpuLocation, Machine
 from tests.topology.build import hgx
 
 
 def spread(masks: list[int]) -> list[str]:
-    return [plan.format_cpulist(m) for m in masks]
+    return [binding_plan.format_cpu_set(m) for m in masks]
 
 
 def block(first: int, count: int) -> int:
     return ((1 << count) - 1) << first
 
 
-def total(machine: Machine, masks: list[int], gpus: list[Place]) -> int:
-    return sum(plan.distance(machine, m, g) for m, g in zip(masks, plan.deal_gpus(gpus, len(masks)), strict=True))
+def total(machine: Machine, masks: list[int], gpus: list[GpuLocation]) -> int:
+    return sum(
+        binding_plan.distance(machine, m, g) for m, g in zip(masks, binding_plan.assign_gpus(gpus, len(masks)), strict=True)
+    )
 
 
 def test_slurms_cyclic_default_is_put_right() -> None:
     """8 tasks of 14 cores dealt in turn over two sockets: afterwards each is on its GPU's socket, the shares the same. Four
     of them were there already, and have kept their own."""
-    machine = publish.machine(hgx())
+    machine = published_files.planner_machine(hgx())
     cyclic = [block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)]
-    made = plan.permute(machine, cyclic, machine.gpus, machine.online)
+    made = binding_plan.permute_cpu_sets(machine, cyclic, machine.gpus, machine.online)
     assert spread(made) == ["0-13", "28-41", "14-27", "42-55", "56-69", "84-97", "70-83", "98-111"]
     assert [i for i, mask in enumerate(made) if mask == cyclic[i]] == [0, 2, 5, 7]
     assert set(made) == set(cyclic)
@@ -41,41 +43,41 @@ def test_slurms_cyclic_default_is_put_right() -> None:
 
 
 def test_what_is_right_is_left_alone() -> None:
-    machine = publish.machine(hgx())
+    machine = published_files.planner_machine(hgx())
     right = [block(i * 14, 14) for i in (1, 0, 3, 2, 5, 4, 7, 6)]
-    assert plan.permute(machine, right, machine.gpus, machine.online) is right
+    assert binding_plan.permute_cpu_sets(machine, right, machine.gpus, machine.online) is right
 
 
 def test_hardware_threads_stay_with_their_core() -> None:
-    machine = publish.machine(hgx(threads=2))
+    machine = published_files.planner_machine(hgx(threads=2))
     cyclic = [sum(block((i // 2) * 14 + (i % 2) * 56 + 112 * t, 14) for t in (0, 1)) for i in range(8)]
-    made = plan.permute(machine, cyclic, machine.gpus, machine.online)
+    made = binding_plan.permute_cpu_sets(machine, cyclic, machine.gpus, machine.online)
     assert spread(made)[0] == "0-13,112-125"
     assert {m.bit_count() for m in made} == {28}
-    assert all(plan.physical(machine, m) == 14 for m in made)
+    assert all(binding_plan.count_cores(machine, m) == 14 for m in made)
 
 
 def test_one_thread_a_core_stays_so() -> None:
-    machine = publish.machine(hgx(threads=2))
+    machine = published_files.planner_machine(hgx(threads=2))
     cyclic = [block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)]
-    made = plan.permute(machine, cyclic, machine.gpus, machine.online)
-    assert all(plan.physical(machine, m) == m.bit_count() == 14 for m in made)
+    made = binding_plan.permute_cpu_sets(machine, cyclic, machine.gpus, machine.online)
+    assert all(binding_plan.count_cores(machine, m) == m.bit_count() == 14 for m in made)
 
 
 def test_tasks_that_split_a_core_swap_whole_shares() -> None:
-    machine = publish.machine(hgx(sockets=2, cores=2, threads=2, gpus=2))
+    machine = published_files.planner_machine(hgx(sockets=2, cores=2, threads=2, gpus=2))
     # Tasks 0 and 1 each have one thread of core 2 (socket 1), tasks 2 and 3 one thread of core 0.
     masks = [1 << 2, 1 << 6, 1 << 0, 1 << 4]
-    made = plan.permute(machine, masks, machine.gpus, machine.online)
+    made = binding_plan.permute_cpu_sets(machine, masks, machine.gpus, machine.online)
     assert sorted(made) == sorted(masks)
     assert total(machine, made, machine.gpus) == 0
 
 
 def test_part_of_a_node_keeps_within_its_cpus() -> None:
-    machine = publish.machine(hgx())
+    machine = published_files.planner_machine(hgx())
     gpus = [g for g in machine.gpus if g.index in {3, 4}]
     masks = [block(60, 4), block(50, 4)]
-    made = plan.permute(machine, masks, gpus, block(50, 4) | block(60, 4))
+    made = binding_plan.permute_cpu_sets(machine, masks, gpus, block(50, 4) | block(60, 4))
     assert made == [block(50, 4), block(60, 4)]
 
 
@@ -89,41 +91,41 @@ def test_part_of_a_node_keeps_within_its_cpus() -> None:
     ],
 )
 def test_doubt_leaves_slurms_masks(masks: list[int], allowed: int) -> None:
-    machine = publish.machine(hgx())
+    machine = published_files.planner_machine(hgx())
     with pytest.raises(Doubt):
-        plan.permute(machine, masks, machine.gpus, machine.online if allowed < 0 else allowed)
+        binding_plan.permute_cpu_sets(machine, masks, machine.gpus, machine.online if allowed < 0 else allowed)
 
 
 def test_unknown_place_of_a_gpu_is_a_doubt() -> None:
-    machine = publish.machine(hgx(gpus=2, numa=[-1, -1]))
+    machine = published_files.planner_machine(hgx(gpus=2, numa=[-1, -1]))
     with pytest.raises(Doubt):
-        plan.permute(machine, [1, 2], machine.gpus, machine.online)
-    assert publish.render_plans(hgx(gpus=2, numa=[-1, -1])) == {}
+        binding_plan.permute_cpu_sets(machine, [1, 2], machine.gpus, machine.online)
+    assert published_files.render_plans(hgx(gpus=2, numa=[-1, -1])) == {}
 
 
 @pytest.mark.parametrize("text", ["", "0-", "-1", "3-1", "a", "0,,1", "1-2-3", "9" * 30, "٣", "0 1"])
 def test_cpulist_garbage(text: str) -> None:
     with pytest.raises(Doubt):
-        plan.parse_cpulist(text)
+        binding_plan.parse_cpu_set(text)
 
 
 @pytest.mark.parametrize("text", ["", "0x", "0xg", "0x1,", "0x-1", "0x 1", "0x" + "f" * 3000, "1_0"])
 def test_mask_garbage(text: str) -> None:
     with pytest.raises(Doubt):
-        plan.parse_masks(text)
+        binding_plan.parse_masks(text)
 
 
 @given(st.sets(st.integers(0, 600), min_size=1))
 def test_cpulists_come_back(cpus: set[int]) -> None:
     mask = sum(1 << c for c in cpus)
-    assert plan.parse_cpulist(plan.format_cpulist(mask)) == mask
-    assert plan.parse_masks(f"0x{mask:X},{mask:x}") == [mask, mask]
+    assert binding_plan.parse_cpu_set(binding_plan.format_cpu_set(mask)) == mask
+    assert binding_plan.parse_masks(f"0x{mask:X},{mask:x}") == [mask, mask]
 
 
 @given(st.integers(1, 12), st.integers(1, 24))
 def test_gpus_are_dealt_in_order(count: int, tasks: int) -> None:
-    gpus = [Place(i, "", 0, 1) for i in range(count)]
-    hands = plan.deal_gpus(gpus, tasks)
+    gpus = [GpuLocation(i, "", 0, 1) for i in range(count)]
+    hands = binding_plan.assign_gpus(gpus, tasks)
     dealt = [g.index for hand in hands for g in hand]
     assert len(hands) == tasks
     assert all(hands)
@@ -137,7 +139,7 @@ def test_gpus_are_dealt_in_order(count: int, tasks: int) -> None:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[Machine, list[int], list[Place]]:
+def steps(draw: st.DrawFn) -> tuple[Machine, list[int], list[GpuLocation]]:
     """Up to 2 packages of 2 NUMA nodes, threads 1 or 2, up to 3 tasks with up to 6 cores between them."""
     threads = draw(st.sampled_from([1, 2]))
     cores = []
@@ -148,7 +150,7 @@ def steps(draw: st.DrawFn) -> tuple[Machine, list[int], list[Place]]:
     gpus = []
     for i in range(draw(st.integers(1, 4))):
         numa = draw(st.integers(0, 3))
-        gpus.append(Place(i, f"{i}", numa, sum(c.cpus for c in cores if c.numa == numa)))
+        gpus.append(GpuLocation(i, f"{i}", numa, sum(c.cpus for c in cores if c.numa == numa)))
     tasks = draw(st.integers(2, 3))
     chosen = draw(st.permutations(cores))[: draw(st.integers(tasks, 6))]
     masks = [0] * tasks
@@ -161,14 +163,14 @@ def steps(draw: st.DrawFn) -> tuple[Machine, list[int], list[Place]]:
 
 @settings(max_examples=150, deadline=None)
 @given(steps())
-def test_least_distance_by_brute_force(step: tuple[Machine, list[int], list[Place]]) -> None:
+def test_least_distance_by_brute_force(step: tuple[Machine, list[int], list[GpuLocation]]) -> None:
     machine, masks, gpus = step
-    made = plan.permute(machine, masks, gpus, machine.online)
-    plan.check(masks, made)
+    made = binding_plan.permute_cpu_sets(machine, masks, gpus, machine.online)
+    binding_plan.check_permutation(masks, made)
     for old, new in zip(masks, made, strict=True):
         pattern = [sorted((m & c.cpus).bit_count() for c in machine.cores if m & c.cpus) for m in (old, new)]
         assert pattern[0] == pattern[1]
-    assert made == plan.permute(machine, masks, gpus, machine.online)
+    assert made == binding_plan.permute_cpu_sets(machine, masks, gpus, machine.online)
     pieces = [(t, m & c.cpus) for t, m in enumerate(masks) for c in machine.cores if m & c.cpus]
     best = None
     for order in itertools.permutations(range(len(pieces))):
@@ -193,9 +195,9 @@ def test_transport_is_least_cost(supply: list[int], demand: list[int], seed: lis
     cost = [tuple(seed[s * 3 + d] for d in range(len(demand))) for s in range(len(supply))]
     if sum(supply) < sum(demand):
         with pytest.raises(Doubt):
-            transport.transport(supply, demand, cost)
+            transport.least_cost_flow(supply, demand, cost)
         return
-    flow = transport.transport(supply, demand, cost)
+    flow = transport.least_cost_flow(supply, demand, cost)
     assert [sum(f[d] for f in flow) for d in range(len(demand))] == demand
     assert all(0 <= sum(f) <= n and min(f) >= 0 for f, n in zip(flow, supply, strict=True))
     best: dict[tuple[int, ...], int] = {tuple(supply): 0}
@@ -212,14 +214,17 @@ def test_transport_is_least_cost(supply: list[int], demand: list[int], seed: lis
 
 
 def test_it_is_standard_library_only() -> None:
-    """Nothing is loaded but the two modules and their packages, in an isolated Python without site-packages."""
-    agent = Path(plan.__file__).parents[2]
+    """Nothing is loaded but the three modules and their packages, in an isolated Python without site-packages."""
+    agent = Path(binding_plan.__file__).parents[3]
     code = f"""import sys
 had = set(sys.modules); sys.path[:0] = [{str(agent)!r}]
-from fairlead.topology import plan
-print(plan.format_cpulist(11), *sorted(set(sys.modules) - had))"""
+from fairlead.topology.binding import binding_plan
+print(binding_plan.format_cpu_set(11), *sorted(set(sys.modules) - had))"""
     done = subprocess.run([sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, timeout=20, check=True)
-    loaded = "__future__ fairlead fairlead.topology fairlead.topology.plan fairlead.topology.transport"
+    room = "fairlead.topology.binding"
+    loaded = (
+        f"__future__ fairlead fairlead.model fairlead.model.cpulist fairlead.topology {room} {room}.binding_plan {room}.transport"
+    )
     assert done.stdout == f"0-1,3 {loaded}\n"
 
 
@@ -237,34 +242,37 @@ def masks_of(masks: list[int]) -> str:
     ],
 )
 def test_answer(masks: list[int], free: bool, said: str) -> None:
-    text = publish.render_topology(hgx())
+    text = published_files.render_topology(hgx())
     count = "112" if free else ""
     gpus = "0,1,2,3,4,5,6,7"
-    assert plan.answers(text, masks_of(masks), gpus, allowed=block(0, 112), cpus_on_node=count)[1] == said
+    assert binding_plan.answer_lines(text, masks_of(masks), gpus, allowed=block(0, 112), cpus_on_node=count)[1] == said
 
 
 def test_nobody_loses_by_wider_shares() -> None:
     """Masks of whole sockets are shared by tasks: left alone. Two tasks with a socket each have all there is."""
-    text = publish.render_topology(hgx())
+    text = published_files.render_topology(hgx())
     sockets = [block(0, 56), block(56, 56)]
     with pytest.raises(Doubt):
-        plan.answers(text, masks_of(sockets * 4), "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node="112")
-    assert plan.answers(text, masks_of(sockets), "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node="112")[1] == "- 56"
+        binding_plan.answer_lines(text, masks_of(sockets * 4), "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node="112")
+    assert (
+        binding_plan.answer_lines(text, masks_of(sockets), "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node="112")[1]
+        == "- 56"
+    )
 
 
 def test_threads_that_a_hint_left_out_stay_out() -> None:
     """hint=nomultithread on a whole node of 2 x 4 cores with 2 threads: nobody gets the second threads."""
-    cores = [plan.Core(i // 4, i // 4, i // 4, 1 << i | 1 << (i + 8)) for i in range(8)]
-    gpus = [plan.Place(g, str(g), g, 0xF0F << 4 * g) for g in (0, 1)]
-    machine = plan.Machine(0xFFFF, cores, gpus)
-    assert plan.widen(machine, [0x001, 0x010], [0x001, 0x010]) == [0x001, 0x010]
-    assert plan.widen(machine, [0x101, 0x1010], [0x101, 0x1010]) == [0xF0F, 0xF0F0]
+    cores = [binding_plan.Core(i // 4, i // 4, i // 4, 1 << i | 1 << (i + 8)) for i in range(8)]
+    gpus = [binding_plan.GpuLocation(g, str(g), g, 0xF0F << 4 * g) for g in (0, 1)]
+    machine = binding_plan.Machine(0xFFFF, cores, gpus)
+    assert binding_plan.widen_to_whole_node(machine, [0x001, 0x010], [0x001, 0x010]) == [0x001, 0x010]
+    assert binding_plan.widen_to_whole_node(machine, [0x101, 0x1010], [0x101, 0x1010]) == [0xF0F, 0xF0F0]
 
 
 def test_a_single_task_with_one_core_of_a_whole_node_gets_all() -> None:
-    text = publish.render_topology(hgx())
+    text = published_files.render_topology(hgx())
     for count, said in (("112", "0-111 112"), ("", "- 1"), ("56", "- 1")):
-        assert plan.answers(text, "0x1", "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node=count)[0] == said
+        assert binding_plan.answer_lines(text, "0x1", "0,1,2,3,4,5,6,7", allowed=block(0, 112), cpus_on_node=count)[0] == said
 
 
 @pytest.mark.parametrize(
@@ -273,4 +281,4 @@ def test_a_single_task_with_one_core_of_a_whole_node_gets_all() -> None:
 )
 def test_answer_in_doubt(masks: str, gpus: str) -> None:
     with pytest.raises(Doubt):
-        plan.answers(publish.render_topology(hgx()), masks, gpus, allowed=block(0, 112), cpus_on_node="")
+        binding_plan.answer_lines(published_files.render_topology(hgx()), masks, gpus, allowed=block(0, 112), cpus_on_node="")

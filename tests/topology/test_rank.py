@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.model.facts import Node
-from fairlead.topology import plan, publish, rank
-from fairlead.topology.plan import Doubt, Machine
-from fairlead.topology.rank import Rank, Share
+from fairlead.topology.binding import binding_plan, published_files, rank_binding
+from fairlead.topology.binding.binding_plan import Doubt, Machine
+from fairlead.topology.binding.rank_binding import LocalRank, RankBinding
 from tests.topology.build import hgx
 
 ALL = (1 << 112) - 1
@@ -18,8 +18,8 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "0,1,2,3,4
 
 
 def machine_of(node: Node) -> tuple[Machine, dict[str, str]]:
-    text = publish.render_topology(node)
-    return plan.parse_topology(text), rank.uuids(text)
+    text = published_files.render_topology(node)
+    return binding_plan.parse_topology(text), rank_binding.pci_by_uuid(text)
 
 
 HGX = machine_of(hgx())
@@ -33,15 +33,15 @@ def shares(
     cpuset: int = ALL,
     per_rank: int | None = None,
     node: Node | None = None,
-) -> list[Share]:
+) -> list[RankBinding]:
     machine, uuids = HGX if node is None else machine_of(node)
-    gpus = rank.visible_gpus(machine, uuids, env, published=True)
-    ranked = [Rank(i, ranks, "LOCAL_RANK") for i in range(ranks)]
-    return [rank.share(machine, gpus, r, env, own=own, cpuset=cpuset, per_rank=per_rank) for r in ranked]
+    gpus = rank_binding.visible_gpus(machine, uuids, env, published=True)
+    ranked = [LocalRank(i, ranks, "LOCAL_RANK") for i in range(ranks)]
+    return [rank_binding.plan_rank(machine, gpus, r, env, own=own, cpuset=cpuset, per_rank=per_rank) for r in ranked]
 
 
-def lists(found: list[Share]) -> list[str]:
-    return [plan.format_cpulist(s.cpus) for s in found]
+def lists(found: list[RankBinding]) -> list[str]:
+    return [binding_plan.format_cpu_set(s.cpus) for s in found]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -51,7 +51,7 @@ def test_on_the_whole_node_it_is_the_published_plan(threads: int, ranks: int) ->
     whole = (1 << 112 * threads) - 1
     env = {**BATCH, "SLURM_CPUS_ON_NODE": str(112 * threads)}
     found = shares(env, ranks, own=whole, cpuset=whole, node=node)
-    published = [line.split("\t") for line in publish.render_plans(node)[ranks].splitlines()]
+    published = [line.split("\t") for line in published_files.render_plans(node)[ranks].splitlines()]
     assert lists(found) == [row[1] for row in published]
     assert [s.memory for s in found] == [int(row[4]) if "," not in row[4] else None for row in published]
 
@@ -166,36 +166,36 @@ MASKS = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x000FFFFFF
     ],
 )
 def test_who_narrowed_the_mask(env: dict[str, str], slurms: bool) -> None:
-    assert rank.dealt_by_slurm(env, NARROW, ALL) is slurms
-    assert rank.dealt_by_slurm(env, ALL, ALL)
+    assert rank_binding.is_slurms_mask(env, NARROW, ALL) is slurms
+    assert rank_binding.is_slurms_mask(env, ALL, ALL)
 
 
 def test_a_slurm_task_keeps_the_mask_that_it_was_dealt() -> None:
     machine, uuids = HGX
     env = {**STEP, **MASKS, "SLURM_GPUS_ON_NODE": "8", "SLURM_GTIDS": "0,1"}
-    gpus = rank.visible_gpus(machine, uuids, {**env, "SLURM_STEP_GPUS": "0-7"}, published=True)
-    found = rank.share(machine, gpus, Rank(0, 2, rank.SLURM), env, own=NARROW, cpuset=ALL, per_rank=4)
+    gpus = rank_binding.visible_gpus(machine, uuids, {**env, "SLURM_STEP_GPUS": "0-7"}, published=True)
+    found = rank_binding.plan_rank(machine, gpus, LocalRank(0, 2, rank_binding.SLURM), env, own=NARROW, cpuset=ALL, per_rank=4)
     assert (found.cpus, found.memory) == (NARROW, 0)
     with pytest.raises(Doubt, match="dealt GPUs"):
-        rank.share(machine, gpus[:4], Rank(0, 2, rank.SLURM), env, own=NARROW, cpuset=ALL, per_rank=1)
+        rank_binding.plan_rank(machine, gpus[:4], LocalRank(0, 2, rank_binding.SLURM), env, own=NARROW, cpuset=ALL, per_rank=1)
 
 
-@pytest.mark.parametrize(("name", "size"), rank.LAUNCHERS)
+@pytest.mark.parametrize(("name", "size"), rank_binding.LAUNCHERS)
 def test_launchers(name: str, size: str) -> None:
-    found = rank.local_rank({name: "3", size: "8", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"})
+    found = rank_binding.local_rank({name: "3", size: "8", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"})
     assert (found.number, found.ranks, found.source) == (3, 8, name)
     for broken in ({name: "3"}, {name: "8", size: "8"}, {name: "-1", size: "8"}, {name: "a[$(id)]", size: "8"}):
         with pytest.raises(Doubt):
-            rank.local_rank(broken)
+            rank_binding.local_rank(broken)
 
 
 def test_slurms_own_rank_is_the_last_resort() -> None:
-    found = rank.local_rank({"SLURM_LOCALID": "1", "SLURM_GTIDS": "4,5,6"})
+    found = rank_binding.local_rank({"SLURM_LOCALID": "1", "SLURM_GTIDS": "4,5,6"})
     assert (found.number, found.ranks) == (1, 3)
     with pytest.raises(Doubt):
-        rank.local_rank({"SLURM_LOCALID": "1"})
+        rank_binding.local_rank({"SLURM_LOCALID": "1"})
     with pytest.raises(Doubt, match="no launcher"):
-        rank.local_rank({})
+        rank_binding.local_rank({})
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_slurms_own_rank_is_the_last_resort() -> None:
     ],
 )
 def test_what_the_user_wants(env: dict[str, str], expected: tuple[bool, bool]) -> None:
-    assert rank.wanted(env) == expected
+    assert rank_binding.wanted_bindings(env) == expected

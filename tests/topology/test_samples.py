@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.model.facts import Node, NvLink, PciDevice
-from fairlead.topology import nics, paths
-from fairlead.topology.devices import accelerators
-from fairlead.topology.paths import NCCL_ORDER, Classes
-from fairlead.topology.report import matrix
+from fairlead.topology.distances import nearest_nics, path_classes
+from fairlead.topology.distances.accelerators import accelerators
+from fairlead.topology.distances.path_classes import NCCL_ORDER, PathClasses
+from fairlead.topology.picture.machine_report import matrix
 from tests.topology.build import gpu, hgx, link
 from tests.topology.trees import node as node_of
 
@@ -173,7 +173,7 @@ def as_node(graph: Graph) -> Node:
 
 
 def agreement(node: Node, graph: Graph) -> tuple[int, list[str]]:
-    classes = Classes(node)
+    classes = PathClasses(node)
     same, differ = 0, []
     known = {d.address for d in node.pci}
     for a, b, wanted in pairs_of(graph):
@@ -229,8 +229,8 @@ def test_broadcoms_two_levels_are_one_switch() -> None:
     for lower, wanted in ((0x1000, "PIX"), (0x0000, "PXB")):
         switches = [pex("0000:11:00.0", 0, *top[:2]), pex("0000:13:00.0", lower, *top[:4])]
         node = replace(hgx(gpus=0), pci=(*ends, *switches))
-        assert paths.nccl(node, ends[0].address, ends[1].address) == wanted
-        assert paths.smi(node, ends[0].address, ends[1].address) == "PXB"
+        assert path_classes.nccl(node, ends[0].address, ends[1].address) == wanted
+        assert path_classes.smi(node, ends[0].address, ends[1].address) == "PXB"
 
 
 # --- nvidia-smi topo -m -----------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_every_matrix_can_be_a_machine(name: str) -> None:
     """A machine made to fit each published matrix gives that matrix again, cell by cell; differences are listed above."""
     names, cells, places = matrix_of(file("topo_m", name))
     node, address = tree_for(names, cells, places)
-    classes = Classes(node)
+    classes = PathClasses(node)
     differ = []
     for (a, b), wanted in cells.items():
         got = classes.smi(address[a], address[b])
@@ -344,4 +344,4 @@ def test_the_matrix_of_gh200() -> None:
         assert [ours[n] for n in names] == [cells[row, n] for n in names]
         assert words[-2] == places[row]
         assert words[-1] == str(i)
-    assert len(nics.candidates(node)) == 4
+    assert len(nearest_nics.candidates(node)) == 4

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from fairlead.errors import DataError
 from fairlead.model.facts import Node, NvLink, unreadable
-from fairlead.topology.gres import gres_lines, render_gres, render_nodes
-from fairlead.topology.plan import Core, parse_cpulist
-from fairlead.topology.publish import render_topology
-from fairlead.topology.running_file import fewer_gpus, gpu_counts, node_names
-from fairlead.topology.slurm_node import Found, SlurmNode, Socket, gres_type, numbered, of_node, of_published
+from fairlead.slurm_config.gres_conf import gres_lines, render_gres, render_nodes
+from fairlead.slurm_config.running_conf import fewer_gpus, gpu_counts, node_names
+from fairlead.slurm_config.slurm_node import KernelGpu, SlurmNode, Socket, gres_type, numbered, of_node, of_published
+from fairlead.topology.binding.binding_plan import Core, parse_cpu_set
+from fairlead.topology.binding.published_files import render_topology
 from tests.topology.trees import node
 
 
-def made(facts: Node, socket: Socket = Socket.PACKAGE, kernel: dict[str, Found] | None = None) -> SlurmNode:
+def made(facts: Node, socket: Socket = Socket.PACKAGE, kernel: dict[str, KernelGpu] | None = None) -> SlurmNode:
     return of_node(facts, memory_mib=2000, socket=socket, kernel=kernel)
 
 
@@ -109,7 +109,7 @@ def test_files_go_by_minor_not_by_index() -> None:
     lost = tuple(replace(gpu, minor=unreadable("lost")) if gpu.index == 3 else gpu for gpu in facts.gpus)
     with pytest.raises(DataError, match="the device file of GPU"):
         made(replace(facts, gpus=lost))
-    kernel = {g.pci: Found(f"/dev/nvidia{g.index}", str(g.name)) for g in facts.gpus}
+    kernel = {g.pci: KernelGpu(f"/dev/nvidia{g.index}", str(g.name)) for g in facts.gpus}
     by_proc = made(replace(facts, gpus=unreadable("no driver library")), kernel=kernel)
     assert {g.type for g in by_proc.gpus} == {"h100"}
     assert [g.file for g in by_proc.gpus] == [f"/dev/nvidia{n}" for n in range(8)]
@@ -193,4 +193,4 @@ def test_what_a_running_file_names() -> None:
     after = "NodeName=n[1-2] Name=gpu File=/dev/nvidia[0-3]\nNodeName=n3 AutoDetect=nvml\n"
     assert fewer_gpus(text, after, ()) == "n1 has 4, the running file 5"
     assert fewer_gpus(text, after, {"n1"}) == ""
-    assert parse_cpulist("0-1") == 3
+    assert parse_cpu_set("0-1") == 3

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from fairlead.model.facts import Node
-from fairlead.topology import plan, publish
-from fairlead.topology.devices import on_the_bus
-from fairlead.topology.report import matrix, report
+from fairlead.topology.binding import binding_plan, published_files
+from fairlead.topology.distances.accelerators import on_the_bus
+from fairlead.topology.picture.machine_report import matrix, report
 from tests.topology.build import gpu
 from tests.topology.trees import node as node_of
 from tests.topology.trees import recorded_names
@@ -31,21 +31,21 @@ def test_a_machine_of_the_world(name: str) -> None:
     assert len(shown["gpus"]) == len(node.gpus)  # type: ignore[arg-type]
     assert all(g["cpus"] != "-" for g in shown["gpus"])
     assert matrix(node)
-    machine = publish.machine(node)
-    text = publish.render_topology(node)
-    read = plan.parse_topology(text) if machine.online else machine
+    machine = published_files.planner_machine(node)
+    text = published_files.render_topology(node)
+    read = binding_plan.parse_topology(text) if machine.online else machine
     assert len(read.gpus) == len(shown["gpus"])
-    for tasks, lines in publish.render_plans(node).items():
+    for tasks, lines in published_files.render_plans(node).items():
         masks = [int(line.split("\t")[2], 16) for line in lines.splitlines()]
         assert len(masks) == tasks
         assert all(masks)
         assert sum(m.bit_count() for m in masks) == sum(masks).bit_count()
         assert not sum(masks) & ~machine.online
         # Every way round: dealt against the GPUs, they come back to the least distance.
-        hands = plan.deal_gpus(machine.gpus, tasks)
-        best = sum(plan.distance(machine, m, h) for m, h in zip(masks, hands, strict=True))
-        back = plan.permute(machine, masks[::-1], machine.gpus, machine.online)
-        assert sum(plan.distance(machine, m, h) for m, h in zip(back, hands, strict=True)) == best
+        hands = binding_plan.assign_gpus(machine.gpus, tasks)
+        best = sum(binding_plan.distance(machine, m, h) for m, h in zip(masks, hands, strict=True))
+        back = binding_plan.permute_cpu_sets(machine, masks[::-1], machine.gpus, machine.online)
+        assert sum(binding_plan.distance(machine, m, h) for m, h in zip(back, hands, strict=True)) == best
 
 
 EXPECTED = {
@@ -57,14 +57,14 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_known_mappings(name: str) -> None:
-    plans = publish.render_plans(load(name))
+    plans = published_files.render_plans(load(name))
     for tasks, cpus in EXPECTED[name].items():
         assert [line.split("\t")[1] for line in plans[tasks].splitlines()] == cpus
 
 
 def test_minus_one_everywhere_makes_no_plan_and_says_so() -> None:
     node = load("s_synthetic_neg1_numa")
-    assert publish.render_plans(node) == {}
+    assert published_files.render_plans(node) == {}
     shown = report(node)
     assert [f["check"] for f in shown["audit"]].count("topology.locality") == len(shown["gpus"]) == 4
     assert len({g["cpus"] for g in shown["gpus"]}) == 4

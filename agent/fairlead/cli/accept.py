@@ -122,7 +122,7 @@ def _show(args: argparse.Namespace, store: Store, run: str) -> ExitCode:
 
 def _nodes(args: argparse.Namespace, jobs: Jobs) -> list[str]:
     """The nodes by name, in Slurm's order. Raises UsageError, InputMissing."""
-    from fairlead.topology.nodelist import expand, in_order
+    from fairlead.model.nodelist import expand, in_order
 
     if not (args.nodelist or args.partition or args.reservation):
         raise UsageError("which nodes? Each is taken from its users while it is measured", hint="NODELIST, or --partition NAME")

@@ -13,8 +13,8 @@ from fairlead.measure.compare import Judged, NodeResult, RunResult, ToolResult, 
 from fairlead.measure.jobs import PREFIX, Jobs
 from fairlead.measure.store import Store
 from fairlead.measure.tool import Outcome
+from fairlead.model.nodelist import expand, fold
 from fairlead.model.plain import page
-from fairlead.topology.nodelist import expand, fold
 
 if TYPE_CHECKING:
     from fairlead.measure.plan import Plan

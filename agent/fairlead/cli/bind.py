@@ -14,10 +14,10 @@ from fairlead.cli.recorded import machine, recorded_nvml
 from fairlead.cli.show import columns, print_json
 from fairlead.errors import ExitCode, UsageError
 from fairlead.host.allowed import allowed_cpus
-from fairlead.host.cpulist import parse_cpulist
 from fairlead.host.gather import gather
 from fairlead.host.recorded import refuse_broken
-from fairlead.topology.bind import Plan, bind
+from fairlead.model.cpulist import as_cpu_set, parse_cpulist
+from fairlead.topology.binding.node_binding import BindingPlan, plan_binding
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> ExitCode:
     refuse_broken(root)
     node = gather(root, None if root.is_live else recorded_nvml(args.root))
     allowed = _cpus(args.cpus) if args.cpus else allowed_cpus(root)
-    made = bind(
+    made = plan_binding(
         node,
         args.tasks,
         gpus=_gpus(args.gpus),
-        allowed=None if allowed is None else sum(1 << cpu for cpu in set(allowed)),
+        allowed=None if allowed is None else as_cpu_set(allowed),
         threads_per_core=args.threads_per_core,
     )
     if args.json:
@@ -90,7 +90,7 @@ def _gpus(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _text(made: Plan) -> str:
+def _text(made: BindingPlan) -> str:
     rows = [
         (
             str(t.rank),

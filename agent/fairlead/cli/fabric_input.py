@@ -13,11 +13,11 @@ from fairlead.cli.given import text_if_there
 from fairlead.cli.recorded import recorded_nvml
 from fairlead.errors import DataError, InputMissing, UsageError
 from fairlead.model.facts import Missing
+from fairlead.model.nodelist import expand, fold, is_name
 from fairlead.slurm import conf
-from fairlead.topology import cliques, ibnetdiscover, lldp, units
-from fairlead.topology.fabric import Fabric, Rule, attach, merged
-from fairlead.topology.nodelist import expand, fold, is_name
-from fairlead.topology.units import Blocks, Tree
+from fairlead.topology.fabric import ibnetdiscover, lldp, nvlink_domains, scalable_units
+from fairlead.topology.fabric.scalable_units import Blocks, SwitchTree
+from fairlead.topology.fabric.switch_fabric import AdapterRule, Fabric, attach, merged
 
 FILE_BYTES = 1 << 30
 _GUID = re.compile(r"0x([0-9a-fA-F]{1,16})")
@@ -63,11 +63,11 @@ def expanded(text: str, where: str) -> frozenset[str]:
 
 def topologies(
     args: argparse.Namespace, wanted: frozenset[str], running: frozenset[str]
-) -> tuple[dict[str, Tree | Blocks], tuple[str, ...]]:
+) -> tuple[dict[str, SwitchTree | Blocks], tuple[str, ...]]:
     """Topologies by name, and notes. Raises DataError, InputMissing, UsageError."""
     if not (args.ibnetdiscover or args.lldp or args.cliques):
         raise UsageError("topology needs a source", hint="--ibnetdiscover FILE, --lldp FILE or --cliques FILE")
-    made: dict[str, Tree | Blocks] = {}
+    made: dict[str, SwitchTree | Blocks] = {}
     notes: list[str] = []
     try:
         sizes = tuple(int(word) for word in args.block_sizes.split(",")) if args.block_sizes else ()
@@ -76,23 +76,23 @@ def topologies(
     rename = _rename(args.rename) if args.rename else {}
     try:
         if args.ibnetdiscover or args.lldp:
-            rule = Rule(known=wanted, running=running, rename=rename, ports=_ports(args.ports))
+            rule = AdapterRule(known=wanted, running=running, rename=rename, ports=_ports(args.ports))
             topology, said = _of_fabric(_fabric(args), rule, args.kind or "tree", sizes)
             made["fabric"] = topology
             notes += said
         if args.cliques:
             nodes = {rename.get(node, node): found for node, found in _cliques(args.cliques)}
-            groups, outside = cliques.groups({n: c for n, c in nodes.items() if not wanted or n in wanted})
+            groups, outside = nvlink_domains.groups({n: c for n, c in nodes.items() if not wanted or n in wanted})
             if not groups:
                 raise DataError(f"{args.cliques[0]}: no node is in an NVLink domain", hint="use the fabric: --ibnetdiscover")
-            made["nvlink"] = units.blocks(groups, sizes)
+            made["nvlink"] = scalable_units.blocks(groups, sizes)
             notes += [f"in no NVLink domain: {fold(outside)}"] if outside else []
     except ValueError as e:
         raise UsageError(str(e), hint="see BlockSizes in topology.conf(5)") from None
     return made, tuple(notes)
 
 
-def _of_fabric(fabric: Fabric, rule: Rule, kind: str, sizes: tuple[int, ...]) -> tuple[Tree | Blocks, list[str]]:
+def _of_fabric(fabric: Fabric, rule: AdapterRule, kind: str, sizes: tuple[int, ...]) -> tuple[SwitchTree | Blocks, list[str]]:
     attached = attach(fabric, rule)
     notes = []
     if attached.unnamed:
@@ -104,7 +104,7 @@ def _of_fabric(fabric: Fabric, rule: Rule, kind: str, sizes: tuple[int, ...]) ->
         notes.append(f"on the fabric, but no nodes of the cluster: {fold(attached.others)}")
     if not rule.known:
         notes.append("every host on the fabric is taken for a node: --nodes or --slurm-conf says which are")
-    made = units.tree(fabric, attached) if kind == "tree" else units.unit_blocks(fabric, attached, sizes)
+    made = scalable_units.switch_tree(fabric, attached) if kind == "tree" else scalable_units.unit_blocks(fabric, attached, sizes)
     return made, [*notes, *made.notes]
 
 
@@ -133,7 +133,7 @@ def _folder(path: str) -> list[str]:
     return files
 
 
-def _cliques(paths: list[str]) -> Iterator[tuple[str, frozenset[cliques.Clique]]]:
+def _cliques(paths: list[str]) -> Iterator[tuple[str, frozenset[nvlink_domains.Clique]]]:
     for source in paths:
         name, named, path = source.partition("=")
         if not named or os.path.exists(source):
@@ -142,9 +142,9 @@ def _cliques(paths: list[str]) -> Iterator[tuple[str, frozenset[cliques.Clique]]
             raw = recorded_nvml(path)
             if isinstance(raw, Missing):
                 raise InputMissing(raw.detail)
-            yield name, cliques.of_nvml(raw)
+            yield name, nvlink_domains.of_nvml(raw)
         else:
-            yield from cliques.parse_nvsmi(_text(path), path).items()
+            yield from nvlink_domains.parse_nvsmi(_text(path), path).items()
 
 
 def _rename(path: str) -> dict[str, str]:

@@ -15,9 +15,9 @@ from fairlead.host.gather import gather
 from fairlead.host.recorded import refuse_broken
 from fairlead.host.root import Root
 from fairlead.model.facts import Node
-from fairlead.topology.devices import accelerators
-from fairlead.topology.nodelist import in_order, is_name
-from fairlead.topology.slurm_node import Found, SlurmNode, Socket, of_node, of_published
+from fairlead.model.nodelist import in_order, is_name
+from fairlead.slurm_config.slurm_node import KernelGpu, SlurmNode, Socket, of_node, of_published
+from fairlead.topology.distances.accelerators import accelerators
 
 _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.MULTILINE)
 _MODEL = re.compile(r"^Model:\s*(.*)$", re.MULTILINE)
@@ -69,7 +69,7 @@ def _memory(node: Node) -> int | None:
     return int(match[1]) // 1024 if match else None
 
 
-def _kernel(root: Root, node: Node) -> dict[str, Found]:
+def _kernel(root: Root, node: Node) -> dict[str, KernelGpu]:
     """GPUs by PCI address without any driver library: NVIDIA's minor number and product from /proc/driver/nvidia (the
     driver's README, "Device Minor"), AMD's render node from sysfs, as Slurm's AutoDetect=rsmi has it."""
     found = {}
@@ -79,9 +79,9 @@ def _kernel(root: Root, node: Node) -> dict[str, Found]:
             minor = _MINOR.search(text) if isinstance(text, str) else None
             model = _MODEL.search(text) if isinstance(text, str) else None
             if minor:
-                found[gpu.pci] = Found(f"/dev/nvidia{minor[1]}", model[1].strip() if model else "")
+                found[gpu.pci] = KernelGpu(f"/dev/nvidia{minor[1]}", model[1].strip() if model else "")
         else:
             names = [n for n in root.names(f"/sys/bus/pci/devices/{gpu.pci}/drm") if re.fullmatch(r"renderD\d+", n)]
             if len(names) == 1:
-                found[gpu.pci] = Found(f"/dev/dri/{names[0]}")
+                found[gpu.pci] = KernelGpu(f"/dev/dri/{names[0]}")
     return found

@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 
 from fairlead.errors import ExitCode, UsageError
 from fairlead.host import own_task
-from fairlead.topology import plan, rank
-from fairlead.topology.plan import Doubt
+from fairlead.model.cpulist import format_cpu_set
+from fairlead.topology.binding import binding_plan, rank_binding
+from fairlead.topology.binding.binding_plan import Doubt
 
 TOPOLOGY = "/run/fairlead/topology"
 
@@ -64,30 +65,30 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _bind(told: dict[str, Any], env: dict[str, str], per_rank: int | None, *, apply: bool) -> None:
     """Plan and (with ``apply``) bind; ``told`` gets what is bound. Raises Doubt, what was bound before it then stays bound."""
-    cpus_wanted, memory_wanted = rank.wanted(env)
+    cpus_wanted, memory_wanted = rank_binding.wanted_bindings(env)
     if not cpus_wanted and not memory_wanted:
         raise Doubt("FAIRLEAD_PROFILE or FAIRLEAD_SKIP says no")
     _switched_off(env)
-    me = rank.local_rank(env)
+    me = rank_binding.local_rank(env)
     told |= {"rank": me.number, "ranks": me.ranks, "source": me.source}
     own = own_task.affinity()
     text, published = _topology()
-    machine = plan.parse_topology(text)
-    gpus = rank.visible_gpus(machine, rank.uuids(text), env, published=published)
-    share = rank.share(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
-    told["gpus"] = [gpu.pci for gpu in share.gpus]
-    if any(not gpu.near for gpu in share.gpus):
+    machine = binding_plan.parse_topology(text)
+    gpus = rank_binding.visible_gpus(machine, rank_binding.pci_by_uuid(text), env, published=published)
+    binding = rank_binding.plan_rank(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
+    told["gpus"] = [gpu.pci for gpu in binding.gpus]
+    if any(not gpu.near for gpu in binding.gpus):
         told["notes"].append("where a GPU is is not known: an even share")
     if cpus_wanted:
-        if apply and share.cpus != own:
-            own_task.set_affinity(share.cpus)
-        told["cpus"] = plan.format_cpulist(share.cpus)
-    if memory_wanted and share.memory is not None and (cpus_wanted or share.cpus == own):
+        if apply and binding.cpus != own:
+            own_task.set_affinity(binding.cpus)
+        told["cpus"] = format_cpu_set(binding.cpus)
+    if memory_wanted and binding.memory is not None and (cpus_wanted or binding.cpus == own):
         if own_task.memory_policy() != own_task.MPOL_DEFAULT:
             raise Doubt("a memory policy is set: it stays")
         if apply:
-            own_task.prefer_memory(share.memory)
-        told["memory"] = f"preferred:{share.memory}"
+            own_task.prefer_memory(binding.memory)
+        told["memory"] = f"preferred:{binding.memory}"
 
 
 def _switched_off(env: dict[str, str]) -> None:
@@ -112,11 +113,11 @@ def _topology() -> tuple[str, bool]:
         pass
     from fairlead.host.gather import gather
     from fairlead.host.root import Root
-    from fairlead.topology.publish import render_topology
+    from fairlead.topology.binding.published_files import render_topology
 
     text = render_topology(gather(Root("/"), None))
     files = sum(1 for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
-    if files and files != len(plan.parse_topology(text).gpus):
+    if files and files != len(binding_plan.parse_topology(text).gpus):
         raise Doubt("only part of the node's GPUs is in /dev, and no published topology says which")
     return text, False
 

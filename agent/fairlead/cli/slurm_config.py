@@ -25,11 +25,11 @@ from fairlead.cli import fabric_input, machine_input
 from fairlead.cli.given import text_if_there
 from fairlead.cli.show import print_json
 from fairlead.errors import DataError, ExitCode, HostError, UsageError
-from fairlead.topology import running_file
-from fairlead.topology.gres import render_gres, render_nodes
-from fairlead.topology.nodelist import fold
-from fairlead.topology.slurm_node import Socket
-from fairlead.topology.topology_file import named_nodes, render_conf, render_yaml
+from fairlead.model.nodelist import fold
+from fairlead.slurm_config import running_conf
+from fairlead.slurm_config.gres_conf import render_gres, render_nodes
+from fairlead.slurm_config.slurm_node import Socket
+from fairlead.slurm_config.topology_conf import named_nodes, render_conf, render_yaml
 
 HEAD = "# Made by `fairlead slurm-config {}`.\n"
 
@@ -148,7 +148,7 @@ def _topology(args: argparse.Namespace, wanted: frozenset[str], running: frozens
 
 def _named(what: str, text: str, path: str) -> frozenset[str]:
     try:
-        return named_nodes(text) if what == "topology" else running_file.node_names(text)
+        return named_nodes(text) if what == "topology" else running_conf.node_names(text)
     except ValueError as e:
         raise DataError(f"{path}: {e}", hint="repair the running file, or write to another one") from None
 
@@ -166,7 +166,7 @@ def _losses(
             hint=f"--without {fold(lost)} where that is right; --rename FILE where the fabric calls them otherwise",
         )
     if args.what == "gres" and before:
-        fewer = running_file.fewer_gpus(before, made.text, allowed)
+        fewer = running_conf.fewer_gpus(before, made.text, allowed)
         if fewer:
             raise DataError(f"GPUs would be lost: {fewer}", hint="repair the node first, or name it with --without")
     gone = (running & allowed | (running - wanted if wanted else frozenset())) - made.nodes

@@ -13,7 +13,7 @@ from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, HostError
 from fairlead.host.gather import gather
 from fairlead.host.recorded import refuse_broken
-from fairlead.topology.report import matrix, report
+from fairlead.topology.picture.machine_report import matrix, report
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     raw = look.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
     node = gather(root, raw, reads=("/proc/cpuinfo",), unsupported=document.unsupported)
     if args.svg:
-        from fairlead.topology.picture import draw
+        from fairlead.topology.picture.machine_svg import draw
 
         try:
             with open(args.svg, "w", encoding="utf-8") as out:

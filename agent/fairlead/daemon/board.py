@@ -121,9 +121,9 @@ class Board:
         node with AMD GPUs only has no NVML to ask."""
         gpus: tuple[object, ...]
         if isinstance(node.gpus, Missing):
-            from fairlead.topology import devices
+            from fairlead.topology.distances import accelerators
 
-            gpus = tuple(g.pci for g in devices.for_jobs(node))
+            gpus = tuple(g.pci for g in accelerators.for_jobs(node))
             if not gpus:
                 return
         else:
@@ -136,7 +136,7 @@ class Board:
         facts = (node.cpus, node.numa, gpus, tuple((n.name, n.pci, n.numa) for n in node.nics), of_jobs)
         if facts == self._facts:
             return
-        from fairlead.topology import publish as topology
+        from fairlead.topology.binding import published_files as topology
 
         files = {"topology": topology.render_topology(node)}
         files |= {f"plans/{name}": text for name, text in topology.plan_files(node).items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fairlead.host.cpulist import parse_cpulist
 from fairlead.host.root import Root
+from fairlead.model.cpulist import parse_cpulist
 
 
 def allowed_cpus(root: Root) -> tuple[int, ...] | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 
 from fairlead.host import clock
-from fairlead.host.cpulist import parse_cpulist
 from fairlead.host.root import Root
+from fairlead.model.cpulist import parse_cpulist
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.host_facts import Clock
 

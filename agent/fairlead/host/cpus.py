@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from fairlead.host.cpulist import parse_cpulist, parse_cpumask
 from fairlead.host.root import Root
+from fairlead.model.cpulist import parse_cpulist, parse_cpumask
 from fairlead.model.facts import Cpu, Missing, NumaNode, unreadable
 
 _CPU = "/sys/devices/system/cpu"

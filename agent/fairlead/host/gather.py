@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
-from fairlead.host.gpu_load import Seen
+from fairlead.host.gpu_load import LoadSums
 from fairlead.host.host_facts import HostLooks
 from fairlead.host.owners import Owners
 from fairlead.host.root import Root
@@ -67,7 +67,7 @@ class Gatherer:
         self._processes = process.Found()
         self._looks = HostLooks(root, wanted, once=not slow_seconds) if wanted is not None else None
         self._host: Host | Missing = unreadable("not read")
-        self._seen = Seen()
+        self._load_sums = LoadSums()
         self._devices: tuple[PciDevice, ...] = ()
         self._most = 0  # devices that were on the bus at once
         self._there: tuple[tuple[str, bool], ...] = ()  # the GPUs that the driver listed when the bus was last looked at
@@ -140,7 +140,7 @@ class Gatherer:
         if thorough or len(gpus) != len(said) or not all(map(is_, gpus, said)):
             whole = self._owners.attribute(aer.on_gpus(name_the_lost(gpus, self._devices), self._aer), again=thorough)
             self._gpus_said = gpus, whole
-        return self._seen.add(whole, now)
+        return self._load_sums.add(whole, now)
 
     def _look_at_cpus(self, now: float) -> None:
         """Some thousand files that change only when CPUs or memory go on- or offline: read again then, or once in a while."""

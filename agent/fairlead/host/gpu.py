@@ -1,8 +1,4 @@
-"""GPUs from NVML's answers in nvml.json form (the NVML worker's snapshot, or TREE/nvml.json). Pure conversion.
-
-A value NVML could not give is ``{"error": CODE}`` with CODE an nvmlReturn_t. Only the hardware profile's
-``unsupported`` makes that Missing(UNSUPPORTED); all else is Missing(UNREADABLE). Anything malformed is Missing too.
-"""
+"""GPUs from NVML's answers in nvml.json form (the NVML worker's snapshot, or TREE/nvml.json). Pure conversion."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from fairlead.host import gpu_details, gpu_health, gpu_load, gpu_state
+from fairlead.host.gpu_reader import GPU_IS_LOST, GpuReader, return_text
 from fairlead.host.pci import normal_address
 from fairlead.model.facts import (
     Driver,
@@ -21,133 +18,60 @@ from fairlead.model.facts import (
     NvLink,
     PcieLink,
     RowRemap,
-    Why,
     unreadable,
 )
 
-GPU_IS_LOST = 15
 Parts = Mapping[str, Any]  # a GPU's part of nvml.json, or some of it
 LINK_ERRORS = tuple(name for name in NvLink.__struct_fields__ if name not in ("link", "active", "remote", "version"))
-# nvml.h, nvmlReturn_t
-RETURN_NAMES = {
-    1: "UNINITIALIZED", 2: "INVALID_ARGUMENT", 3: "NOT_SUPPORTED", 4: "NO_PERMISSION", 5: "ALREADY_INITIALIZED",
-    6: "NOT_FOUND", 7: "INSUFFICIENT_SIZE", 8: "INSUFFICIENT_POWER", 9: "DRIVER_NOT_LOADED", 10: "TIMEOUT",
-    11: "IRQ_ISSUE", 12: "LIBRARY_NOT_FOUND", 13: "FUNCTION_NOT_FOUND", 14: "CORRUPTED_INFOROM", 15: "GPU_IS_LOST",
-    16: "RESET_REQUIRED", 17: "OPERATING_SYSTEM", 18: "LIB_RM_VERSION_MISMATCH", 19: "IN_USE", 20: "MEMORY",
-    21: "NO_DATA", 22: "VGPU_ECC_NOT_SUPPORTED", 23: "INSUFFICIENT_RESOURCES", 24: "FREQ_NOT_SUPPORTED",
-    25: "ARGUMENT_VERSION_MISMATCH", 26: "DEPRECATED", 27: "NOT_READY", 28: "GPU_NOT_FOUND", 29: "INVALID_STATE",
-    999: "UNKNOWN",
-}  # fmt: skip
-
-
-def return_text(code: int) -> str:
-    """ "NVML NOT_SUPPORTED (3)"."""
-    return f"NVML {RETURN_NAMES.get(code, 'ERROR')} ({code})"
-
-
-class Reader:
-    """Typed values out of one GPU's part of nvml.json."""
-
-    __slots__ = ("_unsupported", "raw")
-
-    def __init__(self, raw: Mapping[str, Any], unsupported: frozenset[str] = frozenset()) -> None:
-        self.raw = raw
-        self._unsupported = unsupported
-
-    def missing(self, field: str, why: str | int) -> Missing:
-        """Missing for a field of Gpu (dotted); ``why`` is an NVML return code or a sentence."""
-        if isinstance(why, int):
-            group = field.partition(".")[0]
-            declared = field in self._unsupported or group in self._unsupported
-            return Missing(Why.UNSUPPORTED if declared and why != GPU_IS_LOST else Why.UNREADABLE, return_text(why))
-        return unreadable(why)
-
-    def look(self, path: str, field: str) -> Any:
-        """What is at a dotted path of nvml.json, or Missing."""
-        value: Any = self.raw
-        for key in path.split("."):
-            if not isinstance(value, dict):
-                return self.missing(field, f"nvml: {path} is not there")
-            if "error" in value:
-                break
-            if key not in value:
-                return self.missing(field, f"nvml: {path} is not there")
-            value = value[key]
-        if isinstance(value, dict) and "error" in value:
-            code = value["error"]
-            return self.missing(field, code if type(code) is int else f"nvml: {path}: error is no number")
-        return value
-
-    def number(self, path: str, field: str) -> int | Missing:
-        value = self.look(path, field)
-        if isinstance(value, Missing) or type(value) is int:
-            return value
-        if isinstance(value, bool):
-            return int(value)
-        return self.missing(field, f"nvml: {path} is {type(value).__name__}, not a number")
-
-    def flag(self, path: str, field: str) -> bool | Missing:
-        value = self.number(path, field)
-        return value if isinstance(value, Missing) else value != 0
-
-    def text(self, path: str, field: str) -> str | Missing:
-        value = self.look(path, field)
-        if isinstance(value, Missing) or (isinstance(value, str) and value):
-            return value
-        return self.missing(field, f"nvml: {path} is {'empty' if value == '' else type(value).__name__}")
-
-    def watts(self, path: str, field: str) -> float | Missing:
-        value = self.number(path, field)
-        return value if isinstance(value, Missing) else value / 1000
-
-    def items(self, path: str, field: str) -> list[Any] | Missing:
-        value = self.look(path, field)
-        return value if isinstance(value, (list, Missing)) else self.missing(field, f"nvml: {path} is not a list")
 
 
 class Converter:
-    """Converts one snapshot after another. Most parts of a GPU say the same as a second ago:
-    those are not made anew, nor is a GPU of which all do."""
+    """Converts one snapshot after another.
+
+    Most parts of a GPU are the same as a second ago: such a part is not converted again, nor is a GPU without any change.
+    """
 
     def __init__(self, unsupported: Sequence[str] = ()) -> None:
         self._unsupported = frozenset(unsupported)
-        self._seen: dict[tuple[int, str], tuple[Any, Any]] = {}
-        self._whole: dict[int, tuple[Mapping[str, Any], Gpu]] = {}
+        self._parts: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._before: dict[int, tuple[Mapping[str, Any], Gpu]] = {}
 
     def gpus(self, raw: Mapping[str, Any] | Missing | None) -> tuple[Gpu, ...] | Missing:
-        """All GPUs that NVML lists, lost ones included."""
+        """Return all GPUs that NVML lists, lost ones included; Missing where the list cannot be read."""
         entries = _entries(raw)
         return entries if isinstance(entries, Missing) else tuple(self._gpu(e, i) for i, e in enumerate(entries))
 
-    def _part(self, position: int, new: Parts | None, read: Reader, make: Callable[[Reader], Any], *parts: str) -> Any:
-        """What ``make`` makes of these parts, and made of them before if they say the same. new: what may say something else
-        than before; None: all."""
-        seen = self._seen.get((position, parts[0]))
-        if seen is not None and new is not None and _heads(parts).isdisjoint(new):
-            return seen[1]
-        now = [_said(read.raw, p) for p in parts]
-        if seen is not None and seen[0] == now:
-            return seen[1]
-        made = make(read)
-        self._seen[position, parts[0]] = (now, made)
-        return made
+    def _part(self, position: int, new: Parts | None, read: GpuReader, make: Callable[[GpuReader], Any], *parts: str) -> Any:
+        """Return what ``make`` converts these parts to, or its last result where they have not changed.
+
+        ``new``: the only keys of nvml.json that may differ from the last snapshot; None: any.
+        """
+        last = self._parts.get((position, parts[0]))
+        if last is not None and new is not None and _top_keys(parts).isdisjoint(new):
+            return last[1]
+        now = [_raw_part(read.raw, p) for p in parts]
+        if last is not None and last[0] == now:
+            return last[1]
+        built = make(read)
+        self._parts[position, parts[0]] = (now, built)
+        return built
 
     def _gpu(self, raw: Mapping[str, Any], position: int) -> Gpu:
-        before, gpu = self._whole.get(position, (None, None))
+        before, gpu = self._before.get(position, (None, None))
         if gpu is not None and before == raw:
             return gpu
         # what has not changed says as little of a loss as it did
         alike = gpu is not None and not gpu.lost and before is not None and before.keys() == raw.keys()
         new = {k: v for k, v in raw.items() if before[k] is not v} if alike and before else None
-        part = partial(self._part, position, new, Reader(raw, self._unsupported))
-        gpu = self._made(position, part, lost=is_lost(raw if new is None else new))
-        self._whole[position] = (dict(raw), gpu)
+        part = partial(self._part, position, new, GpuReader(raw, self._unsupported))
+        gpu = self._built(position, part, lost=is_lost(raw if new is None else new))
+        self._before[position] = (dict(raw), gpu)
         return gpu
 
-    def _made(self, position: int, part: Callable[..., Any], *, lost: bool) -> Gpu:
+    def _built(self, position: int, part: Callable[..., Any], *, lost: bool) -> Gpu:
         return Gpu(
-            **part(partial(_still, position), *_STILL),
-            **part(_vital, *_VITAL),
+            **part(partial(_settled, position), *_SETTLED),
+            **part(_basic, *_BASIC),
             lost=lost,
             ecc=part(_ecc, "ecc", "ecc_mode", "sram"),
             remap=part(_remap, "remap"),
@@ -165,27 +89,27 @@ class Converter:
 
 
 @lru_cache
-def _heads(parts: tuple[str, ...]) -> frozenset[str]:
+def _top_keys(parts: tuple[str, ...]) -> frozenset[str]:
     return frozenset(part.partition(".")[0] for part in parts)
 
 
-def _said(raw: Mapping[str, Any], part: str) -> Any:
-    """A part of nvml.json, or one value of it; all of the part where that is an error as a whole."""
+def _raw_part(raw: Mapping[str, Any], part: str) -> Any:
+    """Return a part of nvml.json, or one value of it ("clocks.sm_hertz"); the whole part where that is an error."""
     head, _, key = part.partition(".")
     value = raw.get(head)
     return value.get(key) if key and isinstance(value, dict) and "error" not in value else value
 
 
-_STILL = (
+_SETTLED = (
     "index", "pci", "uuid", "serial", "minor", "name", "persistence_mode", "mig_mode", "recovery_action", "inforom_valid",
 )  # fmt: skip
 
 
-_VITAL = ("memory", "temperature.gpu_celsius", "power.draw_milliwatts", "power.limit_milliwatts", "performance_state")
+_BASIC = ("memory", "temperature.gpu_celsius", "power.draw_milliwatts", "power.limit_milliwatts", "performance_state")
 
 
-def _vital(read: Reader) -> dict[str, Any]:
-    """What every GPU can say."""
+def _basic(read: GpuReader) -> dict[str, Any]:
+    """Return the readings that every GPU has: memory, temperature, power, performance state."""
     return {
         "memory_total_bytes": read.number("memory.total_bytes", "memory_total_bytes"),
         "memory_used_bytes": read.number("memory.used_bytes", "memory_used_bytes"),
@@ -196,20 +120,20 @@ def _vital(read: Reader) -> dict[str, Any]:
     }
 
 
-def _clock(read: Reader) -> int | Missing:
+def _clock(read: GpuReader) -> int | Missing:
     return read.number("clocks.sm_hertz", "clock_sm_hertz")
 
 
-def _throttle(read: Reader) -> int | Missing:
+def _throttle(read: GpuReader) -> int | Missing:
     return read.number("throttle_reasons", "throttle_reasons")
 
 
-def _busy(read: Reader) -> int | Missing:
+def _busy(read: GpuReader) -> int | Missing:
     return read.number("utilization.gpu_percent", "utilization_percent")
 
 
-def _still(position: int, read: Reader) -> dict[str, Any]:
-    """The facts of a GPU that a fault or a person changes, not its work."""
+def _settled(position: int, read: GpuReader) -> dict[str, Any]:
+    """Return what changes only by a fault or by a person, not by the work that a GPU does."""
     index = read.number("index", "index")
     return {
         "pci": _address(read.text("pci", "pci")),
@@ -227,7 +151,7 @@ def _still(position: int, read: Reader) -> dict[str, Any]:
 
 
 def gpus(raw: Mapping[str, Any] | Missing | None, unsupported: Sequence[str] = ()) -> tuple[Gpu, ...] | Missing:
-    """All GPUs of one snapshot. ``unsupported``: dotted Gpu fields the profile excuses."""
+    """Return all GPUs of one snapshot. ``unsupported``: dotted fields of Gpu that the profile excuses."""
     return Converter(unsupported).gpus(raw)
 
 
@@ -248,12 +172,12 @@ def _entries(raw: Mapping[str, Any] | Missing | None) -> list[Mapping[str, Any]]
 
 
 def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missing) -> Driver:
-    """The driver's versions: ``module_version`` as the kernel says it, the rest as NVML does."""
+    """Return the driver's versions: ``module_version`` as the kernel reports it, the others as NVML does."""
     if raw is None:
         raw = unreadable("NVML was not asked")
     if isinstance(raw, Missing):
         return Driver(module_version=module_version, library_version=raw, nvml_version=raw, cuda_version=raw)
-    read = Reader(raw)
+    read = GpuReader(raw)
     code = raw.get("error")
     return Driver(
         module_version=module_version,
@@ -265,7 +189,7 @@ def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missin
 
 
 def is_lost(raw: Mapping[str, Any]) -> bool:
-    """Whether any of the answers about this GPU was GPU_IS_LOST."""
+    """Return whether any of the answers about this GPU was GPU_IS_LOST."""
     for part in (raw, *raw.values()):
         if type(part) is dict:
             if part.get("error") == GPU_IS_LOST:
@@ -283,8 +207,8 @@ def _address(text: str | Missing) -> str:
         return ""
 
 
-def _ecc(read: Reader) -> Ecc | Missing:
-    """Missing as a whole only when nothing of it can be read, for one reason."""
+def _ecc(read: GpuReader) -> Ecc | Missing:
+    """Return the ECC modes and counters; Missing as a whole only when none can be read, all for the same reason."""
     values: tuple[Any, ...] = (
         read.flag("ecc_mode.current", "ecc.mode_current"),
         read.flag("ecc_mode.pending", "ecc.mode_pending"),
@@ -308,7 +232,7 @@ def _ecc(read: Reader) -> Ecc | Missing:
     )
 
 
-def _remap(read: Reader) -> RowRemap | Missing:
+def _remap(read: GpuReader) -> RowRemap | Missing:
     corrected = read.number("remap.corrected", "remap.corrected")
     uncorrected = read.number("remap.uncorrected", "remap.uncorrected")
     pending = read.flag("remap.pending", "remap.pending")
@@ -329,8 +253,8 @@ def _remap(read: Reader) -> RowRemap | Missing:
     )
 
 
-def _pcie(read: Reader) -> PcieLink | Missing:
-    whole = read.look("pcie", "pcie")
+def _pcie(read: GpuReader) -> PcieLink | Missing:
+    whole = read.value("pcie", "pcie")
     if isinstance(whole, Missing):
         return whole
     return PcieLink(
@@ -342,7 +266,7 @@ def _pcie(read: Reader) -> PcieLink | Missing:
     )
 
 
-def _nvlinks(read: Reader) -> tuple[NvLink, ...] | Missing:
+def _nvlinks(read: GpuReader) -> tuple[NvLink, ...] | Missing:
     links = read.items("nvlink", "nvlinks")
     if isinstance(links, Missing):
         return links
@@ -378,8 +302,8 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
     )
 
 
-def _processes(read: Reader) -> tuple[GpuProcess, ...] | Missing:
-    """Compute processes; used_bytes -1 where the driver does not say (NVML_VALUE_NOT_AVAILABLE)."""
+def _processes(read: GpuReader) -> tuple[GpuProcess, ...] | Missing:
+    """Return the compute processes; used_bytes is -1 where the driver does not know it (NVML_VALUE_NOT_AVAILABLE)."""
     entries = read.items("processes", "processes")
     if isinstance(entries, Missing):
         return entries

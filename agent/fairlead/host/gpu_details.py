@@ -1,14 +1,10 @@
-"""Details of one GPU from its part of nvml.json. Pure conversion."""
+"""Static facts of one GPU (VBIOS, part number, ...) from its part of nvml.json. Pure conversion."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fairlead.host.gpu_reader import GpuReader
 from fairlead.model.facts import Missing
 from fairlead.model.gpu_details import GpuDetails
-
-if TYPE_CHECKING:
-    from fairlead.host.gpu import Reader
 
 #: What of nvml.json they are made of.
 PARTS = (
@@ -17,8 +13,8 @@ PARTS = (
 )  # fmt: skip
 
 
-def details(read: Reader) -> GpuDetails:
-    """All of them; what cannot be read is Missing in its place."""
+def details(read: GpuReader) -> GpuDetails:
+    """Return the static facts of a GPU; a value that cannot be read is Missing in its place."""
     capability = read.items("compute_capability", "details.compute_major")
     major = capability if isinstance(capability, Missing) else capability[0] if capability else 0
     return GpuDetails(

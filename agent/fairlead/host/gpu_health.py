@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fairlead.host.gpu_reader import GpuReader
 from fairlead.model.facts import Missing
 from fairlead.model.gpu_health import RetiredPages
-
-if TYPE_CHECKING:
-    from fairlead.host.gpu import Reader
 
 CORRUPTED_INFOROM = 14
 
 
-def retired(read: Reader) -> RetiredPages | Missing:
-    """Missing as a whole only when nothing of it can be read, for one reason."""
+def retired(read: GpuReader) -> RetiredPages | Missing:
+    """Return the retired page counts; Missing as a whole only when none can be read, all for the same reason."""
     single = read.number("retired_pages.single_bit", "retired.single_bit")
     double = read.number("retired_pages.double_bit", "retired.double_bit")
     pending = read.flag("retired_pages.pending", "retired.pending")
@@ -23,8 +19,8 @@ def retired(read: Reader) -> RetiredPages | Missing:
     return RetiredPages(single_bit=single, double_bit=double, pending=pending)
 
 
-def inforom_valid(read: Reader) -> bool | Missing:
-    """nvmlDeviceValidateInforom answers by its return code alone: CORRUPTED_INFOROM (14) is an answer."""
+def inforom_valid(read: GpuReader) -> bool | Missing:
+    """Return whether the infoROM is valid: nvmlDeviceValidateInforom answers by its code, and CORRUPTED_INFOROM is a no."""
     value = read.raw.get("inforom_valid")
     if isinstance(value, dict) and value.get("error") == CORRUPTED_INFOROM:
         return False

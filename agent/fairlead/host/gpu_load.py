@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
+from fairlead.host.gpu_reader import GpuReader
+from fairlead.model.facts import Gpu
 from fairlead.model.gpu_load import REASONS, ClockEvents, Fabric, GpuLoad, LoadSeen
 from fairlead.model.load_window import is_busy
 from fairlead.model.missing import Missing
-
-if TYPE_CHECKING:
-    from fairlead.host.gpu import Reader
-    from fairlead.model.facts import Gpu
 
 #: What of nvml.json ``load`` is made of: not what changes from one second to the next.
 PARTS = (
@@ -25,8 +21,8 @@ _IDLE = 0x001
 _BRAKE = 0x080
 
 
-def load(read: Reader) -> GpuLoad:
-    """Everything but the sums."""
+def load(read: GpuReader) -> GpuLoad:
+    """Return limits, temperatures, fabric state and clock event counters; the sums over sweeps are added by LoadSums."""
     return GpuLoad(
         margin_celsius=read.number("temperature.margin_celsius", "load.margin_celsius"),
         slowdown_celsius=read.number("temperature.slowdown_celsius", "load.slowdown_celsius"),
@@ -41,7 +37,7 @@ def load(read: Reader) -> GpuLoad:
     )
 
 
-def _fabric(read: Reader) -> Fabric | Missing:
+def _fabric(read: GpuReader) -> Fabric | Missing:
     state = read.number("fabric.state", "load.fabric")
     status = read.number("fabric.status", "load.fabric")
     clique = read.number("fabric.clique_id", "load.fabric")
@@ -54,36 +50,36 @@ def _fabric(read: Reader) -> Fabric | Missing:
     return Fabric(state=state, status=status, clique=clique, cluster=cluster, health=health)
 
 
-def _events(read: Reader) -> ClockEvents:
+def _events(read: GpuReader) -> ClockEvents:
     names = [name.removesuffix("_seconds") for name in ClockEvents.__struct_fields__]
     values = {n: read.number(f"clock_events.{n}_nanoseconds", f"load.events.{n}_seconds") for n in names}
     return ClockEvents(**{f"{n}_seconds": v if isinstance(v, Missing) else v / 1e9 for n, v in values.items()})
 
 
-class Seen:
-    """Adds up what each GPU was seen doing from sweep to sweep, by PCI address."""
+class LoadSums:
+    """Adds up from sweep to sweep for how many seconds each GPU was busy or throttled, by PCI address."""
 
     def __init__(self) -> None:
         self._sums: dict[str, LoadSeen] = {}
         self._last: float | None = None
 
     def add(self, gpus: tuple[Gpu, ...], now: float) -> tuple[Gpu, ...]:
-        """The GPUs with their sums. ``now``: seconds of a clock that does not jump."""
+        """Return the GPUs with their sums up to now. ``now``: seconds of a clock that does not jump."""
         passed = 0.0 if self._last is None else now - self._last
         self._last = now
         if not 0 < passed <= GAP_SECONDS:
             passed = 0.0
-        return tuple(self._one(gpu, passed) for gpu in gpus)
+        return tuple(self._with_sums(gpu, passed) for gpu in gpus)
 
-    def _one(self, gpu: Gpu, passed: float) -> Gpu:
+    def _with_sums(self, gpu: Gpu, passed: float) -> Gpu:
         sums = self._sums.get(gpu.pci)
         mask = gpu.throttle_reasons
         if passed and isinstance(mask, int) and not gpu.lost:
-            sums = self._sums[gpu.pci] = _added(sums or LoadSeen(), gpu, mask, passed)
+            sums = self._sums[gpu.pci] = _accumulated(sums or LoadSeen(), gpu, mask, passed)
         return gpu if sums is None else replace(gpu, load=replace(gpu.load, seen=sums))
 
 
-def _added(sums: LoadSeen, gpu: Gpu, mask: int, passed: float) -> LoadSeen:
+def _accumulated(sums: LoadSeen, gpu: Gpu, mask: int, passed: float) -> LoadSeen:
     watched = sums.watched_seconds + passed
     brake = sums.brake_seconds + (passed if mask & _BRAKE else 0.0)
     if not is_busy(gpu):

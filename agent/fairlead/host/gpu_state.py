@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fairlead.host.gpu_reader import GpuReader
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.gpu_state import GpuState, MigInstance
-
-if TYPE_CHECKING:
-    from fairlead.host.gpu import Reader
 
 #: What of nvml.json they are made of.
 PARTS = ("application_clocks", "clocks.memory_max_hertz", "power.minimum_limit_milliwatts", "mig")
 
 
-def state(read: Reader) -> GpuState:
-    """All of it; what cannot be read is Missing in its place."""
+def state(read: GpuReader) -> GpuState:
+    """Return the clocks, power limits and MIG instances a GPU is set to; a value that cannot be read is Missing in its place."""
     return GpuState(
         application_sm_hertz=read.number("application_clocks.sm_hertz", "state.application_sm_hertz"),
         application_memory_hertz=read.number("application_clocks.memory_hertz", "state.application_memory_hertz"),
@@ -30,7 +26,7 @@ def state(read: Reader) -> GpuState:
     )
 
 
-def _instances(read: Reader) -> tuple[MigInstance, ...] | Missing:
+def _instances(read: GpuReader) -> tuple[MigInstance, ...] | Missing:
     found = read.items("mig.instances", "state.mig_instances")
     if isinstance(found, Missing):
         return found
@@ -40,6 +36,6 @@ def _instances(read: Reader) -> tuple[MigInstance, ...] | Missing:
         return unreadable("nvml: mig.instances holds an entry that is no instance")
 
 
-def _profiles(read: Reader) -> tuple[str, ...] | Missing:
+def _profiles(read: GpuReader) -> tuple[str, ...] | Missing:
     found = read.items("mig.profiles", "state.mig_profiles")
     return found if isinstance(found, Missing) else tuple(str(p) for p in found)

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from fairlead.errors import HostError
-from fairlead.host.gpu import return_text
+from fairlead.host.gpu_reader import return_text
 from fairlead.host.nvml_frames import BEAT, FRAME, FRAME_MAX_BYTES, after
 from fairlead.model.facts import Missing, StuckCall, unreadable
 from fairlead.model.json_text import NOT_JSON

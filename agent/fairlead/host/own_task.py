@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-from fairlead.topology.plan import Doubt, parse_cpulist
+from fairlead.model.cpulist import cpus_in
+from fairlead.topology.binding.binding_plan import Doubt, parse_cpu_set
 
 MPOL_DEFAULT = 0
 MPOL_PREFERRED = 1
@@ -38,7 +39,7 @@ def affinity() -> int:
 def set_affinity(cpus: int) -> None:
     """Run on these CPUs only, read back; what the kernel does not take as it stands is undone and raises Doubt."""
     before = os.sched_getaffinity(0)
-    wanted = {cpu for cpu in range(cpus.bit_length()) if cpus >> cpu & 1}
+    wanted = set(cpus_in(cpus))
     try:
         os.sched_setaffinity(0, wanted)
     except OSError as e:
@@ -57,15 +58,15 @@ def cpuset(fs: str = "/sys/fs/cgroup") -> int:
             for folder in (path, ""):  # a container shows its own group as the root
                 for name in ("cpuset.effective_cpus", "cpuset.cpus"):
                     if os.path.exists(f"{fs}/cpuset{folder}/{name}"):
-                        return parse_cpulist(text(f"{fs}/cpuset{folder}/{name}"))
+                        return parse_cpu_set(text(f"{fs}/cpuset{folder}/{name}"))
         if number == "0" and not controllers:
             unified = path.rstrip("/")
     while unified is not None:
         for name in (f"{fs}{unified}/cpuset.cpus.effective", f"{fs}/unified{unified}/cpuset.cpus.effective"):
             if os.path.exists(name):
-                return parse_cpulist(text(name))
+                return parse_cpu_set(text(name))
         unified = unified.rpartition("/")[0] if unified else None
-    return parse_cpulist(text("/sys/devices/system/cpu/online"))
+    return parse_cpu_set(text("/sys/devices/system/cpu/online"))
 
 
 def memory_policy() -> int:

@@ -13,8 +13,8 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from fairlead.host import config_space
-from fairlead.host.cpulist import parse_cpulist, parse_cpumask
 from fairlead.host.root import Root, value_of
+from fairlead.model.cpulist import parse_cpulist, parse_cpumask
 from fairlead.model.facts import CLASS_UNREADABLE, Missing, PciDevice, PcieLink, unreadable
 
 DEVICES = "/sys/bus/pci/devices"

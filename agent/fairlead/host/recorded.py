@@ -7,8 +7,8 @@ import errno
 import os
 
 from fairlead.errors import DataError, InputMissing
-from fairlead.host.cpulist import parse_cpulist
 from fairlead.host.root import Root
+from fairlead.model.cpulist import parse_cpulist
 
 CONFIG_BYTES = (0, 64, 256, 4096)  # what the kernel gives: header, PCI, PCI Express (pci_create_attr); 0: kept empty
 _LISTS = ("/sys/devices/system/cpu/online", "/sys/devices/system/node/online")

@@ -15,8 +15,8 @@ from fairlead.errors import ConfigError, UsageError
 from fairlead.measure.jobs import PREFIX
 from fairlead.measure.script import Step, limit_minutes, script
 from fairlead.measure.tools import load
+from fairlead.model.nodelist import expand
 from fairlead.model.profile import Peak, Reference
-from fairlead.topology.nodelist import expand
 
 
 class Target(Struct, frozen=True, kw_only=True):

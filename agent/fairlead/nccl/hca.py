@@ -18,9 +18,10 @@ NVIDIA = 0x10DE
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """``compute``: ports for NCCL. ``default``: the ports NCCL would take itself once all are up, so that a port that comes and
-    goes changes no file. ``problems``: why the set cannot be trusted. ``left_out``: for each port that is not compute why.
-    ``ports``: the compute ports themselves, by PCI address, which is NCCL's order. ``down``: ports that would be compute if up.
+    """``compute``: names of the ports for NCCL. ``default``: those NCCL would take itself once all are up, so that a port that
+    comes and goes changes no file. ``problems``: why the set cannot be trusted. ``left_out``: why, by name of each port that is
+    not compute. ``ports``: the compute ports themselves, by PCI address, which is NCCL's order. ``down``: names of ports that
+    would be compute if they were up.
     """
 
     compute: tuple[str, ...]
@@ -32,26 +33,27 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 def matches(name: str, pattern: str) -> bool:
-    """An exact name, or a prefix with ``*`` at its end. No prefix without a star: mlx5_1 is not mlx5_10."""
+    """Return whether a name is ``pattern``, or begins with it where it ends in ``*``: mlx5_1 alone is not mlx5_10."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def gpu_paths(pci: tuple[PciDevice, ...]) -> tuple[tuple[str, ...], ...]:
-    """PCI paths of the NVIDIA GPUs (3D and VGA controllers)."""
+    """Return the PCI paths of the NVIDIA GPUs (3D and VGA controllers)."""
     return tuple(d.path for d in pci if d.vendor == NVIDIA and d.class_code >> 8 in (0x0300, 0x0302))
 
 
 def near_gpu(path: tuple[str, ...], gpus: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether a PCIe switch (not only a host bridge) is above both: NCCL's classes PIX and PXB."""
+    """Return whether a PCIe switch (not only a host bridge) is above both: NCCL's classes PIX and PXB."""
     return len(path) > 2 and any(len(g) > 2 and g[:2] == path[:2] for g in gpus)
 
 
 def up(nic: Nic) -> bool:
-    """ACTIVE and LinkUp (the first lets NCCL use a port, the second is the link itself)."""
+    """Return whether a port is ACTIVE and LinkUp (the first lets NCCL use it, the second is the link itself)."""
     return nic.state == "ACTIVE" and (nic.physical_state == "LinkUp" or isinstance(nic.physical_state, Missing))
 
 
 def port_name(nic: Nic, ports_of: Counter[str]) -> str:
+    """Return the name of a port as NCCL_IB_HCA takes it: mlx5_0, or mlx5_0:2 where the device has several ports."""
     return f"{nic.name}:{nic.port}" if ports_of[nic.name] > 1 else nic.name
 
 
@@ -63,63 +65,100 @@ def choose(
     exclude: tuple[str, ...] = (),
     other_traffic: Mapping[str, str] | None = None,
 ) -> Choice:
-    """The compute ports among ``nics``.
+    """Return which ports of ``nics`` are compute ports.
 
-    expected: ports that the profile declares, None when it says nothing. exclude: the site's names or prefixes with ``*``.
-    other_traffic: network interface -> what it carries (default route, storage); such a port is compute only beside a GPU.
+    ``expected``: how many ports the profile declares, None when it says nothing. ``exclude``: the site's names, or prefixes with
+    ``*``. ``other_traffic``: by network interface what it carries (default route, storage); such a port is compute only beside a
+    GPU.
     """
     rdma = [n for n in nics if n.rdma and n.link_layer in ("InfiniBand", "Ethernet")]
-    ports_of = Counter(n.name for n in rdma)
-    names = {id(n): port_name(n, ports_of) for n in rdma}
-    paths = {d.address: d.path for d in pci}
-    gpus = gpu_paths(pci)
+    names = _Names(rdma)
+    candidates, left_out = _candidates(rdma, names, pci, exclude, other_traffic or {})
+    active = [n for n in candidates if up(n)]
+    down = [n for n in candidates if not up(n)]
+    compute = _fastest(active)
+    left_out |= {names.of(n): "another link layer or rate" for n in active if n not in compute}
+    left_out |= {names.of(n): _state(n) for n in down}
+    return Choice(
+        compute=names.in_order(compute),
+        default=names.in_order(rdma),
+        left_out=left_out,
+        problems=_problems(names, expected, compute, active, down),
+        down=names.in_order(down),
+        ports=tuple(sorted(compute, key=lambda n: (n.pci, n.port))),
+    )
+
+
+class _Names:
+    """The names of a node's RDMA ports, see port_name."""
+
+    def __init__(self, rdma: list[Nic]) -> None:
+        self._ports_of = Counter(n.name for n in rdma)
+
+    def of(self, nic: Nic) -> str:
+        return port_name(nic, self._ports_of)
+
+    def in_order(self, nics: list[Nic]) -> tuple[str, ...]:
+        """Return the names of these ports, mlx5_2 before mlx5_10."""
+        return tuple(sorted((self.of(n) for n in nics), key=_natural))
+
+
+def _candidates(
+    rdma: list[Nic], names: _Names, pci: tuple[PciDevice, ...], exclude: tuple[str, ...], other_traffic: Mapping[str, str]
+) -> tuple[list[Nic], dict[str, str]]:
+    """Return the ports that may be compute when they are up, and by name of each other port why it may not.
+
+    Where one of them is beside a GPU, those that are not are left out.
+    """
     all_virtual = all(n.virtual_function for n in rdma)
     only_bond = all("bond" in n.name or n.master for n in rdma)
+    paths = {d.address: d.path for d in pci}
+    gpus = gpu_paths(pci)
     left_out: dict[str, str] = {}
     candidates: list[tuple[Nic, bool]] = []
     for nic in rdma:
         near = near_gpu(paths.get(nic.pci, ()), gpus)
-        carries = [what for i, what in (other_traffic or {}).items() if i in nic.interfaces]
+        carries = [what for i, what in other_traffic.items() if i in nic.interfaces]
         if any(matches(nic.name, p) or any(matches(i, p) for i in nic.interfaces) for p in exclude):
-            left_out[names[id(nic)]] = "excluded by the site"
+            left_out[names.of(nic)] = "excluded by the site"
         elif nic.virtual_function and not all_virtual:
-            left_out[names[id(nic)]] = "a virtual function"
+            left_out[names.of(nic)] = "a virtual function"
         elif "bond" in nic.name and not only_bond:
-            left_out[names[id(nic)]] = "a bond"
+            left_out[names.of(nic)] = "a bond"
         elif nic.master and not only_bond:
-            left_out[names[id(nic)]] = f"part of {nic.master}"
+            left_out[names.of(nic)] = f"part of {nic.master}"
         elif carries and not near and len(rdma) > 1:
-            left_out[names[id(nic)]] = f"carries {carries[0]}"
+            left_out[names.of(nic)] = f"carries {carries[0]}"
         else:
             candidates.append((nic, near))
     if any(near for _, near in candidates):
-        left_out.update({names[id(n)]: "not beside a GPU" for n, near in candidates if not near})
+        left_out |= {names.of(n): "not beside a GPU" for n, near in candidates if not near}
         candidates = [(n, near) for n, near in candidates if near]
-    active = [n for n, _ in candidates if up(n)]
-    groups = Counter((n.link_layer, 0.0 if isinstance(n.rate_gbps, Missing) else n.rate_gbps) for n in active)
+    return [n for n, _ in candidates], left_out
+
+
+def _fastest(active: list[Nic]) -> list[Nic]:
+    """Return the ports of the link layer and rate that is fastest; of equal rates the link layer with most ports."""
+    groups = Counter(map(_link, active))
     best = max(groups, key=lambda g: (g[1], groups[g]), default=None)
-    compute = [n for n in active if (n.link_layer, 0.0 if isinstance(n.rate_gbps, Missing) else n.rate_gbps) == best]
-    for nic in active:
-        if nic not in compute:
-            left_out[names[id(nic)]] = "another link layer or rate"
-    down = [n for n, _ in candidates if not up(n)]
-    left_out.update({names[id(n)]: _state(n) for n in down})
-    problems: tuple[str, ...] = ()
-    if expected is not None and len(compute) != expected:
-        said = "".join(f"; {names[id(n)]} is {_state(n)}" for n in down)
-        odd = [n for n in active if n not in compute]
-        said += "".join(
-            f"; {names[id(n)]} is {n.link_layer} at {n.rate_gbps} Gb/s" for n in odd if not isinstance(n.rate_gbps, Missing)
-        )
-        problems = (f"{expected} compute ports expected, {len(compute)} usable{said}",)
-    return Choice(
-        compute=tuple(sorted((names[id(n)] for n in compute), key=_natural)),
-        default=tuple(sorted((names[id(n)] for n in rdma), key=_natural)),
-        left_out=left_out,
-        problems=problems,
-        down=tuple(sorted((names[id(n)] for n in down), key=_natural)),
-        ports=tuple(sorted(compute, key=lambda n: (n.pci, n.port))),
+    return [n for n in active if _link(n) == best]
+
+
+def _link(nic: Nic) -> tuple[str, float]:
+    """Return the link layer, and the rate in Gb/s (0 where it cannot be read)."""
+    return nic.link_layer, 0.0 if isinstance(nic.rate_gbps, Missing) else nic.rate_gbps
+
+
+def _problems(names: _Names, expected: int | None, compute: list[Nic], active: list[Nic], down: list[Nic]) -> tuple[str, ...]:
+    """Return one line where not as many ports are usable as expected, with the state of those that are not."""
+    if expected is None or len(compute) == expected:
+        return ()
+    said = "".join(f"; {names.of(n)} is {_state(n)}" for n in down)
+    odd = [n for n in active if n not in compute]
+    said += "".join(
+        f"; {names.of(n)} is {n.link_layer} at {n.rate_gbps} Gb/s" for n in odd if not isinstance(n.rate_gbps, Missing)
     )
+    return (f"{expected} compute ports expected, {len(compute)} usable{said}",)
 
 
 def _state(nic: Nic) -> str:
@@ -128,7 +167,7 @@ def _state(nic: Nic) -> str:
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """mlx5_2 before mlx5_10."""
+    """Return a sort key that puts mlx5_2 before mlx5_10."""
     parts: list[tuple[int, int, str]] = []
     word = ""
     digits = ""

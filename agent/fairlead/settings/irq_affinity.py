@@ -20,10 +20,10 @@ from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, KernelValue, Layer, Unit
+from fairlead.model.cpulist import cpus_in, format_cpulist, parse_cpu_set
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.pci_kind import kind_of
 from fairlead.model.setting import Setting, Want
-from fairlead.topology.plan import Doubt, format_cpulist, parse_cpulist
 
 LINES = "/sys/bus/pci/devices/*/msi_irqs/*"
 AFFINITY = "/proc/irq/[0-9]*/smp_affinity_list"
@@ -51,14 +51,13 @@ class IrqAffinityWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 def cpus_of(text: str) -> tuple[int, ...] | None:
     """The CPUs of a list such as 0-3,8; None for what is none."""
     try:
-        mask = parse_cpulist(text)
-    except Doubt:
+        return cpus_in(parse_cpu_set(text))
+    except ValueError:
         return None
-    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
 
 
 def text_of(cpus: tuple[int, ...]) -> str:
-    return format_cpulist(sum(1 << c for c in cpus))
+    return format_cpulist(cpus) or "-"
 
 
 class Irq(Struct, frozen=True):

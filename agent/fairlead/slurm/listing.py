@@ -11,9 +11,9 @@ import secrets
 from msgspec import Struct
 
 from fairlead.errors import SlurmError
+from fairlead.model.nodelist import expand
 from fairlead.slurm.client import JobOn, NodeState
 from fairlead.slurm.scontrol import FIELDS, HOLDING, Scontrol, nodes_of, rows
-from fairlead.topology.nodelist import expand
 
 _EXTRA = ("Version",)
 

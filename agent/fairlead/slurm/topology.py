@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from fairlead.errors import SlurmError
-from fairlead.topology import nodelist
+from fairlead.model import nodelist
 
 
 class NodeGroup(Struct, frozen=True):

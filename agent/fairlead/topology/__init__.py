@@ -1,1 +1,1 @@
-"""Pure rules: PCI tree, distances, binding plans."""
+"""Pure rules over one machine and its fabric: how far devices are apart, which CPUs a task should have, what costs bandwidth."""

@@ -14,7 +14,7 @@ NvmlSet = Callable[[str, str, int | str], None]
 #: NVML API reference, nvmlDeviceSetMigMode: the mode stays pending while another client has the GPU open.
 ALONE = frozenset({"mig"})
 LET_GO_SECONDS = 15.0  # for all GPUs of a run together: the agent looks every second, and ends a worker that is busy
-_IN_USE = "NVML IN_USE (19)"  # host.gpu.return_text
+_IN_USE = "NVML IN_USE (19)"  # host.gpu_reader.return_text
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.model.nodelist import expand
 from fairlead.model.plain import one_line
 from fairlead.policy.ownership import MAINTAIN, Owner, classify, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
@@ -23,7 +24,6 @@ from fairlead.provision.maintain.limits import Place
 from fairlead.provision.maintain.steps import Hand, Move, Now, Plan, Seen, Step, Work
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
-from fairlead.topology.nodelist import expand
 
 FRESH_SECONDS = 2.0
 

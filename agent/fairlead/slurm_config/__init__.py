@@ -1,0 +1,1 @@
+"""Writes Slurm's own files from facts: gres.conf, NodeName lines, topology.conf and topology.yaml."""

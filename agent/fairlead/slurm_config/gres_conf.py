@@ -1,0 +1,113 @@
+"""Writes gres.conf and the NodeName lines of slurm.conf, equal nodes in one line (gres.conf(5), slurm.conf(5))."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from fairlead.model.cpulist import format_cpulist
+from fairlead.model.nodelist import fold, in_order
+from fairlead.slurm_config.slurm_node import GpuGres, SlurmNode
+
+MEMORY_SHARE = 100  # nodes whose memory differs by less than 1/100 are equal: firmware and kernel take a little more or less
+
+
+def gres_lines(node: SlurmNode, autodetect: str = "") -> tuple[str, ...]:
+    """Return the lines of one node, without NodeName. ``autodetect``: "" or a mechanism (nvml, nvidia, rsmi), which then finds
+    links and cores itself, and checks what is written here against it: a difference drains the node.
+
+    A node in MIG mode has what AutoDetect finds: the file of a GPU instance is known on the node only.
+    """
+    head = f"AutoDetect={autodetect} " if autodetect else ""
+    if any(gpu.mig for gpu in node.gpus):
+        return ("AutoDetect=nvml",)
+    lines = []
+    for group in _alike(node.gpus, autodetect):
+        first = group[0]
+        cores = _cores(first, autodetect)
+        links = f" Links={','.join(map(str, first.links))}" if _says_links(first) and not autodetect else ""
+        files = fold(gpu.file for gpu in group)
+        lines.append(f"{head}Name=gpu Type={first.type} File={files}{f' Cores={cores}' if cores else ''}{links}")
+    return tuple(lines)
+
+
+def _alike(gpus: Sequence[GpuGres], autodetect: str) -> list[list[GpuGres]]:
+    """Return the GPUs in groups that one line can hold: neighbours in file order with the same type and cores, and no Links."""
+    groups: list[list[GpuGres]] = []
+    for gpu in gpus:
+        last = groups[-1][-1] if groups else None
+        links = not autodetect and (_says_links(gpu) or (last is not None and _says_links(last)))
+        if last is not None and not links and (last.type, _cores(last, autodetect)) == (gpu.type, _cores(gpu, autodetect)):
+            groups[-1].append(gpu)
+        else:
+            groups.append([gpu])
+    return groups
+
+
+def _cores(gpu: GpuGres, autodetect: str) -> str:
+    if not gpu.cores or (autodetect and gpu.cores != gpu.near):
+        return ""
+    return format_cpulist(gpu.cores)
+
+
+def _says_links(gpu: GpuGres) -> bool:
+    """Return whether Links prefers some GPUs: behind NVSwitches no link ends at another GPU."""
+    return any(count > 0 for count in gpu.links)
+
+
+def render_gres(nodes: Iterable[SlurmNode], autodetect: str = "") -> str:
+    """Return the gres.conf of these nodes. ``autodetect``: see gres_lines."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for node in nodes:
+        lines = gres_lines(node, autodetect)
+        if lines:
+            groups.setdefault(lines, []).append(node.name)
+    ordered = sorted(groups, key=lambda lines: in_order(groups[lines])[0])
+    return "".join(f"NodeName={fold(groups[lines])} {line}\n" for lines in ordered for line in lines)
+
+
+def node_line(node: SlurmNode, names: Iterable[str]) -> str:
+    """Return the NodeName line of ``names``, which are all as ``node`` is."""
+    words = [f"NodeName={fold(names)}", f"CPUs={node.cpus}"]
+    if node.cores_per_socket:
+        words += ["Boards=1", f"SocketsPerBoard={node.sockets}", f"CoresPerSocket={node.cores_per_socket}"]
+        words += [f"ThreadsPerCore={node.threads_per_core}"]
+    if node.memory_mib is not None:
+        words.append(f"RealMemory={node.memory_mib}")
+    types: dict[str, int] = {}
+    for gpu in node.gpus:
+        types[gpu.type] = types.get(gpu.type, 0) + 1
+    if types and not any(gpu.mig for gpu in node.gpus):
+        words.append("Gres=" + ",".join(f"gpu:{kind}:{count}" for kind, count in types.items()))
+    return " ".join(words)
+
+
+def render_nodes(nodes: Iterable[SlurmNode]) -> tuple[str, tuple[str, ...]]:
+    """Return the NodeName lines, and notes. Equal nodes are in one line, with the least memory that one of them has: a node that
+    has less than RealMemory is drained (slurm.conf(5), RealMemory)."""
+    groups: list[list[SlurmNode]] = []
+    for node in sorted(nodes, key=lambda n: (node_line(replace(n, memory_mib=None), ["n"]), n.memory_mib or 0, n.name)):
+        if groups and _equal(groups[-1][0], node):
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    lines = []
+    notes = []
+    for group in groups:
+        names = in_order(node.name for node in group)
+        lines.append((names[0], node_line(group[0], names)))
+        least, most = group[0].memory_mib, group[-1].memory_mib
+        if least != most:
+            notes.append(f"{fold(names)}: RealMemory is the least of {least} to {most} MiB")
+        if any(gpu.mig for gpu in group[0].gpus):
+            notes.append(f"{fold(names)}: in MIG mode: add the Gres that `slurmd -C` prints there")
+    return "".join(f"{line}\n" for _, line in sorted(lines)), tuple(notes)
+
+
+def _equal(a: SlurmNode, b: SlurmNode) -> bool:
+    if node_line(replace(a, memory_mib=None), ["n"]) != node_line(replace(b, memory_mib=None), ["n"]):
+        return False
+    if a.memory_mib is None or b.memory_mib is None:
+        return a.memory_mib == b.memory_mib
+    return (b.memory_mib - a.memory_mib) * MEMORY_SHARE <= a.memory_mib

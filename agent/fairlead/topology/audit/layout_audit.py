@@ -1,0 +1,29 @@
+"""The layout audit: what in a machine's wiring costs bandwidth, with how much, and what to move.
+
+WARN is something to put right; OK is a property of the machine that a person should know of, such as GPUs that all share
+their uplinks alike. Nothing here drains a node.
+"""
+
+from __future__ import annotations
+
+from fairlead.model.facts import Node
+from fairlead.model.finding import Finding
+from fairlead.topology.audit import link_audit, peer_audit, placement_audit
+from fairlead.topology.audit.machine_view import MachineView
+
+
+def audit(node: Node) -> tuple[Finding, ...]:
+    """Return the findings of the layout audit: about locality, links, shared uplinks, NICs and peer-to-peer paths."""
+    view = MachineView(node)
+    return (
+        *placement_audit.unknown_locality(view),
+        *placement_audit.memory(view),
+        *placement_audit.uneven_nodes(view),
+        *link_audit.narrow(view),
+        *link_audit.slow(view),
+        *link_audit.chipset(view),
+        *link_audit.shared_uplinks(view),
+        *placement_audit.far_nics(view),
+        *peer_audit.redirects(view),
+        *peer_audit.nvlinks(view),
+    )

@@ -1,0 +1,88 @@
+"""A node as the audit and the picture need it: GPUs, NICs and PCI devices by address, computed once."""
+
+from __future__ import annotations
+
+from fairlead.model.facts import Node, PciDevice, unreadable
+from fairlead.model.finding import Action, Finding, Level, Service
+from fairlead.topology.distances import link_speed, locality, nearest_nics, pci_tree
+from fairlead.topology.distances.accelerators import accelerators
+from fairlead.topology.distances.path_classes import PathClasses
+
+_NOT_ASKED = unreadable("not asked")
+
+
+class MachineView:
+    """The GPUs, NICs and PCI devices of one node. ``ends``: what a person calls each GPU and NIC, by PCI address, GPUs first."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.devices = pci_tree.by_address(node)
+        self.gpus = accelerators(node)
+        self.nics = nearest_nics.functions(node)
+        self.classes = PathClasses(node, [nic.pci for nic in self.nics])
+        self.ends = {gpu.pci: f"GPU {gpu.pci}" for gpu in self.gpus}
+        for nic in self.nics:
+            self.ends.setdefault(nic.pci, f"NIC {nic.name} {nic.pci}")
+        self.ports_below: dict[str, int] = {}  # of each bridge, how many bridges are right below it
+        for device in node.pci:
+            if device.class_code >> 8 == 0x0604 and len(device.path) > 2:
+                self.ports_below[device.path[-2]] = self.ports_below.get(device.path[-2], 0) + 1
+        self._links = {gpu.pci: gpu.pcie for gpu in self.gpus}
+        self._packages: dict[int, set[int]] = {}
+        for cpu in node.cpus:
+            if cpu.online:
+                self._packages.setdefault(cpu.numa, set()).add(cpu.package)
+        self.sockets = link_speed.bandwidth_between_sockets(node)
+
+    def link(self, address: str) -> link_speed.LinkState | None:
+        """Return the link right above a device; None when it is not known."""
+        device = self.devices.get(address)
+        return link_speed.link_state(device, self.devices, self._links.get(address, _NOT_ASKED)) if device is not None else None
+
+    def to_host(self, address: str) -> float:
+        """Return GB/s from a device to its CPU; 0 unknown."""
+        device = self.devices.get(address)
+        return (
+            link_speed.bandwidth_to_host(device, self.devices, self._links.get(address, _NOT_ASKED))
+            if device is not None
+            else 0.0
+        )
+
+    def uplinks(self, address: str) -> tuple[PciDevice, ...]:
+        """Return the upstream ports of the switches above a device, outermost first."""
+        device = self.devices.get(address)
+        found = (self.devices.get(port) for port in (pci_tree.bridges(device) if device is not None else ()))
+        return tuple(port for port in found if port is not None and port.bridge_role == "switch_upstream")
+
+    def numa(self, address: str) -> int:
+        return locality.of_pci(self.node, address).numa
+
+    def package(self, address: str) -> int:
+        """Return the socket of a device; -1 when its NUMA node is unknown or spans several."""
+        found = self._packages.get(self.numa(address), set())
+        return next(iter(found)) if len(found) == 1 else -1
+
+
+def finding(
+    check: str,
+    device: str,
+    summary: str,
+    *evidence: str,
+    action: Action = Action.CHECK_HARDWARE,
+    level: Level = Level.WARN,
+) -> Finding:
+    """Return a finding of the audit; ``check`` without "topology."."""
+    return Finding(
+        check=f"topology.{check}",
+        level=level,
+        device=device,
+        summary=summary,
+        evidence=evidence,
+        action=action,
+        service=Service.KEEP,
+    )
+
+
+def lost(now: float, able: float) -> str:
+    """Return ``31.5 of 63.0 GB/s lost``, from GB/s now and at best."""
+    return f"{able - now:.1f} of {able:.1f} GB/s lost" if able else "lost GB/s not known"

@@ -1,0 +1,353 @@
+"""The binding plan of one step: which CPUs each of its tasks should have. Standard library only, and little of it.
+
+The task prolog runs this in an isolated Python, so it imports nothing but transport.py and model/cpulist.py. Every task of a
+step computes the same plan from the same input. A CPU set is an integer with bit N set for CPU N.
+
+The CPU sets that Slurm assigned are permuted: every task keeps its number of CPUs and its threads-per-core pattern, the
+union of all CPU sets stays the same, and the summed distance between tasks and their GPUs is the least possible. Among plans
+with that distance, a task that already has a CPU set near its GPUs keeps it, so that few tasks have to move.
+Whatever is not clear raises Doubt, and Slurm's masks stay.
+"""
+
+from __future__ import annotations
+
+from fairlead.model import cpulist
+from fairlead.model.cpulist import format_cpu_set
+from fairlead.topology.binding import transport
+from fairlead.topology.binding.transport import CpuPiece, assign_pieces
+
+Doubt = transport.Doubt
+TASKS_MAX = 1024
+CPUS_MAX = 8192
+
+
+class Core:
+    """One physical core: the CPUs (hardware threads) on it. -1: unknown."""
+
+    __slots__ = ("cpus", "l3", "numa", "package")
+
+    def __init__(self, package: int, numa: int, l3: int, cpus: int) -> None:
+        self.package = package
+        self.numa = numa
+        self.l3 = l3
+        self.cpus = cpus
+
+    def order(self) -> tuple[int, int, int, int]:
+        return (self.package, self.numa, self.l3, self.cpus & -self.cpus)
+
+
+class GpuLocation:
+    """Where one GPU is. ``near``: the CPU set closest to it, 0 when it is not known. ``index``: Slurm's GRES index."""
+
+    __slots__ = ("index", "near", "nics", "numa", "pci")
+
+    def __init__(self, index: int, pci: str, numa: int, near: int, nics: str = "-") -> None:
+        self.index = index
+        self.pci = pci
+        self.numa = numa
+        self.near = near
+        self.nics = nics
+
+
+#: CPUs that tasks can exchange: the task that has them now, their CPU set, and their core (None: they are on several).
+Piece = tuple[int, int, Core | None]
+
+
+class Machine:
+    """A node as the planner sees it: ``online`` CPU set, cores in order, and GPUs by PCI address (/run/fairlead/topology)."""
+
+    __slots__ = ("cores", "gpus", "online")
+
+    def __init__(self, online: int, cores: list[Core], gpus: list[GpuLocation]) -> None:
+        self.online = online
+        self.cores = sorted(cores, key=Core.order)
+        self.gpus = gpus
+
+
+def parse_cpu_set(text: str) -> int:
+    """Return the CPU set of ``0-3,8``. Raise Doubt for anything else, and for CPU numbers from CPUS_MAX on."""
+    try:
+        cpu_set = cpulist.parse_cpu_set(text)
+    except ValueError as e:
+        raise Doubt(f"not a CPU list: {text[:80]!r}") from e
+    if cpu_set.bit_length() > CPUS_MAX:
+        raise Doubt(f"not a CPU list: {text[:80]!r}")
+    return cpu_set
+
+
+def parse_masks(text: str) -> list[int]:
+    """Return the CPU sets of SLURM_CPU_BIND_LIST (``0x...,0x...``), one for each local task. Raise Doubt."""
+    masks = []
+    for part in text.split(","):
+        digits = part[2:] if part[:2] in ("0x", "0X") else part
+        if not digits or len(digits) > CPUS_MAX // 4 or digits.strip("0123456789abcdefABCDEF"):
+            raise Doubt(f"not a mask: {part[:40]!r}")
+        masks.append(int(digits, 16))
+    if len(masks) > TASKS_MAX:
+        raise Doubt("too many masks")
+    return masks
+
+
+def parse_indices(text: str) -> list[int]:
+    """Return the GRES indices of SLURM_STEP_GPUS (``0,1,4-7``) in its order. Raise Doubt."""
+    found: list[int] = []
+    for part in text.split(","):
+        found += cpulist.cpus_in(parse_cpu_set(part))
+    if len(set(found)) != len(found):
+        raise Doubt("a GPU is named twice")
+    return found
+
+
+def parse_topology(text: str) -> Machine:
+    """Return the machine of a published topology file. Raise Doubt for anything but a complete one."""
+    lines = text.split("\n")
+    head = lines[0].split("\t")
+    if lines[-1] != "" or len(head) < 5 or head[:2] != ["1", "node"]:
+        raise Doubt("topology file: not complete, or not of this version")
+    cores, gpus = [], []
+    try:
+        for line in lines[1:-1]:
+            fields = line.split("\t")
+            if fields[0] == "gpu":
+                near = 0 if fields[6] == "-" else parse_cpu_set(fields[6])
+                gpus.append(GpuLocation(int(fields[1]), fields[4], _number(fields[5]), near, fields[7]))
+            elif fields[0] == "core":
+                package, numa, l3 = (_number(f) for f in fields[1:4])
+                cores.append(Core(package, numa, l3, parse_cpu_set(fields[4])))
+        if len(gpus) != int(head[3]):
+            raise Doubt("topology file: GPUs are missing")
+    except (IndexError, ValueError) as e:
+        raise Doubt(f"topology file: {e}") from e
+    return Machine(parse_cpu_set(head[4]), cores, gpus)
+
+
+def _number(field: str) -> int:
+    return -1 if field == "-" else int(field)
+
+
+def assign_gpus(gpus: list[GpuLocation], tasks: int) -> list[list[GpuLocation]]:
+    """Return the GPUs of each task, by rank. As programs choose them: rank i uses GPU i, modulo the number of GPUs where
+    there are more tasks; with fewer tasks than GPUs each has a consecutive group."""
+    count = len(gpus)
+    if tasks <= count:
+        return [gpus[i * count // tasks : (i + 1) * count // tasks] for i in range(tasks)]
+    return [[gpus[i % count]] for i in range(tasks)]
+
+
+def distance(machine: Machine, cpu_set: int, gpus: list[GpuLocation]) -> int:
+    """Return the sum over CPUs and GPUs of: 0 for a CPU near the GPU, 1 in the same package as such a CPU, 2 elsewhere."""
+    total = 0
+    for gpu in gpus:
+        if not gpu.near:
+            continue
+        packages = {c.package for c in machine.cores if c.cpus & gpu.near}
+        for core in machine.cores:
+            far = core.cpus & cpu_set & ~gpu.near
+            if far:
+                total += far.bit_count() * (1 if core.package in packages else 2)
+    return total
+
+
+def total_distance(machine: Machine, cpu_sets: list[int], gpus_of_task: list[list[GpuLocation]]) -> int:
+    """Return the sum of the distances of all tasks, given their CPU sets and GPUs by rank."""
+    return sum(distance(machine, cpu_set, gpus) for cpu_set, gpus in zip(cpu_sets, gpus_of_task, strict=True))
+
+
+def tasks_by_numa_domain(gpus_of_task: list[list[GpuLocation]]) -> list[list[int]]:
+    """Return the ranks in groups: tasks of one group have GPUs with the same near CPUs and may have each other's CPU sets."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for task, gpus in enumerate(gpus_of_task):
+        groups.setdefault(tuple(sorted(g.near for g in gpus)), []).append(task)
+    return list(groups.values())
+
+
+def permute_cpu_sets(machine: Machine, masks: list[int], gpus: list[GpuLocation], allowed: int) -> list[int]:
+    """Return the planned CPU sets of a step's local tasks: those of ``masks``, permuted; ``masks`` where that gains nothing.
+
+    ``masks``: Slurm's CPU sets by local task. ``allowed``: the CPU set of the step's cpuset. Raise Doubt when the masks are not
+    clearly disjoint parts of the allowed set, or the NUMA domain of a GPU is not known.
+    """
+    check_masks(machine, masks, gpus, allowed)
+    gpus_of_task = assign_gpus(gpus, len(masks))
+    before = total_distance(machine, masks, gpus_of_task)
+    if not before:
+        return masks
+    groups = tasks_by_numa_domain(gpus_of_task)
+    costs = _Costs(machine, gpus, [gpus_of_task[group[0]] for group in groups])
+    pieces = pieces_of_cores(machine, masks)
+    patterns = threads_per_core(pieces, len(masks))
+    planned = [0] * len(masks)
+    for alike in exchangeable(pieces, masks, patterns):
+        wanted = [0] * len(masks)
+        for task, _, _ in alike:
+            wanted[task] += 1
+        items = [CpuPiece(cpu_set, costs.of(cpu_set, core)) for _, cpu_set, core in alike]
+        for task, cpu_set in assign_pieces(items, groups, wanted).items():
+            planned[task] |= cpu_set
+    if total_distance(machine, planned, gpus_of_task) >= before:
+        return masks
+    keep_own_cpu_sets(masks, planned, groups, patterns)
+    check_permutation(masks, planned)
+    return planned
+
+
+def check_masks(machine: Machine, masks: list[int], gpus: list[GpuLocation], allowed: int) -> None:
+    """Raise Doubt unless ``masks`` are disjoint, not empty and within ``allowed``, and each GPU's near CPUs are known."""
+    union = total = 0
+    for mask in masks:
+        if not mask:
+            raise Doubt("a task without CPUs")
+        union |= mask
+        total += mask.bit_count()
+    known = 0
+    for core in machine.cores:
+        known |= core.cpus
+    if total != union.bit_count():
+        raise Doubt("tasks share CPUs")
+    if union & ~allowed or union & ~known:
+        raise Doubt("a task's CPUs are outside the step's cpuset")
+    if not gpus or any(not g.near for g in gpus):
+        raise Doubt("where a GPU is is not known")
+
+
+def pieces_of_cores(machine: Machine, masks: list[int]) -> list[Piece]:
+    """Return what each task has of each core, in the order of cores and tasks."""
+    return [(task, mask & core.cpus, core) for core in machine.cores for task, mask in enumerate(masks) if mask & core.cpus]
+
+
+def threads_per_core(pieces: list[Piece], tasks: int) -> list[tuple[int, ...]]:
+    """Return for each task how many threads it has on its cores, sorted: (2, 2, 2) for three cores with both threads."""
+    counts: list[list[int]] = [[] for _ in range(tasks)]
+    for task, cpu_set, _ in pieces:
+        counts[task].append(cpu_set.bit_count())
+    return [tuple(sorted(each)) for each in counts]
+
+
+def exchangeable(pieces: list[Piece], masks: list[int], patterns: list[tuple[int, ...]]) -> list[list[Piece]]:
+    """Return the pieces in groups within which tasks may exchange them without changing a task's threads-per-core pattern.
+
+    A group has pieces with the same number of threads of their core. Where a core is split between tasks, a group has the whole
+    CPU sets (``masks``) of tasks with the same pattern instead.
+    """
+    groups: dict[tuple[int, ...], list[Piece]] = {}
+    if len({id(core) for _, _, core in pieces}) < len(pieces):
+        for task, mask in enumerate(masks):
+            groups.setdefault(patterns[task], []).append((task, mask, None))
+    else:
+        for piece in pieces:
+            groups.setdefault((piece[1].bit_count(),), []).append(piece)
+    return list(groups.values())
+
+
+class _Costs:
+    """Distances of pieces to the GPUs of each group of tasks, computed once for pieces that are alike in this."""
+
+    __slots__ = ("_gpus", "_gpus_of_group", "_known", "_machine")
+
+    def __init__(self, machine: Machine, gpus: list[GpuLocation], gpus_of_group: list[list[GpuLocation]]) -> None:
+        self._machine = machine
+        self._gpus = gpus
+        self._gpus_of_group = gpus_of_group
+        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def of(self, cpu_set: int, core: Core | None) -> tuple[int, ...]:
+        """Return the distance of these CPUs to each group. ``core``: the one they are on, None for several."""
+        # On one core the distances depend only on its package and on how many of its CPUs are near which GPU.
+        near = [(cpu_set & g.near).bit_count() for g in self._gpus]
+        key = (cpu_set,) if core is None else (core.package, cpu_set.bit_count(), *near)
+        if key not in self._known:
+            self._known[key] = tuple(distance(self._machine, cpu_set, gpus) for gpus in self._gpus_of_group)
+        return self._known[key]
+
+
+def keep_own_cpu_sets(masks: list[int], planned: list[int], groups: list[list[int]], patterns: list[tuple[int, ...]]) -> None:
+    """Change ``planned`` so that few tasks move: tasks of one group and pattern exchange what was planned for them.
+
+    A task whose own mask was planned for one of them keeps it; the others are given the rest in the order in which Slurm
+    assigned it. ``masks``: Slurm's CPU sets by task. ``patterns``: see threads_per_core.
+    """
+    owner = {mask: task for task, mask in enumerate(masks)}
+    for group in groups:
+        for pattern in {patterns[t] for t in group}:
+            tasks = [t for t in group if patterns[t] == pattern]
+            stay = {masks[t] for t in tasks} & {planned[t] for t in tasks}
+            left = [planned[t] for t in tasks if planned[t] not in stay]
+            rest = iter(sorted(left, key=lambda mask: owner.get(mask, len(masks))))
+            for t in tasks:
+                planned[t] = masks[t] if masks[t] in stay else next(rest)
+
+
+def check_permutation(before: list[int], after: list[int]) -> None:
+    """Raise Doubt unless every task has as many CPUs as before, none is shared, and together they are the same CPUs."""
+    union = 0
+    for old, new in zip(before, after, strict=True):
+        if old.bit_count() != new.bit_count() or union & new:
+            raise Doubt("the plan does not keep what Slurm gave")
+        union |= new
+    for old in before:
+        union &= ~old
+    if union:
+        raise Doubt("the plan leaves what Slurm gave")
+
+
+def whole_node_cpu_sets(machine: Machine, tasks: int) -> list[int]:
+    """Return the CPU sets of so many tasks that have the whole node: equal numbers of whole cores. Raise Doubt."""
+    cores = [c for c in machine.cores if c.cpus & machine.online]
+    each = len(cores) // tasks
+    if not each or not machine.gpus or any(not g.near for g in machine.gpus):
+        raise Doubt("fewer cores than tasks, or where a GPU is is not known")
+    if len({(c.cpus & machine.online).bit_count() for c in cores}) != 1:
+        raise Doubt("cores with and without hardware threads")
+    gpus_of_task = assign_gpus(machine.gpus, tasks)
+    groups = tasks_by_numa_domain(gpus_of_task)
+    costs = _Costs(machine, machine.gpus, [gpus_of_task[group[0]] for group in groups])
+    pieces = [CpuPiece(c.cpus & machine.online, costs.of(c.cpus & machine.online, c)) for c in cores]
+    assigned = assign_pieces(pieces, groups, [each] * tasks)
+    return [assigned[t] for t in range(tasks)]
+
+
+def widen_to_whole_node(machine: Machine, masks: list[int], planned: list[int]) -> list[int]:
+    """Return even CPU sets of all cores, for a step that has the whole node and asked for no CPU count.
+
+    ``masks``: Slurm's CPU sets by task. Return ``planned`` where a task would lose CPUs, or where one has only part of a core
+    because of a hint.
+    """
+    if any(mask & c.cpus not in (0, c.cpus & machine.online) for c in machine.cores for mask in masks):
+        return planned
+    try:
+        wide = whole_node_cpu_sets(machine, len(masks))
+    except Doubt:
+        return planned
+    if all(new.bit_count() >= old.bit_count() for new, old in zip(wide, masks, strict=True)) and wide != planned:
+        return wide
+    return planned
+
+
+def count_cores(machine: Machine, cpu_set: int) -> int:
+    """Return how many physical cores a CPU set touches."""
+    return sum(1 for c in machine.cores if c.cpus & cpu_set)
+
+
+def answer_lines(topology: str, bind_list: str, step_gpus: str, *, allowed: int, cpus_on_node: str) -> list[str]:
+    """Return what slurm/bind-plan prints, by local task: ``CPULIST CORES``, or ``- CORES`` to leave Slurm's mask.
+
+    ``topology``: the text of /run/fairlead/topology. ``bind_list``, ``step_gpus``: SLURM_CPU_BIND_LIST and SLURM_STEP_GPUS.
+    ``allowed``: the CPU set of the step's cpuset. ``cpus_on_node``: SLURM_CPUS_ON_NODE where the cpuset is the step's own and
+    the user named no CPU count, else "". Raise Doubt.
+    """
+    machine = parse_topology(topology)
+    masks, wanted = parse_masks(bind_list), parse_indices(step_gpus)
+    gpus = [gpu for gpu in machine.gpus if gpu.index in wanted]  # by PCI address, as CUDA counts them
+    if len(gpus) != len(wanted):
+        raise Doubt("the step is not one of this node")
+    first = min(mask & -mask for mask in masks)
+    if not masks[0] & first:
+        raise Doubt("the masks are the user's: Slurm's own begin with the lowest CPU in the first task")
+    planned = permute_cpu_sets(machine, masks, gpus, allowed)
+    whole = cpus_on_node == str(machine.online.bit_count()) and allowed == machine.online
+    if whole and len(gpus) == len(machine.gpus):
+        planned = widen_to_whole_node(machine, masks, planned)
+    return [
+        f"{'-' if cpu_set == mask else format_cpu_set(cpu_set)} {count_cores(machine, cpu_set)}"
+        for cpu_set, mask in zip(planned, masks, strict=True)
+    ]

@@ -1,0 +1,49 @@
+"""Even parts of an allocation's cores for each task, at the least summed distance between tasks and their GPUs.
+
+`fairlead bind` assigns the cores of a node to tasks with it, `fairlead run` the CPUs of one task to its ranks. Like
+binding_plan.py it imports nothing that costs time: `fairlead run` starts once for every rank.
+"""
+
+from __future__ import annotations
+
+from fairlead.model.cpulist import cpus_in
+from fairlead.topology.binding.binding_plan import GpuLocation, Machine, tasks_by_numa_domain
+from fairlead.topology.binding.transport import CpuPiece, assign_pieces
+
+
+def assign_cores(
+    machine: Machine, cpus_of_cores: list[int], gpus_of_task: list[list[GpuLocation]], notes: list[str]
+) -> list[int]:
+    """Return the CPU sets by rank: whole cores while there are enough, else single CPUs, else CPUs that several tasks share.
+
+    ``cpus_of_cores``: for each core, in the machine's order, the CPU set that may be used. ``gpus_of_task``: by rank. A line is
+    added to ``notes`` where tasks share cores or CPUs.
+    """
+    tasks = len(gpus_of_task)
+    pieces = [(core, cpu_set) for core, cpu_set in enumerate(cpus_of_cores) if cpu_set]
+    if (cores := len(pieces)) < tasks:
+        pieces = [(core, 1 << cpu) for core, cpu_set in pieces for cpu in cpus_in(cpu_set)]
+        if (cpus := len(pieces)) < tasks:
+            notes.append(f"{tasks} tasks on {cpus} CPUs: tasks share CPUs")
+            pieces *= -(-tasks // cpus)
+        else:
+            notes.append(f"{tasks} tasks on {cores} cores: tasks share cores")
+    each = len(pieces) // tasks
+    groups = tasks_by_numa_domain(gpus_of_task)
+    distances = [_DistanceToGpus(machine, gpus_of_task[group[0]]) for group in groups]
+    items = [CpuPiece(cpu_set, tuple(distance(core, cpu_set) for distance in distances)) for core, cpu_set in pieces]
+    assigned = assign_pieces(items, groups, [each] * tasks)
+    return [assigned[rank] for rank in range(tasks)]
+
+
+class _DistanceToGpus:
+    """Computes the distance of CPUs on one core to the GPUs of one task, as binding_plan.distance does for any CPUs."""
+
+    def __init__(self, machine: Machine, gpus: list[GpuLocation]) -> None:
+        self._packages = [c.package for c in machine.cores]
+        self._gpus = [(g.near, {c.package for c in machine.cores if c.cpus & g.near}) for g in gpus if g.near]
+
+    def __call__(self, core: int, cpu_set: int) -> int:
+        """Return the distance of ``cpu_set``, which lies on the core with this number in the machine's order."""
+        package = self._packages[core]
+        return sum((cpu_set & ~near).bit_count() * (1 if package in packages else 2) for near, packages in self._gpus)

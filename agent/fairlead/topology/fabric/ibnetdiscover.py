@@ -1,0 +1,109 @@
+"""Reads what ibnetdiscover prints of an InfiniBand fabric, with and without ``-p`` (rdma-core, infiniband-diags).
+
+Without -p: a block for each switch, adapter ("Ca") and router ("Rt"), a line for each linked port. With -p: one line a
+port, linked or not. Both print every link twice, once from each end: a dump where one end is missing was cut.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fairlead.errors import DataError
+from fairlead.topology.fabric.switch_fabric import End, Fabric
+
+_HINT = "take a whole dump again: ibnetdiscover > FILE"
+_SKIPPED = re.compile(
+    r"#.*|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=0x[0-9a-f]+.*|Chassis [0-9]+.*|Non-Chassis Nodes|Hostname: .*"
+)
+_HEAD = re.compile(r'(Switch|Ca|Rt)\s+[0-9]+\s+"[SHR]-([0-9a-f]{16})"\s+#\s+"(.*)".*')
+_PORT = re.compile(
+    r'\[([0-9]+)\](?:\[ext [0-9]+\])?(?:\([0-9a-f]+\))?\s+"([SHR])-([0-9a-f]{16})"\[([0-9]+)\]'
+    r'(?:\[ext [0-9]+\])?\s*(?:\([0-9a-f]+\))?\s+#(.*)"(.*)"( lid [0-9]+ (?:[0-9]+x|\?\?)\S+.*)'
+)
+_LINKED = re.compile(
+    r"(CA|SW|RT)\s+[0-9]+\s+([0-9]+)\s+0x([0-9a-f]{16})\s+\S+\s+\S+\s+-\s+(CA|SW|RT)\s+[0-9]+\s+([0-9]+)\s+0x([0-9a-f]{16})"
+    r"\s+\( '(.*)' - '(.*)' \)"
+)
+_UNLINKED = re.compile(r"(CA|SW|RT)\s+[0-9]+\s+([0-9]+)\s+0x([0-9a-f]{16})\s+\S+\s+\S+\s+(?:'(.*)'|([^'(-].*))")
+_SWITCHES = frozenset({"Switch", "SW", "S"})
+
+
+def parse(text: str, source: str = "ibnetdiscover") -> Fabric:
+    """Return the fabric of a dump in either format; ids are GUIDs in 16 hex digits. Raise DataError for anything else.
+
+    ``one_sided`` links are not refused here, see `refuse_cut`.
+    """
+    if text and not text.endswith("\n"):
+        raise DataError(f"{source}: cut off in its last line", hint=_HINT)
+    reader = _Reader(source)
+    for number, line in enumerate(text.splitlines(), 1):
+        reader.take(number, line.rstrip())
+    return reader.fabric()
+
+
+def refuse_cut(fabric: Fabric, source: str = "ibnetdiscover") -> None:
+    """Raise DataError for a dump that is not whole: without a switch, or with links from one end only."""
+    if not fabric.switches:
+        raise DataError(f"{source}: no switch in it", hint=_HINT)
+    if not fabric.links:
+        raise DataError(f"{source}: no link in it", hint=_HINT)
+    if fabric.one_sided:
+        count = len(fabric.one_sided)
+        raise DataError(
+            f"{source}: cut off or not whole: {count} link{'s are' if count > 1 else ' is'} told of by one end only,"
+            f" such as {fabric.one_sided[0]}",
+            hint=_HINT,
+        )
+
+
+class _Reader:
+    """Collects switches, adapters and links line by line; ``_here`` is the block that port lines belong to."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._switches: dict[str, str] = {}
+        self._adapters: dict[str, str] = {}
+        self._told: set[tuple[End, End]] = set()
+        self._here = ""
+
+    def take(self, number: int, line: str) -> None:
+        if not line or _SKIPPED.fullmatch(line):
+            return
+        if match := _HEAD.fullmatch(line):
+            self._here = match[2]
+            self._see(match[1], match[2], match[3])
+        elif match := _PORT.fullmatch(line):
+            if not self._here:
+                raise self._wrong(number, line)
+            self._see(match[2], match[3], match[6])
+            self._told.add(((self._here, int(match[1])), (match[3], int(match[4]))))
+        elif match := _LINKED.fullmatch(line):
+            self._see(match[1], match[3], match[7])
+            self._see(match[4], match[6], match[8])
+            self._told.add(((match[3], int(match[2])), (match[6], int(match[5]))))
+        elif match := _UNLINKED.fullmatch(line):
+            self._see(match[1], match[3], match[4] if match[4] is not None else match[5])
+        else:
+            raise self._wrong(number, line)
+
+    def _see(self, kind: str, guid: str, description: str) -> None:
+        (self._switches if kind in _SWITCHES else self._adapters)[guid] = description
+
+    def _wrong(self, number: int, line: str) -> DataError:
+        return DataError(f"{self._source}: line {number} is none of ibnetdiscover's: {line[:60]!r}", hint=_HINT)
+
+    def fabric(self) -> Fabric:
+        both = self._switches.keys() & self._adapters.keys()
+        if both:
+            raise DataError(f"{self._source}: {min(both)} is both a switch and an adapter", hint=_HINT)
+        one_sided = sorted((a, b) for a, b in self._told if (b, a) not in self._told)
+        return Fabric(
+            switches=dict(sorted(self._switches.items())),
+            adapters=dict(sorted(self._adapters.items())),
+            links=frozenset((min(pair), max(pair)) for pair in self._told),
+            one_sided=tuple(f"{self._words(a)} to {self._words(b)}" for a, b in one_sided),
+        )
+
+    def _words(self, end: End) -> str:
+        guid, port = end
+        return f"{self._switches.get(guid) or self._adapters.get(guid) or guid!r} port {port}"

@@ -1,0 +1,237 @@
+"""A fabric as Slurm's topology plug-ins want it: a tree of switches with every node on one leaf, or blocks of nodes.
+
+On a rail-optimised fabric a node is connected to one leaf switch for each of its NICs, which is no tree. The nodes that share
+their leaves are one scalable unit (NVIDIA's DGX SuperPOD reference architecture), and a unit becomes one "switch" for Slurm;
+above the units there is one level for each at which more of them come together, normally one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from fairlead.model.nodelist import in_order, natural
+from fairlead.topology.fabric.switch_fabric import Attached, Fabric, by_name, switch_names
+
+TOP = "fabric"
+
+
+class Switch(Struct, frozen=True, kw_only=True):
+    """One switch of Slurm's tree: a leaf with ``nodes``, or one above ``switches``. ``real``: the switches it stands for."""
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    real: tuple[str, ...] = ()
+
+
+class SwitchTree(Struct, frozen=True, kw_only=True):
+    """A topology for topology/tree. ``switches``: leaves first, each level in the order of names. ``notes``: what is open."""
+
+    switches: tuple[Switch, ...]
+    notes: tuple[str, ...] = ()
+
+    def nodes(self) -> frozenset[str]:
+        return frozenset(node for switch in self.switches for node in switch.nodes)
+
+
+class Block(Struct, frozen=True, kw_only=True):
+    name: str
+    nodes: tuple[str, ...]
+
+
+class Blocks(Struct, frozen=True, kw_only=True):
+    """A topology for topology/block. ``sizes``: BlockSizes, the first is the planning base block size."""
+
+    blocks: tuple[Block, ...]
+    sizes: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    def nodes(self) -> frozenset[str]:
+        return frozenset(node for block in self.blocks for node in block.nodes)
+
+
+class ScalableUnit(Struct, frozen=True, kw_only=True):
+    """Nodes that share ``leaves``, the switches that most of them are connected to."""
+
+    nodes: tuple[str, ...]
+    leaves: frozenset[str]
+
+
+def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[str, ...]]:
+    """Return the scalable units, and notes about nodes that are not connected to all leaves of their unit, or to others.
+
+    The leaves that most nodes share make a unit; a node with fewer (a NIC is down) or a wrong one (cabled to another unit)
+    belongs to the unit that more than half of its leaves, or of the unit's, are common with. Nodes that share as much with
+    two units are a unit of their own.
+    """
+    groups: dict[frozenset[str], list[str]] = {}
+    for node, leaves in attached.nodes.items():
+        groups.setdefault(leaves, []).append(node)
+    ranked = sorted(groups, key=lambda leaves: (-len(groups[leaves]), -len(leaves), sorted(leaves)))
+    found: dict[frozenset[str], list[str]] = {}
+    notes = []
+    for leaves in ranked:
+        shares = sorted(((len(leaves & core), core) for core in found), key=lambda share: (-share[0], sorted(share[1])))
+        fitting = [core for count, core in shares if count == shares[0][0] and 2 * count > min(len(leaves), len(core))]
+        if len(fitting) != 1:
+            found[leaves] = list(groups[leaves])
+            continue
+        core = fitting[0]
+        found[core] += groups[leaves]
+        for node in groups[leaves]:
+            lacks, more = len(core - leaves), len(leaves - core)
+            said = [f"lacks {lacks} of the {len(core)} leaves"] if lacks else []
+            said += [f"hangs on {more} other{'s' if more > 1 else ''}"] if more else []
+            notes.append(f"{node} {' and '.join(said)} of its unit")
+    return tuple(ScalableUnit(nodes=tuple(in_order(found[core])), leaves=core) for core in found), tuple(notes)
+
+
+def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
+    """Return the leaves (units) and the switches that join them. Names come from the switches': equal fabrics give equal trees.
+
+    Where the input knows no link between switches (LLDP asked on nodes only), all leaves are put below one top switch, and
+    a note says so; switches that it knows and that are not joined stay apart, since no job can span them.
+    """
+    names = switch_names(fabric)
+    found, notes = scalable_units(attached)
+    said = list(notes)
+    leaves = _named(found, names)
+    level = {switch.name: set(unit.leaves) for switch, unit in leaves}
+    switches = [switch for switch, _ in leaves]
+    pairs = fabric.between_switches()
+    if not pairs and len(level) > 1:
+        said.append("the input has no link between switches: all leaves are taken to meet in one top switch")
+        switches.append(Switch(name=_free(TOP, set(level)), switches=tuple(in_order(level))))
+        return SwitchTree(switches=tuple(switches), notes=tuple(said))
+    ranks = _ranks(pairs, {leaf for unit in found for leaf in unit.leaves})
+    every = set(level)
+    for rank in range(1, max([1, *ranks.values()]) + 1):  # once at least: units can share a leaf
+        level, made = _level(
+            pairs, level, ranks={i: r for i, r in ranks.items() if r <= rank}, rank=rank, every=every, names=names
+        )
+        switches += made
+    if len(level) > 1:  # at last by what single nodes are connected to besides their unit's leaves
+        homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switches}
+        for switch in switches:
+            homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}
+        wider = {name: held | homes[name] for name, held in level.items()}
+        level, made = _level(pairs, wider, ranks=ranks, rank=0, every=every, names=names)
+        switches += made
+    if len(level) > 1:
+        said.append(f"{len(level)} parts of the fabric are not joined: no job can span them ({', '.join(in_order(level))})")
+    return SwitchTree(switches=tuple(switches), notes=tuple(said))
+
+
+def _level(
+    pairs: tuple[tuple[str, str], ...],
+    level: Mapping[str, set[str]],
+    *,
+    ranks: Mapping[str, int],
+    rank: int,
+    every: set[str],
+    names: Mapping[str, str],
+) -> tuple[dict[str, set[str]], list[Switch]]:
+    """Join the switches of one level by links between the switches of ``ranks``. Return the new level, each with the
+    switches it holds, and the tree's new switches; ``every`` is the names in use, and takes the new ones."""
+    joined = _components(pairs, set(ranks), level.values())
+    above: dict[str, set[str]] = {}
+    made = []
+    for component in joined:
+        below = in_order(name for name, held in level.items() if held & component)
+        if len(below) < 2:
+            above.update((name, level[name] | component) for name in below)
+            continue
+        spines = tuple(names[i] for i in by_name({i for i in component if ranks.get(i) == rank > 0}, names))
+        name = _free(spines[0] if len(spines) == 1 else TOP if len(joined) == 1 else f"pod-{below[0]}", every)
+        every.add(name)
+        above[name] = component
+        made.append(Switch(name=name, switches=tuple(below), real=spines))
+    return above, made
+
+
+def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), notes: tuple[str, ...] = ()) -> Blocks:
+    """Return blocks of named groups of nodes. ``sizes`` given are checked against Slurm's rules; else the base is the smallest
+    block (each must have at least as many nodes) with doublings up to all blocks.
+
+    Raise ValueError for sizes that slurmctld would refuse (topology.conf(5), BlockSizes).
+    """
+    made = tuple(Block(name=name, nodes=tuple(in_order(groups[name]))) for name in in_order(groups))
+    smallest = min((len(block.nodes) for block in made), default=0)
+    if sizes:
+        base = sizes[0]
+        if base < 1 or any(s % base or (s // base) & (s // base - 1) for s in sizes) or list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"block sizes {','.join(map(str, sizes))}: each must be a power of two times the first")
+        small = [f"{block.name} ({len(block.nodes)})" for block in made if len(block.nodes) < base]
+        if small:
+            raise ValueError(f"block size {base}: fewer nodes are in {', '.join(small)}")
+    else:
+        sizes = tuple(smallest << step for step in range(16) if 1 << step <= len(made))
+    return Blocks(blocks=made, sizes=sizes, notes=notes)
+
+
+def unit_blocks(fabric: Fabric, attached: Attached, sizes: tuple[int, ...] = ()) -> Blocks:
+    """Return each scalable unit as a block. Raise ValueError as `blocks` does."""
+    found, notes = scalable_units(attached)
+    return blocks({switch.name: switch.nodes for switch, _ in _named(found, switch_names(fabric))}, sizes, notes)
+
+
+def _named(found: tuple[ScalableUnit, ...], names: Mapping[str, str]) -> list[tuple[Switch, ScalableUnit]]:
+    """Name the units: one of a single leaf has the leaf's name, one of several that of its first leaf with ``su-`` in front."""
+    made = []
+    taken: set[str] = set()
+    first = [(by_name(unit.leaves, names), unit) for unit in found]
+    for leaves, unit in sorted(first, key=lambda each: (natural(names[each[0][0]]), len(each[0]), natural(each[1].nodes[0]))):
+        real = tuple(names[leaf] for leaf in leaves)
+        name = _free(real[0] if len(real) == 1 else f"su-{real[0]}", taken)
+        taken.add(name)
+        made.append((Switch(name=name, nodes=unit.nodes, real=real), unit))
+    return made
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Return the name, with a number behind it where it is taken; at most 64 characters (topology.conf(5))."""
+    tried = name[:64]
+    for number in range(2, len(taken) + 3):
+        if tried not in taken:
+            break
+        tried = f"{name[:58]}-{number}"
+    return tried
+
+
+def _ranks(pairs: tuple[tuple[str, str], ...], leaves: set[str]) -> dict[str, int]:
+    """Return by switch how many links it is from the nearest leaf."""
+    near: dict[str, set[str]] = {}
+    for a, b in pairs:
+        near.setdefault(a, set()).add(b)
+        near.setdefault(b, set()).add(a)
+    ranks = dict.fromkeys(leaves, 0)
+    edge = leaves
+    while edge:
+        edge = {n for at in edge for n in near.get(at, ()) if n not in ranks}
+        ranks.update(dict.fromkeys(edge, max(ranks.values()) + 1))
+    return ranks
+
+
+def _components(pairs: tuple[tuple[str, str], ...], within: set[str], held: Iterable[set[str]]) -> list[set[str]]:
+    """Return the parts that are connected by links ``within`` these switches; each set in ``held`` counts as connected."""
+    root: dict[str, str] = {}
+
+    def find(at: str) -> str:
+        while root.setdefault(at, at) != at:
+            root[at] = root[root[at]]
+            at = root[at]
+        return at
+
+    for group in held:
+        ordered = sorted(group)
+        for other in ordered:
+            root[find(other)] = find(ordered[0])
+    for a, b in pairs:
+        if a in within and b in within:
+            root[find(a)] = find(b)
+    parts: dict[str, set[str]] = {}
+    for at in root:
+        parts.setdefault(find(at), set()).add(at)
+    return sorted(parts.values(), key=sorted)

@@ -1,0 +1,82 @@
+"""No two files of the package import each other, not even for type checking only: a circle can only be read as a whole."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "agent/fairlead"
+
+#: Circles that existed when this rule came: the files of each. None may be added or grow; one that is cut leaves the list.
+KNOWN: tuple[frozenset[str], ...] = (
+    frozenset(f"fairlead.daemon.{name}" for name in ("account", "joblook", "loop", "moment", "reapply", "view")),
+)
+
+
+def sources() -> dict[str, str]:
+    """The text of every module of the package, by dotted name; a package has the name of its folder."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = ("fairlead", *path.relative_to(PACKAGE).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def imports(text: str, modules: Mapping[str, str]) -> set[str]:
+    """The modules that a text imports: at its top, inside a function, or below ``if TYPE_CHECKING``."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "relative imports are not followed here"
+            submodules = {f"{node.module}.{name.name}" for name in node.names} & modules.keys()
+            found |= submodules if len(submodules) == len(node.names) else {*submodules, node.module}
+    return found & modules.keys()
+
+
+def circles(modules: Mapping[str, str]) -> list[frozenset[str]]:
+    """The sets of modules that import each other, directly or over others; each as large as it can be."""
+    direct = {name: imports(text, modules) - {name} for name, text in modules.items()}
+    reached = {name: _reach(name, direct) for name in direct}
+    found = {frozenset(other for other in reached[name] if name in reached[other]) for name in direct if name in reached[name]}
+    return sorted(found, key=sorted)
+
+
+def _reach(start: str, direct: Mapping[str, set[str]]) -> set[str]:
+    """All modules that can be come to from ``start``, itself only by a circle."""
+    reached: set[str] = set()
+    edge = direct[start]
+    while edge:
+        reached |= edge
+        edge = set().union(*(direct[name] for name in edge)) - reached
+    return reached
+
+
+def test_no_circle_but_the_known_ones() -> None:
+    new = [sorted(c) for c in circles(sources()) if not any(c <= known for known in KNOWN)]
+    assert not new, f"these files import each other: {new}"
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: min(known))
+def test_a_circle_that_is_cut_leaves_the_list(known: frozenset[str]) -> None:
+    left = frozenset(name for circle in circles(sources()) if circle <= known for name in circle)
+    assert known == left, f"no longer in a circle, take it off the list: {sorted(known - left)}"
+
+
+def test_a_circle_is_found_however_it_is_imported() -> None:
+    """At the top, in a function, for type checking only; over three files; by a name that the other file defines."""
+    modules = {
+        "a": "import b",
+        "b": "def f():\n    from c import thing",
+        "c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a import Name",
+        "d": "import a",
+        "room": "",
+        "room.e": "from room import f",
+        "room.f": "from room.e import name",
+    }
+    assert circles(modules) == [frozenset("abc"), frozenset({"room.e", "room.f"})]
+    assert circles(modules | {"c": ""}) == [frozenset({"room.e", "room.f"})]
