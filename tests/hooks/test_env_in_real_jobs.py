@@ -201,7 +201,6 @@ def idle(cluster: Cluster, name: str) -> bool:
 
 STOP_ALL = """
 import os, signal, time
-from tests.lab.trees import MACHINES
 print(os.getpid(), flush=True)
 end = time.monotonic() + 100
 while time.monotonic() < end:

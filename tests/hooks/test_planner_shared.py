@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,3 +182,42 @@ def test_names_that_another_user_exchanges_lead_nowhere(shared: Stage, shell: st
     shared.inside("rm", "-rf", ROOM)
     assert tree(shared) == before
     assert calls(shared) == ["1 planner"] * 25 + ["1 taskset -cp 14-27"] * 25
+
+
+@pytest.mark.parametrize("shell", list(SHELLS))
+@pytest.mark.parametrize("mode", ["2770", "777"])
+def test_a_folder_of_the_users_that_others_may_change_is_not_used(shared: Stage, shell: str, mode: str) -> None:
+    """Another user may have moved it there from a folder of their own, and have put anything into it."""
+    made = f"mkdir {ROOM}; ln -s /dev/shm/made {ROOM}/plan; chown {NOBODY}:4242 {ROOM}; chmod {mode} {ROOM}"
+    shared.inside("sh", "-ec", made)
+    before = tree(shared)
+    assert shared.start(shell, "task-prolog", environment(), as_nobody=True).rc == 0
+    assert tree(shared) == before
+    assert calls(shared) == ["1 planner", "1 taskset -cp 14-27"]
+
+
+def test_what_is_mounted_there_by_another_user_holds_nobody(shared: Stage) -> None:
+    """A FUSE mount that all may use and that nobody serves: whoever asks it waits for ever."""
+    mount = (
+        "import ctypes, os, time\n"
+        f"os.mkdir({ROOM!r})\n"
+        "fd = os.open('/dev/fuse', os.O_RDWR)\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "said = f'fd={fd},rootmode=40000,user_id=4242,group_id=4242,allow_other'.encode()\n"
+        f"done = libc.mount(b'hung', {ROOM!r}.encode(), b'fuse', 0, said)\n"
+        "print('mounted' if done == 0 else os.strerror(ctypes.get_errno()), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    enter = ["nsenter", "-m", "-t", str(shared.pid), sys.executable, "-Ic", mount]
+    with subprocess.Popen(enter, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            if (said := server.stdout.readline().strip()) != "mounted":
+                pytest.skip(f"no FUSE mount can be made here: {said}")
+            began = time.monotonic()
+            assert shared.start("dash", "task-prolog", environment(), as_nobody=True).rc == 0
+            assert time.monotonic() - began < 5
+            assert calls(shared) == ["1 planner", "1 taskset -cp 14-27"]
+        finally:
+            server.kill()
+    shared.inside("umount", "-l", ROOM)

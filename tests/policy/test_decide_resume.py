@@ -110,7 +110,7 @@ def test_records_of_an_earlier_boot_do_not_drain_a_node_whose_drain_a_reboot_has
 @pytest.mark.parametrize("check", ["link", "xid"])
 def test_after_a_boot_only_what_this_boot_says_drains(check: str, drained_before: bool) -> None:
     """A GPU that was lost while a reboot waited, and is well since: nothing is carried out that the former boot has ordered.
-    One that is lost still drains at the first look of this boot, without another confirmation."""
+    One that is lost in this boot too drains once this boot has confirmed it."""
     fault = bad(check, evidence_id="lost=1")
     state = run([fault], [fault], drained=drained_before)[-1].state
     boot = {"boot_id": "b2"}
@@ -120,7 +120,25 @@ def test_after_a_boot_only_what_this_boot_says_drains(check: str, drained_before
     assert second.text == f"{check}: {check} is bad (seen before the reboot, not since)"
     assert run([], [], [], state=second.state, **boot)[-1].state_word is State.OK
     again = decide([fault], CHECKS, second.state, now(5, **boot), RULES)
+    if check == "link":  # 2 of 3 sweeps
+        assert again.order is Order.KEEP
+        again = decide([fault], CHECKS, again.state, now(6, **boot), RULES)
     assert (again.order, again.reason_check) == (Order.DRAIN, check)
+
+
+@pytest.mark.parametrize("told", ["before its first sweep", "after a bad sweep"])
+def test_boot_grace_holds_for_what_was_confirmed_before_the_reboot(told: str) -> None:
+    """A reboot has lifted the drain, and the agent hears of that before or after its first sweep of this boot."""
+    state = run([], [bad("late")], [bad("late")], boot_seconds=1000.0)[-1].state
+    assert standing(state)
+    boot = {"boot_id": "b2"}
+    if told == "after a bad sweep":
+        state = decide([bad("late")], CHECKS, state, now(3, drained=True, boot_seconds=20.0, **boot), RULES).state
+    state = of_this_boot(state, "b2")
+    early = decide([bad("late")], CHECKS, state, now(4, boot_seconds=30.0, **boot), RULES)
+    assert (early.order, early.why_held) == (Order.KEEP, ("boot grace",))
+    after = decide([bad("late")], CHECKS, early.state, now(5, boot_seconds=130.0, **boot), RULES)
+    assert after.order is Order.DRAIN
 
 
 def test_before_the_first_look_of_a_boot_a_drain_that_is_gone_is_not_made_again() -> None:

@@ -76,7 +76,8 @@ class Drain(OwnNode):
         owner, entry = self._owner(mine, entry)
         if owner is Owner.OURS:
             return replace((yield from self._stand(entry, mine, listed)), window_seconds=window)
-        entry = self._sent(entry, mine)
+        if mine.drained:  # else no reading has shown our drain: whoever lifted it has seen nothing of what it is for
+            entry = self._sent(entry, mine)
         return replace((yield from self._gone(entry, owner, mine, again=False)), window_seconds=window)
 
     def _take_over(self, summary: str) -> Steps:

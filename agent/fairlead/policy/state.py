@@ -73,7 +73,7 @@ class Track(Struct, frozen=True, kw_only=True):
     the worst of those. bad: the findings last seen at DRAIN; found: what the last sweep said. since_seconds: time of day
     when it became DRAIN; jobs: those that ran here then, for whose end drain_after_job waits; None: not known, all. job: the
     job that ran alone here when the newest of ``bad`` came; None when none did, or several. earlier: ``bad`` was seen in an
-    earlier boot, and nothing has said so in this one.
+    earlier boot, and nothing has said so in this one. confirmed_earlier: ``confirmed`` was reached in an earlier boot.
     """
 
     level: Level = Level.OK
@@ -87,6 +87,7 @@ class Track(Struct, frozen=True, kw_only=True):
     jobs: frozenset[int] | None = None
     job: int | None = None
     earlier: bool = False
+    confirmed_earlier: bool = False
 
 
 class Rung(Struct, frozen=True, kw_only=True):

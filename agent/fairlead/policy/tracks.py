@@ -20,21 +20,33 @@ def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
 
     A reboot may have repaired it, so it drains a node that is not drained only once this boot says it again. Kernel records of
     the boot before drain no node that is not drained: a reboot is what most of them ask for. A drain that stands for them ends
-    as any other does, after clean sweeps.
+    as any other does, after clean sweeps. What was confirmed before the boot counts only for a drain that stands.
     """
     if state.boot_id == now.boot_id:
-        return state
+        return state if now.drained else _confirmed_in_this_boot(state)
     anew = {"window": (), "clean": 0, "floor": Level.OK}
-    tracks = {key: replace(track, earlier=bool(track.bad), **anew) for key, track in state.tracks.items()}
+    tracks = {
+        key: replace(track, earlier=bool(track.bad), confirmed_earlier=track.confirmed > 0, **anew)
+        for key, track in state.tracks.items()
+    }
     if not now.drained:
         tracks = {key: _without_log(track, state.boot_id) for key, track in tracks.items()}
-    return replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, clean_looks=0, tracks=tracks)
+    begun = replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, clean_looks=0, tracks=tracks)
+    return begun if now.drained else _confirmed_in_this_boot(begun)
 
 
 def _without_log(track: Track, boot_id: str) -> Track:
     rest = tuple(f for f in track.bad if not boot_id or not f.evidence_id.startswith(f"{boot_id}:"))
     level = track.level if rest or not track.bad else min(track.level, Level.WARN, key=rank)
     return replace(track, bad=rest, level=level)
+
+
+def _confirmed_in_this_boot(state: PolicyState) -> PolicyState:
+    """The state without what was confirmed before the boot: without a drain, boot grace and N of M sweeps hold in this one."""
+    if not any(track.confirmed_earlier for track in state.tracks.values()):
+        return state
+    anew = {"confirmed": 0, "confirmed_earlier": False}
+    return replace(state, tracks={k: replace(t, **anew) if t.confirmed_earlier else t for k, t in state.tracks.items()})
 
 
 def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
@@ -94,7 +106,9 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
     window = (*track.window, min(worst, Severity.WARN) if grace else worst)[-policy.confirm_of :]
     if raw is Level.DRAIN:
         enough = (s for s in (Severity.AFTER_JOB, Severity.NOW) if s <= worst and seen(window, s) >= policy.needed(s))
-        confirmed = max(track.confirmed, Severity.NONE if grace else max(enough, default=Severity.NONE))
+        confirmed_now = Severity.NONE if grace else max(enough, default=Severity.NONE)
+        confirmed = max(track.confirmed, confirmed_now)
+        earlier = track.confirmed_earlier and confirmed_now < confirmed
         stood = track.level is Level.DRAIN
         level = Level.DRAIN if stood or any(severity_of(f) <= confirmed for f in bad) else max(track.level, Level.WARN, key=rank)
         since, jobs = track.since_seconds, track.jobs
@@ -102,7 +116,7 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
             since, jobs = now.wall_seconds, None if now.job_running and not now.jobs else now.jobs
         job = now.job if {identity(f) for f in bad} - {identity(f) for f in track.bad} else track.job
         track = Track(level=level, window=window, confirmed=confirmed, bad=bad, found=found)
-        return replace(track, since_seconds=since, jobs=jobs, job=job)
+        return replace(track, since_seconds=since, jobs=jobs, job=job, confirmed_earlier=earlier)
     if raw is Level.WARN and track.level is Level.OK and seen(window, Severity.WARN) < policy.needed(Severity.WARN):
         return replace(track, window=window, clean=0, floor=Level.OK, found=found, bad=())
     if rank(raw) >= rank(track.level):
