@@ -29,8 +29,8 @@ lab-down: ## end whatever the lab left
 lint: setup
 	@$(BIN)/python -m pytest -q tests/lint
 
-unit: setup
-	@$(BIN)/python -m pytest -q -m "not rack and not slurm and not root and not slow"
+unit: setup ## ROOM=checks: the tests of one room, in seconds
+	@$(BIN)/python -m pytest -q -m "not rack and not slurm and not root and not slow$(if $(ROOM), and not trees)" $(if $(ROOM),tests/$(ROOM))
 
 test: ## lint, unit, hooks, contracts, real Slurm, rack
 	@tests/lab/apt.sh

@@ -27,6 +27,7 @@ from fairlead.errors import ExitCode
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.measure.collective import size_text
+from fairlead.model.check import CheckParams
 from fairlead.policy.rules import Rules
 from fairlead.topology.picture.machine_svg import draw
 from tests.lab.trees import MACHINES
@@ -137,6 +138,8 @@ def _filled(words: Iterable[str], before: str, indent: str = "") -> list[str]:
 def reference(kind: str) -> str:
     found = checks.load() if kind == "checks" else settings.load()
     out = [f"# Reference: {kind}", "", "Generated from the code by `make docs`. `fairlead explain NAME` prints the same.", ""]
+    if kind == "checks":
+        out += ["Every check has these parameters, besides its own:", "", *parameter_table("checks.NAME", CheckParams), ""]
     for name, item in found.items():
         doc = (importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or "").strip()
         struct = item.params if kind == "checks" else item.want  # type: ignore[union-attr]
@@ -151,10 +154,16 @@ def reference(kind: str) -> str:
                 f' Metric `fairlead_check_status{{check="{name}"}}`.',
                 "",
             ]
-        out += [row("key", "default", "meaning"), row("---", "---", "---")]
-        out += [row(f"`{kind}.{name}.{n}`", f"`{d}`", t) for n, d, t in _parameters(struct)]
-        out.append("")
+        own = parameter_table(f"{kind}.{name}", struct, CheckParams if kind == "checks" else None)
+        out += [*(own or ["No parameters of its own."]), ""]
     return "\n".join(out).rstrip() + "\n"
+
+
+def parameter_table(prefix: str, struct: type[Struct], base: type[Struct] | None = None) -> list[str]:
+    """The parameters of ``struct`` that ``base`` does not have; nothing where there are none."""
+    common = {name for name, _, _ in _parameters(base)} if base else set()
+    rows = [row(f"`{prefix}.{name}`", f"`{default}`", text) for name, default, text in _parameters(struct) if name not in common]
+    return [row("key", "default", "meaning"), row("---", "---", "---"), *rows] if rows else []
 
 
 def profiles_page() -> str:

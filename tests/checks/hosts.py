@@ -73,7 +73,7 @@ def past(*series: tuple[Sample, ...], **more: Any) -> Past:
 def judged(check: str, node: Node, history: Past | None = None, **params: Any) -> list[Finding]:
     """What a check says, by its own parameters."""
     known = checks.load()[check]
-    return list(known.judge(node, history if history is not None else past(), known.params(**params)))
+    return list(known.findings(node, history if history is not None else past(), known.params(**params)))
 
 
 def levels(found: list[Finding]) -> list[tuple[Level, str]]:

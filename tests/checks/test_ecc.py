@@ -16,7 +16,7 @@ DARK = replace(ECC, volatile_corrected=NA, volatile_uncorrected=NA, aggregate_un
 
 
 def judged(machine: Node, past: Past | None = None, **params: object) -> list[Finding]:
-    return list(check.judge(machine, past or Past(available=True), Params(**params)))
+    return list(check.findings(machine, past or Past(available=True), Params(**params)))
 
 
 def sick(**changes: object) -> Node:

@@ -26,6 +26,8 @@ from fairlead.model.finding import Level
 from fairlead.policy.state import identity
 from tests.checks.test_sources import BESIDE, TREES, UNJUDGED, Watched, declared, kind, look, sources
 
+pytestmark = pytest.mark.trees
+
 GPU = 2
 GONE = object()
 OTHERWISE = {

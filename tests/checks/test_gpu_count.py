@@ -14,7 +14,7 @@ EIGHT = Params(expected=8)
 
 
 def judged(machine: Node, params: Params = EIGHT) -> list[Finding]:
-    return list(check.judge(machine, Past(), params))
+    return list(check.findings(machine, Past(), params))
 
 
 def without(*addresses: str) -> Node:

@@ -80,7 +80,7 @@ def judged(one: Gpu, past: Past | None = None) -> list[Finding]:
     for module in MODULES:
         check: Any = module
         params = check.Params(required=False) if module is ecc else check.Params()
-        found += check.check.judge(machine, known, params)
+        found += check.check.findings(machine, known, params)
     return found
 
 

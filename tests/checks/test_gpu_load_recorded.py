@@ -120,5 +120,5 @@ def test_recorded_gpus_are_quiet(capture: Path) -> None:
         found: list[Finding] = []
         for module in MODULES:
             one: Any = module
-            found += one.judge(node(gpus=(each,)), Past(available=True), one.Params())
+            found += one.check.findings(node(gpus=(each,)), Past(available=True), one.Params())
         assert [f.summary for f in found] == []

@@ -28,6 +28,8 @@ from tests.lab.machines import read_nvml
 from tests.lab.software import write_process
 from tests.lab.trees import MACHINES
 
+pytestmark = pytest.mark.trees
+
 TREE = MACHINES / "hgx-h100.tuned"
 DOCUMENT = config.profile_document("n1", "hgx-h100")
 CHECKS = [
@@ -68,7 +70,7 @@ class Machine:
 
 def judged(node: Node) -> list[Finding]:
     past = Past(available=True)
-    return [f for name in CHECKS for f in checks.load()[name].judge(node, past, DOCUMENT.checks[name])]
+    return [f for name in CHECKS for f in checks.load()[name].findings(node, past, DOCUMENT.checks[name])]
 
 
 @pytest.fixture
@@ -144,7 +146,7 @@ def test_what_is_held_back_under_load(machine: Machine, module: Any, mask: int, 
         now = 15.0 * number
         node = replace(node, gpus=seen.add(node.gpus, now), uptime_seconds=10000.0 + now)  # type: ignore[arg-type]
         history.add_samples(10000.0 + now, module.samples(node))
-    (finding,) = module.judge(node, history.past(), module.Params())
+    (finding,) = module.check.findings(node, history.past(), module.Params())
     assert (finding.level, finding.device) == (Level.DRAIN, machine.pci(3))
 
 
@@ -171,7 +173,7 @@ def test_a_value_that_is_gone_is_said(tree: str, parts: tuple[str, ...], check: 
     for part in parts:
         raw["gpus"][5][part] = {"error": 999}
     node = gather(Root(str(MACHINES / tree)), raw, unsupported=document.unsupported)
-    found = list(checks.load()[check].judge(node, Past(available=True), document.checks[check]))
+    found = list(checks.load()[check].findings(node, Past(available=True), document.checks[check]))
     assert [(f.level, f.device) for f in found] == [(Level.UNKNOWN, raw["gpus"][5]["pci"])]
 
 
@@ -189,5 +191,5 @@ def test_a_file_that_is_gone_is_said(tmp_path: Path, tree: str, path: str, check
     copy = software_of(MACHINES / tree, tmp_path / tree)
     (copy / path).unlink()
     node = gather(Root(str(copy)), read_nvml(MACHINES / tree), reads=reads(document), unsupported=document.unsupported)
-    found = list(checks.load()[check].judge(node, Past(available=True), document.checks[check]))
+    found = list(checks.load()[check].findings(node, Past(available=True), document.checks[check]))
     assert [f.level for f in found] == [level]

@@ -31,7 +31,7 @@ NAMES = {"pci", "index", "lost"}
 
 
 def judged(machine: Node, past: Past, **params: object) -> list[Finding]:
-    return list(check.judge(machine, past, Params(**params)))
+    return list(check.findings(machine, past, Params(**params)))
 
 
 def before(machine: Node | None = None) -> Past:
@@ -68,6 +68,7 @@ def test_the_property_covers_every_field() -> None:
     } <= names
 
 
+@pytest.mark.trees
 @pytest.mark.parametrize("tree", sorted(p for p in TREES.iterdir() if p.is_dir()), ids=lambda p: p.name)
 def test_a_fact_that_went_dark_is_never_ok_in_silence(tree: Path) -> None:
     document = config.profile_document("n1", tree.name.partition(".")[0])
@@ -75,11 +76,11 @@ def test_a_fact_that_went_dark_is_never_ok_in_silence(tree: Path) -> None:
     assert isinstance(machine.gpus, tuple)
     past = before(machine)
     place = next(n for n, g in enumerate(machine.gpus) if not g.lost)
-    quiet = {f for name, c in checks.load().items() for f in c.judge(machine, past, document.checks[name])}
+    quiet = {f for name, c in checks.load().items() for f in c.findings(machine, past, document.checks[name])}
     silent = []
     for name, changed in without(machine.gpus[place]):
         sick = replace(machine, gpus=(*machine.gpus[:place], changed, *machine.gpus[place + 1 :]))
-        found = {f for n, c in checks.load().items() for f in c.judge(sick, past, document.checks[n])} - quiet
+        found = {f for n, c in checks.load().items() for f in c.findings(sick, past, document.checks[n])} - quiet
         if not any(f.level is not Level.OK and f.device == changed.pci for f in found):
             silent.append(name)
     assert silent == []
@@ -109,6 +110,7 @@ def cut(raw: dict[str, Any], path: str, code: int) -> dict[str, Any]:
     return raw | {key: cut(raw[key], rest, code)}
 
 
+@pytest.mark.trees
 @pytest.mark.parametrize("code", [3, 999])  # NOT_SUPPORTED, UNKNOWN
 @pytest.mark.parametrize("tree", ["hgx-h100", "hgx-a100", "l40s-pcie"])
 def test_any_nvml_answer_that_is_cut_off_is_told(tree: str, code: int) -> None:
@@ -126,14 +128,14 @@ def test_any_nvml_answer_that_is_cut_off_is_told(tree: str, code: int) -> None:
 
     healthy = look(raw["gpus"][0])
     past = before(healthy)
-    quiet = {f for n, c in checks.load().items() for f in c.judge(healthy, past, document.checks[n])}
+    quiet = {f for n, c in checks.load().items() for f in c.findings(healthy, past, document.checks[n])}
     made_of = 0
     for path in sources(raw["gpus"][0]):
         sick = look(cut(raw["gpus"][0], path, code))
         if sick.gpus == healthy.gpus:
             continue  # no fact is made of it
         made_of += 1
-        found = {f for n, c in checks.load().items() for f in c.judge(sick, past, document.checks[n])} - quiet
+        found = {f for n, c in checks.load().items() for f in c.findings(sick, past, document.checks[n])} - quiet
         assert any(f.level is not Level.OK for f in found), path
     assert made_of > 40
 

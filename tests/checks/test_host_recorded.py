@@ -15,11 +15,14 @@ from fairlead.model.finding import Level
 from fairlead.model.host_facts import Wanted
 from tests.checks.hosts import host_node
 from tests.checks.nodes import log
-from tests.checks.test_machines import OF_THE_HOST
+from tests.checks.test_machines import reads_the_host
 from tests.host.conftest import write
 from tests.lab.unpack import unpack
 
+pytestmark = pytest.mark.trees
+
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+OF_THE_HOST = [name for name in checks.load() if reads_the_host(name)]
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"sample data not found at {DATA}")
 #: What a machine that was not recorded by `fairlead snapshot` cannot say.
 UNRECORDED = {"clock", "fs_errors", "stuck_tasks"}
@@ -33,7 +36,7 @@ UNRECORDED = {"clock", "fs_errors", "stuck_tasks"}
 def test_recorded_machines_are_quiet(archive: str, tmp_path: Path) -> None:
     unpack(DATA / f"sysroots/{archive}.tar.gz", tmp_path, keep="fully_trusted")
     node = gather(Root(str(next(tmp_path.iterdir()))), None, wanted=Wanted())
-    found = [f for n in OF_THE_HOST for f in checks.load()[n].judge(node, Past(available=True), checks.load()[n].params())]
+    found = [f for n in OF_THE_HOST for f in checks.load()[n].findings(node, Past(available=True), checks.load()[n].params())]
     assert [f for f in found if f.level in (Level.WARN, Level.DRAIN)] == []
     assert {f.check for f in found if f.level is Level.UNKNOWN} <= UNRECORDED | {"rdma_flaps", "rdma_errors", "rdma_ports"}
 
@@ -49,7 +52,9 @@ def test_the_recorded_ports_of_a_healthy_h100_are_quiet(tmp_path: Path) -> None:
         "rdma_flaps": {},
         "rdma_errors": {},
     }
-    found = [f for n, p in want.items() for f in checks.load()[n].judge(node, Past(available=True), checks.load()[n].params(**p))]
+    found = [
+        f for n, p in want.items() for f in checks.load()[n].findings(node, Past(available=True), checks.load()[n].params(**p))
+    ]
     assert [(f.check, f.level, f.device) for f in found] == [("rdma_flaps", Level.OK, "mlx5_1/1")], "one of its counters is full"
 
 
@@ -74,12 +79,12 @@ def test_recorded_kernel_records() -> None:
     for line in lines:
         for name in OF_THE_HOST:
             check = checks.load()[name]
-            said = [f for f in check.judge(host_node(), log(line), check.params()) if f.level is not Level.OK]
+            said = [f for f in check.findings(host_node(), log(line), check.params()) if f.level is not Level.OK]
             if said:
                 told.setdefault(line, set()).add(name)
                 assert line.startswith(check.wakes_on), "what it says, wakes it"
             if check.kind is not None:
                 assert check.heeds(line) is bool(said), "what is not heeded is not remembered"
     expected = {line: {name} for line in lines for start, name in OURS.items() if line.startswith(start)}
-    assert told == expected
+    assert told == expected, "a check says something of a recorded line: name it in OURS if the line is its own"
     assert len(expected) >= len(OURS)

@@ -19,6 +19,8 @@ from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Why
 from fairlead.model.finding import Level
 
+pytestmark = pytest.mark.trees
+
 DATA = Path(__file__).resolve().parents[2].parent / "shared/data/sysroots"
 ARCHIVES = sorted(DATA.glob("*.tar.gz"))
 #: NVML gave no answer: that is what these are about.
@@ -34,7 +36,9 @@ def test_a_machine_that_runs_has_no_fault_that_its_files_show(archive: Path, tmp
     (tree,) = tmp_path.iterdir()
     document, _ = resolve_layers("n1", [])
     node = gather(Root(str(tree)), NO_ANSWER, reads=reads(document), unsupported=document.unsupported, wanted=wanted(document))
-    found = {name: list(check.judge(node, Past(available=True), document.checks[name])) for name, check in checks.load().items()}
+    found = {
+        name: list(check.findings(node, Past(available=True), document.checks[name])) for name, check in checks.load().items()
+    }
     bad = {name: [f.summary for f in said if f.level in (Level.DRAIN, Level.WARN)] for name, said in found.items()}
     assert {name: said for name, said in bad.items() if said and name not in OF_THE_DRIVER} == {}
     assert any(f.level is not Level.OK for f in found["nvml_responsive"]), "silence is not health"

@@ -9,11 +9,12 @@ from fairlead.checks.nvlink import OLDER, Params, check
 from fairlead.model.check import Past, Sample
 from fairlead.model.facts import Node, NvLink
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from tests.checks.hosts import judged as judged_node
 from tests.checks.nodes import ADDRESSES, LINKS, NA, UNSUPPORTED, gpu, node
 
 
 def judged(machine: Node, past: Past | None = None, **params: object) -> list[Finding]:
-    return list(check.judge(machine, past or Past(available=True), Params(**params)))
+    return list(check.findings(machine, past or Past(available=True), Params(**params)))
 
 
 def with_link(number: int, **changes: object) -> tuple[NvLink, ...]:
@@ -138,3 +139,14 @@ def test_it_observes_and_waits_for_training() -> None:
     assert (check.mode, check.confirm, check.boot_grace_seconds) == (Mode.OBSERVE, 3, 300)
     assert [f.level for f in judged(node(gpus=NA))] == [Level.UNKNOWN]
     assert judged(node(gpu(2, lost=True, nvlinks=NA))) == []
+
+
+def test_links_that_count_nothing_where_the_profile_excuses_one_of_two_ways() -> None:
+    older = dict.fromkeys(("crc_errors", "replay_errors", "recovery_errors"), NA)
+    newer = dict.fromkeys(
+        ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors"), UNSUPPORTED
+    )
+    blind = tuple(replace(link, **older, **newer) for link in LINKS)
+    assert [f.level for f in judged_node("nvlink", node(gpu(5, nvlinks=blind)))] == [Level.UNKNOWN]
+    excused = tuple(replace(link, **dict.fromkeys(older, UNSUPPORTED), **newer) for link in LINKS)
+    assert judged_node("nvlink", node(gpu(5, nvlinks=excused))) == []

@@ -15,7 +15,7 @@ CALL = StuckCall(call="nvmlDeviceGetTemperature", gpu=ADDRESSES[3], seconds=11.0
 
 
 def judged(machine: Node) -> list[Finding]:
-    return list(check.judge(machine, Past(), Params()))
+    return list(check.findings(machine, Past(), Params()))
 
 
 def test_healthy() -> None:

@@ -25,6 +25,8 @@ from fairlead.policy import Now, Order, PolicyState, Rules, decide
 from tests.checks.hosts import WELL
 from tests.checks.nodes import BOOT, GEN5, LOAD, endpoint, gpu, nic, node, port
 
+pytestmark = pytest.mark.trees
+
 DOCUMENT = config.profile_document("n1", "hgx-h100")
 ENFORCED = {name: replace(policy, mode=Mode.ENFORCE) for name, policy in policies_of(DOCUMENT).items()}
 JUDGED = checks.load().keys() - {"rdma_ports"}  # this node has no adapters

@@ -15,7 +15,7 @@ from tests.checks.nodes import ADDRESSES, BOOT, GEN5, NA, NO_ERRORS, UNSUPPORTED
 
 
 def judged(machine: Node, past: Past | None = None, **params: object) -> list[Finding]:
-    return list(check.judge(machine, past or Past(available=True), Params(**params)))
+    return list(check.findings(machine, past or Past(available=True), Params(**params)))
 
 
 def past(name: str, *points: tuple[float, float]) -> Past:

@@ -10,13 +10,14 @@ from fairlead.model.check import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import CLASS_UNREADABLE, Node, PcieLink, unreadable
 from fairlead.model.finding import Finding, Level, Service
+from tests.checks.hosts import judged as judged_node
 from tests.checks.nodes import ADDRESSES, GEN5, NA, UNSUPPORTED, endpoint, gpu, node, port
 
 DECLARED = Params(gpu_width=16, gpu_gen=5)
 
 
 def judged(machine: Node, params: Params = DECLARED, past: Past | None = None) -> list[Finding]:
-    return list(check.judge(machine, past or Past(), params))
+    return list(check.findings(machine, past or Past(), params))
 
 
 def linked(nvml: PcieLink, sysfs: PcieLink | None = None, parent: PcieLink = GEN5, busy: int = 0) -> Node:
@@ -83,3 +84,12 @@ def test_what_is_of_no_class_and_what_cannot_say_its_class() -> None:
     assert judged(beside(0)) == []
     assert [f.level for f in judged(beside(CLASS_UNREADABLE))] == [Level.UNKNOWN]
     assert [f.level for f in judged(beside(0, vendor=0))] == [Level.UNKNOWN]
+
+
+HERE = ADDRESSES[5]
+
+
+@pytest.mark.parametrize(("mask", "bad"), [(0x0, True), (0x1, False)])
+def test_pcie_speed_under_mig(mask: int, bad: bool) -> None:
+    slow = gpu(5, mig_current=True, utilization_percent=NA, throttle_reasons=mask, pcie=replace(GEN5, gen_current=1))
+    assert [f.device for f in judged_node("pcie_link", node(slow))] == [HERE] * bad

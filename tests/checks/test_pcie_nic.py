@@ -24,7 +24,7 @@ def adapter(link: PcieLink, above: PcieLink = GEN5) -> Node:
 
 
 def judged(machine: Node, **params: Any) -> list[Finding]:
-    return list(check.judge(machine, Past(), Params(**params)))
+    return list(check.findings(machine, Past(), Params(**params)))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.checks.nodes import ADDRESSES, NA, UNSUPPORTED, gpu, node
 
 
 def judged(machine: Node, **params: object) -> list[Finding]:
-    return list(check.judge(machine, Past(available=True), Params(**params)))
+    return list(check.findings(machine, Past(available=True), Params(**params)))
 
 
 def volta(single: int | Missing = 0, double: int | Missing = 0, pending: bool | Missing = False, remap: Missing = NA) -> Node:
@@ -50,17 +50,17 @@ def test_limits_are_the_site_s() -> None:
 
 
 def test_row_remap_leaves_such_a_gpu_alone() -> None:
-    found = list(row_remap.check.judge(volta(), Past(available=True), row_remap.Params()))
+    found = list(row_remap.check.findings(volta(), Past(available=True), row_remap.Params()))
     assert found == []
     dark = node(gpu(2, remap=NA, retired=NA))
-    assert [f.level for f in row_remap.check.judge(dark, Past(available=True), row_remap.Params())] == [Level.UNKNOWN]
+    assert [f.level for f in row_remap.check.findings(dark, Past(available=True), row_remap.Params())] == [Level.UNKNOWN]
 
 
 def test_row_remap_is_silent_under_mig_where_nvml_has_no_answer() -> None:
     def judged_by_row_remap(on: bool, why: str) -> list[Level]:
         machine = node(gpu(2, mig_current=on, mig_pending=on, remap=unreadable(why)))
         past = Past(available=True, readable=readable_fields(node()))
-        return [f.level for f in row_remap.check.judge(machine, past, row_remap.Params())]
+        return [f.level for f in row_remap.check.findings(machine, past, row_remap.Params())]
 
     assert judged_by_row_remap(True, "NVML NOT_SUPPORTED (3)") == []
     assert judged_by_row_remap(False, "NVML NOT_SUPPORTED (3)") == [Level.DRAIN]

@@ -7,14 +7,16 @@ from msgspec.structs import replace
 
 from fairlead.checks.row_remap import Params, check
 from fairlead.model.check import Daily, Past
-from fairlead.model.device import readable_fields
+from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
+from fairlead.model.gpu_health import RetiredPages
+from tests.checks.hosts import judged as judged_node
 from tests.checks.nodes import ADDRESSES, NA, REMAP, UNSUPPORTED, gpu, node
 
 
 def judged(remap: object, **more: object) -> list[Finding]:
-    return list(check.judge(node(gpu(5, remap=remap)), Past(available=True, **more), Params()))
+    return list(check.findings(node(gpu(5, remap=remap)), Past(available=True, **more), Params()))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_unreadable_unsupported_and_gone() -> None:
 
 
 def test_no_list_of_gpus_is_unknown() -> None:
-    assert [f.level for f in check.judge(node(gpus=unreadable("x")), Past(), Params())] == [Level.UNKNOWN]
+    assert [f.level for f in check.findings(node(gpus=unreadable("x")), Past(), Params())] == [Level.UNKNOWN]
 
 
 def since(*points: tuple[int, float], name: str = "remap.uncorrected", device: str = "1651223002") -> Past:
@@ -67,19 +69,29 @@ def since(*points: tuple[int, float], name: str = "remap.uncorrected", device: s
 )
 def test_rows_that_are_remapped_fast(points: tuple[tuple[int, float], ...], rows: int, warns: bool) -> None:
     sick = node(gpu(2, remap=replace(REMAP, uncorrected=rows)))
-    found = list(check.judge(sick, since(*points), Params()))
+    found = list(check.findings(sick, since(*points), Params()))
     assert [f.level for f in found] == ([Level.WARN] if warns else [])
     assert not warns or (found[0].device == ADDRESSES[2] and "within" in found[0].summary)
-    assert list(check.judge(sick, since(*points), Params(rows_per_month=0))) == []
-    assert list(check.judge(sick, since(*points, device="another"), Params())) == []
+    assert list(check.findings(sick, since(*points), Params(rows_per_month=0))) == []
+    assert list(check.findings(sick, since(*points, device="another"), Params())) == []
 
 
 def test_banks_that_wear_out() -> None:
     past = since((29, 0.0), name="remap.worn_banks")
     worn = node(gpu(2, remap=replace(REMAP, histogram=(630, 4, 4, 0, 0))))
-    (finding,) = check.judge(worn, past, Params())
+    (finding,) = check.findings(worn, past, Params())
     assert finding.level is Level.WARN and "begun to run out" in finding.summary
     fresh = node(gpu(2, remap=replace(REMAP, histogram=(630, 10, 0, 0, 0))))
-    assert list(check.judge(fresh, past, Params())) == []
+    assert list(check.findings(fresh, past, Params())) == []
     assert check.daily is not None
     assert {("1651223002", "remap.worn_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(worn))
+
+
+YESTERDAY = Past(available=True, readable=readable_fields(node()), boards=boards_of(node()))
+NO_PAGES = RetiredPages(single_bit=0, double_bit=0, pending=False)
+
+
+def test_row_remapping_that_went_dark_on_a_gpu_that_answers_for_retired_pages() -> None:
+    dark = node(gpu(5, remap=NA, retired=NO_PAGES))
+    assert [f.level for f in judged_node("row_remap", dark, YESTERDAY)] == [Level.DRAIN]
+    assert judged_node("row_remap", dark, Past(available=True)) == []  # before Ampere it never remapped

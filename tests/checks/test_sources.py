@@ -30,6 +30,8 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
 from tests.lab.trees import MACHINES
 
+pytestmark = pytest.mark.trees
+
 TREES = MACHINES
 ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 ROLES = {"0x0604": "bridge", "0x0302": "gpu", "0x0207": "hca", "0x0200": "nic", "0x0108": "disk"}

@@ -18,7 +18,7 @@ WHERE = "NVRM: Xid (PCI:0000:1b:00)"
 
 
 def judged(*texts: str, **more: object) -> list[Finding]:
-    return list(check.judge(node(), log(*texts), Params(**more)))
+    return list(check.findings(node(), log(*texts), Params(**more)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_hundreds_of_lines_of_one_fault_are_one_finding_that_does_not_drain() ->
 
 def test_a_job_s_own_fault_is_forgotten_after_a_while_a_lost_gpu_is_not() -> None:
     old = log(f"{WHERE}: 31, Ch 1", f"{WHERE}: 79, GPU has fallen off the bus.", seconds=1000.0)
-    assert [f.summary[:6] for f in check.judge(node(), old, Params())] == ["Xid 79"]
+    assert [f.summary[:6] for f in check.findings(node(), old, Params())] == ["Xid 79"]
 
 
 def test_45_follows_its_cause_even_when_the_cause_s_own_line_was_lost() -> None:
@@ -135,7 +135,7 @@ def test_fallen_off_the_bus_without_an_xid() -> None:
 def test_the_order_in_which_history_hands_records_over_does_not_matter() -> None:
     change = f"{WHERE}: 154, GPU recovery action changed from 0x3 (x) to"
     made = records(f"{change} 0x1 (x)", f"{WHERE}: 163, off", f"{WHERE}: 162, on", f"{change} 0x0 (None)")
-    assert list(check.judge(node(), Past(available=True, records=made[::-1]), Params())) == []
+    assert list(check.findings(node(), Past(available=True, records=made[::-1]), Params())) == []
 
 
 def test_the_cause_is_told_before_what_follows_from_it() -> None:
@@ -170,10 +170,10 @@ def test_the_cause_s_own_line_replaces_the_hint_of_an_xid_45() -> None:
 
 def test_records_and_nodes_without_a_boot_id_still_count() -> None:
     text = f"{WHERE}: 79, x"
-    assert len(list(check.judge(node(), Past(available=True, records=records(text, boot="")), Params()))) == 1
+    assert len(list(check.findings(node(), Past(available=True, records=records(text, boot="")), Params()))) == 1
     blind = replace(node(), boot_id=unreadable("no /proc"))
     for boot, expected in ((BOOT, f"{BOOT}:100"), ("", ":100")):
-        (finding,) = check.judge(blind, Past(available=True, records=records(text, boot=boot)), Params())
+        (finding,) = check.findings(blind, Past(available=True, records=records(text, boot=boot)), Params())
         assert finding.evidence_id == expected
 
 
@@ -192,7 +192,7 @@ def test_the_lines_that_go_on_about_an_sxid_are_no_second_one() -> None:
 
 def test_records_of_another_boot_do_not_count() -> None:
     past = Past(available=True, records=records(f"{WHERE}: 79, x", boot="99999999-0000-0000-0000-000000000000"))
-    assert list(check.judge(node(), past, Params())) == []
+    assert list(check.findings(node(), past, Params())) == []
 
 
 def test_a_site_may_choose_its_own_service() -> None:
@@ -252,41 +252,41 @@ def test_a_corrected_nvlink_error_hides_no_other() -> None:
 def test_a_code_counts_as_the_node_s_driver_means_it() -> None:
     old = node(driver=replace(node().driver, module_version="550.90.07"))
     text = f"{WHERE}: 144, pid=1, name=x, key rotation"
-    (finding,) = check.judge(old, log(text), Params())
+    (finding,) = check.findings(old, log(text), Params())
     assert (finding.action, finding.service) == (Action.REBOOT_NODE, Service.DRAIN_NOW)
     assert judged(text)[0].level is Level.WARN  # an NVLink line that does not say Fatal
     link = f"{WHERE}: 149, NETIR_LINK_EVT Fatal XC0 i0 Link 14 (0x0215c5c6 0x0)"
     assert judged(link)[0].action is Action.RESET_GPU  # driver 570: layout V1
     new = node(driver=replace(node().driver, module_version=NA, library_version="580.95.05"))
-    assert next(check.judge(new, log(link), Params())).action is Action.CHECK_FABRIC
+    assert next(check.findings(new, log(link), Params())).action is Action.CHECK_FABRIC
 
 
 def test_without_a_log_it_says_so_and_is_not_healthy_by_silence() -> None:
-    (finding,) = check.judge(node(), Past(), Params())
+    (finding,) = check.findings(node(), Past(), Params())
     assert finding.needs_history
 
 
 def test_lost_records_are_told_until_the_driver_speaks_for_them_or_a_person_does() -> None:
     here = node(uptime_seconds=9000.0)
-    (lost,) = check.judge(here, Past(available=True, overrun=7, overrun_seconds=8000.0), Params())
+    (lost,) = check.findings(here, Past(available=True, overrun=7, overrun_seconds=8000.0), Params())
     assert lost.level is Level.WARN and "7 kernel records" in lost.summary and "asks for nothing" in lost.evidence[0]
     assert lost.evidence_id == f"{here.boot_id}:overrun=7"
     old = Past(available=True, overrun=7, overrun_seconds=5000.0)
-    assert not [*check.judge(here, old, Params())]  # every GPU's driver has been asked since
+    assert not [*check.findings(here, old, Params())]  # every GPU's driver has been asked since
     silent = node(gpu(3, recovery_action=NA), uptime_seconds=9000.0)
-    assert [f.evidence for f in check.judge(silent, old, Params()) if f.fault == "overrun"] == [
+    assert [f.evidence for f in check.findings(silent, old, Params()) if f.fault == "overrun"] == [
         ("no advice of the driver on 0000:61:00.0",)
     ]
     gone = replace(here, gpus=NA)
-    assert [f.evidence for f in check.judge(gone, old, Params()) if f.fault == "overrun"] == [("no GPU answers",)]
+    assert [f.evidence for f in check.findings(gone, old, Params()) if f.fault == "overrun"] == [("no GPU answers",)]
 
 
 def test_the_driver_s_advice_is_read_from_nvml_too() -> None:
     sick = node(gpu(2, recovery_action=1))
-    (finding,) = check.judge(sick, Past(available=True), Params())
+    (finding,) = check.findings(sick, Past(available=True), Params())
     assert (finding.device, finding.action) == ("0000:52:00.0", Action.RESET_GPU)
     told = log("NVRM: Xid (PCI:0000:52:00): 95, Uncontained")
-    assert [f.summary[:6] for f in check.judge(sick, told, Params())] == ["Xid 95"]
+    assert [f.summary[:6] for f in check.findings(sick, told, Params())] == ["Xid 95"]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_the_driver_s_advice_is_read_from_nvml_too() -> None:
 )
 def test_the_driver_s_advice_is_told_beside_the_log_where_it_asks_for_more(line: str, number: int, told_too: bool) -> None:
     """Else an acknowledged line would hide what the driver says of the same GPU."""
-    found = [f.summary for f in check.judge(node(gpu(0, recovery_action=number)), log(f"{WHERE}: {line}"), Params())]
+    found = [f.summary for f in check.findings(node(gpu(0, recovery_action=number)), log(f"{WHERE}: {line}"), Params())]
     assert len(found) == 1 + told_too and (not told_too or "driver asks" in found[-1])
 
 
@@ -318,23 +318,23 @@ def test_no_process_name_reaches_a_finding() -> None:
 def test_any_log_is_judged_without_an_error(texts: list[str]) -> None:
     made = tuple(KernelRecord(sequence=i, seconds=1.0, priority=3, text=t) for i, t in enumerate(texts))
     past = Past(available=True, records=made)
-    assert list(check.judge(node(), past, Params())) == list(check.judge(replace(node()), past, Params()))
+    assert list(check.findings(node(), past, Params())) == list(check.findings(replace(node()), past, Params()))
 
 
 def test_advice_of_the_driver_that_went_dark_is_no_repair() -> None:
     machine = node(replace(gpu(2), recovery_action=NA))
-    assert [f for f in check.judge(machine, Past(available=True), Params()) if f.level is not Level.OK] == []
+    assert [f for f in check.findings(machine, Past(available=True), Params()) if f.level is not Level.OK] == []
     past = Past(available=True, readable=frozenset({f"{ADDRESSES[2]}/recovery_action"}))
-    (finding,) = check.judge(machine, past, Params())
+    (finding,) = check.findings(machine, past, Params())
     assert (finding.level, finding.device, finding.service) == (Level.UNKNOWN, ADDRESSES[2], Service.KEEP)
-    assert list(check.judge(node(replace(gpu(2), recovery_action=NA, lost=True)), past, Params())) == []  # gpu_count says so
+    assert list(check.findings(node(replace(gpu(2), recovery_action=NA, lost=True)), past, Params())) == []  # gpu_count says so
     excused = node(replace(gpu(2), recovery_action=UNSUPPORTED))
-    assert list(check.judge(excused, past, Params())) == []
+    assert list(check.findings(excused, past, Params())) == []
 
 
 def test_a_kernel_log_that_cannot_be_read_is_no_health() -> None:
     past = Past(available=True, log=unreadable("/dev/kmsg: Operation not permitted"))
-    (finding,) = check.judge(node(), past, Params())
+    (finding,) = check.findings(node(), past, Params())
     assert (finding.level, finding.device) == (Level.UNKNOWN, "") and "Operation not permitted" in finding.evidence[0]
 
 
@@ -362,12 +362,12 @@ def test_a_gpu_that_fell_off_and_is_gone_is_still_the_node_s() -> None:
     left = tuple(g for g in whole.gpus if g.pci != gone)  # type: ignore[union-attr]
     bus = tuple(d for d in whole.pci if d.address != gone)
     levels = {
-        "on the bus": check.judge(replace(whole, gpus=left), log(line), Params()),
-        "in the driver's list": check.judge(replace(whole, pci=bus), log(line), Params()),
-        "seen before": check.judge(replace(whole, gpus=left, pci=bus), replace(log(line), boards={gone: "1651"}), Params()),
-        "the driver does not answer": check.judge(replace(whole, gpus=NA, pci=bus), log(line), Params()),
-        "no bus": check.judge(replace(whole, gpus=left, pci=()), log(line), Params()),
-        "a GPU without an address": check.judge(
+        "on the bus": check.findings(replace(whole, gpus=left), log(line), Params()),
+        "in the driver's list": check.findings(replace(whole, pci=bus), log(line), Params()),
+        "seen before": check.findings(replace(whole, gpus=left, pci=bus), replace(log(line), boards={gone: "1651"}), Params()),
+        "the driver does not answer": check.findings(replace(whole, gpus=NA, pci=bus), log(line), Params()),
+        "no bus": check.findings(replace(whole, gpus=left, pci=()), log(line), Params()),
+        "a GPU without an address": check.findings(
             replace(whole, gpus=(*left, gpu(0, pci="", lost=True)), pci=bus), log(line), Params()
         ),
     }

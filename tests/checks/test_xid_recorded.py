@@ -19,7 +19,7 @@ def judged(*texts: str) -> list[Finding]:
     """On a node that has a GPU wherever the lines name one."""
     named = sorted({line.pci for line in map(parse, texts) if line is not None and line.pci})
     there = node(pci=(*node().pci, *(endpoint(address) for address in named)))
-    return list(check.judge(there, log(*texts), Params()))
+    return list(check.findings(there, log(*texts), Params()))
 
 
 def _recorded() -> list[dict[str, str]]:

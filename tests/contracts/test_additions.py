@@ -24,6 +24,21 @@ def test_has_a_test_file_and_a_cited_source(kind: str, name: str) -> None:
     assert kind == "checks" or re.search(r"\bSources?:", doc), "its row in docs/reference/settings.md says why, and who says so"
 
 
+@pytest.mark.parametrize("name", checks.load())
+def test_a_check_has_its_own_test_file_with_the_unreadable_case(name: str) -> None:
+    file = ROOT / "tests/checks" / f"test_{name}.py"
+    assert file.is_file(), f"write tests/checks/test_{name}.py: a table of nodes and of the findings that they yield"
+    assert "UNKNOWN" in file.read_text(), f"tests/checks/test_{name}.py has no case in which what {name} reads cannot be read"
+
+
+@pytest.mark.parametrize("name", checks.load())
+def test_a_check_writes_no_name_of_its_own(name: str) -> None:
+    """The caller fills in ``Finding.check``; a name in the code would outlive a renamed file."""
+    text = (ROOT / "agent/fairlead/checks" / f"{name}.py").read_text()
+    assert not re.search(r"\bcheck=", text), f"checks/{name}.py: leave `check=` out of its findings"
+    assert checks.load()[name].name == name, f"checks/{name}.py: its `judge` is a function of this file"
+
+
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_every_parameter_is_described(kind: str, name: str) -> None:
     from fairlead.cli.explain import _parameters

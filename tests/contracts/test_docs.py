@@ -30,7 +30,8 @@ def test_decisions_are_numbered_once() -> None:
 
 def test_readme_is_short_and_its_links_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) < 150
+    written = re.sub(r"<!-- generated: .*?<!-- end: ", "", text, flags=re.DOTALL)  # the lists of checks and settings may grow
+    assert len(written.splitlines()) < 130
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / target).exists(), target
 

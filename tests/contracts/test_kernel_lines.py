@@ -128,8 +128,8 @@ def heeded(text: str) -> list[str]:
 def findings(record_text: bytes) -> list[Finding]:
     record = parse(record_text, names_devices=False)
     past = Past(available=True, records=(record,) if record is not None else ())
-    found = [f for name in HEEDING for f in LOADED[name].judge(host_node(), past, LOADED[name].params())]
-    return found + list(LOADED["kernel_log"].judge(host_node(), past, SITE))
+    found = [f for name in HEEDING for f in LOADED[name].findings(host_node(), past, LOADED[name].params())]
+    return found + list(LOADED["kernel_log"].findings(host_node(), past, SITE))
 
 
 QUIET = None  # what the checks say of the node alone, filled once

@@ -48,7 +48,7 @@ class Machine:
         return self.history.add_records(made)
 
     def found(self) -> list[Finding]:
-        return list(check.judge(self.node, self.history.past(), Params()))
+        return list(check.findings(self.node, self.history.past(), Params()))
 
     def sweep(self, **changes: object) -> Decision:
         self.sweeps += 1

@@ -106,7 +106,7 @@ def test_the_same_of_a_volume_on_the_nodes_own_disk_drains() -> None:
 def test_a_volume_that_died_stays_known_while_a_user_has_an_image_under_another_name() -> None:
     node = host_node(**host({"dm-7", "loop0"}, {"sda"}))
     dead = Past(available=True, records=log(*(text.format("dm-0") for text in FAILED * 20)).records, devices=frozenset({"dm-0"}))
-    assert [f.level for f in disks.judge(node, dead, disks.Params())] == [Level.DRAIN]
+    assert [f.level for f in disks.check.findings(node, dead, disks.Params())] == [Level.DRAIN]
 
 
 def test_a_mount_table_that_cannot_be_read_takes_no_record_from_the_node() -> None:
@@ -114,4 +114,4 @@ def test_a_mount_table_that_cannot_be_read_takes_no_record_from_the_node() -> No
     assert isinstance(WELL, Host)
     node = host_node(**host(set(), {"sda"}), mounts=unreadable("/proc/1/mountinfo: Input/output error"))
     assert [f.level for f in judged("disks", node, log(*(text.format("dm-0") for text in FAILED * 20)))] == [Level.DRAIN]
-    assert Level.DRAIN in {f.level for f in fs_errors.judge(node, log(*SHUT), fs_errors.Params())}
+    assert Level.DRAIN in {f.level for f in fs_errors.check.findings(node, log(*SHUT), fs_errors.Params())}

@@ -34,7 +34,7 @@ def judged(machine: Node, past: Past) -> list[Finding]:
     """What is found of the GPUs (what else a machine has was not read)."""
     assert isinstance(machine.gpus, tuple)
     addresses = {g.pci for g in machine.gpus}
-    found = (f for name, c in checks.load().items() for f in c.judge(machine, past, DOCUMENT.checks[name]))
+    found = (f for name, c in checks.load().items() for f in c.findings(machine, past, DOCUMENT.checks[name]))
     return [f for f in found if f.device in addresses]
 
 

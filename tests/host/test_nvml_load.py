@@ -186,7 +186,7 @@ def test_a_running_jobs_own_process_is_no_leftover_on_slurm_26(tmp_path: Path) -
         record.write_text(text)
         node = looks.gather(nvml)
         owners.append(node.gpus[0].processes[0].owner)  # type: ignore[union-attr, index]
-        assert not list(gpu_leftovers.check.judge(node, Past(), gpu_leftovers.Params()))
+        assert not list(gpu_leftovers.check.findings(node, Past(), gpu_leftovers.Params()))
     assert owners == [Owner(job=42), Owner(job=0), Owner(job=0), Owner(job=0)]
 
 

@@ -54,7 +54,8 @@ def test_there_are_enough_rows_and_each_is_told_apart() -> None:
 @pytest.mark.parametrize("name", checks.load())
 def test_every_check_has_a_fault_and_a_twin_here(name: str) -> None:
     """A new check comes with a row in tests/scorecard/faults."""
-    assert [fault for fault in FAULTS if fault.check == name]
+    found = [fault for fault in FAULTS if fault.check == name]
+    assert found, f"add a row for {name} to FAULTS of a file in tests/scorecard/faults: the fault, and a harmless twin like it"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

@@ -22,6 +22,8 @@ from fairlead.provision import plan
 from fairlead.provision.report import Report, node_result, text
 from tests.lab.trees import MACHINES
 
+pytestmark = pytest.mark.trees
+
 MACHINE = MACHINES / "hgx-h100"
 CPUS = "sys/devices/system/cpu/cpu[0-9]*"
 #: setting -> (what is missing: a pattern of paths, what the warning names, what the profile says to allow it)

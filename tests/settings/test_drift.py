@@ -24,6 +24,8 @@ from tests import memory as in_memory
 from tests.lab.trees import MACHINES
 from tests.settings.test_settings import ON_TREES, arranged, want
 
+pytestmark = pytest.mark.trees
+
 TREE = MACHINES / "hgx-h100"
 
 
@@ -55,10 +57,10 @@ def test_each_setting_that_has_drifted_is_a_finding(name: str, fresh: Node) -> N
     known = document()
     setting, want = settings.load()[name], known.settings[name]
     observed = setting.observe(fresh)
-    assert not isinstance(observed, Missing)
+    assert not isinstance(observed, Missing), f"{observed.detail}; `arranged` in test_settings.py writes what no tree has"
     drifted = bool(setting.plan(want, observed))
     found = of(name, known, fresh)
-    assert drifted, "the tree is as after power-on"
+    assert drifted, f"{name} has nothing to do on a node as after power-on: add to WANTS in test_settings.py what it should want"
     assert found and {f.check for f in found} == {f"setting.{name}"}
     enforced = replace(known, settings={**known.settings, name: replace(want, mode=Mode.ENFORCE)})
     assert {f.level for f in of(name, enforced, fresh)} == {Level.DRAIN}

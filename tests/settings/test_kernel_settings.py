@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from fairlead import config
 from fairlead.errors import ConfigError
+from fairlead.model import cpufreq, slurmd_limit
 from fairlead.model import sysctl as precedence
 from fairlead.model.change import BootLoader, Disruption, File, KernelValue, Layer, Module, Reboot, Unit
 from fairlead.model.facts import Cpu, Missing, Node, unreadable
@@ -19,6 +20,7 @@ from fairlead.settings import (
     journald,
     kernel_cmdline,
     kernel_modules,
+    memlock,
     nofile,
     numa_balancing,
     nvidia_module,
@@ -145,7 +147,7 @@ def test_a_file_that_may_say_otherwise_and_cannot_be_read_is_not_taken_for_none(
 
 
 def test_a_cpu_that_has_lost_its_energy_hint_is_not_left_out() -> None:
-    path = energy_performance.FOLDER.format(0) + energy_performance.NAME
+    path = cpufreq.FOLDER.format(0) + energy_performance.NAME
     two = tuple(Cpu(id=n, package=0, core=n, numa=0, l3=0, siblings=(n,)) for n in (0, 1))
     seen = energy_performance.observe(replace(texts({path: "performance\n"}), cpus=two))
     assert isinstance(seen, Missing) and "cpu1/" in seen.detail
@@ -194,9 +196,9 @@ def test_idle_states_are_judged_by_latency_and_switched_on_again() -> None:
 def test_energy_hints_where_there_are_none_or_not_this_one() -> None:
     want = energy_performance.EnergyPerformanceWant(preference="power")
     with pytest.raises(ConfigError, match="no CPU has energy_performance_preference"):
-        energy_performance.plan(want, energy_performance.Observed(()))
+        energy_performance.plan(want, cpufreq.Observed(()))
     with pytest.raises(ConfigError, match="has no preference power; it offers default performance"):
-        energy_performance.plan(want, energy_performance.Observed(((0, "default", ("default", "performance")),)))
+        energy_performance.plan(want, cpufreq.Observed(((0, "default", ("default", "performance")),)))
 
 
 # -- tuned, modules, limits, journal
@@ -227,15 +229,18 @@ def test_open_files_that_the_kernel_or_a_container_cannot_give_are_refused(most:
 
 def test_open_files_take_effect_with_a_restart_of_slurmd_on_an_idle_node() -> None:
     want = nofile.NofileWant()
-    changes = nofile.plan(want, nofile.Observed(nofile.content(want), 524288, 1048576))
+    changes = nofile.plan(want, nofile.Observed(slurmd_limit.content("nofile", f"LimitNOFILE={want.limit}"), 524288, 1048576))
     assert [(type(c), c.disruption) for c in changes] == [(Unit, Disruption.IDLE)]
-    assert nofile.plan(want, nofile.Observed(nofile.content(want), 131072, 1048576)) == ()
+    assert nofile.plan(want, nofile.Observed(slurmd_limit.content("nofile", f"LimitNOFILE={want.limit}"), 131072, 1048576)) == ()
 
 
 @given(st.text())
 def test_limits_of_any_text(text: str) -> None:
-    nofile.parse_limits(text)
-    assert nofile.parse_limits("Max open files            1024                 524288               files\n") == (1024, 524288)
+    for name in (nofile.NAME, memlock.NAME):
+        slurmd_limit.parse(text, name)
+        line = f"{name}            1024                 unlimited               files\n"
+        assert slurmd_limit.parse(line, name) == ("1024", "infinity")
+        assert slurmd_limit.parse(f"{text}\n{line}", name) is not None
 
 
 def test_a_kernel_without_modules_loads_none_and_says_so() -> None:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode
 from fairlead.model.trend import series
 from fairlead.model.unread import host_of, unread
 
@@ -33,25 +33,17 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def _finding(summary: str, fault: str, *evidence: str) -> Finding:
-    return Finding(
-        check="clock",
-        level=Level.WARN,
-        summary=summary,
-        evidence=evidence,
-        action=Action.PROVISION,
-        service=Service.KEEP,
-        fault=fault,
-    )
+    return Finding(level=Level.WARN, summary=summary, evidence=evidence, action=Action.PROVISION, fault=fault)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    for host in host_of("clock", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
             return
         clock = host.clock
         if isinstance(clock, Missing):
-            yield unread("clock", "the state of the clock", clock)
+            yield unread("the state of the clock", clock)
             return
         worst = f"possible error {clock.maximum_error_seconds:.3f} s, estimated {clock.estimated_error_seconds:.6f} s"
         if not clock.synchronised:
@@ -60,7 +52,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         elif 0 < params.maximum_error_seconds_max < clock.maximum_error_seconds:
             yield _finding(f"the clock may be {clock.maximum_error_seconds:.1f} s wrong", "error", worst)
         if isinstance(node.uptime_seconds, Missing):  # every rate needs it
-            yield unread("clock", "the time since boot", node.uptime_seconds)
+            yield unread("the time since boot", node.uptime_seconds)
         elif params.step_seconds_max:
             yield from _steps(node.uptime_seconds, clock.offset_seconds, past, params)
 

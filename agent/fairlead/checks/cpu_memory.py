@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node, unreadable
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.unread import host_of, unread
 
 SMT = ("on", "off", "forceoff", "notsupported", "notimplemented")
@@ -32,50 +32,40 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def _drain(summary: str, action: Action, fault: str, *evidence: str) -> Finding:
-    return Finding(
-        check="cpu_memory",
-        level=Level.DRAIN,
-        summary=f"{summary}: {action.value}",
-        evidence=evidence,
-        action=action,
-        service=Service.DRAIN_AFTER_JOB,
-        fault=fault,
-    )
+    return with_action(Level.DRAIN, summary, action, *evidence, service=Service.DRAIN_AFTER_JOB, fault=fault)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if params.memory_bytes_min is None and params.cpus_expected is None and params.smt is None:
         return
-    for host in host_of("cpu_memory", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
             return
         least, have = params.memory_bytes_min, host.memory_bytes
         if least is not None:
             if isinstance(have, Missing):
-                yield unread("cpu_memory", "the size of the memory", have)
+                yield unread("the size of the memory", have)
             elif have < least:
                 said = f"{have / 2**30:.0f} GiB of memory, at least {least / 2**30:.0f} declared"
                 yield _drain(said, Action.CHECK_HARDWARE, "memory", *_nodes(node))
         if params.cpus_expected is not None:
             if isinstance(host.cpus_online, Missing):
-                yield unread("cpu_memory", "the number of CPUs", host.cpus_online)
+                yield unread("the number of CPUs", host.cpus_online)
             elif host.cpus_online < params.cpus_expected:
                 yield _drain(f"{host.cpus_online} of {params.cpus_expected} CPUs are online", Action.CHECK_HARDWARE, "cpus")
             elif host.cpus_online > params.cpus_expected:
                 yield Finding(
-                    check="cpu_memory",
                     level=Level.WARN,
                     summary=f"{host.cpus_online} CPUs are online, {params.cpus_expected} declared",
                     action=Action.PROVISION,
-                    service=Service.KEEP,
                     fault="cpus",
                 )
         if params.smt is not None:
             if isinstance(host.smt, Missing):
-                yield unread("cpu_memory", "the state of hardware threads", host.smt)
+                yield unread("the state of hardware threads", host.smt)
             elif host.smt not in SMT:
-                yield unread("cpu_memory", "the state of hardware threads", unreadable(f"{host.smt[:40]!r} is none"))
+                yield unread("the state of hardware threads", unreadable(f"{host.smt[:40]!r} is none"))
             elif (host.smt == "on") is not params.smt:
                 want = "on" if params.smt else "off"
                 yield _drain(f"hardware threads are {host.smt}, {want} declared", Action.PROVISION, "smt")

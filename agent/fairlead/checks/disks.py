@@ -48,7 +48,6 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def _finding(level: Level, device: str, summary: str, **more: str) -> Finding:
     drain = level is Level.DRAIN
     return Finding(
-        check="disks",
         level=level,
         device=device,
         summary=f"{summary}: check_hardware",
@@ -61,19 +60,19 @@ def _finding(level: Level, device: str, summary: str, **more: str) -> Finding:
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unread_log("disks", past)
+    yield from unread_log(past)
     yield from _told(node, past, params)
-    for host in host_of("disks", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
             return
         if isinstance(host.nvme, Missing):
-            yield unread("disks", "the NVMe controllers", host.nvme)
+            yield unread("the NVMe controllers", host.nvme)
             return
         for controller in host.nvme:
             name, state = controller.name, controller.state
             if isinstance(state, Missing):
-                yield unread("disks", f"the state of {name}", state, name)
+                yield unread(f"the state of {name}", state, name)
             elif state in _PASSING:
                 yield _finding(Level.WARN, name, f"{name} is {state}", evidence=f"PCI {controller.pci or '-'}")
             elif state != "live":

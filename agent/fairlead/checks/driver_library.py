@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, with_action
+from fairlead.model.unread import unread
 
 MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
@@ -23,42 +24,32 @@ class Params(CheckParams, frozen=True, kw_only=True):
     pass
 
 
-def _finding(level: Level, summary: str, *evidence: str, evidence_id: str = "") -> Finding:
-    drain = level is Level.DRAIN
-    return Finding(
-        check="driver_library",
-        level=level,
-        summary=f"{summary}: {Action.REBOOT_NODE.value}" if drain else summary,
-        evidence=evidence,
-        action=Action.REBOOT_NODE if drain else Action.NONE,
-        service=Service.DRAIN_NOW if drain else Service.KEEP,
-        evidence_id=evidence_id,
-    )
+def _drain(summary: str, *evidence: str, evidence_id: str) -> Finding:
+    return with_action(Level.DRAIN, summary, Action.REBOOT_NODE, *evidence, evidence_id=evidence_id)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     driver = node.driver
     module, loaded, file = driver.module_version, driver.library_version, driver.software.library_file
     if isinstance(module, Missing):
-        yield _finding(Level.UNKNOWN, "the version of the NVIDIA kernel module cannot be read", module.detail)
+        yield unread("the version of the NVIDIA kernel module", module)
         return
     if isinstance(loaded, str) and loaded != module:
-        yield _finding(Level.DRAIN, f"NVIDIA module {module} is loaded, but its library is {loaded}", evidence_id=loaded)
+        yield _drain(f"NVIDIA module {module} is loaded, but its library is {loaded}", evidence_id=loaded)
     elif isinstance(file, str) and file != module:
-        yield _finding(
-            Level.DRAIN,
+        yield _drain(
             f"NVIDIA module {module} is loaded, but the library on disk is {file}",
             "upgraded without a reboot: what starts now cannot use the GPUs",
             evidence_id=file,
         )
     elif driver.init_code == MISMATCH:
-        yield _finding(Level.DRAIN, f"NVML does not fit the NVIDIA module {module} (18)", evidence_id="18")
+        yield _drain(f"NVML does not fit the NVIDIA module {module} (18)", evidence_id="18")
     elif isinstance(loaded, Missing) and (not isinstance(file, str) or not isinstance(node.gpus, Missing)):
-        yield _finding(Level.UNKNOWN, "the version of the NVIDIA library cannot be read", loaded.detail)
+        yield unread("the version of the NVIDIA library", loaded)
     if not isinstance(node.gpus, Missing):
         for name, version in (("NVML", driver.nvml_version), ("CUDA", driver.cuda_version)):
             if isinstance(version, Missing):
-                yield _finding(Level.UNKNOWN, f"NVML does not say {name}'s version", version.detail)
+                yield Finding(level=Level.UNKNOWN, summary=f"NVML does not say {name}'s version", evidence=(version.detail,))
 
 
 check = Check(

@@ -15,7 +15,8 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.unread import unread
 
 Version = Annotated[str, Meta(pattern=r"^\d{3}(\.\d{1,3}){0,2}\Z")]
 
@@ -31,19 +32,12 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if wanted is None:
         return
     if isinstance(loaded, Missing):
-        yield Finding(
-            check="driver_version",
-            level=Level.UNKNOWN,
-            summary="the version of the NVIDIA driver cannot be read",
-            evidence=(loaded.detail,),
-            service=Service.KEEP,
-        )
+        yield unread("the version of the NVIDIA driver", loaded)
     elif loaded.split(".")[: wanted.count(".") + 1] != wanted.split("."):
-        yield Finding(
-            check="driver_version",
-            level=Level.DRAIN,
-            summary=f"NVIDIA driver {loaded} is loaded, {wanted} is wanted: {Action.PROVISION.value}",
-            action=Action.PROVISION,
+        yield with_action(
+            Level.DRAIN,
+            f"NVIDIA driver {loaded} is loaded, {wanted} is wanted",
+            Action.PROVISION,
             service=Service.DRAIN_AFTER_JOB,
             evidence_id=loaded,
         )

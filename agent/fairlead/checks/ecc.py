@@ -17,10 +17,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import device_of, unlisted, was_readable
+from fairlead.model.device import device_of, listed_gpus, readable_gpus, was_readable
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.trend import growth, series
+from fairlead.model.unread import unlisted
 
 CORRECTED = "ecc.volatile_corrected"
 FIELDS = Ecc.__struct_fields__
@@ -40,33 +41,23 @@ class Params(CheckParams, frozen=True, kw_only=True):
     window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
 
 
-def _finding(gpu: Gpu, level: Level, summary: str, action: Action, service: Service, *, evidence_id: str = "") -> Finding:
-    return Finding(
-        check="ecc",
-        level=level,
-        device=gpu.pci,
-        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
-        action=action,
-        service=service,
-        evidence_id=evidence_id,
-    )
-
-
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("ecc", node)
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
-        if gpu.lost:
-            continue  # gpu_count says so
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         if isinstance(gpu.ecc, Ecc) and gpu.ecc.mode_current is False:
             if not params.judge_mode:
                 continue
             if params.required:
                 pending = " until the next reset" if gpu.ecc.mode_pending is True else ""
-                yield _finding(
-                    gpu, Level.DRAIN, f"ECC is off on GPU {gpu.pci}{pending}", Action.RESET_GPU, Service.DRAIN_AFTER_JOB
+                yield with_action(
+                    Level.DRAIN,
+                    f"ECC is off on GPU {gpu.pci}{pending}",
+                    Action.RESET_GPU,
+                    device=gpu.pci,
+                    service=Service.DRAIN_AFTER_JOB,
                 )
             elif gpu.ecc.mode_pending is True:
-                yield _finding(gpu, Level.WARN, f"ECC of GPU {gpu.pci} goes on at the next reset", Action.PROVISION, Service.KEEP)
+                yield with_action(Level.WARN, f"ECC of GPU {gpu.pci} goes on at the next reset", Action.PROVISION, device=gpu.pci)
             continue  # without ECC there are no counters
         yield from _unreadable(gpu, past)
         if isinstance(gpu.ecc, Ecc):
@@ -83,16 +74,16 @@ def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
     never = [name for name in dark if name not in lost and not name.startswith("mode_")]
     if lost:
         what = "counters" if any("corrected" in name for name in lost) else "state"
-        yield _finding(
-            gpu,
+        yield with_action(
             Level.DRAIN,
             f"ECC {what} of GPU {gpu.pci} cannot be read any more",
             Action.RESET_GPU,
-            Service.DRAIN_AFTER_JOB,
+            device=gpu.pci,
+            service=Service.DRAIN_AFTER_JOB,
             evidence_id=f"gone={','.join(lost)}",
         )
     if never:
-        yield _finding(gpu, Level.UNKNOWN, f"ECC of GPU {gpu.pci} cannot be read ({', '.join(never)})", Action.NONE, Service.KEEP)
+        yield with_action(Level.UNKNOWN, f"ECC of GPU {gpu.pci} cannot be read ({', '.join(never)})", Action.NONE, device=gpu.pci)
 
 
 @lru_cache(maxsize=64)  # the same of each GPU, look after look
@@ -103,35 +94,33 @@ def _dark(ecc: Ecc | Missing) -> tuple[str, ...]:
 
 def _counted(gpu: Gpu, ecc: Ecc, params: Params) -> Iterator[Finding]:
     if ecc.sram_threshold_exceeded is True:
-        yield _finding(
-            gpu,
+        yield with_action(
             Level.DRAIN,
             f"SRAM errors of GPU {gpu.pci} are past NVIDIA's threshold (RMA)",
             Action.CONTACT_SUPPORT,
-            Service.DRAIN_NOW,
+            device=gpu.pci,
         )
     recent = ecc.volatile_uncorrected
     if isinstance(recent, int) and recent > params.volatile_uncorrected_max:
-        yield _finding(
-            gpu,
+        yield with_action(
             Level.DRAIN,
             f"{recent} uncorrectable ECC errors on GPU {gpu.pci} since the driver loaded",
             Action.RESET_GPU,
-            Service.DRAIN_AFTER_JOB,
+            device=gpu.pci,
+            service=Service.DRAIN_AFTER_JOB,
             evidence_id=f"volatile_uncorrected={recent}",
         )
     life = ecc.aggregate_uncorrected
     if isinstance(life, int) and params.aggregate_uncorrected_max and life >= params.aggregate_uncorrected_max:
-        yield _finding(
-            gpu,
+        yield with_action(
             Level.WARN,
             f"{life} uncorrectable ECC errors in the life of GPU {gpu.pci}",
             Action.CONTACT_SUPPORT,
-            Service.KEEP,
+            device=gpu.pci,
             evidence_id=f"aggregate_uncorrected={life}",
         )
     if params.judge_mode and ecc.mode_current is True and ecc.mode_pending is False:
-        yield _finding(gpu, Level.WARN, f"ECC of GPU {gpu.pci} goes off at the next reset", Action.PROVISION, Service.KEEP)
+        yield with_action(Level.WARN, f"ECC of GPU {gpu.pci} goes off at the next reset", Action.PROVISION, device=gpu.pci)
 
 
 def _rate(gpu: Gpu, ecc: Ecc, node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -147,28 +136,24 @@ def _rate(gpu: Gpu, ecc: Ecc, node: Node, past: Past, params: Params) -> Iterato
     )
     if grown is None and not past.available:
         yield Finding(
-            check="ecc",
             level=Level.OK,
             device=gpu.pci,
             summary=f"{value} corrected ECC errors on GPU {gpu.pci}: their rate needs history",
-            service=Service.KEEP,
             needs_history=True,
         )
     if grown is not None and grown.per_hour >= params.corrected_per_hour_max > 0:
-        yield Finding(
-            check="ecc",
-            level=Level.WARN,
+        yield with_action(
+            Level.WARN,
+            f"corrected ECC errors come too fast on GPU {gpu.pci}",
+            Action.CHECK_HARDWARE,
+            f"{grown.per_hour:.0f} per hour over {grown.seconds:.0f} s, {value} since the driver loaded",
             device=gpu.pci,
-            summary=f"corrected ECC errors come too fast on GPU {gpu.pci}: check_hardware",
-            evidence=(f"{grown.per_hour:.0f} per hour over {grown.seconds:.0f} s, {value} since the driver loaded",),
-            action=Action.CHECK_HARDWARE,
-            service=Service.KEEP,
         )
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
     """The corrected error counter of each GPU."""
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+    for gpu in listed_gpus(node):
         if isinstance(gpu.ecc, Ecc) and isinstance(gpu.ecc.volatile_corrected, int):
             yield device_of(gpu), CORRECTED, float(gpu.ecc.volatile_corrected)
 

@@ -17,8 +17,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.facts import Missing, Node, unreadable
+from fairlead.model.finding import Action, Finding, Level, Mode, with_action
+from fairlead.model.unread import unread
 
 STAT = "/proc/@nv-fabricmanage/stat"  # "@": found by name by the reader of the machine
 
@@ -33,23 +34,16 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     stat = node.text(STAT)
     state = (stat or "").rpartition(")")[2].split()[:1] if not isinstance(stat, Missing) else []
     if isinstance(stat, Missing) or len("".join(state)) > 1:
-        yield Finding(
-            check="fabric_manager",
-            level=Level.UNKNOWN,
-            summary="whether the fabric manager runs cannot be read",
-            evidence=(stat.detail if isinstance(stat, Missing) else f"{STAT} holds no state",),
-            service=Service.KEEP,
-        )
+        why = stat if isinstance(stat, Missing) else unreadable(f"{STAT} holds no state")
+        yield unread("whether the fabric manager runs", why)
         return
     if state and state[0] not in "ZX":
         return
-    yield Finding(
-        check="fabric_manager",
-        level=Level.DRAIN,
-        summary=f"the NVIDIA fabric manager {'is a zombie' if state else 'does not run'}: {Action.CHECK_FABRIC.value}",
-        evidence=("systemctl status nvidia-fabricmanager; /var/log/fabricmanager.log",),
-        action=Action.CHECK_FABRIC,
-        service=Service.DRAIN_NOW,
+    yield with_action(
+        Level.DRAIN,
+        f"the NVIDIA fabric manager {'is a zombie' if state else 'does not run'}",
+        Action.CHECK_FABRIC,
+        "systemctl status nvidia-fabricmanager; /var/log/fabricmanager.log",
     )
 
 

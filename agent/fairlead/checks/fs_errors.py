@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import Host, MountPoint
 from fairlead.model.unread import host_of, is_image, known_device, record_id, unread, unread_log
 
@@ -57,26 +57,16 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def _drain(device: str, summary: str, evidence: str, evidence_id: str = "") -> Finding:
-    return Finding(
-        check="fs_errors",
-        level=Level.DRAIN,
-        device=device,
-        summary=f"{summary}: check_hardware",
-        evidence=(evidence,),
-        action=Action.CHECK_HARDWARE,
-        service=Service.DRAIN_AFTER_JOB,
-        evidence_id=evidence_id,
-    )
+    action, service = Action.CHECK_HARDWARE, Service.DRAIN_AFTER_JOB
+    return with_action(Level.DRAIN, summary, action, evidence, device=device, service=service, evidence_id=evidence_id)
 
 
 def _warn(device: str, summary: str, evidence: str) -> Finding:
-    return Finding(
-        check="fs_errors", level=Level.WARN, device=device, summary=summary, evidence=(evidence,), service=Service.KEEP
-    )
+    return Finding(level=Level.WARN, device=device, summary=summary, evidence=(evidence,))
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unread_log("fs_errors", past)
+    yield from unread_log(past)
     told = [(*found, record) for record in past.records if (found := _read(record.text)) is not None]
     told = [each for each in told if not is_image(each[1], node)]
     ours = [(shut, device, record) for shut, device, record in told if known_device(device, node, past)]
@@ -89,22 +79,22 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if len(told) > len(ours):
         strange = next(record for _, device, record in told if not known_device(device, node, past))
         yield _warn("", "the kernel log tells of file systems on devices that this node does not have", _where(strange))
-    for host in host_of("fs_errors", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
             return
         if isinstance(host.mounts, Missing):
-            yield unread("fs_errors", "the mount table", host.mounts)
+            yield unread("the mount table", host.mounts)
         else:
             yield from _read_only(host, host.mounts, set(gone), params)
         if isinstance(host.fs_errors, Missing):
-            yield unread("fs_errors", "the errors that ext4 counts", host.fs_errors)
+            yield unread("the errors that ext4 counts", host.fs_errors)
             return
         for ext4 in host.fs_errors:
             if ext4.device.startswith("loop") or ext4.device in host.images:
                 continue
             if isinstance(ext4.errors, Missing):
-                yield unread("fs_errors", f"the error count of {ext4.device}", ext4.errors, ext4.device)
+                yield unread(f"the error count of {ext4.device}", ext4.errors, ext4.device)
             elif ext4.errors > params.counted_errors_max and ext4.device not in gone:
                 yield _warn(ext4.device, f"{ext4.errors} errors in the file system on {ext4.device}: fsck", "errors_count")
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node, unreadable
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.host_facts import Space, Wanted
 from fairlead.model.unread import host_of, unread
 
@@ -35,22 +35,16 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if not params.paths:
         return
-    for host in host_of("fs_space", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
         elif isinstance(host.spaces, Missing):
-            yield unread("fs_space", "the declared file systems", host.spaces)
+            yield unread("the declared file systems", host.spaces)
         else:
             known = {space.path: space for space in host.spaces}
             for path in params.paths:
                 if path not in known:
-                    yield Finding(
-                        check="fs_space",
-                        level=Level.UNKNOWN,
-                        device=path,
-                        summary=f"{path} was not asked for",
-                        service=Service.KEEP,
-                    )
+                    yield Finding(level=Level.UNKNOWN, device=path, summary=f"{path} was not asked for")
                 else:
                     yield from _space(known[path], params)
 
@@ -58,14 +52,14 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 def _space(space: Space, params: Params) -> Iterator[Finding]:
     if space.waiting_seconds >= _STALE_SECONDS:
         silent = unreadable(f"statfs waits for {space.waiting_seconds:.0f} s")
-        yield unread("fs_space", f"the free space of {space.path}", silent, space.path)
+        yield unread(f"the free space of {space.path}", silent, space.path)
         return
     for what, left, total, warn, drain in (
         ("bytes", space.available_bytes, space.total_bytes, params.free_percent_warn, params.free_percent_drain),
         ("inodes", space.free_inodes, space.total_inodes, params.free_inodes_percent_warn, params.free_inodes_percent_drain),
     ):
         if isinstance(left, Missing) or isinstance(total, Missing):
-            yield unread("fs_space", f"the free {what} of {space.path}", left if isinstance(left, Missing) else total, space.path)  # type: ignore[arg-type]
+            yield unread(f"the free {what} of {space.path}", left if isinstance(left, Missing) else total, space.path)  # type: ignore[arg-type]
             continue
         if not total:
             continue
@@ -74,12 +68,10 @@ def _space(space: Space, params: Params) -> Iterator[Finding]:
             continue
         bad = percent < drain
         yield Finding(
-            check="fs_space",
             level=Level.DRAIN if bad else Level.WARN,
             device=space.path,
             summary=f"{space.path} has {percent:.1f} % of its {what} left",
             evidence=(f"{left} of {total} {what}",),
-            action=Action.NONE,
             service=Service.DRAIN_AFTER_JOB if bad else Service.KEEP,
             fault=what,
         )

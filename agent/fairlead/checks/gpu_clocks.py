@@ -18,10 +18,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import device_of, unlisted
+from fairlead.model.device import device_of, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.load_window import Window, blind, is_busy, working
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.load_window import Window, blind, is_busy
+from fairlead.model.unread import unlisted, unread
 
 SECONDS, CYCLES = "load.free_seconds", "load.free_cycles"
 
@@ -39,28 +40,17 @@ class Params(CheckParams, frozen=True, kw_only=True):
     share_min: Annotated[float, Meta(gt=0, le=1, description="Share of that clock below which it is too slow.")] = 0.6
 
 
-def _unknown(gpu: Gpu, what: str, missing: Missing) -> Finding:
-    return Finding(
-        check="gpu_clocks",
-        level=Level.UNKNOWN,
-        device=gpu.pci,
-        summary=f"the {what} of GPU {gpu.pci} cannot be read",
-        evidence=(missing.detail,),
-        service=Service.KEEP,
-    )
-
-
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_clocks", node)
-    for gpu in working(node):
-        yield from blind("gpu_clocks", gpu)
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
+        yield from blind(gpu)
         if params.judge_application:
             yield from _application(gpu)
         full = params.full_hertz if params.full_hertz is not None else gpu.load.clock_sm_max_hertz
         if isinstance(full, Missing) or isinstance(gpu.clock_sm_hertz, Missing):
             gone = next(v for v in (full, gpu.clock_sm_hertz) if isinstance(v, Missing))
             if gone.why is Why.UNREADABLE:
-                yield _unknown(gpu, "SM clock", gone)
+                yield unread(f"the SM clock of GPU {gpu.pci}", gone, gpu.pci)
             continue
         least = params.share_min * full
         if past.available and isinstance(node.uptime_seconds, float):
@@ -68,11 +58,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             yield from _mean(gpu, window, params, least, full)
         elif is_busy(gpu) and gpu.throttle_reasons == 0 and gpu.clock_sm_hertz < least:
             yield Finding(
-                check="gpu_clocks",
                 level=Level.OK,
                 device=gpu.pci,
                 summary=f"GPU {gpu.pci} is loaded and runs at {gpu.clock_sm_hertz / 1e6:.0f} MHz: its mean needs history",
-                service=Service.KEEP,
                 needs_history=True,
             )
 
@@ -85,13 +73,12 @@ def _application(gpu: Gpu) -> Iterator[Finding]:
         ("memory", state.application_memory_hertz, state.application_default_memory_hertz),
     ):
         if isinstance(now, int) and isinstance(usual, int) and now < usual:
-            yield Finding(
-                check="gpu_clocks",
-                level=Level.DRAIN,
+            yield with_action(
+                Level.DRAIN,
+                f"{name} application clock of GPU {gpu.pci} is {now / 1e6:.0f} MHz, not {usual / 1e6:.0f}",
+                Action.PROVISION,
+                "nvidia-smi -rac sets them back",
                 device=gpu.pci,
-                summary=f"{name} application clock of GPU {gpu.pci} is {now / 1e6:.0f} MHz, not {usual / 1e6:.0f}: provision",
-                evidence=("nvidia-smi -rac sets them back",),
-                action=Action.PROVISION,
                 service=Service.DRAIN_AFTER_JOB,
                 fault=f"application {name}",
             )
@@ -102,20 +89,19 @@ def _mean(gpu: Gpu, window: Window, params: Params, least: float, full: float) -
     seconds, cycles = window.grown(SECONDS, seen.free_seconds), window.grown(CYCLES, seen.free_cycles)
     if seconds is None or cycles is None or seconds < params.load_least_seconds or cycles >= least * seconds:
         return
-    yield Finding(
-        check="gpu_clocks",
-        level=Level.DRAIN,
+    yield with_action(
+        Level.DRAIN,
+        f"GPU {gpu.pci} runs slowly under load and nothing says why",
+        Action.RESET_GPU,
+        f"mean {cycles / seconds / 1e6:.0f} of {full / 1e6:.0f} MHz over {seconds:.0f} s under load",
         device=gpu.pci,
-        summary=f"GPU {gpu.pci} runs slowly under load and nothing says why: {Action.RESET_GPU.value}",
-        evidence=(f"mean {cycles / seconds / 1e6:.0f} of {full / 1e6:.0f} MHz over {seconds:.0f} s under load",),
-        action=Action.RESET_GPU,
         service=Service.DRAIN_AFTER_JOB,
     )
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
     """Sums of the GPUs that are loaded now."""
-    for gpu in working(node):
+    for gpu in readable_gpus(node):
         if is_busy(gpu):
             yield device_of(gpu), SECONDS, gpu.load.seen.free_seconds
             yield device_of(gpu), CYCLES, gpu.load.seen.free_cycles

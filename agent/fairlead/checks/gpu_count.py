@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 
 NVIDIA = 0x10DE
 GPU_CLASSES = (0x0300, 0x0302)  # VGA and 3D controller, include/linux/pci_ids.h
@@ -28,30 +28,19 @@ class Params(CheckParams, frozen=True, kw_only=True):
     ] = None
 
 
-def _drain(summary: str, device: str = "", *evidence: str, action: Action = Action.REBOOT_NODE) -> Finding:
-    return Finding(
-        check="gpu_count",
-        level=Level.DRAIN,
-        device=device,
-        summary=f"{summary}: {action.value}",
-        evidence=evidence,
-        action=action,
-    )
-
-
-def _unknown(summary: str) -> Finding:
-    return Finding(check="gpu_count", level=Level.UNKNOWN, summary=summary, service=Service.KEEP)
+def _drain(summary: str, device: str = "", *evidence: str) -> Finding:
+    return with_action(Level.DRAIN, summary, Action.REBOOT_NODE, *evidence, device=device)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     on_bus = {d.address for d in node.pci if d.vendor == NVIDIA and d.class_code >> 8 in GPU_CLASSES and not d.virtual_function}
     if not node.pci:
-        yield _unknown("no PCI device could be read")
+        yield Finding(level=Level.UNKNOWN, summary="no PCI device could be read")
     elif params.expected is not None and len(on_bus) < params.expected:
         here = ", ".join(sorted(on_bus)) or "none"
         yield _drain(f"{len(on_bus)} of {params.expected} GPUs on the PCI bus", "", f"on the bus: {here}")
     if isinstance(node.gpus, Missing):
-        yield _unknown(f"NVML did not say which GPUs there are ({node.gpus.detail or 'no answer'})")
+        yield Finding(level=Level.UNKNOWN, summary=f"NVML did not say which GPUs there are ({node.gpus.detail or 'no answer'})")
         return
     lost = tuple(g.pci for g in node.gpus if g.lost)
     for pci in lost:
@@ -71,11 +60,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         )
     elif working > params.expected:
         yield Finding(
-            check="gpu_count",
             level=Level.WARN,
             summary=f"{working} GPUs, {params.expected} declared: wrong hardware profile?",
             action=Action.PROVISION,
-            service=Service.KEEP,
         )
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 
 DMA_BUF_KERNEL = (5, 12)
 
@@ -38,20 +38,17 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if isinstance(have.peermem, Missing) or not (able or params.peermem):
         missing = next((v for v in (have.peermem, have.open_module, have.kernel) if isinstance(v, Missing)), None)
         yield Finding(
-            check="gpu_direct_rdma",
             level=Level.UNKNOWN,
             summary="whether adapters reach GPU memory cannot be read",
             evidence=(missing.detail,) if missing else (),
-            service=Service.KEEP,
         )
         return
     why = "" if params.peermem else "no DMA-BUF with " + ("this kernel" if have.open_module is True else "proprietary modules")
-    yield Finding(
-        check="gpu_direct_rdma",
-        level=Level.DRAIN,
-        summary=f"nvidia_peermem is not loaded{' and ' + why if why else ''}: {Action.PROVISION.value}",
-        evidence=("modprobe nvidia_peermem",),
-        action=Action.PROVISION,
+    yield with_action(
+        Level.DRAIN,
+        f"nvidia_peermem is not loaded{' and ' + why if why else ''}",
+        Action.PROVISION,
+        "modprobe nvidia_peermem",
         service=Service.DRAIN_AFTER_JOB,
     )
 

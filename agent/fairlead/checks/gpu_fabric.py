@@ -16,11 +16,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted
+from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.gpu_load import Fabric
-from fairlead.model.load_window import working
+from fairlead.model.unread import unlisted
 
 NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 _TRUE, _FALSE = 1, 2
@@ -44,22 +44,14 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def _finding(gpu: str, level: Level, words: str, *, evidence_id: str = "") -> Finding:
-    drain = level is Level.DRAIN
-    return Finding(
-        check="gpu_fabric",
-        level=level,
-        device=gpu,
-        summary=words + (f": {Action.CHECK_FABRIC.value}" if drain else ""),
-        action=Action.CHECK_FABRIC if drain else Action.NONE,
-        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
-        evidence_id=evidence_id,
-    )
+    action = Action.CHECK_FABRIC if level is Level.DRAIN else Action.NONE
+    return with_action(level, words, action, device=gpu, service=Service.DRAIN_AFTER_JOB, evidence_id=evidence_id)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_fabric", node)
+    yield from unlisted(node)
     joined: list[tuple[Gpu, Fabric]] = []
-    for gpu in working(node):
+    for gpu in readable_gpus(node):
         fabric = gpu.load.fabric
         if isinstance(fabric, Missing):
             if params.required and fabric.why is Why.UNREADABLE:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import boards_of, unlisted
+from fairlead.model.device import boards_of, listed_gpus
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Finding, Level, Mode, Service
+from fairlead.model.finding import Finding, Level, Mode
+from fairlead.model.unread import unlisted
 
 CONFIRM = "`fairlead clear` says that it was meant"
 
@@ -22,14 +23,11 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_identity", node)
+    yield from unlisted(node)
     here = boards_of(node)
     if not past.available and here:
-        yield Finding(
-            check="gpu_identity", level=Level.OK, summary="needs to know the boards of earlier", service=Service.KEEP,
-            needs_history=True,
-        )  # fmt: skip
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+        yield Finding(level=Level.OK, summary="needs to know the boards of earlier", needs_history=True)
+    for gpu in listed_gpus(node):
         known, board = past.boards.get(gpu.pci), here.get(gpu.pci)
         if board is None and not gpu.lost:
             yield _finding(gpu.pci, Level.UNKNOWN, f"GPU {gpu.pci} says neither its serial nor its UUID")
@@ -58,12 +56,10 @@ def _same(known: str | None, uuid: str | Missing) -> bool:
 
 def _finding(pci: str, level: Level, summary: str, evidence: str = "", evidence_id: str = "") -> Finding:
     return Finding(
-        check="gpu_identity",
         level=level,
         device=pci,
         summary=summary,
         evidence=(evidence,) if evidence else (),
-        service=Service.KEEP,
         evidence_id=evidence_id,
     )
 

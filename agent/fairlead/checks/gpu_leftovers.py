@@ -19,10 +19,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted
+from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, GpuProcess, Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.load_window import working
+from fairlead.model.finding import Action, Finding, Level, Mode, with_action
+from fairlead.model.unread import unlisted, unread
 
 ALLOWED = (
     "slurmd.service",  # jobs of a site without Slurm's cgroup plugin
@@ -43,26 +43,12 @@ class Params(CheckParams, frozen=True, kw_only=True):
     ] = 1 << 30
 
 
-def _finding(gpu: Gpu, level: Level, summary: str, action: Action, *evidence: str, evidence_id: str = "") -> Finding:
-    return Finding(
-        check="gpu_leftovers",
-        level=level,
-        device=gpu.pci,
-        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
-        evidence=evidence,
-        action=action,
-        service=Service.DRAIN_NOW if level is Level.DRAIN else Service.KEEP,
-        evidence_id=evidence_id,
-    )
-
-
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_leftovers", node)
-    for gpu in working(node):
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         if isinstance(gpu.processes, Missing):
             if gpu.processes.why is Why.UNREADABLE:
-                said = gpu.processes.detail
-                yield _finding(gpu, Level.UNKNOWN, f"the processes of GPU {gpu.pci} cannot be read", Action.NONE, said)
+                yield unread(f"the processes of GPU {gpu.pci}", gpu.processes, gpu.pci)
             continue
         yield from _processes(gpu, gpu.processes, params)
         if not gpu.processes and gpu.mig_current is not True and not _pooled(gpu, node):
@@ -82,8 +68,7 @@ def _processes(gpu: Gpu, processes: tuple[GpuProcess, ...], params: Params) -> I
     for process in processes:
         owner = process.owner
         if isinstance(owner, Missing):
-            words = f"whose process {process.pid} on GPU {gpu.pci} is cannot be read"
-            yield _finding(gpu, Level.UNKNOWN, words, Action.NONE, owner.detail)
+            yield unread(f"whose process {process.pid} on GPU {gpu.pci} is", owner, gpu.pci)
         elif owner.gone:
             gone.append(str(process.pid))
         elif owner.job is None and not any(fnmatchcase(owner.unit, pattern) for pattern in params.allowed_units):
@@ -91,10 +76,10 @@ def _processes(gpu: Gpu, processes: tuple[GpuProcess, ...], params: Params) -> I
             foreign.append(f"{process.pid} ({whose})")
     if foreign:
         words = f"processes of no job on GPU {gpu.pci}"
-        yield _finding(gpu, Level.DRAIN, words, Action.NONE, _some(foreign), evidence_id=",".join(foreign))
+        yield with_action(Level.DRAIN, words, Action.NONE, _some(foreign), device=gpu.pci, evidence_id=",".join(foreign))
     if gone:
         words = f"GPU {gpu.pci} is held by processes that have ended"
-        yield _finding(gpu, Level.DRAIN, words, Action.RESET_GPU, _some(gone), evidence_id=",".join(gone))
+        yield with_action(Level.DRAIN, words, Action.RESET_GPU, _some(gone), device=gpu.pci, evidence_id=",".join(gone))
 
 
 def _some(pids: list[str]) -> str:
@@ -106,10 +91,10 @@ def _memory(gpu: Gpu, params: Params) -> Iterator[Finding]:
     used = gpu.memory_used_bytes
     if isinstance(used, Missing):
         if used.why is Why.UNREADABLE:
-            yield _finding(gpu, Level.UNKNOWN, f"the memory in use on GPU {gpu.pci} cannot be read", Action.NONE, used.detail)
+            yield unread(f"the memory in use on GPU {gpu.pci}", used, gpu.pci)
     elif used > params.memory_max_bytes:
         words = f"memory of GPU {gpu.pci} is in use and no process has it"
-        yield _finding(gpu, Level.DRAIN, words, Action.RESET_GPU, f"{used / (1 << 20):.0f} MiB")
+        yield with_action(Level.DRAIN, words, Action.RESET_GPU, f"{used / (1 << 20):.0f} MiB", device=gpu.pci)
 
 
 check = Check(

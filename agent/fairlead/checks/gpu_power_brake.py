@@ -14,10 +14,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import device_of, unlisted
-from fairlead.model.facts import Gpu, Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.load_window import Window, working
+from fairlead.model.device import device_of, readable_gpus
+from fairlead.model.facts import Missing, Node, Why
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.load_window import Window
+from fairlead.model.unread import unlisted, unread
 
 BRAKE = 0x080
 WATCHED, SEEN, COUNTED = "load.watched_seconds", "load.brake_seconds", "events.hw_power_brake_slowdown"
@@ -29,32 +30,18 @@ class Params(CheckParams, frozen=True, kw_only=True):
     share_max: Annotated[float, Meta(ge=0, le=1, description="Share of the time with the power brake that is accepted.")] = 0.02
 
 
-def _finding(gpu: Gpu, level: Level, summary: str, *evidence: str, needs_history: bool = False) -> Finding:
-    drain = level is Level.DRAIN
-    return Finding(
-        check="gpu_power_brake",
-        level=level,
-        device=gpu.pci,
-        summary=summary + (f": {Action.CHECK_HARDWARE.value}" if drain else ""),
-        evidence=evidence,
-        action=Action.CHECK_HARDWARE if drain else Action.NONE,
-        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
-        needs_history=needs_history,
-    )
-
-
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_power_brake", node)
-    for gpu in working(node):
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         mask, load = gpu.throttle_reasons, gpu.load
         if isinstance(mask, Missing):
             if mask.why is Why.UNREADABLE:
-                yield _finding(gpu, Level.UNKNOWN, f"the power brake of GPU {gpu.pci} cannot be read", mask.detail)
+                yield unread(f"the power brake of GPU {gpu.pci}", mask, gpu.pci)
             continue
         if not past.available or not isinstance(node.uptime_seconds, float):
             if mask & BRAKE:
                 words = f"the power brake of GPU {gpu.pci} is on now: its share needs history"
-                yield _finding(gpu, Level.OK, words, needs_history=True)
+                yield Finding(level=Level.OK, device=gpu.pci, summary=words, needs_history=True)
             continue
         window = Window(past, gpu, node.uptime_seconds, params.window_seconds, params.window_least_seconds)
         watched = window.grown(WATCHED, load.seen.watched_seconds)
@@ -65,12 +52,14 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         share = min(1.0, max(on, counted) / watched)
         if share > params.share_max:
             said = f"{100 * share:.0f} % of {watched:.0f} s"
-            yield _finding(gpu, Level.DRAIN, f"the power brake slows GPU {gpu.pci}", said)
+            action, service = Action.CHECK_HARDWARE, Service.DRAIN_AFTER_JOB
+            words = f"the power brake slows GPU {gpu.pci}"
+            yield with_action(Level.DRAIN, words, action, said, device=gpu.pci, service=service)
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
     """Sums of all GPUs: the brake comes without load too."""
-    for gpu in working(node):
+    for gpu in readable_gpus(node):
         device, load = device_of(gpu), gpu.load
         yield device, WATCHED, load.seen.watched_seconds
         yield device, SEEN, load.seen.brake_seconds

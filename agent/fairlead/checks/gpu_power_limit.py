@@ -13,10 +13,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted
+from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.load_window import working
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.unread import unlisted, unread
 
 _TOLERANCE_WATTS = 0.5
 
@@ -27,28 +27,19 @@ class Params(CheckParams, frozen=True, kw_only=True):
     ] = None
 
 
-def _finding(gpu: Gpu, level: Level, summary: str, *evidence: str) -> Finding:
-    known = level is not Level.UNKNOWN
-    return Finding(
-        check="gpu_power_limit",
-        level=level,
-        device=gpu.pci,
-        summary=summary + (f": {Action.PROVISION.value}" if known else ""),
-        evidence=evidence,
-        action=Action.PROVISION if known else Action.NONE,
-        service=Service.DRAIN_AFTER_JOB if level is Level.DRAIN else Service.KEEP,
-    )
+def _finding(gpu: Gpu, level: Level, summary: str) -> Finding:
+    return with_action(level, summary, Action.PROVISION, device=gpu.pci, service=Service.DRAIN_AFTER_JOB)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_power_limit", node)
-    for gpu in working(node):
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         limit = gpu.power_limit_watts
         want = params.limit_watts if params.limit_watts is not None else gpu.load.power_default_watts
         if isinstance(limit, Missing) or isinstance(want, Missing):
             gone = next(v for v in (limit, want) if isinstance(v, Missing))
             if gone.why is Why.UNREADABLE:
-                yield _finding(gpu, Level.UNKNOWN, f"the power limit of GPU {gpu.pci} cannot be read", gone.detail)
+                yield unread(f"the power limit of GPU {gpu.pci}", gone, gpu.pci)
         elif limit < want - _TOLERANCE_WATTS:
             yield _finding(gpu, Level.DRAIN, f"the power limit of GPU {gpu.pci} is {limit:.0f} W, {want:.0f} W expected")
         elif params.limit_watts is not None and limit > want + _TOLERANCE_WATTS:

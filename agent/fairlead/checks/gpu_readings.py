@@ -18,9 +18,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import gone, not_under_mig, unlisted
+from fairlead.model.device import gone, not_under_mig, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, with_action
+from fairlead.model.unread import unlisted
 
 #: Facts whose check tells their loss itself: ecc, row_remap, xid.
 OWN = ("ecc", "remap", "recovery_action")
@@ -36,29 +37,24 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_readings", node)
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
-        if gpu.lost:
-            continue  # gpu_count says so
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         dark = gone(gpu, past)
         lost = {n: why for n, why in dark.items() if not (_excused(n, params.ignore) or not_under_mig(gpu, n, why))}
         if any(_RESET_REQUIRED in why.detail for why in (*_silent(gpu), *dark.values())):
-            yield Finding(
-                check="gpu_readings",
-                level=Level.DRAIN,
+            yield with_action(
+                Level.DRAIN,
+                f"GPU {gpu.pci} must be reset before it can be used again",
+                Action.RESET_GPU,
+                f"NVML {_RESET_REQUIRED}",
                 device=gpu.pci,
-                summary=f"GPU {gpu.pci} must be reset before it can be used again: reset_gpu",
-                evidence=(f"NVML {_RESET_REQUIRED}",),
-                action=Action.RESET_GPU,
             )
         elif lost:
             yield Finding(
-                check="gpu_readings",
                 level=Level.UNKNOWN,
                 device=gpu.pci,
                 summary=f"GPU {gpu.pci} no longer answers for {_names(lost)}",
                 evidence=tuple(f"{name}: {why.detail}" for name, why in list(lost.items())[:SHOWN] if why.detail),
-                service=Service.KEEP,
             )
 
 

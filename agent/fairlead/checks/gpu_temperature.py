@@ -15,10 +15,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import names_of, unlisted
+from fairlead.model.device import names_of, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.load_window import working
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.unread import unlisted, unread
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -30,17 +30,8 @@ class Params(CheckParams, frozen=True, kw_only=True):
     ] = None
 
 
-def _finding(gpu: Gpu, level: Level, summary: str, *evidence: str) -> Finding:
-    bad = level in (Level.DRAIN, Level.WARN)
-    return Finding(
-        check="gpu_temperature",
-        level=level,
-        device=gpu.pci,
-        summary=summary + (f": {Action.CHECK_HARDWARE.value}" if bad else ""),
-        evidence=evidence,
-        action=Action.CHECK_HARDWARE if bad else Action.NONE,
-        service=Service.DRAIN_AFTER_JOB if level is Level.DRAIN else Service.KEEP,
-    )
+def _finding(gpu: Gpu, level: Level, summary: str, evidence: str) -> Finding:
+    return with_action(level, summary, Action.CHECK_HARDWARE, evidence, device=gpu.pci, service=Service.DRAIN_AFTER_JOB)
 
 
 def margin_of(gpu: Gpu) -> int | Missing:
@@ -57,12 +48,12 @@ def margin_of(gpu: Gpu) -> int | Missing:
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_temperature", node)
-    for gpu in working(node):
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         margin = margin_of(gpu)
         if isinstance(margin, Missing):
             if margin.why is Why.UNREADABLE:
-                yield _finding(gpu, Level.UNKNOWN, f"how hot GPU {gpu.pci} is cannot be read", margin.detail)
+                yield unread(f"how hot GPU {gpu.pci} is", margin, gpu.pci)
         elif margin <= params.margin_warn_celsius:
             drain = margin <= params.margin_drain_celsius
             said = f"{gpu.temperature_celsius} C" if isinstance(gpu.temperature_celsius, int) else ""
@@ -77,7 +68,7 @@ def _memory(gpu: Gpu, past: Past, params: Params) -> Iterator[Finding]:
     if isinstance(now, Missing):
         if now.why is Why.UNREADABLE and any(f"{name}/load.memory_celsius" in past.readable for name in names_of(gpu)):
             words = f"the memory temperature of GPU {gpu.pci} cannot be read any more"
-            yield _finding(gpu, Level.UNKNOWN, words, now.detail)
+            yield Finding(level=Level.UNKNOWN, device=gpu.pci, summary=words, evidence=(now.detail,))
         return
     most = params.memory_max_celsius if params.memory_max_celsius is not None else gpu.load.memory_max_celsius
     if isinstance(most, int) and now >= most:

@@ -16,10 +16,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import device_of, unlisted
+from fairlead.model.device import device_of, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
-from fairlead.model.load_window import BUSY, Window, blind, is_busy, reason_seconds, sums, working
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.load_window import BUSY, Window, blind, is_busy, reason_seconds, sums
+from fairlead.model.unread import unlisted
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 HW, HW_THERMAL, HW_BRAKE = "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"
@@ -47,33 +48,23 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def _finding(gpu: Gpu, level: Level, words: str, share: float, loaded: float) -> Finding:
-    drain = level is Level.DRAIN
-    return Finding(
-        check="gpu_throttle",
-        level=level,
-        device=gpu.pci,
-        summary=f"GPU {gpu.pci} {words}: {Action.CHECK_HARDWARE.value}",
-        evidence=(f"{100 * share:.0f} % of {loaded:.0f} s under load",),
-        action=Action.CHECK_HARDWARE,
-        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
-        fault=words,
-    )
+    summary, said = f"GPU {gpu.pci} {words}", f"{100 * share:.0f} % of {loaded:.0f} s under load"
+    service = Service.DRAIN_AFTER_JOB
+    return with_action(level, summary, Action.CHECK_HARDWARE, said, device=gpu.pci, service=service, fault=words)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("gpu_throttle", node)
-    for gpu in working(node):
-        yield from blind("gpu_throttle", gpu)
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
+        yield from blind(gpu)
         if past.available and isinstance(node.uptime_seconds, float):
             window = Window(past, gpu, node.uptime_seconds, params.window_seconds, params.load_least_seconds / 2)
             yield from _shares(gpu, window, params)
         elif is_busy(gpu) and isinstance(gpu.throttle_reasons, int) and gpu.throttle_reasons & _BAD:
             yield Finding(
-                check="gpu_throttle",
                 level=Level.OK,
                 device=gpu.pci,
                 summary=f"GPU {gpu.pci} is held back now (reasons {gpu.throttle_reasons:#x}): its share needs history",
-                service=Service.KEEP,
                 needs_history=True,
             )
 
@@ -101,7 +92,7 @@ def _shares(gpu: Gpu, window: Window, params: Params) -> Iterator[Finding]:
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
     """Sums under load of the GPUs that are loaded now, and the driver's counter."""
-    for gpu in working(node):
+    for gpu in readable_gpus(node):
         if is_busy(gpu):
             yield from sums(gpu, SAMPLES)
             counted = gpu.load.events.hw_thermal_slowdown_seconds

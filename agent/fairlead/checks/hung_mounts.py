@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Finding, Level, Mode
 from fairlead.model.host_facts import Host, MountPoint, Wanted
 from fairlead.model.unread import host_of, unread
 
@@ -28,32 +28,24 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def _finding(level: Level, path: str, summary: str, *evidence: str) -> Finding:
-    return Finding(
-        check="hung_mounts",
-        level=level,
-        device=path,
-        summary=summary,
-        evidence=evidence,
-        service=Service.DRAIN_NOW if level is Level.DRAIN else Service.KEEP,
-        action=Action.NONE,
-    )
+    return Finding(level=level, device=path, summary=summary, evidence=evidence)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if not params.paths:
         return
-    for host in host_of("hung_mounts", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
             return
         if isinstance(host.mounts, Missing):
-            yield unread("hung_mounts", "the mount table", host.mounts)
+            yield unread("the mount table", host.mounts)
         yield from _judged(host, params)
 
 
 def _judged(host: Host, params: Params) -> Iterator[Finding]:
     if isinstance(host.spaces, Missing):
-        yield unread("hung_mounts", "the declared mounts", host.spaces)
+        yield unread("the declared mounts", host.spaces)
         return
     table = {} if isinstance(host.mounts, Missing) else {m.path: m for m in host.mounts}
     known = {s.path: s for s in host.spaces}
@@ -69,7 +61,7 @@ def _judged(host: Host, params: Params) -> Iterator[Finding]:
         elif space.failed:
             yield _finding(Level.DRAIN, path, f"{path} cannot be used", space.failed)
         elif isinstance(space.total_bytes, Missing):  # not one answer yet
-            yield unread("hung_mounts", path, space.total_bytes, path)
+            yield unread(path, space.total_bytes, path)
 
 
 def _automounted(path: str, table: dict[str, MountPoint]) -> bool:

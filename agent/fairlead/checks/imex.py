@@ -18,7 +18,8 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.unread import unread
 
 STAT = "/proc/@nvidia-imex/stat"
 NODES = "/etc/nvidia-imex/nodes_config.cfg"
@@ -34,18 +35,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def _drain(summary: str, *evidence: str) -> Finding:
-    return Finding(
-        check="imex",
-        level=Level.DRAIN,
-        summary=f"{summary}: {Action.PROVISION.value}",
-        evidence=evidence,
-        action=Action.PROVISION,
-        service=Service.DRAIN_AFTER_JOB,
-    )
-
-
-def _unknown(summary: str, detail: str) -> Finding:
-    return Finding(check="imex", level=Level.UNKNOWN, summary=summary, evidence=(detail,), service=Service.KEEP)
+    return with_action(Level.DRAIN, summary, Action.PROVISION, *evidence, service=Service.DRAIN_AFTER_JOB)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -55,7 +45,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield from _daemon(node, params)
     channels = node.driver.software.imex_channels
     if isinstance(channels, Missing):
-        yield _unknown("IMEX channels cannot be read", channels.detail)
+        yield unread("IMEX channels", channels)
     elif channels < params.channels_min:
         yield _drain(f"{channels} of {params.channels_min} IMEX channels in /dev/nvidia-caps-imex-channels")
 
@@ -63,11 +53,11 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 def _daemon(node: Node, params: Params) -> Iterator[Finding]:
     stat, text = node.text(STAT), node.text(NODES)
     if isinstance(stat, Missing):
-        yield _unknown("whether nvidia-imex runs cannot be read", stat.detail)
+        yield unread("whether nvidia-imex runs", stat)
     elif (stat or "").rpartition(")")[2].split()[:1] in ([], ["Z"], ["X"]):
         yield _drain("nvidia-imex does not run", "systemctl status nvidia-imex; /var/log/nvidia-imex.log")
     if isinstance(text, Missing):
-        yield _unknown(f"{NODES} cannot be read", text.detail)
+        yield unread(NODES, text)
         return
     lines = [line for line in (text or "").splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if not lines:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted
+from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.unread import unlisted
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -21,29 +22,24 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("inforom", node)
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
-        if gpu.lost:
-            continue  # gpu_count says so
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         valid = gpu.inforom_valid
         if valid is False:
-            yield Finding(
-                check="inforom",
-                level=Level.DRAIN,
+            yield with_action(
+                Level.DRAIN,
+                f"InfoROM of GPU {gpu.pci} is corrupted",
+                Action.CONTACT_SUPPORT,
+                "nvmlDeviceValidateInforom: CORRUPTED_INFOROM (14)",
                 device=gpu.pci,
-                summary=f"InfoROM of GPU {gpu.pci} is corrupted: contact_support",
-                evidence=("nvmlDeviceValidateInforom: CORRUPTED_INFOROM (14)",),
-                action=Action.CONTACT_SUPPORT,
                 service=Service.DRAIN_AFTER_JOB,
             )
         elif isinstance(valid, Missing) and valid.why is Why.UNREADABLE:
             yield Finding(
-                check="inforom",
                 level=Level.UNKNOWN,
                 device=gpu.pci,
                 summary=f"InfoROM of GPU {gpu.pci} cannot be validated",
                 evidence=(valid.detail,) if valid.detail else (),
-                service=Service.KEEP,
             )
 
 

@@ -104,7 +104,7 @@ def _ways(tree: Any, regex: str) -> int:
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if not params.patterns:
         return
-    yield from unread_log("kernel_log", past)
+    yield from unread_log(past)
     left_out = waiting_for_fuse(node, past)
     for pattern in params.patterns:
         start, compiled = prefix(pattern.regex), re.compile(pattern.regex)
@@ -124,7 +124,6 @@ def _finding(pattern: Pattern, found: list[KernelRecord], node: Node) -> Finding
     last = found[-1]
     follow_up = "" if pattern.action is Action.NONE else f": {pattern.action.value}"
     return Finding(
-        check="kernel_log",
         level=Level.WARN if pattern.service is Service.KEEP else Level.DRAIN,
         device=pattern.name,
         summary=f"{pattern.name} in the kernel log{follow_up}",

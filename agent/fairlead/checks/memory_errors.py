@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import MemoryController
 from fairlead.model.trend import growth, series
 from fairlead.model.unread import age_seconds, host_of, known_device, record_id, unread, unread_log
@@ -52,22 +52,20 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unread_log("memory_errors", past)
+    yield from unread_log(past)
     yield from _told(node, past)
-    for host in host_of("memory_errors", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
         elif isinstance(host.controllers, Missing):
-            yield unread("memory_errors", "EDAC", host.controllers)
+            yield unread("EDAC", host.controllers)
         else:
             if params.controllers_expected is not None and len(host.controllers) < params.controllers_expected:
                 yield Finding(
-                    check="memory_errors",
                     level=Level.UNKNOWN,
                     summary=f"{len(host.controllers)} of {params.controllers_expected} memory controllers are watched by EDAC",
                     evidence=("is the EDAC driver of this CPU loaded (i10nm_edac, skx_edac, amd64_edac)?",),
                     action=Action.PROVISION,
-                    service=Service.KEEP,
                 )
             for controller in host.controllers:
                 yield from _counted(controller, node, past, params)
@@ -99,13 +97,12 @@ def _told(node: Node, past: Past) -> Iterator[Finding]:
         if device and not known_device(device, node, past):
             yield _strange(last)
             continue
-        yield Finding(
-            check="memory_errors",
-            level=Level.DRAIN,
+        yield with_action(
+            Level.DRAIN,
+            f"uncorrected memory error in the kernel log ({source})",
+            Action.CHECK_HARDWARE,
+            f"kernel log at {last.seconds:.1f} s, record {last.sequence}, {len(records)} lines",
             device=device,
-            summary=f"uncorrected memory error in the kernel log ({source}): check_hardware",
-            evidence=(f"kernel log at {last.seconds:.1f} s, record {last.sequence}, {len(records)} lines",),
-            action=Action.CHECK_HARDWARE,
             service=Service.DRAIN_AFTER_JOB,
             evidence_id=record_id(last, node),
             fault=source,
@@ -114,11 +111,9 @@ def _told(node: Node, past: Past) -> Iterator[Finding]:
 
 def _strange(record: KernelRecord) -> Finding:
     return Finding(
-        check="memory_errors",
         level=Level.WARN,
         summary="the kernel log tells of a memory controller that this node does not have",
         evidence=(f"kernel log at {record.seconds:.1f} s, record {record.sequence}",),
-        service=Service.KEEP,
     )
 
 
@@ -126,14 +121,13 @@ def _counted(controller: MemoryController, node: Node, past: Past, params: Param
     name = controller.name
     for what, value in (("corrected", controller.corrected), ("uncorrected", controller.uncorrected)):
         if isinstance(value, Missing):
-            yield unread("memory_errors", f"the count of {what} errors of memory controller {name}", value, name)
+            yield unread(f"the count of {what} errors of memory controller {name}", value, name)
     if isinstance(controller.uncorrected, int) and controller.uncorrected > params.uncorrected_max:
-        yield Finding(
-            check="memory_errors",
-            level=Level.DRAIN,
+        yield with_action(
+            Level.DRAIN,
+            f"{controller.uncorrected} uncorrected memory errors on {name}",
+            Action.CHECK_HARDWARE,
             device=name,
-            summary=f"{controller.uncorrected} uncorrected memory errors on {name}: check_hardware",
-            action=Action.CHECK_HARDWARE,
             service=Service.DRAIN_AFTER_JOB,
             evidence_id=f"uncorrected={controller.uncorrected}",
         )
@@ -150,22 +144,18 @@ def _counted(controller: MemoryController, node: Node, past: Past, params: Param
     )
     if found is not None and found.per_hour >= params.corrected_per_hour_max:
         dimm = f", most of DIMM {controller.worst_dimm}" if controller.worst_dimm else ""
-        yield Finding(
-            check="memory_errors",
-            level=Level.WARN,
+        yield with_action(
+            Level.WARN,
+            f"corrected memory errors come too fast on {name}{dimm}",
+            Action.CHECK_HARDWARE,
+            f"{found.per_hour:.0f} per hour over {found.seconds:.0f} s, {value} in all",
             device=name,
-            summary=f"corrected memory errors come too fast on {name}{dimm}: check_hardware",
-            evidence=(f"{found.per_hour:.0f} per hour over {found.seconds:.0f} s, {value} in all",),
-            action=Action.CHECK_HARDWARE,
-            service=Service.KEEP,
         )
     elif found is None and not past.available:
         yield Finding(
-            check="memory_errors",
             level=Level.OK,
             device=name,
             summary=f"{value} corrected memory errors on {name}: their rate needs history",
-            service=Service.KEEP,
             needs_history=True,
         )
 

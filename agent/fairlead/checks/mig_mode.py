@@ -13,9 +13,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted
+from fairlead.model.device import listed_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.unread import unlisted
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -25,8 +26,8 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("mig_mode", node)
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+    yield from unlisted(node)
+    for gpu in listed_gpus(node):
         if not gpu.lost:  # gpu_count says so
             yield from _one(gpu, params.expected)
 
@@ -35,37 +36,32 @@ def _one(gpu: Gpu, expected: bool | None) -> Iterator[Finding]:
     now, then = gpu.mig_current, gpu.mig_pending
     if isinstance(now, Missing):
         if now.why is Why.UNREADABLE and expected is not None:
-            yield _finding(gpu, Level.UNKNOWN, f"MIG mode of GPU {gpu.pci} cannot be read", Action.NONE, Service.KEEP)
+            yield with_action(Level.UNKNOWN, f"MIG mode of GPU {gpu.pci} cannot be read", Action.NONE, device=gpu.pci)
         elif expected:
-            yield _finding(gpu, Level.DRAIN, f"GPU {gpu.pci} has no MIG, declared on", Action.PROVISION, Service.DRAIN_AFTER_JOB)
+            yield with_action(
+                Level.DRAIN,
+                f"GPU {gpu.pci} has no MIG, declared on",
+                Action.PROVISION,
+                device=gpu.pci,
+                service=Service.DRAIN_AFTER_JOB,
+            )
         return
     if expected is not None and now is not expected:
         due = " until the next reset" if then is expected else ""
-        yield _finding(
-            gpu,
+        yield with_action(
             Level.DRAIN,
             f"MIG is {_word(now)} on GPU {gpu.pci}{due}, declared {_word(expected)}",
             Action.RESET_GPU if due else Action.PROVISION,
-            Service.DRAIN_AFTER_JOB,
+            device=gpu.pci,
+            service=Service.DRAIN_AFTER_JOB,
         )
     elif isinstance(then, bool) and then is not now:
         words = f"MIG of GPU {gpu.pci} goes {_word(then)} at the next reset"
-        yield _finding(gpu, Level.WARN, words, Action.PROVISION, Service.KEEP)
+        yield with_action(Level.WARN, words, Action.PROVISION, device=gpu.pci)
 
 
 def _word(on: bool) -> str:
     return "on" if on else "off"
-
-
-def _finding(gpu: Gpu, level: Level, summary: str, action: Action, service: Service) -> Finding:
-    return Finding(
-        check="mig_mode",
-        level=level,
-        device=gpu.pci,
-        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
-        action=action,
-        service=service,
-    )
 
 
 check = Check(

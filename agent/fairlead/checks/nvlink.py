@@ -22,10 +22,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import device_of, unlisted
-from fairlead.model.facts import Gpu, Missing, Node, NvLink, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.device import device_of, listed_gpus, readable_gpus
+from fairlead.model.facts import Gpu, Missing, Node, NvLink, Why, unreadable
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.trend import growth, series, settled_seconds
+from fairlead.model.unread import unlisted, unread
 
 OLDER = ("crc_errors", "replay_errors", "recovery_errors")  # up to NVLink 4
 NEWER = ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors")  # NVLink 5
@@ -56,27 +57,12 @@ class Params(CheckParams, frozen=True, kw_only=True):
     window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 120
 
 
-def _finding(gpu: Gpu, level: Level, summary: str, action: Action, service: Service, *evidence: str) -> Finding:
-    return Finding(
-        check="nvlink",
-        level=level,
-        device=gpu.pci,
-        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
-        evidence=evidence,
-        action=action,
-        service=service,
-    )
-
-
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("nvlink", node)
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
-        if gpu.lost:
-            continue  # gpu_count says so
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         if isinstance(gpu.nvlinks, Missing):
             if gpu.nvlinks.why is Why.UNREADABLE and params.links != 0:
-                words = f"the NVLinks of GPU {gpu.pci} cannot be read"
-                yield _finding(gpu, Level.UNKNOWN, words, Action.NONE, Service.KEEP, gpu.nvlinks.detail)
+                yield unread(f"the NVLinks of GPU {gpu.pci}", gpu.nvlinks, gpu.pci)
             continue
         if gpu.mig_current is not True:
             yield from _state(gpu, gpu.nvlinks, params)
@@ -90,21 +76,17 @@ def _state(gpu: Gpu, links: tuple[NvLink, ...], params: Params) -> Iterator[Find
     unknown = sum(isinstance(link.active, Missing) for link in links)
     if params.links is None and links and not active + unknown:
         words = f"no NVLink of GPU {gpu.pci} is active: declare how many should be (checks.nvlink.links)"
-        yield _finding(gpu, Level.WARN, words, Action.NONE, Service.KEEP, f"NVML lists {len(links)}")
+        yield Finding(level=Level.WARN, device=gpu.pci, summary=words, evidence=(f"NVML lists {len(links)}",))
     elif active + unknown < want:
         down = ", ".join(str(link.link) for link in links if link.active is False)
-        yield _finding(
-            gpu,
-            Level.DRAIN,
+        words, said = (
             f"{active} of {want} NVLinks of GPU {gpu.pci} are active",
-            Action.CHECK_FABRIC,
-            Service.DRAIN_NOW,
             f"down: {down or 'none'}, NVML lists {len(links)}",
         )
+        yield with_action(Level.DRAIN, words, Action.CHECK_FABRIC, said, device=gpu.pci)
     elif params.links is not None and active > want:
-        yield _finding(
-            gpu, Level.WARN, f"{active} NVLinks of GPU {gpu.pci} are active, {want} declared", Action.PROVISION, Service.KEEP
-        )
+        words = f"{active} NVLinks of GPU {gpu.pci} are active, {want} declared"
+        yield with_action(Level.WARN, words, Action.PROVISION, device=gpu.pci)
 
 
 def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
@@ -114,9 +96,7 @@ def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
     for found, what in ((state, "state"), (blind, "error counters")):
         if found:
             numbers = ", ".join(str(link.link) for link in found[:SHOWN]) + (" ..." if len(found) > SHOWN else "")
-            yield _finding(
-                gpu, Level.UNKNOWN, f"NVLink {what} of GPU {gpu.pci} cannot be read", Action.NONE, Service.KEEP, f"link {numbers}"
-            )
+            yield unread(f"NVLink {what} of GPU {gpu.pci}", unreadable(f"link {numbers}"), gpu.pci)
 
 
 @lru_cache(maxsize=512)  # the links of a node, which rarely say anything new
@@ -157,21 +137,20 @@ def _errors(gpu: Gpu, links: tuple[NvLink, ...], node: Node, past: Past, params:
                 worst.append((grown.amount, link.link, grown.seconds))
         if worst:
             amount, link_number, seconds = max(worst)
-            drains = level is Level.DRAIN
             more = f" and {len(worst) - 1} more" if len(worst) > 1 else ""
-            yield _finding(
-                gpu,
+            yield with_action(
                 level,
                 f"too many NVLink {words} on GPU {gpu.pci}, link {link_number}{more}",
                 Action.CHECK_FABRIC,
-                Service.DRAIN_AFTER_JOB if drains else Service.KEEP,
                 f"{amount:.0f} in {seconds:.0f} s",
+                device=gpu.pci,
+                service=Service.DRAIN_AFTER_JOB,
             )
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
     """The error counters of each link."""
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+    for gpu in listed_gpus(node):
         device = device_of(gpu)
         for link in () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks:
             for name, counter in _counters(link.link):

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Gpu, Missing, Node, StuckCall, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.pci_kind import NVIDIA, kind_of
 
 MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
@@ -32,23 +32,10 @@ class Params(CheckParams, frozen=True, kw_only=True):
     )
 
 
-def _finding(level: Level, summary: str, action: Action, *evidence: str, device: str = "", evidence_id: str = "") -> Finding:
-    return Finding(
-        check="nvml_responsive",
-        level=level,
-        device=device,
-        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
-        evidence=tuple(e for e in evidence if e),
-        action=action,
-        service=Service.DRAIN_NOW if level is Level.DRAIN else Service.KEEP,
-        evidence_id=evidence_id,
-    )
-
-
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if node.nvml_released:
         words = "NVML is let go of on request (/run/fairlead/nvml-release): nothing is known of the GPUs"
-        yield _finding(Level.UNKNOWN, words, Action.NONE)
+        yield with_action(Level.UNKNOWN, words, Action.NONE)
         return
     if node.stuck is not None:
         yield _stuck(node.stuck, params, node.gpus.detail if isinstance(node.gpus, Missing) else "")
@@ -57,17 +44,19 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         words = "the NVIDIA driver is not loaded"
         if node.pci and not any(d.vendor == NVIDIA and kind_of(d) == "gpu" for d in node.pci):
             words = f"{words}, and no NVIDIA GPU is on the PCI bus"
-            yield _finding(Level.UNKNOWN, words, Action.NONE, module.detail)
+            yield with_action(Level.UNKNOWN, words, Action.NONE, module.detail)
         else:
-            yield _finding(Level.DRAIN, words, Action.PROVISION, module.detail, node.gpus.detail)
+            yield with_action(Level.DRAIN, words, Action.PROVISION, module.detail, node.gpus.detail)
         return
     if isinstance(node.gpus, Missing):
         if node.stuck is None and node.driver.init_code != MISMATCH:  # driver_library says so
-            yield _finding(Level.DRAIN, "NVML does not answer", Action.REBOOT_NODE, node.gpus.detail)
+            yield with_action(Level.DRAIN, "NVML does not answer", Action.REBOOT_NODE, node.gpus.detail)
         return
     for gpu in node.gpus:
         if not gpu.lost and _mute(gpu):  # a lost one is named by gpu_count
-            yield _finding(Level.DRAIN, f"GPU {gpu.pci} answers no NVML call", Action.REBOOT_NODE, _detail(gpu), device=gpu.pci)
+            yield with_action(
+                Level.DRAIN, f"GPU {gpu.pci} answers no NVML call", Action.REBOOT_NODE, _detail(gpu), device=gpu.pci
+            )
 
 
 def _stuck(stuck: StuckCall, params: Params, detail: str) -> Finding:
@@ -77,7 +66,7 @@ def _stuck(stuck: StuckCall, params: Params, detail: str) -> Finding:
     evidence = f"waited {stuck.seconds:.0f} s, worker in state {stuck.process_state}"
     if stuck.process_state == "X":
         drains = bool(stuck.call) and stuck.seconds >= params.slow_seconds
-        return _finding(
+        return with_action(
             Level.DRAIN if drains else Level.UNKNOWN,
             "the NVML worker died" + (f" in {call}{where}" if stuck.call else "") + (", again and again" if drains else ""),
             Action.REBOOT_NODE if drains else Action.NONE,
@@ -88,11 +77,11 @@ def _stuck(stuck: StuckCall, params: Params, detail: str) -> Finding:
         )
     sleeps = stuck.process_state == "D"
     if stuck.seconds < (params.stuck_seconds if sleeps else params.slow_seconds):
-        return _finding(
+        return with_action(
             Level.UNKNOWN, f"{call}{where} has not come back yet", Action.NONE, evidence, device=stuck.gpu, evidence_id=name
         )
     how = " (driver hangs)" if sleeps else ""
-    return _finding(
+    return with_action(
         Level.DRAIN,
         f"{call}{where} does not come back{how}",
         Action.REBOOT_NODE,

@@ -19,11 +19,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past, Sample
-from fairlead.model.device import device_of, unlisted
+from fairlead.model.device import device_of, listed_gpus, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, PcieLink, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.gpu_health import AerCounts
 from fairlead.model.trend import Growth, counters, growth, series, settled_seconds
+from fairlead.model.unread import unlisted, unread
 
 BOOT_GRACE_SECONDS = 120
 KINDS = ("correctable", "nonfatal", "fatal")
@@ -54,29 +55,17 @@ class Params(CheckParams, frozen=True, kw_only=True):
     remember_seconds: Annotated[int, Meta(ge=0, description="How long a kernel record of a fatal error counts.")] = 3600
 
 
-def _finding(gpu: Gpu, level: Level, summary: str, *evidence: str, evidence_id: str = "") -> Finding:
-    drains = level is Level.DRAIN
-    action = Action.NONE if level is Level.UNKNOWN else Action.CHECK_HARDWARE
-    return Finding(
-        check="pcie_errors",
-        level=level,
-        device=gpu.pci,
-        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
-        evidence=tuple(e for e in evidence if e),
-        action=action,
-        service=Service.DRAIN_AFTER_JOB if drains else Service.KEEP,
-        evidence_id=evidence_id,
-    )
+def _finding(gpu: Gpu, level: Level, summary: str, evidence: str, *, evidence_id: str = "") -> Finding:
+    action, service = Action.CHECK_HARDWARE, Service.DRAIN_AFTER_JOB
+    return with_action(level, summary, action, evidence, device=gpu.pci, service=service, evidence_id=evidence_id)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("pcie_errors", node)
+    yield from unlisted(node)
     told = _records(node, past, params)
     known = series(past)
     paths = {d.address: d.path for d in node.pci}
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
-        if gpu.lost:
-            continue  # gpu_count says so
+    for gpu in readable_gpus(node):
         yield from _unreadable(gpu)
         path = paths.get(gpu.pci, (gpu.pci,))
         record = next((told[a] for a in reversed(path) if a in told), None)
@@ -96,12 +85,12 @@ def _unreadable(gpu: Gpu) -> Iterator[Finding]:
     """Neither NVML nor the kernel says how the link does."""
     replays = gpu.pcie.replays if isinstance(gpu.pcie, PcieLink) else gpu.pcie
     if isinstance(replays, Missing) and replays.why is Why.UNREADABLE and not isinstance(gpu.aer, AerCounts):
-        yield _finding(gpu, Level.UNKNOWN, f"PCIe errors of GPU {gpu.pci} cannot be read", replays.detail)
+        yield unread(f"PCIe errors of GPU {gpu.pci}", replays, gpu.pci)
     for name, counts in (("GPU", gpu.aer), ("the port above GPU", gpu.port_aer)):
         bad = [counts] if isinstance(counts, Missing) else [] if counts is None else [getattr(counts, kind) for kind in KINDS]
-        why = next((v.detail for v in bad if isinstance(v, Missing) and v.why is Why.UNREADABLE), None)
+        why = next((v for v in bad if isinstance(v, Missing) and v.why is Why.UNREADABLE), None)
         if why is not None:
-            yield _finding(gpu, Level.UNKNOWN, f"AER counts of {name} {gpu.pci} cannot be read", why)
+            yield unread(f"AER counts of {name} {gpu.pci}", why, gpu.pci)
 
 
 def _rates(
@@ -165,7 +154,7 @@ def fatal(text: str) -> str:
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
     """Replays, and AER counts of the GPU and of the port above it."""
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+    for gpu in listed_gpus(node):
         device = device_of(gpu)
         if isinstance(gpu.pcie, PcieLink):
             yield from counters([(device, "pcie.replays", gpu.pcie.replays)])

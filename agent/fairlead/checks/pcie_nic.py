@@ -16,7 +16,8 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node, PcieLink
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Finding, Level, Mode
+from fairlead.model.link import Judged, able, port_above
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -34,43 +35,25 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         return
     devices = {d.address: d for d in node.pci}
     for address in sorted({n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function}):
-        device = devices.get(address)
-        above = devices.get(device.path[-2]) if device is not None and len(device.path) > 1 else None
+        device, judged = devices.get(address), Judged("adapter", address)
         link = device.link if device is not None else None
-        yield from _link(address, link, above.link if above is not None else None, params)
+        if not isinstance(link, PcieLink) or isinstance(link.width_current, Missing):
+            yield judged.finding(Level.UNKNOWN, "cannot be read")
+        else:
+            yield from _link(judged, link, able(link, port_above(device, devices)).width, params)
 
 
-def _link(address: str, link: PcieLink | Missing | None, upper: PcieLink | Missing | None, params: Params) -> Iterator[Finding]:
-    if not isinstance(link, PcieLink) or isinstance(link.width_current, Missing):
-        yield _finding(address, Level.UNKNOWN, "cannot be read")
-        return
-    width, most = link.width_current, (link, upper)
-    able = min((w for end in most if isinstance(end, PcieLink) and isinstance(w := end.width_max, int) and w > 0), default=None)
-    want = params.width if params.width is not None else able
-    if want is None:
-        yield _finding(address, Level.UNKNOWN, f"is x{width}, of how many cannot be read")
-    elif width < want:
-        declared = "declared" if params.width is not None else "possible"
-        yield _finding(address, Level.DRAIN, f"is x{width}, x{want} {declared}", f"device and slot can do x{able}")
+def _link(judged: Judged, link: PcieLink, possible: int | None, params: Params) -> Iterator[Finding]:
+    if params.width is None and possible is None:
+        yield judged.finding(Level.UNKNOWN, f"is x{link.width_current}, of how many cannot be read")
+    elif isinstance(link.width_current, int):
+        yield from judged.narrow(link.width_current, possible, params.width)
     if params.gen is None:
         return
     if isinstance(link.gen_current, Missing):
-        yield _finding(address, Level.UNKNOWN, "has a speed that cannot be read")
+        yield judged.finding(Level.UNKNOWN, "has a speed that cannot be read")
     elif link.gen_current < params.gen:
-        yield _finding(address, Level.DRAIN, f"is generation {link.gen_current}, {params.gen} declared")
-
-
-def _finding(address: str, level: Level, summary: str, *evidence: str) -> Finding:
-    drain = level is Level.DRAIN
-    return Finding(
-        check="pcie_nic",
-        level=level,
-        device=address,
-        summary=f"PCIe link of adapter {address} {summary}" + (f": {Action.CHECK_HARDWARE.value}" if drain else ""),
-        evidence=evidence,
-        action=Action.CHECK_HARDWARE if drain else Action.NONE,
-        service=Service.DRAIN_AFTER_JOB if drain else Service.KEEP,
-    )
+        yield judged.finding(Level.DRAIN, f"is generation {link.gen_current}, {params.gen} declared")
 
 
 check = Check(

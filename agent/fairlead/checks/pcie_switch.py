@@ -10,16 +10,17 @@ machine's switches are made up, and not judged.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Annotated
 
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted
-from fairlead.model.facts import Missing, Node, PcieLink
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.device import listed_gpus
+from fairlead.model.facts import Missing, Node, PciDevice
+from fairlead.model.finding import Finding, Level, Mode
+from fairlead.model.link import Able, Judged, able, port_above
 from fairlead.model.load_window import is_busy
+from fairlead.model.unread import unlisted
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -29,48 +30,26 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if node.virtual is True:
         return
-    yield from unlisted("pcie_switch", node)  # who is busy, and which of the switches are above a GPU, is not known
+    yield from unlisted(node)  # who is busy, and which of the switches are above a GPU, is not known
     devices = {d.address: d for d in node.pci}
-    gpus = () if isinstance(node.gpus, Missing) else node.gpus
+    gpus = listed_gpus(node)
     adapters = {n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function}
     below = [d for a in (*(g.pci for g in gpus), *adapters) if (d := devices.get(a)) is not None]
     busy = {place for g in gpus if is_busy(g, params.load_percent) and g.pci in devices for place in devices[g.pci].path}
-    above = {place: port for d in below for port, place in pairwise(d.path[:-1])}
-    for address, port in sorted(above.items()):
-        switch, upper = devices.get(address), devices.get(port)
+    for address in sorted({place for d in below for place in d.path[1:-1]}):
+        switch = devices.get(address)
         if switch is not None and switch.bridge_role == "switch_upstream":
-            yield from _link(address, switch.link, upper.link if upper is not None else None, address in busy)
+            yield from _link(switch, able(switch.link, port_above(switch, devices)), busy=address in busy)
 
 
-def _link(address: str, link: PcieLink | Missing, upper: PcieLink | Missing | None, busy: bool) -> Iterator[Finding]:
+def _link(switch: PciDevice, possible: Able, *, busy: bool) -> Iterator[Finding]:
+    link, judged, where = switch.link, Judged("switch", switch.address), "the link to the processor"
     if isinstance(link, Missing) or isinstance(link.width_current, Missing) or not link.width_current:
-        yield Finding(
-            check="pcie_switch",
-            level=Level.UNKNOWN,
-            device=address,
-            summary=f"PCIe link of switch {address} cannot be read",
-            service=Service.KEEP,
-        )
+        yield judged.finding(Level.UNKNOWN, "cannot be read")
         return
-    most = [end for end in (link, upper) if isinstance(end, PcieLink)]
-    width = min((w for end in most if isinstance(w := end.width_max, int) and w > 0), default=None)
-    gen = min((g for end in most if isinstance(g := end.gen_max, int) and g > 0), default=None)
-    if width is not None and link.width_current < width:
-        yield _finding(address, f"is x{link.width_current}, x{width} possible")
-    if busy and gen is not None and isinstance(link.gen_current, int) and 0 < link.gen_current < gen:
-        yield _finding(address, f"is generation {link.gen_current} under load, {gen} possible")
-
-
-def _finding(address: str, summary: str) -> Finding:
-    return Finding(
-        check="pcie_switch",
-        level=Level.DRAIN,
-        device=address,
-        summary=f"PCIe link of switch {address} {summary}: {Action.CHECK_HARDWARE.value}",
-        evidence=("the link to the processor",),
-        action=Action.CHECK_HARDWARE,
-        service=Service.DRAIN_AFTER_JOB,
-    )
+    yield from judged.narrow(link.width_current, possible.width, evidence=where)
+    if busy and possible.gen is not None and isinstance(link.gen_current, int) and 0 < link.gen_current < possible.gen:
+        yield judged.finding(Level.DRAIN, f"is generation {link.gen_current} under load, {possible.gen} possible", where)
 
 
 check = Check(

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past, Sample
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
 from fairlead.model.trend import growth, series, settled_seconds
 from fairlead.model.unread import host_of, unread
@@ -59,11 +59,11 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    for host in host_of("rdma_errors", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
         elif isinstance(host.ports, Missing):
-            yield unread("rdma_errors", "the RDMA ports", host.ports)
+            yield unread("the RDMA ports", host.ports)
         else:
             known = series(past)
             for port in host.ports:
@@ -76,7 +76,7 @@ def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) 
     known_not = ("rx_icrc_encapsulated",) if node.virtual is True else ()
     gone = [c for c in LIMITS if isinstance(port.counters.get(c), Missing) and c not in known_not]
     if gone:
-        yield unread("rdma_errors", f"{', '.join(gone)} of port {name}", port.counters[gone[0]], name)  # type: ignore[arg-type]
+        yield unread(f"{', '.join(gone)} of port {name}", port.counters[gone[0]], name)  # type: ignore[arg-type]
     fast: list[str] = []
     full: list[str] = []
     late = False
@@ -99,14 +99,12 @@ def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) 
             full.append(counter)
         late = late or (value > 0 and found is None and not past.available)
     if fast:
-        yield Finding(
-            check="rdma_errors",
-            level=Level.WARN,
+        yield with_action(
+            Level.WARN,
+            f"errors come too fast on port {name} ({', '.join(f.partition(':')[0] for f in fast)})",
+            Action.CHECK_FABRIC,
+            *fast,
             device=name,
-            summary=f"errors come too fast on port {name} ({', '.join(f.partition(':')[0] for f in fast)}): check_fabric",
-            evidence=tuple(fast),
-            action=Action.CHECK_FABRIC,
-            service=Service.KEEP,
         )
     elif full:
         yield _note(name, f"{', '.join(full)} of port {name} cannot count any further: clear them (perfquery -R)")
@@ -115,9 +113,7 @@ def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) 
 
 
 def _note(device: str, summary: str, *, history: bool = False) -> Finding:
-    return Finding(
-        check="rdma_errors", level=Level.OK, device=device, summary=summary, service=Service.KEEP, needs_history=history
-    )
+    return Finding(level=Level.OK, device=device, summary=summary, needs_history=history)
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past, Sample
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
 from fairlead.model.trend import growth, series, settled_seconds
 from fairlead.model.unread import age_seconds, host_of, unread, unread_log
@@ -36,12 +36,12 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unread_log("rdma_flaps", past)
-    for host in host_of("rdma_flaps", node):
+    yield from unread_log(past)
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
         elif isinstance(host.ports, Missing):
-            yield unread("rdma_flaps", "the RDMA ports", host.ports)
+            yield unread("the RDMA ports", host.ports)
         else:
             known = series(past)
             for port in host.ports:
@@ -54,7 +54,7 @@ def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) 
     counts: list[tuple[str, str, int]] = []
     for device, counter, value in _counters(port):
         if isinstance(value, Missing):
-            yield unread("rdma_flaps", f"{counter} of {device}", value, name)
+            yield unread(f"{counter} of {device}", value, name)
         else:
             counts.append((device, counter, value))
     now = node.uptime_seconds
@@ -71,13 +71,12 @@ def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) 
             grown[f"{counter} of {device}"] = int(found.amount)
     flaps = max(grown.values(), default=0)
     if flaps >= params.flaps_max:
-        yield Finding(
-            check="rdma_flaps",
-            level=Level.DRAIN,
+        yield with_action(
+            Level.DRAIN,
+            f"port {name} lost its link {flaps} times in {params.window_seconds // 60} min",
+            Action.CHECK_FABRIC,
+            *(f"{what}: +{count}" for what, count in grown.items() if count),
             device=name,
-            summary=f"port {name} lost its link {flaps} times in {params.window_seconds // 60} min: check_fabric",
-            evidence=tuple(f"{what}: +{count}" for what, count in grown.items() if count),
-            action=Action.CHECK_FABRIC,
             service=Service.DRAIN_AFTER_JOB,
             evidence_id=f"flaps={sum(value for _, _, value in counts)}",
         )
@@ -88,9 +87,7 @@ def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) 
 
 
 def _note(device: str, summary: str, *, history: bool = False) -> Finding:
-    return Finding(
-        check="rdma_flaps", level=Level.OK, device=device, summary=summary, service=Service.KEEP, needs_history=history
-    )
+    return Finding(level=Level.OK, device=device, summary=summary, needs_history=history)
 
 
 def _counters(port: RdmaPort) -> Iterator[tuple[str, str, int | Missing]]:

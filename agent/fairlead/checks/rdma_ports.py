@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Nic, Node, unreadable
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import Host
 from fairlead.model.unread import host_of, unread
 
@@ -39,26 +39,18 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def _finding(summary: str, action: Action, device: str = "", *evidence: str) -> Finding:
-    return Finding(
-        check="rdma_ports",
-        level=Level.DRAIN,
-        device=device,
-        summary=f"{summary}: {action.value}",
-        evidence=evidence,
-        action=action,
-        service=Service.DRAIN_AFTER_JOB,
-    )
+    return with_action(Level.DRAIN, summary, action, *evidence, device=device, service=Service.DRAIN_AFTER_JOB)
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    for host in host_of("rdma_ports", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
             return
         used = [n for n in node.nics if n.rdma and not n.virtual_function and n.name not in params.ignore]
         for nic in used:
             if not nic.link_layer:
-                yield unread("rdma_ports", f"the kind of port {_name(nic)}", _NO_LAYER, _name(nic))
+                yield unread(f"the kind of port {_name(nic)}", _NO_LAYER, _name(nic))
         infiniband = (params.infiniband_ports, params.infiniband_rate_gbps, params.infiniband_width_lanes)
         yield from _layer(host, [n for n in used if n.link_layer == "InfiniBand"], "InfiniBand", infiniband)
         ethernet = (params.ethernet_ports, params.ethernet_rate_gbps, None)
@@ -110,7 +102,7 @@ def _blind(nic: Nic, lanes: int | Missing, rate: float | None, width: int | None
         ("the width", lanes, width is not None),
     ):
         if needed and isinstance(value, Missing):
-            return unread("rdma_ports", f"{what} of port {name}", value, name)
+            return unread(f"{what} of port {name}", value, name)
     return None
 
 

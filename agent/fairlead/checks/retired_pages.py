@@ -14,10 +14,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import unlisted
+from fairlead.model.device import listed_gpus
 from fairlead.model.facts import Gpu, Missing, Node, RowRemap, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.gpu_health import RetiredPages
+from fairlead.model.unread import unlisted, unread
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -27,29 +28,15 @@ class Params(CheckParams, frozen=True, kw_only=True):
     ] = 15
 
 
-def _finding(gpu: Gpu, level: Level, summary: str, action: Action, *evidence: str) -> Finding:
-    service = {Action.RESET_GPU: Service.DRAIN_AFTER_JOB, Action.CONTACT_SUPPORT: Service.DRAIN_NOW}.get(action, Service.KEEP)
-    return Finding(
-        check="retired_pages",
-        level=level,
-        device=gpu.pci,
-        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
-        evidence=tuple(e for e in evidence if e),
-        action=action,
-        service=service if level is Level.DRAIN else Service.KEEP,
-    )
-
-
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("retired_pages", node)
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+    yield from unlisted(node)
+    for gpu in listed_gpus(node):
         if gpu.lost or isinstance(gpu.remap, RowRemap):
             continue  # it remaps rows instead: NVML answers NOT_SUPPORTED to all of this
         pages = gpu.retired
         if isinstance(pages, Missing):
             if pages.why is Why.UNREADABLE and isinstance(gpu.remap, Missing) and gpu.remap.why is Why.UNSUPPORTED:
-                words = f"retired pages of GPU {gpu.pci} cannot be read"
-                yield _finding(gpu, Level.UNKNOWN, words, Action.NONE, pages.detail)
+                yield unread(f"retired pages of GPU {gpu.pci}", pages, gpu.pci)
             continue
         yield from _counted(gpu, pages, params)
 
@@ -59,17 +46,17 @@ def _counted(gpu: Gpu, pages: RetiredPages, params: Params) -> Iterator[Finding]
     total = sum(v for v in (pages.single_bit, pages.double_bit) if isinstance(v, int))
     if total > params.pages_max:
         words = f"{total} memory pages of GPU {gpu.pci} are retired (RMA)"
-        yield _finding(gpu, Level.DRAIN, words, Action.CONTACT_SUPPORT, counts)
+        yield with_action(Level.DRAIN, words, Action.CONTACT_SUPPORT, counts, device=gpu.pci)
     elif isinstance(pages.double_bit, int) and 0 < params.double_bit_pages <= pages.double_bit:
         words = f"{pages.double_bit} memory pages of GPU {gpu.pci} are retired for double-bit errors"
-        yield _finding(gpu, Level.WARN, words, Action.CONTACT_SUPPORT, counts)
+        yield with_action(Level.WARN, words, Action.CONTACT_SUPPORT, counts, device=gpu.pci)
     if pages.pending is True:
         words = f"retirement of memory pages is pending on GPU {gpu.pci}"
-        yield _finding(gpu, Level.DRAIN, words, Action.RESET_GPU, counts)
-    unread = [n for n in pages.__struct_fields__ if _dark(getattr(pages, n))]
-    if unread:
-        words = f"retired pages of GPU {gpu.pci} cannot be read ({', '.join(unread)})"
-        yield _finding(gpu, Level.UNKNOWN, words, Action.NONE)
+        yield with_action(Level.DRAIN, words, Action.RESET_GPU, counts, device=gpu.pci, service=Service.DRAIN_AFTER_JOB)
+    dark = [n for n in pages.__struct_fields__ if _dark(getattr(pages, n))]
+    if dark:
+        words = f"retired pages of GPU {gpu.pci} cannot be read ({', '.join(dark)})"
+        yield Finding(level=Level.UNKNOWN, device=gpu.pci, summary=words)
 
 
 def _dark(value: object) -> bool:

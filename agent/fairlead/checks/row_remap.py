@@ -14,11 +14,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Daily, Past
-from fairlead.model.device import device_of, not_under_mig, unlisted, was_readable
+from fairlead.model.device import device_of, listed_gpus, not_under_mig, readable_gpus, was_readable
 from fairlead.model.facts import Gpu, Missing, Node, RowRemap, Why
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.gpu_health import RetiredPages
 from fairlead.model.trend import counters
+from fairlead.model.unread import unlisted
 
 MONTH_DAYS = 30
 UNCORRECTED, WORN = "remap.uncorrected", "remap.worn_banks"
@@ -38,10 +39,8 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unlisted("row_remap", node)
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
-        if gpu.lost:
-            continue  # gpu_count says so
+    yield from unlisted(node)
+    for gpu in readable_gpus(node):
         remap = gpu.remap
         if isinstance(remap, Missing):
             gone = was_readable(gpu, "remap", past)
@@ -49,7 +48,6 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 continue  # before Ampere it retires pages; under MIG the recovery action still says what is due
             if remap.why is Why.UNREADABLE:
                 yield Finding(
-                    check="row_remap",
                     level=Level.DRAIN if gone else Level.UNKNOWN,
                     device=gpu.pci,
                     summary=f"row remapping of GPU {gpu.pci} cannot be read{' any more: reset_gpu' if gone else ''}",
@@ -62,7 +60,6 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         counts = f"remapped rows: {remap.corrected} corrected, {remap.uncorrected} uncorrected"
         if remap.failed:
             yield Finding(
-                check="row_remap",
                 level=Level.DRAIN,
                 device=gpu.pci,
                 summary=f"row remapping failed on GPU {gpu.pci}: contact_support (RMA)",
@@ -70,34 +67,29 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 action=Action.CONTACT_SUPPORT,
             )
         if remap.pending:
-            yield Finding(
-                check="row_remap",
-                level=Level.DRAIN,
+            yield with_action(
+                Level.DRAIN,
+                f"row remapping is pending on GPU {gpu.pci}",
+                Action.RESET_GPU,
+                counts,
                 device=gpu.pci,
-                summary=f"row remapping is pending on GPU {gpu.pci}: reset_gpu",
-                evidence=(counts,),
-                action=Action.RESET_GPU,
                 service=Service.DRAIN_AFTER_JOB,
             )
         low = 0 if isinstance(remap.histogram, Missing) else sum(remap.histogram[3:])
         if low > params.banks_low:
             yield Finding(
-                check="row_remap",
                 level=Level.WARN,
                 device=gpu.pci,
                 summary=f"{low} memory banks of GPU {gpu.pci} have few or no spare rows left",
                 evidence=(counts,),
-                service=Service.KEEP,
             )
         if remap.uncorrected >= params.uncorrected_rows:
             yield Finding(
-                check="row_remap",
                 level=Level.WARN,
                 device=gpu.pci,
                 summary=f"{remap.uncorrected} rows of GPU {gpu.pci} were remapped for uncorrectable errors",
                 evidence=(counts,),
                 action=Action.CONTACT_SUPPORT,
-                service=Service.KEEP,
             )
 
 
@@ -129,19 +121,17 @@ def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Fi
         if before is None or now - before.value < limit:
             continue
         yield Finding(
-            check="row_remap",
             level=Level.WARN,
             device=gpu.pci,
             summary=f"{now - before.value:.0f} {words.format(gpu.pci)} within {min(max(before.days_ago, 1), MONTH_DAYS)} days",
             evidence=(f"{before.value:.0f} {before.days_ago} days ago, {now} now",),
             action=Action.CHECK_HARDWARE,
-            service=Service.KEEP,
         )
 
 
 def daily(node: Node) -> Iterator[tuple[str, str, float]]:
     """Rows remapped for uncorrectable errors, and banks that have used up spare rows."""
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+    for gpu in listed_gpus(node):
         if isinstance(gpu.remap, RowRemap):
             yield from counters([(device_of(gpu), UNCORRECTED, gpu.remap.uncorrected), (device_of(gpu), WORN, worn(gpu.remap))])
 

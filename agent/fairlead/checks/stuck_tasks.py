@@ -34,7 +34,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    yield from unread_log("stuck_tasks", past)
+    yield from unread_log(past)
     waits = waiting_for_fuse(node, past)
     hung = [
         r for r in past.records if HUNG.match(r.text) and age_seconds(r, node) <= params.log_seconds and r.sequence not in waits
@@ -45,11 +45,11 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             Level.WARN, "the kernel log tells of tasks that hang", f"process {', '.join(map(str, pids[:8]))}; {len(hung)} lines",
             fault="log",
         )  # fmt: skip
-    for host in host_of("stuck_tasks", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
         elif isinstance(host.tasks, Missing):
-            yield unread("stuck_tasks", "the processes", host.tasks)
+            yield unread("the processes", host.tasks)
         else:
             stuck = tuple(t for t in host.tasks.stuck if not t.fuse)
             yield from _unkillable([t for t in stuck if t.killed and t.seconds >= params.killed_seconds])
@@ -61,10 +61,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _finding(Level.WARN, said, _named(asleep), fault="asleep")
             if stuck and not past.available and all(t.seconds < params.killed_seconds for t in stuck):
                 yield Finding(
-                    check="stuck_tasks",
                     level=Level.OK,
                     summary=f"{len(stuck)} tasks sleep uninterruptibly now: for how long needs a second look",
-                    service=Service.KEEP,
                     needs_history=True,
                 )
 
@@ -80,12 +78,10 @@ def _unkillable(tasks: list[StuckTask]) -> Iterator[Finding]:
     jobs = sorted({t.job for t in tasks if t.job})
     whose = f" of job{'s' if len(jobs) > 1 else ''} {', '.join(map(str, jobs[:4]))}" if jobs else ""
     yield Finding(
-        check="stuck_tasks",
         level=Level.DRAIN,
         summary=f"{len(tasks)} tasks{whose} cannot be killed: reboot_node",
         evidence=(_named(tasks),),
         action=Action.REBOOT_NODE,
-        service=Service.DRAIN_NOW,
         evidence_id=f"pids={','.join(str(t.pid) for t in sorted(tasks, key=lambda t: t.pid)[:8])}",
         fault="killed",
     )
@@ -101,7 +97,7 @@ def _named(tasks: list[StuckTask]) -> str:
 
 
 def _finding(level: Level, summary: str, evidence: str, *, fault: str) -> Finding:
-    return Finding(check="stuck_tasks", level=level, summary=summary, evidence=(evidence,), service=Service.KEEP, fault=fault)
+    return Finding(level=level, summary=summary, evidence=(evidence,), service=Service.KEEP, fault=fault)
 
 
 def kind(text: str) -> str:

@@ -39,7 +39,6 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def _finding(level: Level, unit: str, summary: str, evidence: str = "") -> Finding:
     drain = level is Level.DRAIN
     return Finding(
-        check="units",
         level=level,
         device=unit,
         summary=summary,
@@ -52,13 +51,13 @@ def _finding(level: Level, unit: str, summary: str, evidence: str = "") -> Findi
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if not params.wanted and not params.failed:
         return
-    for host in host_of("units", node):
+    for host in host_of(node):
         if isinstance(host, Finding):
             yield host
         elif isinstance(host.units, Missing):
-            yield unread("units", "systemd's units", host.units)
+            yield unread("systemd's units", host.units)
         elif not host.units:
-            yield Finding(check="units", level=Level.UNKNOWN, summary="systemd lists no units", service=Service.KEEP)
+            yield Finding(level=Level.UNKNOWN, summary="systemd lists no units")
         else:
             loaded = {u.name: u for u in host.units}
             for name in params.wanted:

@@ -24,10 +24,10 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from fairlead.model.check import Check, CheckParams, KernelRecord, Past
-from fairlead.model.device import gpu_addresses, was_readable
+from fairlead.model.device import gpu_addresses, listed_gpus, was_readable
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import OVERRUN, Action, Finding, Level, Mode, Service
-from fairlead.model.unread import unread_log
+from fairlead.model.unread import age_seconds, record_id, unread_log
 from fairlead.xid import Kind, XidLine, parse, read
 from fairlead.xid.catalogue import ENTRIES, recovery
 from fairlead.xid.line import is_part
@@ -98,10 +98,8 @@ class _Fault(Struct, frozen=True):
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if not past.available and not past.records:
-        yield Finding(
-            check="xid", level=Level.OK, summary="needs the kernel log of this boot", service=Service.KEEP, needs_history=True
-        )
-    yield from unread_log("xid", past)
+        yield Finding(level=Level.OK, summary="needs the kernel log of this boot", needs_history=True)
+    yield from unread_log(past)
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
     ours = gpu_addresses(node, past)
     known = tuple((records[place], line) for place, line in read(r.text for r in records))
@@ -133,15 +131,13 @@ def _is_ours(line: XidLine, ours: frozenset[str] | None) -> bool:
 def _elsewhere(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
     """Faults of GPUs that this node does not have, the last of each address."""
     for pci, (record, line) in last.items():
-        if _age(record, node) <= params.remember_seconds:
+        if age_seconds(record, node) <= params.remember_seconds:
             yield Finding(
-                check="xid",
                 level=Level.WARN,
                 device=pci,
                 summary=f"Xid {line.code} on {pci}, where this node has no GPU: it does not count",
                 evidence=_evidence(_Fault(replace(line, text=""), record, record)),
-                service=Service.KEEP,
-                evidence_id=f"{_boot(record, node)}:{record.sequence}",
+                evidence_id=record_id(record, node),
                 fault="elsewhere",
             )
 
@@ -150,7 +146,7 @@ def _lost_records(node: Node, past: Past, params: Params) -> Finding | None:
     """Records that were overwritten before they were read. What was in them is gone: the ring has been read from its oldest
     record on. The driver's own advice on every GPU (which a fatal Xid changes) stands in for them, and then they are
     reported like other faults that drain nothing, for `remember_seconds`; without it until a person says so."""
-    gpus = () if isinstance(node.gpus, Missing) else node.gpus
+    gpus = listed_gpus(node)
     silent = [g.pci for g in gpus if isinstance(g.recovery_action, Missing)]
     advised = bool(gpus) and not silent
     age = 0.0 if isinstance(node.uptime_seconds, Missing) else node.uptime_seconds - past.overrun_seconds
@@ -159,11 +155,9 @@ def _lost_records(node: Node, past: Past, params: Params) -> Finding | None:
     boot = node.boot_id if isinstance(node.boot_id, str) else ""
     instead = "the driver asks for nothing on any GPU" if advised and not any(g.recovery_action for g in gpus) else ""
     return Finding(
-        check="xid",
         level=Level.WARN,
         summary=f"{past.overrun} kernel records were lost to a ring buffer overrun: an Xid may have been missed",
         evidence=(instead or (f"no advice of the driver on {', '.join(silent)}" if silent else "no GPU answers"),),
-        service=Service.KEEP,
         evidence_id=f"{boot}:overrun={past.overrun}",
         fault=OVERRUN,
     )
@@ -235,7 +229,7 @@ def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding 
     if means is None:
         return None
     action, service = means.action, means.service
-    if service is Service.KEEP and _age(fault.last, node) > params.remember_seconds:
+    if service is Service.KEEP and age_seconds(fault.last, node) > params.remember_seconds:
         return None
     line = fault.line
     name = "SXid" if line.kind is Kind.SXID else "Xid"
@@ -244,25 +238,16 @@ def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding 
     follow_up = "" if action is Action.NONE else f": {action.value}"
     blame = _whose(fault.jobs) if means.blames == "application" else ""
     return Finding(
-        check="xid",
         level=Level.WARN if service is Service.KEEP else Level.DRAIN,
         device=line.pci,
         summary=f"{name} {line.code} on {where} ({means.words}{link}){follow_up}{blame}",
         evidence=_evidence(fault),
         action=action,
         service=service,
-        evidence_id=f"{_boot(fault.last, node)}:{fault.last.sequence}",
+        evidence_id=record_id(fault.last, node),
         fault=f"{name.lower()}{line.code}",
         jobs=fault.last.jobs if fault.last.attributed or fault.last.jobs else None,
     )
-
-
-def _age(record: KernelRecord, node: Node) -> float:
-    return 0.0 if isinstance(node.uptime_seconds, Missing) else node.uptime_seconds - record.seconds
-
-
-def _boot(record: KernelRecord, node: Node) -> str:
-    return record.boot_id or (node.boot_id if isinstance(node.boot_id, str) else "")
 
 
 def _whose(jobs: frozenset[int]) -> str:
@@ -297,7 +282,7 @@ def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterato
     found: dict[str, dict[int, list[tuple[int, KernelRecord]]]] = {}
     for record, line in lines:
         alone = len(record.uids) == 1 and line.pci and _of_a_job(line, driver)
-        if alone and _age(record, node) <= params.suspect_seconds:
+        if alone and age_seconds(record, node) <= params.suspect_seconds:
             found.setdefault(line.pci, {}).setdefault(record.uids[0], []).append((line.code, record))
     for pci, users in found.items():
         if len(users) < params.suspect_users:
@@ -307,14 +292,13 @@ def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterato
         codes = ", ".join(str(code) for code in sorted({code for told in users.values() for code, _ in told}))
         newest = max((told[0][1] for told in users.values()), key=lambda record: record.sequence)
         yield Finding(
-            check="xid",
             level=Level.DRAIN if drains else Level.WARN,
             device=pci,
             summary=f"GPU {pci} is suspect: jobs of {len(users)} users faulted on it (Xid {codes}): check_hardware",
             evidence=(_jobs({job for told in users.values() for _, record in told for job in record.jobs}),),
             action=Action.CHECK_HARDWARE,
             service=params.suspect_service if drains else Service.KEEP,
-            evidence_id=f"{_boot(newest, node)}:{newest.sequence}:users",
+            evidence_id=f"{record_id(newest, node)}:users",
             fault="users",
             jobs=(),  # the GPU is to blame
         )
@@ -336,18 +320,16 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
 
     ``drained``: what the log says of a GPU; advice that asks for no more is the same fault.
     """
-    for gpu in () if isinstance(node.gpus, Missing) else node.gpus:
+    for gpu in listed_gpus(node):
         number = gpu.recovery_action
         if isinstance(number, Missing):
             known = was_readable(gpu, "recovery_action", past)
             if known and number.why is Why.UNREADABLE and not gpu.lost:
                 yield Finding(
-                    check="xid",
                     level=Level.UNKNOWN,
                     device=gpu.pci,
                     summary=f"the driver's advice on GPU {gpu.pci} cannot be read any more",
                     evidence=(number.detail,) if number.detail else (),
-                    service=Service.KEEP,
                 )
             continue
         if number == 0:
@@ -356,7 +338,6 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
         if any(_covers(told, action, service) for told in drained.get(gpu.pci, ())):
             continue
         yield Finding(
-            check="xid",
             level=Level.DRAIN,
             device=gpu.pci,
             summary=f"GPU {gpu.pci}: {words}: {action.value}",

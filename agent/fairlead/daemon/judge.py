@@ -9,7 +9,7 @@ from fairlead.config import Document
 from fairlead.errors import ConfigError
 from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.facts import Node
-from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.finding import Finding, Level
 from fairlead.model.host_facts import Wanted
 from fairlead.model.setting import drift
 
@@ -74,7 +74,7 @@ def judge(document: Document, node: Node, past: Past, only: Collection[str] | No
     for name, check in checks.load().items():
         params = document.checks[name]
         if params.enabled and (only is None or name in only):
-            found += _guarded(name, check.judge(node, past, params))
+            found += _guarded(name, check.findings(node, past, params))
     for name, want in document.settings.items():
         if want.managed and (only is None or f"setting.{name}" in only):
             found += _guarded(f"setting.{name}", drift(name, settings.load()[name], want, node, document.unsupported))
@@ -85,7 +85,7 @@ def _guarded(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except ConfigError as e:
-        yield Finding(check=name, level=Level.UNKNOWN, summary=str(e), service=Service.KEEP)
+        yield Finding(check=name, level=Level.UNKNOWN, summary=str(e))
     except Exception as e:  # a bug in one check must not blind the others
         summary = f"the check itself failed: {type(e).__name__}: {e}"
-        yield Finding(check=name, level=Level.UNKNOWN, summary=" ".join(summary.split())[:200], service=Service.KEEP)
+        yield Finding(check=name, level=Level.UNKNOWN, summary=" ".join(summary.split())[:200])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Finding, Mode
+from fairlead.model.finding import Finding, Mode, named
 from fairlead.model.host_facts import Wanted
 
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
@@ -92,7 +92,7 @@ class Past(Struct, frozen=True, kw_only=True):
 class Check(Struct, frozen=True, kw_only=True):
     """What a check declares.
 
-    summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings.
+    summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings; callers use ``findings``.
     mode: its default. confirm/confirm_of: bad sweeps needed out of the last so many (1 of 1: at once).
     recover: clean sweeps needed before it no longer counts. boot_grace_seconds: not judged earlier than that.
     wakes_on: prefixes of kernel record text that run this check at once on the last known Node. kind: of a record that begins
@@ -125,6 +125,15 @@ class Check(Struct, frozen=True, kw_only=True):
     judges: Callable[[Any], bool] | None = None
     wants: Callable[[Any], Wanted] | None = None
     reads_records: Callable[[Any], tuple[str, ...]] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its file, which is that of the module with its ``judge``."""
+        return self.judge.__module__.rpartition(".")[2]
+
+    def findings(self, node: Node, past: Past, params: Any) -> Iterator[Finding]:
+        """What it finds, under its name."""
+        return named(self.name, self.judge(node, past, params))
 
     def heeds(self, text: str) -> bool:
         """Whether a record that begins as this check asks for matters to it."""

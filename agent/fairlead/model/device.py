@@ -10,7 +10,6 @@ from msgspec.structs import astuple
 
 from fairlead.model.check import Past
 from fairlead.model.facts import Gpu, Missing, Node, Why, unreadable
-from fairlead.model.finding import Finding, Level, Service
 
 LISTS = frozenset({"nvlinks"})  # facts that are a list whose places mean something (not processes, which come and go)
 #: nvml.h: "On MIG-enabled GPUs, querying device utilization rates is not currently supported" (nvmlDeviceGetUtilizationRates),
@@ -18,6 +17,16 @@ LISTS = frozenset({"nvlinks"})  # facts that are a list whose places mean someth
 NOT_UNDER_MIG = frozenset({"utilization_percent", "remap", "remap.histogram"})
 _NVIDIA = 0x10DE
 _NOT_THERE = unreadable("not there any more")
+
+
+def listed_gpus(node: Node) -> tuple[Gpu, ...]:
+    """All GPUs that the driver lists, lost ones too; none where it does not answer (``model.unread.unlisted`` says so)."""
+    return () if isinstance(node.gpus, Missing) else node.gpus
+
+
+def readable_gpus(node: Node) -> tuple[Gpu, ...]:
+    """The GPUs that there is something to judge about: those that the driver lists and has not lost (`gpu_count` names these)."""
+    return tuple(gpu for gpu in listed_gpus(node) if not gpu.lost)
 
 
 def device_of(gpu: Gpu) -> str:
@@ -140,9 +149,3 @@ def _unreadable_of(items: tuple[Struct, ...], prefix: str) -> tuple[tuple[str, M
 def not_under_mig(gpu: Gpu, name: str, why: Missing) -> bool:
     """Whether NVML has no answer because MIG is on, which is right (``NOT_UNDER_MIG``)."""
     return gpu.mig_current is True and name in NOT_UNDER_MIG and "NOT_SUPPORTED (3)" in why.detail
-
-
-def unlisted(check: str, node: Node) -> Iterator[Finding]:
-    """UNKNOWN for a check that judges GPUs when the driver did not say which there are: silence would read as health."""
-    if isinstance(node.gpus, Missing):
-        yield Finding(check=check, level=Level.UNKNOWN, summary="cannot judge: NVML lists no GPUs", service=Service.KEEP)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import IntEnum, StrEnum
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 
 class Level(IntEnum):
@@ -54,30 +57,69 @@ class Mode(StrEnum):
     ENFORCE = "enforce"
 
 
+_BY_LEVEL: Any = None
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     """One thing that is wrong. ``summary`` completes the sentence in `sinfo -R`; ``evidence`` is what was read.
 
+    ``check``: whoever calls a check fills it in (``named``), so no check writes its own name. ``service``: where it is left
+    out, DRAIN takes the node out of service now, and any other level keeps it in service.
     ``evidence_id`` names the evidence itself (a kernel record, a counter value): an acknowledgement covers it,
     and only new evidence counts again. Neither holds a process name, a comment or other text of a user.
     ``jobs``: those on the device when the newest evidence came; None where the check does not know.
     """
 
-    check: str
+    check: str = ""
     level: Level
     summary: str
     device: str = ""  # PCI address, interface, or "" for the node
     evidence: tuple[str, ...] = ()
     action: Action = Action.NONE
-    service: Service = Service.DRAIN_NOW
+    service: Service = _BY_LEVEL
     evidence_id: str = ""
     fault: str = ""  # which of its check's faults this is, such as an Xid's code: what "the same again" means
     needs_history: bool = False  # one look is not enough to judge this
     jobs: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.service is _BY_LEVEL:
+            force_setattr(self, "service", Service.DRAIN_NOW if self.level is Level.DRAIN else Service.KEEP)
+
     @property
     def key(self) -> str:
         """What confirmation and strikes are counted by."""
         return f"{self.check}/{self.device}"
+
+
+def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings of a check, under its name."""
+    for finding in findings:
+        yield replace(finding, check=check)
+
+
+def with_action(
+    level: Level,
+    summary: str,
+    action: Action,
+    *evidence: str,
+    device: str = "",
+    service: Service = Service.DRAIN_NOW,
+    evidence_id: str = "",
+    fault: str = "",
+) -> Finding:
+    """A finding whose summary ends with what to do next. ``service`` is that of a drain: any other level keeps the node in
+    service. Empty evidence is left out."""
+    return Finding(
+        level=level,
+        device=device,
+        summary=summary if action is Action.NONE else f"{summary}: {action.value}",
+        evidence=tuple(said for said in evidence if said),
+        action=action,
+        service=service if level is Level.DRAIN else Service.KEEP,
+        evidence_id=evidence_id,
+        fault=fault,
+    )
 
 
 def as_data(finding: Finding) -> dict[str, object]:

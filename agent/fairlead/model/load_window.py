@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from fairlead.model.check import Past
 from fairlead.model.device import device_of
-from fairlead.model.facts import Gpu, Missing, Node
-from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.facts import Gpu, Missing
+from fairlead.model.finding import Finding
 from fairlead.model.gpu_load import LOAD_PERCENT, REASONS, LoadSeen
 from fairlead.model.trend import growth, series
+from fairlead.model.unread import unread
 
 BUSY = "load.busy_seconds"
 _IDLE = 0x001
@@ -30,11 +31,6 @@ def is_busy(gpu: Gpu, percent: int = LOAD_PERCENT) -> bool:
     if isinstance(gpu.utilization_percent, int):
         return gpu.utilization_percent >= percent
     return gpu.mig_current is True and isinstance(gpu.throttle_reasons, int) and not gpu.throttle_reasons & _IDLE
-
-
-def working(node: Node) -> tuple[Gpu, ...]:
-    """The GPUs that there is something to judge about; lost ones are named by gpu_count."""
-    return () if isinstance(node.gpus, Missing) else tuple(g for g in node.gpus if not g.lost)
 
 
 class Window:
@@ -64,17 +60,10 @@ def sums(gpu: Gpu, names: tuple[str, ...]) -> Iterator[tuple[str, str, float]]:
         yield device, name, value
 
 
-def blind(check: str, gpu: Gpu) -> Iterator[Finding]:
+def blind(gpu: Gpu) -> Iterator[Finding]:
     """UNKNOWN where utilisation or the reasons cannot be read. In MIG mode the driver gives no utilisation of the whole GPU."""
     mig = gpu.mig_current is True
     values = [gpu.throttle_reasons] if mig else [gpu.throttle_reasons, gpu.utilization_percent]
     gone = next((v for v in values if isinstance(v, Missing) and v.why.value == "unreadable"), None)
     if gone is not None:
-        yield Finding(
-            check=check,
-            level=Level.UNKNOWN,
-            device=gpu.pci,
-            summary=f"what GPU {gpu.pci} does under load cannot be read",
-            evidence=(gone.detail,),
-            service=Service.KEEP,
-        )
+        yield unread(f"what GPU {gpu.pci} does under load", gone, gpu.pci)

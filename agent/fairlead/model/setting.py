@@ -11,7 +11,7 @@ from fairlead.errors import ConfigError
 from fairlead.model import tuned
 from fairlead.model.change import AnyChange, Disruption, Layer
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Action, Finding, Level, Mode, Service
+from fairlead.model.finding import Action, Finding, Level, Mode, Service, named
 
 
 class Want(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,23 +76,22 @@ def drift(name: str, setting: Setting, want: Want, node: Node, unsupported: Coll
 
     unsupported: what the profile says that nodes of this kind do not have. Hardware that is absent never drains.
     """
+    return named(f"setting.{name}", _drift(setting, want, node, unsupported))
+
+
+def _drift(setting: Setting, want: Want, node: Node, unsupported: Collection[str]) -> Iterable[Finding]:
     observed = setting.observe(node)
     if isinstance(observed, Missing):
-        yield Finding(
-            check=f"setting.{name}", level=Level.UNKNOWN, summary=f"cannot be read: {observed.detail}", service=Service.KEEP
-        )
+        yield Finding(level=Level.UNKNOWN, summary=f"cannot be read: {observed.detail}")
         return
     try:
         changes = setting.plan(want, observed)
     except HardwareAbsent as absent:
         if absent.fact not in unsupported:
-            yield Finding(
-                check=f"setting.{name}", level=Level.WARN, summary=absent.missing, evidence=(absent.hint,), service=Service.KEEP
-            )
+            yield Finding(level=Level.WARN, summary=absent.missing, evidence=(absent.hint,))
         return
     except ConfigError as refused:  # a wanted value that this node cannot take: said, never tried
         yield Finding(
-            check=f"setting.{name}",
             level=Level.DRAIN if want.mode is Mode.ENFORCE else Level.WARN,
             summary=str(refused),
             evidence=(refused.hint,) if refused.hint else (),
@@ -104,7 +103,6 @@ def drift(name: str, setting: Setting, want: Want, node: Node, unsupported: Coll
     for change in changes:
         pending = change.layer is Layer.PENDING_REBOOT
         yield Finding(
-            check=f"setting.{name}",
             level=Level.DRAIN if want.mode is Mode.ENFORCE else Level.WARN,
             device=getattr(change, "address", getattr(change, "pci", getattr(change, "path", ""))),
             summary=f"{change.why}; {rival}" if rival else change.why,

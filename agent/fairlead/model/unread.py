@@ -6,27 +6,31 @@ from collections.abc import Iterator
 
 from fairlead.model.check import KernelRecord, Past
 from fairlead.model.facts import Missing, Node
-from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.finding import Finding, Level
 from fairlead.model.host_facts import Host
 
 
-def unread(check: str, what: str, why: Missing, device: str = "") -> Finding:
+def unread(what: str, why: Missing, device: str = "") -> Finding:
     """UNKNOWN: ``what`` cannot be read."""
     evidence = (why.detail,) if why.detail else ()
-    return Finding(
-        check=check, level=Level.UNKNOWN, device=device, summary=f"{what} cannot be read", evidence=evidence, service=Service.KEEP
-    )
+    return Finding(level=Level.UNKNOWN, device=device, summary=f"{what} cannot be read", evidence=evidence)
 
 
-def host_of(check: str, node: Node) -> Iterator[Host | Finding]:
+def unlisted(node: Node) -> Iterator[Finding]:
+    """UNKNOWN for a check that judges GPUs when the driver did not say which there are: silence would read as health."""
+    if isinstance(node.gpus, Missing):
+        yield Finding(level=Level.UNKNOWN, summary="cannot judge: NVML lists no GPUs")
+
+
+def host_of(node: Node) -> Iterator[Host | Finding]:
     """The host's facts, or why there are none: exactly one of them."""
-    yield unread(check, "the host", node.host) if isinstance(node.host, Missing) else node.host
+    yield unread("the host", node.host) if isinstance(node.host, Missing) else node.host
 
 
-def unread_log(check: str, past: Past) -> Iterator[Finding]:
+def unread_log(past: Past) -> Iterator[Finding]:
     """For a check that kernel records wake."""
     if past.log is not None:
-        yield unread(check, "the kernel log", past.log)
+        yield unread("the kernel log", past.log)
 
 
 def record_id(record: KernelRecord, node: Node) -> str:

@@ -11,44 +11,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from fairlead.errors import ConfigError
+from fairlead.model import cpufreq
 from fairlead.model.change import KernelValue
+from fairlead.model.cpufreq import Observed
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import HardwareAbsent, Setting, Want
 
-FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
+NAME, OFFERED = "scaling_governor", "scaling_available_governors"
 
 
 class CpuGovernorWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     governor: Annotated[str, Meta(pattern="^[a-z_]{1,32}$", description="Governor of every online CPU.")] = "performance"
 
 
-class Observed(Struct, frozen=True):
-    """(CPU, governor, governors on offer) of each online CPU that has cpufreq; ``without`` lists those that have none."""
-
-    cpus: tuple[tuple[int, str, tuple[str, ...]], ...]
-    without: tuple[int, ...]
-
-
 def observe(node: Node) -> Observed | Missing:
-    cpus: list[tuple[int, str, tuple[str, ...]]] = []
-    without: list[int] = []
-    for cpu in (c.id for c in node.cpus if c.online):
-        governor = node.texts.get(f"{FOLDER.format(cpu)}scaling_governor")
-        if governor is None:
-            without.append(cpu)
-            continue
-        if isinstance(governor, Missing):
-            return governor
-        offered = node.texts.get(f"{FOLDER.format(cpu)}scaling_available_governors")
-        if isinstance(offered, Missing):
-            return offered
-        cpus.append((cpu, governor.strip(), tuple((offered or "").split())))
-    if cpus and without:
-        return unreadable(f"cpu{without[0]} has no cpufreq, though {len(cpus)} others have")
-    return Observed(tuple(cpus), tuple(without))
+    found = cpufreq.observe(node, NAME, OFFERED)
+    if isinstance(found, Observed) and found.cpus and found.without:
+        return unreadable(f"cpu{found.without[0]} has no cpufreq, though {len(found.cpus)} others have")
+    return found
 
 
 def plan(want: CpuGovernorWant, observed: Observed) -> tuple[KernelValue, ...]:
@@ -59,27 +41,7 @@ def plan(want: CpuGovernorWant, observed: Observed) -> tuple[KernelValue, ...]:
             "no CPU has cpufreq: this is a virtual machine, or the firmware keeps frequency control to itself",
             hint="give frequency control to the operating system in the firmware set-up",
         )
-    wrong = [(cpu, now, offered) for cpu, now, offered in observed.cpus if now != want.governor]
-    for cpu, _, offered in wrong:
-        if offered and want.governor not in offered:
-            raise ConfigError(
-                "node.json",
-                "settings.cpu_governor.governor",
-                f"cpu{cpu} has no governor {want.governor}; it offers {' '.join(offered)}",
-                hint="declare one of these",
-            )
-    seen = "/".join(sorted({now for _, now, _ in wrong}))
-    return tuple(
-        KernelValue(
-            setting="cpu_governor",
-            # The same words for every CPU, so that 112 of them read as one finding.
-            why=f"governor is {seen} on {len(wrong)} of {len(observed.cpus)} CPUs, wanted {want.governor}",
-            path=f"{FOLDER.format(cpu)}scaling_governor",
-            value=want.governor,
-            before=now,
-        )
-        for cpu, now, _ in wrong
-    )
+    return cpufreq.plan("cpu_governor", "governor", want.governor, observed, name=NAME, words="governor")
 
 
 setting = Setting(
@@ -89,6 +51,6 @@ setting = Setting(
     observe=observe,
     plan=plan,
     tuned_too=True,
-    reads=(FOLDER.format("*") + "scaling_governor", FOLDER.format("*") + "scaling_available_governors"),
+    reads=cpufreq.reads(NAME, OFFERED),
     volatile=True,
 )

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from fairlead.errors import ConfigError
+from fairlead.model import cpufreq
 from fairlead.model.change import KernelValue
+from fairlead.model.cpufreq import FOLDER, Observed
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import HardwareAbsent, Setting, Want
 
-FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
 NAME, OFFERED = "energy_performance_preference", "energy_performance_available_preferences"
 
 
@@ -29,27 +29,11 @@ class EnergyPerformanceWant(Want, frozen=True, forbid_unknown_fields=True, kw_on
     )
 
 
-class Observed(Struct, frozen=True):
-    """(CPU, hint, hints on offer) of each online CPU that has the attribute."""
-
-    cpus: tuple[tuple[int, str, tuple[str, ...]], ...]
-
-
 def observe(node: Node) -> Observed | Missing:
-    cpus: list[tuple[int, str, tuple[str, ...]]] = []
-    for cpu in (c.id for c in node.cpus if c.online):
-        now = node.texts.get(f"{FOLDER.format(cpu)}{NAME}")
-        offered = node.texts.get(f"{FOLDER.format(cpu)}{OFFERED}")
-        for value in (now, offered):
-            if isinstance(value, Missing):
-                return value
-        if isinstance(now, str):
-            cpus.append((cpu, now.strip(), tuple(offered.split()) if isinstance(offered, str) else ()))
-    online = [c.id for c in node.cpus if c.online]
-    if cpus and len(cpus) < len(online):  # one driver serves all CPUs
-        without = next(cpu for cpu in online if cpu not in {c for c, _, _ in cpus})
-        return unreadable(f"{FOLDER.format(without)}{NAME}: no such file, and other CPUs have it")
-    return Observed(tuple(cpus))
+    found = cpufreq.observe(node, NAME, OFFERED)
+    if isinstance(found, Observed) and found.cpus and found.without:  # one driver serves all CPUs
+        return unreadable(f"{FOLDER.format(found.without[0])}{NAME}: no such file, and other CPUs have it")
+    return found
 
 
 def plan(want: EnergyPerformanceWant, observed: Observed) -> tuple[KernelValue, ...]:
@@ -60,26 +44,8 @@ def plan(want: EnergyPerformanceWant, observed: Observed) -> tuple[KernelValue, 
             "no CPU has energy_performance_preference: the pstate driver is not in active mode, or this is a virtual machine",
             hint="start the kernel with intel_pstate=active or amd_pstate=active",
         )
-    wrong = [(cpu, now, offered) for cpu, now, offered in observed.cpus if now != want.preference]
-    for cpu, _, offered in wrong:
-        if offered and want.preference not in offered and not want.preference.isdecimal():
-            raise ConfigError(
-                "node.json",
-                "settings.energy_performance.preference",
-                f"cpu{cpu} has no preference {want.preference}; it offers {' '.join(offered)}",
-                hint="declare one of these",
-            )
-    seen = "/".join(sorted({now for _, now, _ in wrong}))
-    return tuple(
-        KernelValue(
-            setting="energy_performance",
-            why=f"energy preference is {seen} on {len(wrong)} of {len(observed.cpus)} CPUs, wanted {want.preference}",
-            path=f"{FOLDER.format(cpu)}{NAME}",
-            value=want.preference,
-            before=now,
-        )
-        for cpu, now, _ in wrong
-    )
+    wanted = want.preference
+    return cpufreq.plan("energy_performance", "preference", wanted, observed, name=NAME, words="energy preference")
 
 
 setting = Setting(
@@ -89,6 +55,6 @@ setting = Setting(
     observe=observe,
     plan=plan,
     tuned_too=True,
-    reads=(FOLDER.format("*") + NAME, FOLDER.format("*") + OFFERED),
+    reads=cpufreq.reads(NAME, OFFERED),
     volatile=True,
 )

@@ -8,23 +8,18 @@ takes effect with a restart of slurmd, which leaves running jobs alone (slurmste
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from fairlead.errors import ConfigError
-from fairlead.model.change import AnyChange, Disruption, File, Layer, Unit
+from fairlead.model import slurmd_limit
+from fairlead.model.change import AnyChange, Disruption
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
+from fairlead.model.slurmd_limit import LIMITS
 
-UNIT = "slurmd.service"
-FILE = f"/etc/systemd/system/{UNIT}.d/50-fairlead-memlock.conf"
-# "@slurmd" stands for the process id of slurmd: the reader of the machine finds it (a machine tree has it by this name).
-LIMITS = "/proc/@slurmd/limits"
-SYSTEMD_LIMITS = "/proc/1/limits"
-SYSTEMD_STATUS = "/proc/1/status"
-CAP_SYS_RESOURCE = 24  # capabilities(7): without it nobody can raise a hard limit, systemd neither
+FILE = slurmd_limit.drop_in("memlock")
+NAME = "Max locked memory"
 
 
 class MemlockWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,84 +35,30 @@ class Observed(Struct, frozen=True):
 
     file: str | None
     running: tuple[str, str] | None
-    ceiling: str | None = None
-
-
-def parse_limits(text: str) -> tuple[str, str] | None:
-    """Soft and hard "Max locked memory" of /proc/PID/limits (proc_pid_limits(5)); None when there is no such line."""
-    for line in text.splitlines():
-        if line.startswith("Max locked memory"):
-            fields = line.removeprefix("Max locked memory").split()
-            if len(fields) >= 2:
-                soft, hard = ("infinity" if f == "unlimited" else f for f in fields[:2])
-                return soft, hard
-    return None
-
-
-def ceiling(node: Node, parse: Callable[[str], tuple[Any, Any] | None]) -> Any:
-    """The hard limit that systemd itself cannot go beyond (in a container), as ``parse`` reads it; None: it can."""
-    status, limits = node.texts.get(SYSTEMD_STATUS), node.texts.get(SYSTEMD_LIMITS)
-    if not isinstance(status, str) or not isinstance(limits, str):
-        return None
-    effective = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:") and len(line.split()) == 2]
-    try:
-        may_raise = not effective or int(effective[0], 16) >> CAP_SYS_RESOURCE & 1
-    except ValueError:
-        return None
-    own = parse(limits)
-    return None if may_raise or own is None or own[1] == "infinity" else own[1]
+    ceiling: int | None = None
 
 
 def observe(node: Node) -> Observed | Missing:
-    file = node.text(FILE)
+    file, limits = node.text(FILE), node.text(LIMITS)
     if isinstance(file, Missing):
         return file
-    limits = node.text(LIMITS)
     if isinstance(limits, Missing):
         return limits
-    if limits is None:
-        return Observed(file, None, ceiling(node, parse_limits))
-    running, most = parse_limits(limits), ceiling(node, parse_limits)
-    return unreadable(f"{LIMITS}: no line 'Max locked memory'") if running is None else Observed(file, running, most)
-
-
-def content(limit: str) -> str:
-    return f"# Written by fairlead (setting memlock); changes made here are put back.\n[Service]\nLimitMEMLOCK={limit}\n"
+    running = None if limits is None else slurmd_limit.parse(limits, NAME)
+    if limits is not None and running is None:
+        return unreadable(f"{LIMITS}: no line '{NAME}'")
+    return Observed(file, running, slurmd_limit.ceiling(node, NAME))
 
 
 def plan(want: MemlockWant, observed: Observed) -> tuple[AnyChange, ...]:
-    if observed.ceiling is not None and (want.limit == "infinity" or int(want.limit) > int(observed.ceiling)):
-        raise ConfigError(
-            "node.json",
-            "settings.memlock.limit",
-            f"{want.limit} is out of reach: systemd here has no CAP_SYS_RESOURCE and a hard limit of {observed.ceiling} bytes",
-            hint=f'this is a container: raise its own limit, or declare limit = "{observed.ceiling}" for it',
-        )
-    changes: list[AnyChange] = []
-    why = f"{FILE} does not say LimitMEMLOCK={want.limit}"
-    if observed.file != content(want.limit):
-        changes += [
-            File(
-                setting="memlock",
-                why=why,
-                layer=Layer.PERSISTED,
-                path=FILE,
-                content=content(want.limit),
-                before=observed.file,
-            ),
-            Unit(setting="memlock", why=why, layer=Layer.PERSISTED, name=UNIT, daemon_reload=True),
-        ]
-    if observed.running is not None and observed.running != (want.limit, want.limit):
-        changes.append(
-            Unit(
-                setting="memlock",
-                why=f"slurmd runs with a locked-memory limit of {observed.running[0]}, wanted {want.limit}",
-                disruption=Disruption.IDLE,
-                name=UNIT,
-                restart=True,
-            )
-        )
-    return tuple(changes)
+    most = observed.ceiling
+    if most is not None and (want.limit == "infinity" or int(want.limit) > most):
+        raise slurmd_limit.out_of_reach("memlock", want.limit, most, "bytes", f'"{most}"')
+    changes = slurmd_limit.persist("memlock", f"LimitMEMLOCK={want.limit}", observed.file)
+    if observed.running is None or observed.running == (want.limit, want.limit):
+        return changes
+    why = f"slurmd runs with a locked-memory limit of {observed.running[0]}, wanted {want.limit}"
+    return (*changes, slurmd_limit.restart("memlock", why))
 
 
 setting = Setting(
@@ -126,6 +67,6 @@ setting = Setting(
     want=MemlockWant,
     observe=observe,
     plan=plan,
-    reads=(FILE, LIMITS, SYSTEMD_LIMITS, SYSTEMD_STATUS),
+    reads=(FILE, *slurmd_limit.READS),
     disruption=Disruption.IDLE,
 )

@@ -15,12 +15,14 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
-from fairlead.model.change import AnyChange, Disruption, File, Layer, Unit
+from fairlead.model import slurmd_limit
+from fairlead.model.change import AnyChange, Disruption
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
-from fairlead.settings.memlock import LIMITS, SYSTEMD_LIMITS, SYSTEMD_STATUS, UNIT, ceiling
+from fairlead.model.slurmd_limit import LIMITS
 
-FILE = f"/etc/systemd/system/{UNIT}.d/50-fairlead-nofile.conf"
+FILE = slurmd_limit.drop_in("nofile")
+NAME = "Max open files"
 NR_OPEN = "/proc/sys/fs/nr_open"
 
 
@@ -40,15 +42,6 @@ class Observed(Struct, frozen=True):
     ceiling: int | None = None
 
 
-def parse_limits(text: str) -> tuple[int, int] | None:
-    """Soft and hard "Max open files" of /proc/PID/limits (proc_pid_limits(5)); None when there is no such line."""
-    for line in text.splitlines():
-        fields = line.removeprefix("Max open files").split()
-        if line.startswith("Max open files") and len(fields) >= 2 and all(f.isdecimal() for f in fields[:2]):
-            return int(fields[0]), int(fields[1])
-    return None
-
-
 def observe(node: Node) -> Observed | Missing:
     file, limits, most = node.text(FILE), node.text(LIMITS), node.text(NR_OPEN)
     for value in (file, limits, most):
@@ -56,16 +49,11 @@ def observe(node: Node) -> Observed | Missing:
             return value
     if not isinstance(most, str) or not most.strip().isdecimal():
         return unreadable(f"{NR_OPEN}: not a number")
-    running = parse_limits(limits) if isinstance(limits, str) else None
-    if isinstance(limits, str) and running is None:
-        return unreadable(f"{LIMITS}: no line 'Max open files'")
-    hard = None if running is None else running[1]
-    return Observed(None if file is None else str(file), hard, int(most), ceiling(node, parse_limits))
-
-
-def content(want: NofileWant) -> str:
-    head = "# Written by fairlead (setting nofile); changes made here are put back.\n"
-    return f"{head}[Service]\nLimitNOFILE={want.limit}\n"
+    running = slurmd_limit.parse(limits, NAME) if isinstance(limits, str) else None
+    if isinstance(limits, str) and (running is None or not all(limit.isdecimal() for limit in running)):
+        return unreadable(f"{LIMITS}: no line '{NAME}'")
+    hard = None if running is None else int(running[1])
+    return Observed(None if file is None else str(file), hard, int(most), slurmd_limit.ceiling(node, NAME))
 
 
 def plan(want: NofileWant, observed: Observed) -> tuple[AnyChange, ...]:
@@ -73,27 +61,12 @@ def plan(want: NofileWant, observed: Observed) -> tuple[AnyChange, ...]:
         words = f"{want.limit} is above fs.nr_open ({observed.most})"
         raise ConfigError("node.json", "settings.nofile.limit", words, hint="declare a lower one")
     if observed.ceiling is not None and want.limit > observed.ceiling:
-        words = f"{want.limit} is out of reach: systemd here has no CAP_SYS_RESOURCE and a hard limit of {observed.ceiling} files"
-        hint = f"this is a container: raise its own limit, or declare limit = {observed.ceiling} for it"
-        raise ConfigError("node.json", "settings.nofile.limit", words, hint=hint)
-    changes: list[AnyChange] = []
-    why = f"{FILE} does not say LimitNOFILE={want.limit}"
-    if observed.file != content(want):
-        changes += [
-            File(setting="nofile", why=why, layer=Layer.PERSISTED, path=FILE, content=content(want), before=observed.file),
-            Unit(setting="nofile", why=why, layer=Layer.PERSISTED, name=UNIT, daemon_reload=True),
-        ]
-    if observed.running is not None and observed.running != want.limit:
-        changes.append(
-            Unit(
-                setting="nofile",
-                why=f"slurmd runs with an open-files limit of {observed.running}, wanted {want.limit}",
-                disruption=Disruption.IDLE,
-                name=UNIT,
-                restart=True,
-            )
-        )
-    return tuple(changes)
+        raise slurmd_limit.out_of_reach("nofile", str(want.limit), observed.ceiling, "files", str(observed.ceiling))
+    changes = slurmd_limit.persist("nofile", f"LimitNOFILE={want.limit}", observed.file)
+    if observed.running is None or observed.running == want.limit:
+        return changes
+    why = f"slurmd runs with an open-files limit of {observed.running}, wanted {want.limit}"
+    return (*changes, slurmd_limit.restart("nofile", why))
 
 
 setting = Setting(
@@ -102,7 +75,7 @@ setting = Setting(
     want=NofileWant,
     observe=observe,
     plan=plan,
-    reads=(FILE, LIMITS, NR_OPEN, SYSTEMD_LIMITS, SYSTEMD_STATUS),
+    reads=(FILE, NR_OPEN, *slurmd_limit.READS),
     as_wanted=lambda want: {NR_OPEN: f"{want.limit}\n"},
     disruption=Disruption.IDLE,
 )
