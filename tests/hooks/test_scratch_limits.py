@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.host import scratch_sweep
+from fairlead.host.removal import TimeUp
 from tests.hooks.disk import BASE, BEGIN, MALLORY, Disk, given, until
 from tests.hooks.stage import NOBODY, UNUSED, Stage
 from tests.hooks.steps import JOB
@@ -245,3 +247,26 @@ def test_one_user_whose_folder_cannot_be_made_keeps_no_other_from_theirs(stage: 
         stage.inside("chattr", "-i", f"{disk.folder}/{MALLORY}")
     finally:
         stage.inside("umount", "-l", BASE)
+
+
+def test_a_mark_stays_while_anybody_is_not_done_though_its_record_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent forgets the record of an ended job within a second; the mark alone then says that the job has ended."""
+    for name in ("jobs", "ended"):
+        (tmp_path / name).mkdir()
+    mark, top = tmp_path / "ended/7.1", tmp_path / "disk"
+    mark.touch()
+    (top / "0badcafe/4242").mkdir(parents=True)
+    monkeypatch.setattr(scratch_sweep, "RUN", str(tmp_path))
+    folder = os.open(top, os.O_RDONLY)
+    try:
+        late = scratch_sweep.Sweep(scratch_sweep.Place(str(tmp_path), "0badcafe"), time.monotonic() - 1)
+        monkeypatch.setattr(late, "_user", lambda *_: False)
+        with pytest.raises(TimeUp):
+            late.all(folder)
+        assert mark.exists()
+        scratch_sweep.Sweep(scratch_sweep.Place(str(tmp_path), "0badcafe"), time.monotonic() + 60).all(folder)
+        assert not mark.exists()
+    finally:
+        os.close(folder)
