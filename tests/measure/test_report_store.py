@@ -197,11 +197,10 @@ def test_who_is_a_sibling(tmp_path: Path) -> None:
     put(store, "r2", "n3", 4.0, outcome="fail")
     put(store, "r2", "n4", 5.0, command="y")
     put(store, "r2", "n5", 6.0, driver="570")
-    figure = Figure(name="busbw", value=9.0, unit="GB/s", bytes=64)
 
     def siblings(**changed: str) -> dict[str, list[float]]:
         given = {"class_name": "h100", "kind": "8 x H100", "driver": "580", "tool": "all_reduce", "command": "x", **changed}
-        return store.siblings(without=["n9"], figure=figure, **given)
+        return store.siblings(without=["n9"], **given).get(("busbw", 64, "GB/s"), {})
 
     assert siblings() == {"n1": [2.0], "n2": [3.0]}
     assert siblings(class_name="a100") == {} == siblings(kind="8 x A100")

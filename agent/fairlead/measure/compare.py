@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from fairlead.errors import DataError, InputMissing
 from fairlead.measure.collective import size_text
-from fairlead.measure.judge import Judgement, judge
+from fairlead.measure.judge import Class, Judgement, class_of, judge
 from fairlead.measure.plan import Plan, Target
-from fairlead.measure.store import Store
+from fairlead.measure.store import Kind, Store
 from fairlead.measure.tool import Figure, Outcome, worst
+from fairlead.model.apart import apart
 from fairlead.model.json_text import NOT_JSON
 
 WHYS_MAX = 3
@@ -142,44 +143,80 @@ def judge_run(store: Store, run: str) -> RunResult:
     """Judge every node of a run, and write that down. Raises HostError."""
     result = load(store, run)
     targets = {t.node: t for t in result.plan.targets}
+    names = [n.node for n in result.nodes]
+    here = _measured(result.nodes)
+    stored: dict[tuple[str, ...], dict[Kind, dict[str, list[float]]]] = {}
     for node in result.nodes:
         if not node.tools:
             continue  # its job gave nothing: what the store says stands
-        judgements: dict[tuple[str, Figure], Judgement] = {}
+        there = {}
         for tool in node.tools:
-            for each in tool.figures:
-                judgements[tool.tool, each.figure] = _judged(store, result, node, tool, each.figure)
-        outcome, why = verdict(node, targets[node.node], judgements)
+            key = (node.class_name, node.kind, node.driver, tool.tool, tool.command)
+            if key not in stored:
+                class_name, kind, driver, name, command = key
+                stored[key] = store.siblings(
+                    without=names, class_name=class_name, kind=kind, driver=driver, tool=name, command=command
+                )
+            there[tool.tool] = stored[key]
+        outcome, why, judgements = _judged(node, targets[node.node], here, there)
         store.judged(run, node.node, outcome, why, judgements)
     store.ended(run)
     return load(store, run)
 
 
-def _judged(store: Store, result: RunResult, node: NodeResult, tool: ToolResult, figure: Figure) -> Judgement:
-    def same(f: Figure) -> bool:
-        return (f.name, f.bytes, f.unit) == (figure.name, figure.bytes, figure.unit)
+#: Figures of a run by class, GPUs, tool, command and kind, then by node.
+Measured = dict[tuple[str, str, str, str, Kind], dict[str, list[float]]]
 
-    siblings: list[Sequence[float]] = []
-    for other in result.nodes:
-        if other.node == node.node or (other.class_name, other.kind) != (node.class_name, node.kind):
-            continue
-        for theirs in other.tools:
-            if theirs.tool == tool.tool and theirs.command == tool.command and _sound(theirs):
-                siblings.append([j.figure.value for j in theirs.figures if same(j.figure)])
-    stored = store.siblings(
-        without=[n.node for n in result.nodes],
-        class_name=node.class_name,
-        kind=node.kind,
-        driver=node.driver,
-        tool=tool.tool,
-        command=tool.command,
-        figure=figure,
-    )
-    siblings += stored.values()
-    own = [j.figure.value for j in tool.figures if same(j.figure) and j.figure.device != figure.device]
-    target = next(t for t in result.plan.targets if t.node == node.node)
-    reference, without = reference_of(target, tool.tool, figure)
-    return judge(figure.value, siblings=siblings, own=own, reference=reference, no_reference=without)
+
+def _measured(nodes: Sequence[NodeResult]) -> Measured:
+    """The figures that count for others."""
+    found: Measured = {}
+    for node in nodes:
+        for tool in node.tools:
+            for kind, figures in _by_kind(tool).items() if _sound(tool) else ():
+                key = (node.class_name, node.kind, tool.tool, tool.command, kind)
+                found.setdefault(key, {})[node.node] = [f.value for f in figures]
+    return found
+
+
+def _by_kind(tool: ToolResult) -> dict[Kind, list[Figure]]:
+    found: dict[Kind, list[Figure]] = {}
+    for each in tool.figures:
+        found.setdefault((each.figure.name, each.figure.bytes, each.figure.unit), []).append(each.figure)
+    return found
+
+
+Judgements = dict[tuple[str, Figure], Judgement]
+
+
+def _judged(
+    node: NodeResult, target: Target, here: Measured, there: Mapping[str, Mapping[Kind, Mapping[str, list[float]]]]
+) -> tuple[Outcome, str, Judgements]:
+    """How a node and each of its figures compare. What nobody has thought of leaves this node not known, and no other one."""
+
+    def each() -> tuple[Outcome, str, Judgements]:
+        judgements: Judgements = {}
+        for tool in node.tools:
+            for kind, figures in _by_kind(tool).items():
+                beside = here.get((node.class_name, node.kind, tool.tool, tool.command, kind), {})
+                siblings = [values for name, values in beside.items() if name != node.node]
+                siblings += there[tool.tool].get(kind, {}).values()
+                judgements.update(_alike(target, tool.tool, figures, class_of(siblings)))
+        outcome, why = verdict(node, target, judgements)
+        return outcome, why, judgements
+
+    return apart(each, lambda why: (Outcome.UNKNOWN, f"not judged: {why}", {}))
+
+
+def _alike(target: Target, tool: str, figures: Sequence[Figure], others: Class) -> Judgements:
+    """Figures of one kind, of a node's devices: what they are compared with is the same for all, but for themselves."""
+    values = [f.value for f in figures]
+    reference, without = reference_of(target, tool, figures[0])
+    found: Judgements = {}
+    for at, figure in enumerate(figures):
+        own = values[:at] + values[at + 1 :]
+        found[tool, figure] = judge(figure.value, siblings=others, own=own, reference=reference, no_reference=without)
+    return found
 
 
 def _sound(tool: ToolResult) -> bool:

@@ -4,22 +4,23 @@ FAIL     below 0.85 of the profile's reference, or of the class median
 WARN     below 0.95 of the class median, or more than 3 MAD below it; a device below 0.95 of its siblings on the node
 UNKNOWN  neither a reference nor enough nodes of the class: never a pass by default
 
-The class median is that of the *other* nodes: a node does not vouch for itself. It counts from 3 nodes on. MAD is the median of
-the absolute deviations from that median, without a factor; it counts from 5 figures on and is taken as 1 % of the median at
-least, since equal figures have none and two runs on one node differ by that much. What is faster than its siblings passes;
-more than 3 MAD above is noted, and so is what exceeds the theoretical peak. The peak judges nothing: healthy nodes stand at
-78 to 107 % of it, by the algorithm.
+The class median is that of the *other* nodes: a node does not vouch for itself. It counts from 3 nodes on. Each node has one
+vote, which its figures share: a node that writes many figures outvotes nobody. Where all have as many, as honest nodes do, the
+median is that of all their figures. MAD is the median of the absolute deviations from that median, by the same votes and without
+a factor; it counts from 5 figures on and is taken as 1 % of the median at least, since equal figures have none and two runs on
+one node differ by that much. What is faster than its siblings passes; more than 3 MAD above is noted, and so is what exceeds the
+theoretical peak. The peak judges nothing: healthy nodes stand at 78 to 107 % of it, by the algorithm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct
 
-from fairlead.measure.tool import Outcome, worst
+from fairlead.measure.tool import Outcome, can_be, worst
 
 FAIL_RATIO = 0.85
 WARN_RATIO = 0.95
@@ -42,47 +43,88 @@ class Judgement(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class Class(Struct, frozen=True, kw_only=True):
+    """The other nodes' figures of one kind. median, mad: None where they do not count."""
+
+    nodes: int
+    median: float | None = None
+    mad: float | None = None
+
+
+def class_of(siblings: Iterable[Sequence[float]]) -> Class:
+    """``siblings``: the figures of each other node. Those that no tool can have measured, and those of no speed, are left out."""
+    nodes = [kept for each in siblings if (kept := [v for v in each if _sound(v)])]
+    if len(nodes) < NODES_MIN:
+        return Class(nodes=len(nodes))
+    whole = math.lcm(*(len(each) for each in nodes))  # a node's vote: a number that all can share out without a rest
+    votes: dict[float, int] = {}
+    for each in nodes:
+        part = whole // len(each)
+        for v in each:
+            votes[v] = votes.get(v, 0) + part
+    centre = _middle(votes)
+    away: dict[float, int] = {}
+    for v, count in votes.items():
+        away[abs(v - centre)] = away.get(abs(v - centre), 0) + count
+    mad = max(_middle(away), MAD_FLOOR * centre)
+    known = len(nodes) * median(len(each) for each in nodes) >= MAD_MIN and mad > 0
+    return Class(nodes=len(nodes), median=centre, mad=mad if known else None)
+
+
+def _middle(votes: Mapping[float, int]) -> float:
+    """The median of values of which each has so many votes; the mean of the middle two where these stand between two values."""
+    half, seen = sum(votes.values()), 0  # doubled, as ``seen`` is
+    low = None
+    for v in sorted(votes):
+        seen += 2 * votes[v]
+        if low is None and seen >= half:
+            low = v
+        if low is not None and seen > half:
+            return (low + v) / 2
+    raise ValueError("no votes")
+
+
 def judge(
     value: float,
     *,
-    siblings: Sequence[Sequence[float]] = (),
+    siblings: Class | Sequence[Sequence[float]] = (),
     own: Sequence[float] = (),
     reference: float | None = None,
     no_reference: str = "the profile has no reference",
 ) -> Judgement:
-    """siblings: the figures of each other node of the class. own: those of the node's other devices, of the same kind.
+    """siblings: the figures of each other node of the class, or what ``class_of`` made of them. own: those of the node's other
+    devices, of the same kind.
 
-    Figures that are not finite and positive are left out; such a ``value`` is UNKNOWN.
+    Figures that are not positive, and those that no tool can have measured, are left out; such a ``value`` is UNKNOWN.
     """
     if not _sound(value) and value != 0:
         return Judgement(outcome=Outcome.UNKNOWN, why=f"{value} is no measurement")
     reference = reference if reference is not None and _sound(reference) else None
-    nodes = [kept for each in siblings if (kept := [v for v in each if _sound(v)])]
-    pool = [v for each in nodes for v in each]
-    counts = len(nodes) >= NODES_MIN
-    centre = median(pool) if counts else None
-    mad = max(median(abs(v - centre) for v in pool), MAD_FLOOR * centre) if centre and len(pool) >= MAD_MIN else None
+    others = siblings if isinstance(siblings, Class) else class_of(siblings)
+    centre, mad = others.median, others.mad
     said: list[tuple[Outcome, str]] = []
     notes: list[str] = []
     if reference is not None:
         outcome = Outcome.FAIL if value < FAIL_RATIO * reference else Outcome.PASS
         said.append((outcome, f"{value / reference:.2f} of the reference {reference:g}"))
     if centre is not None:
-        said.append(_by_class(value, centre, mad, len(nodes)))
+        said.append(_by_class(value, centre, mad, others.nodes))
         if mad is not None and value > centre + MADS * mad:
             notes.append(f"{(value - centre) / mad:.0f} MAD above the class: is it measured right?")
     mine = [v for v in own if _sound(v)]
     if len(mine) >= OWN_MIN and value < WARN_RATIO * median(mine):
         said.append((Outcome.WARN, f"{value / median(mine):.2f} of its siblings on the node, {median(mine):.4g}"))
     if reference is None and centre is None:
-        said.append((Outcome.UNKNOWN, f"no reference: {no_reference}, and {_few(len(nodes))}"))
+        said.append((Outcome.UNKNOWN, f"no reference: {no_reference}, and {_few(others.nodes)}"))
     elif reference is None:
         notes.append(f"{no_reference}: the class alone judges")
     elif centre is None:
-        notes.append(f"{_few(len(nodes))}: the reference alone judges")
+        notes.append(f"{_few(others.nodes)}: the reference alone judges")
     outcome = worst(tuple(o for o, _ in said))
     why = ", ".join(text for o, text in said if o is outcome or o is Outcome.FAIL)
-    return Judgement(outcome=outcome, why=why, median=centre, mad=mad, nodes=len(nodes), reference=reference, notes=tuple(notes))
+    return Judgement(
+        outcome=outcome, why=why, median=centre, mad=mad, nodes=others.nodes, reference=reference, notes=tuple(notes)
+    )
 
 
 def _by_class(value: float, centre: float, mad: float | None, nodes: int) -> tuple[Outcome, str]:
@@ -99,4 +141,4 @@ def _few(nodes: int) -> str:
 
 
 def _sound(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+    return can_be(value) and value > 0

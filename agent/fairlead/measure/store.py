@@ -20,7 +20,7 @@ from msgspec import Struct
 from fairlead.errors import DataError, HostError, InputMissing
 from fairlead.measure.judge import Judgement
 from fairlead.measure.report import Gpu
-from fairlead.measure.tool import Figure
+from fairlead.measure.tool import FIGURE_MAX, FIGURE_MIN, Figure
 
 SCHEMA = 1
 RAW_MAX = 16 << 20  # bytes of one tool's output that are kept
@@ -40,6 +40,8 @@ CREATE TABLE IF NOT EXISTS figure (run TEXT NOT NULL, node TEXT NOT NULL, tool T
   bytes INTEGER NOT NULL, device TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL, outcome TEXT, why TEXT, median REAL,
   mad REAL, nodes INTEGER, reference REAL, notes TEXT, PRIMARY KEY (run, node, tool, name, bytes, device)) WITHOUT ROWID;
 """
+
+Kind = tuple[str, int, str]  #: name, bytes and unit of a figure: what may be compared
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -198,21 +200,23 @@ class Store:
     # -- reading ----------------------------------------------------------------------------------
 
     def siblings(
-        self, *, without: Sequence[str], class_name: str, kind: str, driver: str, tool: str, command: str, figure: Figure
-    ) -> dict[str, list[float]]:
-        """The newest figures of this kind of each other node of the class, measured by the same command under the same driver."""
+        self, *, without: Sequence[str], class_name: str, kind: str, driver: str, tool: str, command: str
+    ) -> dict[Kind, dict[str, list[float]]]:
+        """The newest figures of a tool, by their kind, of each other node of the class, measured by the same command under the
+        same driver. Those that no tool can have measured are left out, whoever has stored them."""
         rows = self.read(
-            "SELECT node.node, node.run, figure.value FROM figure"
-            " JOIN node USING (run, node) JOIN result USING (run, node, tool)"
-            " WHERE class = ? AND kind = ? AND driver = ? AND tool = ? AND command = ? AND name = ? AND bytes = ? AND unit = ?"
-            " AND node.at > ? AND result.outcome IN ('pass', 'warn') ORDER BY node.at",
-            (class_name, kind, driver, tool, command, figure.name, figure.bytes, figure.unit, time.time() - SIBLING_DAYS * 86400),
+            "SELECT node, name, bytes, unit, value FROM (SELECT node.node AS node, name, bytes, unit, value,"
+            " RANK() OVER (PARTITION BY node.node, name, bytes, unit ORDER BY node.at DESC, node.run DESC) AS age"
+            " FROM node CROSS JOIN result USING (run, node) CROSS JOIN figure USING (run, node, tool)"
+            " WHERE class = ? AND kind = ? AND driver = ? AND tool = ? AND command = ? AND node.at > ?"
+            " AND result.outcome IN ('pass', 'warn')) WHERE age = 1 AND value >= ? AND value < ?",
+            (class_name, kind, driver, tool, command, time.time() - SIBLING_DAYS * 86400, FIGURE_MIN, FIGURE_MAX),
         )
-        newest = {node: run for node, run, _ in rows if node not in without}
-        found: dict[str, list[float]] = {}
-        for node, run, value in rows:
-            if newest.get(node) == run:
-                found.setdefault(node, []).append(value)
+        found: dict[Kind, dict[str, list[float]]] = {}
+        left_out = set(without)
+        for node, name, size, unit, value in rows:
+            if node not in left_out:
+                found.setdefault((name, size, unit), {}).setdefault(node, []).append(value)
         return found
 
     def raw(self, run: str, node: str, tool: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ Nothing here or in ``tools/`` starts a process: the command runs in a job (``scr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
@@ -40,6 +41,16 @@ class Figure(Struct, frozen=True, kw_only=True):
     unit: str
     device: str = ""
     bytes: int = 0
+
+
+#: A figure of any tool lies between these, in its unit; 0 is one too. What is beyond them is no measurement, and reckoning
+#: with it may leave the range of floating point: a hundredth of the least one there is, is 0.
+FIGURE_MIN, FIGURE_MAX = 1e-6, 1e15
+
+
+def can_be(value: float) -> bool:
+    """Can a tool have measured this? A negative one can be no speed, which is for the judge to say."""
+    return math.isfinite(value) and (value == 0 or FIGURE_MIN <= abs(value) < FIGURE_MAX)
 
 
 class Said(Struct, frozen=True, kw_only=True):

@@ -41,6 +41,8 @@ def read(out: str, err: str) -> Said:
         return Said(outcome=Outcome.FAIL, why=fault[0][:200])
     if not found:
         return unread("no output of nvbandwidth", out, err)
+    if odd := _misshapen(found):
+        return unread(f"damaged output of nvbandwidth: {odd}", "", "")
     figures: list[Figure] = []
     notes: list[str] = []
     for name, matrix in found.items():
@@ -58,6 +60,19 @@ def read(out: str, err: str) -> Said:
         return Said(outcome=Outcome.UNKNOWN, why="; ".join(notes) or "no figure", versions=versions)
     gpus = len({f.device for f in figures if f.name == "host_to_device"})
     return Said(outcome=Outcome.PASS, figures=tuple(figures), ranks=gpus or None, versions=versions, notes=tuple(notes))
+
+
+def _misshapen(found: dict[str, Matrix | None]) -> str:
+    """Which matrix is not of the GPUs that took part: one row for the host's copies, for pairs as many rows as columns."""
+    gpus = next((len(m[0]) for name, m in found.items() if NAMES[name] != "device_to_device" and m), 0)
+    for name, matrix in found.items():
+        if matrix is None:
+            continue
+        pairs = NAMES[name] == "device_to_device"
+        ranks = gpus or len(matrix)  # without a host's copy, pairs speak for themselves
+        if len(matrix) != (ranks if pairs else 1) or any(len(row) != ranks for row in matrix):
+            return f"{name}: no matrix of {ranks} GPUs"
+    return ""
 
 
 class _Failed(Exception):

@@ -15,7 +15,7 @@ from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
 
 SIZE = 8388608
 _DEVICE = re.compile(r"^# device (\S+) port (\d+) rate (\d+(?:\.\d+)?) Gb/sec")
-_END = re.compile(r"^# devices \d+ of (\d+)$")
+_END = re.compile(r"^# devices (\d{1,9}) of (\d{1,9})$")
 _HEAD = re.compile(r"^\s*#bytes\s+#iterations\s+BW peak\[(.*?)\]\s+BW average\[(.*?)\]")
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$")
 _FAULT = re.compile(r"Completion with error|Failed status|Unable to|Couldn't|failed|syndrome", re.IGNORECASE)
@@ -47,7 +47,7 @@ def read(out: str, err: str) -> Said:
     """ABSENT where there is no adapter; UNKNOWN where none has an active port, or one of them gave no figure."""
     figures: list[Figure] = []
     seen: list[str] = []
-    device, rate, unit, whole, adapters = "", "", "", False, 0
+    device, rate, unit, whole, active, adapters = "", "", "", False, 0, 0
     for line in out.splitlines():
         if match := _DEVICE.match(line):
             device, rate, unit = f"{match[1]}/{match[2]}", match[3], ""
@@ -60,7 +60,7 @@ def read(out: str, err: str) -> Said:
             name = f"rate_{float(rate):g}".replace(".", "_")
             figures.append(Figure(name=name, value=float(match[4]), unit="Gb/s", device=device, bytes=int(match[1])))
         elif match := _END.match(line):
-            whole, adapters = True, int(match[1])
+            whole, active, adapters = True, int(match[1]), int(match[2])
     without = [d for d in seen if d not in {f.device for f in figures}]
     if not whole:
         return unread("incomplete output of ib_write_bw" if seen else "no output of ib_write_bw", out, err)
@@ -68,6 +68,9 @@ def read(out: str, err: str) -> Said:
         return Said(outcome=Outcome.ABSENT, why="no RDMA adapter")
     if not seen:
         return Said(outcome=Outcome.UNKNOWN, why="no RDMA adapter has an active port")
+    once = {(f.device, f.bytes) for f in figures}
+    if not len(seen) == len(set(seen)) == active <= adapters or len(once) != len(figures):
+        return unread(f"damaged output of ib_write_bw: {len(figures)} figures of {len(seen)} of {active} adapters", "", "")
     if without:
         fault = next((line.strip() for line in (err + "\n" + out).splitlines() if _FAULT.search(line)), "no figure")
         return Said(outcome=Outcome.UNKNOWN, why=f"{', '.join(without)}: {fault[:200]}", figures=tuple(figures))
