@@ -164,6 +164,27 @@ def test_no_message_or_change_of_a_node_is_a_line_of_advice(words: str) -> None:
         assert not [line for line in told.splitlines() if line.lower().strip(" -").startswith("next")] and "`" not in told, told
 
 
+def test_a_node_is_visited_twice_at_most_whatever_python_it_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time another one, for which wheels are fetched: it would hold the run of all nodes."""
+    visits: list[list[str]] = []
+
+    def play(site: Site, chosen: list[inventory.Target], *_: object, results: dict[str, report.NodeResult], **__: object) -> None:
+        visits.append([t.node for t in chosen])
+        lacks = {"python": f"3.{10 + len(visits)}", "machine": "x86_64"}
+        for t in chosen:
+            sly = t.node == "gpu1"
+            state = "failed" if sly else "same"
+            results[t.node] = report.NodeResult(node=t.node, state=state, message="no wheel", no_wheel=lacks if sly else {})
+
+    fetched: list[str] = []
+    monkeypatch.setattr(run, "_play", play)
+    monkeypatch.setattr(wheels, "download", lambda python, machine, folder: fetched.append(python))
+    site = msgspec.structs.replace(SITE, ansible=AnsibleOptions())
+    made = run.run(site, run.Options(nodelist="gpu[1-2]", quiet=True))
+    assert visits == [["gpu1", "gpu2"], ["gpu1"]] and fetched == ["3.11"]
+    assert {n.node: n.state for n in made.nodes} == {"gpu1": "failed", "gpu2": "same"}
+
+
 def test_advice_of_the_admin_host_keeps_its_commands() -> None:
     result = report.node_result("gpu1", "runner_on_failed", "t", {"msg": "m", "hint": "fetch it with `fairlead lock --download`"})
     for told in (report.text(make(result)), plan.text([plan.of_result(result)])):

@@ -142,7 +142,6 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
             failures.append(f"{item['setting']}: {item['message']}")
         elif item["state"] == "absent":
             warnings.append(f"{item['setting']}: {item['message']}")
-    hint = next((i["hint"] for i in applied.get("items", ()) if i.get("hint") and i["state"] in _ADVISED), "")
     state = "failed" if failures else ("changed" if changes else "same")
     return NodeResult(
         node=node,
@@ -154,7 +153,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         failures=tuple(failures),
         warnings=tuple(warnings),
         message=one_line("; ".join(failures), TEXT_MAX),
-        hint=hint,
+        hint=(hint := next((i["hint"] for i in applied.get("items", ()) if i.get("hint") and i["state"] in _ADVISED), "")),
         hint_of_node=bool(hint),
         task=task,
         apply=applied,
