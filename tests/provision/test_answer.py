@@ -49,6 +49,7 @@ def test_what_an_honest_node_says_is_taken_whole() -> None:
         "failed": True,
         "msg": "no room",
         "hint": "make some",
+        "of_node": True,
     }
     changes = [{"what": "/a", "why": "content", "before": "x\n\ty\n", "after": "z\n"}]
     assert read({"changed": True, "changes": changes, "undone": {"x": 1}}) == {"changed": True, "changes": changes}
@@ -68,7 +69,7 @@ def test_what_is_not_known_is_left_out() -> None:
     names = ("ansible_facts", "add_host", "add_group", "_ansible_x", "invocation", "exception", "warnings", "deprecations")
     more: dict[str, Any] = {key: {"x": 1} for key in names}
     assert read({**DONE, **more}) == DONE and read({**NEED, **more}) == NEED
-    assert read({"failed": True, "msg": "m", **more}) == {"failed": True, "msg": "m"}
+    assert read({"failed": True, "msg": "m", **more}) == {"failed": True, "msg": "m", "of_node": True}
     inside = {**APPLY, **more, "items": [{**ITEM, **more, "steps": [{**STEP, **more}]}]}
     assert read({**DONE, "apply": inside, "changes": [{"what": "w", "why": "y", **more}]}) == DONE
 

@@ -14,6 +14,7 @@ import pytest
 
 import fairlead
 from fairlead.cli import main
+from fairlead.errors import DataError, InputMissing
 from fairlead.provision import bundle_dir, bundle_open, wheel_lock, wheels
 from tests.lab.wheels import wheelhouse
 
@@ -141,6 +142,65 @@ def test_a_wheel_for_the_admin_host_that_its_list_does_not_have_is_refused(
     seal(bundle)
     code, said = opened(bundle, capsys)
     assert code == 65 and f"{bundle / 'admin/ansible_core-99-py3-none-any.whl'}: not in admin.txt" in said
+
+
+def admin_wheels() -> dict[str, str]:
+    """Sums of an admin/ that has each package of admin.txt."""
+    return {f"admin/{n.replace('-', '_')}-{v}-py3-none-any.whl": min(sums) for (n, v), sums in wheel_lock.admin().items()}
+
+
+def judged(listed: dict[str, str]) -> str:
+    """What is said of these sums beside those that every bundle has; "" for nothing."""
+    nodes = {f"wheelhouse/{p.wheels[0].name}": p.wheels[0].sha256 for p in wheel_lock.load().packages}
+    every = {"README.md": "", "node.txt": "", **nodes, **listed}
+    try:
+        bundle_open._refuse_other_admin(Path("/b"), every)
+        bundle_open._refuse_incomplete(Path("/b"), every)
+    except (DataError, InputMissing) as e:
+        return str(e)
+    return ""
+
+
+def test_the_admin_hosts_wheels_are_each_of_its_list_under_its_name() -> None:
+    """pip would say it only after root has typed what the README says, or take another file for the one that is missing."""
+    whole = {"admin.txt": "", **admin_wheels()}
+    assert len(whole) > 10 and judged(whole) == ""
+    rich = next(name for name in whole if name.startswith("admin/rich-"))
+    without = {name: digest for name, digest in whole.items() if name != rich}
+    assert judged(without) == f"/b/admin/rich-{rich.split('-')[1]}-*.whl: no such file"
+    for other in ("admin/rich-1-py3-none-any.whl", "admin/pip-99-py3-none-any.whl", "admin/rich.whl"):
+        assert judged({**without, other: whole[rich]}) == f"/b/{other}: not in admin.txt"
+    assert judged({**whole, rich.replace("py3", "py2.py3"): whole[rich]}).endswith("there is another wheel of rich")
+    assert judged(admin_wheels()) == "/b/admin.txt: no such file"
+
+
+@pytest.mark.parametrize("said", ["Python 3.11, Python 3.12 on x86_64", "Python 3.12 on x86_64", "Python 3.11 on aarch64"])
+def test_wheels_are_there_for_each_python_and_machine_that_the_readme_names(
+    bundle: Path, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    """A bundle from which one Python's wheels were taken would fail at the nodes that have it, and only there."""
+    readme = (bundle / "README.md").read_text()
+    assert "wheels for Python 3.11 on x86_64 are in" in readme
+    (bundle / "README.md").write_text(readme.replace("Python 3.11 on x86_64 are", f"{said} are"))
+    seal(bundle)
+    code, told = opened(bundle, capsys)
+    assert code == 66 and "no wheel of msgspec for Python 3.1" in told and "which README.md names" in told
+
+
+@pytest.mark.parametrize("readme", ["# fairlead\n", ""])
+def test_a_readme_that_names_no_python_is_refused(bundle: Path, capsys: pytest.CaptureFixture[str], readme: str) -> None:
+    (bundle / "README.md").write_text(readme)
+    seal(bundle)
+    code, told = opened(bundle, capsys)
+    assert code == 65 and "does not say what its wheels are for" in told
+
+
+@pytest.mark.parametrize("name", ["more", "admin", "admin/\x1b[31m evil", "playbooks/empty", "packages/x"])
+def test_a_folder_that_no_bundle_has_is_refused(bundle: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Its name alone steers the terminal of whoever lists it, and no sum is of it."""
+    (bundle / name).mkdir(parents=True)
+    code, told = opened(bundle, capsys)
+    assert code == 65 and "a folder that no bundle has" in told and "\x1b" not in told
 
 
 LOCKED = """\

@@ -131,6 +131,20 @@ def test_a_node_that_says_nothing_is_named_and_has_failed_when_its_time_is_over(
     assert "Timed out" not in told
 
 
+def test_a_visit_has_one_deadline_however_often_the_node_is_asked(tmp_path: Path) -> None:
+    """gpu1 takes most of the time for saying that it lacks something, and as much again for its report."""
+    desk = Desk(tmp_path, nodes=1)
+    rendered, asked = tmp_path / "rendered", tmp_path / "asked"
+    assert desk.run("render", "--site", str(desk.site), "-o", str(rendered)).returncode == 0
+    for name, said in (("need", need()), ("report", report("gpu1"))):
+        (tmp_path / name).write_bytes(line(said))
+    told = f"name=need; [ ! -e {asked} ] || name=report; touch {asked}; sleep 4; exec cat {tmp_path}/$name"
+    desk.says("gpu1", f"#!/bin/sh\ncat > /dev/null\n{told}\n".encode())
+    bundle = next(path.parent for path in rendered.rglob("request.json"))
+    told = play(desk, "node", "-e", f"node_bundle={bundle}", "-e", "node_answer_seconds=6")
+    assert asked.exists() and "no answer within 6 s" in told and "failed=1" in told, told
+
+
 def test_who_does_not_answer_is_told_while_the_run_waits(tmp_path: Path) -> None:
     desk = Desk(tmp_path, nodes=3)
     desk.write_site("forks = 3")

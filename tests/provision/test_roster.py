@@ -131,9 +131,32 @@ def test_the_table_and_its_summary() -> None:
     assert head == ("NODES", "VERDICT", "SLURM", "JOBS", "LOOKED", "PROFILE", "DRIFT", "AGENT", "SLURMD", "BY", "SINCE", "WHY")
     row = dict(zip(head, cells[2], strict=True))
     assert (row["NODES"], row["BY"], row["SINCE"], row["JOBS"]) == ("n[7-8]", "agent (xid)", "60 s to 2 h", "")
-    assert row["WHY"] == "Xid 79 on GPU 0000:1b:00.0 job=11; xid: Xid 79 on GPU 0000:1b:00.0"
+    assert row["WHY"] == "Xid 79 on GPU 0000:1b:00.0"
     assert summary(made, 0.31) == ("100 nodes: 95 ok, 2 drain, 2 stale, 1 unreachable; 2 out of service; 2 jobs; asked in 0.3 s")
     assert lines(fold(made))[3] == "n[1-6,9-49,51-59,62-69,72-100]: ok, up"
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "shown"),
+    [
+        ("ecc: row remap pending job=4242", "ecc: row remap pending", "ecc: row remap pending"),
+        ("gone since 99999999999999 s ago", "gone since 3 s ago", "gone since some time ago"),
+        ("xid: Xid 79 job=7", "xid: Xid 79 job=7", "xid: Xid 79 job=7"),
+    ],
+)
+def test_no_job_or_time_of_one_node_is_shown_for_others(first: str, others: str, shown: str) -> None:
+    said = {f"n{i}": replace(WELL, verdict="warn", text=others if i > 1 else first) for i in range(1, 4)}
+    made = rows([slurm(name) for name in said], said)
+    head, cells = table(fold(made), NOW)
+    assert [dict(zip(head, c, strict=True))["WHY"] for c in cells] == [shown]
+    assert lines(fold(made)) == [f"n[1-3]: warn, up: {shown}"]
+    alone = [dict(zip(head, c, strict=True))["WHY"] for c in table(fold(made[:1]), NOW)[1]]
+    assert alone == [first], "a row of one node keeps its words"
+
+
+def test_what_an_agent_that_was_not_reached_is_said_of_it_is_compared() -> None:
+    lost = {"n1": replace(LOST, verdict="ok"), "n2": replace(LOST, verdict="ok", trouble="Permission denied")}
+    assert len(fold(rows([slurm("n1"), slurm("n2")], lost))) == 2
 
 
 def test_412_nodes_that_are_well_are_one_line() -> None:

@@ -40,7 +40,7 @@ def _cells(fold: Fold, now: float) -> tuple[str, ...]:
         row.slurmd,
         "" if holder is None else holder.name,
         " to ".join(dict.fromkeys(since)),
-        row.why[:WHY_MAX],
+        fold.why[:WHY_MAX],
     )
 
 
@@ -56,15 +56,15 @@ def summary(rows: Sequence[Row], seconds: float) -> str:
 
 def lines(folds: Iterable[Fold]) -> list[str]:
     """One plain line for each fold: ``gpu[001-412]: ok, up``."""
-    return [f"{f.nodes}: {_said(f.rows[0])}" for f in folds]
+    return [f"{f.nodes}: {_said(f.rows[0], f.why)}" for f in folds]
 
 
 def changes(before: Sequence[Row], after: Sequence[Row], at: float) -> list[str]:
     """A line for each kind of change between two looks, nodes folded; with its time of day."""
-    earlier = {r.node: _said(r) for r in before}
+    earlier = {r.node: _said(r, r.why) for r in before}
     found: dict[str, list[str]] = {}
     for row in after:
-        was, now = earlier.pop(row.node, "not there"), _said(row)
+        was, now = earlier.pop(row.node, "not there"), _said(row, row.why)
         if was != now:
             found.setdefault(f"{now} (was {was.partition(':')[0]})", []).append(row.node)
     for node in earlier:
@@ -73,7 +73,7 @@ def changes(before: Sequence[Row], after: Sequence[Row], at: float) -> list[str]
     return [f"{clock} {NodeSet.fromlist(nodes)}: {said}" for said, nodes in found.items()]
 
 
-def _said(row: Row) -> str:
+def _said(row: Row, told: str) -> str:
     who = f" by {row.holder.name}" if row.holder is not None else ""
-    why = f": {row.why[:WHY_MAX]}" if row.why else ""
+    why = f": {told[:WHY_MAX]}" if told else ""
     return f"{', '.join(w for w in (row.word, row.slurm) if w != NOT_ASKED)}{who}{why}"

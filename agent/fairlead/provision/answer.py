@@ -186,7 +186,7 @@ def read(text: str, documents: Iterable[dict[str, Any]], *, may_need: bool = Tru
     except (ValueError, RecursionError):
         raise _wrong("", "is no JSON that can be read") from None
     if isinstance(said, dict) and said.get("failed"):
-        return dict(_FAILED(said, ""))
+        return {**_FAILED(said, ""), "of_node": True}  # its hint is its own words, and no advice of the admin host's
     document = _document(documents)
     if isinstance(said, dict) and "need" in said:
         if not may_need:

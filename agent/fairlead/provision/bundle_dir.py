@@ -39,6 +39,8 @@ SUMS, README = "SHA256SUMS", "README.md"
 PIP_SECONDS = 600
 _EPOCH = 315532800  # 1980-01-01, as in the wheels
 
+#: What a README says that its wheelhouse/ is for: the Pythons and the machine.
+WHEELS_FOR = re.compile(r"wheels for ((?:Python [0-9.]+(?:, )?)+) on ([a-z0-9_]+) are in `wheelhouse/`")
 README_TEXT = """\
 # fairlead {version}: everything for a site without internet
 
@@ -48,7 +50,7 @@ README_TEXT = """\
 {install}    /opt/fairlead-admin/bin/pip install --no-index --no-deps {wheel}
     /opt/fairlead-admin/bin/fairlead provision --site SITE.toml --bundle .
 
-{host}The nodes need nothing but ssh and Python 3.11 or newer: wheels for {pythons} are in `wheelhouse/`.
+{host}The nodes need nothing but ssh and Python 3.11 or newer: wheels for {pythons} on {machine} are in `wheelhouse/`.
 {driver}
 `playbooks/` are the roles, for a playbook of your own; `fairlead provision` carries its own copy.
 """
@@ -102,7 +104,7 @@ def make(
         raise UsageError(f"{output}: is there already and no bundle", hint="name a new folder")
     output.mkdir(parents=True, exist_ok=True)
     own = wheels.own_wheel()
-    (output / README).write_text(_readme(own.name, pythons, lock, admin=admin))  # first: what ends early is gone on with
+    (output / README).write_text(_readme(own.name, pythons, machine, lock, admin=admin))  # first: what ends early is gone on with
     for old in output.iterdir():
         if old.name in (README, "packages"):
             continue
@@ -135,7 +137,7 @@ def make(
     return _seal(output)
 
 
-def _readme(wheel: str, pythons: Sequence[str], lock: Lock | None, *, admin: bool) -> str:
+def _readme(wheel: str, pythons: Sequence[str], machine: str, lock: Lock | None, *, admin: bool) -> str:
     driver = "No driver is locked: `packages/` is empty."
     if lock is not None and lock.sets:
         named = ", ".join(
@@ -149,6 +151,7 @@ def _readme(wheel: str, pythons: Sequence[str], lock: Lock | None, *, admin: boo
         wheel=wheel,
         install=INSTALL if admin else "",
         pythons=", ".join(f"Python {p}" for p in pythons),
+        machine=machine,
         driver=driver,
     )
 

@@ -14,21 +14,23 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 import fairlead
 from fairlead import assets
 from fairlead.config.lock import NAME as LOCK
 from fairlead.config.lock import load_lock
 from fairlead.errors import DataError, InputMissing
+from fairlead.model.plain import one_line
 from fairlead.provision import wheel_lock, wheels
-from fairlead.provision.bundle_dir import README, SUMS
-from fairlead.provision.wheel_tags import normal
+from fairlead.provision.bundle_dir import README, SUMS, WHEELS_FOR
+from fairlead.provision.wheel_tags import choose, normal
 
 SIGNATURE = SUMS + ".sig"  # of the site that made the bundle, if it wants one
 LARGEST_SUMS = 1 << 20  # bytes: about 8,000 files
 LARGEST_WHEEL = 64 << 20  # bytes, packed and unpacked
+_NEWEST = ("glibc", "2.99")  # a wheelhouse holds wheels for a C library as new as they need
 #: The files of a bundle (bundle_dir.py). What stands in playbooks/ and packages/ is held against lists.
 _KNOWN = re.compile(
     rf"{re.escape(README)}|{re.escape(SIGNATURE)}|fairlead-[^/]+\.whl|node\.txt|admin\.txt|{re.escape(LOCK)}"
@@ -41,11 +43,12 @@ def open_bundle(folder: str) -> tuple[str, str]:
     it is the one that runs, and the wheels for nodes are those of its lock. Raises InputMissing, DataError."""
     base = Path(folder)
     listed = _sums(base)
-    there = _files(base)
+    there, folders = _files(base)
     for name in sorted(there - set(listed) - {SUMS, SIGNATURE}):
         raise DataError(f"{base / name}: not listed in {SUMS}", hint="take it out, or copy the bundle again")
     for name in sorted(set(listed) - there):
         raise InputMissing(f"{base / name}: no such file", hint="the bundle is not whole: copy it again")
+    _refuse_empty(base, folders, listed)
     for name, digest in listed.items():
         with open(base / name, "rb") as f:
             if hashlib.file_digest(f, "sha256").hexdigest() != digest:
@@ -53,8 +56,10 @@ def open_bundle(folder: str) -> tuple[str, str]:
     _refuse_unknown(base, listed)
     _refuse_other_fairlead(base, [name for name in listed if re.fullmatch(r"fairlead-[^/]*\.whl", name)])
     _refuse_other_lists(base, listed)
+    _refuse_other_admin(base, listed)
     _refuse_other_packages(base, listed)
     _refuse_incomplete(base, listed)
+    _refuse_other_pythons(base, listed)
     wheels.wheelhouse(str(base / "wheelhouse"))
     return str(base / "wheelhouse"), str(base / "packages")
 
@@ -80,18 +85,25 @@ def _sums(base: Path) -> dict[str, str]:
     return listed
 
 
-def _files(base: Path) -> set[str]:
-    """Every file below the bundle. Raises DataError for a link, a device and whatever else is neither file nor folder."""
+def _files(base: Path) -> tuple[set[str], set[str]]:
+    """Every file and every folder below the bundle. Raises DataError for a link, a device and whatever else is neither."""
     found: set[str] = set()
+    below: set[str] = set()
     for folder, folders, names in os.walk(base):
         for name in (*folders, *names):
             path = os.path.join(folder, name)
             mode = os.lstat(path).st_mode
             if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
                 raise DataError(f"{path}: a link or a device, and a bundle has only files", hint="copy the bundle again")
-            if stat.S_ISREG(mode):
-                found.add(os.path.relpath(path, base))
-    return found
+            (found if stat.S_ISREG(mode) else below).add(os.path.relpath(path, base))
+    return found, below
+
+
+def _refuse_empty(base: Path, folders: Iterable[str], listed: Mapping[str, str]) -> None:
+    """Raises DataError for a folder without a listed file in it: its name alone can hold anything. packages/ may be empty."""
+    used = {str(parent) for name in listed for parent in PurePosixPath(name).parents} | {"packages"}
+    for name in sorted(set(folders) - used):
+        raise DataError(f"{base}/{one_line(name)}: a folder that no bundle has", hint="take it out, or copy the bundle again")
 
 
 def _refuse_unknown(base: Path, listed: Mapping[str, str]) -> None:
@@ -108,10 +120,51 @@ def _refuse_incomplete(base: Path, listed: Mapping[str, str]) -> None:
     missing = [name for name in (README, "node.txt") if name not in listed]
     distributions = {normal(name.split("/")[1].split("-")[0]) for name in listed if name.startswith("wheelhouse/")}
     missing += [f"wheelhouse/{name}-*.whl" for name in wheel_lock.load().versions() if normal(name) not in distributions]
-    if any(name.startswith("admin/") for name in listed) != ("admin.txt" in listed):
-        missing.append("admin/*.whl" if "admin.txt" in listed else "admin.txt")
+    if "admin.txt" in listed:
+        given = {_distribution(name) for name in listed if name.startswith("admin/")}
+        missing += [f"admin/{name}-{version}-*.whl" for name, version in wheel_lock.admin() if (name, version) not in given]
+    elif any(name.startswith("admin/") for name in listed):
+        missing.append("admin.txt")
     if missing:
         raise InputMissing(f"{base / missing[0]}: no such file", hint="the bundle is not whole: make it again")
+
+
+def _distribution(name: str) -> tuple[str, str]:
+    """(name, version) of a wheel by the name of its file."""
+    parts = name.rpartition("/")[2].removesuffix(".whl").split("-")
+    return (normal(parts[0]), parts[1]) if len(parts) in (5, 6) else ("", "")
+
+
+def _refuse_other_admin(base: Path, listed: Mapping[str, str]) -> None:
+    """Raises DataError unless each wheel in admin/ is the only one of a package of admin.txt, under its name and version."""
+    seen: set[tuple[str, str]] = set()
+    for name, digest in listed.items():
+        if name.startswith("admin/"):
+            which = _distribution(name)
+            if digest not in wheel_lock.admin().get(which, ()):
+                raise DataError(f"{base / name}: not in admin.txt", hint="take it out, or make the bundle again")
+            if which in seen:
+                raise DataError(f"{base / name}: there is another wheel of {which[0]}", hint="make the bundle again")
+            seen.add(which)
+
+
+def _refuse_other_pythons(base: Path, listed: Mapping[str, str]) -> None:
+    """Raises DataError, InputMissing unless wheelhouse/ has a wheel of each package of the lock for the Pythons and the machine
+    that README.md names, and wheels for no other."""
+    said = WHEELS_FOR.search((base / README).read_text(encoding="utf-8", errors="replace"))
+    if said is None:
+        raise DataError(f"{base / README}: does not say what its wheels are for", hint="make the bundle again")
+    names = [name.removeprefix("wheelhouse/") for name in listed if name.startswith("wheelhouse/")]
+    used: set[str] = set()
+    for python in re.findall(r"Python (3\.[0-9]{1,2})\b", said[1]):
+        chosen, missing = choose(names, python, said[2], _NEWEST)
+        if missing:
+            words = f"{base}/wheelhouse: no wheel of {', '.join(missing)} for Python {python} on {said[2]}, which {README} names"
+            raise InputMissing(words, hint="the bundle is not whole: make it again")
+        used |= set(chosen)
+    if more := sorted(set(names) - used):
+        words = f"{base / 'wheelhouse' / more[0]}: for no Python that {README} names, or there are two for one"
+        raise DataError(words, hint="take it out, or make the bundle again")
 
 
 def _refuse_other_fairlead(base: Path, names: Sequence[str]) -> None:
@@ -132,21 +185,18 @@ def _refuse_other_fairlead(base: Path, names: Sequence[str]) -> None:
 
 
 def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
-    """Raises DataError unless lists, roles and the admin host's wheels are what the fairlead that runs would put there."""
+    """Raises DataError unless lists and roles are what the fairlead that runs would put there."""
     roles = assets.directory("playbooks")
     ours = {path.name: path for path in (wheel_lock.NODE_FILE, wheel_lock.ADMIN_FILE)}
     made = [path for path in roles.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     ours |= {f"playbooks/{path.relative_to(roles).as_posix()}": path for path in made}
     if absent := sorted(name for name in ours if "/" in name and name not in listed):
         raise InputMissing(f"{base / absent[0]}: no such file", hint="the bundle is not whole: make it again")
-    admin = wheel_lock.ADMIN_FILE.read_text(encoding="utf-8")
     for name, digest in listed.items():
-        if name in ("node.txt", "admin.txt") or name.startswith("playbooks/"):
-            if name not in ours or hashlib.sha256(ours[name].read_bytes()).hexdigest() != digest:
-                words = f"{base / name}: not as the fairlead {fairlead.__version__} that runs here has it"
-                raise DataError(words, hint="make the bundle again")
-        elif name.startswith("admin/") and f"--hash=sha256:{digest}" not in admin:
-            raise DataError(f"{base / name}: not in admin.txt", hint="take it out, or make the bundle again")
+        theirs = name in ("node.txt", "admin.txt") or name.startswith("playbooks/")
+        if theirs and (name not in ours or hashlib.sha256(ours[name].read_bytes()).hexdigest() != digest):
+            words = f"{base / name}: not as the fairlead {fairlead.__version__} that runs here has it"
+            raise DataError(words, hint="make the bundle again")
 
 
 def _refuse_other_packages(base: Path, listed: Mapping[str, str]) -> None:

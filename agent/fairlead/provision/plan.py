@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.model.apart import apart
+from fairlead.model.plain import aside
 from fairlead.provision.answer import HINT
 from fairlead.provision.inventory import fold
-from fairlead.provision.report import WAITS, NodeResult, located, shortened
+from fairlead.provision.report import WAITS, NodeResult, advice, located, shortened, theirs
 
 _ORDER = ("", *WAITS)
 SHOWN = 3  # lines of one setting in the text
@@ -31,7 +32,8 @@ class PlanStep(Struct, frozen=True, kw_only=True):
 
 class NodePlan(Struct, frozen=True, kw_only=True):
     """One node's plan. ``state``: same, would_change, failed (something cannot be made so, or be read), unreachable.
-    ``needs``: the most that any of its steps does. ``busy``: a job runs there now."""
+    ``needs``: the most that any of its steps does. ``busy``: a job runs there now. ``hint_of_node``: the hint came from the
+    node (report.py)."""
 
     node: str
     state: str
@@ -41,6 +43,7 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     failures: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     hint: str = ""
+    hint_of_node: bool = False
 
 
 def of_items(
@@ -82,13 +85,14 @@ def of_result(result: NodeResult) -> NodePlan:
     """A node's plan from what a check run over ssh said of it."""
     if result.state not in {"same", "changed"} and not result.apply:
         state = "unreachable" if result.state == "unreachable" else "failed"
-        return NodePlan(node=result.node, state=state, failures=(result.message,), hint=result.hint)
+        return NodePlan(node=result.node, state=state, failures=(result.message,), hint=result.hint,
+                        hint_of_node=result.hint_of_node)  # fmt: skip
     settings = {item["setting"] for item in result.apply.get("items", ())}
     diffs = {d.partition("\n")[0].removeprefix("--- "): d for d in result.diffs}
     said = [c.partition(": ") for c in result.changes]
     ours = [PlanStep(setting="", target=t, why=w, diff=diffs.get(t, "")) for t, _, w in said if t not in settings]
     made = of_items(result.node, result.apply.get("items", ()), busy=bool(result.apply.get("busy")), ours=ours)
-    return msgspec.structs.replace(made, failures=result.failures)
+    return msgspec.structs.replace(made, failures=result.failures, hint_of_node=bool(made.hint))
 
 
 def of_one(result: NodeResult) -> NodePlan:
@@ -125,9 +129,9 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
         shown = [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
         lines += [f"  diff of {example.node}, the first of them:"] if shown and len(nodes) > 1 else []
         lines += shortened(shown)
-        lines += [f"  cannot: {f}" for f in example.failures]
-        lines += [f"  warning: {w}" for w in example.warnings]
-        lines += [f"  next: {example.hint}"] if example.hint else []
+        lines += [f"  cannot: {aside(f)}" for f in example.failures]
+        lines += [f"  warning: {aside(w)}" for w in example.warnings]
+        lines += advice(example.hint, nodes, of_node=example.hint_of_node)
     for need, named in needing(plans).items():
         if named:
             lines.append(f"needs {WAITS[need]}: {fold(named)}")
@@ -153,7 +157,7 @@ def _steps(steps: Sequence[PlanStep]) -> list[str]:
         for (name, why, needs), at in targets.items():
             if name == setting:
                 more = f"{at[0]} and {len(at) - 1} more" if len(at) > 1 else at[0] if at[0] not in why else ""
-                where = f"{setting}: {why}{f' ({more})' if more else ''}" if setting else why
+                where = aside(f"{setting}: {why}{f' ({more})' if more else ''}") if setting else theirs(why)
                 said.append(f"  {where}{f' [{needs}]' if needs else ''}")
         cut = SHOWN if setting and len(said) > SHOWN + 1 else len(said)
         lines += said[:cut] + ([f"  {setting}: and {len(said) - cut} more like these (--json has them)"] if said[cut:] else [])

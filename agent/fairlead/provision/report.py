@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from fairlead.errors import ExitCode
-from fairlead.model.plain import one_line
+from fairlead.model.plain import aside, one_line
 from fairlead.nccl.fleet import Difference
 from fairlead.provision.answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.inventory import fold
@@ -19,6 +20,7 @@ DOCUMENT = "node.json"  # what settings call their document in an error
 DIFF_LINES_MAX = 1000
 SHOWN_LINES_MAX = 10_000
 STATES = ("same", "changed", "failed", "unreachable", "unfinished")
+_ADVISED = {"failed", "refused", "unreadable", "absent"}  # of a setting: its hint is shown
 #: What a change that is not made yet waits for, from the least to the most (fairlead.model.change.Disruption), in words.
 WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
 
@@ -26,7 +28,8 @@ WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"
 class NodeResult(Struct, frozen=True, kw_only=True):
     """One node's outcome. state: same, changed (in check mode: would change), failed, unreachable, unfinished.
 
-    waiting: settings deferred; waits: for each of them what it waits for, a key of WAITS.
+    waiting: settings deferred; waits: for each of them what it waits for, a key of WAITS. hint_of_node: the hint came from the
+    node, so it is shown as what the node says, and not as advice of fairlead's.
     """
 
     node: str
@@ -39,6 +42,7 @@ class NodeResult(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()  # "setting: why": the node has no hardware for it
     message: str = ""
     hint: str = ""
+    hint_of_node: bool = False
     task: str = ""
     apply: Mapping[str, Any] = field(default_factory=dict)
     diffs: tuple[str, ...] = ()
@@ -109,13 +113,14 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
             state="failed",
             message=words,
             hint=one_line(str(res.get("hint") or ""), TEXT_MAX),
+            hint_of_node=bool(res.get("of_node")),
             task=task,
             failures=(words,),
             no_wheel=dict(res.get("no_wheel") or {}),
         )
     applied = dict(res.get("apply") or {})
     changes = [f"{c['what']}: {c['why']}" for c in res.get("changes", ())]
-    waiting, waits, failures, warnings, hints, diffs = [], [], [], [], [], []
+    waiting, waits, failures, warnings, diffs = [], [], [], [], []
     left_out = int(res.get("left_out", 0))
     changes += [f"and {left_out} more, left out here"] if left_out else []
     for c in res.get("changes", ()):
@@ -135,10 +140,8 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
             waits.append(item["pending"] if item.get("pending") in WAITS else "idle")
         elif item["state"] in {"failed", "refused", "unreadable"}:
             failures.append(f"{item['setting']}: {item['message']}")
-            hints.append(item.get("hint") or "")
         elif item["state"] == "absent":
             warnings.append(f"{item['setting']}: {item['message']}")
-            hints.append(item.get("hint") or "")
     state = "failed" if failures else ("changed" if changes else "same")
     return NodeResult(
         node=node,
@@ -150,7 +153,8 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         failures=tuple(failures),
         warnings=tuple(warnings),
         message=one_line("; ".join(failures), TEXT_MAX),
-        hint=next((h for h in hints if h), ""),
+        hint=(hint := next((i["hint"] for i in applied.get("items", ()) if i.get("hint") and i["state"] in _ADVISED), "")),
+        hint_of_node=bool(hint),
         task=task,
         apply=applied,
         diffs=tuple(diffs),
@@ -198,9 +202,22 @@ def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
     """Nodes with equal outcome together: the largest group first, those that were not reached at the end."""
     found: dict[tuple[Any, ...], list[NodeResult]] = {}
     for n in nodes:
-        found.setdefault((n.state, n.changes, n.waiting, n.waits, n.failures, n.warnings, n.message), []).append(n)
+        said = (n.changes, n.waiting, n.waits, n.failures, n.warnings, n.message, n.hint, n.hint_of_node)  # all that is shown
+        found.setdefault((n.state, *said), []).append(n)
     ordered = sorted(found.values(), key=lambda g: (g[0].state in {"unreachable", "unfinished"}, -len(g), g[0].node))
     return [(g[0], [n.node for n in g]) for g in ordered]
+
+
+def advice(hint: str, nodes: Sequence[str], *, of_node: bool) -> list[str]:
+    """The line that says what to do next: fairlead's own advice, or what these nodes say, which offers no command."""
+    if not hint or not of_node:
+        return [f"  next: {hint}"] if hint else []
+    return [f"  {f'{nodes[0]} says' if len(nodes) == 1 else 'each of them says'}: {aside(hint)}"]
+
+
+def theirs(line: str) -> str:
+    """A line of a report in which words of a node stand: it offers no command, and looks like no advice of fairlead's."""
+    return aside(f"it says: {line}" if re.match(r"\W*next\b", line, re.IGNORECASE) else line)
 
 
 def text(report: Report, *, diff: bool = False) -> str:
@@ -211,15 +228,15 @@ def text(report: Report, *, diff: bool = False) -> str:
         plural = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
         waiting = f", {len(example.waiting)} waiting" if example.waiting else ""
         lines.append(f"{fold(nodes)} ({plural}): {words.get(example.state, example.state)}{waiting}")
-        lines += [f"  {change}" for change in example.changes]
-        lines += [f"  waits for {WAITS[k]}: {w}" for w, k in zip(example.waiting, example.waits, strict=True)]
+        lines += [f"  {theirs(change)}" for change in example.changes]
+        lines += [f"  waits for {WAITS[k]}: {aside(w)}" for w, k in zip(example.waiting, example.waits, strict=True)]
         if example.state in {"failed", "unreachable", "unfinished"}:
-            lines += [f"  {f}" for f in example.failures or (example.message,)]
+            lines += [f"  {theirs(f)}" for f in example.failures or (example.message,)]
             lines.append(f"  task: {example.task}" if example.task else "")
-            lines.append(f"  next: {example.hint}" if example.hint else "")
+            lines += advice(example.hint, nodes, of_node=example.hint_of_node)
         if example.warnings:
-            lines += [f"  warning: {w}" for w in example.warnings]
-            lines.append(f"  next: {example.hint}" if example.hint and example.state in {"same", "changed"} else "")
+            lines += [f"  warning: {aside(w)}" for w in example.warnings]
+            lines += advice(example.hint, nodes, of_node=example.hint_of_node) if example.state in {"same", "changed"} else []
         if diff and example.diffs:
             lines += [f"  diff of {example.node}, the first of them:"] if len(nodes) > 1 else []
             lines += shortened([f"    {line}" for d in example.diffs for line in d.splitlines()])

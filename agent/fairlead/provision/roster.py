@@ -6,7 +6,7 @@ A row is never ``ok`` by Slurm's word alone, nor when the agent was not reached:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ClusterShell.NodeSet import NodeSet
@@ -24,6 +24,7 @@ WORDS = ("unreachable", "none", "stale", "drain", "unknown", "warn", NOT_ASKED :
 #: Reasons that slurmctld sets by itself (drain_nodes and set_node_reason of src/slurmctld; ``SUFFIXES`` without their " : ").
 _SLURMS = (PROLOG_ERROR, "Epilog error", "Kill task failed", "Batch job complete failure", "Low ", "gres/")
 _JOB = re.compile(r" job=[0-9]{1,19}\Z")
+_AGO = re.compile(r"[0-9]+ s ago")
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -75,9 +76,17 @@ class Row(Struct, frozen=True, kw_only=True):
     @property
     def why(self) -> str:
         """What is to be said of it: why it is out of service, and what its agent says."""
-        told = [self.holder.why] if self.holder is not None else []
+        return self._told(str)
+
+    @property
+    def alike(self) -> str:
+        """The same without what differs from node to node: the job at the end, and how long ago something was."""
+        return self._told(_alike)
+
+    def _told(self, fit: Callable[[str], str]) -> str:
+        told = [fit(self.holder.why)] if self.holder is not None else []
         if (a := self.account) is not None:
-            said = a.trouble or ("" if a.verdict == "ok" else a.text)
+            said = fit(_said(a))
             told += [said] if said and not any(t and t in said for t in told) else []
             told += [f"on hold by {a.hold}"] if a.hold else []
         return "; ".join(t for t in told if t)
@@ -117,6 +126,14 @@ def holder_of(node: Listed) -> Holder | None:
     return Holder(by="slurm" if slurms else "person", why=one_line(state.reason), **common)
 
 
+def _said(account: Account) -> str:
+    return account.trouble or ("" if account.verdict == "ok" else account.text)
+
+
+def _alike(text: str) -> str:
+    return _JOB.sub("", _AGO.sub("some time ago", text))
+
+
 class Fold(Struct, frozen=True, kw_only=True):
     """Rows that say the same. age_seconds: the oldest look; since_unix: the first and the last."""
 
@@ -132,6 +149,12 @@ class Fold(Struct, frozen=True, kw_only=True):
     def since_unix(self) -> tuple[int, int]:
         times = [r.holder.since_unix for r in self.rows if r.holder is not None and r.holder.since_unix]
         return (min(times), max(times)) if times else (0, 0)
+
+    @property
+    def why(self) -> str:
+        """What its rows say; where they differ in a job or a time, nothing of that: it would be one node's, shown for all."""
+        said = {r.why for r in self.rows}
+        return said.pop() if len(said) == 1 else self.rows[0].alike
 
     @property
     def jobs(self) -> int:
@@ -154,11 +177,10 @@ def _rank(row: Row) -> tuple[int, bool]:
 
 def _likeness(row: Row) -> tuple[object, ...]:
     a, h = row.account, row.holder
-    who = (h.name, _JOB.sub("", h.why)) if h is not None else ()
+    who = (h.name, _alike(h.why)) if h is not None else ()
     told: tuple[object, ...] = ()
     if a is not None:
-        text = "" if a.verdict == "ok" else re.sub(r"[0-9]+ s ago", "", a.trouble or a.text)
-        told = (a.reached, a.verdict, _JOB.sub("", text), a.agent, a.driver, a.profile, a.generation, a.drift, a.hold)
+        told = (a.reached, a.verdict, _alike(_said(a)), a.agent, a.driver, a.profile, a.generation, a.drift, a.hold)
     return (row.word, row.slurm, row.slurmd, who, told)
 
 

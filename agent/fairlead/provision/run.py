@@ -75,15 +75,12 @@ def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
     own = wheels.own_from(options.wheel)
     results: dict[str, NodeResult] = {}
     with display(len(chosen), quiet=options.quiet, check=options.check) as shown:
-        rest: Sequence[Target] = chosen
-        for _ in range(4):  # again only for nodes whose Python nobody had wheels for, after fetching some
-            _play(site, rest, options, own=own, results=results, shown=shown)
-            wanted = {(r.no_wheel["python"], r.no_wheel["machine"]) for r in results.values() if r.no_wheel}
-            if not wanted or options.wheelhouse:
-                break
-            rest = _fetch(wanted, [t for t in rest if results[t.node].no_wheel], results)
-            if not rest:
-                break
+        _play(site, chosen, options, own=own, results=results, shown=shown)
+        wanted = {(r.no_wheel["python"], r.no_wheel["machine"]) for r in results.values() if r.no_wheel}
+        if wanted and not options.wheelhouse:  # once more, and no oftener: a node may claim another Python each time
+            again = _fetch(wanted, [t for t in chosen if results[t.node].no_wheel], results)
+            if again:
+                _play(site, again, options, own=own, results=results, shown=shown)
         for target in chosen:
             if results[target.node].no_wheel:
                 shown.done(results[target.node])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import tomllib
 from functools import cache
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.errors import DataError, InputMissing
+from fairlead.provision.wheel_tags import normal
 
 FILE = Path(__file__).parent / "node_wheels.toml"
 # For `pip --require-hashes`: the same, and what an admin host needs.
@@ -53,6 +55,14 @@ class WheelLock(Struct, frozen=True, forbid_unknown_fields=True):
 def load() -> WheelLock:
     """The lock of this installation."""
     return msgspec.convert(tomllib.loads(FILE.read_text(encoding="utf-8")), WheelLock)
+
+
+@cache
+def admin() -> dict[tuple[str, str], frozenset[str]]:
+    """What an admin host needs: the sha256 of the wheels of each (name, version), the name as PEP 503 normalises it."""
+    text = ADMIN_FILE.read_text(encoding="utf-8")
+    found = re.findall(r"^([^#\s]\S*)==(\S+)((?:\s+\\?\s*--hash=\S+)+)", text, re.MULTILINE)
+    return {(normal(name), version): frozenset(re.findall("sha256:([0-9a-f]{64})", hashes)) for name, version, hashes in found}
 
 
 def locked(path: str) -> LockedWheel:

@@ -82,8 +82,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return {**result, **found}
 
     def _visit(self, bundle: str, variables: dict[str, Any], answers: Any) -> dict[str, Any]:
-        """Ask the node, bring what it lacks and ask again. Only keys of ours, with values that were looked at."""
-        python = str(self._task.args.get("python") or "/usr/bin/python3")
+        """What came of one visit, which has one deadline. Only keys of ours, with values that were looked at."""
         node = variables["inventory_hostname"]
         try:
             request = json.loads(_read(bundle, "request.json"))
@@ -94,6 +93,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         request["node"] = node
         request["check"] = bool(self._task.check_mode)
         request["diff"] = bool(self._task.diff)
+        seconds = None if _may_build(request) else int(self._task.args.get("answer_seconds") or ANSWER_SECONDS)
+        with _within(seconds):  # both questions and what is brought between them: a slow answer buys no more time
+            return self._settle(bundle, variables, answers, request)
+
+    def _settle(self, bundle: str, variables: dict[str, Any], answers: Any, request: dict[str, Any]) -> dict[str, Any]:
+        """Ask with this request, bring what the node lacks and ask again."""
+        python, node = str(self._task.args.get("python") or "/usr/bin/python3"), request["node"]
         answer = self._ask(bundle, python, request, b"", answers)
         if "need" in answer:
             if other := _other_node(bundle, node, answer):
@@ -149,9 +155,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         data = b"".join((b"%d\n" % len(program), program, b"%d\n" % len(body), body, payload))
         ours = request["opt"] + "/current/bin/python"
         command = f"p={ours}; [ -x $p ] || p={shlex.quote(python)}; exec $p -I -c {shlex.quote(START)}"
-        seconds = None if _may_build(request) else int(self._task.args.get("answer_seconds") or ANSWER_SECONDS)
-        with _within(seconds):
-            done = self._low_level_execute_command(command, in_data=data)
+        done = self._low_level_execute_command(command, in_data=data)
         lines = [line for line in done["stdout_lines"] if line.startswith(MARK)]
         if not lines:
             said = (done["stderr"] or done["stdout"]).strip().splitlines()
