@@ -135,10 +135,13 @@ def test_a_person_comes_between_reading_and_the_next_step(cluster: Cluster, clie
 
 
 def test_resumed_before_it_was_read_back(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+    """Nobody has seen what the drain is for, so nothing is acknowledged, and the next order makes it again."""
     steps = up_to(drain.drain("xid", WHY), "read back")
     cluster.scontrol("update", "nodename=n1", "state=resume")
-    assert finish(steps).outcome is Outcome.ACKNOWLEDGED
+    assert finish(steps).outcome is Outcome.FREE
     assert not client.node("n1").drained
+    assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
+    assert client.node("n1").drained
 
 
 def test_words_that_came_over_ours_are_put_back_where_slurm_still_has_them(
