@@ -96,8 +96,6 @@ def test_no_list_has_to_know_the_check(copy: Path) -> None:
     """The tests that go over all checks take the new one as it is, its scorecard row included."""
     files = ("contracts/test_additions.py", "checks/test_machines.py", "scorecard/test_scorecard.py")
     not_played = ("--deselect", "tests/scorecard/test_scorecard.py::test_row")
-    files = ("contracts/test_additions.py", "checks/test_machines.py", "scorecard/test_scorecard.py")
-    not_played = ("--deselect", "tests/scorecard/test_scorecard.py::test_row")
     said = run_tests(copy, "-k", "spool", *not_played, *(f"tests/{file}" for file in files))
     assert re.search(r"\b\d+ passed", said)
 
