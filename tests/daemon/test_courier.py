@@ -128,8 +128,8 @@ def test_a_persons_resume_is_seen_at_once_when_the_agent_is_told(ctld: Ctld, cou
     assert until(courier, lambda s: not s.drained).acknowledged == 1
 
 
-def test_resumed_before_it_was_read_back_it_is_not_drained_again(ctld: Ctld, couriers: Callable[..., Courier]) -> None:
-    """The order that was carried out still stands then, until whoever gave it has heard of the acknowledgement."""
+def test_resumed_before_it_was_read_back_it_is_drained_again(ctld: Ctld, couriers: Callable[..., Courier]) -> None:
+    """Nobody has seen what the first drain was for, so the resume acknowledges nothing and the order still stands."""
     read, resumed = ctld.nodes, threading.Event()
 
     def nodes(names: Sequence[str] = ()) -> tuple[NodeState, ...]:
@@ -141,8 +141,23 @@ def test_resumed_before_it_was_read_back_it_is_not_drained_again(ctld: Ctld, cou
     ctld.nodes = nodes  # type: ignore[method-assign]
     courier = couriers()
     courier.want(XID)
-    assert resumed.wait(90)
+    standing = until(courier, lambda s: s.drained)
+    assert resumed.is_set() and ctld.calls.count("drain") == 2 and ctld.node("n1").drained
+    assert standing.acknowledged == 0
+
+
+def test_orders_of_a_loop_that_has_not_heard_of_the_acknowledgement_are_void(
+    ctld: Ctld, couriers: Callable[..., Courier]
+) -> None:
+    """The order that was carried out still stands then, until whoever gave it has heard of the acknowledgement."""
+    courier = couriers()
+    courier.want(XID)
+    until(courier, lambda s: s.drained)
+    ctld.resume("n1")
+    courier.look()
+    deadline = time.monotonic() + 90
     while not courier._standing.acknowledged:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     courier.want(XID)  # by a loop that has not heard of it yet
     time.sleep(0.1)
