@@ -45,7 +45,8 @@ def refuse_cut(fabric: Fabric, source: str = "ibnetdiscover") -> None:
     """Raise DataError for a dump that is not whole: without a switch, or with links from one end only."""
     if not fabric.switches:
         raise DataError(f"{source}: no switch in it", hint=_HINT)
-    if not fabric.links:
+    sharp = {guid for guid, words in fabric.adapters.items() if is_aggregation(words)}
+    if all(a in sharp or b in sharp for (a, _), (b, _) in fabric.links):
         raise DataError(f"{source}: no link in it", hint=_HINT)
     if fabric.one_sided:
         count = len(fabric.one_sided)
