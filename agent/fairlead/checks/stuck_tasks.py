@@ -51,7 +51,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         elif isinstance(host.tasks, Missing):
             yield unread("the processes", host.tasks)
         else:
-            stuck = tuple(t for t in host.tasks.stuck if not t.fuse)
+            stuck = tuple(t for t in host.tasks.stuck if not (t.fuse or t.vfork))
             yield from _unkillable([t for t in stuck if t.killed and t.seconds >= params.killed_seconds])
             asleep = [t for t in stuck if not t.killed and t.seconds >= params.window_seconds]
             asleep = [t for t in asleep if params.kernel_threads or not t.kernel]
