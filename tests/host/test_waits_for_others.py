@@ -29,7 +29,7 @@ DISK = "xfs_file_read_iter"
 DUMP = ("do_exit", "exit_mm", "coredump_task_exit", "coredump_wait", "do_coredump", "vfs_coredump")
 MEMORY = ("do_user_addr_fault", "__do_page_fault", "lock_mm_and_find_vma", "vm_mmap_pgoff", "__vm_munmap", "do_mprotect_pkey")
 FOLDER = ("filename_create", "walk_component", "do_unlinkat", "path_openat", "lock_rename", "__fdget_pos", "lookup_slow")
-TIMES = (0.0, 14.0, 28.0, 200.0)
+TIMES = (0.0, 14.0, 28.0, 400.0)
 
 
 def a_task(
@@ -114,7 +114,7 @@ def test_once_the_server_has_answered_the_wait_counts_anew(tree: Path) -> None:
     watch = Watch(Root(os.fspath(tree)))
     assert reported(looked(watch, *TIMES).values()) == []
     a_task(tree, "11/task/12", DISK, switches=7)
-    assert reported(looked(watch, 214.0, 228.0, 400.0).values()) == [11, 12]
+    assert reported(looked(watch, 414.0, 428.0, 600.0).values()) == [11, 12]
     watch.end()
 
 
