@@ -93,7 +93,13 @@ def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: P
                 f"{name}: line {number}: not a text file", hint="a kernel log (dmesg, journalctl -k) or history.sqlite"
             )
         text = line[:LINE_MAX]
-        if any(w in text for w in worth) or log.begins(number) or any(m in text for m in _MARKS) or text.startswith(b"{") or log.follows:
+        if (
+            any(w in text for w in worth)
+            or log.begins(number)
+            or any(m in text for m in _MARKS)
+            or text.startswith(b"{")
+            or log.follows
+        ):
             log.take(number, text.decode("utf-8", "replace"))
     return log.finish(number, line[:LINE_MAX].decode("utf-8", "replace"))
 

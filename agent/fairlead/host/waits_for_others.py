@@ -41,13 +41,13 @@ def waits_for_another(function: str) -> bool:
 
 
 def waits_for_vfork(function: str) -> bool:
-    """Whether it waits until a child of vfork(2) executes a program or ends: as long as that likes, or until SIGKILL (Linux 3.4)."""
+    """Whether it waits until a child of vfork(2) executes a program or ends: until SIGKILL at the longest (since Linux 3.4)."""
     return _VFORK.fullmatch(function) is not None
 
 
 def beside(root: Root, waiting: Iterable[Task], pids: Iterable[int]) -> Iterator[str]:
-    """The folders of tasks of the same processes and users that sleep in state D or wait for a FUSE server, which begins as a wait
-    that any signal ends (S): those of the processes first."""
+    """The folders of tasks of the same processes and users that sleep in state D or wait for a FUSE server, those of the
+    processes first. A wait for a server begins in state S: any signal ends it."""
     tasks = tuple(waiting)
     own = dict.fromkeys(process_of(folder) for folder, _ in tasks)
     uids = {uid for _, uid in tasks if uid}
@@ -65,9 +65,9 @@ def beside(root: Root, waiting: Iterable[Task], pids: Iterable[int]) -> Iterator
 def asking(root: Root, folders: Iterable[str]) -> Iterator[Task]:
     """Those that wait for a FUSE server in state S."""
     for folder in folders:
-        if _state(root, folder) == "S" and waits_for_server(waits_in(root, folder)) and (said := status(root, folder)):
-            if mount_table.has_fuse(root, f"{folder}/mountinfo"):
-                yield folder, said.uid
+        waits = _state(root, folder) == "S" and waits_for_server(waits_in(root, folder))
+        if waits and mount_table.has_fuse(root, f"{folder}/mountinfo") and (said := status(root, folder)):
+            yield folder, said.uid
 
 
 def _state(root: Root, folder: str) -> str:

@@ -160,6 +160,7 @@ class Host(Struct, frozen=True, kw_only=True):
     memory_bytes: int | Missing = NOT_READ
     smt: str | Missing = NOT_READ  # /sys/devices/system/cpu/smt/control: on, off, forceoff, notsupported, notimplemented
     cpus_online: int | Missing = NOT_READ
+    hung_task_warnings: int | Missing = NOT_READ  # of how many more hung tasks the kernel tells; -1: of all
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
