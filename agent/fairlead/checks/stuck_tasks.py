@@ -7,9 +7,9 @@ what helps. No process name is shown: users choose them.
 
 Left out is what a user may do to processes of their own. A task that waits for a FUSE server, seen now (`StuckTask.fuse`) or in
 the trace that the kernel logs with it (`model.hung_tasks`); a site's own FUSE mounts are declared to `hung_mounts`. A task that
-waits for another of its process or of its user that waits for such a server: for a core dump, for the lock of the process's memory,
-for a folder's (`host.waits_for_others`); whoever of these waits for a disk is told by itself. A parent that waits for its child of
-vfork(2): SIGKILL ends that.
+waits for another of its process or of its user that waits for such a server: for a core dump, for the lock of the process's
+memory, for a folder's (`host.waits_for_others`); whoever of these waits for a disk is told by itself. A parent that waits for
+its child of vfork(2): SIGKILL ends that.
 
 The kernel tells of ten hung tasks in a boot and then of none (kernel.hung_task_warnings; -1: of all), and a user's own may use
 that up. The agent's watch of /proc does not depend on it and goes on. That the log is blind is said with level ok: it is no

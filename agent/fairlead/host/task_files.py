@@ -47,7 +47,7 @@ def status(root: Root, folder: str) -> Status | None:
 
 
 def waits_in(root: Root, folder: str) -> str:
-    """The function of the kernel that the task sleeps in, below those of the scheduler and of locks (proc_pid_wchan(5)); "" for none."""
+    """The function of the kernel that the task sleeps in, less those of the scheduler and of locks (proc_pid_wchan(5)), or ""."""
     data = root.read_bytes(f"{folder}/wchan", 256, head=True)
     return data.decode("ascii", "replace").strip() if isinstance(data, bytes) else ""
 
