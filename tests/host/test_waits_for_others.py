@@ -236,7 +236,7 @@ def test_true_waits_for_a_folder_that_a_thread_of_another_process_holds(everybod
     mount = os.fspath(everybodys / "m")
     with ExitStack() as ends, fuse(everybodys, ("fuse.sshfs", "a@b:", "m"), reads=True) as keeper:
         holder = ends.enter_context(running(keeper, STAT, mount))
-        assert until(lambda: at_the_server(holder.pid)) and state(holder.pid) == "S"
+        assert until(lambda: at_the_server(holder.pid) and state(holder.pid) == "S")
         makes = ends.enter_context(running(keeper, "mkdir", f"{mount}/y"))
         assert until(lambda: state(makes.pid) == "D" and function(makes.pid) == "filename_create"), function(makes.pid)
         asks = ends.enter_context(running(keeper, "stat", f"{mount}/z"))
