@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
 from fairlead.daemon.store import numbers
 from fairlead.errors import DataError, InputMissing
+from fairlead.host.hung_trace import HungTrace, is_ours
 from fairlead.model.check import KernelRecord
 from fairlead.model.kernel_text import begins_with_a_name
 from fairlead.xid.decode import BOOT
@@ -95,7 +96,13 @@ def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: P
                 f"{name}: line {number}: not a text file", hint="a kernel log (dmesg, journalctl -k) or history.sqlite"
             )
         text = text[:LINE_MAX]
-        if any(w in text for w in worth) or log.begins(number) or any(m in text for m in _MARKS) or text.startswith(b"{"):
+        if (
+            any(w in text for w in worth)
+            or log.begins(number)
+            or any(m in text for m in _MARKS)
+            or text.startswith(b"{")
+            or log.follows
+        ):
             log.take(number, text.decode("utf-8", "replace"))
     return log.finish(number, line[:LINE_MAX].decode("utf-8", "replace"))
 
@@ -129,6 +136,12 @@ class _Log:
         self._now = 0.0
         self._stamped = False
         self._marked = False  # a boot begins with the next line that has a time
+        self._trace = HungTrace()
+
+    @property
+    def follows(self) -> bool:
+        """Whether a line may belong to the trace of a task that hangs."""
+        return self._trace.follows
 
     def begins(self, number: int) -> bool:
         """Whether the time at which the log begins is still looked for."""
@@ -147,6 +160,7 @@ class _Log:
         self._marked = self._marked or text.startswith(BOOT)
         wanted = text.startswith(self._prefixes)
         if at is None and not wanted:
+            self._follow(number, text)
             return
         back = at is not None and at.since_boot and at.seconds < self._raw - _BACK_SECONDS
         other = bool(boot_id and self._boot_id and boot_id != self._boot_id)
@@ -158,10 +172,20 @@ class _Log:
         boot = self.made.boots[-1]
         boot.ended = self._now
         boot.driver = loaded(text) or boot.driver
-        if wanted:
-            seconds = boot.up_seconds + self._now - boot.began
-            record = KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)
+        record = self._record(number, text)
+        if wanted and not is_ours(record):
             boot.records.append((number, record))
+        self._follow(number, text)
+
+    def _record(self, number: int, text: str) -> KernelRecord:
+        boot = self.made.boots[-1]
+        seconds = boot.up_seconds + self._now - boot.began
+        return KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)
+
+    def _follow(self, number: int, text: str) -> None:
+        """What the trace of a task that hangs says of it, as the agent adds it to the kernel log (``host.kmsg``)."""
+        if self.made.boots and (said := self._trace.take(number, self._record(number, text))):
+            self.made.boots[-1].records.append((number, said))
 
     def _stamp(self, line: str) -> Stamp | None:
         at = stamp(line, self._year)
