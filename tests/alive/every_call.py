@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from fairlead import config
 from fairlead.daemon import remember
-from fairlead.daemon.judge import judge, reads
 from fairlead.host.gather import Gatherer
 from fairlead.host.nvml_worker import Session
 from fairlead.host.root import Root
+from fairlead.judge import judge, reads
 from fairlead.model.check import Past
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.finding import Level

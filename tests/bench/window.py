@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.outcome import Outcome, finish
-from fairlead.daemon.own_node import STALE_SECONDS
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.node_state import STALE_SECONDS
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.bench.rows import Row, median

@@ -17,9 +17,9 @@ import pytest
 
 from fairlead.cli.recorded import recorded_nvml
 from fairlead.daemon import remember
-from fairlead.daemon.judge import judge, reads, wanted
 from fairlead.host.gather import Gatherer
 from fairlead.host.root import Root
+from fairlead.judge import judge, reads, wanted
 from fairlead.model.check import Past
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.finding import Level

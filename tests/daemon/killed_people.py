@@ -13,8 +13,8 @@ from typing import Any
 
 from fairlead.cli import main as fairlead
 from fairlead.daemon.audit import Trail
-from fairlead.daemon.history import History
 from fairlead.daemon.requests import Requests
+from fairlead.history.memory import History
 
 WRITES = ("write", "fsync", "rename", "replace", "unlink", "ftruncate", "kill")
 

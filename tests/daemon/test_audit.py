@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from fairlead import config
 from fairlead.daemon import audit, requests
 from fairlead.daemon.audit import ASKED, Entry, Trail, new_id
-from fairlead.daemon.history import History
 from fairlead.daemon.requests import Requests, put
 from fairlead.daemon.status import remembered
 from fairlead.errors import HostError, InputMissing
+from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
 from fairlead.model.finding import Finding, Level
 from fairlead.policy.request import Ack, Clear

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.daemon import jobs, recording
-from fairlead.daemon.history import FIRST_KEPT, KINDS_MAX, LAST_KEPT, History
+from fairlead.daemon import jobs
+from fairlead.history.memory import FIRST_KEPT, KINDS_MAX, LAST_KEPT, History
 from fairlead.host import job_records
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord
 from fairlead.policy import PolicyState
+from fairlead.replay import recording
 from tests.checks.nodes import ADDRESSES, gpu, node
 
 XID31 = "NVRM: Xid (PCI:0000:{}:00): 31, pid={}, name=python3, Ch 00000008"

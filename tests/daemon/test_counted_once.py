@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.xid import Params, check
-from fairlead.daemon.history import History
+from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level

@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger, Phase
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.ledger import Ledger, Phase
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState, Stamp
@@ -305,7 +305,7 @@ def test_fairlead_resume_takes_back_a_verdict_that_no_agent_would(
 ) -> None:
     """With the agent down its last word was drain, and the prolog would refuse every job on the resumed node."""
     from fairlead.cli import main
-    from fairlead.daemon import rules
+    from fairlead.drains import from_document
     from tests.daemon.conftest import Agent
 
     agent = Agent(tmp_path)  # never started: the document and the folders
@@ -314,7 +314,7 @@ def test_fairlead_resume_takes_back_a_verdict_that_no_agent_would(
     (agent.run_dir / "verdict").write_text("1\tdrain\t99999999\t7\txid: gone\n")
     seen: list[bool] = []
     ctld.before_write = lambda: seen.append((agent.run_dir / "verdict").exists())
-    monkeypatch.setattr(rules, "slurm_client", lambda options: ctld)
+    monkeypatch.setattr(from_document, "slurm_client", lambda options: ctld)
     assert main(["drain", "--document", str(agent.document), "--reason", "riser 2"]) == 0
     assert main(["resume", "--document", str(agent.document)]) == 0
     assert not ctld.node("n1").drained and seen == [True, False]

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.daemon import log
-from fairlead.daemon.history import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
-from fairlead.daemon.ledger import Entry, Ledger, Phase
 from fairlead.daemon.notify import Notify
-from fairlead.daemon.publish import write_atomic, write_if_changed
-from fairlead.daemon.rules import applying, hold_of
-from fairlead.daemon.series import SAMPLE_SECONDS
-from fairlead.daemon.store import EVENTS_KEPT
+from fairlead.daemon.rules import applying
+from fairlead.drains.admin_hold import hold_of
+from fairlead.drains.ledger import Entry, Ledger, Phase
 from fairlead.errors import SlurmUnavailable
-from fairlead.host import job_records
+from fairlead.history.memory import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
+from fairlead.history.samples import SAMPLE_SECONDS
+from fairlead.history.sqlite_file import EVENTS_KEPT
+from fairlead.host import job_records, log
+from fairlead.host.files import write_atomic, write_if_changed
 from fairlead.host.process import slurmd_names
 from fairlead.model.check import KernelRecord
 from fairlead.policy.ownership import build

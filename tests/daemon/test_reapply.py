@@ -12,10 +12,10 @@ import pytest
 from fairlead.apply import apply
 from fairlead.config.document import resolve_layers
 from fairlead.daemon import reapply
-from fairlead.daemon.judge import judge, reads
 from fairlead.host import change
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.judge import judge, reads
 from fairlead.model.change import PciBits
 from fairlead.model.check import Past
 from fairlead.model.facts import unreadable

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from fairlead.config import profile_document
 from fairlead.daemon import remember
-from fairlead.daemon.history import History
+from fairlead.history.memory import History
 from fairlead.model.verdict import State
 from tests.checks.nodes import ADDRESSES, node
 from tests.daemon.conftest import PROJECT, Agent

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.pace import LOOKS_PER_SECOND
-from fairlead.daemon.slurmd import FIND_SECONDS, Slurmd
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.protocol import Drain
+from fairlead.host.slurmd import FIND_SECONDS, Slurmd
 from fairlead.policy.rules import Rules
 from tests.slurm import model
 

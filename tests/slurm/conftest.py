@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.protocol import Drain
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab import pyslurm

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.fleet import Fleet
-from fairlead.daemon.ledger import Ledger
+from fairlead.drains.cluster_limits import Fleet
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.protocol import Drain
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster

@@ -13,10 +13,10 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
-from fairlead.daemon.outcome import Steps, finish
-from fairlead.daemon.own_node import SAVED_SECONDS
+from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
+from fairlead.drains.node_state import SAVED_SECONDS
+from fairlead.drains.outcome import Steps, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, strip_suffixes
 from fairlead.slurm.client import JobOn, NodeState, Stamp

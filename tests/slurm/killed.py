@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from fairlead.daemon.outcome import Result
+from fairlead.drains.outcome import Result
 from fairlead.slurm.scontrol import Scontrol
 from tests.slurm.conftest import ROOMY, drain_of
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
 from tests.lab.cluster import Cluster

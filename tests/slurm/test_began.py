@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol, parse_began, parse_stamps

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from fairlead.config import SlurmOptions
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.outcome import Outcome, finish
-from fairlead.daemon.rules import slurm_client
+from fairlead.drains.from_document import slurm_client
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm import pyslurm_worker
 from fairlead.slurm.client import SlurmClient

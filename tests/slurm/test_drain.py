@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Phase
-from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
+from fairlead.drains.ledger import Phase
+from fairlead.drains.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.audit import Trail
-from fairlead.daemon.ledger import Ledger, Phase
-from fairlead.daemon.senses import machine
+from fairlead.drains.ledger import Ledger, Phase, machine
 from fairlead.host.root import Root
 from fairlead.model.verdict import State
 from tests.daemon.conftest import XID79, Agent

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
-from fairlead.daemon.outcome import Outcome, finish
-from fairlead.daemon.own_node import STALE_SECONDS
+from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
+from fairlead.drains.node_state import STALE_SECONDS
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import Rules

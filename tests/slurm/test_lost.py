@@ -11,9 +11,9 @@ import pytest
 from fairlead.daemon import transitions
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Entry, Ledger, Phase
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.ledger import Entry, Ledger, Phase
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, parse
 from tests.slurm import model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import keep_off, strip_suffixes
 from fairlead.slurm.client import NodeState

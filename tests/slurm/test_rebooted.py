@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol

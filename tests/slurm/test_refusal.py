@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
+from fairlead.drains.protocol import Drain
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol

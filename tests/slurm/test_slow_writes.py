@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.outcome import Outcome, finish
-from fairlead.daemon.own_node import STALE_SECONDS
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.node_state import STALE_SECONDS
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.fleet import Fleet
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.cluster_limits import Fleet
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol

@@ -9,8 +9,8 @@ import sys
 
 from fairlead.config import load_document
 from fairlead.daemon.loop import Loop
-from fairlead.daemon.slurmd import Slurmd
 from fairlead.host.root import Root
+from fairlead.host.slurmd import Slurmd
 
 if __name__ == "__main__":
     document, tree, proc = sys.argv[1:]

@@ -13,11 +13,10 @@ from fairlead import config
 from fairlead.cli.noted import Note, noted
 from fairlead.cli.show import print_json
 from fairlead.cli.told import account, wake_agent
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, finish
-from fairlead.daemon.rules import drain_protocol
-from fairlead.daemon.senses import machine
+from fairlead.drains.from_document import drain_protocol
+from fairlead.drains.ledger import Ledger, machine
+from fairlead.drains.outcome import CONTEST_SECONDS, Outcome, Result, finish
+from fairlead.drains.protocol import Drain
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.clock import boot_id
 from fairlead.host.root import Root

@@ -18,8 +18,8 @@ from fairlead.cli.noted import Note, actor, noted
 from fairlead.cli.show import print_json
 from fairlead.cli.times import FORMS, local, moment
 from fairlead.cli.told import wake_agent
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.rules import hold_of
+from fairlead.drains.admin_hold import hold_of
+from fairlead.drains.ledger import Ledger
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
 from fairlead.host.change import write_file
 

@@ -14,7 +14,7 @@ import msgspec
 from fairlead.cli.status import read_status
 from fairlead.daemon import requests
 from fairlead.daemon.status import remembered
-from fairlead.daemon.store import FILE
+from fairlead.history.sqlite_file import FILE
 from fairlead.host.process import command, real_uid
 from fairlead.model.json_text import NOT_JSON
 from fairlead.policy import PolicyState

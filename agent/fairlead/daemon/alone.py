@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fairlead.daemon import log
 from fairlead.errors import AgentRuns
+from fairlead.host import log
 
 NAME = "agent.lock"
 _SIGKILL = 1 << 8

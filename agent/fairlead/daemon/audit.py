@@ -23,7 +23,7 @@ from functools import partial
 import msgspec
 from msgspec import Struct, field
 
-from fairlead.daemon.disk import Direct, Storage
+from fairlead.host.bounded_disk import Direct, Storage
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fairlead.config import Document
-from fairlead.daemon import log
-from fairlead.daemon.disk import Direct, Storage
-from fairlead.daemon.publish import write_atomic, write_if_changed
 from fairlead.errors import DataError, HostError
+from fairlead.host import log
+from fairlead.host.bounded_disk import Direct, Storage
 from fairlead.host.clock import boottime
+from fairlead.host.files import write_atomic, write_if_changed
 from fairlead.model.facts import Missing, Node
 from fairlead.model.verdict import State, Verdict, parse_line
 

@@ -18,14 +18,15 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.daemon import log
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.evidence import Known
-from fairlead.daemon.ledger import Phase
-from fairlead.daemon.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
 from fairlead.daemon.pace import Pace
 from fairlead.daemon.refusal import Refusal
+from fairlead.drains.acknowledgement import Known
+from fairlead.drains.ledger import Phase
+from fairlead.drains.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
+from fairlead.drains.protocol import Drain
 from fairlead.errors import FairleadError
+from fairlead.host import log
+from fairlead.host.slurmd import Slurmd
 from fairlead.policy.fleet import Hold
 
 BACKOFF_MAX_SECONDS = 60.0
@@ -222,7 +223,7 @@ class Courier:
         return self._standing.drained or self._taken or bool(self._standing.held)
 
     def stirred(self, *, watched: bool, stirred: bool) -> None:
-        """slurmctld has spoken to this node's slurmd (``daemon.slurmd``): somebody may have resumed the node."""
+        """slurmctld has spoken to this node's slurmd (``host.slurmd``): somebody may have resumed the node."""
         with self._condition:
             self._pace.watched = watched
             if not stirred or self._failures:
@@ -401,3 +402,10 @@ class Courier:
                 os.write(self._writer, b"x")
             except BlockingIOError:
                 pass  # it is full of news already
+
+
+def heed(slurmd: Slurmd, courier: Courier | None) -> None:
+    """While it matters what others do to the node in Slurm: tell the courier that slurmd has stirred."""
+    if courier is not None and courier.waits:
+        stirred = slurmd.stirred()
+        courier.stirred(watched=slurmd.watched, stirred=stirred)

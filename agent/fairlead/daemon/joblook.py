@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fairlead.daemon import log
-from fairlead.host import job_records
+from fairlead.host import job_records, log
 
 if TYPE_CHECKING:
     from fairlead.daemon.loop import Loop

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from fairlead.daemon import log
 from fairlead.daemon.board import Board
+from fairlead.host import log
 
 SHARE = 3  # late is a loop that has not come round for this part of the time that a verdict counts
 _LOOKS = 4  # in that time

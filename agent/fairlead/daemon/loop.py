@@ -19,20 +19,14 @@ from msgspec.structs import replace
 
 from fairlead import __version__
 from fairlead.config import Document, load_document
-from fairlead.daemon import log, remember, status, transitions
+from fairlead.daemon import remember, status, transitions
 from fairlead.daemon.account import account_of, troubles_of
 from fairlead.daemon.alone import alone
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.board import Board
-from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.disk import Disk
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.evidence import evidence_of
-from fairlead.daemon.history import History
+from fairlead.daemon.courier import Courier, Standing, Want, heed
 from fairlead.daemon.joblook import look_at_jobs
 from fairlead.daemon.jobs import NO_JOBS, Blame
-from fairlead.daemon.judge import fresh, heeded_by, judge, prefixes
-from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.lookout import Lookout
 from fairlead.daemon.moment import now_of, uptime_of
 from fairlead.daemon.notify import Notify
@@ -40,13 +34,22 @@ from fairlead.daemon.presence import Presence
 from fairlead.daemon.proof import Proving
 from fairlead.daemon.reapply import Reapply
 from fairlead.daemon.requests import Requests
-from fairlead.daemon.rules import DISABLED, Hold, barred, drain_protocol, keeping, nvml_released, policies_of
-from fairlead.daemon.senses import Senses, machine
-from fairlead.daemon.slurmd import Slurmd
+from fairlead.daemon.rules import keeping, nvml_released
+from fairlead.daemon.senses import Senses
+from fairlead.drains.acknowledgement import evidence_of
+from fairlead.drains.admin_hold import DISABLED, Hold, barred
+from fairlead.drains.from_document import drain_protocol
+from fairlead.drains.ledger import Ledger, machine
+from fairlead.drains.protocol import Drain
 from fairlead.errors import FairleadError
+from fairlead.history.memory import History
+from fairlead.host import log
+from fairlead.host.bounded_disk import Disk
 from fairlead.host.clock import asleep, boottime
 from fairlead.host.process import jobs_running
 from fairlead.host.root import Root
+from fairlead.host.slurmd import Slurmd
+from fairlead.judge import fresh, heeded_by, judge, policies_of, prefixes
 from fairlead.model.check import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
@@ -244,7 +247,7 @@ class Loop:
         if now >= min(self._next_tick, self.next_sweep):  # with a sweep: one turn of the loop for both
             self._next_tick = now + TICK_SECONDS
             look_at_jobs(self)
-            self.slurmd.heed(self.courier)
+            heed(self.slurmd, self.courier)
             if self.senses.let_go(wanted := nvml_released(self.document.agent.run_dir)):
                 log.line(log.NOTICE, "NVML let go of" if wanted else "NVML taken hold of again", by="nvml-release")
                 self.next_sweep = 0.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fairlead.daemon.rules import DISABLED, applying, nvml_released
+from fairlead.daemon.rules import applying, nvml_released
+from fairlead.drains.admin_hold import DISABLED
 from fairlead.host.clock import boottime
 from fairlead.host.kernel import uptime_seconds
 from fairlead.host.root import Root

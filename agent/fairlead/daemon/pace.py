@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from fairlead.daemon.evidence import Known
-from fairlead.daemon.ledger import Entry, Phase, Reboot
-from fairlead.daemon.outcome import Outcome, Result
+from fairlead.drains.acknowledgement import Known
+from fairlead.drains.ledger import Entry, Phase, Reboot
+from fairlead.drains.outcome import Outcome, Result
 
 WATCHED = 4.0  # times as seldom where slurmd is watched, which stirs at a resume
 LOOKS_PER_SECOND = 20.0

@@ -20,9 +20,9 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
-from fairlead.daemon import log
-from fairlead.daemon.disk import Direct, Storage
-from fairlead.daemon.publish import write_atomic
+from fairlead.host import log
+from fairlead.host.bounded_disk import Direct, Storage
+from fairlead.host.files import write_atomic
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
 from fairlead.policy import Proof, Rules

@@ -21,9 +21,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fairlead import settings
-from fairlead.daemon import log
-from fairlead.daemon.rules import DISABLED, Hold, applying, barred
+from fairlead.daemon.rules import applying
+from fairlead.drains.admin_hold import DISABLED, Hold, barred
 from fairlead.errors import ExitCode, HostError
+from fairlead.host import log
 from fairlead.host.root import Root
 from fairlead.model.change import PciBits
 from fairlead.model.finding import Finding, Level

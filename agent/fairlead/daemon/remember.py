@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from fairlead import checks
 from fairlead.config import Document
-from fairlead.daemon.history import History
+from fairlead.history.memory import History
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.facts import Missing, Node
 

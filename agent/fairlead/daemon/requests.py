@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
-from fairlead.daemon import log
 from fairlead.daemon.audit import Trail
-from fairlead.daemon.disk import Direct, Storage
-from fairlead.daemon.history import History
-from fairlead.daemon.publish import write_atomic
 from fairlead.errors import DataError, HostError
+from fairlead.history.memory import History
+from fairlead.host import log
+from fairlead.host.bounded_disk import Direct, Storage
+from fairlead.host.files import write_atomic
 from fairlead.policy import PolicyState
 from fairlead.policy.request import BYTES_MAX, Ack, Clear, Request, Undo, apply, decode, encode
 

@@ -12,12 +12,12 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlead.config import Document
-from fairlead.daemon.judge import quick_reads, reads, wanted
 from fairlead.host.clock import boot_id, boottime
 from fairlead.host.gather import Gatherer
 from fairlead.host.kmsg import Follower
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
+from fairlead.judge import quick_reads, reads, wanted
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.json_text import NOT_JSON
@@ -168,12 +168,3 @@ def _recorded(tree: str) -> dict[str, Any] | Missing:
     except NOT_JSON as e:
         return unreadable(f"{path}: not JSON: {e}")
     return data if isinstance(data, dict) else unreadable(f"{path}: not a JSON object")
-
-
-def machine(root: Root) -> str:
-    """What this machine is, for the ledger: the board's or instance's UUID, else /etc/machine-id, else ""."""
-    for path in ("/sys/class/dmi/id/product_uuid", "/etc/machine-id"):
-        value = root.value(path)
-        if isinstance(value, str):
-            return value
-    return ""

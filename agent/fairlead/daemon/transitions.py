@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fairlead.daemon import log
 from fairlead.daemon.audit import Trail
 from fairlead.daemon.courier import Standing
+from fairlead.host import log
 from fairlead.model.finding import Finding, Level
 
 SHOWN = 3  # drift of one setting on 112 CPUs is one story

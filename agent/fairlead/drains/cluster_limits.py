@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from fairlead.daemon import log
 from fairlead.errors import FairleadError
+from fairlead.host import log
 from fairlead.policy import fleet
 from fairlead.policy.fleet import Fault, Group, Hold, Kind, Look, Seen
 from fairlead.policy.ownership import Token

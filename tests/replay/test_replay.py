@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from fairlead import config
 from fairlead.cli import main
-from fairlead.daemon.recording import read_log
-from fairlead.daemon.replay import Replayed, prefixes, replay
 from fairlead.errors import DataError, ExitCode
+from fairlead.replay.recording import read_log
+from fairlead.replay.simulation import Replayed, prefixes, replay
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 DBE = "NVRM: Xid (PCI:0000:3b:00): 48, pid=7, name=train, An uncorrectable double bit error (DBE) has been detected"

@@ -12,12 +12,8 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from fairlead.host.process import daemons
-
-if TYPE_CHECKING:
-    from fairlead.daemon.courier import Courier
 
 FIND_SECONDS = 20.0  # where there is none, so often it is looked for
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.M)
@@ -37,12 +33,6 @@ class Slurmd:
     def watched(self) -> bool:
         """Whether the last call saw one."""
         return self._seen is not None
-
-    def heed(self, courier: Courier | None) -> None:
-        """While it matters what others do to the node in Slurm: tell the courier that slurmd has stirred."""
-        if courier is not None and courier.waits:
-            stirred = self.stirred()
-            courier.stirred(watched=self.watched, stirred=stirred)
 
     def stirred(self) -> bool:
         """Whether it has done something since the last call; False at the first one."""

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import main
-from fairlead.daemon.history import History
-from fairlead.daemon.recording import read
-from fairlead.daemon.replay import prefixes, replay
+from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
+from fairlead.replay.recording import read
+from fairlead.replay.simulation import prefixes, replay
 from fairlead.xid import Kind
 from fairlead.xid.decode import decode
 from fairlead.xid.log import message
-from tests.cli.test_replay import DEFAULTS, LOST, played
 from tests.daemon.conftest import XID79, Agent
+from tests.replay.test_replay import DEFAULTS, LOST, played
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 

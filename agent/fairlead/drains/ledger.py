@@ -19,9 +19,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.daemon.disk import Direct, Storage
-from fairlead.daemon.publish import write_atomic
 from fairlead.errors import SlurmUnavailable
+from fairlead.host.bounded_disk import Direct, Storage
+from fairlead.host.files import write_atomic
+from fairlead.host.root import Root
 from fairlead.model.json_text import NOT_JSON
 from fairlead.policy.ownership import MANUAL, Token
 
@@ -242,3 +243,12 @@ def _try_lock(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def machine(root: Root) -> str:
+    """What this machine is, for the ledger: the board's or instance's UUID, else /etc/machine-id, else ""."""
+    for path in ("/sys/class/dmi/id/product_uuid", "/etc/machine-id"):
+        value = root.value(path)
+        if isinstance(value, str):
+            return value
+    return ""

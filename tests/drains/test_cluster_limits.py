@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.fleet import FORGET_SECONDS, Fleet
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.outcome import CONTEST_SECONDS
+from fairlead.drains.cluster_limits import FORGET_SECONDS, Fleet
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.outcome import CONTEST_SECONDS
+from fairlead.drains.protocol import Drain
 from fairlead.policy.fleet import Kind
 from fairlead.policy.ownership import Token, build
 from fairlead.policy.rules import Rules

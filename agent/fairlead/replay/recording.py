@@ -14,11 +14,11 @@ from typing import BinaryIO
 
 from msgspec import Struct, field
 
-from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
-from fairlead.daemon.store import numbers
 from fairlead.errors import DataError, InputMissing
+from fairlead.history.sqlite_file import numbers
 from fairlead.model.check import KernelRecord
 from fairlead.model.kernel_text import begins_with_a_name
+from fairlead.replay.timestamps import NO_YEAR, Stamp, stamp
 from fairlead.xid.decode import BOOT
 from fairlead.xid.log import journal, message
 from fairlead.xid.versions import loaded

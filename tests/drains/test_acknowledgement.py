@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.evidence import Known, evidence_of
-from fairlead.daemon.ledger import Ledger
+from fairlead.drains.acknowledgement import Known, evidence_of
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.protocol import Drain
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import PolicyState, Rules, acknowledge_evidence
 from fairlead.policy.state import Track

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.daemon.days import DAY_SECONDS, KEEP_DAYS, SERIES_MAX, Days
-from fairlead.daemon.history import History
+from fairlead.history.daily_values import DAY_SECONDS, KEEP_DAYS, SERIES_MAX, Days
+from fairlead.history.memory import History
 
 
 def points(days: Days, today: int) -> list[tuple[int, float]]:
@@ -60,7 +60,7 @@ def test_boards_come_and_go() -> None:
 
 def test_history_keeps_it_over_boots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moment = 1000 * float(DAY_SECONDS)
-    monkeypatch.setattr("fairlead.daemon.history.time.time", lambda: moment)
+    monkeypatch.setattr("fairlead.history.memory.time.time", lambda: moment)
     history = History(str(tmp_path), "b")
     history.add_daily([("1", "x", 2.0)])
     history.close()

@@ -13,9 +13,9 @@ from collections.abc import Generator
 
 from msgspec.structs import replace
 
-from fairlead.daemon.ledger import Entry, Phase
-from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
-from fairlead.daemon.own_node import Lost, OwnNode
+from fairlead.drains.ledger import Entry, Phase
+from fairlead.drains.node_state import Lost, OwnNode
+from fairlead.drains.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
 from fairlead.policy.fleet import Hold
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
 from fairlead.slurm.client import NodeState

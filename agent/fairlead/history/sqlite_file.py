@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from fairlead.daemon.days import Days
-from fairlead.daemon.disk import START_SECONDS, WAIT_SECONDS, Storage
+from fairlead.history.daily_values import Days
+from fairlead.host.bounded_disk import START_SECONDS, WAIT_SECONDS, Storage
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord, Sample
 from fairlead.model.json_text import NOT_JSON

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from fairlead.daemon import log
-from fairlead.daemon.disk import Direct, Disk
+from fairlead.host import log
+from fairlead.host.bounded_disk import Direct, Disk
 
 
 def until(met: object) -> None:

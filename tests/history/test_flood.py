@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.history import History
+from fairlead.history.memory import History
 from tests.daemon.test_files import record
 
 TRUE = (

@@ -15,10 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlead import checks
-from fairlead.daemon.days import Days
-from fairlead.daemon.disk import Direct, Storage
-from fairlead.daemon.series import KEEP_SECONDS, SAMPLE_SECONDS, Series
-from fairlead.daemon.store import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
+from fairlead.history.daily_values import Days
+from fairlead.history.samples import KEEP_SECONDS, SAMPLE_SECONDS, Series
+from fairlead.history.sqlite_file import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
+from fairlead.host.bounded_disk import Direct, Storage
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
 from fairlead.model.json_text import NOT_JSON

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from fairlead.daemon.fleet import Fleet
-from fairlead.daemon.ledger import Entry, Ledger, Phase, Reboot
-from fairlead.daemon.outcome import Outcome, Result, result, who
+from fairlead.drains.cluster_limits import Fleet
+from fairlead.drains.ledger import Entry, Ledger, Phase, Reboot
+from fairlead.drains.outcome import Outcome, Result, result, who
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, reboot_mark, rebooting
 from fairlead.policy.rules import Rules

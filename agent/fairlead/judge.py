@@ -12,6 +12,7 @@ from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level
 from fairlead.model.host_facts import Wanted
 from fairlead.model.setting import drift
+from fairlead.policy import CheckPolicy
 
 
 def reads(document: Document) -> tuple[str, ...]:
@@ -89,3 +90,11 @@ def _guarded(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     except Exception as e:  # a bug in one check must not blind the others
         summary = f"the check itself failed: {type(e).__name__}: {e}"
         yield Finding(check=name, level=Level.UNKNOWN, summary=" ".join(summary.split())[:200])
+
+
+def policies_of(document: Document) -> dict[str, CheckPolicy]:
+    """The policy of every enabled check and managed setting (``setting.NAME``)."""
+    loaded = checks.load()
+    found = {n: CheckPolicy.of(loaded[n], params) for n, params in document.checks.items() if params.enabled}
+    found |= {f"setting.{n}": CheckPolicy.of_setting(want.mode) for n, want in document.settings.items() if want.managed}
+    return found

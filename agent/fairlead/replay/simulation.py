@@ -16,17 +16,16 @@ from msgspec.structs import replace
 
 from fairlead import checks
 from fairlead.config import Document
-from fairlead.daemon.history import History
-from fairlead.daemon.judge import heeded_by, judge
-from fairlead.daemon.judge import prefixes as wakes
-from fairlead.daemon.recording import Boot, Progress, Recording
-from fairlead.daemon.rules import policies_of
-from fairlead.daemon.stamps import show
+from fairlead.history.memory import History
+from fairlead.judge import heeded_by, judge, policies_of
+from fairlead.judge import prefixes as wakes
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Driver, Missing, Node, unreadable
 from fairlead.model.finding import Finding, Service
 from fairlead.policy import Decision, Now, Order, PolicyState, Proof, acknowledge, decide
 from fairlead.policy.state import identity, standing
+from fairlead.replay.recording import Boot, Progress, Recording
+from fairlead.replay.timestamps import show
 
 SETTLE_SWEEPS = 300  # at most so many sweeps after the last record
 _NUMBERS = re.compile(r"^kernel log at [0-9.]+ s, record \d+")
