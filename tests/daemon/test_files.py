@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.daemon.notify import Notify
-from fairlead.daemon.rules import applying
+from fairlead.daemon.loop.apply_marks import applying
+from fairlead.daemon.publishing.notify import Notify
 from fairlead.drains.admin_hold import hold_of
 from fairlead.drains.ledger import Entry, Ledger, Phase
 from fairlead.errors import SlurmUnavailable

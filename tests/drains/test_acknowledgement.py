@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.courier import Courier, Standing, Want
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
 from fairlead.drains.acknowledgement import Known, evidence_of
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.protocol import Drain
@@ -48,7 +49,7 @@ class Node:
         self.state = acknowledge_evidence(state_with(*names), acknowledged)
         self.say()
 
-    def say(self) -> Standing:
+    def say(self) -> SlurmState:
         """What the loop does after a decision and with news."""
         before, self.standing = self.standing, self.courier.take()
         if self.standing.acknowledged > before.acknowledged:
@@ -57,7 +58,7 @@ class Node:
         self.courier.want(ORDER if due and not self.standing.drained else Want(), evidence_of(self.state))
         return self.standing
 
-    def turns(self, count: int = 4) -> Standing:
+    def turns(self, count: int = 4) -> SlurmState:
         for _ in range(count):
             if self.courier.due() <= self.now:
                 for _ in self.courier.turn():
@@ -65,7 +66,7 @@ class Node:
             self.say()
         return self.standing
 
-    def wait(self, seconds: float) -> Standing:
+    def wait(self, seconds: float) -> SlurmState:
         self.now += seconds
         self.ctld.passed(int(seconds))
         return self.turns()
@@ -160,7 +161,7 @@ def test_new_evidence_does_not_wait_for_a_reservation_that_has_just_ended(tmp_pa
     node.courier.want(Want(kind="drain", check="driver_library", summary="other library"), evidence_of(state_with("1")))
     for _ in node.courier.turn():
         pass
-    assert node.courier.take().held
+    assert node.courier.take().blocked_because
     node.ctld.records["n1"].flags.clear()
     node.now += 0.5
     node.courier.want(ORDER, Known(names=("a", "b"), drains=frozenset(("a", "b"))))

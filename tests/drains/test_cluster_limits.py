@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fairlead.daemon.courier import Courier, Want
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.cluster_limits import FORGET_SECONDS, Fleet
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.outcome import CONTEST_SECONDS
@@ -17,7 +18,7 @@ from fairlead.policy.fleet import Kind
 from fairlead.policy.ownership import Token, build
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
-from tests.daemon.test_courier import Ctld
+from tests.daemon.slurmctld.test_courier import Ctld
 
 RULES = Rules(budget_percent=100, common_cause_nodes=1, common_cause_hold_seconds=100)
 XID = Want(kind="drain", check="xid", summary="Xid 119 on GPU 0000:1b:00.0")
@@ -120,7 +121,7 @@ def squeezed(folder: Path, clock: Clock) -> tuple[Ctld, Courier]:
 
 def test_a_held_order_is_tried_again_and_stays_visible_meanwhile(tmp_path: Path, clock: Clock) -> None:
     ctld, courier = squeezed(tmp_path, clock)
-    courier.want(replace(XID, kind="keep", held=True))
+    courier.want(replace(XID, kind="keep", pending_room=True))
     waits = []
     for _ in range(10):
         tried, began = ctld.calls.count("nodes"), clock.now

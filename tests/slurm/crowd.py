@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairlead.daemon.courier import Courier, Want
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.cluster_limits import Fleet
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.protocol import Drain
@@ -191,9 +192,9 @@ class Crowd:
         return {name for name, courier in self.couriers.items() if courier.take().error}
 
     @property
-    def looks(self) -> dict[str, int]:
+    def confirmed(self) -> dict[str, int]:
         """How often each agent has seen its drain standing."""
-        return {name: courier.take().looks for name, courier in self.couriers.items()}
+        return {name: courier.take().confirmed for name, courier in self.couriers.items()}
 
     @property
     def held(self) -> set[str]:

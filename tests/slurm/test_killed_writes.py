@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.audit import Trail
+from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.drains.ledger import Ledger, Phase, machine
 from fairlead.host.root import Root
 from fairlead.model.verdict import State

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.courier import Courier, Want
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.drains.node_state import STALE_SECONDS
 from fairlead.drains.outcome import Outcome, finish

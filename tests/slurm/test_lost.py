@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon import transitions
-from fairlead.daemon.audit import Trail
-from fairlead.daemon.courier import Courier, Want
+from fairlead.daemon.publishing import transitions
+from fairlead.daemon.requests.audit_trail import Trail
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.ledger import Entry, Ledger, Phase
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import Drain
@@ -406,7 +407,7 @@ def test_what_the_trail_and_the_log_say_of_it(scene: Scene, row: str, tmp_path: 
     courier = Courier(scene.protocol, clock=scene.clock.mono)
     before = courier.take()
     happens(scene)
-    courier.look()
+    courier.reconcile()
     for _ in courier.turn():
         pass
     trail = Trail(str(tmp_path / "state"), str(tmp_path / "run"))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.courier import Courier, Want
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.protocol import Drain
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
@@ -97,7 +98,7 @@ def test_the_mark_comes_after_the_first_look(cluster: Cluster, couriers: Callabl
     until(lambda: not any(c.refusal_pending for c in (by_ledger, without, unfit, broken)), "the end of it")
     # The mark is seen before the refusal's record is: our drain was lifted by somebody all the same.
     mark(cluster, "n5")
-    taken.look()
+    taken.reconcile()
     until(lambda: not taken.take().drained, "a foreign drain")
     taken.refused()
     until(lambda: taken.take().acknowledged == 1, "acknowledgement")
