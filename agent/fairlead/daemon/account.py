@@ -23,7 +23,7 @@ def account_of(loop: Loop, decision: Decision) -> bytes:
         modes={name: policy.mode.value for name, policy in loop.policies.items()},
         sweep={"boot_seconds": boottime(), "seconds": loop.sweep_seconds, "count": loop.sweeps},
         node=loop.node,
-        hold=loop.hold.look(agent.state_dir, agent.run_dir),
+        hold=loop.hold.read(agent.state_dir, agent.run_dir),
         history=loop.history.events(),
         proof=loop.proving.account(),
         topology=loop.courier.topology if loop.courier is not None else "",

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from fairlead.daemon.pace import Pace
 from fairlead.daemon.refusal import Refusal
-from fairlead.drains.acknowledgement import Known
+from fairlead.drains.acknowledgement import KnownEvidence
 from fairlead.drains.ledger import Phase
 from fairlead.drains.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
-from fairlead.drains.protocol import Drain
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import FairleadError
 from fairlead.host import log
 from fairlead.host.slurmd import Slurmd
@@ -95,7 +95,7 @@ class Courier:
 
     def __init__(
         self,
-        drain: Drain,
+        drain: DrainProtocol,
         *,
         splay_seconds: float = 0.0,
         look_seconds: float = 30.0,
@@ -113,10 +113,10 @@ class Courier:
         self._untold = False  # that it was lifted is not known yet to whoever gives the orders
         self._failures = 0
         self._squeezed = 0
-        self._known: Known | None = None
+        self._known: KnownEvidence | None = None
         entry = drain.ledger.load()
         self._taken = entry is not None and entry.phase is Phase.TAKEN
-        self._pace = Pace(entry, lambda: self._drain.fleet.crowd)
+        self._pace = Pace(entry, lambda: self._drain.limits.crowd)
         stands = entry is not None and entry.phase is Phase.DRAINED
         self._standing = Standing(
             drained=stands,
@@ -151,7 +151,7 @@ class Courier:
     @property
     def topology(self) -> str:
         """What is known of slurmctld's topology, in one line."""
-        return self._drain.fleet.topology
+        return self._drain.limits.topology
 
     def take(self) -> Standing:
         """The standing now; empties the pipe."""
@@ -165,7 +165,7 @@ class Courier:
                 self._untold, self._want = False, Want()  # orders from before it are void
             return self._standing
 
-    def want(self, want: Want, known: Known | None = None) -> None:
+    def want(self, want: Want, known: KnownEvidence | None = None) -> None:
         """Give an order; the same one again is no news. ``known``: the evidence that is known now; None leaves it as it was."""
         with self._condition:
             self._known = known or self._known
@@ -197,10 +197,10 @@ class Courier:
         self._pace.woken(now)
         return True
 
-    def change(self, drain: Drain, *, splay_seconds: float, look_seconds: float) -> None:
+    def change(self, drain: DrainProtocol, *, splay_seconds: float, look_seconds: float) -> None:
         """Go on with another drain protocol (a reloaded document)."""
         with self._condition:
-            drain.fleet.follow(self._drain.fleet)
+            drain.limits.take_over(self._drain.limits)
             self._drain = drain
             self._look_seconds = look_seconds
             self._splay_seconds = splay_seconds
@@ -244,7 +244,7 @@ class Courier:
     def due(self) -> float:
         """When something is to be done next (CLOCK_MONOTONIC seconds)."""
         standing = self._standing
-        times = [self._due, self._refusal.due, self._drain.fleet.due]
+        times = [self._due, self._refusal.due, self._drain.limits.due]
         if standing.over_budget:
             times.append(self._budget_until)
         elif (self._want.kind == "drain" and not standing.drained and not self._untold) or (
@@ -277,11 +277,11 @@ class Courier:
             standing, drain = self._standing, self._drain
             refused_since = self._refusal.since if self._refusal.pending else None
             known = self._known
-        if drain.fleet.due <= began:
-            drain.fleet.refresh()
+        if drain.limits.due <= began:
+            drain.limits.refresh()
             return
         if known is not None:  # what comes from here on, a person who resumes the node has not seen
-            drain.known = known.names
+            drain.state.known = known.names
         try:
             result = yield from self._attempt(drain, want, standing, refused_since, began)
         except FairleadError as e:
@@ -293,9 +293,9 @@ class Courier:
                 self._pace.looked_with = known.drains
             self._done(result, want, began)
 
-    def _attempt(self, drain: Drain, want: Want, standing: Standing, refused_since: float | None, began: float) -> Steps:
+    def _attempt(self, drain: DrainProtocol, want: Want, standing: Standing, refused_since: float | None, began: float) -> Steps:
         refused = refused_since is not None
-        look = partial(drain.look, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
+        look = partial(drain.reconcile, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
         marks = began >= self._refusal.due
         looks = marks or began >= self._due
         self._asked = True
@@ -311,7 +311,7 @@ class Courier:
         self._asked = False
         return Result(outcome=Outcome.DRAINED if standing.drained else Outcome.FREE, detail=standing.reason)
 
-    def _order(self, drain: Drain, want: Want, refused: bool) -> Steps:
+    def _order(self, drain: DrainProtocol, want: Want, refused: bool) -> Steps:
         return drain.drain(want.check, want.summary, job=want.job, certain=want.certain, prolog_refused=refused)
 
     def _failed(self, error: str) -> None:

@@ -36,11 +36,11 @@ from fairlead.daemon.reapply import Reapply
 from fairlead.daemon.requests import Requests
 from fairlead.daemon.rules import keeping, nvml_released
 from fairlead.daemon.senses import Senses
-from fairlead.drains.acknowledgement import evidence_of
-from fairlead.drains.admin_hold import DISABLED, Hold, barred
+from fairlead.drains.acknowledgement import known_evidence
+from fairlead.drains.admin_hold import DISABLED, AdminHold, barred
 from fairlead.drains.from_document import drain_protocol
-from fairlead.drains.ledger import Ledger, machine
-from fairlead.drains.protocol import Drain
+from fairlead.drains.ledger import Ledger, machine_id
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import FairleadError
 from fairlead.history.memory import History
 from fairlead.host import log
@@ -93,13 +93,13 @@ class Loop:
         self.trail = Trail(state_dir, document.agent.run_dir, self.disk)
         self.requests = Requests(state_dir, document.agent.run_dir, self.trail, self.disk)
         self.history = History(state_dir, self.senses.boot_id, self.disk)
-        self.hold = Hold(self.disk, TICK_SECONDS)
+        self.hold = AdminHold(self.disk, TICK_SECONDS)
         self.board = Board(document, self.disk)
         self.lookout = Lookout(self.board, lambda: root.reading)
         self._couriers = Disk("courier's disk")
-        self._couriers_hold = Hold(self._couriers)
+        self._couriers_hold = AdminHold(self._couriers)
         self.ledger = Ledger(
-            state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine(root), disk=self._couriers
+            state_dir, document.agent.run_dir, node=document.slurm_node, machine=machine_id(root), disk=self._couriers
         )
         self.courier: Courier | None = None
         self.standing = Standing()
@@ -129,7 +129,7 @@ class Loop:
         self._take_up(document)
         self.senses.follow(document, self.history.cursor())
 
-    def _protocol(self, document: Document) -> Drain:
+    def _protocol(self, document: Document) -> DrainProtocol:
         why = partial(barred, self._couriers_hold, document.agent.state_dir, document.agent.run_dir, self.root.join(DISABLED))
         return drain_protocol(document, self.ledger, barred=why, boot_id=self.senses.boot_id)
 
@@ -370,7 +370,7 @@ class Loop:
             drain = Want(kind=kind, check=decision.reason_check, summary=words, job=decision.job, certain=certain)
             other = Want(kind=kind, fit=fit and decision.order is Order.KEEP and not now.applying)
             held = replace(drain, held=True) if decision.limited else other
-            self.courier.want(drain if decision.order is Order.DRAIN else held, evidence_of(self.state))
+            self.courier.want(drain if decision.order is Order.DRAIN else held, known_evidence(self.state))
         before = self.board.verdict
         verdict = self.board.say(decision.state_word, status.verdict_text(decision, self.standing))
         news = before is None or (before.state, before.text) != (verdict.state, verdict.text)

@@ -36,7 +36,7 @@ def now_of(loop: Loop, *, full_sweep: bool) -> Now:
         applying=applying(agent.run_dir) or nvml_released(agent.run_dir) or loop.reapply.under_way,
         drained=standing.drained,
         returned=loop.returned,
-        hold=loop.hold.look(agent.state_dir, agent.run_dir) is not None,
+        hold=loop.hold.read(agent.state_dir, agent.run_dir) is not None,
         disabled=loop.root.exists(DISABLED),
         over_budget="" if standing.suspicion else standing.over_budget,
         suspicion=standing.suspicion,

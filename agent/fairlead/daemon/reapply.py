@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from fairlead import settings
 from fairlead.daemon.rules import applying
-from fairlead.drains.admin_hold import DISABLED, Hold, barred
+from fairlead.drains.admin_hold import DISABLED, AdminHold, barred
 from fairlead.errors import ExitCode, HostError
 from fairlead.host import log
 from fairlead.host.root import Root
@@ -137,4 +137,4 @@ def in_the_way(loop: Loop) -> bool:
     agent = loop.document.agent
     if not agent.reapply or not loop.root.is_live or loop.jobs.running or applying(agent.run_dir):
         return True
-    return bool(barred(Hold(loop.disk), agent.state_dir, agent.run_dir, loop.root.join(DISABLED)))
+    return bool(barred(AdminHold(loop.disk), agent.state_dir, agent.run_dir, loop.root.join(DISABLED)))
