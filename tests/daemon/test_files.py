@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fairlead.daemon.loop.apply_marks import applying
 from fairlead.daemon.publishing.notify import Notify
-from fairlead.drains.admin_hold import hold_of
+from fairlead.drains.admin_hold import read_hold
 from fairlead.drains.ledger import Entry, Ledger, Phase
 from fairlead.errors import SlurmUnavailable
 from fairlead.history.memory import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
@@ -224,9 +224,9 @@ def test_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hold_and_apply(tmp_path: Path) -> None:
-    assert hold_of(str(tmp_path), str(tmp_path / "run")) is None and not applying(str(tmp_path))
+    assert read_hold(str(tmp_path), str(tmp_path / "run")) is None and not applying(str(tmp_path))
     (tmp_path / "hold").write_text("damaged")
-    assert hold_of(str(tmp_path), str(tmp_path / "run")) == {"reason": "unreadable"}
+    assert read_hold(str(tmp_path), str(tmp_path / "run")) == {"reason": "unreadable"}
     soon = int(time.clock_gettime(time.CLOCK_BOOTTIME)) + 60
     (tmp_path / "applying").write_text(f"1\t{os.getpid()}\t{soon}\n")
     assert applying(str(tmp_path))

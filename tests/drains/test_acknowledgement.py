@@ -8,9 +8,10 @@ import pytest
 
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
-from fairlead.drains.acknowledgement import Known, evidence_of
+from fairlead.drains.acknowledgement import KnownEvidence, known_evidence
 from fairlead.drains.ledger import Ledger
-from fairlead.drains.protocol import Drain
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import PolicyState, Rules, acknowledge_evidence
 from fairlead.policy.state import Track
@@ -40,7 +41,9 @@ class Node:
     def start(self) -> None:
         ledger = Ledger(str(self.folder), str(self.folder), node="n1")
         wall = lambda: self.now + 1_800_000_000  # noqa: E731
-        protocol = Drain(self.ctld, ledger, "n1", Rules(budget_percent=100), wall=wall, clock=lambda: self.now)
+        protocol = DrainProtocol(
+            NodeDrainState(self.ctld, ledger, "n1", Rules(budget_percent=100), wall=wall, clock=lambda: self.now)
+        )
         self.courier = Courier(protocol, look_seconds=30, clock=lambda: self.now)
         self.standing = self.courier.take()
 
@@ -55,7 +58,7 @@ class Node:
         if self.standing.acknowledged > before.acknowledged:
             self.state = acknowledge_evidence(self.state, self.standing.known)
         due = any(track.bad for track in self.state.tracks.values())
-        self.courier.want(ORDER if due and not self.standing.drained else Want(), evidence_of(self.state))
+        self.courier.want(ORDER if due and not self.standing.drained else Want(), known_evidence(self.state))
         return self.standing
 
     def turns(self, count: int = 4) -> SlurmState:
@@ -158,13 +161,13 @@ def test_new_evidence_does_not_wait_for_a_node_that_an_admin_has_just_given_back
 def test_new_evidence_does_not_wait_for_a_reservation_that_has_just_ended(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.ctld.records["n1"].flags.add("MAINTENANCE")
-    node.courier.want(Want(kind="drain", check="driver_library", summary="other library"), evidence_of(state_with("1")))
+    node.courier.want(Want(kind="drain", check="driver_library", summary="other library"), known_evidence(state_with("1")))
     for _ in node.courier.turn():
         pass
     assert node.courier.take().blocked_because
     node.ctld.records["n1"].flags.clear()
     node.now += 0.5
-    node.courier.want(ORDER, Known(names=("a", "b"), drains=frozenset(("a", "b"))))
+    node.courier.want(ORDER, KnownEvidence(names=("a", "b"), drains=frozenset(("a", "b"))))
     for _ in node.courier.turn():
         pass
     assert node.courier.take().drained
@@ -174,7 +177,7 @@ def test_a_flood_of_evidence_asks_slurmctld_every_five_seconds_at_most(node: Nod
     asked = 0
     for second in range(60):
         node.now += 0.5
-        node.courier.want(Want(), Known(drains=frozenset((f"fault {second}",))))
+        node.courier.want(Want(), KnownEvidence(drains=frozenset((f"fault {second}",))))
         if node.courier.due() <= node.now:
             asked += 1
             for _ in node.courier.turn():
@@ -186,5 +189,5 @@ def test_what_would_not_drain_wakes_nobody(node: Node) -> None:
     warning = Finding(check="ecc", level=Level.WARN, device="gpu3", summary="x")
     state = PolicyState(tracks={**node.state.tracks, warning.key: Track(level=Level.WARN, found=(warning,))})
     node.now += 6
-    node.courier.want(Want(), evidence_of(state))
+    node.courier.want(Want(), known_evidence(state))
     assert node.courier.due() > node.now

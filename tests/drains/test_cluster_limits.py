@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import Want
-from fairlead.drains.cluster_limits import FORGET_SECONDS, Fleet
+from fairlead.drains.cluster_limits import FORGET_SECONDS, ClusterLimits
 from fairlead.drains.ledger import Ledger
+from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import CONTEST_SECONDS
-from fairlead.drains.protocol import Drain
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.fleet import Kind
 from fairlead.policy.ownership import Token, build
 from fairlead.policy.rules import Rules
@@ -50,53 +51,53 @@ def clock() -> Clock:
 TOKEN = build("xid", "aaaaaaaaaaaa", "Xid 119 on GPU 0000:1b:00.0")
 
 
-def held(fleet: Fleet, listed: tuple[NodeState, ...], token: Token = TOKEN, *, certain: bool = False) -> Kind | None:
-    hold = fleet.before("n1", token, listed, certain=certain)
+def held(limits: ClusterLimits, listed: tuple[NodeState, ...], token: Token = TOKEN, *, certain: bool = False) -> Kind | None:
+    hold = limits.why_no_room("n1", token, listed, certain=certain)
     return hold.kind if hold else None
 
 
 def test_a_hold_is_counted_from_its_first_refusal_and_ends_with_its_time(clock: Clock) -> None:
-    fleet = Fleet(RULES, clock=clock)
+    limits = ClusterLimits(RULES, clock=clock)
     for seconds in (0, 60, 99):
         clock.now = 50.0 + seconds
-        assert held(fleet, nodes("n2")) is Kind.COMMON_CAUSE
+        assert held(limits, nodes("n2")) is Kind.COMMON_CAUSE
     clock.now = 150.0
-    assert held(fleet, nodes("n2")) is None
-    assert fleet.after("n1", TOKEN, nodes("n1", "n2")) is None  # nor is the drain undone for it
+    assert held(limits, nodes("n2")) is None
+    assert limits.why_not_keep("n1", TOKEN, nodes("n1", "n2")) is None  # nor is the drain undone for it
     clock.now = 151.0
-    assert held(fleet, nodes("n2")) is Kind.COMMON_CAUSE  # the next one begins anew
+    assert held(limits, nodes("n2")) is Kind.COMMON_CAUSE  # the next one begins anew
 
 
 def test_an_order_that_went_away_begins_anew(clock: Clock) -> None:
-    fleet = Fleet(RULES, clock=clock)
-    assert held(fleet, nodes("n2")) is Kind.COMMON_CAUSE
+    limits = ClusterLimits(RULES, clock=clock)
+    assert held(limits, nodes("n2")) is Kind.COMMON_CAUSE
     clock.now += FORGET_SECONDS
-    assert held(fleet, nodes("n2")) is Kind.COMMON_CAUSE
+    assert held(limits, nodes("n2")) is Kind.COMMON_CAUSE
 
 
 def test_a_reloaded_document_keeps_what_has_been_waited(clock: Clock) -> None:
-    fleet = Fleet(RULES, clock=clock)
-    held(fleet, nodes("n2"))
+    limits = ClusterLimits(RULES, clock=clock)
+    held(limits, nodes("n2"))
     clock.now += 100
-    other = Fleet(RULES, clock=clock)
-    other.follow(fleet)
+    other = ClusterLimits(RULES, clock=clock)
+    other.take_over(limits)
     assert held(other, nodes("n2")) is None
 
 
 def test_what_is_certain_stays_so_after_the_drain_and_for_that_drain_only(clock: Clock) -> None:
-    fleet = Fleet(RULES, clock=clock)
-    assert held(fleet, nodes("n2", "n3"), certain=True) is None
-    assert fleet.after("n1", TOKEN, nodes("n1", "n2", "n3")) is None
+    limits = ClusterLimits(RULES, clock=clock)
+    assert held(limits, nodes("n2", "n3"), certain=True) is None
+    assert limits.why_not_keep("n1", TOKEN, nodes("n1", "n2", "n3")) is None
     other = replace(TOKEN, token="bbbbbbbbbbbb")
-    hold = fleet.after("n1", other, nodes("n1", "n2", "n3"))
+    hold = limits.why_not_keep("n1", other, nodes("n1", "n2", "n3"))
     assert hold is not None and hold.kind is Kind.COMMON_CAUSE
 
 
 def test_a_contested_drain_waits_once(clock: Clock) -> None:
-    fleet = Fleet(replace(RULES, common_cause_nodes=0, budget_nodes=1), clock=clock)
+    limits = ClusterLimits(replace(RULES, common_cause_nodes=0, budget_nodes=1), clock=clock)
     listed = nodes("n1", "n2")
-    first = fleet.after("n1", TOKEN, listed)
-    second = fleet.after("n1", TOKEN, listed)
+    first = limits.why_not_keep("n1", TOKEN, listed)
+    second = limits.why_not_keep("n1", TOKEN, listed)
     assert first is not None and first.wait and second is not None and not second.wait
 
 
@@ -112,7 +113,7 @@ def squeezed(folder: Path, clock: Clock) -> tuple[Ctld, Courier]:
     ctld = Ctld()
     ctld.drain("n2", "an admin's")
     ledger = Ledger(str(folder), str(folder), node="n1")
-    courier = Courier(Drain(ctld, ledger, "n1", Rules(budget_percent=10)), look_seconds=600, clock=clock)
+    courier = Courier(DrainProtocol(NodeDrainState(ctld, ledger, "n1", Rules(budget_percent=10))), look_seconds=600, clock=clock)
     courier.want(XID)
     turned(courier)
     assert courier.take().over_budget
@@ -151,7 +152,11 @@ def test_a_held_order_whose_fault_is_gone_is_forgotten(tmp_path: Path, clock: Cl
 def test_a_contested_drain_is_settled_within_seconds_whatever_is_wanted_then(tmp_path: Path, clock: Clock) -> None:
     """Two drain at once where one may: the one that ranks first waits, and stays when the other has gone."""
     ctld, rules = Ctld(), Rules(budget_percent=10)
-    courier = Courier(Drain(ctld, Ledger(str(tmp_path), str(tmp_path), node="n1"), "n1", rules), look_seconds=600, clock=clock)
+    courier = Courier(
+        DrainProtocol(NodeDrainState(ctld, Ledger(str(tmp_path), str(tmp_path), node="n1"), "n1", rules)),
+        look_seconds=600,
+        clock=clock,
+    )
 
     def other() -> None:
         ctld.before_write = lambda: None
@@ -169,9 +174,9 @@ def test_a_contested_drain_is_settled_within_seconds_whatever_is_wanted_then(tmp
 
 
 def test_orders_that_nobody_gives_any_more_are_forgotten(clock: Clock) -> None:
-    fleet = Fleet(RULES, clock=clock)
+    limits = ClusterLimits(RULES, clock=clock)
     for job in range(40):
         clock.now += 1000.0
         token = build("xid", "aaaaaaaaaaaa", "Xid 119 on GPU 0000:1b:00.0", job=job)
-        assert held(fleet, nodes("n2", "n3"), token) is Kind.COMMON_CAUSE
-    assert len(fleet._held) <= 2
+        assert held(limits, nodes("n2", "n3"), token) is Kind.COMMON_CAUSE
+    assert len(limits._waiting) <= 2

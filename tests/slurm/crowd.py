@@ -15,9 +15,10 @@ from pathlib import Path
 
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import Want
-from fairlead.drains.cluster_limits import Fleet
+from fairlead.drains.cluster_limits import ClusterLimits
 from fairlead.drains.ledger import Ledger
-from fairlead.drains.protocol import Drain
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
@@ -162,7 +163,9 @@ class Crowd:
             for sub in ("state", "run"):
                 (folder / name / sub).mkdir(parents=True, exist_ok=True)
             ledger = Ledger(str(folder / name / "state"), str(folder / name / "run"), node=name, machine="m1")
-            drain = Drain(self.client, ledger, name, rules, fleet=Fleet(rules, self.client.topology))
+            drain = DrainProtocol(
+                NodeDrainState(self.client, ledger, name, rules, limits=ClusterLimits(rules, self.client.topology))
+            )
             self.couriers[name] = Courier(drain, splay_seconds=0.05, look_seconds=look_seconds)
 
     def __enter__(self) -> Crowd:

@@ -15,9 +15,9 @@ from pathlib import Path
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
 from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
-from fairlead.drains.node_state import SAVED_SECONDS
+from fairlead.drains.node_state import SAVED_SECONDS, NodeDrainState
 from fairlead.drains.outcome import Steps, finish
-from fairlead.drains.protocol import Drain
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, strip_suffixes
 from fairlead.slurm.client import JobOn, NodeState, Stamp
@@ -151,12 +151,12 @@ class Agent:
             (folder / name / sub).mkdir(parents=True, exist_ok=True)
         self.start()
 
-    def protocol(self) -> Drain:
+    def protocol(self) -> DrainProtocol:
         ledger = Ledger(
             str(self.folder / self.name / "state"), str(self.folder / self.name / "run"), node=self.node, machine=self.name
         )
-        made = Drain(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono)
-        made.boot_id = f"boot {self.boots}"
+        made = DrainProtocol(NodeDrainState(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono))
+        made.state.boot_id = f"boot {self.boots}"
         return made
 
     def start(self) -> None:
@@ -244,7 +244,7 @@ class Agent:
             self.turn = None
             self.decide()
 
-    def hand(self, steps: Callable[[Drain], Steps]) -> None:
+    def hand(self, steps: Callable[[DrainProtocol], Steps]) -> None:
         """`fairlead drain` or `resume`, which wait for what is under way and tell the agent."""
         while self.turn is not None:
             self.step()

@@ -90,13 +90,13 @@ def check_ours(states: States, row: Row, name: str) -> None:
     drain = states.drain(name)
     if row.drain == "error":
         before_it = drain.ledger.load()
-        assert outcome(drain.look())[0] == outcome(drain.resume())[0] == "error"
+        assert outcome(drain.reconcile())[0] == outcome(drain.resume())[0] == "error"
         after_it = drain.ledger.load()
         assert before_it is not None and after_it is not None and after_it.token == before_it.token and after_it.ours
         return
     before = states.wait(name, row.words_with_ours)
     entry = drain.ledger.load()
-    looked, detail = outcome(drain.look())
+    looked, detail = outcome(drain.reconcile())
     print(f"{states.release} {row.name}: ours {'+'.join(sorted(before.states))} {before.reason!r} look: {looked} ({detail})")
     assert looked == row.look, detail
     if looked != "drained" and entry is not None:

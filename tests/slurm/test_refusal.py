@@ -10,7 +10,8 @@ import pytest
 
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import Want
-from fairlead.drains.protocol import Drain
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol
@@ -42,7 +43,7 @@ def couriers(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Courier
     def make(node: str, rules: Rules | None = None, **more: Callable[..., str]) -> Courier:
         client = Asked(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin))
         drain = drain_of(client, tmp_path, node, rules or Rules(budget_percent=100))
-        drain = Drain(client, drain.ledger, node, drain.rules, **more)  # type: ignore[arg-type]
+        drain = DrainProtocol(NodeDrainState(client, drain.ledger, node, drain.state.rules, **more))  # type: ignore[arg-type]
         made.append(Courier(drain, look_seconds=600))
         made[-1].start()
         return made[-1]
@@ -60,7 +61,7 @@ def until(met: Callable[[], bool], what: str) -> None:
 
 
 def reads(courier: Courier) -> int:
-    client = courier._drain.client
+    client = courier._drain.state.client
     assert isinstance(client, Asked)
     return client.reads
 

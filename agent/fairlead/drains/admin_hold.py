@@ -1,4 +1,4 @@
-"""What keeps the agent from writing to Slurm: a person's hold (`fairlead hold`), or the file that disables fairlead."""
+"""Tells whether the agent may write to Slurm: not while a person holds the node (`fairlead hold`) or has disabled fairlead."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fairlead.model.json_text import NOT_JSON
 DISABLED = "/etc/fairlead/disabled"
 
 
-def hold_of(state_dir: str, run_dir: str) -> dict[str, str] | None:
-    """Who holds this node by `fairlead hold`; None: nobody. A hold that cannot be read is one. It lies in ``run_dir`` where
-    the disk took nothing."""
+def read_hold(state_dir: str, run_dir: str) -> dict[str, str] | None:
+    """Read who holds this node by `fairlead hold`; None: nobody. A hold that cannot be read counts as one. It is in ``run_dir``
+    where the disk took nothing."""
     return _hold(os.path.join(state_dir, "hold")) or _hold(os.path.join(run_dir, "hold"))
 
 
-class Hold:
-    """``hold_of`` where the disk may not answer: what was known of a hold then stands. ``every_seconds``: asked so often at
-    most; who writes to Slurm asks each time."""
+class AdminHold:
+    """Reads the hold where the disk may not answer: what was known of it is then still valid. ``every_seconds``: the file is
+    read so often at most; whoever writes to Slurm reads it each time."""
 
     def __init__(self, disk: Storage, every_seconds: float = 0.0) -> None:
         self._disk = disk
@@ -30,8 +30,8 @@ class Hold:
         self._every_seconds = every_seconds
         self._next = 0.0
 
-    def look(self, state_dir: str, run_dir: str) -> dict[str, str] | None:
-        """Who holds this node; None: nobody."""
+    def read(self, state_dir: str, run_dir: str) -> dict[str, str] | None:
+        """Read who holds this node; None: nobody."""
         if (now := time.monotonic()) >= self._next:
             self._next = now + self._every_seconds
             with suppress(OSError):
@@ -55,8 +55,8 @@ def _hold(path: str) -> dict[str, str] | None:
     return {str(k): str(v) for k, v in data.items()} or {"reason": "unreadable"}
 
 
-def barred(hold: Hold, state_dir: str, run_dir: str, disabled: str) -> str:
-    """Why the agent may write nothing to Slurm: a person's hold, or the file ``disabled``; "" when it may."""
+def barred(hold: AdminHold, state_dir: str, run_dir: str, disabled: str) -> str:
+    """Say why the agent may write nothing to Slurm: a person's hold, or the file ``disabled``; "" when it may."""
     if os.path.lexists(disabled):
         return "fairlead is disabled on this node"
-    return "held by an admin" if hold.look(state_dir, run_dir) is not None else ""
+    return "held by an admin" if hold.read(state_dir, run_dir) is not None else ""

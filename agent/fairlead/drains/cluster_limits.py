@@ -1,5 +1,7 @@
-"""What the rules across nodes (``policy.fleet``) need at one node: slurmctld's topology, read once, and since when an
-order has been held. Lives in the courier's thread; only ``topology`` and ``crowd`` are read elsewhere."""
+"""Asks the rules that look across nodes (``policy.fleet``) whether one node may be drained, or may stay drained.
+
+It remembers slurmctld's topology, which is read once, and since when an order has been waiting for room. One thread uses it;
+only ``topology`` and ``crowd`` are read elsewhere."""
 
 from __future__ import annotations
 
@@ -23,31 +25,34 @@ CROWD_UNKNOWN = 100
 Topology = Callable[[], tuple[NodeGroup, ...]]
 
 
-class Fleet:
-    """``topology``: one line for the status. ``due``: when the topology is to be read (CLOCK_MONOTONIC seconds; inf: not).
+class ClusterLimits:
+    """Keeps what those rules need. ``topology``: one line for the status. ``due``: when the topology is to be read
+    (CLOCK_MONOTONIC seconds; inf: not).
 
-    learn: asks slurmctld for its topology (one RPC); None: no limits per switch or block.
+    read_topology: asks slurmctld for its topology (one RPC); None: no limits per switch or block.
     """
 
-    def __init__(self, rules: Rules, learn: Topology | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rules: Rules, read_topology: Topology | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.rules = rules
-        self.topology = "unknown: not asked yet" if learn else "not asked: no limits per switch or block"
-        self.due = clock() if learn else float("inf")
-        self._learn = learn
+        self.topology = "unknown: not asked yet" if read_topology else "not asked: no limits per switch or block"
+        self.due = clock() if read_topology else float("inf")
+        self._read_topology = read_topology
         self._clock = clock
         self._failures = 0
         self._groups: tuple[Group, ...] = ()
-        self._held: dict[tuple[str, int | None], tuple[float, float]] = {}  # when first, when last
+        self._waiting: dict[tuple[str, int | None], tuple[float, float]] = {}  # when first, when last
         self._certain = ""  # the token of a drain whose device is certainly gone
         self.crowd = CROWD_UNKNOWN  # how many nodes may be drained now, and their agents ask as this one does
         self._contested = ""  # the token of a drain that has waited for others to undo theirs
 
     def refresh(self) -> None:
         """Read the topology: one RPC. What cannot be read is no limit, is said, and is tried again."""
-        if self._learn is None:
+        if self._read_topology is None:
             return
         try:
-            self._groups = tuple(Group(Kind(g.kind), g.name, g.nodes) for g in self._learn())
+            self._groups = tuple(Group(Kind(g.kind), g.name, g.nodes) for g in self._read_topology())
         except FairleadError as e:
             self.topology = f"unknown: {e}"
             self.due = self._clock() + min(RETRY_MAX_SECONDS, RETRY_SECONDS * 2.0**self._failures)
@@ -59,45 +64,45 @@ class Fleet:
         kinds = ", ".join(f"{sum(g.kind is kind for g in self._groups)} {kind.value}" for kind in (Kind.SWITCH, Kind.BLOCK))
         self.topology = kinds if self._groups else "none: slurmctld knows no switch and no block"
 
-    def follow(self, before: Fleet) -> None:
-        """Take over what another one knows (a reloaded document): since when orders have been held."""
-        self._held, self._certain, self._contested = before._held, before._certain, before._contested
+    def take_over(self, before: ClusterLimits) -> None:
+        """Take over what another one knows (a reloaded document): since when orders have waited for room."""
+        self._waiting, self._certain, self._contested = before._waiting, before._certain, before._contested
         self.crowd = before.crowd
 
-    def before(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> Hold | None:
-        """Why this node may not be drained now, seen from the others; None: it may."""
+    def why_no_room(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> Hold | None:
+        """Return the limit that forbids to drain this node now; None: it may be drained."""
         self._certain = token.token if certain else ""
         fault = self._fault(token)
-        hold = fleet.room(self._look(me, listed), fault, self.rules, time.time())
+        hold = fleet.room(self._poll(me, listed), fault, self.rules, time.time())
         self._note(fault, hold)
         return hold
 
-    def after(self, me: str, token: Token, listed: Sequence[NodeState]) -> Hold | None:
-        """Why the drain that stands may not stay; None: it may."""
+    def why_not_keep(self, me: str, token: Token, listed: Sequence[NodeState]) -> Hold | None:
+        """Return the limit because of which our drain may not stay; None: it may."""
         fault = self._fault(token)
         waited = self._contested == token.token
-        hold = fleet.overshoot(self._look(me, listed), fault, self.rules, waited=waited)
+        hold = fleet.overshoot(self._poll(me, listed), fault, self.rules, waited=waited)
         self._contested = token.token if hold is not None and hold.wait else ""
         self._note(fault, hold)
         if hold is None:
-            self._held.pop((fault.check, fault.job), None)
+            self._waiting.pop((fault.check, fault.job), None)
         return hold
 
     def _fault(self, token: Token) -> Fault:
         job = fleet.job_of(token.summary)
-        first, last = self._held.get((token.check, job), (0.0, 0.0))
+        first, last = self._waiting.get((token.check, job), (0.0, 0.0))
         now = self._clock()
         waited = now - first if last and now - last < FORGET_SECONDS else 0.0
         return Fault(check=token.check, job=job, certain=token.token == self._certain, waited=waited)
 
     def _note(self, fault: Fault, hold: Hold | None) -> None:
-        """Remember since when common cause or a suspect job holds this order."""
+        """Remember since when common cause or a suspect job keeps this order waiting."""
         now = self._clock()
-        self._held = {order: times for order, times in self._held.items() if now - times[1] < FORGET_SECONDS}
+        self._waiting = {order: times for order, times in self._waiting.items() if now - times[1] < FORGET_SECONDS}
         if fault.waited or (hold is not None and hold.kind.suspicion):
-            self._held[fault.check, fault.job] = (now - fault.waited, now)
+            self._waiting[fault.check, fault.job] = (now - fault.waited, now)
 
-    def _look(self, me: str, listed: Sequence[NodeState]) -> Look:
+    def _poll(self, me: str, listed: Sequence[NodeState]) -> Look:
         self.crowd = max(sum(n.drained for n in listed), len(listed) // 10)  # it is a while until all are listed again
         return Look(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
 

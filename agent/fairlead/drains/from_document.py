@@ -1,4 +1,4 @@
-"""The drain protocol as a node's document describes it: its adapter to slurmctld, its rules, its ledger."""
+"""Makes the drain protocol that a node's document describes: its adapter to slurmctld, its rules, its ledger."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fairlead.config import Document, SlurmOptions
-from fairlead.drains.cluster_limits import Fleet
+from fairlead.drains.cluster_limits import ClusterLimits
 from fairlead.drains.ledger import Ledger
-from fairlead.drains.protocol import Drain
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmError
 from fairlead.host import log
 from fairlead.host.process import slurmd_names
@@ -22,16 +23,18 @@ if TYPE_CHECKING:
     from fairlead.slurm.pyslurm_adapter import Pyslurm
 
 
-def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "", boot_id: str = "") -> Drain:
-    """The drain protocol of the document's node, over the adapter that the document chooses. ``barred``, ``boot_id``: see
-    Drain."""
+def drain_protocol(
+    document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "", boot_id: str = ""
+) -> DrainProtocol:
+    """Make the drain protocol of the document's node, over the adapter that the document chooses. ``barred``, ``boot_id``: see
+    ``NodeDrainState``."""
     options, name = document.slurm, document.slurm_node
     hidden = Leftovers(options.conf, name)
     client = slurm_client(options)
     # pyslurm knows no topology
     ask = Scontrol(conf=options.conf, bin_dir=options.bin_dir, deadline_seconds=options.deadline_seconds)
-    fleet = Fleet(document.policy, ask.topology)
-    return Drain(
+    limits = ClusterLimits(document.policy, ask.topology)
+    state = NodeDrainState(
         client,
         ledger,
         name,
@@ -39,11 +42,12 @@ def drain_protocol(document: Document, ledger: Ledger, *, barred: Callable[[], s
         hidden=hidden.since,
         stranger=_stranger,
         barred=barred,
-        fleet=fleet,
+        limits=limits,
         boot_id=boot_id,
         reconfigured=lambda: Slurmd().reconfigured(),
         not_after=client.not_after,
     )
+    return DrainProtocol(state)
 
 
 def _stranger(mine: NodeState) -> str:
@@ -51,7 +55,7 @@ def _stranger(mine: NodeState) -> str:
 
 
 def slurm_client(options: SlurmOptions) -> Scontrol | Pyslurm:
-    """The adapter that the document chooses; scontrol where pyslurm does not fit this node's Slurm."""
+    """Make the adapter that the document chooses; scontrol where pyslurm does not fit this node's Slurm."""
     if options.adapter == "pyslurm":
         from fairlead.slurm.pyslurm_adapter import Pyslurm
 

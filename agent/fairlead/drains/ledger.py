@@ -1,4 +1,4 @@
-"""The ledger: what this agent has done to its node in Slurm, on persistent storage, saved before it is done.
+"""Keeps the ledger: what fairlead has done to its node in Slurm, on persistent storage, saved before it is done.
 
 One entry at most: a node has one drain. A killed agent finds here what it was about to write, and with what text; and a
 living one what it has sent and had no answer to, which may arrive late, after other writes.
@@ -245,8 +245,8 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-def machine(root: Root) -> str:
-    """What this machine is, for the ledger: the board's or instance's UUID, else /etc/machine-id, else ""."""
+def machine_id(root: Root) -> str:
+    """Return what this machine is, for the ledger: the board's or instance's UUID, else /etc/machine-id, else ""."""
     for path in ("/sys/class/dmi/id/product_uuid", "/etc/machine-id"):
         value = root.value(path)
         if isinstance(value, str):

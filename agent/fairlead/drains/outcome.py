@@ -1,4 +1,4 @@
-"""What comes of a protocol of drain.py, and how its steps are taken."""
+"""The outcomes of the drain protocol, and how its steps are taken."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     ``Result.known`` counts all the same. foreign:
     somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not drained, or undone
     at once, by a rule that looks across nodes (``Result.limit``). contested: drained, and others past the same limit have to
-    go first; look again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""
+    go first; reconcile again in ``CONTEST_SECONDS``. held: not now; ``detail`` says why."""
 
     DRAINED = "drained"
     RESUMED = "resumed"

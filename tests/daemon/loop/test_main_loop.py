@@ -245,7 +245,7 @@ def test_reload_of_what_only_a_restart_takes_up(agents: Make, tmp_path: Path) ->
     elsewhere = {"run_dir": str(tmp_path / "run2"), "state_dir": str(tmp_path / "state2"), "interval_seconds": 0.3}
     agent.write_document(agent=elsewhere, slurm={"node_name": "n2"})
     agent.send(signal.SIGHUP)
-    said = 'only_a_restart_of_the_agent_takes_up keys="agent.state_dir, agent.run_dir, slurm.node_name"'
+    said = 'configuration_change_ignored_until_the_agent_is_restarted keys="agent.state_dir, agent.run_dir, slurm.node_name"'
     agent.until(lambda: said in agent.log.read_text(), "word of it")
     before = agent.sequence()
     agent.until(lambda: agent.sequence() > before + 1, "verdicts in the old place")
@@ -279,7 +279,8 @@ def test_a_second_agent_on_a_node_is_refused_and_the_first_goes_on(agents: Make,
 def test_a_killed_agent_that_a_dead_disk_keeps_is_no_agent(tmp_path: Path) -> None:
     """Its threads share the lock's descriptor: while one of them hangs, the kernel keeps it. Here: a zombie and its child."""
     code = (
-        "import os, sys; sys.path[:0] = sys.argv[2:]; from fairlead.daemon.loop.agent_lock import claim; lock = claim(sys.argv[1])\n"
+        "import os, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from fairlead.daemon.loop.agent_lock import claim; lock = claim(sys.argv[1])\n"
         "if os.fork() == 0: print('held', flush=True); sys.stdin.read(); os._exit(0)\n"
         "sys.stdin.readline(); os._exit(0)"
     )

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from fairlead import config
 from fairlead.daemon.publishing.status_json import remembered
-from fairlead.daemon.requests import audit_trail, spool
+from fairlead.daemon.requests import audit_trail
 from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail, new_id
-from fairlead.daemon.requests.spool import Requests, put
+from fairlead.daemon.requests.spool import Requests, decode, put
 from fairlead.errors import HostError, InputMissing
 from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
@@ -94,7 +94,8 @@ def test_it_grows_to_a_bound_and_keeps_the_newest(trail: Trail, monkeypatch: pyt
 def test_many_writers_lose_nothing(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight processes, 25 entries each; the file is turned over on the way."""
     code = (
-        "import sys; from fairlead.daemon.requests import audit_trail; from tests.daemon.requests.test_audit_trail import entry\n"
+        "import sys; from fairlead.daemon.requests import audit_trail\n"
+        "from tests.daemon.requests.test_audit_trail import entry\n"
         "audit_trail.ROTATE_BYTES = 20000\n"
         "for n in range(25): audit_trail.Trail(*sys.argv[1:3]).add(entry(f'{sys.argv[3]} {n}'))\n"
     )
@@ -172,7 +173,7 @@ def ready(folders: tuple[str, str]) -> History:
     return history
 
 
-def spool(folders: tuple[str, str]) -> list[str]:
+def waiting_requests(folders: tuple[str, str]) -> list[str]:
     return [
         n for f in folders if os.path.isdir(os.path.join(f, "requests")) for n in sorted(os.listdir(os.path.join(f, "requests")))
     ]
@@ -182,7 +183,7 @@ def test_a_request_is_taken_once_saved_and_noted(folders: tuple[str, str], trail
     history = ready(folders)
     put(*folders, Ack(id=new_id(), evidence=(identity(FOUND),), who="ann", why="known"))
     made = Requests(*folders, trail).take(STATE, history, "b1")
-    assert made.acknowledged == (identity(FOUND),) and spool(folders) == []
+    assert made.acknowledged == (identity(FOUND),) and waiting_requests(folders) == []
     assert history_of(folders).load_state() == made
     assert [(e.who, e.what, e.why, e.args["for"]) for e in trail.read()] == [("agent", "acknowledged", "known", "ann")]
     assert Requests(*folders, trail).take(made, history, "b1") is made
@@ -229,7 +230,7 @@ def test_what_is_no_request_of_roots_is_moved_aside_once(
         os.chown(bad, 65534, 65534)
     agent = Requests(*folders, trail)
     made = agent.take(STATE, history, "b1")
-    assert len(made.requests) == 1 and spool(folders) == [f"{bad.name}.bad"]
+    assert len(made.requests) == 1 and waiting_requests(folders) == [f"{bad.name}.bad"]
     assert agent.take(made, history, "b1") is made
     assert [e.what for e in trail.read()] == ["request refused", "acknowledged"]
 
@@ -240,7 +241,7 @@ def test_where_the_disk_takes_nothing_the_spool_is_in_the_run_directory(tmp_path
     history = History(folders[0], "b1")
     put(*folders, Ack(id=new_id(), evidence=(identity(FOUND),)))
     made = Requests(*folders, trail).take(STATE, history, "b1")
-    assert made.acknowledged and len(spool(folders)) == 1  # it stays until a history on disk contains it
+    assert made.acknowledged and len(waiting_requests(folders)) == 1  # it stays until a history on disk contains it
     assert Requests(*folders, trail).take(made, history, "b1") is made
     with pytest.raises(HostError, match="Not a directory"):
         put(folders[0], folders[0], Ack(id=new_id(), evidence=("x",)))
@@ -267,9 +268,9 @@ def test_killed_before_every_write_of_taking_up_it_is_applied_once(tmp_path: Pat
         code = child("take", str(tmp_path / f"{at}"), str(at))
         history, trail = history_of(folders), Trail(*folders)
         left = history.load_state()
-        seen.append((bool(left.requests), bool(spool(folders))))
+        seen.append((bool(left.requests), bool(waiting_requests(folders))))
         made = Requests(*folders, trail).take(left, history, "b1")
-        assert made.requests == ("0123456789abcdef",) and spool(folders) == []
+        assert made.requests == ("0123456789abcdef",) and waiting_requests(folders) == []
         assert history_of(folders).load_state() == made
         if kind == "ack":
             assert made.acknowledged == (identity(FOUND),)
@@ -295,14 +296,14 @@ def test_killed_before_every_write_of_a_command_it_is_asked_whole_or_not_and_not
     asked = []
     for at in range(60):
         code = child("say", str(at), "ack", "--all", "--reason", f"try {at}", "--document", str(document))
-        waiting = [n for n in spool((state_dir, run_dir)) if n.endswith(".json")]
+        waiting = [n for n in waiting_requests((state_dir, run_dir)) if n.endswith(".json")]
         noted = [e for e in Trail(state_dir, run_dir).read() if e.why == f"try {at}"]
         assert not waiting or noted, "in the spool, and nobody knows who put it there"
         asked.append((len(waiting), [e.outcome for e in noted]))
         for name in waiting:
-            request = spool.decode(Path(state_dir, "requests", name).read_bytes())
+            request = decode(Path(state_dir, "requests", name).read_bytes())
             assert request.why == f"try {at}" and request.who == "ann"
-        for name in spool((state_dir, run_dir)):
+        for name in waiting_requests((state_dir, run_dir)):
             os.unlink(os.path.join(state_dir, "requests", name))
         if code == 0:
             break

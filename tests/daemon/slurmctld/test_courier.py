@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
 from fairlead.drains.ledger import Ledger, Phase
+from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
-from fairlead.drains.protocol import Drain
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState, Stamp
@@ -75,23 +76,23 @@ def ctld() -> Ctld:
 
 
 @pytest.fixture
-def protocol(ctld: Ctld, tmp_path: Path) -> Callable[..., Drain]:
+def protocol(ctld: Ctld, tmp_path: Path) -> Callable[..., DrainProtocol]:
     for sub in ("state", "run"):
         (tmp_path / sub).mkdir()
 
-    def make(**options: Callable[[], str]) -> Drain:
+    def make(**options: Callable[[], str]) -> DrainProtocol:
         """As another process has it: the ledger is read anew from the disk."""
         ledger = Ledger(str(tmp_path / "state"), str(tmp_path / "run"), node="n1", machine="m")
-        return Drain(ctld, ledger, "n1", Rules(), **options)  # type: ignore[arg-type]
+        return DrainProtocol(NodeDrainState(ctld, ledger, "n1", Rules(), **options))  # type: ignore[arg-type]
 
     return make
 
 
 @pytest.fixture
-def couriers(protocol: Callable[..., Drain]) -> Iterator[Callable[..., Courier]]:
+def couriers(protocol: Callable[..., DrainProtocol]) -> Iterator[Callable[..., Courier]]:
     made: list[Courier] = []
 
-    def make(drain: Drain | None = None, **options: float) -> Courier:
+    def make(drain: DrainProtocol | None = None, **options: float) -> Courier:
         made.append(Courier(drain or protocol(), **{"look_seconds": 600.0, **options}))
         made[-1].start()
         return made[-1]
@@ -198,7 +199,7 @@ def test_a_drain_that_a_person_took_over_is_acknowledged_when_they_lift_it(
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_fairlead_resume_is_an_acknowledgement(
-    ctld: Ctld, couriers: Callable[..., Courier], protocol: Callable[..., Drain], alive: bool
+    ctld: Ctld, couriers: Callable[..., Courier], protocol: Callable[..., DrainProtocol], alive: bool
 ) -> None:
     """Also when the agent was not running just then: started again it must not drain for the same evidence."""
     courier = couriers()
@@ -217,19 +218,19 @@ def test_fairlead_resume_is_an_acknowledgement(
 
 
 @pytest.mark.parametrize("kill_before", ["read", "write", "read back"])
-def test_fairlead_resume_killed(ctld: Ctld, protocol: Callable[..., Drain], kill_before: str) -> None:
+def test_fairlead_resume_killed(ctld: Ctld, protocol: Callable[..., DrainProtocol], kill_before: str) -> None:
     finish(protocol().drain("xid", "x"))
     steps = protocol().resume(by_hand=True)
     for step in steps:
         if step == kill_before:
             break
     steps.close()
-    outcome = finish(protocol().look()).outcome
+    outcome = finish(protocol().reconcile()).outcome
     assert outcome is (Outcome.ACKNOWLEDGED if kill_before == "read back" else Outcome.DRAINED)
     assert ctld.node("n1").drained == (outcome is Outcome.DRAINED)
 
 
-def test_fairlead_drain_takes_over_the_agents_own_drain(ctld: Ctld, protocol: Callable[..., Drain]) -> None:
+def test_fairlead_drain_takes_over_the_agents_own_drain(ctld: Ctld, protocol: Callable[..., DrainProtocol]) -> None:
     """Else the agent would lift by itself what a person asked for."""
     finish(protocol().drain("xid", "x"))
     for _ in range(2):
@@ -240,7 +241,7 @@ def test_fairlead_drain_takes_over_the_agents_own_drain(ctld: Ctld, protocol: Ca
     assert ctld.calls.count("drain") == 2
 
 
-def test_fairlead_drain_past_the_budget_leaves_the_agents_drain(ctld: Ctld, protocol: Callable[..., Drain]) -> None:
+def test_fairlead_drain_past_the_budget_leaves_the_agents_drain(ctld: Ctld, protocol: Callable[..., DrainProtocol]) -> None:
     finish(protocol().drain("xid", "x"))
     for other in ("n2", "n3", "n4"):
         ctld.drain(other, "an admin's")
@@ -248,14 +249,14 @@ def test_fairlead_drain_past_the_budget_leaves_the_agents_drain(ctld: Ctld, prot
     assert ctld.node("n1").drained and ctld.calls.count("resume") == 0
 
 
-def test_fairlead_drain_just_after_an_unnoticed_resume(ctld: Ctld, protocol: Callable[..., Drain]) -> None:
+def test_fairlead_drain_just_after_an_unnoticed_resume(ctld: Ctld, protocol: Callable[..., DrainProtocol]) -> None:
     finish(protocol().drain("xid", "x"))
     ctld.resume("n1")
     assert finish(protocol().drain(MANUAL, "riser 2")).outcome is Outcome.DRAINED
     assert ctld.node("n1").drained
 
 
-def test_nothing_is_written_while_a_person_holds_the_node(ctld: Ctld, protocol: Callable[..., Drain]) -> None:
+def test_nothing_is_written_while_a_person_holds_the_node(ctld: Ctld, protocol: Callable[..., DrainProtocol]) -> None:
     def held() -> str:
         return "held by an admin"
 
@@ -264,10 +265,10 @@ def test_nothing_is_written_while_a_person_holds_the_node(ctld: Ctld, protocol: 
     finish(protocol().drain("xid", "x"))
     assert finish(protocol(barred=held).resume()).outcome is Outcome.HELD
     assert ctld.node("n1").drained and ctld.calls.count("drain") == 1 and ctld.calls.count("resume") == 0
-    assert finish(protocol(barred=held).look()).outcome is Outcome.DRAINED
+    assert finish(protocol(barred=held).reconcile()).outcome is Outcome.DRAINED
 
 
-def test_a_hold_waits_for_what_is_under_way(ctld: Ctld, protocol: Callable[..., Drain], tmp_path: Path) -> None:
+def test_a_hold_waits_for_what_is_under_way(ctld: Ctld, protocol: Callable[..., DrainProtocol], tmp_path: Path) -> None:
     """`fairlead hold` returns only when no write of the agent can come any more."""
     from fairlead.cli import main
 
@@ -323,7 +324,7 @@ def test_fairlead_resume_takes_back_a_verdict_that_no_agent_would(
 
 @pytest.mark.parametrize("states", [{"IDLE", "POWERING_DOWN"}, {"DOWN", "POWERED_DOWN"}])
 def test_a_drain_that_powering_down_lifted_is_not_acknowledged(
-    ctld: Ctld, couriers: Callable[..., Courier], protocol: Callable[..., Drain], states: set[str]
+    ctld: Ctld, couriers: Callable[..., Courier], protocol: Callable[..., DrainProtocol], states: set[str]
 ) -> None:
     """slurmctld's power_save.c clears DRAIN. What is still wrong when the node is back drains it again."""
     courier = couriers(look_seconds=0.1)
@@ -338,7 +339,9 @@ def test_a_drain_that_powering_down_lifted_is_not_acknowledged(
     assert until(courier, lambda s: s.drained).acknowledged == 0
 
 
-def test_less_hardware_than_slurm_conf_has_is_not_put_back_into_service(ctld: Ctld, protocol: Callable[..., Drain]) -> None:
+def test_less_hardware_than_slurm_conf_has_is_not_put_back_into_service(
+    ctld: Ctld, protocol: Callable[..., DrainProtocol]
+) -> None:
     finish(protocol().drain("xid", "x"))
     ctld.all["n1"] = replace(ctld.all["n1"], states=frozenset({"IDLE", "DRAIN", "INVALID_REG"}))
     result = finish(protocol().resume())

@@ -16,7 +16,8 @@ from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.pace import ASKS_PER_SECOND
 from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.ledger import Ledger
-from fairlead.drains.protocol import Drain
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.host.slurmd import FIND_SECONDS, Slurmd
 from fairlead.policy.rules import Rules
 from tests.slurm import model
@@ -124,13 +125,15 @@ class Site:
             ledger = Ledger(str(folder / name), str(folder / name), node=name)
             wall, clock = (lambda: self.now + 1_800_000_000), (lambda: self.now)
             rules = Rules(budget_percent=100, common_cause_nodes=0)
-            self.couriers.append(Courier(Drain(self.ctld, ledger, name, rules, wall=wall, clock=clock), clock=clock))
+            self.couriers.append(
+                Courier(DrainProtocol(NodeDrainState(self.ctld, ledger, name, rules, wall=wall, clock=clock)), clock=clock)
+            )
         for courier in self.couriers:
             courier.want(XID)
             self.turn(courier)
             assert courier.take().drained
             courier.want(Want())
-            courier._drain.fleet.crowd = crowd or count
+            courier._drain.limits.crowd = crowd or count
             courier.stirred(watched=True, stirred=False)
         self.asked.clear()
 

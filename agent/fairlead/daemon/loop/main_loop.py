@@ -41,9 +41,9 @@ from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.daemon.requests.spool import Requests
 from fairlead.daemon.slurmctld.slurm_link import SlurmLink
 from fairlead.daemon.slurmctld.slurm_state import want_of
-from fairlead.drains.acknowledgement import evidence_of
-from fairlead.drains.admin_hold import DISABLED, Hold
-from fairlead.drains.ledger import machine
+from fairlead.drains.acknowledgement import known_evidence
+from fairlead.drains.admin_hold import DISABLED, AdminHold
+from fairlead.drains.ledger import machine_id
 from fairlead.errors import FairleadError
 from fairlead.history.memory import History
 from fairlead.host import log
@@ -93,8 +93,8 @@ class Loop:
         self._history = History(state_dir, self._boot_id, self._disk)
         self._kernel_log = KernelLog(document, self._readers, self._history)
         self._jobs = JobWatch(live=root.is_live)
-        self._hold = Hold(self._disk, TICK_SECONDS)
-        self.slurm = SlurmLink(document, root, machine=machine(root), boot_id=self._boot_id)
+        self._hold = AdminHold(self._disk, TICK_SECONDS)
+        self.slurm = SlurmLink(document, root, machine=machine_id(root), boot_id=self._boot_id)
         self._proving = Proving(state_dir, self._boot_id, busy=partial(jobs_running, root.join("/proc")), disk=self._disk)
         self._reapply = Reapply(document_path, root, self._disk, self._history)
         self._publisher = Publisher(document, self._disk)
@@ -402,7 +402,7 @@ class Loop:
             boot_id=self._boot_id,
             proof=self._proving.state,
             applying=applying(agent.run_dir) or nvml_released(agent.run_dir) or self._reapply.under_way,
-            hold=self._hold.look(agent.state_dir, agent.run_dir) is not None,
+            hold=self._hold.read(agent.state_dir, agent.run_dir) is not None,
             disabled=self._root.exists(DISABLED),
             returned=returned,
             first=self._decision is None,
@@ -419,7 +419,7 @@ class Loop:
 
     def _order(self, decision: Decision, now: Now) -> None:
         """Tell the courier what is wanted in Slurm."""
-        self.slurm.order(want_of(decision, now), evidence_of(decision.state))
+        self.slurm.order(want_of(decision, now), known_evidence(decision.state))
 
     def _publish_verdict(self, decision: Decision) -> bool:
         """Publish the verdict; return whether it says something new."""
@@ -456,7 +456,7 @@ class Loop:
         agent = self._document.agent
         data = status_json(
             state,
-            hold=self._hold.look(agent.state_dir, agent.run_dir),
+            hold=self._hold.read(agent.state_dir, agent.run_dir),
             history=self._history.events(),
             proof=self._proving.account(),
             topology=self.slurm.topology,

@@ -22,7 +22,7 @@ from functools import partial
 from fairlead import settings
 from fairlead.config import AgentOptions
 from fairlead.daemon.loop.apply_marks import applying
-from fairlead.drains.admin_hold import DISABLED, Hold, barred
+from fairlead.drains.admin_hold import DISABLED, AdminHold, barred
 from fairlead.errors import ExitCode, HostError
 from fairlead.history.memory import History
 from fairlead.host import log
@@ -53,7 +53,7 @@ class Reapply:
         self._root = root
         self._disk = disk
         self._history = history
-        self._hold = Hold(disk)
+        self._hold = AdminHold(disk)
         self._process: subprocess.Popen[bytes] | None = None
         self._wait_seconds = FIRST_WAIT_SECONDS
         self._next = self._until = 0.0

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from fairlead.daemon.slurmctld.pace import Pace
 from fairlead.daemon.slurmctld.refusal import Refusal
 from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want, blocked_because, state_after
-from fairlead.drains.acknowledgement import Known
+from fairlead.drains.acknowledgement import KnownEvidence
 from fairlead.drains.ledger import Entry, Phase
 from fairlead.drains.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
-from fairlead.drains.protocol import Drain
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import FairleadError
 from fairlead.host import log
 
@@ -36,7 +36,7 @@ class Courier:
 
     def __init__(
         self,
-        drain: Drain,
+        drain: DrainProtocol,
         *,
         splay_seconds: float = 0.0,
         look_seconds: float = 30.0,
@@ -54,10 +54,10 @@ class Courier:
         self._resume_unreported = False  # somebody resumed the node, and the loop has not taken that up: its orders are void
         self._failures = 0
         self._squeezed = 0
-        self._known: Known | None = None
+        self._known: KnownEvidence | None = None
         entry = drain.ledger.load()
         self._taken = entry is not None and entry.phase is Phase.TAKEN
-        self._pace = Pace(entry, lambda: self._drain.fleet.crowd)
+        self._pace = Pace(entry, lambda: self._drain.limits.crowd)
         drained = entry is not None and entry.phase is Phase.DRAINED
         self._state = SlurmState(
             drained=drained,
@@ -92,7 +92,7 @@ class Courier:
     @property
     def topology(self) -> str:
         """What is known of slurmctld's topology, in one line."""
-        return self._drain.fleet.topology
+        return self._drain.limits.topology
 
     def take(self) -> SlurmState:
         """Return what stands in Slurm now, and empty the pipe."""
@@ -106,7 +106,7 @@ class Courier:
                 self._resume_unreported, self._want = False, Want()  # orders from before it are void
             return self._state
 
-    def want(self, want: Want, known: Known | None = None) -> None:
+    def want(self, want: Want, known: KnownEvidence | None = None) -> None:
         """Give an order; the same one again is no news. ``known``: the evidence that is known now; None leaves it as it was."""
         with self._condition:
             self._known = known or self._known
@@ -138,10 +138,10 @@ class Courier:
         self._pace.woken(now)
         return True
 
-    def change(self, drain: Drain, *, splay_seconds: float, look_seconds: float) -> None:
+    def change(self, drain: DrainProtocol, *, splay_seconds: float, look_seconds: float) -> None:
         """Go on with another drain protocol (a reloaded document)."""
         with self._condition:
-            drain.fleet.follow(self._drain.fleet)
+            drain.limits.take_over(self._drain.limits)
             self._drain = drain
             self._look_seconds = look_seconds
             self._splay_seconds = splay_seconds
@@ -185,7 +185,7 @@ class Courier:
     def due(self) -> float:
         """When something is to be done next (CLOCK_MONOTONIC seconds)."""
         state = self._state
-        times = [self._due, self._refusal.due, self._drain.fleet.due]
+        times = [self._due, self._refusal.due, self._drain.limits.due]
         if state.over_budget:
             times.append(self._budget_until)
         elif (self._want.kind == "drain" and not state.drained and not self._resume_unreported) or (
@@ -218,11 +218,11 @@ class Courier:
             state, drain = self._state, self._drain
             refused_since = self._refusal.since if self._refusal.pending else None
             known = self._known
-        if drain.fleet.due <= began:
-            drain.fleet.refresh()
+        if drain.limits.due <= began:
+            drain.limits.refresh()
             return
         if known is not None:  # what comes from here on, a person who resumes the node has not seen
-            drain.known = known.names
+            drain.state.known = known.names
         try:
             result = yield from self._attempt(drain, want, state, refused_since, began)
         except FairleadError as e:
@@ -234,9 +234,9 @@ class Courier:
                 self._pace.asked_with = known.drains
             self._done(result, want, began)
 
-    def _attempt(self, drain: Drain, want: Want, state: SlurmState, refused_since: float | None, began: float) -> Steps:
+    def _attempt(self, drain: DrainProtocol, want: Want, state: SlurmState, refused_since: float | None, began: float) -> Steps:
         refused = refused_since is not None
-        reconcile = partial(drain.look, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
+        reconcile = partial(drain.reconcile, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
         marks = began >= self._refusal.due
         asks = marks or began >= self._due
         self._asked = True
@@ -252,7 +252,7 @@ class Courier:
         self._asked = False
         return Result(outcome=Outcome.DRAINED if state.drained else Outcome.FREE, detail=state.reason)
 
-    def _order(self, drain: Drain, want: Want, refused: bool) -> Steps:
+    def _order(self, drain: DrainProtocol, want: Want, refused: bool) -> Steps:
         return drain.drain(want.check, want.summary, job=want.job, certain=want.certain, prolog_refused=refused)
 
     def _failed(self, error: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from fairlead.drains.acknowledgement import Known
+from fairlead.drains.acknowledgement import KnownEvidence
 from fairlead.drains.ledger import Entry, Phase, Reboot
 from fairlead.drains.outcome import Outcome, Result
 
@@ -41,7 +41,7 @@ class Pace:
         """Return the time until slurmctld is asked again, where ``seconds`` is what the site says."""
         return seconds * (WATCHED if self.watched else 1.0) * random.uniform(0.8, 1.2)
 
-    def is_new(self, known: Known | None, now: float) -> bool:
+    def is_new(self, known: KnownEvidence | None, now: float) -> bool:
         """Return whether something that drains has come since slurmctld was last asked, and it may be asked for that."""
         return known is not None and now >= self._wake_not_before and not known.drains <= self.asked_with
 

@@ -10,11 +10,11 @@ from functools import partial
 from fairlead.config import Document
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
-from fairlead.drains.acknowledgement import Known
-from fairlead.drains.admin_hold import DISABLED, Hold, barred
+from fairlead.drains.acknowledgement import KnownEvidence
+from fairlead.drains.admin_hold import DISABLED, AdminHold, barred
 from fairlead.drains.from_document import drain_protocol
 from fairlead.drains.ledger import Ledger
-from fairlead.drains.protocol import Drain
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.host import log
 from fairlead.host.bounded_disk import Disk
 from fairlead.host.root import Root
@@ -29,7 +29,7 @@ class SlurmLink:
         self._boot_id = boot_id
         self._disabled = root.join(DISABLED)
         self._disk = Disk("courier's disk")  # of its own: a wait for the loop's disk must not hold a drain up
-        self._hold = Hold(self._disk)
+        self._hold = AdminHold(self._disk)
         self.ledger = Ledger(agent.state_dir, agent.run_dir, node=document.slurm_node, machine=machine, disk=self._disk)
         self.slurmd = Slurmd("/proc" if root.is_live else "")
         self.state = SlurmState()
@@ -39,7 +39,7 @@ class SlurmLink:
             self._courier = Courier(self._protocol(document), splay_seconds=splay, look_seconds=seconds)
             self.state = self._courier.take()
 
-    def _protocol(self, document: Document) -> Drain:
+    def _protocol(self, document: Document) -> DrainProtocol:
         why = partial(barred, self._hold, document.agent.state_dir, document.agent.run_dir, self._disabled)
         return drain_protocol(document, self.ledger, barred=why, boot_id=self._boot_id)
 
@@ -76,7 +76,7 @@ class SlurmLink:
         before, self.state = self.state, now
         return before, now
 
-    def order(self, want: Want, known: Known) -> None:
+    def order(self, want: Want, known: KnownEvidence) -> None:
         """Give an order. ``known``: the evidence that is known now."""
         if self._courier is not None:
             self._courier.want(want, known)
