@@ -1,4 +1,4 @@
-"""Whose jobs were on a GPU when the kernel said something of it, by the records of prolog and epilog."""
+"""Finds the jobs that were on a GPU when the kernel reported something about it, by the records of prolog and epilog."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NO_JOBS = Jobs()
 
 
 class Blame:
-    """Whose jobs were on a GPU when the kernel said something of it: jobs and user ids for kernel records.
+    """Knows which jobs and users were on which GPU, for kernel records.
 
-    Which index is which GPU is read from ``topology`` in the run directory, which outlives the agent. MIG instances have
+    Which GRES index is which GPU is read from ``topology`` in the run directory, which outlives the agent. MIG instances have
     indices of their own that are not in there: then all jobs with GPUs may be meant. With nothing known, nobody is blamed.
     """
 
@@ -39,8 +39,8 @@ class Blame:
             del self._jobs[job]  # its record went without an end: nothing is known of it any more
 
     def attribute(self, records: Iterable[KernelRecord], run_dir: str, node: Node | None) -> list[KernelRecord]:
-        """The records with the jobs and users on their GPU. ``node``: the last look at it; None at the start of the agent,
-        when the records may be old: then their own time counts, else this moment (the two clocks drift apart)."""
+        """Return the records with the jobs and users on their GPU. ``node``: the facts of the last sweep; None at the start of
+        the agent, when the records may be old: then their own time counts, else this moment (the two clocks drift apart)."""
         now = None if node is None else boottime()
         mig = node is not None and not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
         order = None if mig else _order(run_dir)
@@ -58,8 +58,8 @@ class Blame:
         return attributed
 
     def _at(self, line: XidLine, order: dict[str, int] | None, seconds: float) -> tuple[list[Job], bool]:
-        """The jobs on the line's GPU at that time, and whether no other can have been. order: None where indices name MIG
-        instances. A job without GPUs of Slurm's may use any where the site does not confine it."""
+        """Return the jobs on the line's GPU at that time, and whether no other job can have been there. ``order``: None where
+        indices name MIG instances. A job without GPUs of Slurm's may use any GPU where the site does not confine it."""
         there = [j for j in self._jobs.values() if (j.start or 0) <= seconds + 1]
         jobs = [j for j in there if j.gpus]
         index = None
@@ -71,13 +71,13 @@ class Blame:
 
 
 def _then(jobs: list[Job], seconds: float) -> list[Job]:
-    """Of jobs that had begun those that had not ended, or only just."""
+    """Return those of the jobs, which had all begun, that had not ended or had only just ended."""
     ran = [j for j in jobs if j.end is None or seconds <= j.end]
     return ran or [j for j in jobs if j.end is not None and seconds <= j.end + LINGER_SECONDS]
 
 
 def _order(run_dir: str) -> dict[str, int]:
-    """GRES index by PCI address, from ``gpu INDEX MINOR UUID PCI ...`` of the topology file."""
+    """Return the GRES index by PCI address, from ``gpu INDEX MINOR UUID PCI ...`` of the topology file."""
     try:
         with open(os.path.join(run_dir, "topology"), encoding="ascii", errors="replace") as f:
             lines = f.read(TOPOLOGY_MAX_BYTES).splitlines()

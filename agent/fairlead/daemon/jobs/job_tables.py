@@ -1,4 +1,4 @@
-"""What the task prolog reads of the job environment: /run/fairlead/env and presets/, as texts."""
+"""Renders what the task prolog reads of the job environment: /run/fairlead/env and presets/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairlead.settings import nccl
 
 
 class JobTables:
-    """The texts of one document, by name below the run directory. ``trouble``: why there is no scratch folder, or ""."""
+    """Renders the texts of one document, by name below the run directory. ``trouble``: why there is no scratch folder, or ""."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -20,7 +20,7 @@ class JobTables:
         self.trouble = ""
 
     def facts(self, node: Node) -> tuple[str, str]:
-        """What of a node the texts depend on: NCCL's interface, and the scratch folder where it can be used."""
+        """Return the facts of a node that the texts depend on: NCCL's interface, and the scratch folder where it can be used."""
         want = self._document.settings.get("nccl")
         seen = (node.nics, *(node.texts.get(path) for path in nccl.NETWORK))
         if isinstance(want, nccl.NcclWant) and seen != self._seen:
@@ -31,7 +31,7 @@ class JobTables:
         return self._interface, folder
 
     def texts(self, interface: str, folder: str) -> dict[str, str]:
-        """Raises DataError for a table that cannot be set."""
+        """Return the texts. Raises DataError for a table that cannot be set."""
         options = self._document.jobenv
         rows = assemble(
             fabric=options.fabric,

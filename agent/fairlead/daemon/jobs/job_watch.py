@@ -1,4 +1,4 @@
-"""Which jobs run on this node, and what has changed since, by the records of prolog and epilog under RUN_DIR/jobs."""
+"""Watches which jobs run on this node and what has changed, by the records of prolog and epilog under RUN_DIR/jobs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from fairlead.model.facts import Node
 
 
 class JobNews(Struct, frozen=True, kw_only=True):
-    """What one reading of the records found to be new. refused: jobs that our prolog refused since the reading before.
-    ended: some job's epilog has run. changed: other jobs run than before."""
+    """Holds what one reading of the records found to be new.
+
+    refused: jobs that our prolog has refused since the reading before. ended: the epilog of some job has run. changed: other jobs
+    run than before.
+    """
 
     refused: frozenset[int] = frozenset()
     ended: bool = False
@@ -24,24 +27,24 @@ class JobNews(Struct, frozen=True, kw_only=True):
 
 
 class JobWatch:
-    """``jobs``: what the records said when they were last read. ``live``: this is the machine itself, whose processes count
-    too; a machine tree has none."""
+    """Reads the records. ``jobs``: what they said at the last reading. ``live``: this is the machine itself, whose processes
+    count too; a machine tree has none."""
 
     def __init__(self, *, live: bool) -> None:
         self.jobs: Jobs = NO_JOBS
         self._blame = Blame()
         self._local = LocalJobs() if live else None
         self._gone: frozenset[int] = frozenset()
-        self._told: frozenset[int] = frozenset()  # refused jobs that the courier has heard of before
+        self._reported: frozenset[int] = frozenset()  # refused jobs that the courier knew before the last reading
 
     @property
     def running(self) -> frozenset[int]:
-        """The jobs that run here."""
+        """Return the jobs that run here."""
         return self.jobs.running
 
     @property
     def only_job(self) -> int | None:
-        """The job that runs here alone, if one does."""
+        """Return the job that runs here alone, if one does."""
         return next(iter(self.running)) if len(self.running) == 1 else None
 
     def read(self, run_dir: str) -> JobNews:
@@ -49,12 +52,12 @@ class JobWatch:
         found = self._without_gone(job_records.scan(_folder(run_dir)))
         before, self.jobs = self.jobs, found
         self._blame.heed(found)
-        self._told = found.refused & before.refused
+        self._reported = found.refused & before.refused
         return JobNews(refused=found.refused - before.refused, ended=bool(found.ended), changed=found.running != before.running)
 
     def forget(self, run_dir: str, *, refusal_pending: bool) -> None:
         """Remove the records of ended jobs, and of refused ones unless Slurm's mark for a refusal may still come."""
-        job_records.forget(_folder(run_dir), self.jobs.ended | (frozenset() if refusal_pending else self._told))
+        job_records.forget(_folder(run_dir), self.jobs.ended | (frozenset() if refusal_pending else self._reported))
 
     def attribute(self, records: Iterable[KernelRecord], run_dir: str, node: Node | None) -> list[KernelRecord]:
         """Return the records with the jobs and users on their GPU."""

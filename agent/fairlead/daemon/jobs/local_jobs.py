@@ -20,7 +20,7 @@ _STEP = re.compile(rb"slurmstepd: \[(\d{1,10})[.\]]")
 
 
 class LocalJobs:
-    """``proc``: where /proc is. Scans it at most every ``SCAN_SECONDS``, and only while a record says that a job runs."""
+    """Scans /proc at most every ``SCAN_SECONDS``, and only while a record says that a job runs. ``proc``: where /proc is."""
 
     def __init__(self, proc: str = PROC, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc

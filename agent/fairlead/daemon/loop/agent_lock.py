@@ -1,6 +1,6 @@
-"""One agent on a node: it holds a lock on RUN_DIR/agent.lock for as long as it lives.
+"""Keeps a second agent off the node: the agent holds a lock on RUN_DIR/agent.lock for as long as it lives.
 
-Two agents would write the verdict in turns, and each would see the other's drain as a stranger's. The file is root's alone
+Two agents would write the verdict in turns, and each would take the other's drain for somebody else's. The file is root's alone
 (0600): who can open a file can also lock it (flock(2)). An agent that was killed while one of its threads hangs on a dead disk
 keeps the lock until that disk answers. It judges nothing any more, so it does not count: its lock file is replaced.
 """
@@ -23,7 +23,7 @@ _WRITES_SECONDS = 0.1  # between taking the lock and having written its own proc
 
 @contextmanager
 def alone(run_dir: str) -> Iterator[None]:
-    """Hold the node meanwhile. Raises AgentRuns."""
+    """Hold the lock while the block runs. Raises AgentRuns."""
     lock = claim(run_dir)
     try:
         yield
@@ -33,7 +33,7 @@ def alone(run_dir: str) -> Iterator[None]:
 
 
 def claim(run_dir: str) -> int:
-    """Take the node; the descriptor that holds it, -1 where no lock can be had because the folder cannot be written. Raises
+    """Take the lock and return its descriptor, or -1 where no lock can be had because the folder cannot be written. Raises
     AgentRuns."""
     path = os.path.join(run_dir, NAME)
     for _ in range(3):
@@ -62,7 +62,7 @@ def claim(run_dir: str) -> int:
         with suppress(OSError), open(path, "w", encoding="ascii") as note:
             note.write(f"{os.getpid()}\n")
         return lock
-    raise AgentRuns(f"several agents start on this node at once ({path})", hint="look which of them has to run")
+    raise AgentRuns(f"several agents start on this node at once ({path})", hint="see which of them has to run")
 
 
 def _is_at(lock: int, path: str) -> bool:
@@ -78,7 +78,7 @@ def _holder(lock: int) -> int:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether the process was killed and has not ended: its main thread is gone, or SIGKILL waits for it."""
+    """Return whether the process was killed and has not ended: its main thread is gone, or SIGKILL waits for it."""
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
             lines = dict(line.partition(b":")[::2] for line in f.read(8192).splitlines())

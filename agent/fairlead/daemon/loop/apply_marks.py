@@ -1,4 +1,4 @@
-"""The marks by which `fairlead apply` tells the agent that it runs, and that NVML is to be released."""
+"""Reads the marks by which `fairlead apply` tells the agent that it runs, and that NVML is to be released."""
 
 from __future__ import annotations
 

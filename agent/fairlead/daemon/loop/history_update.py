@@ -15,7 +15,7 @@ DRIVER = "driver/"  # among the readable names: the driver that could read them
 
 
 def before_judging(history: History, node: Node) -> None:
-    """Before a sweep is judged, forget what could be read where the driver changed: another one may rightly know less."""
+    """Forget what could be read where the driver has changed since the last sweep: another driver may rightly know less."""
     version, known = node.driver.library_version, history.past().readable
     if isinstance(version, str) and known and f"{DRIVER}{version}" not in known:
         history.forget_readable((), everything=True)
@@ -24,7 +24,7 @@ def before_judging(history: History, node: Node) -> None:
 def after_judging(
     history: History, document: Document, node: Node, seconds: float, *, ran: Collection[str] | None, thorough: bool
 ) -> None:
-    """After a sweep was judged, remember its counters and devices.
+    """Remember the counters and devices of a sweep that was judged.
 
     ``seconds``: CLOCK_BOOTTIME of the sweep. ``ran``: the checks that judged it (None: all). ``thorough``: also remember what
     rarely changes. Counters are kept once a minute at most, from thorough sweeps.

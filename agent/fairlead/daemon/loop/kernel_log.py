@@ -1,4 +1,4 @@
-"""The records of the kernel log that an enabled check declared; all others are read and dropped."""
+"""Reads the records of the kernel log that an enabled check declared; all others are dropped."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class KernelLog:
         self._prefixes = tuple(prefix for known in self._wakes.values() for prefix in known)
 
     def has_news(self, ready: Sequence[int] | None) -> bool:
-        """Return whether the log may have news. ``ready``: the descriptors that select(2) named; None or none of them for a
-        look without being asked."""
+        """Return whether the log may have news. ``ready``: the descriptors that select(2) named; where it named none the log is
+        read anyway."""
         return self._readers.follower is not None and (not ready or self._readers.kernel_log_ready(ready))
 
     def read(self, uptime_seconds: float) -> list[KernelRecord]:

@@ -20,7 +20,8 @@ _TESTS = 4  # in that time
 
 
 class LoopWatchdog:
-    """``turn()`` at every turn of the loop. ``reading``: the file that the loop reads at the moment, "" for none."""
+    """Expects ``turn()`` at every turn of the loop. ``reading``: returns the file that the loop reads at the moment, "" for
+    none."""
 
     def __init__(self, publisher: Publisher, reading: Callable[[], str]) -> None:
         self._publisher = publisher

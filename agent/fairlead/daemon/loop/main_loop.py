@@ -76,7 +76,7 @@ def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = 
 
 
 class Loop:
-    """The agent's main loop and its parts. Each thread, file and child process is owned by exactly one attribute."""
+    """Runs the agent's main loop with its parts. Each thread, file and child process is owned by exactly one attribute."""
 
     def __init__(self, document_path: str, document: Document, root: Root, *, ask_nvml: bool = False) -> None:
         state_dir, run_dir = document.agent.state_dir, document.agent.run_dir
@@ -305,7 +305,7 @@ class Loop:
         self._notify.feed_watchdog()
 
     def _tick(self) -> None:
-        """Every few seconds: read the files of hooks and people, and see whether slurmctld has spoken to slurmd."""
+        """Read the files of hooks and people every few seconds, and see whether slurmctld has spoken to slurmd."""
         if self._schedule.tick_due():
             self._read_jobs()
             self.slurm.watch_slurmd()
@@ -380,7 +380,7 @@ class Loop:
             self._reapply.restore(findings, self._document.agent, job_running=bool(self._jobs.running))
 
     def _settle_in(self) -> None:
-        """After the first sweep: slurmd may start, and the garbage collector leaves alone what stays for good."""
+        """Let slurmd start after the first sweep, and tell the garbage collector to leave alone what stays for good."""
         if self._sweep.count == 1:
             self._notify.first_sweep_done()
             gc.collect()

@@ -1,4 +1,4 @@
-"""This moment as the policy takes it: time, jobs, people's files, and what stands in Slurm."""
+"""Describes this moment to the policy: time, jobs, people's files, and what is set in Slurm."""
 
 from __future__ import annotations
 

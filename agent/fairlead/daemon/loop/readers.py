@@ -1,4 +1,4 @@
-"""The readers of a node: the NVML worker, the kernel log, and ``Gatherer`` for everything else.
+"""Reads a node: NVML through its worker, the kernel log, and everything else through ``Gatherer``.
 
 A machine tree has its NVML answers in nvml.json and its kernel log in dev/kmsg; there is no worker then, unless asked for.
 """
@@ -27,7 +27,7 @@ ANSWER_SECONDS = 1.0  # the worker has answered by then; for a thorough sweep it
 
 
 class Readers:
-    """``start_sweep()`` asks, ``poll()`` gives the node once it has been read; neither waits.
+    """Asks with ``start_sweep()`` and returns the node from ``poll()`` once it has been read; neither waits.
 
     ``answered``: by source (nvml, kernel_log, host), when it last gave what it has to give, in CLOCK_BOOTTIME seconds.
     """

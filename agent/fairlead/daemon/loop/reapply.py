@@ -110,8 +110,8 @@ class Reapply:
 
 
 class Refusals:
-    """The devices, by setting, that did not take their bits in a run that failed. Such a device is not asked again until a
-    sweep finds it as declared: only what drifts after that was lost by another reset."""
+    """Remembers the devices, by setting, that did not take their bits in a run that failed. Such a device is not asked again
+    until a sweep finds it as declared: only what drifts after that was lost by another reset."""
 
     def __init__(self) -> None:
         self._refused: set[tuple[str, str]] = set()
@@ -142,5 +142,5 @@ def made_before(root: Root, drifted: Mapping[str, Collection[str]]) -> tuple[str
     """Return the settings of which fairlead had changed such bits before. Raises HostError for a record that is none."""
     from fairlead.host.change import undo_changes  # not in the memory of an agent that never needs it
 
-    noted = [change for _, change in undo_changes(root)]
-    return tuple(sorted({c.setting for c in noted if isinstance(c, PciBits) and c.address in drifted.get(c.setting, ())}))
+    changed = [change for _, change in undo_changes(root)]
+    return tuple(sorted({c.setting for c in changed if isinstance(c, PciBits) and c.address in drifted.get(c.setting, ())}))

@@ -1,4 +1,4 @@
-"""Which part of a changed document an agent takes up while it runs."""
+"""Decides which part of a changed document an agent takes up while it runs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The return-to-service command: run on a drained node that is well again, as a child of the agent, never while jobs run.
+"""Runs the return-to-service command on a drained node that is well again, as a child of the agent, never while jobs run.
 
-Exit 0 within its deadline is the proof; anything else is none, and it is tried again after a while. The loop never waits
-for it: its end is noticed by ``poll()``. Before it starts, its process id and start time are on disk, so that an agent that
-is killed finds what it left: that is ended before another run begins. A process in uninterruptible sleep cannot be ended;
-while one is there (state D in /proc/PID/stat, proc(5)) nothing is started in its place.
+Exit 0 within its deadline is the proof; anything else is none, and the command is tried again after a while. The loop never waits
+for it: its end is noticed by ``poll()``. Before it starts, its process id and start time are on disk, so that an agent that is
+started after a killed one finds what that one left: it is ended before another run begins. A process in uninterruptible sleep
+cannot be ended; while one is there (state D in /proc/PID/stat, proc(5)) nothing is started in its place.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """The last run. drain: the reason of the drain it was for. ticks: start time of the process (/proc/PID/stat, field 22).
-    ended_unix: 0.0 while it goes on; outcome: how it ended, with one line of what it said."""
+    """Describes the last run. drain: the reason of the drain it was for. ticks: start time of the process (/proc/PID/stat, field
+    22). ended_unix: 0.0 while it goes on; outcome: how it ended, with one line of what it said."""
 
     token: str
     boot_id: str
@@ -53,7 +53,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Proving:
-    """``follow()`` says at each decision whether a proof is wanted; ``state`` is what there is of one."""
+    """Runs the command where ``follow()`` says at a decision that a proof is wanted. ``state``: what there is of a proof."""
 
     def __init__(
         self, state_dir: str, boot_id: str, *, busy: Callable[[], bool] = lambda: False, disk: Storage | None = None
@@ -78,11 +78,11 @@ class Proving:
             self._end_what_was_left()
 
     def fileno(self) -> int:
-        """Readable when the command has said something, or has ended; -1: nothing to wait for."""
+        """Return the descriptor that is readable when the command has said something or has ended; -1: nothing to wait for."""
         return self._reader
 
     def follow(self, wanted: bool, drain: str, rules: Rules) -> None:
-        """Begin, go on, or give up: ``wanted`` while the node would be resumed but for the proof."""
+        """Begin a run, let it go on, or give it up. ``wanted``: the node would be resumed but for the proof."""
         self._rules = rules
         if not wanted:
             if self._process is not None and not self._why_killed:
@@ -104,7 +104,7 @@ class Proving:
             self._start(drain)
 
     def poll(self) -> bool:
-        """Look after the run; whether ``state`` has changed."""
+        """Look after the run; return whether ``state`` has changed."""
         before = self.state
         if self._process is not None:
             self._read()
@@ -129,7 +129,7 @@ class Proving:
         self._close_reader()
 
     def account(self) -> dict[str, object]:
-        """For status.json."""
+        """Return what status.json says about it."""
         last = self.record
         return {
             "state": self.state.value,
@@ -141,12 +141,12 @@ class Proving:
 
     @property
     def said(self) -> str:
-        """How the last run ended, and the last line it said. For the log and `fairlead why`, never for a reason."""
+        """Return how the last run ended and the last line it said. For the log and `fairlead why`, never for a reason."""
         last = self.record
         return f"{last.outcome}: {last.said}".rstrip(": ") if last is not None else ""
 
     def _wait_until(self, drain: str) -> float:
-        """CLOCK_MONOTONIC seconds before which it is not tried again; also over a restart of the agent."""
+        """Return before when it is not tried again, in CLOCK_MONOTONIC seconds; this holds over a restart of the agent."""
         last = self.record
         if not self._not_before and last is not None and last.ended_unix and last.drain == drain and last.outcome != "passed":
             wait = min(
@@ -207,7 +207,7 @@ class Proving:
             self._tail = (self._tail + data)[-TAIL_BYTES:]
 
     def _after_end(self, process: subprocess.Popen[bytes], now: float) -> None:
-        """The command itself has ended; what it left behind must not meet the next job on the GPUs."""
+        """End what the command, which has ended itself, left behind: it must not meet the next job on the GPUs."""
         self._signal(signal.SIGKILL)  # its number is still its own: it is not reaped yet
         if left := _session(process.pid):
             for pid in left:
@@ -265,7 +265,7 @@ class Proving:
             self._reader = -1
 
     def _end_what_was_left(self) -> bool:
-        """Kill what an agent that was killed had left running; whether some of it is still there."""
+        """Kill what an agent that was killed had left running; return whether some of it is still there."""
         last = self.record
         if last is None or not last.pid:
             self._left = False
@@ -301,7 +301,7 @@ class Proving:
 
 
 def _stat(pid: int) -> tuple[str, int, int, int] | None:
-    """State, process group, session and start time of a process; None when there is none. Reads only /proc/PID/stat: other
+    """Return state, process group, session and start time of a process; None when there is none. Reads only /proc/PID/stat: other
     files of a process that hangs may hang too."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
@@ -312,7 +312,7 @@ def _stat(pid: int) -> tuple[str, int, int, int] | None:
 
 
 def _session(session: int) -> list[int]:
-    """The processes of a session, without those that have ended and wait to be reaped."""
+    """Return the processes of a session, without those that have ended and wait to be reaped."""
     pids = (int(name) for name in os.listdir("/proc") if name.isascii() and name.isdecimal())
     return [pid for pid in pids if (found := _stat(pid)) is not None and found[2] == session and found[0] not in "ZX"]
 

@@ -1,4 +1,4 @@
-"""When the loop's own work is due, in CLOCK_MONOTONIC seconds, and whether the machine was suspended meanwhile."""
+"""Keeps the times at which the loop's own work is due, in CLOCK_MONOTONIC seconds, and notices that the machine was suspended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUSPENDED_SECONDS = 1.0  # less than that is the difference between two clocks
 
 
 class Schedule:
-    """Everything is due at once when the agent starts. ``swept_from``: when the last sweep began."""
+    """Has everything due at once when the agent starts. ``swept_from``: when the last sweep began."""
 
     def __init__(self) -> None:
         self.swept_from = 0.0

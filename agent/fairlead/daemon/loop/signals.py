@@ -1,4 +1,4 @@
-"""The signals that the agent takes: SIGTERM and SIGINT end it, SIGHUP reloads the document, SIGUSR1 asks for a sweep now."""
+"""Takes the agent's signals: SIGTERM and SIGINT end it, SIGHUP reloads the document, SIGUSR1 asks for a sweep now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 class Signals:
-    """Signals since the last call of ``take()``. A pipe wakes the loop's select(2) when one arrives (signal(3p))."""
+    """Collects signals until ``take()``. A pipe wakes the loop's select(2) when one arrives (signal(3p))."""
 
     def __init__(self) -> None:
         self._caught: set[int] = set()

@@ -1,4 +1,4 @@
-"""What the agent knows about its node and itself at one moment, as values for status.json and the metrics."""
+"""Describes the node and the agent itself at one moment, as values for status.json and the metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairlead.policy import Decision
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
-    """The last full sweep. node: the facts that it read, None before the first one. count: sweeps since the agent started.
+    """Describes the last sweep. node: the facts that it read, None before the first one. count: sweeps since the agent started.
     seconds: from the question to the last finding; ended: when that was, in CLOCK_BOOTTIME seconds."""
 
     node: Node | None = None
@@ -25,8 +25,8 @@ class Sweep(Struct, frozen=True, kw_only=True):
 
 
 class AgentState(Struct, frozen=True, kw_only=True):
-    """modes: of each enabled check, observe or enforce. verdict: as published last. jobs: how many run here. records: kernel
-    records that have woken checks."""
+    """Describes the agent. modes: of each enabled check, observe or enforce. verdict: as published last. jobs: how many run here.
+    records: kernel records that have woken checks."""
 
     document: Document
     modes: Mapping[str, str]

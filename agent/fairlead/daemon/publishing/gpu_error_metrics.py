@@ -1,4 +1,4 @@
-"""Error counters of GPUs that only some of them have: retired pages, and the PCIe errors that the kernel counts."""
+"""Renders the error counters that only some GPUs have: retired pages, and the PCIe errors that the kernel counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairlead.model.gpu_health import AerCounts, RetiredPages
 
 
 def families(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
-    """What cannot be read has no series."""
+    """Yield the metric families. What cannot be read has no series."""
     pages = GaugeMetricFamily("fairlead_gpu_retired_pages", "Memory pages retired, GPUs before Ampere.", labels=["pci", "kind"])
     errors = CounterMetricFamily(
         "fairlead_gpu_pcie_errors",

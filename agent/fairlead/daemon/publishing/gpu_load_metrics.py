@@ -1,4 +1,4 @@
-"""Metrics of GPUs under load and of the driver's software: what an operator wants the number of, beside the findings."""
+"""Renders metrics of GPUs under load and of the driver's software: what an operator wants as numbers, beside the findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GAUGES = (
 
 
 def load(node: Node) -> Iterator[Metric]:
-    """Of every GPU that NVML lists, and of the driver."""
+    """Yield the metric families of every GPU that NVML lists, and of the driver."""
     yield from _driver(node)
     if isinstance(node.gpus, Missing):
         return
@@ -63,7 +63,7 @@ def _clocks(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
     loaded = CounterMetricFamily(
         "fairlead_gpu_loaded_seconds", "Time that this agent saw the GPU at half its utilisation or more.", labels=["pci"]
     )
-    held = CounterMetricFamily(
+    limited = CounterMetricFamily(
         "fairlead_gpu_loaded_clock_event_seconds",
         "Time of it in which this held the clocks; of what was ever seen.",
         labels=["pci", "reason"],
@@ -78,9 +78,9 @@ def _clocks(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
         loaded.add_metric([gpu.pci], facts.seen.busy_seconds)
         for (_, reason), seconds in zip(REASONS, facts.seen.reasons_seconds, strict=True):
             if seconds:
-                held.add_metric([gpu.pci, reason], seconds)
+                limited.add_metric([gpu.pci, reason], seconds)
         for name in ClockEvents.__struct_fields__:
             seconds = getattr(facts.events, name)
             if not isinstance(seconds, Missing):
                 counted.add_metric([gpu.pci, name.removesuffix("_seconds")], seconds)
-    yield from (loaded, held, counted)
+    yield from (loaded, limited, counted)

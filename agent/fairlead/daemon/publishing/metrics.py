@@ -1,7 +1,7 @@
-"""What the agent tells Prometheus. Rendered from one immutable view, for the text file or a scrape.
+"""Renders what the agent tells Prometheus, from one immutable input, for the text file or a scrape.
 
-Names follow prometheus.io/docs/practices/naming: base units, ``_total`` on counters. No process name, comment or other
-text of a user is in any label.
+Names follow prometheus.io/docs/practices/naming: base units, ``_total`` on counters. No process name, comment or other text of a
+user is in any label.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _PCIE = (
 
 
 class MetricsInput(Struct, frozen=True, kw_only=True):
-    """All that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds.
+    """Holds all that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds.
 
-    sources: what the agent reads, and when it last answered. ladder: faults (``CHECK.FAULT/BOARD``) and the step they have
-    come to. strikes: by board, in the window.
+    sources: what the agent reads, and when it last answered. suppressed: findings that would drain but do not. ladder: faults
+    (``CHECK.FAULT/CARD``) and the step they have come to. strikes: by GPU card, in the window.
     """
 
     version: str
@@ -91,7 +91,7 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
 
 
 class _One:
-    """One metric family, for prometheus_client to render."""
+    """Holds one metric family for prometheus_client to render."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -101,7 +101,7 @@ class _One:
 
 
 class Metrics:
-    """The current view as text. Most families say what they said ten seconds ago: those are not rendered anew."""
+    """Renders the current input. Most families say what they said ten seconds ago: those are not rendered anew."""
 
     def __init__(self, view: MetricsInput) -> None:
         self.view = view
@@ -109,7 +109,7 @@ class Metrics:
         self._texts: dict[str, tuple[Metric, bytes]] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families of the current view."""
+        """Yield all metric families of the current input."""
         view = self.view
         yield from _agent(view)
         yield from _checks(view)
@@ -120,7 +120,7 @@ class Metrics:
             yield from _nics(view.node)
 
     def render(self) -> bytes:
-        """Prometheus text format 0.0.4; one rendering serves every reader of the same view."""
+        """Return Prometheus text format 0.0.4; one rendering serves every reader of the same input."""
         view, rendered = self.view, self._rendered
         if rendered is None or rendered[0] is not view:
             rendered = self._rendered = (view, b"".join(self._text(family) for family in self.collect()))
@@ -226,8 +226,8 @@ def _checks(view: MetricsInput) -> Iterator[Metric]:
         steps.add_metric([fault, step], 1)
     yield steps
     struck = GaugeMetricFamily("fairlead_strikes", "Drains of a board (serial, address or node) in the window.", labels=["board"])
-    for board, count in view.strikes:
-        struck.add_metric([board], count)
+    for card, count in view.strikes:
+        struck.add_metric([card], count)
     yield struck
     yield _gauge("reboots_for_faults", "Boots that followed a fault, in the window.", view.reboots)
     yield _gauge("held_findings", "Findings that would drain but are held.", len(view.suppressed))
@@ -338,6 +338,6 @@ def _known(value: object) -> str:
 
 
 def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | bool | Missing) -> None:
-    """A value that is not there has no series: an alert on its absence is honest, a zero would not be."""
+    """Add a value. One that is not there has no series: an alert on its absence is honest, a zero would not be."""
     if not isinstance(value, Missing):
         family.add_metric(labels, float(value))

@@ -1,4 +1,4 @@
-"""The agent's state as its metrics show it. Imported when there is something to show: it brings the metrics library."""
+"""Describes the agent to its metrics. Imported when there is something to show: it brings the metrics library."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def metrics_input(
         jobs=state.jobs,
         node=sweep.node,
         ladder=tuple((name, rung.step.value) for name, rung in sorted(remembered.ladder.items())),
-        strikes=tuple((board, len(times)) for board, times in sorted(remembered.strikes.items())),
+        strikes=tuple((card, len(times)) for card, times in sorted(remembered.strikes.items())),
         reboots=len(remembered.reboots),
         proofs=tuple(sorted(proofs.items())),
     )

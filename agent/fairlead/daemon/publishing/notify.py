@@ -1,4 +1,5 @@
-"""sd_notify(3): one datagram to the socket that systemd names. Without systemd all of this does nothing."""
+"""Tells systemd that the agent is ready and alive (sd_notify(3)): one datagram to the socket that systemd names. Does nothing
+without systemd."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ READY_SECONDS = 10.0  # a drain that the first sweep asks for may keep slurmd wa
 
 
 class Notify:
-    """``watchdog_seconds``: how often ``WATCHDOG=1`` is due (half of WatchdogSec), 0 when systemd does not watch.
-    ``watchdog_at``: when it is due next (CLOCK_MONOTONIC seconds)."""
+    """Sends the notices. ``watchdog_seconds``: how often ``WATCHDOG=1`` is due (half of WatchdogSec), 0 when systemd does not
+    watch; ``watchdog_at``: when it is due next (CLOCK_MONOTONIC seconds)."""
 
     def __init__(self) -> None:
         self._ready_by = 0.0

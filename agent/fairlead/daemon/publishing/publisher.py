@@ -1,6 +1,6 @@
-"""Everything the agent publishes under /run/fairlead: verdict, status, topology, plans, environment, metrics.
+"""Writes everything the agent publishes under /run/fairlead: verdict, status, topology, plans, environment, metrics.
 
-A full or read-only disk is said once and tried again; it never ends the agent.
+A full or read-only disk is reported once and tried again; it never ends the agent.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Publisher:
         return verdict
 
     def publish_unknown(self, text: str, late: Callable[[], bool]) -> None:
-        """While ``late()``, replace a verdict that lets jobs on by ``unknown``. Called from another thread than the loop's."""
+        """Replace a verdict that lets jobs on by ``unknown``, while ``late()``. Called from another thread than the loop's."""
         with self._lock:
             last = self.verdict or self._read_earlier()
             if late() and (last is None or last.state is not State.DRAIN):

@@ -1,4 +1,4 @@
-"""Tells people what the agent does: the log, the history for `fairlead why`, and when status.json is written again."""
+"""Reports what the agent does: to the log, to the history for `fairlead why`, and when to write status.json again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STATUS_SECONDS = 10.0
 
 
 class Reporter:
-    """Remembers what was told, so that each change is told once."""
+    """Remembers what was reported, so that each change is reported once."""
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._troubles: tuple[str, ...] = ()
         self._listed: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
         self._status_at = 0.0
@@ -31,7 +31,7 @@ class Reporter:
         loud = log.WARNING if verdict.state in (State.DRAIN, State.UNKNOWN) or decision.counted else log.NOTICE
         log.line(loud, "verdict", state=verdict.state.value, order=decision.order.value, text=verdict.text)
         self._history.event(f"verdict {verdict.state.value}", verdict.text)
-        self._told = transitions.findings(self._told, findings)
+        self._reported = transitions.findings(self._reported, findings)
 
     def report_slurm(self, before: SlurmState, after: SlurmState) -> None:
         """Log and remember that a person has resumed our drain, and that it came or went."""

@@ -1,4 +1,4 @@
-"""GET /metrics over HTTP, in threads of its own: few connections, each for a short time, whoever asks.
+"""Serves GET /metrics over HTTP, in threads of its own: few connections, each for a short time, whoever asks.
 
 Every user of a node can reach a port on localhost. So at most ``CONNECTIONS_MAX`` are open; one more ends the oldest, which a
 scrape, done in milliseconds, is not. After ``SECONDS_MAX`` a connection ends, however it spends them: sending a request byte by
@@ -43,7 +43,7 @@ def serve(address: str, render: Callable[[], bytes], content_type: str) -> socke
 
 
 def _request(connection: socket.socket) -> bytes:
-    """The first line of a request, once all of it is here: its header is read and not looked at."""
+    """Return the first line of a request once all of it is here: its headers are read and ignored."""
     connection.settimeout(SECONDS_MAX)
     head = b""
     while b"\r\n\r\n" not in head and b"\n\n" not in head and len(head) < _REQUEST_MAX_BYTES:
@@ -91,7 +91,7 @@ class _Server(socketserver.ThreadingTCPServer):
                 self._few.notify()
 
     def service_actions(self) -> None:
-        """Twice a second: end what has lasted too long."""
+        """End what has lasted too long; called twice a second."""
         late = time.monotonic() - SECONDS_MAX
         with self._few:
             for request in [r for r, since in self._open.items() if since < late]:
@@ -102,6 +102,6 @@ class _Server(socketserver.ThreadingTCPServer):
             request.shutdown(socket.SHUT_RDWR)  # its thread is told so, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is nobody's trouble here; anything else is a bug and is told."""
+        """Ignore a connection that breaks; report anything else, which is a bug."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)

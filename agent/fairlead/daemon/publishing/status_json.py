@@ -1,4 +1,4 @@
-"""/run/fairlead/status.json: what the agent says about itself, for `fairlead status` and `fairlead why`."""
+"""Renders /run/fairlead/status.json: what the agent says about itself, for `fairlead status` and `fairlead why`."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def remembered(state: PolicyState) -> dict[str, object]:
 
 def _finding(finding: Finding, rungs: Mapping[str, Rung]) -> dict[str, object]:
     """Return a finding with the step that the ladder has come to; ``id`` is of what the check said, as acknowledgements are."""
-    told = ladder.told(finding, rungs)
-    raised = {"from": finding.action.value, "why": rungs[ladder.told_by(finding)].why} if told is not finding else None
-    return {**as_data(told), "id": identity(finding), "raised": raised}
+    escalated = ladder.told(finding, rungs)
+    raised = {"from": finding.action.value, "why": rungs[ladder.told_by(finding)].why} if escalated is not finding else None
+    return {**as_data(escalated), "id": identity(finding), "raised": raised}
 
 
 def _gpu(gpu: Gpu) -> dict[str, str]:

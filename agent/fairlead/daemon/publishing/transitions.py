@@ -13,8 +13,8 @@ from fairlead.model.finding import Finding, Level
 SHOWN = 3  # lines for each kind: drift of one setting on 112 CPUs is told by three of them
 
 
-def findings(told: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
-    """Log each finding that is new or changed its level since ``told``, and each that is gone; return the next ``told``."""
+def findings(reported: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
+    """Log each finding that is new or changed its level since ``reported``, and each that is gone; return the next ``reported``."""
     present: dict[str, str] = {}
     shown: Counter[tuple[str, str]] = Counter()
     for finding in now:
@@ -23,8 +23,8 @@ def findings(told: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
         key = f"{finding.key} {finding.evidence_id or finding.summary}"
         present[key] = finding.level.word
         kind = (finding.check, finding.level.word)
-        shown[kind] += told.get(key) != finding.level.word
-        if told.get(key) != finding.level.word and shown[kind] <= SHOWN:
+        shown[kind] += reported.get(key) != finding.level.word
+        if reported.get(key) != finding.level.word and shown[kind] <= SHOWN:
             log.line(
                 log.WARNING if finding.level is Level.DRAIN else log.NOTICE,
                 "finding",
@@ -37,7 +37,7 @@ def findings(told: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
     for (check, level), count in shown.items():
         if count > SHOWN:
             log.line(log.NOTICE, "more findings", check=check, level=level, count=count - SHOWN)
-    gone = sorted(told.keys() - present.keys())
+    gone = sorted(reported.keys() - present.keys())
     for key in gone[:SHOWN]:
         log.line(log.NOTICE, "finding gone", finding=key)
     if len(gone) > SHOWN:
@@ -45,12 +45,12 @@ def findings(told: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
     return present
 
 
-def troubles(told: Sequence[str], now: Sequence[str]) -> None:
+def troubles(reported: Sequence[str], now: Sequence[str]) -> None:
     """Log what has begun to keep the agent from writing, and what no longer does."""
     for trouble in now:
-        if trouble not in told:
+        if trouble not in reported:
             log.line(log.ERROR, "cannot write", error=trouble)
-    for trouble in told:
+    for trouble in reported:
         if trouble not in now:
             log.line(log.NOTICE, "can write again", after=trouble)
 

@@ -1,4 +1,4 @@
-"""The text of the verdict that hooks and people read."""
+"""Words the verdict for hooks and people."""
 
 from __future__ import annotations
 

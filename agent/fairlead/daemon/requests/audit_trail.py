@@ -1,13 +1,13 @@
-"""The audit trail: who changed what about this node's service, when, why, and what came of it.
+"""Keeps the audit trail: who changed what about this node's service, when, why, and what came of it.
 
-``STATE_DIR/audit.jsonl``, one JSON object a line, only ever appended to (open(2), O_APPEND) and on the disk (fsync(2))
-when ``add`` returns. A file of its own, not a table of the history: the history may be damaged, moved aside or deleted and
-this story goes on, and at 3 am it can be read with nothing but `tail`. At ROTATE_BYTES it becomes ``audit.jsonl.1`` in
-place of the one before: never more than twice that.
+``STATE_DIR/audit.jsonl``, one JSON object a line, only ever appended to (open(2), O_APPEND) and on the disk (fsync(2)) when
+``add`` returns. It is a file of its own, not a table of the history: the history may be damaged, moved aside or deleted and the
+trail goes on, and at 3 am it can be read with nothing but `tail`. At ROTATE_BYTES it becomes ``audit.jsonl.1`` in place of the
+one before: never more than twice that.
 
-A command writes its entry twice under one id: before it begins, and with the outcome. One that was killed in between has
-left the first, so nothing is done that no line speaks of. Where the disk takes nothing the line goes to ``RUN_DIR``
-(tmpfs) and moves over with the next one that is taken; ``trouble`` says so in one line and nobody is stopped by it.
+A command writes its entry twice under one id: before it begins, and with the outcome. One that was killed in between has left the
+first, so nothing is done that no line speaks of. Where the disk takes nothing the line goes to ``RUN_DIR`` (tmpfs) and moves over
+with the next one that is taken; ``trouble`` says so in one line and nobody is stopped by it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ ASKED = "asked"
 
 
 class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that was done. ``unix``: time of day in seconds. ``who``: a login name, or "agent". ``uid``: of the process.
+    """Describes one thing that was done. ``unix``: time of day in seconds. ``who``: a login name, or "agent". ``uid``: of the
+    process.
 
-    tty, client: where the person sat, as far as known. what: the command or the agent's transition; args: what of its
-    arguments matters; why: the reason given. outcome: one word, ASKED while it is not known; detail: one line.
+    tty, client: where the person sat, as far as known. what: the command or the agent's transition; args: what of its arguments
+    matters; why: the reason given. outcome: one word, ASKED while it is not known; detail: one line.
     """
 
     unix: float
@@ -55,7 +56,7 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def new_id() -> str:
-    """Random, for an entry or a request."""
+    """Return a random id for an entry or a request."""
     return secrets.token_hex(8)
 
 
@@ -72,13 +73,13 @@ class Trail:
         """Append an entry. Never raises; what did not work is in ``trouble``."""
         line = _line(entry)
         try:
-            held = self._held()
-            self._disk.do(lambda: _append(self.path, held + line))
+            spared = self._read_spare()
+            self._disk.do(lambda: _append(self.path, spared + line))
         except OSError as e:
             self.trouble = f"audit: {self.path}: {e.strerror}"
         else:
             self.trouble = ""
-            if held:
+            if spared:
                 with suppress(OSError):
                     os.unlink(self.spare)
             return
@@ -89,28 +90,28 @@ class Trail:
             self.trouble += f"; nor {self.spare}: {e.strerror}: this is not in the trail"
 
     def heal(self) -> None:
-        """Where the last entry met trouble: move over what lies in ``RUN_DIR``, if that works now."""
+        """Move over what lies in ``RUN_DIR`` where the last entry met trouble, if that works now."""
         if not self.trouble:
             return
-        held = self._held()
+        spared = self._read_spare()
         with suppress(OSError):
-            if held:
-                self._disk.do(lambda: _append(self.path, held))
+            if spared:
+                self._disk.do(lambda: _append(self.path, spared))
                 os.unlink(self.spare)
             else:
                 self._disk.do(lambda: os.stat(os.path.dirname(self.path)))
             self.trouble = ""
 
     def agent(self, what: str, *, detail: str = "", why: str = "", args: Mapping[str, str] | None = None) -> None:
-        """The agent's own doing, known as it is noted."""
+        """Append what the agent itself has done."""
         entry = Entry(
             unix=time.time(), id=new_id(), what=what, who="agent", args=args or {}, why=why, outcome="done", detail=detail
         )
         self.add(entry)
 
     def read(self, since: float = 0.0) -> list[Entry]:
-        """Every entry from a Unix time on, oldest first, one per id with its last outcome. What cannot be read is left out
-        and said in ``trouble``; a torn last line of a crash is no trouble."""
+        """Return every entry from a Unix time on, oldest first, one per id with its last outcome. What cannot be read is left out
+        and reported in ``trouble``; a torn last line of a crash is no trouble."""
         found: dict[str, Entry] = {}
         broken = 0
         self.trouble = ""
@@ -136,7 +137,7 @@ class Trail:
             self.trouble = f"audit: {self.path}: {broken} line{'s' * (broken != 1)} left out: torn or not ours"
         return sorted((e for e in found.values() if e.unix >= since), key=lambda e: e.unix)
 
-    def _held(self) -> bytes:
+    def _read_spare(self) -> bytes:
         try:
             with open(self.spare, "rb") as f:
                 return f.read(ROTATE_BYTES)
@@ -190,7 +191,7 @@ def _ends_a_line(path: str) -> bool:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """One writer at a time, for the rotation's sake. The lock is on the folder: it needs no space on a full disk."""
+    """Let one writer in at a time, for the rotation's sake. The lock is on the folder: it needs no space on a full disk."""
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_SECONDS

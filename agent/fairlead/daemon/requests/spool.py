@@ -1,8 +1,8 @@
-"""What people ask of the agent, in a spool: one file per request, written whole, taken up in the order of asking.
+"""Keeps what people ask of the agent in a spool: one file per request, written whole, applied in the order of asking.
 
-``STATE_DIR/requests`` (``RUN_DIR/requests`` where the disk takes nothing). A request is in the spool before the person is
-told anything, so it works with the agent running, starting or away. The agent applies it, saves the state that contains
-its id, and only then removes the file: killed anywhere in between, it finds the file again and applies it once.
+``STATE_DIR/requests`` (``RUN_DIR/requests`` where the disk takes nothing). A request is in the spool before the command answers
+the person, so it works with the agent running, starting or away. The agent applies it, saves the state that contains its id, and
+only then removes the file: killed anywhere in between, it finds the file again and applies it once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER = "requests"
 
 
 def put(state_dir: str, run_dir: str, request: Request) -> str:
-    """Put a request into the spool; its path. It is on the disk when this returns. Raises HostError when nothing takes it."""
+    """Put a request into the spool and return its path. It is on the disk then. Raises HostError when nothing takes it."""
     troubles = []
     for base in (state_dir, run_dir):
         folder = os.path.join(base, FOLDER)
@@ -43,7 +43,7 @@ def put(state_dir: str, run_dir: str, request: Request) -> str:
 
 
 class Requests:
-    """The agent's end of the spool."""
+    """Applies the requests in the spool, for the agent."""
 
     def __init__(self, state_dir: str, run_dir: str, trail: Trail, disk: Storage | None = None) -> None:
         self._disk = disk or Direct()
@@ -52,8 +52,8 @@ class Requests:
         self._refused: set[str] = set()
 
     def take(self, state: PolicyState, history: History, boot_id: str) -> PolicyState:
-        """Apply what waits and save it; the same state when there is nothing new. Where the history cannot be written the
-        files stay, for the next start."""
+        """Apply what waits, save it and return the new state; the same state when there is nothing new. Where the history cannot
+        be written the files stay, for the next start."""
         found = self._found()
         if not found:
             return state
@@ -75,7 +75,7 @@ class Requests:
         return made
 
     def _found(self) -> list[tuple[str, Request]]:
-        """What waits, in the order of asking. Anything but a request of root's is moved aside and said once."""
+        """Return what waits, in the order of asking. Anything but a request of root's is moved aside and reported once."""
         found: list[tuple[str, Request]] = []
         wrong: list[tuple[str, str]] = []
         for folder, disk in zip(self.folders, (self._disk, Direct()), strict=True):
@@ -101,7 +101,8 @@ class Requests:
 
 
 def _waiting(folder: str) -> tuple[list[tuple[str, Request]], list[tuple[str, str]]]:
-    """The requests of a folder, and what is none, with why; that is moved aside. Raises OSError: no such folder."""
+    """Return the requests of a folder, and the files that are none, with why; those are moved aside. Raises OSError: no such
+    folder."""
     found: list[tuple[str, Request]] = []
     wrong: list[tuple[str, str]] = []
     for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".json")):
@@ -115,7 +116,7 @@ def _waiting(folder: str) -> tuple[list[tuple[str, Request]], list[tuple[str, st
 
 
 def _read(path: str) -> Request:
-    """Raises OSError, DataError."""
+    """Read one request. Raises OSError, DataError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         info = os.fstat(fd)
@@ -133,7 +134,7 @@ def _remove(paths: Iterable[str]) -> None:
 
 
 def _placed(request: Clear, history: History, boot_id: str) -> Clear:
-    """Where its author could not say how far the log was: as far as the agent has read it."""
+    """Return the request as of the last record that the agent has read, where its author could not say how far the log was."""
     if request.sequence >= 0:
         return request
     last = max((r.sequence for r in history.past().records), default=-1)

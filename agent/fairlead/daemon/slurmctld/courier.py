@@ -32,7 +32,7 @@ BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held
 
 
 class Courier:
-    """``fileno()`` becomes readable when the state has changed; ``take()`` gives it."""
+    """Attempts what is ordered. ``fileno()`` becomes readable when the state has changed; ``take()`` returns the state."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class Courier:
 
     @property
     def topology(self) -> str:
-        """What is known of slurmctld's topology, in one line."""
+        """Return what is known of slurmctld's topology, in one line."""
         return self._drain.limits.topology
 
     def take(self) -> SlurmState:
-        """Return what stands in Slurm now, and empty the pipe."""
+        """Return what is known of the node in Slurm now, and empty the pipe."""
         try:
             while os.read(self._reader, 4096):
                 pass
@@ -125,7 +125,8 @@ class Courier:
                 self._condition.notify()
 
     def _wake(self) -> bool:
-        """New evidence has come: ask whether our drain still stands, and try again what waits for somebody else."""
+        """Return whether new evidence is a reason to ask slurmctld now: whether our drain is still set, or about an order that is
+        blocked."""
         now = self._clock()
         if not self._pace.is_new(self._known, now):
             return False
@@ -139,7 +140,7 @@ class Courier:
         return True
 
     def change(self, drain: DrainProtocol, *, splay_seconds: float, look_seconds: float) -> None:
-        """Go on with another drain protocol (a reloaded document)."""
+        """Take up another drain protocol (a reloaded document)."""
         with self._condition:
             drain.limits.take_over(self._drain.limits)
             self._drain = drain
@@ -147,24 +148,24 @@ class Courier:
             self._splay_seconds = splay_seconds
 
     def refused(self) -> None:
-        """Our prolog refused a job: Slurm marks the node for it, if it is not drained."""
+        """Expect Slurm's mark: our prolog refused a job, and Slurm marks the node for that if it is not drained."""
         with self._condition:
             self._refusal.begin(self._clock(), time.time())
             self._condition.notify()
 
     @property
     def refusal_pending(self) -> bool:
-        """Whether Slurm's mark for a refused job may still come or stand; the job's record is kept until then."""
+        """Return whether Slurm's mark for a refused job may still come or is still set; the job's record is kept until then."""
         with self._condition:
             return self._refusal.pending
 
     @property
     def waits(self) -> bool:
-        """Whether it matters what others do to the node in Slurm: a drain stands, ours or one in the way of an order."""
+        """Return whether it matters what others do to the node in Slurm: a drain is set, ours or one in the way of an order."""
         return self._state.drained or self._taken or bool(self._state.blocked_because)
 
     def stirred(self, *, watched: bool, stirred: bool) -> None:
-        """slurmctld has spoken to this node's slurmd (``host.slurmd``): somebody may have resumed the node."""
+        """Ask soon where slurmctld has spoken to this node's slurmd (``host.slurmd``): somebody may have resumed the node."""
         with self._condition:
             self._pace.watched = watched
             if not stirred or self._failures:
@@ -183,7 +184,7 @@ class Courier:
             self._condition.notify()
 
     def due(self) -> float:
-        """When something is to be done next (CLOCK_MONOTONIC seconds)."""
+        """Return when something is to be done next (CLOCK_MONOTONIC seconds)."""
         state = self._state
         times = [self._due, self._refusal.due, self._drain.limits.due]
         if state.over_budget:
@@ -205,7 +206,7 @@ class Courier:
                 pass
 
     def turn(self) -> Generator[str, None, None]:
-        """One attempt at what is due, if anything is; yields the name of each step of the protocol before it is taken."""
+        """Attempt what is due, if anything is; yield the name of each step of the protocol before it is taken."""
         with self._condition:
             began = self._clock()
             if self.due() > began:
@@ -285,7 +286,7 @@ class Courier:
             self._set(after)
 
     def _set_times(self, result: Result, entry: Entry | None, now: float) -> None:
-        """Set when slurmctld is asked again about what stands there, and when an order that is blocked is tried again."""
+        """Set when slurmctld is asked again about the node, and when an order that is blocked is tried again."""
         drained, taken = entry is not None and entry.ours, self._taken
         blocked = bool(blocked_because(result))
         self._not_before = 0.0

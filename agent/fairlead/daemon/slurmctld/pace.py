@@ -22,8 +22,8 @@ UNSETTLED_SECONDS = 2.0  # first wait while a node boots or registers with a new
 
 
 class Pace:
-    """Times are CLOCK_MONOTONIC seconds. ``crowd``: how many agents may have the same to ask. ``watched``: slurmd is seen.
-    ``asked_with``: the names of what would drain and was known before slurmctld was last asked."""
+    """Keeps the times of questions, in CLOCK_MONOTONIC seconds. ``crowd``: how many agents may have the same to ask. ``watched``:
+    slurmd is seen. ``asked_with``: the names of what would drain and was known before slurmctld was last asked."""
 
     def __init__(self, entry: Entry | None, crowd: Callable[[], int]) -> None:
         self.watched = False

@@ -1,8 +1,8 @@
-"""Follows Slurm's own mark for a job that our prolog refused: it comes late, and it stands until somebody lifts it.
+"""Follows Slurm's own mark for a job that our prolog refused: it comes late, and it stays until somebody lifts it.
 
 slurmd tells slurmctld of a failed prolog by a message of its own, which drain_nodes() makes "Prolog error"
-(src/slurmctld/node_mgr.c): some milliseconds after the prolog's record is on the disk, later where slurmctld is busy.
-On a node that is drained already nothing is marked.
+(src/slurmctld/node_mgr.c): some milliseconds after the prolog's record is on the disk, later where slurmctld is busy. On a node
+that is drained already nothing is marked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ QUESTIONS_SECONDS = (0.0, 1.0, 5.0, 20.0)  # after the refusal; by the last one 
 
 
 class Refusal:
-    """Times are CLOCK_MONOTONIC seconds, but for ``since``: Unix time. ``marked``: the mark was seen and still stands."""
+    """Keeps when to ask about the mark, in CLOCK_MONOTONIC seconds; ``since`` is Unix time. ``marked``: the mark was seen and is
+    still set."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -30,7 +31,7 @@ class Refusal:
         self.due = now
 
     def asked(self, now: float, *, marked: bool, settled: bool, again_seconds: float) -> None:
-        """Note that slurmctld was asked. ``settled``: the mark was lifted, or our own drain stands. A mark that may not be lifted
+        """Note that slurmctld was asked. ``settled``: the mark was lifted, or our own drain is set. A mark that may not be lifted
         yet is asked about again after ``again_seconds``."""
         self._questions = [at for at in self._questions if at > now]
         self.marked = marked

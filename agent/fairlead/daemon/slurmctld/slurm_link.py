@@ -1,4 +1,4 @@
-"""The loop's one way to Slurm: orders go out to the courier, and what stands in Slurm comes back.
+"""Connects the loop with Slurm: orders go out to the courier, and what is set in slurmctld comes back.
 
 On a machine tree without a cluster named for it there is no courier: nothing is asked of Slurm and nothing is ordered.
 """
@@ -22,7 +22,8 @@ from fairlead.host.slurmd import Slurmd
 
 
 class SlurmLink:
-    """``state``: what stands in Slurm, as last taken. ``ledger``: our own record of it on the disk."""
+    """Owns the courier and its disk. ``state``: what is known of the node in Slurm, as last taken. ``ledger``: our own record of
+    it."""
 
     def __init__(self, document: Document, root: Root, *, machine: str, boot_id: str) -> None:
         agent, slurm = document.agent, document.slurm
@@ -70,7 +71,7 @@ class SlurmLink:
         return self._courier.fileno() if self._courier is not None else -1
 
     def take_news(self) -> tuple[SlurmState, SlurmState] | None:
-        """Return what stood in Slurm before and what stands there now, where that has changed since the last call."""
+        """Return what was known of the node before and what is known now, where that has changed since the last call."""
         if self._courier is None or (now := self._courier.take()) == self.state:
             return None
         before, self.state = self.state, now
@@ -87,18 +88,18 @@ class SlurmLink:
             self._courier.reconcile()
 
     def expect_prolog_mark(self, refused: frozenset[int]) -> None:
-        """Our prolog refused these jobs: Slurm marks the node for that, and the courier lifts the mark when jobs may run."""
+        """Have the courier lift the mark that Slurm sets on the node because our prolog refused these jobs, once jobs may run."""
         if self._courier is not None:
             log.line(log.NOTICE, "prolog refused jobs", jobs=",".join(map(str, sorted(refused))))
             self._courier.refused()
 
     @property
     def refusal_pending(self) -> bool:
-        """Return whether Slurm's mark for a refused job may still come or stand."""
+        """Return whether Slurm's mark for a refused job may still come or is still set."""
         return self._courier is not None and self._courier.refusal_pending
 
     def watch_slurmd(self) -> None:
-        """While it matters what others do to the node in Slurm: tell the courier whether slurmctld has spoken to slurmd."""
+        """Tell the courier whether slurmctld has spoken to slurmd, while it matters what others do to the node in Slurm."""
         if self._courier is not None and self._courier.waits:
             stirred = self.slurmd.stirred()
             self._courier.stirred(watched=self.slurmd.watched, stirred=stirred)

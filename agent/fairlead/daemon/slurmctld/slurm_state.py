@@ -1,4 +1,4 @@
-"""What the courier knows of this node in Slurm, and what the loop wants done there."""
+"""Describes this node in Slurm as far as the courier knows it, and what the loop wants done there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairlead.policy.fleet import Hold
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order to the courier: ``kind`` is keep, drain or resume; check, summary and job are the parts of the reason.
+    """Orders something of the courier. kind: keep, drain or resume; check, summary and job are the parts of the reason.
 
     certain: see ``policy.fleet``. pending_room: keep the node as it is, and drain it as soon as the rules across nodes leave
     room. fit: jobs may run here, so Slurm's mark for a job that our prolog refused is to be lifted.
@@ -43,16 +43,15 @@ def want_of(decision: Decision, now: Now) -> Want:
 
 
 class SlurmState(Struct, frozen=True, kw_only=True):
-    """What is known of this node in Slurm.
+    """Describes this node in Slurm.
 
-    drained, reason, check, since: a drain of ours stands in slurmctld, its text, what it is for and when it was begun (Unix
-    time in seconds). manual: a person drained the node through fairlead. confirmed: how often our drain was seen standing.
-    blocked_because: why an order is not carried out; foreign: because somebody else holds the node.
-    over_budget: the rule across nodes that left no room, in one line, for a while after it was asked; limit: the same as
-    data. error: slurmctld's last refusal or silence.
-    acknowledged: how many drains of ours a person has resumed; lost: how many have gone without a person's resume; why_lost:
-    why the last of them went; known: the names of the evidence that the last of either covers. returned: how often the node
-    has gone back into service, by the agent's resume or a person's. taken: the words that somebody put in place of our
+    drained, reason, check, since: a drain of ours is set in slurmctld, its text, what it is for and when it was begun (Unix time
+    in seconds). manual: a person drained the node through fairlead. confirmed: how often a reading has shown our drain.
+    blocked_because: why an order is not carried out; foreign: because somebody else holds the node. over_budget: the rule across
+    nodes that left no room, in one line, for a while after it was asked; limit: the same as data. error: slurmctld's last refusal
+    or silence. acknowledged: how many drains of ours a person has resumed; lost: how many have gone without a person's resume;
+    why_lost: why the last of them went; known: the names of the evidence that the last of either covers. returned: how often the
+    node has gone back into service, by the agent's resume or a person's. taken: the words that somebody put in place of our
     reason, as far as known, "" where nobody did.
     """
 
@@ -76,7 +75,7 @@ class SlurmState(Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """Return whether an order to drain has come to an end for now: our drain stands, or somebody else holds the node."""
+        """Return whether an order to drain has come to an end for now: our drain is set, or somebody else holds the node."""
         return self.drained or bool(self.blocked_because)
 
     @property
