@@ -45,8 +45,8 @@ def test_a_standing_drain_is_looked_at_every_two_minutes_where_slurmd_is_watched
     """Two RPCs each: one a minute and node, where it was four."""
     random.seed(27)
     pace = Pace(None, lambda: 1000)
-    seen = sum(pace.look_seconds(30.0) for _ in range(200)) / 200
+    seen = sum(pace.ask_seconds(30.0) for _ in range(200)) / 200
     pace.watched = True
-    watched = sum(pace.look_seconds(30.0) for _ in range(200)) / 200
+    watched = sum(pace.ask_seconds(30.0) for _ in range(200)) / 200
     assert seen == pytest.approx(30, rel=0.05) and watched == pytest.approx(120, rel=0.05)
     assert RPCS_OF_A_LOOK * 60 / watched <= 1.1 and ASKS_PER_SECOND == 20
