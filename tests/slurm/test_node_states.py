@@ -97,9 +97,8 @@ def check_ours(states: States, row: Row, name: str) -> None:
     before = states.wait(name, row.words_with_ours)
     entry = drain.ledger.load()
     reconciled, detail = outcome(drain.reconcile())
-    print(
-        f"{states.release} {row.name}: ours {'+'.join(sorted(before.states))} {before.reason!r} reconcile: {reconciled} ({detail})"
-    )
+    print(f"{states.release} {row.name}: ours {'+'.join(sorted(before.states))} {before.reason!r}")
+    print(f"{states.release} {row.name}: reconcile: {reconciled} ({detail})")
     assert reconciled == row.reconcile, detail
     if reconciled != "drained" and entry is not None:
         drain.ledger.save(entry)  # the resume is asked of a protocol that still has its drain

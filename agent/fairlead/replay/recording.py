@@ -206,7 +206,8 @@ class _Log:
 
 
 def _journal(line: str) -> tuple[Stamp | None, str, str]:
-    """Read a line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)); nothing for what is not the kernel's."""
+    """Read a line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)); nothing for what is not
+    the kernel's."""
     found = journal(line)
     return (None, "", "") if found is None else (Stamp(found[0]), found[1], found[2])
 
