@@ -1,4 +1,4 @@
-"""The middle of the pipe: a node and its past through every check and every declared setting, to findings."""
+"""Judges a node and its past by every enabled check and every declared setting: facts in, findings out."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fairlead.policy import CheckPolicy
 
 
 def reads(document: Document) -> tuple[str, ...]:
-    """The files whose text the enabled checks and the declared settings need."""
+    """Return the files whose text the enabled checks and the declared settings need."""
     wanted = [path for name, check in checks.load().items() if _judges(check, document.checks[name]) for path in check.reads]
     wanted += [path for name, want in document.settings.items() for path in settings.load()[name].wanted_reads(want)]
     return tuple(dict.fromkeys(wanted))
 
 
 def quick_reads(document: Document) -> tuple[str, ...]:
-    """Those of them that are read at every sweep: of the checks that are judged at every sweep."""
+    """Return those of them that are read at every sweep: of the checks that are judged at every sweep."""
     quick = [c for name, c in checks.load().items() if _judges(c, document.checks[name]) and not c.slow]
     return tuple(dict.fromkeys(path for check in quick for path in check.reads))
 
@@ -33,7 +33,7 @@ def _judges(check: Check, params: CheckParams) -> bool:
 
 
 def wanted(document: Document) -> Wanted:
-    """What the enabled checks want to be asked of the host."""
+    """Return what the enabled checks want to be asked of the host."""
     asked = [c.wants(document.checks[n]) for n, c in checks.load().items() if c.wants and document.checks[n].enabled]
     return Wanted(
         mounts=tuple(dict.fromkeys(path for want in asked for path in want.mounts)), units=any(want.units for want in asked)
@@ -41,7 +41,7 @@ def wanted(document: Document) -> Wanted:
 
 
 def heeded_by(text: str, wakes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """The checks that a kernel record matters to. ``wakes``: prefixes by check."""
+    """Name the checks that a kernel record matters to. ``wakes``: prefixes by check."""
     loaded = checks.load()
     for name, known in wakes.items():
         if text.startswith(known) and loaded[name].heeds(text):
@@ -49,7 +49,7 @@ def heeded_by(text: str, wakes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
 
 
 def prefixes(document: Document) -> dict[str, tuple[str, ...]]:
-    """Which kernel records wake each enabled check: what it says itself, and what its parameters declare."""
+    """Say which kernel records wake each enabled check: what it says itself, and what its parameters declare."""
     found = {}
     for name, check in checks.load().items():
         params = document.checks[name]
@@ -59,15 +59,15 @@ def prefixes(document: Document) -> dict[str, tuple[str, ...]]:
 
 
 def fresh(document: Document, node: Node) -> frozenset[str] | None:
-    """The checks and managed settings whose facts were read for this node; None: all of them. Drift is looked for on thorough
-    looks: what was set stays set until a person or a daemon changes it."""
+    """Name the checks and managed settings whose facts were read for this node; None: all of them. Drift is looked for on
+    thorough sweeps: what was set stays set until a person or a daemon changes it."""
     if node.thorough:
         return None
     return frozenset(n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow)
 
 
 def judge(document: Document, node: Node, past: Past, only: Collection[str] | None = None) -> tuple[Finding, ...]:
-    """All findings about a node. ``only``: names of checks (``setting.NAME`` for drift), default all.
+    """Judge a node: return all findings about it. ``only``: names of checks (``setting.NAME`` for drift), default all.
 
     A check that fails on unexpected facts is a finding of its own: what could not be judged is not healthy.
     """
@@ -93,7 +93,7 @@ def _guarded(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def policies_of(document: Document) -> dict[str, CheckPolicy]:
-    """The policy of every enabled check and managed setting (``setting.NAME``)."""
+    """Return the policy of every enabled check and managed setting (``setting.NAME``)."""
     loaded = checks.load()
     found = {n: CheckPolicy.of(loaded[n], params) for n, params in document.checks.items() if params.enabled}
     found |= {f"setting.{n}": CheckPolicy.of_setting(want.mode) for n, want in document.settings.items() if want.managed}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.history.memory import History
-from tests.daemon.test_files import record
+from tests.history.test_memory import record
 
 TRUE = (
     "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.",

@@ -1,7 +1,7 @@
 """Keeps the ledger: what fairlead has done to its node in Slurm, on persistent storage, saved before it is done.
 
-One entry at most: a node has one drain. A killed agent finds here what it was about to write, and with what text; and a
-living one what it has sent and had no answer to, which may arrive late, after other writes.
+It has one entry at most, as a node has one drain. An agent that was killed finds here what it was about to write, and with what
+text. One that runs finds what it has sent and had no answer to: slurmctld may carry that out late, after other writes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ LOCK_POLL_SECONDS = 0.01
 
 
 class Phase(StrEnum):
-    """draining: the write may or may not have happened, or may yet arrive. drained: read back as ours. resuming: as draining,
+    """Says how far a drain has come.
+
+    draining: the write may or may not have happened, or may yet arrive. drained: read back as ours. resuming: as draining,
     for the way back. undoing: resuming because the drain went past the budget. taken: a person has put words of theirs in
     place of ours; when they lift it, that is an acknowledgement too."""
 
@@ -48,7 +50,9 @@ class Phase(StrEnum):
 
 
 class Reboot(StrEnum):
-    """none: slurmctld has said nothing of one. asked: it is to reboot the node, or waits for it. over: the reason has the mark
+    """Says what is known of a reboot of the drained node.
+
+    none: slurmctld has said nothing of one. asked: it is to reboot the node, or waits for it. over: the reason has the mark
     of a reboot that the drain has outlasted."""
 
     NONE = ""
@@ -57,13 +61,13 @@ class Reboot(StrEnum):
 
 
 class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on.
+    """Describes one drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on.
 
     sent: when a drain with this text was last about to be written, 0 once it was read back. unanswered: when one with a
     text of ``late`` was. lifting: when a resume was last about to be written, 0 once it was read back. All Unix time.
-    written: when the drain that stands was written, by slurmctld's clock; 0 where that is not known.
+    written: when the drain on the node was written, by slurmctld's clock; 0 where that is not known.
 
-    Of the last reading that showed it standing, ours or a person's in its place: seen, its time, by slurmctld's clock or
+    Of the last reading that showed it on the node, ours or a person's in its place: seen, its time, by slurmctld's clock or
     somewhat earlier; boot, this node's boot id; reboot, what slurmctld said of a reboot; known, the names of the evidence
     that the agent knew before it (``policy.state.identity``), which is what a person acknowledges who lifts the drain.
     freed: a person has lifted it with `fairlead resume`. theirs: words of a person that our resume has lifted by mistake
@@ -89,22 +93,22 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
 
     @property
     def ours(self) -> bool:
-        """As far as known the node is drained by us."""
+        """Say whether the node is drained by us, as far as known."""
         return self.phase in (Phase.DRAINED, Phase.RESUMING, Phase.UNDOING)
 
     @property
     def manual(self) -> bool:
-        """A person drained it through fairlead; the agent does not lift that."""
+        """Say whether a person drained it through fairlead; the agent does not lift that."""
         return any(token.check == MANUAL for token in self.texts)
 
     @property
     def texts(self) -> tuple[Token, ...]:
-        """Every text that may come to stand as ours."""
+        """Return every text of ours that may be on the node, now or later."""
         return (self.token, *(t for t in self.late if t != self.token))
 
     def intend(self, token: Token, now: float) -> Entry:
-        """A drain about to be written. An intent that may not have been written yet is repeated with its own text where that
-        still says the same; every other text that may still arrive stays known as ours."""
+        """Return the entry of a drain about to be written. An intent that may not have been written yet is
+        repeated with its own text where that still says the same; every other text that may still arrive stays known as ours."""
         sent = max(self.sent, self.unanswered)
         if self.token not in self.late and self.token == replace(token, token=self.token.token):
             return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent, **_UNSEEN)
@@ -113,16 +117,16 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         return replace(self, phase=Phase.DRAINING, **changes, **_UNSEEN)
 
     def turned_to(self, token: Token) -> Entry:
-        """Another of ``late`` stands; the text that was sent last may still arrive."""
+        """Return the entry where another of ``late`` is on the node; the text that was sent last may still arrive."""
         unanswered = max(self.sent, self.unanswered)
         return replace(self, token=token, late=self.texts[: LATE_MAX + 1], sent=0.0, unanswered=unanswered)
 
     def late_lift(self, now: float) -> bool:
-        """May a resume of ours, sent before and not answered, still arrive?"""
+        """Say whether a resume of ours, sent before and not answered, may still arrive."""
         return abs(now - self.lifting) < LATE_SECONDS
 
     def dropped(self, now: float) -> Entry | None:
-        """What is left of it when the node is not drained by us: nothing, unless something sent may still arrive."""
+        """Return what is left of it when the node is not drained by us: None, unless something sent may still arrive."""
         sent = max(self.sent, self.unanswered)
         if abs(now - max(sent, self.lifting)) >= LATE_SECONDS:
             return None
@@ -145,7 +149,7 @@ _DECODER = msgspec.json.Decoder(_File)
 
 
 class Ledger:
-    """The ledger of one node. Where ``state_dir`` cannot be written, ``run_dir`` (tmpfs) keeps it over a restart of the
+    """Keeps the ledger of one node. Where ``state_dir`` cannot be written, ``run_dir`` (tmpfs) keeps it over a restart of the
     agent, though not over a reboot; ``trouble`` says so in one line.
 
     An entry of another node name or machine (a cloned disk) is not ours and is not read.
@@ -186,7 +190,8 @@ class Ledger:
             os.close(lock)
 
     def load(self) -> Entry | None:
-        """The entry that stands. A file that cannot be decoded is moved aside: its drain becomes an orphan, visible as such."""
+        """Load the entry that was saved last. A file that cannot be decoded is moved aside: its drain becomes an
+        orphan, visible as such."""
         places = [(os.path.join(folder, FILE), disk) for folder, disk in zip(self.folders, self._disks, strict=True)]
         files = [file for path, disk in places if (file := self._read(path, disk)) is not None]
         newest = max(files, key=lambda f: f.sequence, default=None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from fairlead.drains.cluster_limits import ClusterLimits
 from fairlead.drains.ledger import Entry, Ledger, Phase, Reboot
 from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
 from fairlead.drains.outcome import Outcome, Result, result, who
+from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, reboot_mark, rebooting
 from fairlead.policy.rules import Rules
 from fairlead.policy.tracks import of_the_past
@@ -94,15 +96,25 @@ class NodeDrainState:
             return "" if mine.drained else keep_off(mine.states) or self.stranger(mine)
         return self.why_not_resume(mine, entry.since) if entry and mine.drained else "nothing of ours to lift"
 
-    def require_fresh(self, otherwise: Entry | None) -> None:
-        """Raise SlurmUnavailable, for another try, when the last reading or the saved intent is too old to write on; the ledger
-        then says ``otherwise``."""
+    def write(self, call: Callable[[], None], otherwise: Entry | None) -> None:
+        """Write to slurmctld with ``call``, unless the last reading or the saved intent is too old to write on. Then the ledger
+        says ``otherwise``, and this raises SlurmUnavailable, for another try."""
         now = self.clock()
         stepped = abs(self.wall() - self._saved_unix - (now - self._saved_at)) > STALE_SECONDS  # the ledger's times are wall time
-        if self.writer.age() > STALE_SECONDS or now - self._saved_at > SAVED_SECONDS or stepped:
+        try:
+            self.writer.require_fresh(also=now - self._saved_at <= SAVED_SECONDS and not stepped)
+        except SlurmUnavailable:
             self.ledger.save(otherwise)
-            raise self.writer.too_old()
-        self.writer.require_fresh()
+            raise
+        call()
+
+    def drain(self, reason: str, *, otherwise: Entry | None) -> None:
+        """Drain the node with this reason; ``otherwise``: see ``write``."""
+        self.write(partial(self.client.drain, self.node, reason), otherwise)
+
+    def resume(self, *, otherwise: Entry | None) -> None:
+        """Lift the drain of the node; ``otherwise``: see ``write``."""
+        self.write(partial(self.client.resume, self.node), otherwise)
 
     def mark_confirmed(self, entry: Entry, mine: NodeState) -> Entry:
         """Return the entry of our drain, which the last reading has shown."""

@@ -73,17 +73,22 @@ class NodeWriter:
         """Return the seconds since the last reading was asked for: another's change in this time may be overwritten."""
         return self.clock() - self.asked
 
-    def require_fresh(self) -> None:
-        """Raise SlurmUnavailable, for another try, when the last reading is too old to be written on: this process was
-        stopped, or the disk was, and people act meanwhile. Otherwise limit how long the write may still be sent."""
+    def fresh(self) -> bool:
+        """Say whether the last reading is young enough to write on."""
+        return self.age() <= STALE_SECONDS
+
+    def require_fresh(self, *, also: bool = True) -> None:
+        """Raise SlurmUnavailable, for another try, when the last reading is too old to write on, or the caller's own condition
+        (``also``) does not hold: this process was stopped, or the disk was, and people act meanwhile."""
         age = self.age()
-        if age > STALE_SECONDS:
-            raise self.too_old()
+        if age > STALE_SECONDS or not also:
+            raise SlurmUnavailable(f"{age:.0f} s went by after the reading of {self.node}: not written")
         self.not_after(STALE_SECONDS - age)
 
-    def too_old(self) -> SlurmUnavailable:
-        """Make the error that says so."""
-        return SlurmUnavailable(f"{self.age():.0f} s went by after the reading of {self.node}: not written")
+    def write(self, call: Callable[[], None]) -> None:
+        """Write with ``call`` if the last reading is fresh. Raises SlurmUnavailable, SlurmError."""
+        self.require_fresh()
+        call()
 
 
 def owner_among(

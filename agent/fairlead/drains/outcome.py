@@ -17,7 +17,9 @@ UNDONE_SECONDS = (2.0, 8.0)  # who undid theirs asks again when that is settled,
 
 
 class Outcome(StrEnum):
-    """drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain. lost: it
+    """Says how a protocol ended.
+
+    drained, resumed: done and read back. free: nothing of ours stands. acknowledged: a person resumed our drain. lost: it
     is gone, and no person need have resumed it: a reboot by slurmctld did, or slurmctld has begun anew without it;
     ``Result.known`` counts all the same. foreign:
     somebody else holds the node. orphan: a drain of fairlead's form that no ledger knows. over_budget: not drained, or undone
@@ -66,23 +68,24 @@ def finish(steps: Steps) -> Result:
 
 
 def in_the_way(check: str, mine: NodeState) -> str:
-    """In a maintenance reservation the driver comes and goes, and settings are in the making."""
+    """Say why this check may not drain now: in a maintenance reservation the driver comes and goes, and settings change."""
     yields = check in DRIVER_CHECKS or check.startswith(SETTING_PREFIX)
     return "a maintenance reservation is running" if yields and in_maintenance(mine.states) else ""
 
 
 def erased(mine: NodeState, ours: str) -> str:
-    """Words that came over ours between our reading and our write, where slurmctld still shows them."""
+    """Return the reason that somebody wrote over ours between our reading and our write, where slurmctld still shows it."""
     text = strip_suffixes(mine.reason)
     return mine.reason if text and text != strip_suffixes(ours) and not keep_off(mine.states) else ""
 
 
 def who(mine: NodeState) -> str:
-    """Who holds the node, for a log line: never more than one line of the reason."""
+    """Say who holds the node, for a log line: never more than one line of the reason."""
     words = " ".join(mine.reason.split())[:200]
     states = "+".join(sorted(mine.states))
     return f"{states} by {mine.reason_user or 'nobody'}: {words}" if words else states
 
 
 def result(outcome: Outcome, mine: NodeState, detail: str = "") -> Result:
+    """Make a result with the states of the last reading."""
     return Result(outcome=outcome, detail=detail, states=mine.states)

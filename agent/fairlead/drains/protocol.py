@@ -85,8 +85,7 @@ class DrainProtocol:
             self.ledger.save(unsent)
             return replace(refusal, marked=owner is Owner.PROLOG_ERROR)
         yield "write"
-        self.state.require_fresh(unsent)
-        self.state.client.drain(self.node, entry.token.text)
+        self.state.drain(entry.token.text, otherwise=unsent)
         window = self.state.writer.window()
         yield "read back"
         listed = self.state.writer.read_all()
@@ -107,8 +106,7 @@ class DrainProtocol:
         yield "save"
         self.ledger.save(entry)
         yield "write"
-        self.state.require_fresh(before)
-        self.state.client.drain(self.node, entry.token.text)
+        self.state.drain(entry.token.text, otherwise=before)
         yield "read back"
         mine = self.state.writer.read()
         entry = replace(entry, sent=0.0)
@@ -154,8 +152,7 @@ class DrainProtocol:
             return result(Outcome.HELD, mine, why)
         ours = mine.reason
         yield "write"
-        self.state.require_fresh(replace(entry, phase=Phase.DRAINED, lifting=0.0))
-        self.state.client.resume(self.node)
+        self.state.resume(otherwise=replace(entry, phase=Phase.DRAINED, lifting=0.0))
         window = self.state.writer.window()
         yield "read back"
         mine = self.state.writer.read()
@@ -219,8 +216,7 @@ class DrainProtocol:
     def _lift_prolog_mark(self, before: Entry | None, marked: NodeState) -> Steps:
         """Lift "Prolog error", Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
         yield "write"
-        self.state.require_fresh(before)
-        self.state.client.resume(self.node)
+        self.state.resume(otherwise=before)
         window = self.state.writer.window()
         yield "read back"
         mine = self.state.writer.read()
@@ -237,8 +233,7 @@ class DrainProtocol:
         before. 24.11 without slurmdbd leaves the reason behind, which shows it. Where this fails it is tried again by the next
         call of ``reconcile``."""
         yield "put back"
-        self.state.require_fresh(entry)
-        self.state.client.drain(self.node, entry.theirs)
+        self.state.drain(entry.theirs, otherwise=entry)
         self.ledger.save(replace(self.state.with_reading(entry, mine), theirs="", lifting=0.0))
         return result(Outcome.FOREIGN, mine, f"put back: {entry.theirs}")
 
@@ -266,8 +261,7 @@ class DrainProtocol:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self.state.time_of_save()))
             yield "undo"
-            self.state.require_fresh(entry)
-            self.state.client.resume(self.node)
+            self.state.resume(otherwise=entry)
             yield "save"
             self.ledger.save(self.state.ledger_after(replace(entry, sent=0.0)))
             return replace(result(Outcome.OVER_BUDGET, mine, over.text), limit=over, undone=True)

@@ -1,4 +1,4 @@
-"""What was recorded of one node, for replay: the kernel records that any check declared, boot by boot, with their times.
+"""Reads what was recorded of one node, for replay: the kernel records that any check declared, boot by boot, with their times.
 
 From a kernel log (dmesg, journalctl, syslog, /dev/kmsg, journalctl -o json) or from an agent's own history file.
 """
@@ -33,8 +33,8 @@ _SQLITE = b"SQLite format 3\0"
 
 
 class Boot(Struct, kw_only=True):
-    """One boot. began, ended: seconds of the recording's own time. up_seconds: since the boot, at ``began``. records: with
-    the number of their line; ``KernelRecord.seconds`` is since the boot. known: times at which a person acknowledged what
+    """Describes one boot. began, ended: seconds of the recording's own time. up_seconds: since the boot, at ``began``. records:
+    with the number of their line; ``KernelRecord.seconds`` is since the boot. known: times at which a person acknowledged what
     stood. driver: version of the NVIDIA driver, where the log names it."""
 
     id: str
@@ -47,8 +47,8 @@ class Boot(Struct, kw_only=True):
 
 
 class Recording(Struct, kw_only=True):
-    """since_boot, dated: what its time is (see ``Stamp``); not timed: it has none. of_an_agent: its history, not a log.
-    recorded: what an agent noted at the time, (seconds, text)."""
+    """Holds what was recorded of one node. since_boot, dated: what its time is (see ``Stamp``); not timed: it has
+    none. of_an_agent: its history, not a log. recorded: what an agent noted at the time, (seconds, text)."""
 
     name: str
     boots: list[Boot] = field(default_factory=list)
@@ -64,7 +64,7 @@ Progress = Callable[[str, float], None]  # what is read, and how much of it
 
 
 def read(path: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
-    """A recording from a file. ``prefixes``: of the records to keep. Raises InputMissing, DataError (one line)."""
+    """Read a recording from a file. ``prefixes``: of the records to keep. Raises InputMissing, DataError (one line)."""
     try:
         with open(path, "rb") as f:
             head = f.read(len(_SQLITE))
@@ -77,7 +77,7 @@ def read(path: str, prefixes: tuple[str, ...], progress: Progress = lambda name,
 
 
 def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
-    """A recording from a kernel log. Raises DataError for what is no text or holds no line of a kernel log."""
+    """Read a recording from a kernel log. Raises DataError for what is no text or holds no line of a kernel log."""
     worth = tuple(prefix.encode() for prefix in prefixes)
     log = _Log(name, prefixes)
     size = _size(source)
@@ -105,7 +105,7 @@ def _size(source: BinaryIO) -> int:
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """Lines, of one that never ends the beginning; it is read in pieces all the same."""
+    """Yield lines; of one that never ends, the beginning. It is read in pieces all the same."""
     while line := source.readline(1 << 20):
         yield line
         while len(line) == 1 << 20 and not line.endswith(b"\n"):
@@ -113,7 +113,7 @@ def _lines(source: BinaryIO) -> Iterator[bytes]:
 
 
 class _Log:
-    """A kernel log on its way to a Recording."""
+    """Makes a Recording of the lines of a kernel log."""
 
     def __init__(self, name: str, prefixes: tuple[str, ...]) -> None:
         self.made = Recording(name=name)
@@ -127,11 +127,11 @@ class _Log:
         self._marked = False  # a boot begins with the next line that has a time
 
     def begins(self, number: int) -> bool:
-        """Whether the time at which the log begins is still looked for."""
+        """Say whether the time at which the log begins is still looked for."""
         return not self._stamped and number <= _HEAD_LINES
 
     def take(self, number: int, line: str) -> None:
-        """A line that is worth it: a record to keep, or the begin of a boot."""
+        """Take in a line that matters: a record to keep, or the begin of a boot."""
         boot_id = ""
         if line.startswith("{"):
             at, text, boot_id = _journal(line)
@@ -172,7 +172,7 @@ class _Log:
         self._now = max(self._now, at.seconds + self._offset)
 
     def _boot(self, at: Stamp | None) -> None:
-        """A boot begins, or the log does."""
+        """Begin a boot, or the log."""
         boots = self.made.boots
         marked, self._marked = self._marked, False
         if boots and marked and not boots[-1].records and self._now - boots[-1].began < _BACK_SECONDS:
@@ -190,7 +190,7 @@ class _Log:
         boots.append(Boot(id=f"boot {len(boots) + 1}", began=self._now, up_seconds=up, ended=self._now))
 
     def finish(self, lines: int, last: str) -> Recording:
-        """The recording. Raises DataError when nothing of it was of a kernel log."""
+        """Return the recording. Raises DataError when nothing of it was of a kernel log."""
         at = _journal(last)[0] if last.startswith("{") else self._stamp(last)
         boots = self.made.boots
         if at is not None and boots:
@@ -206,13 +206,14 @@ class _Log:
 
 
 def _journal(line: str) -> tuple[Stamp | None, str, str]:
-    """A line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)); nothing for what is not the kernel's."""
+    """Read a line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)); nothing for what is not
+    the kernel's."""
     found = journal(line)
     return (None, "", "") if found is None else (Stamp(found[0]), found[1], found[2])
 
 
 def _history(path: str, prefixes: tuple[str, ...]) -> Recording:
-    """From a copy: the file may be in use, and is never written to."""
+    """Read an agent's history file from a copy: the file may be in use, and is never written to."""
     with tempfile.TemporaryDirectory(prefix="fairlead-replay-") as folder:
         copy = os.path.join(folder, "history")
         try:

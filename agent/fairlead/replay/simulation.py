@@ -1,4 +1,4 @@
-"""Recorded kernel logs through the checks and the policy, in simulated time: what would have been drained, when and why.
+"""Replays recorded kernel logs through the checks and the policy, in simulated time: what would have been drained, when and why.
 
 The same code decides as in the agent. What a log does not hold is not guessed: only checks that kernel records wake run,
 there are no jobs (a drain that waits for the job's end is told as one), slurmctld carries every order out at once, the
@@ -33,7 +33,7 @@ _NOT_IN_A_LOG = unreadable("not in a kernel log")
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """What would have happened.
+    """Describes something that would have happened.
 
     kind: drain, also (another fault on the drained node), resume, by_hand (a person would have to resume), held (would
     drain, but for ``why``), warn, acknowledged (by a person, from the recording). seconds, at: when, in the recording's
@@ -56,7 +56,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """One recording through one policy. lines: of the recording; records: those that checks had asked for."""
+    """Holds what became of one recording under one policy. lines: of the recording; records: those that checks had asked for."""
 
     name: str
     boots: int
@@ -72,12 +72,12 @@ class Replayed(Struct, frozen=True, kw_only=True):
 
 
 def prefixes() -> tuple[str, ...]:
-    """What kernel records must begin with to wake a check."""
+    """Return what kernel records must begin with to wake a check."""
     return tuple(dict.fromkeys(prefix for check in checks.load().values() for prefix in check.wakes_on))
 
 
 def replay(recording: Recording, document: Document, progress: Progress = lambda name, part: None) -> Replayed:
-    """A recording through the checks and the policy of a document."""
+    """Replay a recording through the checks and the policy of a document."""
     return _Replay(recording, document, progress).run()
 
 
@@ -148,7 +148,7 @@ class _Replay:
             self._decide({n for r in known for n in heeded_by(r.text, self.wakes)})
 
     def _known(self) -> None:
-        """A person resumed the drain, as an agent noted at the time."""
+        """Acknowledge what stood when a person resumed the node, as an agent noted at the time."""
         self.state = acknowledge(self.state, standing(self.state))  # what stood at that time of the recording
         self.drained, self.returned = "", True
         self._event("acknowledged", text="a person resumed the node")
@@ -158,7 +158,7 @@ class _Replay:
         self._decide(None)
 
     def _pass(self, until: float) -> None:
-        """Sweeps until then: one after another while something changes, ever more rarely while nothing does.
+        """Sweep until then: one after another while something changes, ever more rarely while nothing does.
 
         What changes by time alone is not missed by more than the time that has passed since anything did: that is the end
         of a warning. The end of a boot grace has its sweep at once.
@@ -280,18 +280,18 @@ class _Replay:
         )
 
     def _evidence(self, finding: Finding) -> Iterator[str]:
-        """Without the times and record numbers that a log does not have: its lines are told instead."""
+        """Return the evidence without the times and record numbers that a log does not have: its lines are named instead."""
         for text in finding.evidence:
             if told := text if self.recording.of_an_agent else _NUMBERS.sub("", text).lstrip(" ,:"):
                 yield told
 
     def _shown(self) -> float:
-        """The moment as the log counts it: where it counts from the boot, from that."""
+        """Return the time as the log counts it: from the boot where the log does."""
         return self.now - self.boot.began + self.boot.up_seconds if self.recording.since_boot else self.now
 
 
 def _node(name: str, boot: Boot, up_seconds: float) -> Node:
-    """All that a kernel log says of its node."""
+    """Make a node of all that a kernel log says of it."""
     gone: Missing = _NOT_IN_A_LOG
     return Node(
         name=name,
@@ -308,8 +308,10 @@ def _node(name: str, boot: Boot, up_seconds: float) -> Node:
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """What two policies make of the same recordings. only: "policy" or "against" where one of them drains and the other
-    does not; "both" where both do, but not alike (``what``)."""
+    """Describes a difference between two policies on the same recording.
+
+    only: "policy" or "against" where one of them drains and the other does not; "both" where both do, but not alike (``what``).
+    """
 
     name: str
     only: str
@@ -319,7 +321,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def compare(first: Replayed, second: Replayed) -> Iterator[Difference]:
-    """Differences in drains of the same recording: by boot and by what they are for, the n-th with the n-th."""
+    """Compare the drains of two replays of the same recording: by boot and by what they are for, the n-th with the n-th."""
     left, right = list(first.drains), list(second.drains)
     for event in first.drains:
         twin = next((e for e in right if e.boot == event.boot and set(e.faults) & set(event.faults)), None)
@@ -348,7 +350,7 @@ def compare(first: Replayed, second: Replayed) -> Iterator[Difference]:
 
 
 def _instead(event: Event, other: Replayed) -> str:
-    """What the other policy makes of it."""
+    """Say what the other policy makes of it."""
     for each in other.events:
         if each.kind == "held" and (each.check, each.device) == (event.check, event.device) and each.boot == event.boot:
             return f"held: {each.why}"

@@ -1,4 +1,4 @@
-"""The time of a line in a kernel log, in the forms that dmesg(1), journalctl(1) and syslog daemons print.
+"""Reads the time of a line in a kernel log, in the forms that dmesg(1), journalctl(1) and syslog daemons print.
 
 Times without a zone are taken as they stand, so that what is shown agrees with the log. A syslog line has no year: its
 months are counted on from the first one.
@@ -16,7 +16,7 @@ NO_YEAR = 1972  # a leap year, in which 29 February is a date
 
 
 class Stamp(Struct, frozen=True):
-    """seconds: since the boot (``since_boot``), else Unix time. dated: the line says the year."""
+    """Holds the time of a line. seconds: since the boot (``since_boot``), else Unix time. dated: the line says the year."""
 
     seconds: float
     since_boot: bool = False
@@ -34,7 +34,7 @@ _UNIX = re.compile(r"(\d{9,12}\.\d{1,9}) \S")
 
 
 def stamp(line: str, year: int = NO_YEAR) -> Stamp | None:
-    """The time that a line begins with; None for a line without one. ``year``: of a line that does not say it."""
+    """Read the time that a line begins with; None for a line without one. ``year``: of a line that does not say it."""
     if match := _KMSG.match(line):
         return Stamp(int(match[1]) / 1e6, since_boot=True)
     if match := _HEAD.match(line):
@@ -69,7 +69,7 @@ def _unix(text: str, form: str, part: str | None = None) -> float:
 
 
 def show(seconds: float, *, since_boot: bool = False, dated: bool = True) -> str:
-    """A moment of a log as it is told: in the log's own terms."""
+    """Write a time of a log in the log's own terms."""
     if since_boot:
         return f"{seconds:.1f} s"
     return strftime("%Y-%m-%d %H:%M:%S" if dated else "%b %d %H:%M:%S", gmtime(seconds))
