@@ -1,4 +1,4 @@
-"""The agent's status (status_json.py of the daemon) as another host takes it: known keys with known types, bounded, every text printable.
+"""The agent's status (its status_json.py) as another host takes it: known keys with known types, bounded, every text printable.
 
 A node's root may be hostile, so whoever reads a node's status from elsewhere (`fleet`, `maintain`, `why`) reads it here. What is
 not known is left out; where anything known has another type or another size than it can have, all of it is refused.

@@ -46,7 +46,7 @@ class Run:
         text = f"1\t{state}\t{uid}\t{gpus}\t{start}\t{'-' if end is None else end}\t-\t.\n"
         (self.folder / "jobs" / str(number)).write_text(text)
 
-    def look(self, *, forget: bool = False) -> None:
+    def read(self, *, forget: bool = False) -> None:
         found = job_records.scan(str(self.folder / "jobs"))
         self.blame.heed(found)
         if forget:
@@ -54,7 +54,7 @@ class Run:
 
     def blamed(self, text: str, *, seconds: float | None = None, mig: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Jobs and users; ``seconds``: the record is of then and read at the agent's start."""
-        self.look()
+        self.read()
         machine = node(gpu(0, mig_current=True)) if mig else node()
         made = record(text, seconds=seconds)
         (found,) = self.blame.attribute([made], str(self.folder), None if seconds is not None else machine)
@@ -125,7 +125,7 @@ def test_mig_instances_have_indices_of_their_own(run: Run) -> None:
 def test_a_job_that_just_ended_is_still_the_one(run: Run) -> None:
     now = int(boottime())
     run.job(11, 1001, "0", start=now - 100, end=now - 1)
-    run.look(forget=True)
+    run.read(forget=True)
     assert not (run.folder / "jobs" / "11").exists()
     assert run.blamed(XID31.format(BUSES[0], 7)) == ((11,), (1001,))
     run.job(12, 1002, "0", start=now - 1)

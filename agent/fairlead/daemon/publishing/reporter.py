@@ -37,7 +37,7 @@ class Reporter:
         """Log and remember that a person has resumed our drain, and that it came or went."""
         if after.acknowledged > before.acknowledged:
             self._history.event("acknowledged", f"a person resumed our drain: {transitions.covers(after)}")
-            log.line(log.NOTICE, "evidence acknowledged", by="resume in Slurm", evidence=", ".join(after.known))
+            log.line(log.NOTICE, "evidence acknowledged", by="resume in Slurm")
         if after.drained != before.drained:
             self._history.event("drained" if after.drained else "not drained by us", after.reason or before.reason)
 

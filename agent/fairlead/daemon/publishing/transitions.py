@@ -14,7 +14,7 @@ SHOWN = 3  # lines for each kind: drift of one setting on 112 CPUs is told by th
 
 
 def findings(reported: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
-    """Log each finding that is new or changed its level since ``reported``, and each that is gone. Return what is reported now."""
+    """Log each finding that is new or changed its level since ``reported``, and each that is gone. Return what is reported."""
     present: dict[str, str] = {}
     shown: Counter[tuple[str, str]] = Counter()
     for finding in now:
