@@ -137,9 +137,8 @@ class DrainProtocol:
         if owner not in (Owner.OURS, Owner.COVERED) or not mine.drained:
             if by_hand and owner is Owner.FREE and entry.phase is not Phase.DRAINING:
                 yield "save"
-                self.ledger.save(
-                    self.state.mark_resumed_by_person(entry)
-                )  # whoever or whatever has lifted it, a person wants it so
+                # Whoever or whatever has lifted it, a person wants it so.
+                self.ledger.save(self.state.mark_resumed_by_person(entry))
                 return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")  # the agent is to hear of it too
             yield "save"
             return self._drop_entry(replace(entry, lifting=0.0), owner, mine)
@@ -243,9 +242,8 @@ class DrainProtocol:
         mine = self.state.writer.read()
         found = parse(mine.reason)
         if found is None or found.text.startswith(MAINTAIN) or self.state.classify_owner(mine, None) is not Owner.ORPHAN:
-            return self.state.result_without_entry(
-                mine
-            )  # a drain of maintenance is the admin host's: its node may be half changed
+            # A drain of maintenance is the admin host's: its node may be half changed.
+            return self.state.result_without_entry(mine)
         yield "save"
         self.ledger.save(self.state.mark_confirmed(self.state.new_entry(found, Phase.DRAINED), mine))
         return result(Outcome.DRAINED, mine, mine.reason)
