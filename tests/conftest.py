@@ -48,7 +48,7 @@ SECONDS = {
     "hooks": 40,
     "tests/alive/test_nvml.py": 40,
     "tests/hooks/test_env_in_real_jobs.py": 35,
-    "tests/daemon/test_loop.py": 30,
+    "tests/daemon/loop/test_main_loop.py": 30,
     "tests/settings/test_settings.py": 30,
     "tests/driver/test_bundle.py": 30,
     "tests/alive/test_disk.py": 30,

@@ -19,11 +19,11 @@ import pynvml
 from msgspec.structs import replace
 
 from fairlead import config
-from fairlead.daemon import remember
-from fairlead.daemon.judge import judge, reads
+from fairlead.daemon.loop import history_update
 from fairlead.host.gather import Gatherer
 from fairlead.host.nvml_worker import Session
 from fairlead.host.root import Root
+from fairlead.judge import judge, reads
 from fairlead.model.check import Past
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.finding import Level
@@ -93,7 +93,7 @@ def main(tree: str, codes: list[str]) -> None:
 
     past = Past(
         available=True,
-        readable=readable_fields(base) | {f"{remember.DRIVER}{base.driver.library_version}"},
+        readable=readable_fields(base) | {f"{history_update.DRIVER}{base.driver.library_version}"},
         boards=boards_of(base),
     )
     usual = said(healthy)

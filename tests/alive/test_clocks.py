@@ -66,4 +66,4 @@ def test_a_suspended_machine(living: Make, preload: Path, clocks: kernel.Clocks)
     assert agent.verdict().expires > time.clock_gettime(time.CLOCK_BOOTTIME) + HOUR
     (agent.run_dir / "prolog.log").unlink()
     assert agent.prolog(*awake, on_stale="refuse").rc == 0 and agent.noted() == ""
-    agent.until(lambda: "the_machine_has_slept" in agent.log.read_text(), "word of the sleep")
+    agent.until(lambda: "the_machine_was_suspended" in agent.log.read_text(), "word of the sleep")

@@ -63,7 +63,7 @@ def test_it_is_named_and_over_by_itself(agent: Agent, tmp_path: Path) -> None:
             assert heard(systemd).count(b"WATCHDOG=1") == 0, "a watchdog that is fed ends nobody"
         agent.until(lambda: agent.verdict().state is State.OK, "ok by itself")
         agent.until(lambda: b"WATCHDOG=1" in heard(systemd), "the watchdog fed again")
-    assert "the_loop_does_not_go_round" in agent.log.read_text()
+    assert "agent_main_loop_is_blocked" in agent.log.read_text()
     assert agent.end() == 0
 
 

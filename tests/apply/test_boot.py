@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.notify import READY_SECONDS
+from fairlead.daemon.publishing.notify import READY_SECONDS
 from tests.lab.host import Host
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.outcome import Outcome, finish
-from fairlead.daemon.own_node import STALE_SECONDS
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.node_state import STALE_SECONDS, NodeDrainState
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.bench.rows import Row, median
@@ -23,7 +23,7 @@ def rows() -> list[Row]:
     for suite, release in SUITES.items():
         with tempfile.TemporaryDirectory() as folder, Cluster(suite, nodes=8, cores=4) as cluster:
             client = Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin))
-            drain = Drain(client, Ledger(folder, folder, node="n1"), "n1", Rules(budget_percent=100))
+            drain = DrainProtocol(NodeDrainState(client, Ledger(folder, folder, node="n1"), "n1", Rules(budget_percent=100)))
             drains, resumes = [], []
             for _ in range(TRIALS):
                 result = finish(drain.drain("xid", "GPU 0000:1b:00.0 Xid 79"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fairlead.daemon.history import History
+from fairlead.history.memory import History
 from fairlead.host.gpu_load import LoadSums
 from fairlead.model.check import Past
 from fairlead.model.facts import Gpu

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from fairlead.cli.recorded import recorded_nvml
-from fairlead.daemon import remember
-from fairlead.daemon.judge import judge, reads, wanted
+from fairlead.daemon.loop import history_update
 from fairlead.host.gather import Gatherer
 from fairlead.host.root import Root
+from fairlead.judge import judge, reads, wanted
 from fairlead.model.check import Past
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.finding import Level
@@ -72,7 +72,7 @@ def silent(name: str, ways: dict[str, Any]) -> list[str]:
         Root(str(tree)), reads=reads(document), unsupported=document.unsupported, slow_seconds=3600.0, wanted=wanted(document)
     )
     base = gatherer.gather(raw)
-    known = readable_fields(base) | {f"{remember.DRIVER}{base.driver.library_version}"}
+    known = readable_fields(base) | {f"{history_update.DRIVER}{base.driver.library_version}"}
     past = Past(available=True, readable=known, boards=boards_of(base))
 
     def said(answer: Any) -> set[str]:

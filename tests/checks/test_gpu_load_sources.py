@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from fairlead import checks, config
 from fairlead.checks import gpu_clocks, gpu_throttle
-from fairlead.daemon.history import History
-from fairlead.daemon.judge import reads
+from fairlead.history.memory import History
 from fairlead.host.gather import Gatherer, gather
 from fairlead.host.gpu_load import LoadSums
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
+from fairlead.judge import reads
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level

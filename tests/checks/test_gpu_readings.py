@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from fairlead import checks, config
 from fairlead.checks.gpu_readings import Params, check
-from fairlead.daemon.judge import reads as daemon_reads
 from fairlead.host.gather import Gatherer, gather
 from fairlead.host.root import Root
+from fairlead.judge import reads as daemon_reads
 from fairlead.model.check import Past
 from fairlead.model.device import LISTS, gone, readable_fields, was_readable
 from fairlead.model.facts import Gpu, Missing, Node, unreadable

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fairlead import checks, config
-from fairlead.daemon.judge import reads, wanted
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.judge import reads, wanted
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Why
 from fairlead.model.finding import Finding, Level

@@ -12,9 +12,9 @@ import pytest
 
 from fairlead import checks
 from fairlead.config.document import resolve_layers
-from fairlead.daemon.judge import reads, wanted
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.judge import reads, wanted
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Why
 from fairlead.model.finding import Level

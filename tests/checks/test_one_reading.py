@@ -13,8 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead import checks, config
-from fairlead.daemon.judge import judge
-from fairlead.daemon.rules import policies_of
+from fairlead.judge import judge, policies_of
 from fairlead.model.check import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Gpu, Node, unreadable

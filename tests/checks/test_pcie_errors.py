@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.pcie_errors import Params, check, fatal
-from fairlead.daemon.judge import heeded_by
+from fairlead.judge import heeded_by
 from fairlead.model.check import Past, Sample
 from fairlead.model.facts import Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service

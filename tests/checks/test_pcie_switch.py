@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead import config
-from fairlead.daemon.judge import fresh, judge
+from fairlead.judge import fresh, judge
 from fairlead.model.check import Past
 from fairlead.model.facts import Node, PcieLink
 from fairlead.model.finding import Level

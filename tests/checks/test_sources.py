@@ -21,9 +21,9 @@ from fairlead.cli.look import past_of
 from fairlead.cli.recorded import recorded_nvml
 from fairlead.config import Document
 from fairlead.config.site import profile_layer
-from fairlead.daemon.judge import judge, reads, wanted
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.judge import judge, reads, wanted
 from fairlead.model.check import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Missing, Node

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.daemon.series import KEEP_SECONDS, SAMPLE_SECONDS, Series
+from fairlead.history.samples import KEEP_SECONDS, SAMPLE_SECONDS, Series
 from fairlead.model.check import Past, Sample
 from fairlead.model.trend import growth, series
 

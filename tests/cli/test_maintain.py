@@ -10,7 +10,7 @@ import pytest
 from fairlead.cli import main, story
 from fairlead.cli.drain import tell
 from fairlead.cli.noted import Note
-from fairlead.daemon.outcome import Outcome, Result
+from fairlead.drains.outcome import Outcome, Result
 from fairlead.errors import ExitCode
 from fairlead.provision.maintain.journal import Journal
 from fairlead.provision.maintain.steps import Plan, Step, Work

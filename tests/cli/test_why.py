@@ -224,7 +224,7 @@ def test_another_node_is_asked_over_ssh(
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(PROJECT / "agent"))
-    from fairlead.daemon.audit import Trail
+    from fairlead.daemon.requests.audit_trail import Trail
 
     Trail(str(state_dir), str(run_dir)).agent("drained", args={"reason": REASON})
     assert main(["why", "gpu7", "--no-slurm", "--run-dir", str(tmp_path / "here")]) == 0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fairlead import config
-from fairlead.daemon.job_tables import JobTables
+from fairlead.daemon.jobs.job_tables import JobTables
 from fairlead.host import scratch
 from fairlead.host.environments import of_job
 from fairlead.host.gather import gather

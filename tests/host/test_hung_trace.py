@@ -16,7 +16,7 @@ import pytest
 
 from fairlead import checks
 from fairlead.checks.kernel_log import Pattern
-from fairlead.daemon.history import History
+from fairlead.history.memory import History
 from fairlead.host.hung_trace import HungTrace
 from fairlead.host.kmsg import Follower
 from fairlead.model.check import KernelRecord, Past

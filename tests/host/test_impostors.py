@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.checks import fabric_manager, imex
-from fairlead.daemon.presence import steps
+from fairlead.daemon.jobs.local_jobs import steps
 from fairlead.host import process
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fairlead import checks, config
-from fairlead.daemon.judge import reads
 from fairlead.host.gather import gather
 from fairlead.host.gpu import gpus
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
+from fairlead.judge import reads
 from fairlead.model.check import Past
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.facts import Gpu, Missing, Node

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import asdict, replace
 
-from fairlead import config
+from fairlead import config, judge
 from fairlead.apply import apply
-from fairlead.daemon import judge
 from fairlead.errors import HostError
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower

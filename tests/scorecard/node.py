@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fairlead import config
-from fairlead.daemon import requests
+from fairlead.daemon.requests import spool
 from fairlead.policy.request import Clear
 from tests.lab import kmsg
 from tests.lab.roots import LabError
@@ -182,7 +182,7 @@ class ScoreNode(Running):
     def _cleared(self, seconds: float) -> None:
         """As an admin does it: `fairlead clear` on the whole node, then resume."""
         request = Clear(id=f"score-{time.time_ns():x}", everything=True, who="scorecard", why="the next row", sequence=-1)
-        requests.put(str(self.state_dir), str(self.run_dir), request)
+        spool.put(str(self.state_dir), str(self.run_dir), request)
         if self.verdict().state.value == "drain":
             self.cluster.scontrol("update", f"nodename={self.name}", "state=resume")
         self.reload()

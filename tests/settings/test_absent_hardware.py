@@ -11,10 +11,10 @@ import pytest
 
 from fairlead.apply import apply
 from fairlead.config.document import Document, resolve_layers
-from fairlead.daemon.judge import judge, reads
 from fairlead.errors import ExitCode
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.judge import judge, reads
 from fairlead.model.check import Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Level

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from fairlead import config, settings
 from fairlead.cli.recorded import recorded_nvml
 from fairlead.config import Document
-from fairlead.daemon.judge import judge, reads, wanted
-from fairlead.daemon.rules import policies_of
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.judge import judge, policies_of, reads, wanted
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Node, PciDevice, unreadable
 from fairlead.model.finding import Finding, Level, Mode

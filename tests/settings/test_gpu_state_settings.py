@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from fairlead import config, settings
 from fairlead.apply import ApplyReport, apply
 from fairlead.config.document import resolve_layers
-from fairlead.daemon.judge import judge
 from fairlead.errors import ConfigError, HostError
 from fairlead.host.gather import gather
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
+from fairlead.judge import judge
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Nvml, Reboot
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Node, unreadable

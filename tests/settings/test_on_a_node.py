@@ -257,7 +257,7 @@ def test_what_a_reset_took_away_is_applied_again_by_itself_once_nobody_holds_the
     names = ("pcie_acs", "pcie_max_read_request", "pcie_relaxed_ordering")
     assert story.reset.held == {name: CASES[name].lost for name in names}, "while it is held nothing is changed"
     assert story.reset.shown == {name: CASES[name].prints for name in names}, story.reset.journal
-    assert "applied_again_after_a_reset" in story.reset.journal
+    assert "applying_settings_again_after_a_reset" in story.reset.journal
     assert story.reset.other == "powersave\n", "only what a reset takes away, and only that"
 
 

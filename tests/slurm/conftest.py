@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab import pyslurm
@@ -104,16 +105,18 @@ def client(cluster: Cluster) -> Scontrol:
     return client_of(cluster)
 
 
-def drain_of(client: Scontrol, folder: Path, node: str, rules: Rules = ROOMY) -> Drain:
+def drain_of(client: Scontrol, folder: Path, node: str, rules: Rules = ROOMY) -> DrainProtocol:
     """The protocols of one node with a ledger of its own below ``folder``."""
     for sub in ("state", "run"):
         (folder / node / sub).mkdir(parents=True, exist_ok=True)
     ledger = Ledger(str(folder / node / "state"), str(folder / node / "run"), node=node, machine="m1")
-    return Drain(client, ledger, node, rules, reconfigured=lambda: client.release() >= "23.11", not_after=client.not_after)
+    return DrainProtocol(
+        NodeDrainState(client, ledger, node, rules, reconfigured=lambda: client.release() >= "23.11", not_after=client.not_after)
+    )
 
 
 @pytest.fixture
-def drain(client: Scontrol, tmp_path: Path) -> Drain:
+def drain(client: Scontrol, tmp_path: Path) -> DrainProtocol:
     return drain_of(client, tmp_path, "n1")
 
 

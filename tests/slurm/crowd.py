@@ -13,10 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.fleet import Fleet
-from fairlead.daemon.ledger import Ledger
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.drains.cluster_limits import ClusterLimits
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
@@ -161,7 +163,9 @@ class Crowd:
             for sub in ("state", "run"):
                 (folder / name / sub).mkdir(parents=True, exist_ok=True)
             ledger = Ledger(str(folder / name / "state"), str(folder / name / "run"), node=name, machine="m1")
-            drain = Drain(self.client, ledger, name, rules, fleet=Fleet(rules, self.client.topology))
+            drain = DrainProtocol(
+                NodeDrainState(self.client, ledger, name, rules, limits=ClusterLimits(rules, self.client.topology))
+            )
             self.couriers[name] = Courier(drain, splay_seconds=0.05, look_seconds=look_seconds)
 
     def __enter__(self) -> Crowd:
@@ -191,9 +195,9 @@ class Crowd:
         return {name for name, courier in self.couriers.items() if courier.take().error}
 
     @property
-    def looks(self) -> dict[str, int]:
+    def confirmed(self) -> dict[str, int]:
         """How often each agent has seen its drain standing."""
-        return {name: courier.take().looks for name, courier in self.couriers.items()}
+        return {name: courier.take().confirmed for name, courier in self.couriers.items()}
 
     @property
     def held(self) -> set[str]:

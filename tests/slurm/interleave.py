@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from fairlead.daemon.courier import Courier, Standing, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
-from fairlead.daemon.outcome import Steps, finish
-from fairlead.daemon.own_node import SAVED_SECONDS
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
+from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
+from fairlead.drains.node_state import SAVED_SECONDS, NodeDrainState
+from fairlead.drains.outcome import Steps, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, strip_suffixes
 from fairlead.slurm.client import JobOn, NodeState, Stamp
@@ -150,17 +151,17 @@ class Agent:
             (folder / name / sub).mkdir(parents=True, exist_ok=True)
         self.start()
 
-    def protocol(self) -> Drain:
+    def protocol(self) -> DrainProtocol:
         ledger = Ledger(
             str(self.folder / self.name / "state"), str(self.folder / self.name / "run"), node=self.node, machine=self.name
         )
-        made = Drain(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono)
-        made.boot_id = f"boot {self.boots}"
+        made = DrainProtocol(NodeDrainState(self.wire, ledger, self.node, RULES, wall=self.clock.wall, clock=self.clock.mono))
+        made.state.boot_id = f"boot {self.boots}"
         return made
 
     def start(self) -> None:
         self.courier = Courier(self.protocol(), look_seconds=30, clock=self.clock.mono)
-        self.standing: Standing = self.courier.take()
+        self.state: SlurmState = self.courier.take()
         self.covered = None
         if self.record:
             self.courier.refused()
@@ -210,11 +211,11 @@ class Agent:
 
     def decide(self) -> None:
         """As the agent's loop does with news of the courier and policy.decide with findings."""
-        before, self.standing = self.standing, self.courier.take()
-        self.booted = self.booted and self.standing.looks == before.looks
-        if self.standing.drained and self.standing.looks > before.looks:
+        before, self.state = self.state, self.courier.take()
+        self.booted = self.booted and self.state.confirmed == before.confirmed
+        if self.state.drained and self.state.confirmed > before.confirmed:
             self.covered = self.evidence
-        if self.standing.acknowledged > before.acknowledged:
+        if self.state.acknowledged > before.acknowledged:
             # A node whose clock is more than 300 s off gets no word to slurmctld: munge refuses its credentials.
             if not self.was_lifted and abs(self.clock.jump) <= MUNGE_SECONDS:
                 raise Violation(f"{self.name} takes for a person's resume what slurmctld has lost")
@@ -222,9 +223,9 @@ class Agent:
             self.covered = None
         if not self.courier.refusal_pending:
             self.record = False
-        if self.standing.drained:
+        if self.state.drained:
             self.courier.want(Want() if self.order else Want(kind="resume"))
-        elif self.order and not self.standing.over_budget:
+        elif self.order and not self.state.over_budget:
             check = ("xid", "gpu_count", "ecc")[self.evidence % 3]
             self.courier.want(Want(kind="drain", check=check, summary=f"fault {self.evidence}"))
         else:
@@ -243,7 +244,7 @@ class Agent:
             self.turn = None
             self.decide()
 
-    def hand(self, steps: Callable[[Drain], Steps]) -> None:
+    def hand(self, steps: Callable[[DrainProtocol], Steps]) -> None:
         """`fairlead drain` or `resume`, which wait for what is under way and tell the agent."""
         while self.turn is not None:
             self.step()
@@ -254,7 +255,7 @@ class Agent:
             pass
         finally:
             self.wire.by_hand = False
-        self.courier.look()
+        self.courier.reconcile()
 
 
 def sequence(world: World, folder: Path, chance: random.Random, counts: Counter[str], *, length: int, stale: bool) -> Monitor:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from fairlead.daemon.outcome import Result
+from fairlead.drains.outcome import Result
 from fairlead.slurm.scontrol import Scontrol
 from tests.slurm.conftest import ROOMY, drain_of
 
@@ -21,7 +21,7 @@ def main() -> None:
     bin_dir, node, folder, what, at = sys.argv[1:6]
     rules = replace(ROOMY, budget_nodes=int(sys.argv[6])) if len(sys.argv) > 6 else ROOMY
     drain = drain_of(Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=bin_dir), Path(folder), node, rules)
-    steps = {"drain": lambda: drain.drain("xid", "GPU gone"), "resume": drain.resume, "look": drain.look}[what]()
+    steps = {"drain": lambda: drain.drain("xid", "GPU gone"), "resume": drain.resume, "reconcile": drain.reconcile}[what]()
     taken = 0
     while True:
         try:

@@ -16,14 +16,14 @@ class Row(Struct, frozen=True, kw_only=True):
 
     words: what slurmctld calls it, all at once. ours: the same on a node that fairlead had drained before, where that
     differs. drain: what comes of a drain that the agent wants there, on a node that it has not drained; ``held`` says
-    ``why``. look, resume: of a drain of ours that stood when the node came into this state; "" where both cannot be.
+    ``why``. reconcile, resume: of a drain of ours that stood when the node came into this state; "" where both cannot be.
     releases: those that have it like this. made: false where the tests do not make it, and ``note`` says why.
     """
 
     name: str
     words: frozenset[str]
     drain: str
-    look: str
+    reconcile: str
     resume: str
     why: str = ""
     note: str = ""
@@ -45,12 +45,12 @@ _LIFTED = (
 )
 
 ROWS = (
-    Row(name="idle", words=_words("IDLE"), drain="drained", look="drained", resume="resumed"),
+    Row(name="idle", words=_words("IDLE"), drain="drained", reconcile="drained", resume="resumed"),
     Row(
         name="allocated",
         words=_words("ALLOCATED"),
         drain="drained",
-        look="drained",
+        reconcile="drained",
         resume="resumed",
         note="the job goes on, before and after",
     ),
@@ -58,7 +58,7 @@ ROWS = (
         name="mixed",
         words=_words("MIXED"),
         drain="drained",
-        look="drained",
+        reconcile="drained",
         resume="resumed",
         ours=_words("DRAIN"),
         note="the job goes on; 22.05 calls a drained one ALLOCATED",
@@ -67,18 +67,25 @@ ROWS = (
         name="completing",
         words=_words("COMPLETING"),
         drain="drained",
-        look="drained",
+        reconcile="drained",
         resume="held",
         note="resumed once the epilog has ended: a step that cannot be killed looks the same",
     ),
-    Row(name="drained", words=_words("IDLE+DRAIN"), drain="foreign", look="foreign", resume="foreign", note="a person's"),
-    Row(name="draining", words=_words("ALLOCATED+DRAIN"), drain="foreign", look="foreign", resume="foreign", note="a person's"),
-    Row(name="down", words=_words("DOWN"), drain="foreign", look="foreign", resume="foreign", note="set by a person"),
+    Row(name="drained", words=_words("IDLE+DRAIN"), drain="foreign", reconcile="foreign", resume="foreign", note="a person's"),
+    Row(
+        name="draining",
+        words=_words("ALLOCATED+DRAIN"),
+        drain="foreign",
+        reconcile="foreign",
+        resume="foreign",
+        note="a person's",
+    ),
+    Row(name="down", words=_words("DOWN"), drain="foreign", reconcile="foreign", resume="foreign", note="set by a person"),
     Row(
         name="down, not responding",
         words=_words("DOWN+NOT_RESPONDING"),
         drain="foreign",
-        look="drained",
+        reconcile="drained",
         resume="held",
         note="slurmd is silent; 24.11 and newer append ` : Not responding` to our reason, and it stays ours",
     ),
@@ -86,26 +93,33 @@ ROWS = (
         name="not responding",
         words=_words("IDLE+NOT_RESPONDING"),
         drain="drained",
-        look="drained",
+        reconcile="drained",
         resume="resumed",
         note="every freshly resumed node says so until the next ping; Slurm starts nothing there meanwhile",
     ),
-    Row(name="fail", words=_words("IDLE+FAIL"), ours=_words("FAIL"), drain="foreign", look="foreign", resume="foreign"),
-    Row(name="failing", words=_words("ALLOCATED+FAIL"), ours=_words("FAIL"), drain="foreign", look="foreign", resume="foreign"),
+    Row(name="fail", words=_words("IDLE+FAIL"), ours=_words("FAIL"), drain="foreign", reconcile="foreign", resume="foreign"),
+    Row(
+        name="failing",
+        words=_words("ALLOCATED+FAIL"),
+        ours=_words("FAIL"),
+        drain="foreign",
+        reconcile="foreign",
+        resume="foreign",
+    ),
     Row(
         name="maint",
         words=_words("IDLE+MAINTENANCE"),
         drain="drained",
-        look="drained",
+        reconcile="drained",
         resume="resumed",
         note="findings of the driver and of settings are held: a maintenance reservation is running; it stays as it is",
     ),
-    Row(name="reserved", words=_words("IDLE+RESERVED"), drain="drained", look="drained", resume="resumed"),
+    Row(name="reserved", words=_words("IDLE+RESERVED"), drain="drained", reconcile="drained", resume="resumed"),
     Row(
         name="planned",
         words=_words("IDLE+PLANNED"),
         drain="drained",
-        look="",
+        reconcile="",
         resume="",
         note="backfill has a job for it; Slurm plans none on a drained node",
     ),
@@ -113,7 +127,7 @@ ROWS = (
         name="reboot requested",
         words=_words("ALLOCATED+REBOOT_REQUESTED"),
         drain="held",
-        look="drained",
+        reconcile="drained",
         resume="held",
         why="rebooting",
     ),
@@ -121,7 +135,7 @@ ROWS = (
         name="reboot issued",
         words=_words("DOWN+REBOOT_ISSUED"),
         drain="foreign",
-        look="drained",
+        reconcile="drained",
         resume="held",
         note="our reason gets ` : reboot issued` and stays ours. Where the reboot lifts the drain (ASAP on 22.05,"
         " nextstate=RESUME on all) nothing is acknowledged; else the node is resumed once it is back and well",
@@ -130,7 +144,7 @@ ROWS = (
         name="reboot timed out",
         words=_words("DOWN"),
         drain="foreign",
-        look="drained",
+        reconcile="drained",
         resume="held",
         note="our reason gets ` : reboot timed out`",
     ),
@@ -138,7 +152,7 @@ ROWS = (
         name="power down requested",
         words=_words("ALLOCATED+POWER_DOWN"),
         drain="held",
-        look="drained",
+        reconcile="drained",
         resume="held",
         why="powering down",
         note="waits for the job's end",
@@ -147,7 +161,7 @@ ROWS = (
         name="power down, draining",
         words=_words("ALLOCATED+DRAIN+POWER_DOWN"),
         drain="foreign",
-        look="drained",
+        reconcile="drained",
         resume="held",
         note="`state=power_down_asap`: slurmctld drains it with its own reason, and leaves ours where it stands",
     ),
@@ -156,7 +170,7 @@ ROWS = (
         words=_words("IDLE+POWERING_DOWN"),
         ours=_words("IDLE+POWERING_DOWN"),
         drain="held",
-        look="held",
+        reconcile="held",
         resume="held",
         why="powering down",
         note=_LIFTED,
@@ -166,7 +180,7 @@ ROWS = (
         words=_words("IDLE+POWERED_DOWN"),
         ours=_words("IDLE+POWERED_DOWN"),
         drain="held",
-        look="held",
+        reconcile="held",
         resume="held",
         why="powered down",
         note=_LIFTED,
@@ -176,7 +190,7 @@ ROWS = (
         words=_words("POWERING_UP"),
         ours=_words("POWERING_UP"),
         drain="held",
-        look="held",
+        reconcile="held",
         resume="held",
         why="powering up",
         note=_LIFTED,
@@ -186,7 +200,7 @@ ROWS = (
         words=_words("DOWN+POWERED_DOWN"),
         ours=_words("DOWN+POWERED_DOWN"),
         drain="foreign",
-        look="held",
+        reconcile="held",
         resume="held",
         note=f"ResumeTimeout reached, our reason has that appended or is gone; {_LIFTED}",
     ),
@@ -194,7 +208,7 @@ ROWS = (
         name="future",
         words=_words("FUTURE"),
         drain="error",
-        look="error",
+        reconcile="error",
         resume="error",
         note="slurmctld lists no such node: an error that says so, tried again, and the ledger keeps what it has",
     ),
@@ -202,7 +216,7 @@ ROWS = (
         name="unknown",
         words=_words("UNKNOWN"),
         drain="held",
-        look="drained",
+        reconcile="drained",
         resume="held",
         why="not registered yet",
         note="after a start of slurmctld, until slurmd registers. A slurmctld without its saved state shows it without our drain:"
@@ -212,7 +226,7 @@ ROWS = (
         name="invalid registration",
         words=_words("DRAIN+INVALID_REG"),
         drain="foreign",
-        look="drained",
+        reconcile="drained",
         resume="held",
         note="slurmd found less hardware than slurm.conf has; 24.11 and newer write that over our reason: a person resumes it",
     ),
@@ -220,7 +234,7 @@ ROWS = (
         name="blocked",
         words=_words("BLOCKED"),
         drain="drained",
-        look="drained",
+        reconcile="drained",
         resume="resumed",
         releases=("24.11", "26.05"),
         made=False,
@@ -242,7 +256,7 @@ class Event(Struct, frozen=True, kw_only=True):
     seen: str
 
 
-_AGAIN = "nothing is acknowledged; what is still wrong drains again at the agent's next look"
+_AGAIN = "nothing is acknowledged; what is still wrong drains again at the agent's next reading"
 
 EVENTS = (
     Event(
@@ -254,7 +268,7 @@ EVENTS = (
     Event(
         name="an admin drains the node, or puts words of theirs over ours",
         shows="the admin's reason and user; our reason is gone",
-        does="it leaves the node alone. It goes on looking: who lifts these words acknowledges what was known before",
+        does="it leaves the node alone. It goes on reading the node: who lifts these words acknowledges what was known before",
         seen="directed.py: taken, then an Xid",
     ),
     Event(
@@ -312,7 +326,7 @@ EVENTS = (
         seen="directed.py: same evidence",
     ),
     Event(
-        name="a person resumes the node, and Slurm is reconfigured before the agent has looked",
+        name="a person resumes the node, and Slurm is reconfigured before the agent has read the node again",
         shows="as after a resume. On 24.11 with slurmdbd and on 26.05 nothing shows whether slurmctld had lost the drain instead",
         does="22.05, and 24.11 without slurmdbd: as after a resume. Else kernel records count as acknowledged, and what is still"
         " wrong drains again; the second resume counts",

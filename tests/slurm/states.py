@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
 from tests.lab.cluster import Cluster
@@ -43,7 +43,7 @@ class States:
         self.cluster = _Cluster(suite, nodes=COUNT, cores=4, extra_conf=_conf(300), files=_files())
         self.brought: set[str] = set()
         self.folder = folder
-        self.drains: dict[str, Drain] = {}
+        self.drains: dict[str, DrainProtocol] = {}
 
     def open(self) -> None:
         self.cluster.start()
@@ -61,7 +61,7 @@ class States:
         if hold is not None and hold.stdout is not None:
             hold.stdout.close()
 
-    def drain(self, node: str) -> Drain:
+    def drain(self, node: str) -> DrainProtocol:
         if node not in self.drains:
             self.drains[node] = drain_of(self.client, self.folder, node)
         return self.drains[node]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol, parse_began, parse_stamps
@@ -65,16 +65,16 @@ def test_slurmctld_killed_before_it_has_saved_our_drain(cluster: Cluster, client
         node = registered(client)
         if not node.drained:
             break
-        assert finish(drain.look()).outcome is Outcome.DRAINED  # it had been saved after all
+        assert finish(drain.reconcile()).outcome is Outcome.DRAINED  # it had been saved after all
         assert finish(drain.resume()).outcome is Outcome.RESUMED
     else:
         pytest.fail("slurmctld saved our drain each time")
-    assert finish(drain.look()).outcome is Outcome.LOST
+    assert finish(drain.reconcile()).outcome is Outcome.LOST
     while time.time() < client.began() + 1:  # both times are whole seconds
         time.sleep(0.05)
     assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
     cluster.scontrol("update", "nodename=n1", "state=undrain")
-    assert finish(drain.look()).outcome is Outcome.ACKNOWLEDGED
+    assert finish(drain.reconcile()).outcome is Outcome.ACKNOWLEDGED
 
 
 def registered(client: Scontrol) -> NodeState:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from fairlead.config import SlurmOptions
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.outcome import Outcome, finish
-from fairlead.daemon.rules import slurm_client
+from fairlead.drains.from_document import slurm_client
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm import pyslurm_worker
 from fairlead.slurm.client import SlurmClient
@@ -185,10 +185,10 @@ def test_slurmctld_away(cluster: Cluster, make: Make) -> None:
 
 
 def test_the_drain_protocol(client: SlurmClient, tmp_path: Path) -> None:
-    drain: Drain = drain_of(client, tmp_path, "n1")  # type: ignore[arg-type]
+    drain: DrainProtocol = drain_of(client, tmp_path, "n1")  # type: ignore[arg-type]
     assert finish(drain.drain("xid", "Xid 79")).outcome is Outcome.DRAINED
     assert client.node("n1").states == {"IDLE", "DRAIN"}
-    assert finish(drain.look()).outcome is Outcome.DRAINED
+    assert finish(drain.reconcile()).outcome is Outcome.DRAINED
     assert finish(drain.resume()).outcome is Outcome.RESUMED
     assert not client.node("n1").drained
 

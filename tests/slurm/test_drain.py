@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Phase
-from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
+from fairlead.drains.ledger import Phase
+from fairlead.drains.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
@@ -36,18 +36,18 @@ def admin(cluster: Cluster, node: str, reason: str, state: str = "drain") -> Non
     cluster.scontrol("update", f"nodename={node}", f"state={state}", f"reason={reason}")
 
 
-def phase_of(drain: Drain) -> Phase | None:
+def phase_of(drain: DrainProtocol) -> Phase | None:
     entry = drain.ledger.load()
     return entry.phase if entry is not None else None
 
 
-def drained(drain: Drain) -> Result:
+def drained(drain: DrainProtocol) -> Result:
     result = finish(drain.drain("xid", WHY))
     assert result.outcome is Outcome.DRAINED, result
     return result
 
 
-def test_idle_node_there_and_back(client: Scontrol, drain: Drain) -> None:
+def test_idle_node_there_and_back(client: Scontrol, drain: DrainProtocol) -> None:
     drained(drain)
     node = client.node("n1")
     assert node.states == {"IDLE", "DRAIN"}
@@ -55,7 +55,7 @@ def test_idle_node_there_and_back(client: Scontrol, drain: Drain) -> None:
     assert head.startswith("fairlead:xid:") and rest == WHY
     entry = drain.ledger.load()
     assert entry is not None and entry.phase is Phase.DRAINED and entry.token.text == node.reason
-    assert finish(drain.look()).outcome is Outcome.DRAINED
+    assert finish(drain.reconcile()).outcome is Outcome.DRAINED
     assert finish(drain.drain("xid", WHY)).outcome is Outcome.DRAINED
     assert client.node("n1").reason == node.reason
     assert finish(drain.resume()).outcome is Outcome.RESUMED
@@ -63,7 +63,7 @@ def test_idle_node_there_and_back(client: Scontrol, drain: Drain) -> None:
     assert drain.ledger.load() is None
 
 
-def test_each_drain_has_its_own_token(client: Scontrol, drain: Drain) -> None:
+def test_each_drain_has_its_own_token(client: Scontrol, drain: DrainProtocol) -> None:
     reasons = set()
     for _ in range(2):
         drained(drain)
@@ -93,17 +93,17 @@ def test_a_persons_state_comes_first(cluster: Cluster, client: Scontrol, tmp_pat
         result = finish(drain.drain("xid", WHY))
         assert result.outcome is Outcome.FOREIGN and "swapping a DIMM" in result.detail, state
         assert finish(drain.resume()).outcome is Outcome.FOREIGN, state
-        assert finish(drain.look()).outcome is Outcome.FOREIGN, state
+        assert finish(drain.reconcile()).outcome is Outcome.FOREIGN, state
         assert client.node(node) == before
 
 
-def test_a_person_writes_over_ours(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+def test_a_person_writes_over_ours(cluster: Cluster, client: Scontrol, drain: DrainProtocol) -> None:
     drained(drain)
     admin(cluster, "n1", "mine now")
     assert finish(drain.resume()).outcome is Outcome.FOREIGN
     node = client.node("n1")
     assert node.drained and node.reason == "mine now" and phase_of(drain) is Phase.TAKEN
-    assert finish(drain.look()).outcome is Outcome.FOREIGN
+    assert finish(drain.reconcile()).outcome is Outcome.FOREIGN
 
 
 def test_a_person_adds_to_ours(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
@@ -116,25 +116,25 @@ def test_a_person_adds_to_ours(cluster: Cluster, client: Scontrol, tmp_path: Pat
         assert client.node(node).reason == text and client.node(node).drained
 
 
-def test_a_person_resumes_ours(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+def test_a_person_resumes_ours(cluster: Cluster, client: Scontrol, drain: DrainProtocol) -> None:
     drained(drain)
     cluster.scontrol("update", "nodename=n1", "state=resume")
-    assert finish(drain.look()).outcome is Outcome.ACKNOWLEDGED
+    assert finish(drain.reconcile()).outcome is Outcome.ACKNOWLEDGED
     assert drain.ledger.load() is None
     assert not client.node("n1").drained
 
 
-def test_a_person_comes_between_reading_and_the_next_step(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+def test_a_person_comes_between_reading_and_the_next_step(cluster: Cluster, client: Scontrol, drain: DrainProtocol) -> None:
     """Before our write is read back, a person's later write stands and is known as theirs."""
     steps = up_to(drain.drain("xid", WHY), "read back")
     admin(cluster, "n1", "mine now")
     assert finish(steps).outcome is Outcome.FOREIGN
     assert client.node("n1").reason == "mine now" and phase_of(drain) is Phase.TAKEN
     cluster.scontrol("update", "nodename=n1", "state=resume")
-    assert finish(drain_of(client, Path(drain.ledger.folders[0]).parents[1], "n1").look()).outcome is Outcome.ACKNOWLEDGED
+    assert finish(drain_of(client, Path(drain.ledger.folders[0]).parents[1], "n1").reconcile()).outcome is Outcome.ACKNOWLEDGED
 
 
-def test_resumed_before_it_was_read_back(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+def test_resumed_before_it_was_read_back(cluster: Cluster, client: Scontrol, drain: DrainProtocol) -> None:
     """Nobody has seen what the drain is for, so nothing is acknowledged, and the next order makes it again."""
     steps = up_to(drain.drain("xid", WHY), "read back")
     cluster.scontrol("update", "nodename=n1", "state=resume")
@@ -145,7 +145,7 @@ def test_resumed_before_it_was_read_back(cluster: Cluster, client: Scontrol, dra
 
 
 def test_words_that_came_over_ours_are_put_back_where_slurm_still_has_them(
-    cluster: Cluster, client: Scontrol, drain: Drain
+    cluster: Cluster, client: Scontrol, drain: DrainProtocol
 ) -> None:
     """The window itself: after the reading, before the write. 24.11 keeps the text over a resume; the others lose it."""
     drained(drain)
@@ -159,7 +159,7 @@ def test_words_that_came_over_ours_are_put_back_where_slurm_still_has_them(
         assert result.outcome is Outcome.RESUMED and not client.node("n1").drained
 
 
-def test_slurmctld_restarts_while_ours_stands(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+def test_slurmctld_restarts_while_ours_stands(cluster: Cluster, client: Scontrol, drain: DrainProtocol) -> None:
     drained(drain)
     cluster.stop_slurmctld()
     cluster.start_slurmctld()
@@ -190,10 +190,10 @@ def test_slurmctld_away_during_a_drain(cluster: Cluster, tmp_path: Path) -> None
     # The lab's scontrol outlives its deadline (nsenter forks), so the first write may still arrive: either way it is ours.
     drain = drain_of(client_of(cluster), tmp_path, "n1")
     drained(drain)
-    assert drain.client.node("n1").reason == intended.token.text
+    assert drain.state.client.node("n1").reason == intended.token.text
 
 
-def test_an_intent_whose_write_arrived_unseen_is_still_ours(client: Scontrol, drain: Drain) -> None:
+def test_an_intent_whose_write_arrived_unseen_is_still_ours(client: Scontrol, drain: DrainProtocol) -> None:
     """The write got through, its answer did not, and by the next attempt another check speaks first."""
     up_to(drain.drain("xid", WHY), "read back").close()
     assert finish(drain.drain("gpu_count", "7 of 8 GPUs")).outcome is Outcome.DRAINED
@@ -210,7 +210,7 @@ def test_not_responding_is_still_ours(cluster: Cluster, tmp_path: Path) -> None:
     cluster.stop_slurmd("n8", kill=True)
     try:
         cluster.scontrol("update", "nodename=n8", "state=down", f"reason={text} : Not responding")
-        assert finish(drain.look()).outcome is Outcome.DRAINED
+        assert finish(drain.reconcile()).outcome is Outcome.DRAINED
         result = finish(drain.resume())
         assert (result.outcome, result.detail) == (Outcome.HELD, "down in slurmctld: slurmd does not answer, or somebody set it")
         assert client.node("n8").drained
@@ -218,7 +218,7 @@ def test_not_responding_is_still_ours(cluster: Cluster, tmp_path: Path) -> None:
         cluster.start_slurmd("n8")
 
 
-def test_maintenance_reservation_is_left_as_it_is(cluster: Cluster, client: Scontrol, drain: Drain) -> None:
+def test_maintenance_reservation_is_left_as_it_is(cluster: Cluster, client: Scontrol, drain: DrainProtocol) -> None:
     cluster.scontrol("create", "reservation=m", "starttime=now", "duration=10", "nodes=n1", "flags=maint", "users=root")
     drained(drain)
     assert finish(drain.resume()).outcome is Outcome.RESUMED
@@ -245,14 +245,14 @@ def test_a_completing_job_holds_the_resume(cluster: Cluster, client: Scontrol, t
             time.sleep(0.05)
 
 
-def test_what_was_hidden_holds_the_resume(client: Scontrol, drain: Drain) -> None:
+def test_what_was_hidden_holds_the_resume(client: Scontrol, drain: DrainProtocol) -> None:
     drained(drain)
-    drain.hidden = lambda since: "an epilog failed"
+    drain.state.hidden = lambda since: "an epilog failed"
     assert finish(drain.resume()).detail == "an epilog failed"
     assert client.node("n1").drained
 
 
-def test_a_lost_ledger_leaves_an_orphan_that_a_person_can_adopt(client: Scontrol, drain: Drain) -> None:
+def test_a_lost_ledger_leaves_an_orphan_that_a_person_can_adopt(client: Scontrol, drain: DrainProtocol) -> None:
     drained(drain)
     reason = client.node("n1").reason
     drain.ledger.save(None)
@@ -263,7 +263,7 @@ def test_a_lost_ledger_leaves_an_orphan_that_a_person_can_adopt(client: Scontrol
     assert finish(drain.resume()).outcome is Outcome.RESUMED
 
 
-def test_another_machine_with_the_same_disk(client: Scontrol, drain: Drain, tmp_path: Path) -> None:
+def test_another_machine_with_the_same_disk(client: Scontrol, drain: DrainProtocol, tmp_path: Path) -> None:
     drained(drain)
     drain.ledger.machine = "m2"
     drain.ledger._sequence = 0
@@ -292,7 +292,7 @@ def test_rpcs_per_transition(cluster: Cluster, client: Scontrol, tmp_path: Path)
 
     drain = drain_of(client, tmp_path, "n1")
     assert cost(drain.drain("xid", WHY), Outcome.DRAINED) == 5
-    assert cost(drain.look(), Outcome.DRAINED) == 2
+    assert cost(drain.reconcile(), Outcome.DRAINED) == 2
     assert cost(drain.resume(), Outcome.RESUMED) == 5
     tight = Rules(budget_percent=1)
     steps = drain_of(client, tmp_path / "b", "n2", tight).drain("xid", WHY)
@@ -330,7 +330,7 @@ def test_eight_nodes_at_once(cluster: Cluster, tmp_path: Path, budget_nodes: int
         result = finish(drains[name].drain("xid", WHY))
         while result.outcome is Outcome.CONTESTED:  # as the courier does
             time.sleep(random.uniform(*CONTEST_SECONDS))
-            result = finish(drains[name].look())
+            result = finish(drains[name].reconcile())
         results[name] = result
 
     for _ in range(8):  # what was held tries again, as the agent does after a while

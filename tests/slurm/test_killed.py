@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
@@ -37,9 +37,9 @@ def outcome_of(process: subprocess.Popen[str]) -> str:
     return said.strip()
 
 
-def settled(client: Scontrol, drain: Drain) -> Outcome:
+def settled(client: Scontrol, drain: DrainProtocol) -> Outcome:
     """A new agent's first look; afterwards ledger and slurmctld agree, and ours is the only hand seen."""
-    found = finish(drain.look()).outcome
+    found = finish(drain.reconcile()).outcome
     node = client.node("n1")
     entry = drain.ledger.load()
     assert found in (Outcome.DRAINED, Outcome.FREE, Outcome.RESUMED, Outcome.OVER_BUDGET), found
@@ -86,7 +86,7 @@ def test_killed_while_it_undoes_a_drain_past_the_budget(cluster: Cluster, client
         assert outcome_of(child(cluster, tmp_path, "drain", 3, "1")) == ""  # written, not yet looked at again
         cluster.scontrol("update", "nodename=n5", "state=drain", "reason=old")  # DOWN would go at slurmctld's next ping
         client.update_reason("n1", client.node("n1").reason)  # ours is the younger one
-        assert outcome_of(child(cluster, tmp_path, "look", at + 1, "1")) == ""
+        assert outcome_of(child(cluster, tmp_path, "reconcile", at + 1, "1")) == ""
         drain = drain_of(client, tmp_path, "n1", tight)
         assert settled(client, drain) in ((Outcome.OVER_BUDGET,), (Outcome.OVER_BUDGET,), (Outcome.RESUMED, Outcome.FREE))[at]
         cluster.scontrol("update", "nodename=n5", "state=resume")
@@ -98,7 +98,7 @@ def test_a_person_comes_while_the_agent_is_dead(cluster: Cluster, client: Scontr
         outcome_of(child(cluster, tmp_path, "drain", at))
         cluster.scontrol("update", "nodename=n1", "state=drain", "reason=mine now")
         drain = drain_of(client, tmp_path, "n1")
-        assert finish(drain.look()).outcome is Outcome.FOREIGN
+        assert finish(drain.reconcile()).outcome is Outcome.FOREIGN
         assert finish(drain.drain("xid", "GPU gone")).outcome is Outcome.FOREIGN
         assert finish(drain.resume()).outcome is Outcome.FOREIGN
         assert client.node("n1").reason == "mine now" and client.node("n1").drained
@@ -114,7 +114,7 @@ def test_killed_at_random_moments(cluster: Cluster, client: Scontrol, tmp_path: 
         outcome_of(process)
         no_calls(cluster)  # an RPC on its way arrives
         drain = drain_of(client_of(cluster), tmp_path, "n1")
-        found = finish(drain.look()).outcome
+        found = finish(drain.reconcile()).outcome
         entry = drain.ledger.load()
         node = client.node("n1")
         assert node.drained == (entry is not None and entry.ours) == (found is Outcome.DRAINED)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.audit import Trail
-from fairlead.daemon.ledger import Ledger, Phase
-from fairlead.daemon.senses import machine
+from fairlead.daemon.requests.audit_trail import Trail
+from fairlead.drains.ledger import Ledger, Phase, machine_id
 from fairlead.host.root import Root
 from fairlead.model.verdict import State
 from tests.daemon.conftest import XID79, Agent
@@ -57,7 +56,7 @@ def drained_by(cluster: Cluster, folder: Path, death: tuple[kernel.Death, dict[s
         agent.until(lambda: agent.sequence() > sequence and agent.verdict().state is State.DRAIN, f"drain after {count} changes")
         node = client_of(cluster).node("n1")
         assert node.drained and node.reason.startswith("fairlead:xid:"), (count, node)
-        entry = Ledger(str(agent.state_dir), str(agent.run_dir), node="n1", machine=machine(Root(str(agent.tree)))).load()
+        entry = Ledger(str(agent.state_dir), str(agent.run_dir), node="n1", machine=machine_id(Root(str(agent.tree)))).load()
         assert entry is not None and (entry.phase, entry.token.text) == (Phase.DRAINED, node.reason), (count, entry, node)
         agent.until(lambda: (agent.status()["drain"] or {}).get("reason") == node.reason, "the drain in the status")
         trail = Trail(str(agent.state_dir), str(agent.run_dir))

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
-from fairlead.daemon.outcome import Outcome, finish
-from fairlead.daemon.own_node import STALE_SECONDS
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
+from fairlead.drains.node_state import STALE_SECONDS, NodeDrainState
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.rules import Rules
@@ -52,11 +53,11 @@ class Site:
         self.folder = folder
         self.now = 1000.0
 
-    def protocol(self) -> Drain:
+    def protocol(self) -> DrainProtocol:
         """As a new process has it."""
         ledger = Ledger(str(self.folder), str(self.folder), node="n1")
         clock = lambda: self.now  # noqa: E731
-        return Drain(self.ctld, ledger, "n1", Rules(budget_percent=100), wall=clock, clock=clock)
+        return DrainProtocol(NodeDrainState(self.ctld, ledger, "n1", Rules(budget_percent=100), wall=clock, clock=clock))
 
     def courier(self) -> Courier:
         return Courier(self.protocol(), clock=lambda: self.now)
@@ -84,10 +85,10 @@ def test_a_withdrawn_drain_that_arrives_late_is_known_and_lifted(site: Site) -> 
     site.ctld.fate = "late"
     with pytest.raises(SlurmUnavailable):
         finish(site.protocol().drain("xid", "gone"))
-    assert finish(site.protocol().look()).outcome is Outcome.FREE  # withdrawn: well again
+    assert finish(site.protocol().reconcile()).outcome is Outcome.FREE  # withdrawn: well again
     site.now += LATE_SECONDS - 1
     site.ctld.arrive()
-    assert finish(site.protocol().look()).outcome is Outcome.DRAINED
+    assert finish(site.protocol().reconcile()).outcome is Outcome.DRAINED
     assert finish(site.protocol().resume()).outcome is Outcome.RESUMED
     assert not site.ctld.node("n1").drained
 
@@ -101,7 +102,7 @@ def test_another_check_drains_with_its_own_words(site: Site) -> None:
     assert reason(site).startswith("fairlead:gpu_count:")
     site.ctld.arrive()
     assert reason(site).startswith("fairlead:xid:")
-    assert finish(site.protocol().look()).outcome is Outcome.DRAINED
+    assert finish(site.protocol().reconcile()).outcome is Outcome.DRAINED
     assert finish(site.protocol().resume()).outcome is Outcome.RESUMED
 
 
@@ -110,13 +111,13 @@ def test_our_own_late_resume_is_no_acknowledgement(site: Site) -> None:
     site.ctld.fate = "late"
     with pytest.raises(SlurmUnavailable):
         finish(site.protocol().resume())
-    assert finish(site.protocol().look()).outcome is Outcome.DRAINED  # and meanwhile it has broken again
+    assert finish(site.protocol().reconcile()).outcome is Outcome.DRAINED  # and meanwhile it has broken again
     site.ctld.arrive()
-    assert finish(site.protocol().look()).outcome is Outcome.RESUMED
+    assert finish(site.protocol().reconcile()).outcome is Outcome.RESUMED
     finish(site.protocol().drain("xid", "gone again"))
     site.now += LATE_SECONDS
     site.ctld.update("n1", "UNDRAIN")
-    assert finish(site.protocol().look()).outcome is Outcome.ACKNOWLEDGED
+    assert finish(site.protocol().reconcile()).outcome is Outcome.ACKNOWLEDGED
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -154,7 +155,7 @@ def test_words_of_slurmctld_in_place_of_ours(site: Site) -> None:
     """slurmd registers with a GPU less: since 23.11 or so slurmctld replaces the reason of the drained node."""
     finish(site.protocol().drain("xid", "gone"))
     site.ctld.register("n1", valid=False)
-    assert finish(site.protocol().look()).outcome is Outcome.DRAINED
+    assert finish(site.protocol().reconcile()).outcome is Outcome.DRAINED
     assert "registers with less" in finish(site.protocol().resume()).detail
     site.ctld.register("n1")
     result = finish(site.protocol().resume())
@@ -165,16 +166,16 @@ def test_words_of_slurmctld_in_place_of_ours(site: Site) -> None:
     assert finish(site.protocol().drain("xid", "gone")).outcome is Outcome.DRAINED
     assert reason(site) == model.REGISTRATION
     assert finish(site.protocol().resume(by_hand=True)).outcome is Outcome.RESUMED
-    assert finish(site.protocol().look()).outcome is Outcome.ACKNOWLEDGED
+    assert finish(site.protocol().reconcile()).outcome is Outcome.ACKNOWLEDGED
 
 
 def test_words_of_slurmctld_in_place_of_a_persons(site: Site) -> None:
     finish(site.protocol().drain("xid", "gone"))
     site.ctld.update("n1", "DRAIN", "ticket 12")
-    assert finish(site.protocol().look()).outcome is Outcome.FOREIGN
+    assert finish(site.protocol().reconcile()).outcome is Outcome.FOREIGN
     site.ctld.register("n1", valid=False)
     site.ctld.register("n1")
-    assert finish(site.protocol().look()).outcome is Outcome.FOREIGN
+    assert finish(site.protocol().reconcile()).outcome is Outcome.FOREIGN
     assert finish(site.protocol().resume()).outcome is Outcome.FOREIGN
     assert site.ctld.node("n1").drained
 
@@ -197,7 +198,7 @@ def test_nothing_is_written_on_an_old_reading(site: Site, what: str) -> None:
     with pytest.raises(SlurmUnavailable, match="went by after the reading"):
         finish(steps)
     assert reason(site) == "ann: riser swap"
-    assert finish(site.protocol().look()).outcome in (Outcome.FOREIGN, Outcome.FREE)
+    assert finish(site.protocol().reconcile()).outcome in (Outcome.FOREIGN, Outcome.FREE)
     entry = site.protocol().ledger.load()
     assert entry is None or not entry.manual, "nobody has drained it by hand through us"
 
@@ -215,7 +216,7 @@ def test_no_words_are_put_back_over_a_persons_state(site: Site) -> None:
 
 def test_a_dry_run_says_what_would_be_refused(site: Site) -> None:
     def refused(*, lift: bool) -> str:
-        return site.protocol().foresee(site.ctld.node("n1"), lift=lift)
+        return site.protocol().state.foresee(site.ctld.node("n1"), lift=lift)
 
     assert refused(lift=False) == "" and "nothing of ours" in refused(lift=True)
     finish(site.protocol().drain("xid", "gone"))

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon import transitions
-from fairlead.daemon.audit import Trail
-from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Entry, Ledger, Phase
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.daemon.publishing import transitions
+from fairlead.daemon.requests.audit_trail import Trail
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.drains.ledger import Entry, Ledger, Phase
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, parse
 from tests.slurm import model
@@ -42,16 +44,18 @@ class Scene:
             (folder / sub).mkdir()
         self.ctld, self.clock, self.hold, self.reconfigured = Ctld("26", ("n1", "n2")), Clock(), "", False
         ledger = Ledger(str(folder / "state"), str(folder / "run"), node="n1")
-        self.protocol = Drain(
-            self.ctld,
-            ledger,
-            "n1",
-            ROOMY,
-            barred=lambda: self.hold,
-            boot_id="boot 1",
-            reconfigured=lambda: self.reconfigured,
-            wall=self.clock.wall,
-            clock=self.clock.mono,
+        self.protocol = DrainProtocol(
+            NodeDrainState(
+                self.ctld,
+                ledger,
+                "n1",
+                ROOMY,
+                barred=lambda: self.hold,
+                boot_id="boot 1",
+                reconfigured=lambda: self.reconfigured,
+                wall=self.clock.wall,
+                clock=self.clock.mono,
+            )
         )
 
     def wait(self, seconds: float) -> None:
@@ -62,7 +66,7 @@ class Scene:
         return finish(self.protocol.drain(check, WHY)).outcome
 
     def look(self, *, refused: bool = False) -> Outcome:
-        return finish(self.protocol.look(prolog_refused=refused)).outcome
+        return finish(self.protocol.reconcile(prolog_refused=refused)).outcome
 
     def undrain(self) -> None:
         self.ctld.update("n1", "UNDRAIN")
@@ -90,7 +94,7 @@ class Scene:
         self.ctld.reboot("n1", asap=asap, next_state=next_state)
         self.ctld.issue_reboots()
         self.wait(100)
-        self.protocol.boot_id = "boot 2"
+        self.protocol.state.boot_id = "boot 2"
         self.ctld.register("n1", booted=True)
 
     def entry(self) -> Entry | None:
@@ -251,7 +255,7 @@ def seen_waiting_for_its_reboot(s: Scene) -> None:
     """The agent of the new boot looks before slurmd has registered."""
     s.ctld.reboot("n1", next_state="RESUME")
     s.ctld.issue_reboots()
-    s.protocol.boot_id = "boot 2"
+    s.protocol.state.boot_id = "boot 2"
     assert s.look() is Outcome.DRAINED
     s.ctld.register("n1", booted=True)
 
@@ -264,7 +268,7 @@ def rebooted_then_resumed_by_a_person(s: Scene) -> None:
 
 
 def power_cycled_with_the_drain_then_resumed(s: Scene) -> None:
-    s.protocol.boot_id = "boot 2"
+    s.protocol.state.boot_id = "boot 2"
     assert s.look() is Outcome.DRAINED
     s.undrain()
 
@@ -353,11 +357,11 @@ def test_of_a_reconfiguration_only_the_past_may_be_acknowledged(
 ) -> None:
     """slurmctld may have begun without its state before it, so a GPU that is still lost drains again, whoever was there."""
     made = Scene(tmp_path)
-    made.protocol.known = (XID, GONE)
+    made.protocol.state.known = (XID, GONE)
     assert made.drain() is Outcome.DRAINED
     made.wait(1)
     happens(made)
-    assert finish(made.protocol.look()).known == known
+    assert finish(made.protocol.reconcile()).known == known
 
 
 def test_a_drain_by_hand_is_made_again_after_a_reconfiguration_that_leaves_it_open(tmp_path: Path) -> None:
@@ -394,7 +398,7 @@ def test_the_mark_of_our_prolog_on_a_node_whose_drain_was_lost(scene: Scene) -> 
     scene.ctld.start_job("n1")
     scene.ctld.mark("n1", "Prolog error")
     scene.ctld.end_job("n1")
-    found = finish(scene.protocol.look(prolog_refused=True))
+    found = finish(scene.protocol.reconcile(prolog_refused=True))
     assert found.outcome is Outcome.LOST and found.marked
     assert finish(scene.protocol.drain("xid", WHY, prolog_refused=True)).outcome is Outcome.DRAINED
 
@@ -406,7 +410,7 @@ def test_what_the_trail_and_the_log_say_of_it(scene: Scene, row: str, tmp_path: 
     courier = Courier(scene.protocol, clock=scene.clock.mono)
     before = courier.take()
     happens(scene)
-    courier.look()
+    courier.reconcile()
     for _ in courier.turn():
         pass
     trail = Trail(str(tmp_path / "state"), str(tmp_path / "run"))
@@ -422,7 +426,7 @@ def test_what_the_trail_and_the_log_say_of_it(scene: Scene, row: str, tmp_path: 
 
 def test_a_begin_that_nobody_tells_leaves_the_question_open(scene: Scene) -> None:
     scene.killed()
-    steps = scene.protocol.look()
+    steps = scene.protocol.reconcile()
     while next(steps) != "ask":
         pass
     scene.ctld.away = True
@@ -488,7 +492,7 @@ def test_the_courier_says_lost_and_not_acknowledged(tmp_path: Path) -> None:
 def test_a_resume_before_our_drain_was_read_back_acknowledges_nothing(tmp_path: Path) -> None:
     """Somebody resumes a whole partition in that moment: nobody has seen what the drain is for, and it is made again."""
     scene = Scene(tmp_path)
-    scene.protocol.known = ("gpu_count/0000:1b:00.0#lost",)
+    scene.protocol.state.known = ("gpu_count/0000:1b:00.0#lost",)
     steps = scene.protocol.drain("gpu_count", WHY)
     for step in steps:
         if step == "read back":

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
 from fairlead.policy.ownership import MAINTAIN
 from fairlead.provision.maintain.controller import silent
 from fairlead.provision.maintain.journal import Journal, Run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fairlead.daemon.pace import LOOKS_PER_SECOND
+from fairlead.daemon.slurmctld.pace import ASKS_PER_SECOND
 from fairlead.policy.fleet import Kind
 from fairlead.policy.rules import Rules
 from tests.lab.cluster import Cluster
@@ -99,13 +99,13 @@ def test_a_slurmctld_that_is_back_is_asked_by_its_agents_one_after_the_other(cou
             for name in bad:
                 crowd.couriers[name].want(WANT)
             time.sleep(AWAY_SECONDS)
-            before = crowd.looks
+            before = crowd.confirmed
             cluster.start_slurmctld()
             with Rate(cluster) as rate:
                 for courier in crowd.couriers.values():
                     courier.stirred(watched=True, stirred=True)
                 crowd.until(lambda: crowd.drained == {*drained, *bad} and not crowd.errors, "every drain after the return")
-                crowd.until(lambda: all(crowd.looks[name] > before[name] for name in drained), "a look of each")
+                crowd.until(lambda: all(crowd.confirmed[name] > before[name] for name in drained), "a look of each")
             standing = {n.name: n.reason for n in crowd.client.nodes() if n.drained}
             assert {name: crowd.couriers[name].take().reason for name in crowd.drained} == standing
             lost = [name for name, c in crowd.couriers.items() if c.take().lost or c.take().acknowledged]
@@ -113,4 +113,4 @@ def test_a_slurmctld_that_is_back_is_asked_by_its_agents_one_after_the_other(cou
     second, ten = rate.worst(1.0), rate.worst(10.0)
     print(f"\n{count} nodes: {asked} RPCs in {seconds:.0f} s after the return, at most {second:.0f} a second, {ten:.0f} in ten")
     assert lost == [] and asked >= len(drained) * RPCS_OF_A_LOOK
-    assert ten <= 2 * LOOKS_PER_SECOND * RPCS_OF_A_LOOK and second <= 4 * LOOKS_PER_SECOND * RPCS_OF_A_LOOK
+    assert ten <= 2 * ASKS_PER_SECOND * RPCS_OF_A_LOOK and second <= 4 * ASKS_PER_SECOND * RPCS_OF_A_LOOK

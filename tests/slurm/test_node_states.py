@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import keep_off, strip_suffixes
 from fairlead.slurm.client import NodeState
@@ -54,7 +54,7 @@ def test_row(all_states: dict[str, States], suite: str, name: str) -> None:
     for each in all_states.values():
         each.bring(name)
     check_free(states, row, free)
-    if row.look:
+    if row.reconcile:
         check_ours(states, row, ours)
 
 
@@ -86,20 +86,21 @@ def busy(node: NodeState) -> bool:
 
 
 def check_ours(states: States, row: Row, name: str) -> None:
-    """A drain of ours stood before the node came into this state: it is looked at, then a resume is wanted."""
+    """A drain of ours stood before the node came into this state: it is reconciled, then a resume is wanted."""
     drain = states.drain(name)
     if row.drain == "error":
         before_it = drain.ledger.load()
-        assert outcome(drain.look())[0] == outcome(drain.resume())[0] == "error"
+        assert outcome(drain.reconcile())[0] == outcome(drain.resume())[0] == "error"
         after_it = drain.ledger.load()
         assert before_it is not None and after_it is not None and after_it.token == before_it.token and after_it.ours
         return
     before = states.wait(name, row.words_with_ours)
     entry = drain.ledger.load()
-    looked, detail = outcome(drain.look())
-    print(f"{states.release} {row.name}: ours {'+'.join(sorted(before.states))} {before.reason!r} look: {looked} ({detail})")
-    assert looked == row.look, detail
-    if looked != "drained" and entry is not None:
+    reconciled, detail = outcome(drain.reconcile())
+    print(f"{states.release} {row.name}: ours {'+'.join(sorted(before.states))} {before.reason!r}")
+    print(f"{states.release} {row.name}: reconcile: {reconciled} ({detail})")
+    assert reconciled == row.reconcile, detail
+    if reconciled != "drained" and entry is not None:
         drain.ledger.save(entry)  # the resume is asked of a protocol that still has its drain
     resumed, detail = outcome(drain.resume())
     after = states.node(name)
@@ -127,7 +128,7 @@ def test_every_event_names_a_test_that_there_is() -> None:
 def test_the_table_is_the_policys() -> None:
     """The words of a row that holds are those that the policy keeps off; a row that drains is not kept off."""
     for row in ROWS:
-        assert row.drain in {*Outcome, "error"} and {row.look, row.resume} <= {*Outcome, "error", ""}
+        assert row.drain in {*Outcome, "error"} and {row.reconcile, row.resume} <= {*Outcome, "error", ""}
         if row.drain == "held":
             assert keep_off(row.words) == row.why
         elif row.drain == "drained":

@@ -22,7 +22,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.daemon.audit import Entry, Trail
+from fairlead.daemon.requests.audit_trail import Entry, Trail
 from fairlead.model.verdict import State
 from tests.daemon.conftest import PROJECT, XID79, Agent
 from tests.lab.cluster import Cluster

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol
@@ -36,14 +36,14 @@ class Site:
 
     def new_agent(self, boot_id: str) -> None:
         """As a new process of the agent has it, in that boot."""
-        self.protocol: Drain = drain_of(self.client, self.folder, "n1")
-        self.protocol.boot_id = boot_id
+        self.protocol: DrainProtocol = drain_of(self.client, self.folder, "n1")
+        self.protocol.state.boot_id = boot_id
 
     def drained(self) -> None:
         assert finish(self.protocol.drain("xid", WHY)).outcome is Outcome.DRAINED
 
     def look(self) -> Outcome:
-        return finish(self.protocol.look()).outcome
+        return finish(self.protocol.reconcile()).outcome
 
     def until(self, met: Callable[[NodeState], bool], what: str) -> NodeState:
         deadline = time.monotonic() + 90
@@ -133,7 +133,9 @@ def test_a_slurmctld_without_its_saved_state_acknowledges_nothing(site: Site) ->
         assert site.look() is Outcome.DRAINED
         site.restart(*how.get("options", ()), before=str(how.get("before", "true")))
         assert not site.client.node("n1").drained
-        site.protocol.reconfigured = lambda: True  # as of a slurmd that was reconfigured some day: nothing more is asked then
+        site.protocol.state.reconfigured = lambda: (
+            True
+        )  # as of a slurmd that was reconfigured some day: nothing more is asked then
         site.cluster.run(["/usr/bin/sdiag", "--reset"])
         assert site.look() is Outcome.LOST, how
         asked = {name: count for name, (count, _) in rpcs(site.cluster).items() if name in (*OURS, *OF_CONFIG)}
@@ -164,7 +166,7 @@ XID, GONE = "xid/0000:1b:00.0#0d6a4f0e-5b1c-4f65-9a39-3f1f6f9b7c21:812", "gpu_co
 def test_of_a_resume_beside_a_reconfiguration_only_the_past_counts(site: Site, what: str) -> None:
     """slurmctld starts itself anew from 23.11 on, and nothing shows that it had not begun without its state before that. On 22.05
     it goes on; on 24.11 without slurmdbd our words are left where a person has lifted the drain."""
-    site.protocol.known = (XID, GONE)
+    site.protocol.state.known = (XID, GONE)
     site.drained()
     for step in what.split(", "):
         time.sleep(1.1)
@@ -176,7 +178,7 @@ def test_of_a_resume_beside_a_reconfiguration_only_the_past_counts(site: Site, w
             site.cluster.scontrol("reconfigure")
             time.sleep(1.1)
             site.registered()
-    found = finish(site.protocol.look())
+    found = finish(site.protocol.reconcile())
     emptied, goes_on = "emptied" in what, site.cluster.suite == "bookworm"
     if site.cluster.suite == "trixie" and not emptied:
         assert (found.outcome, found.known) == (Outcome.ACKNOWLEDGED, (XID, GONE))

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.courier import Courier, Want
-from fairlead.daemon.drain import Drain
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.drains.node_state import NodeDrainState
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol
@@ -41,7 +43,7 @@ def couriers(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Courier
     def make(node: str, rules: Rules | None = None, **more: Callable[..., str]) -> Courier:
         client = Asked(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin))
         drain = drain_of(client, tmp_path, node, rules or Rules(budget_percent=100))
-        drain = Drain(client, drain.ledger, node, drain.rules, **more)  # type: ignore[arg-type]
+        drain = DrainProtocol(NodeDrainState(client, drain.ledger, node, drain.state.rules, **more))  # type: ignore[arg-type]
         made.append(Courier(drain, look_seconds=600))
         made[-1].start()
         return made[-1]
@@ -59,7 +61,7 @@ def until(met: Callable[[], bool], what: str) -> None:
 
 
 def reads(courier: Courier) -> int:
-    client = courier._drain.client
+    client = courier._drain.state.client
     assert isinstance(client, Asked)
     return client.reads
 
@@ -97,7 +99,7 @@ def test_the_mark_comes_after_the_first_look(cluster: Cluster, couriers: Callabl
     until(lambda: not any(c.refusal_pending for c in (by_ledger, without, unfit, broken)), "the end of it")
     # The mark is seen before the refusal's record is: our drain was lifted by somebody all the same.
     mark(cluster, "n5")
-    taken.look()
+    taken.reconcile()
     until(lambda: not taken.take().drained, "a foreign drain")
     taken.refused()
     until(lambda: taken.take().acknowledged == 1, "acknowledgement")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.outcome import Outcome, finish
-from fairlead.daemon.own_node import STALE_SECONDS
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.node_state import STALE_SECONDS, NodeDrainState
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
@@ -98,7 +98,8 @@ def test_an_admin_who_comes_while_scontrol_is_slow_keeps_their_drain(
     bin_dir.mkdir()
     (bin_dir / "sinfo").symlink_to(cluster.bin / "sinfo")
     slow = client_with(bin_dir, f'[ "$1" = update ] && sleep 5 >/dev/null 2>&1\nexec {cluster.bin}/scontrol "$@"')
-    drain.client, drain.not_after = slow, slow.not_after
+    writer = drain.state.writer
+    writer.client, writer.not_after = slow, slow.not_after
     steps = drain.drain("xid", "gone") if what == "drain" else drain.resume()
     while next(steps) != "write":
         pass
@@ -112,8 +113,8 @@ def test_an_admin_who_comes_while_scontrol_is_slow_keeps_their_drain(
     assert node.drained and node.reason == "ann: riser swap"
     assert window < STALE_SECONDS + 1
     print(f"\n{cluster.suite} {what}: a scontrol that takes 5 s was ended after {window:.2f} s; the admin's words stand")
-    drain.client, drain.not_after = client, client.not_after
-    assert finish(drain.look()).outcome is Outcome.FOREIGN
+    writer.client, writer.not_after = client, client.not_after
+    assert finish(drain.reconcile()).outcome is Outcome.FOREIGN
     assert client.node("n1") == node
 
 
@@ -129,7 +130,7 @@ def test_an_admins_drain_that_our_resume_has_lifted_is_put_back_also_by_a_later_
     ctld, now = Slow("24", ("n1",)), [1000.0]
     ledger = Ledger(str(tmp_path), str(tmp_path), node="n1")
     wall = lambda: now[0] + 1_800_000_000  # noqa: E731
-    protocol = Drain(ctld, ledger, "n1", ROOMY, wall=wall, clock=lambda: now[0])
+    protocol = DrainProtocol(NodeDrainState(ctld, ledger, "n1", ROOMY, wall=wall, clock=lambda: now[0]))
     assert finish(protocol.drain("xid", "gone")).outcome is Outcome.DRAINED
     steps = protocol.resume()
     while next(steps) != "put back":
@@ -138,10 +139,10 @@ def test_an_admins_drain_that_our_resume_has_lifted_is_put_back_also_by_a_later_
     with pytest.raises(SlurmUnavailable):
         finish(steps)
     assert not ctld.node("n1").drained
-    assert finish(protocol.look()).outcome is Outcome.FOREIGN
+    assert finish(protocol.reconcile()).outcome is Outcome.FOREIGN
     assert ctld.node("n1").drained and ctld.node("n1").reason == "ann: riser swap"
     ctld.update("n1", "UNDRAIN")
     entry = ledger.load()
     assert entry is not None and not entry.theirs
-    assert finish(protocol.look()).outcome is Outcome.ACKNOWLEDGED
+    assert finish(protocol.reconcile()).outcome is Outcome.ACKNOWLEDGED
     assert not ctld.node("n1").drained

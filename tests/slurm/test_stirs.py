@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.daemon.loop import TICK_SECONDS
+from fairlead.daemon.loop.schedule import TICK_SECONDS
 from fairlead.model.verdict import State
 from tests.daemon.conftest import MACHINES, Agent
 from tests.lab.cluster import Cluster

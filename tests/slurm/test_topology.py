@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.fleet import Fleet
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.cluster_limits import ClusterLimits
+from fairlead.drains.outcome import Outcome, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.rules import Rules
 from fairlead.slurm.scontrol import Scontrol
@@ -82,14 +82,14 @@ def test_an_unknown_topology_is_no_limit_and_is_asked_for_again() -> None:
             raise answer
         return answer
 
-    fleet = Fleet(Rules(), learn, clock=lambda: now[0])
-    assert fleet.due == 100.0
-    fleet.refresh()
-    assert fleet.topology == "unknown: scontrol gave no answer in 2 s" and fleet.due == 130.0
-    fleet.refresh()
-    assert fleet.due == 160.0
-    fleet.refresh()
-    assert fleet.topology == "1 switch, 0 block" and fleet.due == float("inf") and not answers
+    limits = ClusterLimits(Rules(), learn, clock=lambda: now[0])
+    assert limits.due == 100.0
+    limits.refresh()
+    assert limits.topology == "unknown: scontrol gave no answer in 2 s" and limits.due == 130.0
+    limits.refresh()
+    assert limits.due == 160.0
+    limits.refresh()
+    assert limits.topology == "1 switch, 0 block" and limits.due == float("inf") and not answers
 
 
 # -- on real slurmctld --------------------------------------------------------------------------------
@@ -100,13 +100,13 @@ def topology_rpcs(cluster: Cluster) -> int:
     return sum(int(line.partition("count:")[2].split()[0]) for line in text.splitlines() if "REQUEST_TOPO_INFO" in line)
 
 
-def protocol(cluster: Cluster, folder: Path, node: str) -> Drain:
+def protocol(cluster: Cluster, folder: Path, node: str) -> DrainProtocol:
     """As the agent makes it: its own ledger, its own topology."""
     client: Scontrol = client_of(cluster)
     rules = Rules(budget_percent=100, budget_group_percent=34, common_cause_nodes=0)
     drain = drain_of(client, folder, node, rules)
-    drain.fleet = Fleet(rules, client.topology)
-    drain.fleet.refresh()
+    drain.state.limits = ClusterLimits(rules, client.topology)
+    drain.limits.refresh()
     return drain
 
 
@@ -122,7 +122,7 @@ def test_a_switch_or_block_that_is_full_holds_the_next(suite: str, kind: str, tm
     told = "2 switch, 0 block" if kind == "switch" else "0 switch, 2 block"
     with running(Cluster(suite, nodes=4, cores=4, extra_conf=f"TopologyPlugin=topology/{plugin}", topology=text)) as cluster:
         drains = {name: protocol(cluster, tmp_path, name) for name in ("n1", "n2", other)}
-        assert {drain.fleet.topology for drain in drains.values()} == {told}
+        assert {drain.limits.topology for drain in drains.values()} == {told}
         before = topology_rpcs(cluster)
         assert finish(drains["n1"].drain("xid", "bad")).outcome is Outcome.DRAINED
         held = finish(drains["n2"].drain("xid", "bad"))
@@ -135,6 +135,6 @@ def test_a_switch_or_block_that_is_full_holds_the_next(suite: str, kind: str, tm
 
 @pytest.mark.slurm
 def test_a_cluster_without_topology_has_no_such_limit(cluster: Cluster) -> None:
-    fleet = Fleet(Rules(), client_of(cluster).topology)
-    fleet.refresh()
-    assert fleet.topology == "none: slurmctld knows no switch and no block" and fleet.due == float("inf")
+    limits = ClusterLimits(Rules(), client_of(cluster).topology)
+    limits.refresh()
+    assert limits.topology == "none: slurmctld knows no switch and no block" and limits.due == float("inf")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 
 from fairlead.config import load_document
-from fairlead.daemon.loop import Loop
-from fairlead.daemon.slurmd import Slurmd
+from fairlead.daemon.loop.main_loop import Loop
 from fairlead.host.root import Root
+from fairlead.host.slurmd import Slurmd
 
 if __name__ == "__main__":
     document, tree, proc = sys.argv[1:]
     loop = Loop(document, load_document(document), Root(tree))
-    loop.slurmd = Slurmd(proc)
+    loop.slurm.slurmd = Slurmd(proc)
     sys.exit(loop.run(once=False))

@@ -16,7 +16,7 @@ from fairlead.cli.noted import actor, noted
 from fairlead.cli.show import columns, print_json
 from fairlead.cli.times import local
 from fairlead.cli.told import account, ask
-from fairlead.daemon.audit import Trail, new_id
+from fairlead.daemon.requests.audit_trail import Trail, new_id
 from fairlead.errors import ExitCode, InputMissing, NeedsRoot, UsageError
 from fairlead.host.pci import normal_address
 from fairlead.policy.request import Ack, Undo

@@ -21,7 +21,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    from fairlead.daemon.loop import run as run_agent
+    from fairlead.daemon.loop.main_loop import run as run_agent
     from fairlead.host.root import Root
 
     return ExitCode(run_agent(args.document, root=Root(args.root), ask_nvml=args.ask_nvml, once=args.once))

@@ -14,7 +14,7 @@ import msgspec
 
 from fairlead.cli.show import print_json
 from fairlead.cli.times import FORMS, local, moment
-from fairlead.daemon.audit import ASKED, Entry, Trail
+from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail
 from fairlead.errors import ExitCode, InputMissing
 
 STATE_DIR = "/var/lib/fairlead"

@@ -26,7 +26,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    from fairlead.daemon.judge import judge
+    from fairlead.judge import judge
 
     known = {*checks.load(), *(f"setting.{n}" for n in settings.load())}
     for name in args.only:

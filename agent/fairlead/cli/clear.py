@@ -16,7 +16,7 @@ from fairlead import config
 from fairlead.cli.noted import actor, noted
 from fairlead.cli.show import print_json
 from fairlead.cli.told import account, ask
-from fairlead.daemon.audit import new_id
+from fairlead.daemon.requests.audit_trail import new_id
 from fairlead.errors import ExitCode, InputMissing, NeedsRoot, UsageError
 from fairlead.host.clock import boot_id, boottime
 from fairlead.host.kmsg import Follower

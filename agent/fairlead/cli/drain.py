@@ -13,11 +13,10 @@ from fairlead import config
 from fairlead.cli.noted import Note, noted
 from fairlead.cli.show import print_json
 from fairlead.cli.told import account, wake_agent
-from fairlead.daemon.drain import Drain
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.outcome import CONTEST_SECONDS, Outcome, Result, finish
-from fairlead.daemon.rules import drain_protocol
-from fairlead.daemon.senses import machine
+from fairlead.drains.from_document import drain_protocol
+from fairlead.drains.ledger import Ledger, machine_id
+from fairlead.drains.outcome import CONTEST_SECONDS, Outcome, Result, finish
+from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.clock import boot_id
 from fairlead.host.root import Root
@@ -38,18 +37,18 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
 
-def protocol(path: str) -> Drain:
+def protocol(path: str) -> DrainProtocol:
     """The drain protocol of this node. Raises NeedsRoot, ConfigError, InputMissing."""
     document = config.load_document(path)
     if os.geteuid() != 0:
         raise NeedsRoot("the ledger of this node is root's; run it as root on the node")
     name = document.slurm_node
     folders = (document.agent.state_dir, document.agent.run_dir)
-    ledger = Ledger(*folders, node=name, machine=machine(Root("/")))
+    ledger = Ledger(*folders, node=name, machine=machine_id(Root("/")))
     told = account(*folders)
     made = drain_protocol(document, ledger, boot_id=told.get("boot_id") or boot_id(Root("/")))
     if "standing" in told:  # what whoever gives the command could see: a resume acknowledges that
-        made.known = tuple(finding["id"] for finding in told["standing"])
+        made.state.known = tuple(finding["id"] for finding in told["standing"])
     return made
 
 
@@ -71,21 +70,21 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return dry(drain, f"would drain with: {args.reason}", as_json=args.json)
     with noted(*drain.ledger.folders, "drain", why=args.reason) as note:
-        drain.fleet.refresh()  # switches and blocks have a budget of their own
+        drain.limits.refresh()  # switches and blocks have a budget of their own
         with drain.ledger.locked():
             result = finish(drain.drain(MANUAL, args.reason))
         if result.outcome is Outcome.CONTESTED:  # others past the same limit undo theirs meanwhile
             time.sleep(CONTEST_SECONDS[1])
             with drain.ledger.locked():
-                result = finish(drain.look())
+                result = finish(drain.reconcile())
         wake_agent(drain.ledger.folders[1])
         return tell(drain.node, result, as_json=args.json, note=note)
 
 
-def dry(drain: Drain, would: str, *, lift: bool = False, adopt: bool = False, as_json: bool) -> ExitCode:
+def dry(drain: DrainProtocol, would: str, *, lift: bool = False, adopt: bool = False, as_json: bool) -> ExitCode:
     """Print the node as it is, what would be done, and why not."""
-    state = drain.client.node(drain.node)
-    refused = drain.foresee(state, lift=lift)
+    state = drain.state.client.node(drain.node)
+    refused = drain.state.foresee(state, lift=lift)
     if adopt and refused.startswith(f"{Owner.ORPHAN.value}:") and not state.reason.startswith(MAINTAIN):
         refused, would = "", f"would adopt {state.reason!r} and lift it"
     if as_json:

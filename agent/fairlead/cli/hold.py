@@ -18,8 +18,8 @@ from fairlead.cli.noted import Note, actor, noted
 from fairlead.cli.show import print_json
 from fairlead.cli.times import FORMS, local, moment
 from fairlead.cli.told import wake_agent
-from fairlead.daemon.ledger import Ledger
-from fairlead.daemon.rules import hold_of
+from fairlead.drains.admin_hold import read_hold
+from fairlead.drains.ledger import Ledger
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
 from fairlead.host.change import write_file
 
@@ -79,7 +79,7 @@ def _dry(args: argparse.Namespace, paths: list[str], until: float | None) -> Exi
 
 
 def _show(args: argparse.Namespace) -> ExitCode:
-    held = hold_of(args.state_dir, args.run_dir)
+    held = read_hold(args.state_dir, args.run_dir)
     if args.json:
         print_json({"held": held is not None, **(held or {})})
     elif held:

@@ -8,9 +8,9 @@ from typing import Any
 
 from fairlead import config
 from fairlead.cli.recorded import machine, recorded_nvml
-from fairlead.daemon.judge import reads, wanted
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
+from fairlead.judge import reads, wanted
 from fairlead.model.check import Past
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.daemon.audit import Entry, Trail, new_id
+from fairlead.daemon.requests.audit_trail import Entry, Trail, new_id
 from fairlead.errors import FairleadError
 
 _UNSET = 0xFFFFFFFF  # (uid_t) -1: nobody logged in (proc_pid_loginuid(5), pam_loginuid(8))

@@ -23,12 +23,12 @@ import msgspec
 from fairlead import config
 from fairlead.cli.look import DOCUMENT
 from fairlead.cli.show import print_json
-from fairlead.daemon.recording import Recording, read, read_log
-from fairlead.daemon.replay import Difference, Event, Replayed, compare, prefixes, replay
 from fairlead.errors import ConfigError, DataError, ExitCode, InputMissing, UsageError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
 from fairlead.provision.screen import beneath
+from fairlead.replay.recording import Recording, read, read_log
+from fairlead.replay.simulation import Difference, Event, Replayed, compare, prefixes, replay
 
 PATIENCE_SECONDS = 2.0  # what takes longer says how far it is
 _HEAD = ("schema", "generation", "hash", "node", "profile", "unsupported")

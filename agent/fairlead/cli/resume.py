@@ -14,7 +14,7 @@ from fairlead.cli.drain import dry, options, protocol, tell
 from fairlead.cli.noted import noted
 from fairlead.cli.status import read_verdict
 from fairlead.cli.told import wake_agent
-from fairlead.daemon.outcome import Outcome, finish
+from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import ExitCode
 from fairlead.model.verdict import State, Verdict
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from fairlead.cli.status import read_status
-from fairlead.daemon import requests
-from fairlead.daemon.status import remembered
-from fairlead.daemon.store import FILE
+from fairlead.daemon.publishing.status_json import remembered
+from fairlead.daemon.requests import spool
+from fairlead.history.sqlite_file import FILE
 from fairlead.host.process import command, real_uid
 from fairlead.model.json_text import NOT_JSON
 from fairlead.policy import PolicyState
@@ -81,7 +81,7 @@ def wake_agent(run_dir: str) -> bool:
 
 def ask(state_dir: str, run_dir: str, request: Request) -> str:
     """Put a request into the spool, and wait for the agent where it runs: "taken up", or why not yet. Raises HostError."""
-    path = requests.put(state_dir, run_dir, request)
+    path = spool.put(state_dir, run_dir, request)
     if not wake_agent(run_dir):
         return "the agent does not run: it takes this up when it starts"
     deadline = time.monotonic() + WAIT_SECONDS

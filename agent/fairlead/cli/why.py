@@ -15,7 +15,7 @@ from fairlead.cli.audit import STATE_DIR, as_data
 from fairlead.cli.show import print_json
 from fairlead.cli.story import SHOWN, owner, steps, story
 from fairlead.cli.told import agent_pid
-from fairlead.daemon.audit import Trail
+from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable
 from fairlead.model.plain import one_line, printable
 

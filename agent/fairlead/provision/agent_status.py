@@ -1,4 +1,4 @@
-"""The agent's status (daemon/status.py) as another host takes it: known keys with known types, bounded, every text printable.
+"""The agent's status (its status_json.py) as another host takes it: known keys with known types, bounded, every text printable.
 
 A node's root may be hostile, so whoever reads a node's status from elsewhere (`fleet`, `maintain`, `why`) reads it here. What is
 not known is left out; where anything known has another type or another size than it can have, all of it is refused.
@@ -149,7 +149,7 @@ class _Agent(TypedDict, total=False):
 
 
 class _Entry(TypedDict, total=False):
-    """One of the audit trail (daemon/audit.py)."""
+    """One of the audit trail (daemon/requests/audit_trail.py)."""
 
     unix: Required[Unix]
     id: Required[str]

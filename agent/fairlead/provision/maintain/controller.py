@@ -1,7 +1,7 @@
-"""slurmctld as a maintenance run sees and changes it: one listing for all nodes, and drain, lift and mark for one.
+"""Reads and changes slurmctld for a maintenance run: one listing for all nodes, and drain, lift and mark for one.
 
-Every write follows decision 7: the intent is in the journal, then the node is read, written, and read again; a reading older
-than ``FRESH_SECONDS`` is not acted on. Ours is the exact text, plus only what slurmctld appends to it.
+Every write follows decision 7, as the agent's do (``drains.node_writer``): the intent is in the journal, then the node is read,
+written, and read again; nothing is written on an old reading. Ours is the exact text, plus only what slurmctld appends to it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.model.nodelist import expand
 from fairlead.model.plain import one_line
-from fairlead.policy.ownership import MAINTAIN, Owner, classify, is_ours, keep_off, parse, strip_suffixes
+from fairlead.policy.ownership import MAINTAIN, Owner, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
 from fairlead.policy.rules import Rules
 from fairlead.provision.maintain import steps
@@ -25,7 +26,7 @@ from fairlead.provision.maintain.steps import Hand, Move, Now, Plan, Seen, Step,
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
 
-FRESH_SECONDS = 2.0
+_HANDS = {Owner.OURS: Hand.OURS, Owner.COVERED: Hand.COVERED, Owner.FREE: Hand.FREE}
 
 
 class Listing(Struct, frozen=True, kw_only=True):
@@ -37,7 +38,7 @@ class Listing(Struct, frozen=True, kw_only=True):
 
     def fresh(self) -> bool:
         """Is it young enough to act on?"""
-        return time.time() - self.unix < FRESH_SECONDS
+        return time.time() - self.unix < STALE_SECONDS
 
 
 class Controller:
@@ -93,19 +94,11 @@ class Controller:
         return Seen(hand=hand, who=who(state), off=off, jobs=jobs, lost=lost, since=since, silent=silent(state))
 
     def _hand(self, work: Work, state: NodeState) -> Hand:
-        for text in filter(None, (work.mark, work.text)):
-            ours = as_reason(text)
-            found = classify(state.states, state.reason, state.reason_user, ours, self._rules)
-            if found is Owner.OURS and state.drained:
-                return Hand.OURS
-            if found is Owner.COVERED:
-                return Hand.COVERED
-            if found is Owner.FREE:
-                return Hand.FREE
-        if not work.text:
-            found = classify(state.states, state.reason, state.reason_user, None, self._rules)
-            return Hand.FREE if found is Owner.FREE else Hand.OTHER
-        return Hand.OTHER
+        texts = tuple(as_reason(text) for text in (work.mark, work.text) if text)
+        owner, _ = owner_among(state, texts, self._rules)
+        if owner is Owner.OURS and not state.drained:
+            return Hand.OTHER  # down without a drain, under our words
+        return _HANDS.get(owner, Hand.OTHER)
 
     def left_by(self, state: NodeState, texts: frozenset[str]) -> str:
         """The reason of an ended run of ours, where exactly that stands on the node; "" for none."""
@@ -117,13 +110,13 @@ class Controller:
     def drain(self, work: Work, took: str) -> tuple[Move | None, float]:
         """One try at our drain, whose intent is in the journal: the next step (None: try again) and since when it stands.
         ``took``: the reason of an earlier maintenance, which may be replaced; "" for none."""
-        began = time.monotonic()
-        state = self.client.node(work.slurm)
+        writer = self._writer(work)
+        state = writer.read()
         seen = self._seen(work, state, 0)
         move = steps.first(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
-        if move is None and time.monotonic() - began < FRESH_SECONDS:
+        if move is None and writer.fresh():
             try:
-                self.client.drain(work.slurm, work.text)
+                writer.write(lambda: self.client.drain(work.slurm, work.text))
             except SlurmUnavailable:
                 raise
             except SlurmError as e:
@@ -136,30 +129,37 @@ class Controller:
     def lift(self, work: Work, plan: Plan) -> Move | None:
         """One try at lifting our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is
         slurmctld's mark for that reboot (ReturnToService 0 and 1): it goes too."""
-        began = time.monotonic()
-        state = self.client.node(work.slurm)
+        writer = self._writer(work)
+        state = writer.read()
         seen = self._seen(work, state, 0)
         move = steps.lifted(work, seen, time.time(), plan)
-        if move is None and seen.hand is Hand.OURS and time.monotonic() - began < FRESH_SECONDS:
-            if work.boot_after and "DOWN" in state.states:
-                self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
-            else:
-                self.client.resume(work.slurm)
+        if move is None and seen.hand is Hand.OURS and writer.fresh():
+            writer.write(lambda: self._resume(work, down="DOWN" in state.states))
             move = steps.lifted(work, self.now(work), time.time(), plan)
         return move
 
     def mark(self, work: Work) -> Move | None:
         """One try at having our reason say what went wrong; the state stays."""
-        began = time.monotonic()
-        seen = self.now(work)
+        writer = self._writer(work)
+        seen = self._seen(work, writer.read(), 0)
         if seen.hand is Hand.COVERED:
             return Move(Step.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
         if seen.hand is not Hand.OURS:
             return Move(Step.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
-        if time.monotonic() - began >= FRESH_SECONDS:
+        if not writer.fresh():
             return None
-        self.client.update_reason(work.slurm, work.mark)
+        writer.write(lambda: self.client.update_reason(work.slurm, work.mark))
         return Move(Step.FAILED, f"{work.detail}; stays drained")
+
+    def _writer(self, work: Work) -> NodeWriter:
+        return NodeWriter(self.client, work.slurm, from_request=True)
+
+    def _resume(self, work: Work, *, down: bool) -> None:
+        """Lift the drain, and with it the DOWN that our own reboot has left."""
+        if work.boot_after and down:
+            self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
+        else:
+            self.client.resume(work.slurm)
 
     def registered(self, work: Work) -> str:
         """When the node's slurmd began, in slurmctld's words: another value after a reboot says that it is back."""

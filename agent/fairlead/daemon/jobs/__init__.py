@@ -1,0 +1,1 @@
+"""The jobs on this node by the records of prolog and epilog."""

@@ -1,0 +1,87 @@
+"""Finds the jobs that were on a GPU when the kernel reported something about it, by the records of prolog and epilog."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from fairlead.host.clock import boottime
+from fairlead.host.job_records import Job, Jobs
+from fairlead.model.check import KernelRecord
+from fairlead.model.facts import Missing, Node
+from fairlead.xid import Kind, XidLine, parse
+
+TOPOLOGY_MAX_BYTES = 1 << 20
+LINGER_SECONDS = 10  # a fault is printed while the job's processes end, which the epilog may overtake
+REMEMBERED = 256  # ended jobs
+NO_JOBS = Jobs()
+
+
+class Blame:
+    """Knows which jobs and users were on which GPU, for kernel records.
+
+    Which GRES index is which GPU is read from ``topology`` in the run directory, which outlives the agent. MIG instances have
+    indices of their own that are not in there: then all jobs with GPUs may be meant. With nothing known, nobody is blamed.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+
+    def heed(self, jobs: Jobs) -> None:
+        """Take in what the records say now; jobs whose records went meanwhile are remembered as they were."""
+        self._jobs |= {job.id: job for job in jobs.known}
+        over = [job for job, known in self._jobs.items() if known.end is not None]
+        for job in over[:-REMEMBERED]:
+            del self._jobs[job]
+        for job in [j for j, known in self._jobs.items() if known.end is None and j not in jobs.running]:
+            del self._jobs[job]  # its record went without an end: nothing is known of it any more
+
+    def attribute(self, records: Iterable[KernelRecord], run_dir: str, node: Node | None) -> list[KernelRecord]:
+        """Return the records with the jobs and users on their GPU. ``node``: the facts of the last sweep; None at the start of
+        the agent, when the records may be old: then their own time counts, else this moment (the two clocks drift apart)."""
+        now = None if node is None else boottime()
+        mig = node is not None and not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
+        order = None if mig else _order(run_dir)
+        attributed = []
+        for record in records:
+            line = parse(record.text)
+            of_a_gpu = line is not None and line.kind is not Kind.SXID and line.pci and (line.gi is not None or order != {})
+            if line is None or not of_a_gpu or not self._jobs:
+                attributed.append(record)
+                continue
+            found, exact = self._at(line, order, record.seconds if now is None else now)
+            users = {job.uid for job in found if job.uid is not None}
+            numbers = tuple(sorted(j.id for j in found))
+            attributed.append(replace(record, jobs=numbers, uids=tuple(sorted(users)), attributed=exact or bool(found)))
+        return attributed
+
+    def _at(self, line: XidLine, order: dict[str, int] | None, seconds: float) -> tuple[list[Job], bool]:
+        """Return the jobs on the line's GPU at that time, and whether no other job can have been there. ``order``: None where
+        indices name MIG instances. A job without GPUs of Slurm's may use any GPU where the site does not confine it."""
+        there = [j for j in self._jobs.values() if (j.start or 0) <= seconds + 1]
+        jobs = [j for j in there if j.gpus]
+        index = None
+        if line.gi is None and order is not None and all(j.gpus <= set(order.values()) for j in self._jobs.values()):
+            index = order.get(line.pci)
+            jobs = [j for j in jobs if index in j.gpus]
+        found = _then(jobs, seconds)
+        return found, index is not None and all(j.gpus for j in _then(there, seconds))
+
+
+def _then(jobs: list[Job], seconds: float) -> list[Job]:
+    """Return those of the jobs, which had all begun, that had not ended or had only just ended."""
+    ran = [j for j in jobs if j.end is None or seconds <= j.end]
+    return ran or [j for j in jobs if j.end is not None and seconds <= j.end + LINGER_SECONDS]
+
+
+def _order(run_dir: str) -> dict[str, int]:
+    """Return the GRES index by PCI address, from ``gpu INDEX MINOR UUID PCI ...`` of the topology file."""
+    try:
+        with open(os.path.join(run_dir, "topology"), encoding="ascii", errors="replace") as f:
+            lines = f.read(TOPOLOGY_MAX_BYTES).splitlines()
+    except OSError:
+        return {}
+    rows = [line.split("\t") for line in lines if line.startswith("gpu\t")]
+    return {row[4]: int(row[1]) for row in rows if len(row) > 4 and row[1].isascii() and row[1].isdigit() and len(row[1]) <= 15}

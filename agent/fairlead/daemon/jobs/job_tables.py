@@ -1,0 +1,48 @@
+"""Renders what the task prolog reads of the job environment: /run/fairlead/env and presets/."""
+
+from __future__ import annotations
+
+from fairlead.config import Document
+from fairlead.host import scratch
+from fairlead.jobenv.render import render
+from fairlead.jobenv.table import assemble
+from fairlead.model.facts import Node
+from fairlead.settings import nccl
+
+
+class JobTables:
+    """Renders the texts of one document, by name below the run directory. ``trouble``: why there is no scratch folder, or ""."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._seen: tuple[object, ...] = ()
+        self._interface = ""
+        self.trouble = ""
+
+    def facts(self, node: Node) -> tuple[str, str]:
+        """Return the facts of a node that the texts depend on: NCCL's interface, and the scratch folder where it can be used."""
+        want = self._document.settings.get("nccl")
+        seen = (node.nics, *(node.texts.get(path) for path in nccl.NETWORK))
+        if isinstance(want, nccl.NcclWant) and seen != self._seen:
+            self._seen, self._interface = seen, nccl.interface(want, node)
+        base = self._document.jobenv.scratch
+        folder = scratch.published(self._document.agent.run_dir, base) if base else ""
+        self.trouble = f"{base} is not ready: systemctl status 'fairlead-scratch@*'" if base and not folder else ""
+        return self._interface, folder
+
+    def texts(self, interface: str, folder: str) -> dict[str, str]:
+        """Return the texts. Raises DataError for a table that cannot be set."""
+        options = self._document.jobenv
+        rows = assemble(
+            fabric=options.fabric,
+            interface=interface,
+            scratch=folder,
+            crosses_rails=not options.rail_only,
+            master_suffix=options.master_suffix,
+        )
+        made = {"env": render(rows, skip=options.skip, extra=options.extra)}
+        for name, preset in options.presets.items():
+            skip = {*options.skip, *preset.skip}
+            extra = {k: v for k, v in options.extra.items() if k not in preset.skip} | preset.extra
+            made[f"presets/{name}"] = render(rows, skip=skip, extra=extra)
+        return made

@@ -1,0 +1,82 @@
+"""Watches which jobs run on this node and what has changed, by the records of prolog and epilog under RUN_DIR/jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from fairlead.daemon.jobs.blame import NO_JOBS, Blame
+from fairlead.daemon.jobs.local_jobs import LocalJobs
+from fairlead.host import job_records, log
+from fairlead.host.job_records import Jobs
+from fairlead.model.check import KernelRecord
+from fairlead.model.facts import Node
+
+
+class JobNews(Struct, frozen=True, kw_only=True):
+    """Holds what one reading of the records found to be new.
+
+    refused: jobs that our prolog has refused since the reading before. ended: the epilog of some job has run. changed: other jobs
+    run than before.
+    """
+
+    refused: frozenset[int] = frozenset()
+    ended: bool = False
+    changed: bool = False
+
+
+class JobWatch:
+    """Reads the records. ``jobs``: what they said at the last reading. ``live``: this is the machine itself, whose processes
+    count too; a machine tree has none."""
+
+    def __init__(self, *, live: bool) -> None:
+        self.jobs: Jobs = NO_JOBS
+        self._blame = Blame()
+        self._local = LocalJobs() if live else None
+        self._gone: frozenset[int] = frozenset()
+        self._reported: frozenset[int] = frozenset()  # refused jobs that the courier knew before the last reading
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Return the jobs that run here."""
+        return self.jobs.running
+
+    @property
+    def only_job(self) -> int | None:
+        """Return the job that runs here alone, if one does."""
+        return next(iter(self.running)) if len(self.running) == 1 else None
+
+    def read(self, run_dir: str) -> JobNews:
+        """Read the records and return what is new."""
+        found = self._without_gone(job_records.scan(_folder(run_dir)))
+        before, self.jobs = self.jobs, found
+        self._blame.heed(found)
+        self._reported = found.refused & before.refused
+        return JobNews(refused=found.refused - before.refused, ended=bool(found.ended), changed=found.running != before.running)
+
+    def forget(self, run_dir: str, *, refusal_pending: bool) -> None:
+        """Remove the records of ended jobs, and of refused ones unless Slurm's mark for a refusal may still come."""
+        job_records.forget(_folder(run_dir), self.jobs.ended | (frozenset() if refusal_pending else self._reported))
+
+    def attribute(self, records: Iterable[KernelRecord], run_dir: str, node: Node | None) -> list[KernelRecord]:
+        """Return the records with the jobs and users on their GPU."""
+        return self._blame.attribute(records, run_dir, node)
+
+    def _without_gone(self, found: Jobs) -> Jobs:
+        """Leave out jobs that have no process here: nothing waits for them, and nothing is their fault."""
+        gone = self._local.gone(found.running) if self._local is not None else frozenset()
+        if not gone:
+            return found
+        if gone - self._gone:
+            log.line(log.NOTICE, "job records without a slurmstepd are ignored", jobs=_list(gone))
+        self._gone = gone
+        return found._replace(running=found.running - gone)
+
+
+def _folder(run_dir: str) -> str:
+    return f"{run_dir}/jobs"
+
+
+def _list(jobs: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(jobs)))

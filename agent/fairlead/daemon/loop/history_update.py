@@ -1,0 +1,45 @@
+"""Writes a sweep into the history: counters, which facts could be read, and which GPU card sits where."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fairlead import checks
+from fairlead.config import Document
+from fairlead.history.memory import History
+from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.facts import Missing, Node
+
+KEEP_SECONDS = 60.0  # what rarely changes is remembered this often at most: as counters are
+DRIVER = "driver/"  # among the readable names: the driver that could read them
+
+
+def before_judging(history: History, node: Node) -> None:
+    """Forget what could be read where the driver has changed since the last sweep: another driver may rightly know less."""
+    version, known = node.driver.library_version, history.past().readable
+    if isinstance(version, str) and known and f"{DRIVER}{version}" not in known:
+        history.forget_readable((), everything=True)
+
+
+def after_judging(
+    history: History, document: Document, node: Node, seconds: float, *, ran: Collection[str] | None, thorough: bool
+) -> None:
+    """Remember the counters and devices of a sweep that was judged.
+
+    ``seconds``: CLOCK_BOOTTIME of the sweep. ``ran``: the checks that judged it (None: all). ``thorough``: also remember what
+    rarely changes. Counters are kept once a minute at most, from thorough sweeps.
+    """
+    if not isinstance(node.host, Missing) and not isinstance(node.host.devices, Missing):
+        history.add_devices(node.host.devices)
+    for name, check in checks.load().items() if node.thorough and history.samples_due(seconds) else ():
+        if check.samples is not None and document.checks[name].enabled and (ran is None or name in ran):
+            history.add_samples(seconds, check.samples(node))
+    if thorough:
+        for name, check in checks.load().items():
+            if check.daily is not None and document.checks[name].enabled:
+                history.add_daily(check.daily(node))
+        fields = readable_fields(node)
+        if isinstance(node.driver.library_version, str) and fields:
+            fields |= {f"{DRIVER}{node.driver.library_version}"}
+        history.add_readable(fields)
+        history.add_boards(boards_of(node))

@@ -1,0 +1,478 @@
+"""The agent's main loop: read the node, judge it, decide, order the drain, publish, report, and wait for the next event.
+
+The loop is one thread. It never waits for a driver (the NVML worker is a process of its own) nor for slurmctld (the courier is
+a thread of its own). A kernel record wakes only the checks that declared it, which judge it on the facts of the last sweep;
+everything else waits for the next sweep.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import time
+from collections.abc import Collection, Sequence
+from functools import partial
+from signal import SIGHUP, SIGUSR1
+
+from fairlead import __version__
+from fairlead.config import Document, load_document
+from fairlead.daemon.jobs.job_watch import JobWatch
+from fairlead.daemon.loop import history_update
+from fairlead.daemon.loop.agent_lock import alone
+from fairlead.daemon.loop.apply_marks import applying, nvml_released
+from fairlead.daemon.loop.kernel_log import KernelLog
+from fairlead.daemon.loop.loop_watchdog import LoopWatchdog
+from fairlead.daemon.loop.policy_input import after_slurm, policy_input, uptime_of
+from fairlead.daemon.loop.readers import Readers
+from fairlead.daemon.loop.reapply import Reapply
+from fairlead.daemon.loop.reload import take_over
+from fairlead.daemon.loop.return_command import Proving
+from fairlead.daemon.loop.schedule import TICK_SECONDS, Schedule
+from fairlead.daemon.loop.signals import Signals
+from fairlead.daemon.publishing import transitions
+from fairlead.daemon.publishing.agent_state import AgentState, Sweep
+from fairlead.daemon.publishing.notify import Notify
+from fairlead.daemon.publishing.publisher import Publisher
+from fairlead.daemon.publishing.reporter import Reporter
+from fairlead.daemon.publishing.status_json import status_json
+from fairlead.daemon.publishing.verdict_text import verdict_text
+from fairlead.daemon.requests.audit_trail import Trail
+from fairlead.daemon.requests.spool import Requests
+from fairlead.daemon.slurmctld.slurm_link import SlurmLink
+from fairlead.daemon.slurmctld.slurm_state import want_of
+from fairlead.drains.acknowledgement import known_evidence
+from fairlead.drains.admin_hold import DISABLED, AdminHold
+from fairlead.drains.ledger import machine_id
+from fairlead.errors import FairleadError
+from fairlead.history.memory import History
+from fairlead.host import log
+from fairlead.host.bounded_disk import Disk
+from fairlead.host.clock import boottime
+from fairlead.host.process import jobs_running
+from fairlead.host.root import Root
+from fairlead.judge import fresh, judge, policies_of
+from fairlead.model.check import Past
+from fairlead.model.facts import Node
+from fairlead.model.finding import Finding
+from fairlead.model.verdict import State
+from fairlead.policy import Decision, Now, Order, decide
+from fairlead.policy.request import known_of
+
+_EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
+_NOTHING: frozenset[str] = frozenset()  # no check has judged anything: only what the decision depends on has changed
+
+
+def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = False) -> int:
+    """Run the agent until SIGTERM and return its exit code.
+
+    ``once``: make one sweep, tell Slurm nothing, and return the verdict's exit code. ``ask_nvml``: query real NVML even on a
+    machine tree, instead of reading the tree's nvml.json. Raises ConfigError or InputMissing for a document that cannot be
+    read at the start, AgentRuns where another agent runs.
+    """
+    document = load_document(document_path)
+    with alone(document.agent.run_dir):
+        return Loop(document_path, document, root, ask_nvml=ask_nvml).run(once=once)
+
+
+class Loop:
+    """Runs the agent's main loop with its parts. Each thread, file and child process is owned by exactly one attribute."""
+
+    def __init__(self, document_path: str, document: Document, root: Root, *, ask_nvml: bool = False) -> None:
+        state_dir, run_dir = document.agent.state_dir, document.agent.run_dir
+        self._document_path = document_path
+        self._root = root
+        self._disk = Disk()
+        self._make_state_dir(state_dir)
+        self._signals = Signals()
+        self._schedule = Schedule()
+        self._readers = Readers(document, root, ask_nvml=ask_nvml)
+        self._boot_id = self._readers.boot_id
+        self._trail = Trail(state_dir, run_dir, self._disk)
+        self._requests = Requests(state_dir, run_dir, self._trail, self._disk)
+        self._history = History(state_dir, self._boot_id, self._disk)
+        self._kernel_log = KernelLog(document, self._readers, self._history)
+        self._jobs = JobWatch(live=root.is_live)
+        self._hold = AdminHold(self._disk, TICK_SECONDS)
+        self.slurm = SlurmLink(document, root, machine=machine_id(root), boot_id=self._boot_id)
+        self._proving = Proving(state_dir, self._boot_id, busy=partial(jobs_running, root.join("/proc")), disk=self._disk)
+        self._reapply = Reapply(document_path, root, self._disk, self._history)
+        self._publisher = Publisher(document, self._disk)
+        self._reporter = Reporter(self._history)
+        self._notify = Notify()
+        self._watchdog = LoopWatchdog(self._publisher, lambda: root.reading)
+        self._use(document)
+        self._state = self._history.load_state()
+        self._sweep = Sweep()
+        self._findings: tuple[Finding, ...] = ()
+        self._decision: Decision | None = None
+        self._keep_at = 0.0
+        self._metrics_due = True  # this sweep ends in new metrics, so that what they show is of the sweep
+        self._readers.follow(document, self._history.cursor())
+
+    def _make_state_dir(self, state_dir: str) -> None:
+        try:
+            self._disk.do(partial(os.makedirs, state_dir, mode=0o755, exist_ok=True))
+        except OSError as e:
+            log.line(log.ERROR, "cannot create the state directory", error=f"{state_dir}: {e.strerror}")
+
+    def _use(self, document: Document) -> None:
+        self._document = document
+        self._policies = policies_of(document)
+        self._modes = {name: policy.mode.value for name, policy in self._policies.items()}
+
+    # -- the recipe ------------------------------------------------------------------------------
+
+    def run(self, *, once: bool) -> int:
+        """Run until a signal ends the agent, or ``once``: until the first sweep is judged. Return the exit code."""
+        self._signals.install()
+        try:
+            self._start(tell_slurm=not once)
+            while not self._signals.ending():
+                swept = self._turn()
+                if swept and once:
+                    break
+        finally:
+            self._end()
+        verdict = self._publisher.verdict
+        log.line(log.NOTICE, "agent ends", state=verdict.state.value if verdict else "")
+        return _EXIT[verdict.state] if once and verdict else 0
+
+    def _start(self, *, tell_slurm: bool) -> None:
+        version, document = __version__, self._document
+        log.line(log.NOTICE, "agent starts", version=version, node=document.node, generation=document.generation)
+        if tell_slurm and self.slurm.connected:
+            transitions.catch_up(self._trail, self.slurm.state)
+            self._read_jobs()  # a refusal that an earlier agent left: known before slurmctld is asked first
+            self.slurm.start()
+        self._watchdog.start()
+        self._heed_kernel_log()
+        self._begin_sweep()
+
+    def _turn(self) -> bool:
+        """Wait for an event and take it up; return whether a sweep has ended."""
+        self._watchdog.turn()
+        ready = self._wait()
+        self._heed_signals()
+        self._heed_slurm()
+        self._heed_kernel_log(ready)
+        self._heed_return_command()
+        swept = self._finish_sweep()
+        self._notify_systemd()
+        self._heed_suspend()
+        self._heed_reapply()
+        self._tick()
+        if self._schedule.sweep_due():
+            self._begin_sweep()
+        return swept
+
+    def _begin_sweep(self) -> None:
+        """Take up what people ask, and have the node read; ``_finish_sweep`` gets the facts."""
+        interval = self._document.agent.interval_seconds
+        self._schedule.begin_sweep()
+        self._heed_requests()
+        self._schedule.set_next_sweep(interval)
+        self._metrics_due = self._publisher.metrics_due(interval if self._readers.thorough_due() else 0.0)
+        self._readers.start_sweep(shown=self._metrics_due)
+
+    def _finish_sweep(self) -> bool:
+        """Judge the node once it has been read, and act on it; return whether it had been."""
+        node = self._readers.poll()
+        if node is None:
+            return False
+        judged_by = fresh(self._document, node)
+        findings = self._judge(node, judged_by)
+        self._remember(node, judged_by)
+        self._restore_settings(findings, judged_by)
+        self._conclude(findings, judged_by, swept=True)
+        self._publisher.publish_node(node)
+        self._settle_in()
+        return True
+
+    def _conclude(
+        self,
+        findings: tuple[Finding, ...] = (),
+        judged_by: Collection[str] | None = _NOTHING,
+        *,
+        swept: bool = False,
+        returned: bool = False,
+    ) -> None:
+        """Decide and act on the decision. The state is saved before Slurm is told anything, and the verdict says ``drain`` only
+        once slurmctld has accepted the drain.
+
+        ``findings``: those of the checks in ``judged_by`` (None: of all); the others said what they said before. ``swept``: on
+        facts that were just read. ``returned``: the node has gone back into service since the last decision.
+        """
+        self._replace_findings(findings, judged_by)
+        now = self._take_moment(swept=swept, returned=returned)
+        decision = decide(findings, self._policies, self._state, now, self._document.policy, ran=judged_by)
+        self._save(decision)
+        self._prove(decision)
+        self._order(decision, now)
+        news = self._publish_verdict(decision)
+        if news or swept:
+            self._report(decision, news=news)
+
+    def _end(self) -> None:
+        self._watchdog.stop()
+        self.slurm.stop()
+        self._notify.send("STOPPING=1")
+        self._proving.close()
+        self._history.save_cursor(self._readers.log_cursor)
+        self._history.close()
+        self._readers.close()
+        self._signals.close()
+
+    # -- the steps of a turn ---------------------------------------------------------------------
+
+    def _wait(self) -> list[int]:
+        """Wait for the first event; return the descriptors that have something to read."""
+        timeout = max(0.0, min(self._schedule.next(), self._readers.next_poll(), self._notify.watchdog_at) - time.monotonic())
+        sources = [self._signals.fileno(), *self._readers.descriptors(), self.slurm.fileno(), self._proving.fileno()]
+        try:
+            ready, _, _ = select.select([fd for fd in sources if fd >= 0], [], [], timeout)
+        except OSError:
+            return []  # a source went away between asking and waiting: the next turn has the new one
+        if self._signals.fileno() in ready:
+            self._signals.empty_pipe()
+        return ready
+
+    def _heed_signals(self) -> None:
+        caught = self._signals.take()
+        if SIGHUP in caught:
+            self._reload()
+        if SIGUSR1 in caught:  # `fairlead drain`, `fairlead resume` and the epilog send it
+            self._schedule.read_requests_now()
+            self._readers.read_thoroughly()
+            self.slurm.reconcile()
+
+    def _heed_slurm(self) -> None:
+        """Take up what has changed in Slurm since the last turn."""
+        news = self.slurm.take_news()
+        if news is None:
+            return
+        before, after = news
+        self._state = after_slurm(self._state, before, after, self._boot_id)
+        self._reporter.report_slurm(before, after)
+        self._conclude(returned=after.returned > before.returned)
+        transitions.slurm(self._trail, before, after)
+
+    def _heed_kernel_log(self, ready: Sequence[int] = ()) -> None:
+        """Have the checks that declared a new kernel record judge it at once. ``ready``: what has something to read."""
+        if not self._kernel_log.has_news(ready):
+            return
+        records = self._kernel_log.read(uptime_of(self._sweep.node, self._root))
+        if self._kernel_log.lost:
+            self._schedule.sweep_now()  # what the driver itself says of its GPUs, at once
+        if not records:
+            return
+        self._read_jobs()  # whom to blame, and whether a drain has to wait: as it is now
+        node = self._sweep.node
+        woken = self._kernel_log.remember(self._jobs.attribute(records, self._document.agent.run_dir, node))
+        if woken and node is not None:
+            self._conclude(judge(self._document, node, self._past(), woken), woken)
+
+    def _heed_return_command(self) -> None:
+        """Decide again when the return-to-service command has begun or ended."""
+        if self._proving.poll():
+            self._history.event(f"return command {self._proving.state.value}", self._proving.said)
+            self._conclude()
+
+    def _heed_requests(self) -> None:
+        """Take up what people have asked of the agent (`fairlead ack`, `clear`)."""
+        if not self._schedule.requests_due():
+            return
+        state = self._requests.take(self._state, self._history, self._boot_id)
+        if state is not self._state:
+            self._state = state
+            self._reporter.status_now()
+            if self._decision is not None:
+                self._conclude()
+
+    def _heed_suspend(self) -> None:
+        if seconds := self._schedule.suspended_seconds():
+            log.line(log.NOTICE, "the machine was suspended", seconds=f"{seconds:.0f}")
+            self._schedule.sweep_now()  # the verdict has aged with it
+
+    def _heed_reapply(self) -> None:
+        if self._reapply.ended():
+            self._readers.read_thoroughly()
+            self._schedule.sweep_now()
+
+    def _notify_systemd(self) -> None:
+        drains = self._decision is not None and self._decision.order is Order.DRAIN and not self.slurm.state.settled
+        self._notify.ready(wait=drains and self.slurm.connected)
+        self._notify.feed_watchdog()
+
+    def _tick(self) -> None:
+        """Read the files of hooks and people every few seconds, and see whether slurmctld has spoken to slurmd."""
+        if self._schedule.tick_due():
+            self._read_jobs()
+            self.slurm.watch_slurmd()
+            self._release_nvml()
+
+    def _read_jobs(self) -> None:
+        """Read the job records, and act on what is new in them."""
+        run_dir = self._document.agent.run_dir
+        news = self._jobs.read(run_dir)
+        if news.refused:
+            self.slurm.expect_prolog_mark(news.refused)
+        if news.ended:
+            self._schedule.sweep_now()  # the node as it is after a job, not during it
+            self._readers.read_thoroughly()
+        self._jobs.forget(run_dir, refusal_pending=self.slurm.refusal_pending)
+        if news.changed:
+            self._publisher.write_metrics_soon()
+
+    def _release_nvml(self) -> None:
+        wanted = nvml_released(self._document.agent.run_dir)
+        if self._readers.release_nvml(wanted):
+            log.line(log.NOTICE, "NVML released" if wanted else "NVML attached again", by="nvml-release")
+            self._schedule.sweep_now()
+
+    def _reload(self) -> None:
+        """Take up a changed document, as far as a running agent can."""
+        try:
+            document = load_document(self._document_path)
+        except FairleadError as e:
+            log.line(log.ERROR, "document refused, the old one stays", error=e, generation=self._document.generation)
+            self._history.event("document refused", str(e))
+            return
+        document, ignored = take_over(self._document, document)
+        if ignored:
+            log.line(log.WARNING, "configuration change ignored until the agent is restarted", keys=", ".join(ignored))
+            self._history.event("document in part", f"ignored until the agent is restarted: {', '.join(ignored)}")
+        self._use(document)
+        self._kernel_log.change(document)
+        self._readers.change(document)
+        self._readers.follow(document, None)
+        self._publisher.change(document)
+        self.slurm.change(document)
+        log.line(log.NOTICE, "document taken up", generation=document.generation, hash=document.hash)
+        self._history.event("document taken up", f"generation {document.generation}")
+        self._schedule.sweep_now()
+
+    # -- the steps of a sweep --------------------------------------------------------------------
+
+    def _judge(self, node: Node, judged_by: Collection[str] | None) -> tuple[Finding, ...]:
+        self._history.heal()
+        history_update.before_judging(self._history, node)
+        return judge(self._document, node, self._past(), judged_by)
+
+    def _past(self) -> Past:
+        return known_of(self._history.past(), self._state, self._boot_id)
+
+    def _remember(self, node: Node, judged_by: Collection[str] | None) -> None:
+        """Put the sweep into the history; what rarely changes once a minute at most."""
+        began, count = self._schedule.swept_from, self._sweep.count + 1
+        thorough = count % 16 == 1 and began >= self._keep_at
+        seconds = uptime_of(node, self._root)
+        history_update.after_judging(self._history, self._document, node, seconds, ran=judged_by, thorough=thorough)
+        if thorough:
+            self._keep_at = began + history_update.KEEP_SECONDS
+            self._history.save_samples()
+            self._history.save_cursor(self._readers.log_cursor)
+        self._sweep = Sweep(node=node, count=count, seconds=time.monotonic() - began, ended=boottime())
+
+    def _restore_settings(self, findings: Sequence[Finding], judged_by: Collection[str] | None) -> None:
+        """Apply again what a device reset has taken away, where the settings were judged too."""
+        if judged_by is None:
+            self._reapply.restore(findings, self._document.agent, job_running=bool(self._jobs.running))
+
+    def _settle_in(self) -> None:
+        """Let slurmd start after the first sweep, and tell the garbage collector to leave alone what stays for good."""
+        if self._sweep.count == 1:
+            self._notify.first_sweep_done()
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(20000, 20, 50)  # what a sweep makes goes by its reference counts
+
+    # -- the steps of a decision -----------------------------------------------------------------
+
+    def _replace_findings(self, findings: tuple[Finding, ...], judged_by: Collection[str] | None) -> None:
+        kept = () if judged_by is None else (f for f in self._findings if f.check not in judged_by)
+        self._findings = (*kept, *findings)
+
+    def _take_moment(self, *, swept: bool, returned: bool) -> Now:
+        agent = self._document.agent
+        return policy_input(
+            self._sweep.node,
+            self._jobs,
+            self.slurm.state,
+            boot_id=self._boot_id,
+            proof=self._proving.state,
+            applying=applying(agent.run_dir) or nvml_released(agent.run_dir) or self._reapply.under_way,
+            hold=self._hold.read(agent.state_dir, agent.run_dir) is not None,
+            disabled=self._root.exists(DISABLED),
+            returned=returned,
+            first=self._decision is None,
+            full_sweep=swept,
+        )
+
+    def _save(self, decision: Decision) -> None:
+        self._state, self._decision = decision.state, decision
+        self._history.save_state(decision.state)
+
+    def _prove(self, decision: Decision) -> None:
+        """Run the return-to-service command, or end it."""
+        self._proving.follow(decision.prove, self.slurm.state.reason, self._document.policy)
+
+    def _order(self, decision: Decision, now: Now) -> None:
+        """Tell the courier what is wanted in Slurm."""
+        self.slurm.order(want_of(decision, now), known_evidence(decision.state))
+
+    def _publish_verdict(self, decision: Decision) -> bool:
+        """Publish the verdict; return whether it says something new."""
+        return self._publisher.publish_verdict(decision.state_word, verdict_text(decision, self.slurm.state))
+
+    def _report(self, decision: Decision, *, news: bool) -> None:
+        """Write the log, status.json and the metrics, as far as there is something new or they are due."""
+        verdict = self._publisher.verdict
+        if news and verdict is not None:
+            self._reporter.report_verdict(verdict, decision, self._findings)
+        news = self._reporter.report_troubles(self._troubles()) or news
+        state = AgentState(
+            document=self._document,
+            modes=self._modes,
+            sweep=self._sweep,
+            findings=self._findings,
+            decision=decision,
+            slurm=self.slurm.state,
+            verdict=verdict,
+            jobs=len(self._jobs.running),
+            records=self._kernel_log.woken,
+        )
+        if self._reporter.status_due(self._findings, news=news):
+            self._trail.heal()
+            self._publish_status(state)
+        if news or self._metrics_due:
+            self._publish_metrics(state)
+
+    def _troubles(self) -> tuple[str, ...]:
+        """Return what keeps the agent from writing what it remembers, one line each."""
+        return tuple(filter(None, (self._history.trouble, self.slurm.ledger.trouble, self._trail.trouble)))
+
+    def _publish_status(self, state: AgentState) -> None:
+        agent = self._document.agent
+        data = status_json(
+            state,
+            hold=self._hold.read(agent.state_dir, agent.run_dir),
+            history=self._history.events(),
+            proof=self._proving.account(),
+            topology=self.slurm.topology,
+            trouble=[*self._troubles(), *self._publisher.trouble.values()],
+        )
+        self._publisher.publish_status(data)
+
+    def _publish_metrics(self, state: AgentState) -> None:
+        from fairlead.daemon.publishing.metrics_input import metrics_input  # brings the metrics library
+
+        found = metrics_input(
+            state,
+            sources={**self._readers.answered, "state_dir": self._disk.answered},
+            worker=self._readers.worker,
+            overruns=self._history.overrun,
+            history_ok=not self._history.trouble,
+            proofs=self._proving.outcomes,
+        )
+        self._publisher.publish_metrics(found)

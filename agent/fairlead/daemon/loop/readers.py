@@ -1,0 +1,177 @@
+"""Reads a node: NVML through its worker, the kernel log, and everything else through ``Gatherer``.
+
+A machine tree has its NVML answers in nvml.json and its kernel log in dev/kmsg; there is no worker then, unless asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from fairlead.config import Document
+from fairlead.host.clock import boot_id, boottime
+from fairlead.host.gather import Gatherer
+from fairlead.host.kmsg import Follower
+from fairlead.host.nvml import Worker
+from fairlead.host.root import Root
+from fairlead.judge import quick_reads, reads, wanted
+from fairlead.model.check import KernelRecord
+from fairlead.model.facts import Missing, Node, StuckCall, unreadable
+from fairlead.model.json_text import NOT_JSON
+
+ANSWER_SECONDS = 1.0  # the worker has answered by then; for a thorough sweep it is asked for everything
+
+
+class Readers:
+    """Asks with ``start_sweep()`` and returns the node from ``poll()`` once it has been read; neither waits.
+
+    ``answered``: by source (nvml, kernel_log, host), when it last gave what it has to give, in CLOCK_BOOTTIME seconds.
+    """
+
+    def __init__(self, document: Document, root: Root, *, ask_nvml: bool = False) -> None:
+        self.root = root
+        self.boot_id = boot_id(root)
+        self.worker = Worker(document.agent.nvml_deadline_seconds) if root.is_live or ask_nvml else None
+        self.follower: Follower | None = None
+        self.answered: dict[str, float] = {}
+        self.records_lost = 0  # kernel records overwritten before they were read
+        self._asked = False
+        self._module: object = None
+        self._gatherer: Gatherer | None = None
+        self.change(document)
+
+    def change(self, document: Document) -> None:
+        """Take up a document: which files to read, what the hardware cannot say, deadlines."""
+        if self._gatherer is not None:
+            self._gatherer.end()
+        self._gatherer = Gatherer(
+            self.root,
+            reads=reads(document),
+            quick_reads=quick_reads(document),
+            unsupported=document.unsupported,
+            wanted=wanted(document),
+        )
+        if self.worker is not None:
+            self.worker.deadline_seconds = document.agent.nvml_deadline_seconds
+
+    def follow(self, document: Document, cursor: int | None) -> None:
+        """Open the kernel log, from ``cursor`` on where it is of this boot."""
+        configured = document.agent.kmsg_path
+        # a tree has its own log, unless the document names another (the lab's FIFO)
+        path = configured if self.root.is_live or configured != "/dev/kmsg" else os.path.join(self.root.path, "dev/kmsg")
+        if self.follower is not None:
+            if self.follower.path == path:
+                return
+            self.follower.close()
+        self.follower = Follower(path, self.boot_id, cursor)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors to wait on."""
+        sources = [self.worker.fileno() if self.worker else -1, self.follower.fileno() if self.follower else -1]
+        return [fd for fd in sources if fd >= 0]
+
+    def next_poll(self) -> float:
+        """Return when ``poll()`` has something at the latest, in CLOCK_MONOTONIC seconds."""
+        if self.worker is None:
+            return 0.0 if self._asked else float("inf")
+        return self.worker.next_poll()
+
+    def read_thoroughly(self) -> None:
+        """Have the next sweep read everything, and ask a driver that hung."""
+        if self._gatherer is not None:
+            self._gatherer.look_closely()
+        if self.worker is not None:
+            self.worker.hurry()
+
+    def release_nvml(self, wanted: bool) -> bool:
+        """Release NVML (no worker, no library in memory), or attach it again at the next sweep. Return whether that is news."""
+        if self.worker is None or wanted == self.worker.released:
+            return False
+        if wanted:
+            self.worker.release()
+        else:
+            self.worker.reattach()
+        return True
+
+    def thorough_due(self) -> bool:
+        """Return whether the next sweep will be thorough."""
+        return self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS)
+
+    def start_sweep(self, *, shown: bool = False) -> None:
+        """Ask for a sweep. ``shown``: all that is read will be published, so NVML's part is read
+        anew, as for a thorough sweep."""
+        self._asked = True
+        if self.worker is not None:
+            self.worker.start_sweep(closely=shown or self.thorough_due())
+
+    def poll(self) -> Node | None:
+        """Return the node, once per sweep asked for. Everything else is read when NVML has answered or has failed to."""
+        if self.worker is None:
+            if not self._asked:
+                return None
+            raw: dict[str, Any] | Missing = _recorded(self.root.path)
+            stuck: StuckCall | None = None
+            closely = True
+        else:
+            result = self.worker.poll()
+            if result is None:
+                return None
+            raw, stuck, closely = result.raw, result.stuck, result.closely
+        self._asked = False
+        if self._gatherer is None:
+            return None
+        node = self._gatherer.gather(raw, closely=closely, stuck=stuck)
+        if self.worker is not None and self.worker.released:
+            node = replace(node, nvml_released=True)
+        now = boottime()
+        self.answered["host"] = now
+        if not isinstance(node.gpus, Missing):
+            self.answered["nvml"] = now
+        if self.worker is not None and node.driver.module_version != self._module:  # the driver was loaded anew
+            self._module = node.driver.module_version
+            self.worker.hurry()
+        return node
+
+    def kernel_log_ready(self, ready: Sequence[int]) -> bool:
+        """Return whether the kernel log may have news, where these descriptors are ``ready``: a regular file never is."""
+        return self.follower is None or self.follower.fileno() < 0 or self.follower.fileno() in ready
+
+    def read_kernel_log(self) -> list[KernelRecord]:
+        """Return the records since the last call."""
+        if self.follower is None:
+            return []
+        before = self.follower.overruns
+        records = self.follower.read()
+        self.records_lost += self.follower.overruns - before
+        if self.follower.state is None:
+            self.answered["kernel_log"] = boottime()
+        return records
+
+    @property
+    def log_cursor(self) -> int | None:
+        """Return how far the kernel log is read; None where it was never open."""
+        return self.follower.cursor if self.follower is not None else None
+
+    def close(self) -> None:
+        if self.follower is not None:
+            self.follower.close()
+        if self.worker is not None:
+            self.worker.close()
+        if self._gatherer is not None:
+            self._gatherer.end()
+
+
+def _recorded(tree: str) -> dict[str, Any] | Missing:
+    path = os.path.join(tree, "nvml.json")
+    try:
+        with open(path, "rb") as f:
+            data = msgspec.json.decode(f.read(16 << 20))
+    except OSError as e:
+        return unreadable(f"{path}: {e.strerror}")
+    except NOT_JSON as e:
+        return unreadable(f"{path}: not JSON: {e}")
+    return data if isinstance(data, dict) else unreadable(f"{path}: not a JSON object")

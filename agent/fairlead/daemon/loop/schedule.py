@@ -1,0 +1,70 @@
+"""Keeps the times at which the loop's own work is due, in CLOCK_MONOTONIC seconds, and notices that the machine was suspended."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from fairlead.host.clock import asleep
+
+TICK_SECONDS = 2.0  # job records and files of people are read this often, and with each sweep
+REQUESTS_SECONDS = 1.5  # and their requests, on the state's disk: at once after SIGUSR1, which whoever asks sends
+SUSPENDED_SECONDS = 1.0  # less than that is the difference between two clocks
+
+
+class Schedule:
+    """Has everything due at once when the agent starts. ``swept_from``: when the last sweep began."""
+
+    def __init__(self) -> None:
+        self.swept_from = 0.0
+        self._sweep_at = self._tick_at = self._requests_at = 0.0
+        self._now = 0.0  # of the last tick_due()
+        self._asleep = asleep()
+
+    def next(self) -> float:
+        """Return when the next sweep or tick is due."""
+        return min(self._sweep_at, self._tick_at)
+
+    def sweep_now(self) -> None:
+        """Make a sweep due at once."""
+        self._sweep_at = 0.0
+
+    def read_requests_now(self) -> None:
+        """Make a sweep due at once that also reads the requests."""
+        self._sweep_at = self._requests_at = 0.0
+
+    def sweep_due(self) -> bool:
+        """Return whether a sweep is due: one that was due at the last ``tick_due()``, or was made due since."""
+        return self._now >= self._sweep_at
+
+    def begin_sweep(self) -> None:
+        """Note that a sweep begins."""
+        self.swept_from = time.monotonic()
+
+    def requests_due(self) -> bool:
+        """Return whether the requests are to be read with the sweep that begins; the next time is set from there."""
+        if self.swept_from < self._requests_at:
+            return False
+        self._requests_at = self.swept_from + REQUESTS_SECONDS
+        return True
+
+    def set_next_sweep(self, interval_seconds: float) -> None:
+        """Set the next sweep an interval after this one began; agents that started together drift apart."""
+        self._sweep_at = self.swept_from + interval_seconds * random.uniform(0.95, 1.05)
+
+    def tick_due(self) -> bool:
+        """Return whether a tick is due; the next time is set from now. It is due with each sweep too: one turn of the loop
+        then does both."""
+        self._now = time.monotonic()
+        if self._now < self.next():
+            return False
+        self._tick_at = self._now + TICK_SECONDS
+        return True
+
+    def suspended_seconds(self) -> float:
+        """Return for how long the machine was suspended since the last call, 0.0 for not at all."""
+        now = asleep()
+        if now <= self._asleep + SUSPENDED_SECONDS:
+            return 0.0
+        seconds, self._asleep = now - self._asleep, now
+        return seconds

@@ -1,0 +1,39 @@
+"""Describes the node and the agent itself at one moment, as values for status.json and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from fairlead.config import Document
+from fairlead.daemon.slurmctld.slurm_state import SlurmState
+from fairlead.model.facts import Node
+from fairlead.model.finding import Finding
+from fairlead.model.verdict import Verdict
+from fairlead.policy import Decision
+
+
+class Sweep(Struct, frozen=True, kw_only=True):
+    """Describes the last sweep. node: the facts that it read, None before the first one. count: sweeps since the agent started.
+    seconds: from the question to the last finding; ended: when that was, in CLOCK_BOOTTIME seconds."""
+
+    node: Node | None = None
+    count: int = 0
+    seconds: float = 0.0
+    ended: float = 0.0
+
+
+class AgentState(Struct, frozen=True, kw_only=True):
+    """Describes the agent. modes: of each enabled check, observe or enforce. verdict: as published last. jobs: how many run here.
+    records: kernel records that have woken checks."""
+
+    document: Document
+    modes: Mapping[str, str]
+    sweep: Sweep
+    findings: tuple[Finding, ...]
+    decision: Decision
+    slurm: SlurmState
+    verdict: Verdict | None
+    jobs: int
+    records: int

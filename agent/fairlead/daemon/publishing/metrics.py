@@ -1,0 +1,343 @@
+"""Renders what the agent tells Prometheus, from one immutable input, for the text file or a scrape.
+
+Names follow prometheus.io/docs/practices/naming: base units, ``_total`` on counters. No process name, comment or other text of a
+user is in any label.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from msgspec import Struct
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from fairlead.daemon.publishing import gpu_error_metrics, gpu_load_metrics
+from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowRemap
+from fairlead.model.finding import Finding, Level
+from fairlead.model.gpu_load import REASONS
+from fairlead.model.verdict import State
+from fairlead.policy.fleet import Hold
+
+_ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
+_LINK_ERRORS = (
+    "crc_errors", "replay_errors", "recovery_errors",
+    "malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors",
+)  # fmt: skip
+#: Facts of a GPU that are plain gauges: attribute, metric, help.
+_GAUGES = (
+    ("temperature_celsius", "temperature_celsius", "GPU core temperature."),
+    ("power_draw_watts", "power_draw_watts", "Power draw of the board."),
+    ("power_limit_watts", "power_limit_watts", "Enforced power limit."),
+    ("clock_sm_hertz", "sm_clock_hertz", "Clock of the streaming multiprocessors."),
+    ("memory_used_bytes", "memory_used_bytes", "Frame buffer in use."),
+    ("memory_total_bytes", "memory_size_bytes", "Frame buffer size."),
+    ("performance_state", "performance_state", "NVML performance state, 0 is the highest."),
+    (
+        "recovery_action",
+        "recovery_action",
+        "What the driver wants: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 IMEX, 6 bus reset, 7 system reboot.",
+    ),
+    ("persistence", "persistence_mode", "Persistence mode, 1 is on."),
+    ("mig_current", "mig_mode", "MIG mode, 1 is on."),
+    ("mig_pending", "mig_mode_pending", "MIG mode after the next reset, 1 is on."),
+    ("inforom_valid", "inforom_valid", "1 when the InfoROM's checksums are right; read once an hour."),
+)
+_PCIE = (
+    ("gen_current", "pcie_link_generation"),
+    ("gen_max", "pcie_link_generation_max"),
+    ("width_current", "pcie_link_width_lanes"),
+    ("width_max", "pcie_link_width_max_lanes"),
+)
+
+
+class MetricsInput(Struct, frozen=True, kw_only=True):
+    """Holds all that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds.
+
+    sources: what the agent reads, and when it last answered. suppressed: findings that would drain but do not. ladder: faults
+    (``CHECK.FAULT/CARD``) and the step they have come to. strikes: by GPU card, in the window.
+    """
+
+    version: str
+    generation: int = 0
+    profile: str = ""
+    state: State = State.UNKNOWN
+    sequence: int = 0
+    sweep_unix: float = 0.0
+    sources: tuple[tuple[str, float], ...] = ()
+    sweep_seconds: float = 0.0
+    expires_unix: float = 0.0
+    checks: tuple[tuple[str, str], ...] = ()
+    findings: tuple[Finding, ...] = ()
+    suppressed: tuple[Finding, ...] = ()
+    drained: bool = False
+    limit: Hold | None = None
+    slurm_up: bool = True
+    sweeps: int = 0
+    records: int = 0
+    overruns: int = 0
+    worker_crashes: int = 0
+    worker_stuck: bool = False
+    nvml_released: bool = False
+    history_ok: bool = True
+    jobs: int = 0
+    node: Node | None = None
+    ladder: tuple[tuple[str, str], ...] = ()
+    strikes: tuple[tuple[str, int], ...] = ()
+    reboots: int = 0
+    proofs: tuple[tuple[str, int], ...] = ()
+
+
+class _One:
+    """Holds one metric family for prometheus_client to render."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+class Metrics:
+    """Renders the current input. Most families say what they said ten seconds ago: those are not rendered anew."""
+
+    def __init__(self, view: MetricsInput) -> None:
+        self.view = view
+        self._rendered: tuple[MetricsInput, bytes] | None = None
+        self._texts: dict[str, tuple[Metric, bytes]] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metric families of the current input."""
+        view = self.view
+        yield from _agent(view)
+        yield from _checks(view)
+        if view.node is not None and not isinstance(view.node.gpus, Missing):
+            yield from _gpus(view.node.gpus)
+        if view.node is not None:
+            yield from gpu_load_metrics.load(view.node)
+            yield from _nics(view.node)
+
+    def render(self) -> bytes:
+        """Return Prometheus text format 0.0.4; one rendering serves every reader of the same input."""
+        view, rendered = self.view, self._rendered
+        if rendered is None or rendered[0] is not view:
+            rendered = self._rendered = (view, b"".join(self._text(family) for family in self.collect()))
+        return rendered[1]
+
+    def _text(self, family: Metric) -> bytes:
+        known = self._texts.get(family.name)
+        if known is None or (known[0] is not family and known[0] != family):
+            known = self._texts[family.name] = (family, generate_latest(_One(family)))
+        return known[1]
+
+    def listen(self, address: str) -> None:
+        """Serve /metrics at host:port in threads of their own. Raises OSError, ValueError."""
+        from fairlead.daemon.publishing.scrape import serve
+
+        serve(address, self.render, CONTENT_TYPE_LATEST)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"fairlead_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"fairlead_{name}", text, value=value)
+
+
+def _agent(view: MetricsInput) -> Iterator[Metric]:
+    info = GaugeMetricFamily("fairlead_build_info", "Version of the agent; always 1.", labels=["version"])
+    info.add_metric([view.version], 1)
+    yield info
+    document = GaugeMetricFamily("fairlead_document_generation", "Generation of the node's document.", labels=["profile"])
+    document.add_metric([view.profile], view.generation)
+    yield document
+    state = GaugeMetricFamily("fairlead_verdict_state", "The verdict: 1 for the state that it says.", labels=["state"])
+    for each in State:
+        state.add_metric([each.value], each is view.state)
+    yield state
+    yield _gauge("verdict_sequence", "Sequence number of the verdict.", view.sequence)
+    yield _gauge("verdict_expires_timestamp_seconds", "When the verdict expires unless it is renewed.", view.expires_unix)
+    yield _gauge("sweep_timestamp_seconds", "When the last full sweep ended.", view.sweep_unix)
+    yield _gauge("sweep_duration_seconds", "How long the last full sweep took.", view.sweep_seconds)
+    source = GaugeMetricFamily(
+        "fairlead_source_timestamp_seconds",
+        "When a source last gave what it has to give: nvml, kernel_log, host (/proc and /sys), state_dir (the disk).",
+        labels=["source"],
+    )
+    for name, at in view.sources:
+        source.add_metric([name], at)
+    yield source
+    yield _gauge("drained", "1 while a drain of fairlead's own stands in slurmctld.", view.drained)
+    limit = GaugeMetricFamily(
+        "fairlead_drain_limited",
+        "1 while a rule across nodes holds a drain: partition, switch, block, common_cause, suspect_job.",
+        labels=["limit", "name"],
+    )
+    if view.limit is not None:
+        limit.add_metric([view.limit.kind.value, view.limit.name], 1)
+    yield limit
+    yield _gauge("slurm_up", "1 when slurmctld answered the last time it was asked.", view.slurm_up)
+    yield _gauge("jobs", "Jobs on this node by the prolog's records.", view.jobs)
+    yield _gauge("nvml_released", "1 while NVML is let go of on request (RUN_DIR/nvml-release).", view.nvml_released)
+    yield _gauge("nvml_worker_stuck", "1 while an NVML call has not come back.", view.worker_stuck)
+    yield _gauge("history_up", "1 while history is on disk.", view.history_ok)
+    yield _counter("sweeps", "Full sweeps.", view.sweeps)
+    yield _counter("kernel_records", "Kernel records that woke a check.", view.records)
+    yield _counter("kernel_records_lost", "Kernel records lost to a ring buffer overrun.", view.overruns)
+    yield _counter("nvml_worker_crashes", "NVML workers that died.", view.worker_crashes)
+
+
+def _checks(view: MetricsInput) -> Iterator[Metric]:
+    worst: dict[str, Level] = {}
+    order = {Level.OK: 0, Level.WARN: 1, Level.UNKNOWN: 2, Level.DRAIN: 3}
+    for finding in view.findings:
+        worst[finding.check] = max(worst.get(finding.check, Level.OK), finding.level, key=order.__getitem__)
+    status = GaugeMetricFamily(
+        "fairlead_check_status", "Worst finding of a check: 0 ok, 1 warn, 2 drain, 3 unknown.", labels=["check", "mode"]
+    )
+    for name, mode in view.checks:
+        status.add_metric([name, mode], worst.get(name, Level.OK))
+    yield status
+    found = GaugeMetricFamily("fairlead_findings", "Findings now.", labels=["check", "level", "device"])
+    # drift names files and CPUs, which would be hundreds of series
+    counts = Counter(
+        (f.check, f.level.word, "" if f.check.startswith("setting.") else f.device)
+        for f in view.findings
+        if f.level is not Level.OK
+    )
+    for labels, count in sorted(counts.items()):
+        found.add_metric(list(labels), count)
+    yield found
+    proofs = CounterMetricFamily(
+        "fairlead_return_command_runs", "Runs of the return-to-service command by how they ended.", labels=["outcome"]
+    )
+    for outcome, count in view.proofs:
+        proofs.add_metric([outcome], count)
+    yield proofs
+    steps = GaugeMetricFamily(
+        "fairlead_ladder_step",
+        "1 for the step that a fault of a board has come to, while it is remembered.",
+        labels=["fault", "step"],
+    )
+    for fault, step in view.ladder:
+        steps.add_metric([fault, step], 1)
+    yield steps
+    struck = GaugeMetricFamily("fairlead_strikes", "Drains of a board (serial, address or node) in the window.", labels=["board"])
+    for card, count in view.strikes:
+        struck.add_metric([card], count)
+    yield struck
+    yield _gauge("reboots_for_faults", "Boots that followed a fault, in the window.", view.reboots)
+    yield _gauge("held_findings", "Findings that would drain but are held.", len(view.suppressed))
+
+
+def _gpus(gpus: Iterable[Gpu]) -> Iterator[Metric]:
+    gpus = tuple(gpus)
+    by = ["pci"]
+    info = GaugeMetricFamily("fairlead_gpu_info", "A GPU; always 1.", labels=["pci", "uuid", "serial", "name", "index"])
+    lost = GaugeMetricFamily("fairlead_gpu_lost", "1 when the driver says that the GPU is lost.", labels=by)
+    busy = GaugeMetricFamily(
+        "fairlead_gpu_utilization_ratio", "Share of the last sample period in which a kernel ran.", labels=by
+    )
+    ran = GaugeMetricFamily("fairlead_gpu_processes", "Compute processes.", labels=by)
+    for gpu in gpus:
+        info.add_metric([gpu.pci, _known(gpu.uuid), _known(gpu.serial), _known(gpu.name), str(gpu.index)], 1)
+        lost.add_metric([gpu.pci], gpu.lost)
+        if not isinstance(gpu.utilization_percent, Missing):
+            busy.add_metric([gpu.pci], gpu.utilization_percent / 100)
+        if not isinstance(gpu.processes, Missing):
+            ran.add_metric([gpu.pci], len(gpu.processes))
+    yield from (info, lost, busy, ran)
+    for attribute, name, text in _GAUGES:
+        family = GaugeMetricFamily(f"fairlead_gpu_{name}", text, labels=by)
+        for gpu in gpus:
+            _add(family, [gpu.pci], getattr(gpu, attribute))
+        yield family
+    slow = GaugeMetricFamily("fairlead_gpu_clock_event", "1 while this is why clocks are not higher.", labels=["pci", "reason"])
+    for gpu in gpus:
+        if not isinstance(gpu.throttle_reasons, Missing):
+            for bit, reason in REASONS:
+                slow.add_metric([gpu.pci, reason], bool(gpu.throttle_reasons & bit))
+    yield slow
+    yield from _memory(tuple((g.pci, g.ecc, g.remap) for g in gpus))
+    yield from gpu_error_metrics.families(gpus)
+    yield from _links(tuple((g.pci, g.pcie, g.nvlinks) for g in gpus))
+
+
+@lru_cache(maxsize=1)  # most of all series, and the same from one rendering to the next
+def _memory(gpus: tuple[tuple[str, Ecc | Missing, RowRemap | Missing], ...]) -> tuple[Metric, ...]:
+    errors = CounterMetricFamily("fairlead_gpu_ecc_errors", "ECC errors.", labels=["pci", "kind"])
+    mode = GaugeMetricFamily("fairlead_gpu_ecc_mode", "ECC mode, 1 is on.", labels=["pci"])
+    sram = GaugeMetricFamily(
+        "fairlead_gpu_sram_threshold_exceeded", "1 when SRAM errors are past NVIDIA's threshold.", labels=["pci"]
+    )
+    rows = GaugeMetricFamily("fairlead_gpu_remapped_rows", "Remapped rows of the board's life.", labels=["pci", "kind"])
+    state = GaugeMetricFamily("fairlead_gpu_row_remap_state", "1 when a remap is pending, or has failed.", labels=["pci", "kind"])
+    spare = GaugeMetricFamily("fairlead_gpu_row_remap_banks", "Memory banks by spare rows that are left.", labels=["pci", "left"])
+    for pci, ecc, remap in gpus:
+        if isinstance(ecc, Ecc):
+            _add(mode, [pci], ecc.mode_current)
+            _add(sram, [pci], ecc.sram_threshold_exceeded)
+            for kind in _ECC:
+                _add(errors, [pci, kind], getattr(ecc, kind))
+        if isinstance(remap, RowRemap):
+            rows.add_metric([pci, "corrected"], remap.corrected)
+            rows.add_metric([pci, "uncorrected"], remap.uncorrected)
+            state.add_metric([pci, "pending"], remap.pending)
+            state.add_metric([pci, "failed"], remap.failed)
+            if not isinstance(remap.histogram, Missing):
+                for left, banks in zip(("max", "high", "partial", "low", "none"), remap.histogram, strict=False):
+                    spare.add_metric([pci, left], banks)
+    return errors, mode, sram, rows, state, spare
+
+
+@lru_cache(maxsize=1)
+def _links(gpus: tuple[tuple[str, PcieLink | Missing, tuple[NvLink, ...] | Missing], ...]) -> tuple[Metric, ...]:
+    families: list[Metric] = []
+    for attribute, name in _PCIE:
+        family = GaugeMetricFamily(f"fairlead_gpu_{name}", "PCIe link of the GPU.", labels=["pci"])
+        for pci, pcie, _ in gpus:
+            if isinstance(pcie, PcieLink):
+                _add(family, [pci], getattr(pcie, attribute))
+        families.append(family)
+    replays = CounterMetricFamily("fairlead_gpu_pcie_replays", "PCIe replays.", labels=["pci"])
+    active = GaugeMetricFamily("fairlead_gpu_nvlink_active", "1 when the link is up.", labels=["pci", "link"])
+    errors = CounterMetricFamily("fairlead_gpu_nvlink_errors", "NVLink errors, all links.", labels=["pci", "kind"])
+    for pci, pcie, links in gpus:
+        if isinstance(pcie, PcieLink):
+            _add(replays, [pci], pcie.replays)
+        if isinstance(links, Missing):
+            continue
+        for link in links:
+            _add(active, [pci, str(link.link)], link.active)
+        for kind in _LINK_ERRORS:
+            known = [v for link in links if not isinstance(v := getattr(link, kind), Missing)]
+            if known:
+                errors.add_metric([pci, kind.removesuffix("_errors")], sum(known))
+    return *families, replays, active, errors
+
+
+def _nics(node: Node) -> Iterator[Metric]:
+    up = GaugeMetricFamily("fairlead_nic_up", "1 when the port is active.", labels=["device", "port", "pci"])
+    rate = GaugeMetricFamily("fairlead_nic_rate_bytes_per_second", "Rate of the port.", labels=["device", "port", "pci"])
+    for nic in node.nics:
+        if not nic.rdma:
+            continue
+        labels = [nic.name, str(nic.port), nic.pci]
+        if not isinstance(nic.state, Missing):
+            up.add_metric(labels, nic.state == "ACTIVE")
+        if not isinstance(nic.rate_gbps, Missing):
+            rate.add_metric(labels, nic.rate_gbps * 1e9 / 8)
+    yield from (up, rate)
+
+
+def _known(value: object) -> str:
+    return "" if isinstance(value, Missing) else str(value)
+
+
+def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | bool | Missing) -> None:
+    """Add a value. One that is not there has no series: an alert on its absence is honest, a zero would not be."""
+    if not isinstance(value, Missing):
+        family.add_metric(labels, float(value))

@@ -1,0 +1,62 @@
+"""Describes the agent to its metrics. Imported when there is something to show: it brings the metrics library."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from fairlead import __version__
+from fairlead.daemon.publishing.agent_state import AgentState
+from fairlead.daemon.publishing.metrics import MetricsInput
+from fairlead.host.clock import boottime
+from fairlead.host.nvml import Worker
+from fairlead.model.verdict import State
+
+
+def metrics_input(
+    state: AgentState,
+    *,
+    sources: Mapping[str, float],
+    worker: Worker | None,
+    overruns: int,
+    history_ok: bool,
+    proofs: Mapping[str, int],
+) -> MetricsInput:
+    """Return what a scrape sees of this agent now.
+
+    ``sources``: by name, when each last answered, in CLOCK_BOOTTIME seconds. ``overruns``: kernel records lost. ``proofs``:
+    runs of the return command by their end.
+    """
+    sweep, verdict, decision = state.sweep, state.verdict, state.decision
+    remembered = decision.state
+    born = time.time() - boottime()  # by the clock as it is set now: a step of it moves every moment alike
+    return MetricsInput(
+        version=__version__,
+        generation=state.document.generation,
+        profile=state.document.profile,
+        state=verdict.state if verdict else State.UNKNOWN,
+        sequence=verdict.sequence if verdict else 0,
+        sweep_unix=born + sweep.ended,
+        sources=tuple((name, born + at) for name, at in sorted(sources.items())),
+        sweep_seconds=sweep.seconds,
+        expires_unix=born + (verdict.expires if verdict else boottime()),
+        checks=tuple(sorted(state.modes.items())),
+        findings=state.findings,
+        suppressed=decision.held,
+        drained=state.slurm.drained,
+        limit=state.slurm.limit,
+        slurm_up=not state.slurm.error,
+        sweeps=sweep.count,
+        records=state.records,
+        overruns=overruns,
+        worker_crashes=worker.crashes if worker else 0,
+        worker_stuck=bool(sweep.node and sweep.node.stuck),
+        nvml_released=bool(worker and worker.released),
+        history_ok=history_ok,
+        jobs=state.jobs,
+        node=sweep.node,
+        ladder=tuple((name, rung.step.value) for name, rung in sorted(remembered.ladder.items())),
+        strikes=tuple((card, len(times)) for card, times in sorted(remembered.strikes.items())),
+        reboots=len(remembered.reboots),
+        proofs=tuple(sorted(proofs.items())),
+    )

@@ -1,0 +1,104 @@
+"""Renders /run/fairlead/status.json: what the agent says about itself, for `fairlead status` and `fairlead why`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from fairlead import __version__
+from fairlead.daemon.publishing.agent_state import AgentState
+from fairlead.host.clock import boottime
+from fairlead.model.facts import Gpu, Missing
+from fairlead.model.finding import OVERRUN, Finding, Level, as_data
+from fairlead.policy import PolicyState, identity, ladder
+from fairlead.policy.state import Rung
+from fairlead.policy.state import standing as standing_findings
+
+
+def status_json(
+    state: AgentState,
+    *,
+    hold: Mapping[str, str] | None,
+    history: Sequence[Mapping[str, object]],
+    proof: Mapping[str, object],
+    topology: str,
+    trouble: Sequence[str],
+) -> bytes:
+    """Return the whole file.
+
+    ``hold``: a person's hold. ``history``: the last events. ``proof``: of the return command. ``topology``: what is known of
+    slurmctld's. ``trouble``: what the agent cannot write, one line each.
+    """
+    document, decision, slurm, node = state.document, state.decision, state.slurm, state.sweep.node
+    data: dict[str, object] = {
+        "schema": 1,
+        "agent_version": __version__,
+        "driver": driver if node is not None and isinstance(driver := node.driver.module_version, str) else "",
+        "node": document.node,
+        "slurm_node": document.slurm_node,
+        "document": {"generation": document.generation, "profile": document.profile, "hash": document.hash},
+        "sweep": {"boot_seconds": boottime(), "seconds": state.sweep.seconds, "count": state.sweep.count},
+        "pid": os.getpid(),
+        "boot_id": node.boot_id if node is not None and isinstance(node.boot_id, str) else "",
+        "findings": [
+            {**_finding(f, decision.rungs), "mode": state.modes.get(f.check, "observe")}
+            for f in state.findings
+            if f.level is not Level.OK
+        ],
+        **remembered(decision.state),
+        "gpus": [] if node is None or isinstance(node.gpus, Missing) else [_gpu(g) for g in node.gpus],
+        "held": [
+            {"check": f.check, "summary": f.summary, "why": why} for f, why in zip(decision.held, decision.why_held, strict=True)
+        ],
+        "drain": {"reason": slurm.reason, "since_unix": slurm.since} if slurm.drained else None,
+        "hold": hold,
+        "return": proof if document.policy.return_command else None,
+        "slurm": {
+            "error": slurm.error,
+            "held": slurm.blocked_because,
+            "over_budget": slurm.over_budget,
+            "limit": {"kind": limit.kind.value, "name": limit.name} if (limit := slurm.limit) is not None else None,
+            "topology": topology,
+        },
+        "worker": {"stuck": msgspec.to_builtins(node.stuck) if node is not None and node.stuck is not None else None},
+        "history": list(history),
+        "trouble": list(trouble),
+    }
+    return msgspec.json.encode(data) + b"\n"
+
+
+def remembered(state: PolicyState) -> dict[str, object]:
+    """Return what people may acknowledge or clear, from the policy's state: findings that stand, acknowledgements,
+    strikes, ladder."""
+    bad = [f for f in standing_findings(state) if f.level is Level.DRAIN or (f.fault == OVERRUN and f.level is Level.WARN)]
+    return {
+        "standing": [{"id": identity(f), "check": f.check, "device": f.device, "summary": f.summary} for f in bad],
+        "acknowledged": list(state.acknowledged),
+        "requests": list(state.requests[-50:]),
+        "strikes": {device: list(times) for device, times in state.strikes.items()},
+        "reboots": list(state.reboots),
+        "ladder": {
+            name: {
+                "step": rung.step.value,
+                "open": rung.open,
+                "since_unix": rung.since_seconds,
+                "why": rung.why,
+                "tied": rung.tied,
+            }
+            for name, rung in state.ladder.items()
+        },
+    }
+
+
+def _finding(finding: Finding, rungs: Mapping[str, Rung]) -> dict[str, object]:
+    """Return a finding with the step that the ladder has come to; ``id`` is of what the check said, as acknowledgements are."""
+    escalated = ladder.told(finding, rungs)
+    raised = {"from": finding.action.value, "why": rungs[ladder.told_by(finding)].why} if escalated is not finding else None
+    return {**as_data(escalated), "id": identity(finding), "raised": raised}
+
+
+def _gpu(gpu: Gpu) -> dict[str, str]:
+    names = {"pci": gpu.pci, "serial": gpu.serial, "uuid": gpu.uuid}
+    return {key: value for key, value in names.items() if isinstance(value, str)}

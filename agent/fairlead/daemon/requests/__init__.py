@@ -1,0 +1,1 @@
+"""What people ask of the agent, and the audit trail of what was done."""

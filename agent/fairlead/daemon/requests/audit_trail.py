@@ -1,0 +1,208 @@
+"""Keeps the audit trail: who changed what about this node's service, when, why, and what came of it.
+
+``STATE_DIR/audit.jsonl``, one JSON object a line, only ever appended to (open(2), O_APPEND) and on the disk (fsync(2)) when
+``add`` returns. It is a file of its own, not a table of the history: the history may be damaged, moved aside or deleted and the
+trail goes on, and at 3 am it can be read with nothing but `tail`. At ROTATE_BYTES it becomes ``audit.jsonl.1`` in place of the
+one before: never more than twice that.
+
+A command writes its entry twice under one id: before it begins, and with the outcome. One that was killed in between has left the
+first, so nothing is done that no line speaks of. Where the disk takes nothing the line goes to ``RUN_DIR`` (tmpfs) and moves over
+with the next one that is taken; ``trouble`` says so in one line and nobody is stopped by it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import msgspec
+from msgspec import Struct, field
+
+from fairlead.host.bounded_disk import Direct, Storage
+from fairlead.model.json_text import NOT_JSON
+from fairlead.model.verdict import one_line
+
+FILE = "audit.jsonl"
+ROTATE_BYTES = 1 << 20
+TEXT_MAX = 1000  # characters of a reason or a detail
+LOCK_SECONDS = 2.0  # so long for a writer that does not end; then without: an append is one write(2)
+ASKED = "asked"
+
+
+class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Describes one thing that was done. ``unix``: time of day in seconds. ``who``: a login name, or "agent". ``uid``: of the
+    process.
+
+    tty, client: where the person sat, as far as known. what: the command or the agent's transition; args: what of its arguments
+    matters; why: the reason given. outcome: one word, ASKED while it is not known; detail: one line.
+    """
+
+    unix: float
+    id: str
+    what: str
+    who: str
+    uid: int = 0
+    tty: str = ""
+    client: str = ""
+    args: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
+    outcome: str = ASKED
+    detail: str = ""
+
+
+def new_id() -> str:
+    """Return a random id for an entry or a request."""
+    return secrets.token_hex(8)
+
+
+class Trail:
+    """Appends to and reads the trail of one node."""
+
+    def __init__(self, state_dir: str, run_dir: str, disk: Storage | None = None) -> None:
+        self._disk = disk or Direct()
+        self.path = os.path.join(state_dir, FILE)
+        self.spare = os.path.join(run_dir, FILE)
+        self.trouble = ""
+
+    def add(self, entry: Entry) -> None:
+        """Append an entry. Never raises; what did not work is in ``trouble``."""
+        line = _line(entry)
+        try:
+            spared = self._read_spare()
+            self._disk.do(lambda: _append(self.path, spared + line))
+        except OSError as e:
+            self.trouble = f"audit: {self.path}: {e.strerror}"
+        else:
+            self.trouble = ""
+            if spared:
+                with suppress(OSError):
+                    os.unlink(self.spare)
+            return
+        try:
+            _append(self.spare, line)
+            self.trouble += f"; noted in {self.spare}, which a reboot clears"
+        except OSError as e:
+            self.trouble += f"; nor {self.spare}: {e.strerror}: this is not in the trail"
+
+    def heal(self) -> None:
+        """Move over what lies in ``RUN_DIR`` where the last entry met trouble, if that works now."""
+        if not self.trouble:
+            return
+        spared = self._read_spare()
+        with suppress(OSError):
+            if spared:
+                self._disk.do(lambda: _append(self.path, spared))
+                os.unlink(self.spare)
+            else:
+                self._disk.do(lambda: os.stat(os.path.dirname(self.path)))
+            self.trouble = ""
+
+    def agent(self, what: str, *, detail: str = "", why: str = "", args: Mapping[str, str] | None = None) -> None:
+        """Append what the agent itself has done."""
+        entry = Entry(
+            unix=time.time(), id=new_id(), what=what, who="agent", args=args or {}, why=why, outcome="done", detail=detail
+        )
+        self.add(entry)
+
+    def read(self, since: float = 0.0) -> list[Entry]:
+        """Return every entry from a Unix time on, oldest first, one per id with its last outcome. What cannot be read is left out
+        and reported in ``trouble``; a torn last line of a crash is no trouble."""
+        found: dict[str, Entry] = {}
+        broken = 0
+        self.trouble = ""
+        for path in (self.path + ".1", self.path, self.spare):
+            try:
+                data = self._disk.do(partial(_content, path))
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                self.trouble = f"audit: {path}: {e.strerror}"
+                continue
+            for text in data.splitlines():
+                try:
+                    entry = msgspec.json.decode(text, type=Entry)
+                except NOT_JSON:
+                    broken += bool(text.strip())
+                    continue
+                first = found.get(entry.id)
+                if first is not None:
+                    entry = msgspec.structs.replace(first, outcome=entry.outcome, detail=entry.detail)
+                found[entry.id] = entry
+        if broken and not self.trouble:
+            self.trouble = f"audit: {self.path}: {broken} line{'s' * (broken != 1)} left out: torn or not ours"
+        return sorted((e for e in found.values() if e.unix >= since), key=lambda e: e.unix)
+
+    def _read_spare(self) -> bytes:
+        try:
+            with open(self.spare, "rb") as f:
+                return f.read(ROTATE_BYTES)
+        except OSError:
+            return b""
+
+
+def _line(entry: Entry) -> bytes:
+    cut = {key: one_line(value)[:TEXT_MAX] for key, value in entry.args.items()}
+    why, detail = one_line(entry.why)[:TEXT_MAX], one_line(entry.detail)[:TEXT_MAX]
+    return msgspec.json.encode(msgspec.structs.replace(entry, args=cut, why=why, detail=detail)) + b"\n"
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as f:
+        return f.read(4 * ROTATE_BYTES)
+
+
+def _append(path: str, data: bytes) -> None:
+    """Append whole lines, or nothing. Raises OSError."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    with _locked(path):
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            size = os.fstat(fd).st_size
+            if size + len(data) > ROTATE_BYTES and size:
+                os.rename(path, path + ".1")
+                os.close(fd)
+                fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+                size = 0
+            if size and not _ends_a_line(path):
+                data = b"\n" + data  # a crash tore the last one
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.fsync(fd)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(fd, size)
+                raise
+        finally:
+            os.close(fd)
+
+
+def _ends_a_line(path: str) -> bool:
+    with open(path, "rb") as f:
+        f.seek(-1, os.SEEK_END)
+        return f.read(1) == b"\n"
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Let one writer in at a time, for the rotation's sake. The lock is on the folder: it needs no space on a full disk."""
+    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,160 @@
+"""Keeps what people ask of the agent in a spool: one file per request, written whole, applied in the order of asking.
+
+``STATE_DIR/requests`` (``RUN_DIR/requests`` where the disk takes nothing). A request is in the spool before the command answers
+the person, so it works with the agent running, starting or away. The agent applies it, saves the state that contains its id, and
+only then removes the file: killed anywhere in between, it finds the file again and applies it once.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+
+from fairlead.daemon.requests.audit_trail import Trail
+from fairlead.errors import DataError, HostError
+from fairlead.history.memory import History
+from fairlead.host import log
+from fairlead.host.bounded_disk import Direct, Storage
+from fairlead.host.files import write_atomic
+from fairlead.policy import PolicyState
+from fairlead.policy.request import BYTES_MAX, Ack, Clear, Request, Undo, apply, decode, encode
+
+FOLDER = "requests"
+
+
+def put(state_dir: str, run_dir: str, request: Request) -> str:
+    """Put a request into the spool and return its path. It is on the disk then. Raises HostError when nothing takes it."""
+    troubles = []
+    for base in (state_dir, run_dir):
+        folder = os.path.join(base, FOLDER)
+        path = os.path.join(folder, f"{time.time_ns():020d}-{request.id}.json")
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            write_atomic(path, encode(request), mode=0o600, sync=True)
+        except OSError as e:
+            troubles.append(f"{path}: {e.strerror}")
+        else:
+            return path
+    raise HostError("; ".join(troubles), hint="the agent has not been told; make room and ask again")
+
+
+class Requests:
+    """Applies the requests in the spool, for the agent."""
+
+    def __init__(self, state_dir: str, run_dir: str, trail: Trail, disk: Storage | None = None) -> None:
+        self._disk = disk or Direct()
+        self.folders = tuple(os.path.join(base, FOLDER) for base in (state_dir, run_dir))
+        self.trail = trail
+        self._refused: set[str] = set()
+
+    def take(self, state: PolicyState, history: History, boot_id: str) -> PolicyState:
+        """Apply what waits, save it and return the new state; the same state when there is nothing new. Where the history cannot
+        be written the files stay, for the next start."""
+        found = self._found()
+        if not found:
+            return state
+        new = [r for _, r in found if r.id not in state.requests]
+        made = state
+        for request in new:
+            if isinstance(request, Clear):
+                request = _placed(request, history, boot_id)  # noqa: PLW2901
+                history.forget(request.devices, everything=request.everything)
+            made = apply(made, request)
+        if new:
+            history.save_state(made)
+        history.commit()
+        if history.on_disk:
+            with suppress(OSError):  # a disk that does not answer: found again, and known by their ids
+                self._disk.do(lambda: _remove(path for path, _ in found))
+        for request in new:
+            self._tell(request, history)
+        return made
+
+    def _found(self) -> list[tuple[str, Request]]:
+        """Return what waits, in the order of asking. Anything but a request of root's is moved aside and reported once."""
+        found: list[tuple[str, Request]] = []
+        wrong: list[tuple[str, str]] = []
+        for folder, disk in zip(self.folders, (self._disk, Direct()), strict=True):
+            with suppress(OSError):
+                read, refused = disk.do(partial(_waiting, folder))
+                found += read
+                wrong += refused
+        for path, why in wrong:
+            self._refuse(path, why)
+        return sorted(found, key=lambda each: os.path.basename(each[0]))
+
+    def _refuse(self, path: str, why: str) -> None:
+        if path not in self._refused:
+            self._refused.add(path)
+            log.line(log.ERROR, "request refused", file=path, error=why)
+            self.trail.agent("request refused", detail=f"{path}: {why}")
+
+    def _tell(self, request: Request, history: History) -> None:
+        what, detail = _words(request)
+        log.line(log.NOTICE, what, by=request.who, why=request.why, detail=detail)
+        history.event(what, f"{detail} ({request.who}: {request.why})")
+        self.trail.agent(what, detail=detail, why=request.why, args={"for": request.who, "request": request.id})
+
+
+def _waiting(folder: str) -> tuple[list[tuple[str, Request]], list[tuple[str, str]]]:
+    """Return the requests of a folder, and the files that are none, with why; those are moved aside. Raises OSError: no such
+    folder."""
+    found: list[tuple[str, Request]] = []
+    wrong: list[tuple[str, str]] = []
+    for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".json")):
+        try:
+            found.append((path, _read(path)))
+        except (OSError, DataError) as e:
+            wrong.append((path, getattr(e, "strerror", None) or str(e)))
+            with suppress(OSError):
+                os.replace(path, path + ".bad")
+    return found, wrong
+
+
+def _read(path: str) -> Request:
+    """Read one request. Raises OSError, DataError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid not in (0, os.geteuid()):
+            raise DataError("not a regular file of root's")
+        return decode(os.read(fd, BYTES_MAX + 1))
+    finally:
+        os.close(fd)
+
+
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _placed(request: Clear, history: History, boot_id: str) -> Clear:
+    """Return the request as of the last record that the agent has read, where its author could not say how far the log was."""
+    if request.sequence >= 0:
+        return request
+    last = max((r.sequence for r in history.past().records), default=-1)
+    return Clear(
+        id=request.id,
+        who=request.who,
+        why=request.why,
+        devices=request.devices,
+        everything=request.everything,
+        boot_id=request.boot_id or boot_id,
+        sequence=last,
+        boot_seconds=request.boot_seconds,
+    )
+
+
+def _words(request: Request) -> tuple[str, str]:
+    match request:
+        case Ack(evidence=evidence):
+            return "acknowledged", ", ".join(evidence)
+        case Undo(evidence=evidence):
+            return "acknowledgement undone", ", ".join(evidence)
+        case Clear(devices=devices, everything=everything):
+            return "closed as repaired", "the whole node" if everything else ", ".join(devices)

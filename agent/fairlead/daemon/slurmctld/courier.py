@@ -1,0 +1,339 @@
+"""Carries the loop's orders to slurmctld in a thread of its own, so that the loop never waits for an RPC.
+
+An order stands until it is done or replaced. slurmctld away: tried again with a growing, jittered wait, for ever. While
+a drain of ours stands slurmctld is asked about it every ``look_seconds`` (two RPCs: somebody may have resumed the node, and then
+the prolog must not refuse); a node that is not drained costs slurmctld nothing. ``pace`` says when to ask sooner, and how seldom
+otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+
+from msgspec.structs import replace
+
+from fairlead.daemon.slurmctld.pace import Pace
+from fairlead.daemon.slurmctld.refusal import Refusal
+from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want, blocked_because, state_after
+from fairlead.drains.acknowledgement import KnownEvidence
+from fairlead.drains.ledger import Entry, Phase
+from fairlead.drains.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
+from fairlead.drains.protocol import DrainProtocol
+from fairlead.errors import FairleadError
+from fairlead.host import log
+
+BACKOFF_MAX_SECONDS = 60.0
+BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
+
+
+class Courier:
+    """Attempts what is ordered. ``fileno()`` becomes readable when the state has changed; ``take()`` returns the state."""
+
+    def __init__(
+        self,
+        drain: DrainProtocol,
+        *,
+        splay_seconds: float = 0.0,
+        look_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drain = drain
+        self._splay_seconds = splay_seconds
+        self._look_seconds = look_seconds
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._want = Want()
+        self._stop = False
+        self._refusal = Refusal()
+        self._asked = False  # the last attempt spoke to slurmctld
+        self._resume_unreported = False  # somebody resumed the node, and the loop has not taken that up: its orders are void
+        self._failures = 0
+        self._squeezed = 0
+        self._known: KnownEvidence | None = None
+        entry = drain.ledger.load()
+        self._taken = entry is not None and entry.phase is Phase.TAKEN
+        self._pace = Pace(entry, lambda: self._drain.limits.crowd)
+        drained = entry is not None and entry.phase is Phase.DRAINED
+        self._state = SlurmState(
+            drained=drained,
+            reason=entry.token.text if entry and drained else "",
+            manual=bool(entry and entry.manual),
+            check=entry.token.check if entry and drained else "",
+            since=entry.since if entry and drained else 0.0,
+        )
+        self._due = self._clock() if entry is not None else float("inf")  # of the next reconciliation
+        self._not_before = 0.0  # of the next attempt at an order
+        self._budget_until = 0.0
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no further step; one under way is not waited for (the ledger knows how far it came)."""
+        with self._condition:
+            self._stop = True
+            self._condition.notify()
+
+    def close(self) -> None:
+        """Close the pipe; for a courier whose thread was never started or has ended."""
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def topology(self) -> str:
+        """Return what is known of slurmctld's topology, in one line."""
+        return self._drain.limits.topology
+
+    def take(self) -> SlurmState:
+        """Return what is known of the node in Slurm now, and empty the pipe."""
+        try:
+            while os.read(self._reader, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        with self._condition:
+            if self._resume_unreported:
+                self._resume_unreported, self._want = False, Want()  # orders from before it are void
+            return self._state
+
+    def want(self, want: Want, known: KnownEvidence | None = None) -> None:
+        """Give an order; the same one again is no news. ``known``: the evidence that is known now; None leaves it as it was."""
+        with self._condition:
+            self._known = known or self._known
+            if want.kind != self._want.kind:
+                if not self._failures:
+                    self._not_before = 0.0
+                if self._state.blocked_because:
+                    self._set(replace(self._state, blocked_because="", foreign=False))
+            if want.certain and (limit := self._state.limit) is not None and limit.kind.suspicion:
+                self._set(replace(self._state, over_budget="", limit=None))  # it does not hold what is certain
+            changed = want != self._want
+            if changed and want.fit:
+                self._refusal.hurry(self._clock())
+            self._want = want
+            if self._wake() or changed:
+                self._condition.notify()
+
+    def _wake(self) -> bool:
+        """Return whether new evidence is a reason to ask slurmctld now: whether our drain is still set, or about an order that is
+        blocked."""
+        now = self._clock()
+        if not self._pace.is_new(self._known, now):
+            return False
+        if self._state.drained or self._taken:
+            self._due = min(self._due, now)
+        elif not self._state.blocked_because:
+            return False
+        if self._state.blocked_because and not self._failures:
+            self._not_before = 0.0
+        self._pace.woken(now)
+        return True
+
+    def change(self, drain: DrainProtocol, *, splay_seconds: float, look_seconds: float) -> None:
+        """Take up another drain protocol (a reloaded document)."""
+        with self._condition:
+            drain.limits.take_over(self._drain.limits)
+            self._drain = drain
+            self._look_seconds = look_seconds
+            self._splay_seconds = splay_seconds
+
+    def refused(self) -> None:
+        """Expect Slurm's mark: our prolog refused a job, and Slurm marks the node for that if it is not drained."""
+        with self._condition:
+            self._refusal.begin(self._clock(), time.time())
+            self._condition.notify()
+
+    @property
+    def refusal_pending(self) -> bool:
+        """Return whether Slurm's mark for a refused job may still come or is still set; the job's record is kept until then."""
+        with self._condition:
+            return self._refusal.pending
+
+    @property
+    def waits(self) -> bool:
+        """Return whether it matters what others do to the node in Slurm: a drain is set, ours or one in the way of an order."""
+        return self._state.drained or self._taken or bool(self._state.blocked_because)
+
+    def stirred(self, *, watched: bool, stirred: bool) -> None:
+        """Ask soon where slurmctld has spoken to this node's slurmd (``host.slurmd``): somebody may have resumed the node."""
+        with self._condition:
+            self._pace.watched = watched
+            if not stirred or self._failures:
+                return
+            at = self._pace.stir(self._clock())
+            if self._state.drained or self._taken:
+                self._due = min(self._due, at)
+            elif self._state.blocked_because:
+                self._not_before = min(self._not_before, at)
+            self._condition.notify()
+
+    def reconcile(self) -> None:
+        """Compare slurmctld's state with the ledger soon: somebody has changed it (`fairlead drain` or `resume`)."""
+        with self._condition:
+            self._due = min(self._due, self._clock())
+            self._condition.notify()
+
+    def due(self) -> float:
+        """Return when something is to be done next (CLOCK_MONOTONIC seconds)."""
+        state = self._state
+        times = [self._due, self._refusal.due, self._drain.limits.due]
+        if state.over_budget:
+            times.append(self._budget_until)
+        elif (self._want.kind == "drain" and not state.drained and not self._resume_unreported) or (
+            self._want.kind == "resume" and state.drained and not state.manual
+        ):
+            times.append(self._not_before)
+        return max(min(times), self._not_before if self._failures else 0.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._stop and (wait := self.due() - self._clock()) > 0:
+                    self._condition.wait(min(wait, 3600.0))
+                if self._stop:
+                    return
+            for _ in self.turn():
+                pass
+
+    def turn(self) -> Generator[str, None, None]:
+        """Attempt what is due, if anything is; yield the name of each step of the protocol before it is taken."""
+        with self._condition:
+            began = self._clock()
+            if self.due() > began:
+                return
+            again = bool(self._state.over_budget) and began >= self._budget_until
+            if again and not self._want.pending_room:
+                self._set(replace(self._state, over_budget="", limit=None))
+                return
+            want = replace(self._want, kind="drain", pending_room=False) if again else self._want
+            state, drain = self._state, self._drain
+            refused_since = self._refusal.since if self._refusal.pending else None
+            known = self._known
+        if drain.limits.due <= began:
+            drain.limits.refresh()
+            return
+        if known is not None:  # what comes from here on, a person who resumes the node has not seen
+            drain.state.known = known.names
+        try:
+            result = yield from self._attempt(drain, want, state, refused_since, began)
+        except FairleadError as e:
+            self._failed(str(e))
+        except Exception as e:  # a bug here must not silence the thread: say it and try again
+            self._failed(f"{type(e).__name__}: {e}")
+        else:
+            if self._asked and known is not None:
+                self._pace.asked_with = known.drains
+            self._done(result, want, began)
+
+    def _attempt(self, drain: DrainProtocol, want: Want, state: SlurmState, refused_since: float | None, began: float) -> Steps:
+        refused = refused_since is not None
+        reconcile = partial(drain.reconcile, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
+        marks = began >= self._refusal.due
+        asks = marks or began >= self._due
+        self._asked = True
+        if want.kind == "drain" and not state.drained and self._splay_seconds:
+            time.sleep(random.uniform(0, self._splay_seconds))  # not with the lock: people's commands wait for that
+        with drain.ledger.locked():
+            if want.kind == "resume" and state.drained and not state.manual and not marks:
+                return (yield from drain.resume())
+            if want.kind == "drain" and not state.drained and not self._resume_unreported:
+                return (yield from self._order(drain, want, refused))
+            if asks:
+                return (yield from reconcile())
+        self._asked = False
+        return Result(outcome=Outcome.DRAINED if state.drained else Outcome.FREE, detail=state.reason)
+
+    def _order(self, drain: DrainProtocol, want: Want, refused: bool) -> Steps:
+        return drain.drain(want.check, want.summary, job=want.job, certain=want.certain, prolog_refused=refused)
+
+    def _failed(self, error: str) -> None:
+        with self._condition:
+            if self._state.error != error:
+                log.line(log.WARNING, "slurmctld unavailable", error=error)
+            wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._pace.spread()
+            self._failures = min(self._failures + 1, 10)
+            self._not_before = self._clock() + wait
+            self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
+            self._set(replace(self._state, error=error))
+
+    def _done(self, result: Result, want: Want, began: float) -> None:
+        """Take up how an attempt ended."""
+        now = self._clock()
+        with self._condition:
+            if self._failures:
+                log.line(log.NOTICE, "slurmctld answers again")
+            self._failures = 0
+            entry = self._drain.ledger.load()
+            self._taken = entry is not None and entry.phase is Phase.TAKEN
+            acknowledged = result.outcome is Outcome.ACKNOWLEDGED
+            self._resume_unreported = self._resume_unreported or acknowledged
+            before, after = self._state, state_after(self._state, result, entry, ordered=want.kind != "keep", asked=self._asked)
+            self._set_times(result, entry, now)
+            self._set_retry(result, now, began)
+            self._follow_refusal(result, want, now, began)
+            if before.differs_for_people(after) or acknowledged or result.outcome is Outcome.RESUMED:
+                self._log(result, want)
+            self._set(after)
+
+    def _set_times(self, result: Result, entry: Entry | None, now: float) -> None:
+        """Set when slurmctld is asked again about the node, and when an order that is blocked is tried again."""
+        drained, taken = entry is not None and entry.ours, self._taken
+        blocked = bool(blocked_because(result))
+        self._not_before = 0.0
+        self._due = float("inf")
+        if blocked or drained or result.outcome is Outcome.DRAINED:
+            self._due = now + self._pace.ask_seconds(self._look_seconds)
+            self._not_before = now + self._look_seconds * random.uniform(0.5, 1.0) if blocked else 0.0
+        if blocked and not drained:
+            self._due = float("inf")  # the order itself is tried again
+        if entry is not None and not drained:  # taken by a person, or something sent may still arrive
+            self._due = now + (self._pace.ask_seconds(self._look_seconds) if taken else self._look_seconds)
+        if self._asked:
+            self._due = min(self._due, self._pace.unsettled(result, entry, now))
+
+    def _set_retry(self, result: Result, now: float, began: float) -> None:
+        """Set when a drain for which the limits leave no room, or that others contest, is tried again."""
+        if result.outcome is Outcome.OVER_BUDGET:
+            self._squeezed = min(self._squeezed + 1, 8)
+            wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+            later = random.uniform(*UNDONE_SECONDS) * max(1.0, now - began) if result.undone else 0.0
+            self._budget_until = now + max(wait, later)
+        elif result.outcome is Outcome.CONTESTED:  # settled by a reading, whatever is wanted then
+            self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
+        else:
+            self._squeezed = 0
+
+    def _follow_refusal(self, result: Result, want: Want, now: float, began: float) -> None:
+        """Note what this attempt saw of Slurm's mark for a job that our prolog refused."""
+        if self._asked and self._refusal.pending and self._refusal.began <= began:
+            settled = result.outcome in (Outcome.DRAINED, Outcome.RESUMED)
+            again = self._look_seconds * random.uniform(0.8, 1.2) if want.fit else float("inf")
+            self._refusal.asked(now, marked=result.marked, settled=settled, again_seconds=again)
+
+    def _log(self, result: Result, want: Want) -> None:
+        log.line(
+            log.WARNING if result.outcome is not Outcome.RESUMED else log.NOTICE,
+            f"slurm {result.outcome.value}",
+            check=want.check,
+            detail=result.detail,
+            window_ms=f"{result.window_seconds * 1000:.1f}" if result.window_seconds else "",
+            trouble=self._drain.ledger.trouble,
+        )
+
+    def _set(self, state: SlurmState) -> None:
+        if state != self._state:
+            self._state = state
+            try:
+                os.write(self._writer, b"x")
+            except BlockingIOError:
+                pass  # it is full of news already

@@ -1,0 +1,73 @@
+"""Decides how soon and how often one agent asks slurmctld about a drain that stands, when thousands of agents do the same.
+
+New evidence and a slurmd that stirs make it ask soon, at a bounded rate. What makes many agents ask at once (a ping, a
+slurmctld that is back) is spread, so that all of them together ask ``ASKS_PER_SECOND`` times a second.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from fairlead.drains.acknowledgement import KnownEvidence
+from fairlead.drains.ledger import Entry, Phase, Reboot
+from fairlead.drains.outcome import Outcome, Result
+
+WATCHED = 4.0  # times as seldom where slurmd is watched, which stirs at a resume
+ASKS_PER_SECOND = 20.0
+SPREAD_MAX_SECONDS = 60.0
+STIR_SECONDS, STIR_MAX_SECONDS = 5.0, 60.0  # between questions about a node whose slurmd has much to do: from, to
+WAKE_SECONDS = 5.0  # a flood of new evidence asks slurmctld no more often
+UNSETTLED_SECONDS = 2.0  # first wait while a node boots or registers with a new slurmctld; it doubles
+
+
+class Pace:
+    """Keeps the times of questions, in CLOCK_MONOTONIC seconds. ``crowd``: how many agents may have the same to ask. ``watched``:
+    slurmd is seen. ``asked_with``: the names of what would drain and was known before slurmctld was last asked."""
+
+    def __init__(self, entry: Entry | None, crowd: Callable[[], int]) -> None:
+        self.watched = False
+        self.asked_with = frozenset(entry.known if entry else ())
+        self._crowd = crowd
+        self._wake_not_before = self._stir_not_before = self._stirred_at = float("-inf")
+        self._stir_gap = STIR_SECONDS
+        self._unsettled = 0
+
+    def spread(self) -> float:
+        """Return a random wait within the time that all these agents need to ask one after the other."""
+        return random.uniform(0.0, min(SPREAD_MAX_SECONDS, self._crowd() / ASKS_PER_SECOND))
+
+    def ask_seconds(self, seconds: float) -> float:
+        """Return the time until slurmctld is asked again, where ``seconds`` is what the site says."""
+        return seconds * (WATCHED if self.watched else 1.0) * random.uniform(0.8, 1.2)
+
+    def is_new(self, known: KnownEvidence | None, now: float) -> bool:
+        """Return whether something that drains has come since slurmctld was last asked, and it may be asked for that."""
+        return known is not None and now >= self._wake_not_before and not known.drains <= self.asked_with
+
+    def woken(self, now: float) -> None:
+        """Note that new evidence has made the agent ask."""
+        self._wake_not_before = now + WAKE_SECONDS
+
+    def stir(self, now: float) -> float:
+        """Note that slurmd has stirred, and return when to ask for that; inf for not now."""
+        busy = now - self._stirred_at < STIR_MAX_SECONDS
+        self._stir_gap = min(2.0 * self._stir_gap, STIR_MAX_SECONDS) if busy else STIR_SECONDS
+        self._stirred_at = now
+        if now < self._stir_not_before:
+            return float("inf")
+        at = now + self.spread()
+        self._stir_not_before = at + self._stir_gap
+        return at
+
+    def unsettled(self, result: Result, entry: Entry | None, now: float) -> float:
+        """Return when to ask again where slurmctld is about to say what has become of our drain, since the node boots or has not
+        registered yet; inf where it is not."""
+        stood = entry is not None and entry.phase in (Phase.DRAINED, Phase.TAKEN)
+        gone = result.outcome is Outcome.HELD and "DRAIN" not in result.states
+        if entry is None or not stood or not (gone or entry.reboot is Reboot.ASKED):
+            self._unsettled = 0
+            return float("inf")
+        wait = UNSETTLED_SECONDS * 2.0 ** min(self._unsettled, 10)
+        self._unsettled += 1
+        return now + wait * random.uniform(0.7, 1.3)

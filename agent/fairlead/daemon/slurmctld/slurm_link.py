@@ -1,0 +1,110 @@
+"""Connects the loop with Slurm: orders go out to the courier, and what is set in slurmctld comes back.
+
+On a machine tree without a cluster named for it there is no courier: nothing is asked of Slurm and nothing is ordered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fairlead.config import Document
+from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
+from fairlead.drains.acknowledgement import KnownEvidence
+from fairlead.drains.admin_hold import DISABLED, AdminHold, barred
+from fairlead.drains.from_document import drain_protocol
+from fairlead.drains.ledger import Ledger
+from fairlead.drains.protocol import DrainProtocol
+from fairlead.host import log
+from fairlead.host.bounded_disk import Disk
+from fairlead.host.root import Root
+from fairlead.host.slurmd import Slurmd
+
+
+class SlurmLink:
+    """Owns the courier and its disk. ``state``: what is known of the node in Slurm, as last taken. ``ledger``: our own record of
+    it."""
+
+    def __init__(self, document: Document, root: Root, *, machine: str, boot_id: str) -> None:
+        agent, slurm = document.agent, document.slurm
+        self._boot_id = boot_id
+        self._disabled = root.join(DISABLED)
+        self._disk = Disk("courier's disk")  # of its own: a wait for the loop's disk must not hold a drain up
+        self._hold = AdminHold(self._disk)
+        self.ledger = Ledger(agent.state_dir, agent.run_dir, node=document.slurm_node, machine=machine, disk=self._disk)
+        self.slurmd = Slurmd("/proc" if root.is_live else "")
+        self.state = SlurmState()
+        self._courier: Courier | None = None
+        if root.is_live or slurm.conf:
+            splay, seconds = slurm.splay_seconds, slurm.look_seconds
+            self._courier = Courier(self._protocol(document), splay_seconds=splay, look_seconds=seconds)
+            self.state = self._courier.take()
+
+    def _protocol(self, document: Document) -> DrainProtocol:
+        why = partial(barred, self._hold, document.agent.state_dir, document.agent.run_dir, self._disabled)
+        return drain_protocol(document, self.ledger, barred=why, boot_id=self._boot_id)
+
+    @property
+    def connected(self) -> bool:
+        """Return whether there is a courier."""
+        return self._courier is not None
+
+    def start(self) -> None:
+        """Let the courier begin."""
+        if self._courier is not None:
+            self._courier.start()
+
+    def stop(self) -> None:
+        """Let the courier take no further step."""
+        if self._courier is not None:
+            self._courier.stop()
+
+    def change(self, document: Document) -> None:
+        """Take up a document."""
+        if self._courier is not None:
+            options = document.slurm
+            splay, seconds = options.splay_seconds, options.look_seconds
+            self._courier.change(self._protocol(document), splay_seconds=splay, look_seconds=seconds)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when there is news; -1 for none."""
+        return self._courier.fileno() if self._courier is not None else -1
+
+    def take_news(self) -> tuple[SlurmState, SlurmState] | None:
+        """Return what was known of the node before and what is known now, where that has changed since the last call."""
+        if self._courier is None or (now := self._courier.take()) == self.state:
+            return None
+        before, self.state = self.state, now
+        return before, now
+
+    def order(self, want: Want, known: KnownEvidence) -> None:
+        """Give an order. ``known``: the evidence that is known now."""
+        if self._courier is not None:
+            self._courier.want(want, known)
+
+    def reconcile(self) -> None:
+        """Compare slurmctld's state with our ledger soon: a person has changed the ledger."""
+        if self._courier is not None:
+            self._courier.reconcile()
+
+    def expect_prolog_mark(self, refused: frozenset[int]) -> None:
+        """Have the courier lift the mark that Slurm sets on the node because our prolog refused these jobs, once jobs may run."""
+        if self._courier is not None:
+            log.line(log.NOTICE, "prolog refused jobs", jobs=",".join(map(str, sorted(refused))))
+            self._courier.refused()
+
+    @property
+    def refusal_pending(self) -> bool:
+        """Return whether Slurm's mark for a refused job may still come or is still set."""
+        return self._courier is not None and self._courier.refusal_pending
+
+    def watch_slurmd(self) -> None:
+        """Tell the courier whether slurmctld has spoken to slurmd, while it matters what others do to the node in Slurm."""
+        if self._courier is not None and self._courier.waits:
+            stirred = self.slurmd.stirred()
+            self._courier.stirred(watched=self.slurmd.watched, stirred=stirred)
+
+    @property
+    def topology(self) -> str:
+        """Return what is known of slurmctld's topology, in one line."""
+        return self._courier.topology if self._courier is not None else ""

@@ -1,0 +1,62 @@
+"""Tells whether the agent may write to Slurm: not while a person holds the node (`fairlead hold`) or has disabled fairlead."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+import msgspec
+
+from fairlead.host.bounded_disk import Storage
+from fairlead.model.json_text import NOT_JSON
+
+DISABLED = "/etc/fairlead/disabled"
+
+
+def read_hold(state_dir: str, run_dir: str) -> dict[str, str] | None:
+    """Read who holds this node by `fairlead hold`; None: nobody. A hold that cannot be read counts as one. It is in ``run_dir``
+    where the disk took nothing."""
+    return _hold(os.path.join(state_dir, "hold")) or _hold(os.path.join(run_dir, "hold"))
+
+
+class AdminHold:
+    """Reads the hold where the disk may not answer: what was known of it is then still valid. ``every_seconds``: the file is
+    read so often at most; whoever writes to Slurm reads it each time."""
+
+    def __init__(self, disk: Storage, every_seconds: float = 0.0) -> None:
+        self._disk = disk
+        self._known: dict[str, str] | None = None
+        self._every_seconds = every_seconds
+        self._next = 0.0
+
+    def read(self, state_dir: str, run_dir: str) -> dict[str, str] | None:
+        """Read who holds this node; None: nobody."""
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + self._every_seconds
+            with suppress(OSError):
+                self._known = self._disk.do(lambda: _hold(os.path.join(state_dir, "hold")))
+        return self._known or _hold(os.path.join(run_dir, "hold"))
+
+
+def _hold(path: str) -> dict[str, str] | None:
+    try:
+        with open(path, "rb") as f:
+            data = msgspec.json.decode(f.read(65536))
+    except FileNotFoundError:
+        return None
+    except (*NOT_JSON, OSError):
+        return {"reason": "unreadable"}
+    if not isinstance(data, dict):
+        return {"reason": "unreadable"}
+    until = data.get("until_unix")
+    if isinstance(until, int | float) and time.time() >= until:
+        return None
+    return {str(k): str(v) for k, v in data.items()} or {"reason": "unreadable"}
+
+
+def barred(hold: AdminHold, state_dir: str, run_dir: str, disabled: str) -> str:
+    """Say why the agent may write nothing to Slurm: a person's hold, or the file ``disabled``; "" when it may."""
+    if os.path.lexists(disabled):
+        return "fairlead is disabled on this node"
+    return "held by an admin" if hold.read(state_dir, run_dir) is not None else ""

@@ -1,0 +1,109 @@
+"""Reads one node of a slurmctld, and lets nothing be written to it on a reading that is old.
+
+slurmctld has no compare-and-swap: a write overwrites whatever somebody did since the last reading. The age of that reading
+bounds the window in which this can happen. The agent, the command line and maintenance all read and write through this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.policy.ownership import Owner, Token, classify
+from fairlead.policy.rules import Rules
+from fairlead.slurm.client import NodeState, SlurmClient
+
+STALE_SECONDS = 2.0  # how long a reading is good for
+
+
+class NodeWriter:
+    """One node and the last reading of it.
+
+    not_after: called before each write with the seconds within which it may still be sent. from_request: a reading ages from
+    the moment at which it was asked for, and not only from its answer. asked_unix, asked: Unix time, and the clock, before
+    the last reading; what slurmctld did later is not in it.
+    """
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        node: str,
+        *,
+        not_after: Callable[[float], None] = lambda seconds: None,
+        from_request: bool = False,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client = client
+        self.node = node
+        self.not_after = not_after
+        self.from_request = from_request
+        self.wall = wall
+        self.clock = clock
+        self.asked_unix = 0.0
+        self.asked = self._answered = 0.0
+
+    def read(self) -> NodeState:
+        """Read the node."""
+        self.asked_unix, self.asked = self.wall(), self.clock()
+        found = self.client.node(self.node)
+        self._answered = self.clock()
+        return found
+
+    def read_all(self) -> tuple[NodeState, ...]:
+        """Read all nodes of the cluster, this one among them."""
+        self.asked_unix, self.asked = self.wall(), self.clock()
+        listed = self.client.nodes()
+        self._answered = self.clock()
+        return listed
+
+    def find(self, listed: tuple[NodeState, ...]) -> NodeState:
+        """Find this node in a list of all. Raises SlurmError."""
+        for node in listed:
+            if node.name == self.node:
+                return node
+        raise SlurmError(f"slurmctld has no node {self.node} in any partition", hint="slurm.node_name must be its NodeName")
+
+    def age(self) -> float:
+        """Return the age of the last reading, in seconds."""
+        return self.clock() - (self.asked if self.from_request else self._answered)
+
+    def window(self) -> float:
+        """Return the seconds since the last reading was asked for: another's change in this time may be overwritten."""
+        return self.clock() - self.asked
+
+    def fresh(self) -> bool:
+        """Say whether the last reading is young enough to write on."""
+        return self.age() <= STALE_SECONDS
+
+    def require_fresh(self, *, also: bool = True) -> None:
+        """Raise SlurmUnavailable, for another try, when the last reading is too old to write on, or the caller's own condition
+        (``also``) does not hold: this process was stopped, or the disk was, and people act meanwhile."""
+        age = self.age()
+        if age > STALE_SECONDS or not also:
+            raise SlurmUnavailable(f"{age:.0f} s went by after the reading of {self.node}: not written")
+        self.not_after(STALE_SECONDS - age)
+
+    def write(self, call: Callable[[], None]) -> None:
+        """Write with ``call`` if the last reading is fresh. Raises SlurmUnavailable, SlurmError."""
+        self.require_fresh()
+        call()
+
+
+def owner_among(
+    state: NodeState, texts: tuple[Token, ...], rules: Rules, *, prolog_refused: bool = False
+) -> tuple[Owner, Token | None]:
+    """Say who owns the state of a node on which any of ``texts`` may stand as ours: the owner, and the text that stands.
+
+    prolog_refused: see ``policy.ownership.classify``.
+    """
+    owners = []
+    for token in texts:
+        owner = classify(state.states, state.reason, state.reason_user, token, rules, prolog_refused=prolog_refused)
+        if owner is Owner.OURS:
+            return owner, token
+        owners.append(owner)
+    if owners:
+        return owners[0], None
+    return classify(state.states, state.reason, state.reason_user, None, rules, prolog_refused=prolog_refused), None

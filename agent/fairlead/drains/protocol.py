@@ -1,0 +1,327 @@
+"""Drains and resumes a node so that no person's drain is lost and no drain of ours is forgotten.
+
+slurmctld has no compare-and-swap: a second drain erases the first reason. So every change is read, intent on disk,
+write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``outcome.finish``
+runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
+next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), reconcile 2; and 2
+to 4 more where a drain that was confirmed is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from msgspec.structs import replace
+
+from fairlead.drains.cluster_limits import ClusterLimits
+from fairlead.drains.ledger import Entry, Ledger, Phase
+from fairlead.drains.node_state import DrainLoss, NodeDrainState
+from fairlead.drains.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
+from fairlead.policy.fleet import Hold
+from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
+from fairlead.slurm.client import NodeState
+
+
+class DrainProtocol:
+    """Drains, resumes and reconciles one node. ``state`` is what is known of the node, and its ledger."""
+
+    def __init__(self, state: NodeDrainState) -> None:
+        self.state = state
+
+    @property
+    def node(self) -> str:
+        """The node's name in Slurm."""
+        return self.state.node
+
+    @property
+    def ledger(self) -> Ledger:
+        """What we have done to the node in Slurm."""
+        return self.state.ledger
+
+    @property
+    def limits(self) -> ClusterLimits:
+        """The limits that look across nodes."""
+        return self.state.limits
+
+    def drain(
+        self, check: str, summary: str, *, job: int | None = None, certain: bool = False, prolog_refused: bool = False
+    ) -> Steps:
+        """Drain with a reason of ours, where nobody else holds the node and the rules across nodes leave room."""
+        if why := self.state.barred():
+            return Result(outcome=Outcome.HELD, detail=why)
+        entry = before = self.ledger.load()
+        if entry is None or entry.phase is Phase.DRAINING:
+            entry = self.state.intend(before, check, summary, job)
+            # Saved before the reading, not after it: nothing slow then stands between reading and writing.
+            yield "save"
+            self.ledger.save(entry)
+        yield "read"
+        listed = self.state.writer.read_all()
+        mine = self.state.writer.find(listed)
+        owner, entry = self.state.owner_and_entry(mine, entry, prolog_refused=prolog_refused)
+        if owner is Owner.COVERED:
+            return Result(outcome=Outcome.DRAINED, detail=who(mine), states=mine.states)
+        if owner is Owner.OURS and mine.drained:
+            if check == MANUAL != entry.token.check:
+                if why := keep_off(mine.states):
+                    return result(Outcome.HELD, mine, why)
+                return (yield from self._replace_agents_reason(summary))
+            return (yield from self._on_still_drained(entry, mine, listed))
+        if entry.phase is not Phase.DRAINING:
+            missing = yield from self._on_drain_missing(entry, owner, mine)
+            if check == MANUAL and missing.outcome not in (Outcome.FOREIGN, Outcome.HELD):
+                return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
+            return missing
+        refusal: Result | None = None
+        if owner in (Owner.FOREIGN, Owner.ORPHAN):
+            refusal = result(Outcome(owner.value), mine, who(mine))
+        elif why := keep_off(mine.states) or in_the_way(check, mine) or self.state.stranger(mine):
+            refusal = result(Outcome.HELD, mine, why)
+        elif hold := self.state.limits.why_no_room(self.node, entry.token, listed, certain=certain):
+            refusal = replace(result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
+        unsent = self.state.ledger_after(replace(entry, sent=0.0))
+        if refusal is not None:
+            yield "save"
+            self.ledger.save(unsent)
+            return replace(refusal, marked=owner is Owner.PROLOG_ERROR)
+        yield "write"
+        self.state.drain(entry.token.text, otherwise=unsent)
+        window = self.state.writer.window()
+        yield "read back"
+        listed = self.state.writer.read_all()
+        mine = self.state.writer.find(listed)
+        entry = replace(entry, sent=0.0)
+        owner, entry = self.state.owner_and_entry(mine, entry)
+        if owner is Owner.OURS:
+            return replace((yield from self._on_still_drained(entry, mine, listed)), window_seconds=window)
+        if mine.drained:  # else no reading has shown our drain: whoever lifted it has seen nothing of what it is for
+            entry = self.state.mark_written(entry, mine)
+        return replace((yield from self._on_drain_missing(entry, owner, mine, again=False)), window_seconds=window)
+
+    def _replace_agents_reason(self, summary: str) -> Steps:
+        """Put a person's reason in place of the agent's own: the node is drained already, and from now on until that
+        person resumes it."""
+        before = self.ledger.load()
+        entry = self.state.mark_written(self.state.intend(before, MANUAL, summary, None))
+        yield "save"
+        self.ledger.save(entry)
+        yield "write"
+        self.state.drain(entry.token.text, otherwise=before)
+        yield "read back"
+        mine = self.state.writer.read()
+        entry = replace(entry, sent=0.0)
+        owner, entry = self.state.owner_and_entry(mine, entry)
+        if owner is Owner.OURS:
+            return (yield from self._on_still_drained(replace(entry, phase=Phase.DRAINING), mine, ()))
+        return (yield from self._on_drain_missing(self.state.mark_written(entry, mine), owner, mine, again=False))
+
+    def resume(self, *, by_hand: bool = False) -> Steps:
+        """Lift our own drain, and only that. ``by_hand``: a person does; the ledger goes on naming the drain, so that the
+        agent finds it lifted, running now or later, and takes that for an acknowledgement."""
+        if why := self.state.barred():
+            return Result(outcome=Outcome.HELD, detail=why)
+        entry = self.ledger.load()
+        if entry is not None and not by_hand and (entry.manual or entry.phase is Phase.DRAINING):
+            return (yield from self.reconcile())  # the order is stale: a person ran `fairlead drain` after it was given
+        if entry is not None and entry.ours:
+            # Saved before the reading, as a drain's intent is. By hand it goes on to say that our drain stands.
+            now = self.state.time_of_save()
+            entry = replace(entry, phase=Phase.DRAINED) if by_hand else replace(entry, phase=Phase.RESUMING, lifting=now)
+            yield "save"
+            self.ledger.save(entry)
+        yield "read"
+        mine = self.state.writer.read()
+        if entry is None:
+            return self.state.result_without_entry(mine)
+        owner, entry = self.state.owner_and_entry(mine, entry)
+        if owner not in (Owner.OURS, Owner.COVERED) or not mine.drained:
+            if by_hand and owner is Owner.FREE and entry.phase is not Phase.DRAINING:
+                yield "save"
+                # Whoever or whatever has lifted it, a person wants it so.
+                self.ledger.save(self.state.mark_resumed_by_person(entry))
+                return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")  # the agent is to hear of it too
+            yield "save"
+            return self._drop_entry(replace(entry, lifting=0.0), owner, mine)
+        why = self.state.why_not_resume(mine, entry.since)
+        if owner is Owner.COVERED and not by_hand:
+            why = why or f"slurmctld has replaced the reason, so a person has to resume it: {who(mine)}"
+        if why:
+            yield "save"
+            self.ledger.save(replace(entry, phase=Phase.DRAINED, lifting=0.0))
+            return result(Outcome.HELD, mine, why)
+        ours = mine.reason
+        yield "write"
+        self.state.resume(otherwise=replace(entry, phase=Phase.DRAINED, lifting=0.0))
+        window = self.state.writer.window()
+        yield "read back"
+        mine = self.state.writer.read()
+        entry = replace(entry, lifting=0.0)
+        yield "save"
+        if mine.drained:
+            owner, entry = self.state.owner_and_entry(mine, entry)
+            if owner in (Owner.OURS, Owner.COVERED):
+                self.ledger.save(replace(entry, phase=Phase.DRAINED))
+                return replace(result(Outcome.HELD, mine, who(mine)), window_seconds=window)
+            return replace(self._drop_entry(entry, owner, mine), window_seconds=window)
+        if theirs := erased(mine, ours):
+            self.ledger.save(entry := replace(entry, phase=Phase.TAKEN, theirs=theirs, lifting=self.state.wall()))
+            return replace((yield from self._put_back(entry, mine)), window_seconds=window)
+        self.ledger.save(self.state.mark_resumed_by_person(entry) if by_hand else self.state.ledger_after(entry))
+        return replace(result(Outcome.RESUMED, mine), window_seconds=window)
+
+    def reconcile(self, *, prolog_refused: bool = False, lift: bool = False, since: float = 0.0) -> Steps:
+        """Compare slurmctld's state with our ledger, and complete or roll back what a killed agent left half done.
+
+        prolog_refused: our prolog refused a job at Unix time ``since``: "Prolog error" is Slurm's mark for that.
+        lift: jobs may run here, so the mark goes (RPCs: 5).
+        """
+        entry = self.ledger.load()
+        no_drain_known = entry is None or entry.phase is Phase.DRAINING
+        if lift and prolog_refused and no_drain_known:
+            yield "save"
+            self.ledger.save(replace(entry or self.state.empty_entry(), lifting=self.state.time_of_save()))
+        yield "read"
+        if entry is not None and entry.phase in (Phase.DRAINING, Phase.UNDOING):
+            listed = self.state.writer.read_all()
+            mine = self.state.writer.find(listed)
+        else:
+            listed = ()
+            mine = self.state.writer.read()
+        marked = prolog_refused and self.state.classify_owner(mine, None, prolog_refused=True) is Owner.PROLOG_ERROR
+        if marked and no_drain_known:
+            why = self._why_mark_stays(mine, since) if lift else "no job may run here yet"
+            if not why:
+                return (yield from self._lift_prolog_mark(entry, mine))
+            if lift:
+                self.ledger.save(entry)
+            return replace(result(Outcome.HELD, mine, f"{PROLOG_ERROR} stays: {why}"), marked=True)
+        if lift and prolog_refused and no_drain_known:
+            self.ledger.save(entry)
+        if entry is None:
+            return self.state.result_without_entry(mine)
+        owner, entry = self.state.owner_and_entry(mine, entry, prolog_refused=prolog_refused)
+        if owner is Owner.OURS and mine.drained:
+            return (yield from self._on_still_drained(entry, mine, listed))
+        if owner is Owner.COVERED:
+            yield "save"
+            self.ledger.save(self.state.with_reading(replace(entry, phase=Phase.DRAINED), mine))
+            return result(Outcome.DRAINED, mine, who(mine))
+        return (yield from self._on_drain_missing(entry, owner, mine))
+
+    def _why_mark_stays(self, mine: NodeState, since: float) -> str:
+        """Say why "Prolog error" may not be lifted now."""
+        return self.state.why_not_resume(mine, since) or self.state.barred() or self.state.stranger(mine)
+
+    def _lift_prolog_mark(self, before: Entry | None, marked: NodeState) -> Steps:
+        """Lift "Prolog error", Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
+        yield "write"
+        self.state.resume(otherwise=before)
+        window = self.state.writer.window()
+        yield "read back"
+        mine = self.state.writer.read()
+        if not mine.drained and (theirs := erased(mine, marked.reason)):
+            self.ledger.save(entry := replace(before or self.state.empty_entry(), theirs=theirs, lifting=self.state.wall()))
+            return replace((yield from self._put_back(entry, mine)), window_seconds=window)
+        self.ledger.save(before)
+        if mine.drained:
+            return replace(result(Outcome.FOREIGN, mine, who(mine)), window_seconds=window)
+        return replace(result(Outcome.RESUMED, mine, "the mark of our prolog's refusal was lifted"), window_seconds=window)
+
+    def _put_back(self, entry: Entry, mine: NodeState) -> Steps:
+        """Drain the node again with somebody else's reason, which our resume has lifted: they had written it over ours just
+        before. 24.11 without slurmdbd leaves the reason behind, which shows it. Where this fails it is tried again by the next
+        call of ``reconcile``."""
+        yield "put back"
+        self.state.drain(entry.theirs, otherwise=entry)
+        self.ledger.save(replace(self.state.with_reading(entry, mine), theirs="", lifting=0.0))
+        return result(Outcome.FOREIGN, mine, f"put back: {entry.theirs}")
+
+    def adopt(self) -> Steps:
+        """Take over a drain of fairlead's form whose ledger was lost; the caller has asked a person."""
+        yield "read"
+        mine = self.state.writer.read()
+        found = parse(mine.reason)
+        if found is None or found.text.startswith(MAINTAIN) or self.state.classify_owner(mine, None) is not Owner.ORPHAN:
+            # A drain of maintenance is the admin host's: its node may be half changed.
+            return self.state.result_without_entry(mine)
+        yield "save"
+        self.ledger.save(self.state.mark_confirmed(self.state.new_entry(found, Phase.DRAINED), mine))
+        return result(Outcome.DRAINED, mine, mine.reason)
+
+    def _on_still_drained(self, entry: Entry, mine: NodeState, listed: tuple[NodeState, ...]) -> Steps:
+        """Keep our drain, which a reading has just shown, or undo it where it is past a limit that looks across nodes."""
+        over: Hold | None = None
+        if listed and entry.phase in (Phase.DRAINING, Phase.UNDOING):
+            over = self.state.limits.why_not_keep(self.node, entry.token, listed)
+        if over is not None and over.wait:
+            return replace(result(Outcome.CONTESTED, mine, over.text), limit=over)
+        if over is not None:
+            yield "save"
+            self.ledger.save(replace(entry, phase=Phase.UNDOING, lifting=self.state.time_of_save()))
+            yield "undo"
+            self.state.resume(otherwise=entry)
+            yield "save"
+            self.ledger.save(self.state.ledger_after(replace(entry, sent=0.0)))
+            return replace(result(Outcome.OVER_BUDGET, mine, over.text), limit=over, undone=True)
+        confirmed = self.state.mark_confirmed(entry, mine)
+        if confirmed != entry:
+            yield "save"
+            self.ledger.save(confirmed)
+        return result(Outcome.DRAINED, mine, entry.token.text)
+
+    def _on_drain_missing(self, entry: Entry, owner: Owner, mine: NodeState, *, again: bool = True) -> Steps:
+        """Find out who lifted the drain that the ledger names, and make the ledger say so.
+
+        It is our drain, one that we have just written, or a person's in its place, and the last reading does not show it. Nobody
+        has acknowledged a drain that a reboot has lifted or slurmctld has lost, so it is made again: a person's drain
+        (``again``) here, the agent's by its next order."""
+        marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: ours had gone before
+        owner = Owner.FREE if marked else owner
+        if entry.theirs and owner is Owner.FREE and entry.late_lift(self.state.writer.asked_unix) and not keep_off(mine.states):
+            return (yield from self._put_back(entry, mine))
+        lost = DrainLoss()
+        if entry.phase in (Phase.DRAINED, Phase.TAKEN) and not entry.freed and (mine.drained or not keep_off(mine.states)):
+            again = again and entry.manual and entry.phase is Phase.DRAINED  # words in its place are not ours to write
+            lost = yield from self._why_not_by_a_person(entry, mine)
+            if lost.why and again and (why := self.state.barred()):
+                return result(Outcome.HELD, mine, f"{lost.why}; the drain is not made again: {why}")
+            if lost.why and owner is Owner.FREE:
+                yield "save"
+                self.ledger.save(self.state.ledger_after(entry))
+                if again:
+                    return (yield from self.drain(MANUAL, entry.token.summary))
+                return replace(result(Outcome.LOST, mine, lost.why), marked=marked, known=lost.known)
+            entry = replace(entry, phase=Phase.DRAINING, written=0) if lost.why else entry
+        yield "save"
+        return replace(self._drop_entry(entry, owner, mine), marked=marked)
+
+    def _why_not_by_a_person(self, entry: Entry, mine: NodeState) -> Generator[str, None, DrainLoss]:
+        """Say why the drain may have gone without a person's resume."""
+        if entry.phase is Phase.TAKEN and mine.drained and mine.reason_time == entry.written:
+            return DrainLoss()  # the same words of a person as before
+        if why := self.state.why_rebooted(entry, mine):
+            return DrainLoss(why)
+        yield "ask"
+        return self.state.why_lost(entry, mine)
+
+    def _drop_entry(self, entry: Entry, owner: Owner, mine: NodeState) -> Result:
+        """Drop the ledger's entry, as the node is not drained by us any more; the result says by whom, if by anybody."""
+        confirmed = entry.phase in (Phase.DRAINED, Phase.TAKEN)
+        why = keep_off(mine.states) if not mine.drained and (confirmed or entry.phase is Phase.RESUMING) else ""
+        if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
+            if not why.startswith(("power", "down")):
+                return result(Outcome.HELD, mine, f"{why}: who lifted the drain is seen when that is over")
+            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
+            self.ledger.save(self.state.ledger_after(entry))
+            return result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
+        if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
+            taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR
+            theirs = replace(self.state.with_reading(entry, mine), phase=Phase.TAKEN, written=mine.reason_time)
+            self.ledger.save(theirs if taken else self.state.ledger_after(entry))
+            return result(Outcome.FOREIGN, mine, who(mine))
+        self.ledger.save(self.state.ledger_after(entry))
+        if entry.phase is Phase.DRAINED and entry.late_lift(self.state.writer.asked_unix):
+            return result(Outcome.RESUMED, mine, "a resume of ours that was not answered has arrived")
+        if confirmed:
+            return replace(result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm"), known=entry.known)
+        return result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)

@@ -1,0 +1,1 @@
+"""Remembers what the agent has seen, in memory and in a file that other programs may read."""

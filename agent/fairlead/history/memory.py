@@ -1,0 +1,357 @@
+"""What the agent remembers: the policy's state, kernel records of this boot, samples, and what happened.
+
+Losing it loses no safety: where its file (``store``) is damaged or nothing can be written, or the disk does not answer,
+everything goes on in memory, ``trouble`` says so, and what came in meanwhile is written later. Drains are in the ledger,
+not here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from fairlead import checks
+from fairlead.history.daily_values import Days
+from fairlead.history.samples import KEEP_SECONDS, SAMPLE_SECONDS, Series
+from fairlead.history.sqlite_file import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
+from fairlead.host.bounded_disk import Direct, Storage
+from fairlead.model.check import KernelRecord, Past, Sample
+from fairlead.model.facts import Missing
+from fairlead.model.json_text import NOT_JSON
+from fairlead.model.kernel_text import NAME_MAX, begins_with_a_name
+from fairlead.policy.state import PolicyState
+from fairlead.xid import Kind as Line
+from fairlead.xid import parse
+from fairlead.xid.meaning import meaning
+
+EVENTS_SPARE = 100  # so many more before they are pruned
+#: Lines that say the same of the same device are one kind; of each so many first and last are kept, so that a job that
+#: floods the log with its own faults cannot push another fault out. Kinds past a source's limit share one of that source:
+#: however many kinds one source makes, no record of another is lost for it. Sources are the faults of jobs' own that the driver
+#: reports (a program makes as many as it likes), its other reports, what each check tells apart by the first word of a kind, and
+#: the patterns of the site.
+FIRST_KEPT, LAST_KEPT = 5, 20
+KINDS_MAX = 100
+OTHER, OTHERS_MAX, OTHER_KINDS_MAX = "other", 50, 10  # records that only the site's patterns heed, by their first words
+_OTHER_CHARACTERS = 40
+_RUNNING = re.compile(r"\d{4,}")  # a number of a process, a sector, a time: no kind of its own
+Source = str
+Kind = tuple[object, ...]  # its source, and what tells it from the source's other kinds
+
+
+class History:
+    """History of one boot. ``state_dir``: where the file lies, "" for none; records and samples of other boots are dropped."""
+
+    def __init__(self, state_dir: str, boot_id: str, disk: Storage | None = None) -> None:
+        self.boot_id = boot_id
+        self.overrun = 0  # records of this boot lost, by earlier runs of the agent too
+        self._overrun_seconds = 0.0
+        self._earlier: tuple[int, float] | None = None  # of it, by earlier runs, once that is known
+        self._lost = 0
+        self.log: Missing | None = None
+        self._store = Store(state_dir, boot_id, disk or Direct())
+        self._undecoded = ""
+        self._saved_state = b""
+        self._records: dict[Key, KernelRecord] = {}
+        self._kinds: dict[Kind, list[Key]] = {}
+        self._made: dict[Source, int] = {}  # kinds
+        self._events = 0
+        self._series = Series()
+        self._sampled_at = float("-inf")
+        self._boards: dict[str, str] = {}
+        self._days = Days()
+        self._readable: set[str] = set()
+        self._devices: frozenset[str] = frozenset()
+        self._past: Past | None = None
+        self._open(first=True)
+
+    # -- in memory -------------------------------------------------------------------------------
+
+    def past(self) -> Past:
+        """Everything a check may know of the past, as one value."""
+        if self._past is None:
+            self._past = Past(
+                available=True,
+                records=tuple(self._records.values()),
+                samples=self._series.all(),
+                readable=frozenset(self._readable),
+                boards=dict(self._boards),
+                devices=self._devices,
+                daily=self._days.past(time.time()),
+                overrun=self.overrun,
+                overrun_seconds=self._overrun_seconds,
+                log=self.log,
+            )
+        return self._past
+
+    def add_records(self, records: Iterable[KernelRecord], cursor: int | None = None) -> int:
+        """Remember kernel records; how many of them were new. ``cursor``: how far the log is read with them, saved as one
+        with them: records that made room are not read again after a crash, as news with an older number."""
+        new: list[Key] = []
+        dropped: list[Key] = []
+        for record in records:
+            key = (record.sequence, record.seconds, record.text)
+            if key not in self._records:
+                dropped += self._remember(key, record)
+                new.append(key)
+        if new:
+            self._past = None
+            told: list[Statement] = [
+                (INSERT, [self._row(self._records[key]) for key in new if key in self._records]),
+                (DELETE, [(self.boot_id, *key) for key in dropped]),
+            ]
+            self._write(*told, (PUT, self._cursor_row(cursor)))
+        return len(new)
+
+    def _remember(self, key: Key, record: KernelRecord) -> list[Key]:
+        """Take in a record; those of its kind that make room."""
+        kind = _kind(record)
+        source = str(kind[0])
+        if kind not in self._kinds:
+            others = source.startswith(OTHER)
+            if others and source not in self._made and sum(known.startswith(OTHER) for known in self._made) >= OTHERS_MAX:
+                kind = (source := OTHER, "all others")
+            if self._made.get(source, 0) >= (OTHER_KINDS_MAX if others else KINDS_MAX):
+                kind = (source, "all others")
+        if kind not in self._kinds:
+            self._made[source] = self._made.get(source, 0) + 1
+        keys = self._kinds.setdefault(kind, [])
+        gone = [keys.pop(FIRST_KEPT)] if len(keys) >= FIRST_KEPT + LAST_KEPT else []
+        for old in gone:
+            del self._records[old]
+        keys.append(key)
+        self._records[key] = record
+        return gone
+
+    def _row(self, record: KernelRecord) -> tuple[object, ...]:
+        jobs, uids = (",".join(map(str, numbers)) for numbers in (record.jobs, record.uids))
+        jobs = jobs or ("," if record.attributed else "")  # no job, and not known: an older agent reads both alike
+        return (self.boot_id, record.sequence, record.seconds, record.priority, record.text, jobs, uids)
+
+    def add_samples(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> None:
+        """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; at most one a minute of each."""
+        if self._series.add(seconds, values):
+            self._past = None
+            self._sampled_at = seconds
+
+    def samples_due(self, seconds: float) -> bool:
+        """Whether ``add_samples`` would remember anything: values of hundreds of counters are not even collected else."""
+        return not 0 <= seconds - self._sampled_at < SAMPLE_SECONDS
+
+    def add_boards(self, boards: Mapping[str, str]) -> None:
+        """Remember which board sits where, once: one in another's place is for a person to say (`fairlead clear`)."""
+        new = {slot: board for slot, board in boards.items() if slot not in self._boards}
+        if new:
+            self._boards |= new
+            self._past = None
+            self._put("boards", msgspec.json.encode(self._boards))
+
+    def add_daily(self, values: Iterable[tuple[str, str, float]]) -> None:
+        """Remember counters of a board's life, at most one value a day of each."""
+        if self._days.add(time.time(), values):
+            self._past = None
+            self._put("days", self._days.saved())
+
+    def add_readable(self, names: frozenset[str]) -> None:
+        """Remember which fields of which devices could be read."""
+        if not names <= self._readable:
+            self._readable |= names
+            self._past = None
+            self._put("readable", msgspec.json.encode(sorted(self._readable)))
+
+    def add_devices(self, names: frozenset[str]) -> None:
+        """Remember which devices this boot has had: what dies may vanish."""
+        if not names <= self._devices:
+            self._devices |= names
+            self._past = None
+            self._put(f"devices {self.boot_id}", msgspec.json.encode(sorted(self._devices)))
+
+    def forget_readable(self, devices: Collection[str], *, everything: bool = False) -> None:
+        """What could be read of these devices earlier says nothing any more."""
+        left = {n for n in self._readable if not (everything or n.partition("/")[0] in devices)}
+        if left != self._readable:
+            self._readable = left
+            self._past = None
+            self._put("readable", msgspec.json.encode(sorted(left)))
+
+    def forget(self, devices: Collection[str], *, everything: bool = False) -> None:
+        """These are repaired: neither what could be read of them nor which board sits there is known."""
+        self.forget_readable(devices, everything=everything)
+        boards = {s: b for s, b in self._boards.items() if not (everything or s in devices or b in devices)}
+        if boards != self._boards:
+            self._boards = boards
+            self._past = None
+            self._put("boards", msgspec.json.encode(boards))
+
+    def set_log(self, log: Missing | None, lost: int, seconds: float = 0.0, cursor: int | None = None) -> None:
+        """How it is with the kernel log: why it cannot be read, and how many records this run of the agent has lost.
+        ``seconds``: now, by the node's own uptime. ``cursor``: how far the log is read; saved with
+        the loss, which so counts once."""
+        if log != self.log:
+            self.log, self._past = log, None
+        if lost != self._lost:
+            self.overrun += lost - self._lost
+            self._lost, self._overrun_seconds, self._past = lost, seconds, None
+            self._write((PUT, [self._lost_row(), *self._cursor_row(cursor)]))
+
+    def _cursor_row(self, cursor: int | None) -> list[tuple[object, ...]]:
+        return [] if cursor is None else [(f"cursor {self.boot_id}", str(cursor).encode())]
+
+    def _lost_row(self) -> tuple[str, bytes]:
+        return f"lost {self.boot_id}", msgspec.json.encode((self.overrun, self._overrun_seconds))
+
+    # -- on disk ---------------------------------------------------------------------------------
+
+    def load_state(self) -> PolicyState:
+        """The policy's state as last saved; an empty one is a safe start."""
+        data = self._get("state")
+        if data is None:
+            return PolicyState()
+        try:
+            state = msgspec.json.decode(data, type=PolicyState)
+        except NOT_JSON as e:
+            self._undecoded = f"{self.path}: the policy's state cannot be read and begins anew ({e})"
+            return PolicyState()
+        self._saved_state = data
+        return state
+
+    def save_state(self, state: PolicyState) -> None:
+        """Save the policy's state when it says something new (a mere count of clean sweeps does not)."""
+        data = msgspec.json.encode(replace(state, clean_sweeps=min(state.clean_sweeps, 3), clean_looks=min(state.clean_looks, 3)))
+        if data != self._saved_state:
+            self._saved_state = data
+            self._write((PUT, [("state", data)]))
+
+    def cursor(self) -> int | None:
+        """The kernel log's sequence number up to which records were read in this boot."""
+        data = self._get(f"cursor {self.boot_id}")
+        return int(data) if data is not None and data.isdigit() else None
+
+    def save_cursor(self, cursor: int | None) -> None:
+        if cursor is not None:
+            self._put(f"cursor {self.boot_id}", str(cursor).encode())
+
+    def event(self, event: str, text: str) -> None:
+        """Note what happened, for `fairlead why`."""
+        self._events += 1
+        prune: list[Statement] = [(PRUNE, [()])] if self._events % EVENTS_SPARE == 0 else []
+        self._write(("INSERT INTO event VALUES (?, ?, ?)", [(time.time(), event, text)]), *prune)
+
+    def events(self, count: int = 20) -> list[dict[str, object]]:
+        """The last events, oldest first."""
+        rows = self._store.read("SELECT unix_seconds, event, text FROM event ORDER BY rowid DESC LIMIT ?", (count,))
+        return [{"unix_seconds": row[0], "event": row[1], "text": row[2]} for row in reversed(rows)]
+
+    def save_samples(self) -> None:
+        """Write what has gathered, and drop what is too old."""
+        unsaved = self._series.unsaved()
+        if unsaved:
+            oldest = unsaved[-1].seconds - KEEP_SECONDS
+            self._write(
+                (
+                    "INSERT INTO sample VALUES (?, ?, ?, ?, ?)",
+                    [(self.boot_id, s.device, s.name, s.seconds, s.value) for s in unsaved],
+                ),
+                ("DELETE FROM sample WHERE boot_id != ? OR seconds < ?", [(self.boot_id, oldest)]),
+            )
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether what was committed last is in the file."""
+        return self._store.is_open
+
+    @property
+    def trouble(self) -> str:
+        """Why history is in memory only, or was lost; "" for nothing."""
+        return self._store.trouble or self._undecoded
+
+    @property
+    def path(self) -> str:
+        return self._store.path
+
+    def heal(self) -> None:
+        """Take up the file again where that may work now."""
+        if self._store.wants_open:
+            self._open()
+
+    def commit(self) -> None:
+        """Write what has been put, if it can be."""
+        self._write()
+
+    def close(self) -> None:
+        self.save_samples()
+        self.commit()
+        self._store.close()
+
+    def _open(self, *, first: bool = False) -> None:
+        """Take up what is stored, and store what has come in while there was no file."""
+        stored = self._store.open(first=first)
+        if stored is None:
+            return
+        self._merge(stored.records, stored.samples)
+        statements: list[Statement] = [
+            (INSERT, [self._row(r) for key, r in self._records.items() if key not in stored.records]),
+            (DELETE, [(self.boot_id, *key) for key in stored.records if key not in self._records]),
+        ]
+        if self._earlier is None:
+            self._earlier = stored.lost
+            self.overrun += stored.lost[0]
+            self._overrun_seconds = max(self._overrun_seconds, stored.lost[1])
+        if self.overrun != stored.lost[0]:
+            statements.append((PUT, [self._lost_row()]))
+        if not self._readable <= stored.readable:
+            statements.append((PUT, [("readable", msgspec.json.encode(sorted(self._readable | stored.readable)))]))
+        self._readable |= stored.readable
+        if self._boards | stored.boards != stored.boards:
+            statements.append((PUT, [("boards", msgspec.json.encode(self._boards | stored.boards))]))
+        self._boards |= stored.boards
+        if not self._devices <= stored.devices:
+            statements.append((PUT, [(f"devices {self.boot_id}", msgspec.json.encode(sorted(self._devices | stored.devices)))]))
+        self._devices |= stored.devices
+        self._days.merge(stored.days)
+        statements.append((PUT, [("days", self._days.saved())]))
+        self._past = None
+        self._saved_state = b""
+        self._store.write(*statements)
+
+    def _merge(self, stored: dict[Key, KernelRecord], samples: list[Sample]) -> None:
+        together = {k: r for k, r in stored.items() if not begins_with_a_name(r.text)} | self._records  # of an older agent
+        self._records, self._kinds, self._made = {}, {}, {}
+        for key, record in sorted(together.items(), key=lambda item: (item[0][1], item[0][0])):
+            self._remember(key, record)
+        self._series.merge(samples)
+
+    def _write(self, *statements: Statement, commit: bool = True) -> None:
+        self.heal()
+        if self._store.is_open:
+            self._store.write(*statements, commit=commit)
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._write((PUT, [(key, value)]), commit=False)
+
+    def _get(self, key: str) -> bytes | None:
+        self.heal()
+        rows = self._store.read("SELECT value FROM kept WHERE key = ?", (key,))
+        value = rows[0][0] if rows else None
+        return value if isinstance(value, bytes) else None
+
+
+def _kind(record: KernelRecord) -> Kind:
+    """What a record is one of many of. Nothing that a user chooses is in it."""
+    text = record.text
+    line = parse(text)
+    if line is not None:
+        of_a_job = line.kind is Line.XID and meaning(line).blames == "application"
+        return (
+            "faults of jobs" if of_a_job else "faults",
+            (line.kind, line.code, line.pci, line.fatal, line.link, line.caused_by, line.recovery, record.uids),
+        )
+    for name, check in checks.load().items():
+        if check.kind is not None and text.startswith(check.wakes_on) and (said := check.kind(text)):
+            return (f"{name} {said.partition(' ')[0]}", said)
+    beginning = _RUNNING.sub("", text[: 2 * _OTHER_CHARACTERS])[:_OTHER_CHARACTERS]
+    return (f"{OTHER} {beginning[:NAME_MAX]}", beginning)  # the site's patterns: the kernel's own first words part them

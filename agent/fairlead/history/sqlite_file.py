@@ -1,0 +1,234 @@
+"""The file of the history: SQLite, WAL. Every use of it waits a bounded time (``disk``).
+
+A damaged file is moved aside and a new one begun; where nothing can be written ``trouble`` says so, and it is tried again.
+Only root may read it: kernel records name processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from fairlead.history.daily_values import Days
+from fairlead.host.bounded_disk import START_SECONDS, WAIT_SECONDS, Storage
+from fairlead.host.clock import boottime
+from fairlead.model.check import KernelRecord, Sample
+from fairlead.model.json_text import NOT_JSON
+
+FILE = "history.sqlite"
+SCHEMA = 2  # 2: a kernel record knows the jobs and users on its GPU
+RETRY_SECONDS = (1.0, 2.0, 4.0, 10.0)  # the first also after damage, which is moved aside, and while a disk does not answer
+BUSY_SECONDS = 0.3  # so long for another process that holds the file
+EVENTS_KEPT = 1000
+_TABLES = """
+CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS record (boot_id TEXT, sequence INTEGER, seconds REAL, priority INTEGER, text TEXT,
+                                   jobs TEXT NOT NULL DEFAULT '', uids TEXT NOT NULL DEFAULT '',
+                                   PRIMARY KEY (boot_id, sequence, seconds, text)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sample (boot_id TEXT, device TEXT, name TEXT, seconds REAL, value REAL);
+CREATE TABLE IF NOT EXISTS event (unix_seconds REAL, event TEXT, text TEXT);
+"""
+_FROM_1 = "".join(f"ALTER TABLE record ADD COLUMN {name} TEXT NOT NULL DEFAULT '';\n" for name in ("jobs", "uids"))
+INSERT = "INSERT OR IGNORE INTO record (boot_id, sequence, seconds, priority, text, jobs, uids) VALUES (?, ?, ?, ?, ?, ?, ?)"
+DELETE = "DELETE FROM record WHERE boot_id = ? AND sequence = ? AND seconds = ? AND text = ?"
+PUT = "INSERT OR REPLACE INTO kept VALUES (?, ?)"
+PRUNE = f"DELETE FROM event WHERE rowid <= (SELECT max(rowid) FROM event) - {EVENTS_KEPT}"  # noqa: S608
+
+Key = tuple[int, float, str]
+Statement = tuple[str, Sequence[tuple[object, ...]]]
+
+
+class Stored(Struct, frozen=True):
+    """What the file has of this boot, and which fields could be read in the machine's life. lost: kernel records, and when."""
+
+    records: dict[Key, KernelRecord]
+    samples: list[Sample]
+    readable: frozenset[str]
+    boards: dict[str, str]
+    days: bytes
+    devices: frozenset[str]
+    lost: tuple[int, float] = (0, 0.0)
+
+
+class Store:
+    """``state_dir``: where the file lies, "" for none. ``trouble``: why nothing is written now, "" while all is."""
+
+    def __init__(self, state_dir: str, boot_id: str, disk: Storage) -> None:
+        self._folder = state_dir
+        self.path = os.path.join(state_dir, FILE)
+        self.boot_id = boot_id
+        self.trouble = ""
+        self._disk = disk
+        self._db: sqlite3.Connection | None = None
+        self._retry_at = 0.0
+        self._failures = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._db is not None
+
+    @property
+    def wants_open(self) -> bool:
+        """Closed, and worth a try now."""
+        return self._db is None and bool(self._folder) and time.monotonic() >= self._retry_at
+
+    def open(self, *, first: bool = False) -> Stored | None:
+        """Open the file, make it where there is none; what it holds. None, with ``trouble``, when that does not work."""
+        if not self._folder:
+            return None
+        wait = START_SECONDS if first else WAIT_SECONDS
+        for _ in range(2):
+            try:
+                db, stored = self._disk.do(self._opened, lambda late: late[0].close(), wait)
+            except (sqlite3.OperationalError, OSError) as e:
+                self._fail(e)
+                return None
+            except (*NOT_JSON, sqlite3.DatabaseError, TypeError, ValueError) as e:
+                self._fail(e)
+                with suppress(OSError):
+                    self._disk.do(self._move_aside)
+            else:
+                self._db, self.trouble = db, ""
+                return stored
+        self.trouble = f"{self.path}: cannot be made anew"
+        return None
+
+    def write(self, *statements: Statement, commit: bool = True) -> bool:
+        """Carry out statements, all in one transaction; whether that worked. What did not is for the caller to keep."""
+
+        def act(db: sqlite3.Connection) -> None:
+            for statement, rows in statements:
+                db.executemany(statement, rows)
+            if commit:
+                db.commit()
+
+        return self._guard(act)
+
+    def read(self, statement: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        """The rows; none where the file cannot be read."""
+        rows: list[tuple[Any, ...]] = []
+        return rows if self._guard(lambda db: rows.extend(db.execute(statement, values).fetchall())) else []
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(sqlite3.Error, OSError):
+                self._disk.do(db.close)
+
+    def _guard(self, act: Callable[[sqlite3.Connection], object]) -> bool:
+        db = self._db
+        if db is None:
+            return False
+        try:
+            self._disk.do(lambda: act(db), lambda _: db.close())
+        except (sqlite3.Error, OSError) as e:
+            self._fail(e)
+            return False
+        self._failures = 0
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        self.trouble = f"{self.path}: {getattr(error, 'strerror', None) or error}; history is kept in memory only"
+        known = isinstance(error, sqlite3.OperationalError | OSError) and not isinstance(error, TimeoutError)
+        self._failures = self._failures + 1 if known else 0
+        self._retry_at = time.monotonic() + RETRY_SECONDS[min(max(0, self._failures - 1), len(RETRY_SECONDS) - 1)]
+        db, self._db = self._db, None
+        if db is not None and not isinstance(error, TimeoutError):  # one that is late is closed when it comes back
+            with suppress(sqlite3.Error, OSError):
+                self._disk.do(db.close)
+
+    # -- in the disk's thread --------------------------------------------------------------------
+
+    def _opened(self) -> tuple[sqlite3.Connection, Stored]:
+        db = self._connect()
+        try:
+            return db, self._stored(db)
+        except BaseException:
+            db.close()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        try:  # root's alone: records name processes; SQLite gives its -wal and -shm the mode of the file
+            for suffix in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    fd = os.open(self.path + suffix, os.O_RDWR | os.O_CLOEXEC | (0 if suffix else os.O_CREAT), 0o600)
+                    os.fchmod(fd, 0o600)
+                    os.close(fd)
+        except OSError as e:
+            raise sqlite3.OperationalError(f"unable to open database file: {e.strerror}") from None
+        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level="DEFERRED", check_same_thread=False)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA cache_size = -256")
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, 1, SCHEMA):
+                raise sqlite3.DatabaseError("its schema is of another version")
+            if db.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+                raise sqlite3.DatabaseError("it is damaged")
+            if version == 1:
+                db.executescript(f"BEGIN;\n{_FROM_1}PRAGMA user_version = {SCHEMA};\nCOMMIT;")
+            db.executescript(_TABLES)
+            db.execute(f"PRAGMA user_version = {SCHEMA}")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _stored(self, db: sqlite3.Connection) -> Stored:
+        db.execute("DELETE FROM record WHERE boot_id != ?", (self.boot_id,))
+        for name in ("cursor", "began", "lost", "devices"):
+            db.execute(f"DELETE FROM kept WHERE key LIKE '{name} %' AND key != ?", (f"{name} {self.boot_id}",))  # noqa: S608
+        began = f"{time.time() - boottime():.3f}".encode()  # for replay: kernel records count from the boot
+        db.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (f"began {self.boot_id}", began))
+        db.execute(PRUNE)
+        records = {
+            (sequence, seconds, text): KernelRecord(
+                sequence=sequence,
+                seconds=seconds,
+                priority=priority,
+                text=text,
+                boot_id=self.boot_id,
+                jobs=numbers(jobs),
+                uids=numbers(uids),
+                attributed=bool(jobs),
+            )
+            for sequence, seconds, priority, text, jobs, uids in db.execute(
+                "SELECT sequence, seconds, priority, text, jobs, uids FROM record WHERE boot_id = ?", (self.boot_id,)
+            )
+        }
+        samples = [
+            Sample(device=device, name=name, seconds=seconds, value=value)
+            for device, name, seconds, value in db.execute(
+                "SELECT device, name, seconds, value FROM sample WHERE boot_id = ?", (self.boot_id,)
+            )
+        ]
+        kept = db.execute("SELECT value FROM kept WHERE key = 'readable'").fetchone()
+        readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
+        kept = db.execute("SELECT value FROM kept WHERE key = 'boards'").fetchone()
+        boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
+        kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"devices {self.boot_id}",)).fetchone()
+        devices = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
+        kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
+        lost = msgspec.json.decode(kept[0], type=tuple[int, float]) if kept else (0, 0.0)
+        kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
+        Days().merge(kept[0] if kept else b"")  # damaged as a whole, or not at all
+        db.commit()
+        return Stored(records, samples, readable, boards, kept[0] if kept else b"", devices, lost)
+
+    def _move_aside(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                os.replace(self.path + suffix, self.path + ".bad" + suffix)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The job or user numbers of a stored record, "11,12"."""
+    return tuple(int(number) for number in text.split(",") if number)

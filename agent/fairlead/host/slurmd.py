@@ -1,0 +1,82 @@
+"""Whether slurmctld has spoken to this node's slurmd, seen without asking anybody.
+
+slurmctld asks slurmd to register as soon as somebody resumes the node (seen within 2 s on 22.05, 24.11 and 26.05). An idle
+slurmd sleeps otherwise, but for slurmctld's pings: how often its threads have given up the CPU (proc(5), status) stands still.
+So a change says that it is worth asking slurmctld whether our drain still stands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from fairlead.host.process import daemons
+
+FIND_SECONDS = 20.0  # where there is none, so often it is looked for
+_SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.M)
+
+
+class Slurmd:
+    """``proc``: where /proc is, "" for nowhere. Tells nothing where there is no slurmd, or more than one (a test cluster)."""
+
+    def __init__(self, proc: str = "/proc", *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc = proc
+        self._clock = clock
+        self._pid = 0
+        self._find_at = 0.0
+        self._seen: tuple[int, int] | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether the last call saw one."""
+        return self._seen is not None
+
+    def stirred(self) -> bool:
+        """Whether it has done something since the last call; False at the first one."""
+        before = self._seen
+        self._seen = now = self._activity()
+        return now is not None and before is not None and now != before
+
+    def reconfigured(self) -> bool:
+        """Whether it has begun by `scontrol reconfigure` or a SIGHUP: a slurmd of 23.11 or newer starts itself anew then, and
+        says so in its environment (src/slurmd/slurmd/slurmd.c, seen on 24.11 and 26.05)."""
+        try:
+            with open(f"{self._proc}/{self._find()}/environ", "rb") as f:
+                return b"SLURMD_RECONF=1" in f.read(1 << 20).split(b"\0")
+        except OSError:
+            return False
+
+    def _activity(self) -> tuple[int, int] | None:
+        """Its process id and the switches of its threads."""
+        switches = self._switches(self._pid)
+        if switches is None and (now := self._clock()) >= self._find_at:
+            self._pid, self._find_at = self._find(), now + FIND_SECONDS
+            switches = self._switches(self._pid)
+        return (self._pid, switches) if switches is not None else None
+
+    def _switches(self, pid: int) -> int | None:
+        if not pid or self._name(pid) != b"slurmd\n":
+            return None
+        total = 0
+        with suppress(OSError):
+            for thread in os.listdir(f"{self._proc}/{pid}/task"):
+                with suppress(OSError), open(f"{self._proc}/{pid}/task/{thread}/status", "rb") as f:
+                    found = _SWITCHES.search(f.read(8192))
+                    total += int(found[1]) if found else 0
+        return total
+
+    def _find(self) -> int:
+        if not self._proc:
+            return 0
+        pids = [pid for _, pid in daemons("slurmd", proc=self._proc) if isinstance(pid, int)]
+        return pids[0] if len(pids) == 1 else 0
+
+    def _name(self, pid: int) -> bytes:
+        try:
+            with open(f"{self._proc}/{pid}/comm", "rb") as f:
+                return f.read(64)
+        except OSError:
+            return b""

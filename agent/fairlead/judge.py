@@ -1,0 +1,100 @@
+"""Judges a node and its past by every enabled check and every declared setting: facts in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from fairlead import checks, settings
+from fairlead.config import Document
+from fairlead.errors import ConfigError
+from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.facts import Node
+from fairlead.model.finding import Finding, Level
+from fairlead.model.host_facts import Wanted
+from fairlead.model.setting import drift
+from fairlead.policy import CheckPolicy
+
+
+def reads(document: Document) -> tuple[str, ...]:
+    """Return the files whose text the enabled checks and the declared settings need."""
+    wanted = [path for name, check in checks.load().items() if _judges(check, document.checks[name]) for path in check.reads]
+    wanted += [path for name, want in document.settings.items() for path in settings.load()[name].wanted_reads(want)]
+    return tuple(dict.fromkeys(wanted))
+
+
+def quick_reads(document: Document) -> tuple[str, ...]:
+    """Return those of them that are read at every sweep: of the checks that are judged at every sweep."""
+    quick = [c for name, c in checks.load().items() if _judges(c, document.checks[name]) and not c.slow]
+    return tuple(dict.fromkeys(path for check in quick for path in check.reads))
+
+
+def _judges(check: Check, params: CheckParams) -> bool:
+    return params.enabled and (check.judges is None or check.judges(params))
+
+
+def wanted(document: Document) -> Wanted:
+    """Return what the enabled checks want to be asked of the host."""
+    asked = [c.wants(document.checks[n]) for n, c in checks.load().items() if c.wants and document.checks[n].enabled]
+    return Wanted(
+        mounts=tuple(dict.fromkeys(path for want in asked for path in want.mounts)), units=any(want.units for want in asked)
+    )
+
+
+def heeded_by(text: str, wakes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Name the checks that a kernel record matters to. ``wakes``: prefixes by check."""
+    loaded = checks.load()
+    for name, known in wakes.items():
+        if text.startswith(known) and loaded[name].heeds(text):
+            yield name
+
+
+def prefixes(document: Document) -> dict[str, tuple[str, ...]]:
+    """Say which kernel records wake each enabled check: what it says itself, and what its parameters declare."""
+    found = {}
+    for name, check in checks.load().items():
+        params = document.checks[name]
+        if params.enabled and (known := (*check.wakes_on, *(check.reads_records(params) if check.reads_records else ()))):
+            found[name] = known
+    return found
+
+
+def fresh(document: Document, node: Node) -> frozenset[str] | None:
+    """Name the checks and managed settings whose facts were read for this node; None: all of them. Drift is looked for on
+    thorough sweeps: what was set stays set until a person or a daemon changes it."""
+    if node.thorough:
+        return None
+    return frozenset(n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow)
+
+
+def judge(document: Document, node: Node, past: Past, only: Collection[str] | None = None) -> tuple[Finding, ...]:
+    """Judge a node: return all findings about it. ``only``: names of checks (``setting.NAME`` for drift), default all.
+
+    A check that fails on unexpected facts is a finding of its own: what could not be judged is not healthy.
+    """
+    found: list[Finding] = []
+    for name, check in checks.load().items():
+        params = document.checks[name]
+        if params.enabled and (only is None or name in only):
+            found += _guarded(name, check.findings(node, past, params))
+    for name, want in document.settings.items():
+        if want.managed and (only is None or f"setting.{name}" in only):
+            found += _guarded(f"setting.{name}", drift(name, settings.load()[name], want, node, document.unsupported))
+    return tuple(found)
+
+
+def _guarded(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    try:
+        yield from findings
+    except ConfigError as e:
+        yield Finding(check=name, level=Level.UNKNOWN, summary=str(e))
+    except Exception as e:  # a bug in one check must not blind the others
+        summary = f"the check itself failed: {type(e).__name__}: {e}"
+        yield Finding(check=name, level=Level.UNKNOWN, summary=" ".join(summary.split())[:200])
+
+
+def policies_of(document: Document) -> dict[str, CheckPolicy]:
+    """Return the policy of every enabled check and managed setting (``setting.NAME``)."""
+    loaded = checks.load()
+    found = {n: CheckPolicy.of(loaded[n], params) for n, params in document.checks.items() if params.enabled}
+    found |= {f"setting.{n}": CheckPolicy.of_setting(want.mode) for n, want in document.settings.items() if want.managed}
+    return found

@@ -1,0 +1,1 @@
+"""Replays recorded kernel logs through the checks and the policy."""

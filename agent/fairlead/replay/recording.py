@@ -1,0 +1,303 @@
+"""Reads what was recorded of one node, for replay: the kernel records that any check declared, boot by boot, with their times.
+
+From a kernel log (dmesg, journalctl, syslog, /dev/kmsg, journalctl -o json) or from an agent's own history file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from msgspec import Struct, field
+
+from fairlead.errors import DataError, InputMissing
+from fairlead.history.sqlite_file import numbers
+from fairlead.host.hung_trace import HungTrace, is_ours
+from fairlead.model.check import KernelRecord
+from fairlead.model.kernel_text import begins_with_a_name
+from fairlead.replay.timestamps import NO_YEAR, Stamp, stamp
+from fairlead.xid.decode import BOOT
+from fairlead.xid.log import Messages, journal
+from fairlead.xid.versions import loaded
+
+LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
+LONG_UP_SECONDS = 86400.0  # a log that begins in the middle of a boot is of a node that was up
+_HEAD_LINES = 1000
+_BACK_SECONDS = 60.0  # stamps since the boot that fall back further are of another boot
+_BETWEEN_BOOTS_SECONDS = 120.0
+_MARKS = (*(mark.encode() for mark in BOOT), b"NVRM: loading NVIDIA UNIX")
+_SQLITE = b"SQLite format 3\0"
+
+
+class Boot(Struct, kw_only=True):
+    """Describes one boot. began, ended: seconds of the recording's own time. up_seconds: since the boot, at ``began``. records:
+    with the number of their line; ``KernelRecord.seconds`` is since the boot. known: times at which a person acknowledged what
+    stood. driver: version of the NVIDIA driver, where the log names it."""
+
+    id: str
+    driver: str = ""
+    began: float
+    up_seconds: float
+    ended: float
+    records: list[tuple[int, KernelRecord]] = field(default_factory=list)
+    known: list[float] = field(default_factory=list)
+
+
+class Recording(Struct, kw_only=True):
+    """Holds what was recorded of one node. since_boot, dated: what its time is (see ``Stamp``); not timed: it has
+    none. of_an_agent: its history, not a log. recorded: what an agent noted at the time, (seconds, text).
+    hidden: the numbers of lines that hold an Xid, SXid or bus loss behind a prefix that is not known."""
+
+    name: str
+    boots: list[Boot] = field(default_factory=list)
+    lines: int = 0
+    since_boot: bool = False
+    dated: bool = True
+    timed: bool = True
+    of_an_agent: bool = False
+    recorded: list[tuple[float, str]] = field(default_factory=list)
+    hidden: list[int] = field(default_factory=list)
+
+
+Progress = Callable[[str, float], None]  # what is read, and how much of it
+
+
+def read(path: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
+    """Read a recording from a file. ``prefixes``: of the records to keep. Raises InputMissing, DataError (one line)."""
+    try:
+        with open(path, "rb") as f:
+            head = f.read(len(_SQLITE))
+            f.seek(0)
+            if head != _SQLITE:
+                return read_log(f, path, prefixes, progress)
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
+    return _history(path, prefixes)
+
+
+def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
+    """Read a recording from a kernel log. Raises DataError for what is no text or holds no line of a kernel log."""
+    worth = tuple(prefix.encode() for prefix in prefixes)
+    log = _Log(name, prefixes)
+    size = _size(source)
+    done = number = 0
+    line = b""
+    for number, line in enumerate(_lines(source), 1):
+        done += len(line)
+        if number % 20000 == 0:
+            progress(name, done / size if size else 0.0)
+        text = line.lstrip(b"\0")  # what a power loss leaves in a file
+        if b"\0" in text:
+            raise DataError(
+                f"{name}: line {number}: not a text file", hint="a kernel log (dmesg, journalctl -k) or history.sqlite"
+            )
+        text = text[:LINE_MAX]
+        if (
+            any(w in text for w in worth)
+            or log.begins(number)
+            or any(m in text for m in _MARKS)
+            or text.startswith(b"{")
+            or log.follows
+        ):
+            log.take(number, text.decode("utf-8", "replace"))
+    return log.finish(number, line[:LINE_MAX].decode("utf-8", "replace"))
+
+
+def _size(source: BinaryIO) -> int:
+    try:
+        return os.fstat(source.fileno()).st_size
+    except OSError:
+        return 0
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; of one that never ends, the beginning. It is read in pieces all the same."""
+    while line := source.readline(1 << 20):
+        yield line
+        while len(line) == 1 << 20 and not line.endswith(b"\n"):
+            line = source.readline(1 << 20)
+
+
+class _Log:
+    """Makes a Recording of the lines of a kernel log."""
+
+    def __init__(self, name: str, prefixes: tuple[str, ...]) -> None:
+        self.made = Recording(name=name)
+        self._prefixes = prefixes
+        self._messages = Messages()
+        self._boot_id = ""
+        self._offset = 0.0  # from the stamps' time to the recording's: boots come one after another
+        self._year = NO_YEAR
+        self._raw = 0.0  # the last stamp
+        self._now = 0.0
+        self._stamped = False
+        self._marked = False  # a boot begins with the next line that has a time
+        self._trace = HungTrace()
+
+    @property
+    def follows(self) -> bool:
+        """Whether a line may belong to the trace of a task that hangs."""
+        return self._trace.follows
+
+    def begins(self, number: int) -> bool:
+        """Say whether the time at which the log begins is still looked for."""
+        return not self._stamped and number <= _HEAD_LINES
+
+    def take(self, number: int, line: str) -> None:
+        """Take in a line that matters: a record to keep, or the begin of a boot."""
+        boot_id = ""
+        if line.startswith("{"):
+            at, text, boot_id = _journal(line)
+        else:
+            found = self._messages.of(number, line)
+            at, text = self._stamp(line), found.text
+            if found.hides_an_error:
+                self.made.hidden.append(number)
+        self._marked = self._marked or text.startswith(BOOT)
+        wanted = text.startswith(self._prefixes)
+        if at is None and not wanted:
+            self._follow(number, text)
+            return
+        back = at is not None and at.since_boot and at.seconds < self._raw - _BACK_SECONDS
+        other = bool(boot_id and self._boot_id and boot_id != self._boot_id)
+        self._boot_id = boot_id or self._boot_id
+        if self._marked or back or other or not self.made.boots:
+            self._boot(at)
+        elif at is not None:
+            self._clock(at)
+        boot = self.made.boots[-1]
+        boot.ended = self._now
+        boot.driver = loaded(text) or boot.driver
+        record = self._record(number, text)
+        if wanted and not is_ours(record):
+            boot.records.append((number, record))
+        self._follow(number, text)
+
+    def _record(self, number: int, text: str) -> KernelRecord:
+        boot = self.made.boots[-1]
+        seconds = boot.up_seconds + self._now - boot.began
+        return KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)
+
+    def _follow(self, number: int, text: str) -> None:
+        """What the trace of a task that hangs says of it, as the agent adds it to the kernel log (``host.kmsg``)."""
+        if self.made.boots and (said := self._trace.take(number, self._record(number, text))):
+            self.made.boots[-1].records.append((number, said))
+
+    def _stamp(self, line: str) -> Stamp | None:
+        at = stamp(line, self._year)
+        if at is not None and not at.dated and at.seconds < self._raw - 180 * 86400:  # December, January
+            self._year += 1
+            at = stamp(line, self._year)
+        return at
+
+    def _clock(self, at: Stamp) -> None:
+        if not self._stamped:
+            self._stamped = True
+            self.made.since_boot, self.made.dated = at.since_boot, at.dated
+            self._now = at.seconds
+        self._raw = at.seconds
+        self._now = max(self._now, at.seconds + self._offset)
+
+    def _boot(self, at: Stamp | None) -> None:
+        """Begin a boot, or the log."""
+        boots = self.made.boots
+        marked, self._marked = self._marked, False
+        if boots and marked and not boots[-1].records and self._now - boots[-1].began < _BACK_SECONDS:
+            if at is not None:
+                self._clock(at)
+            return  # the journal's change of boots and the kernel's first line are one
+        if boots and at is not None and at.since_boot:
+            self._offset = self._now + _BETWEEN_BOOTS_SECONDS - at.seconds
+            self._raw = at.seconds
+        if at is not None:
+            self._clock(at)
+        up = LONG_UP_SECONDS if not boots and not marked else 0.0
+        if at is not None and at.since_boot:
+            up = at.seconds
+        boots.append(Boot(id=f"boot {len(boots) + 1}", began=self._now, up_seconds=up, ended=self._now))
+
+    def finish(self, lines: int, last: str) -> Recording:
+        """Return the recording. Raises DataError when nothing of it was of a kernel log."""
+        at = _journal(last)[0] if last.startswith("{") else self._stamp(last)
+        boots = self.made.boots
+        if at is not None and boots:
+            self._clock(at)
+            boots[-1].ended = self._now
+        if not boots:
+            raise DataError(
+                f"{self.made.name}: no line of it is of a kernel log", hint="dmesg, journalctl -k, /dev/kmsg, or history.sqlite"
+            )
+        self.made.lines = lines
+        self.made.timed = self._stamped
+        return self.made
+
+
+def _journal(line: str) -> tuple[Stamp | None, str, str]:
+    """Read a line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)); nothing for what is not
+    the kernel's."""
+    found = journal(line)
+    return (None, "", "") if found is None else (Stamp(found[0]), found[1], found[2])
+
+
+def _history(path: str, prefixes: tuple[str, ...]) -> Recording:
+    """Read an agent's history file from a copy: the file may be in use, and is never written to."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-replay-") as folder:
+        copy = os.path.join(folder, "history")
+        try:
+            for suffix in ("", "-wal"):
+                if not suffix or os.path.exists(path + suffix):
+                    shutil.copyfile(path + suffix, copy + suffix)
+            db = sqlite3.connect(copy)
+            try:
+                return _from_tables(db, path, prefixes)
+            finally:
+                db.close()
+        except OSError as e:
+            raise InputMissing(f"{path}: {e.strerror or e}") from None
+        except (sqlite3.Error, ValueError, TypeError) as e:
+            raise DataError(f"{path}: not a history of the agent's, or damaged: {e}") from None
+
+
+def _from_tables(db: sqlite3.Connection, path: str, prefixes: tuple[str, ...]) -> Recording:
+    attributed = any(row[1] == "uids" for row in db.execute("PRAGMA table_info(record)"))  # since schema 2
+    whose = "jobs, uids" if attributed else "'', ''"
+    rows = db.execute(
+        f"SELECT boot_id, sequence, seconds, priority, text, {whose} FROM record ORDER BY seconds, sequence"  # noqa: S608
+    ).fetchall()
+    began = {
+        str(key).partition(" ")[2]: float(value)
+        for key, value in db.execute("SELECT key, value FROM kept WHERE key LIKE 'began %'").fetchall()
+    }
+    events = db.execute("SELECT unix_seconds, event, text FROM event ORDER BY rowid").fetchall()
+    made = Recording(name=path, lines=len(rows), since_boot=not began, of_an_agent=True)
+    for boot_id in dict.fromkeys([*began, *(row[0] for row in rows)]):
+        start = began.get(boot_id, 0.0)
+        boot = Boot(id=boot_id, began=start, up_seconds=0.0, ended=start)
+        for number, (of, sequence, seconds, priority, text, jobs, uids) in enumerate(rows, 1):
+            if of == boot_id and str(text).startswith(prefixes) and not begins_with_a_name(str(text)):
+                record = KernelRecord(
+                    sequence=sequence,
+                    seconds=seconds,
+                    priority=priority,
+                    text=text,
+                    boot_id=boot_id,
+                    jobs=numbers(jobs),
+                    uids=numbers(uids),
+                    attributed=bool(jobs),
+                )
+                boot.records.append((number, record))
+                boot.ended = max(boot.ended, start + seconds)
+        made.boots.append(boot)
+    told = [
+        (float(at), f"{event}: {text}") for at, event, text in events if event in ("drained", "not drained by us", "acknowledged")
+    ]
+    if began:
+        made.recorded = told
+        for boot in made.boots:
+            boot.known = [at for at, text in told if text.startswith("acknowledged: a person resumed") and at >= boot.began]
+            boot.ended = max([boot.ended, *boot.known])
+    return made

@@ -1,0 +1,75 @@
+"""Reads the time of a line in a kernel log, in the forms that dmesg(1), journalctl(1) and syslog daemons print.
+
+Times without a zone are taken as they stand, so that what is shown agrees with the log. A syslog line has no year: its
+months are counted on from the first one.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from time import gmtime, strftime, strptime
+
+from msgspec import Struct
+
+NO_YEAR = 1972  # a leap year, in which 29 February is a date
+
+
+class Stamp(Struct, frozen=True):
+    """Holds the time of a line. seconds: since the boot (``since_boot``), else Unix time. dated: the line says the year."""
+
+    seconds: float
+    since_boot: bool = False
+    dated: bool = True
+
+
+_HEAD = re.compile(r"(?:<\d{1,6}>|[a-z0-9]+ *:[a-z]+ *: )")  # dmesg -r, -x: the stamp follows
+_KMSG = re.compile(r"\d{1,6},\d{1,20},(\d{1,20})[,;]")
+_SINCE_BOOT = re.compile(r"\[ *(\d{1,12}\.\d{1,9})(?: < *\d+\.\d+>)?\]")
+_CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})\]")
+_ISO = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))")
+_SYSLOG = re.compile(r"\[?([A-Z][a-z]{2} {0,2}\d{1,2} \d\d:\d\d)(:\d\d)?(?:\.(\d{1,9}))?[\] ]")
+_FULL = re.compile(r"[A-Z][a-z]{2} (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d{1,9}))? ")
+_UNIX = re.compile(r"(\d{9,12}\.\d{1,9}) \S")
+
+
+def stamp(line: str, year: int = NO_YEAR) -> Stamp | None:
+    """Read the time that a line begins with; None for a line without one. ``year``: of a line that does not say it."""
+    if match := _KMSG.match(line):
+        return Stamp(int(match[1]) / 1e6, since_boot=True)
+    if match := _HEAD.match(line):
+        line = line[match.end() :]
+    if match := _SINCE_BOOT.match(line):
+        return Stamp(float(match[1]), since_boot=True)
+    if match := _UNIX.match(line):
+        return Stamp(float(match[1]))
+    try:
+        return _wall(line, year)
+    except ValueError:  # 30 February
+        return None
+
+
+def _wall(line: str, year: int) -> Stamp | None:
+    if match := _CTIME.match(line):
+        return Stamp(_unix(match[1], "%b %d %H:%M:%S %Y"))
+    if match := _ISO.match(line):
+        day, time, part, _, sign, hours, minutes = match.groups()
+        east = (int(hours) * 3600 + int(minutes) * 60) * (-1 if sign == "-" else 1) if hours else 0
+        return Stamp(_unix(f"{day} {time}", "%Y-%m-%d %H:%M:%S", part) - east)
+    if match := _FULL.match(line):
+        return Stamp(_unix(f"{match[1]} {match[2]}", "%Y-%m-%d %H:%M:%S", match[3]))
+    if match := _SYSLOG.match(line):
+        text = f"{year} {match[1][:3]} {match[1][3:].strip()}{match[2] or ':00'}"
+        return Stamp(_unix(text, "%Y %b %d %H:%M:%S", match[3]), dated=False)
+    return None
+
+
+def _unix(text: str, form: str, part: str | None = None) -> float:
+    return timegm(strptime(text, form)) + (float(f"0.{part}") if part else 0.0)
+
+
+def show(seconds: float, *, since_boot: bool = False, dated: bool = True) -> str:
+    """Write a time of a log in the log's own terms."""
+    if since_boot:
+        return f"{seconds:.1f} s"
+    return strftime("%Y-%m-%d %H:%M:%S" if dated else "%b %d %H:%M:%S", gmtime(seconds))
