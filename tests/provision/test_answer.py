@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead import apply, config
+from fairlead import apply
 from fairlead.model.change import Disruption, Layer
 from fairlead.nccl.fleet import Port
-from fairlead.provision import answer, bundle, plan, report
+from fairlead.provision import answer, plan, report
 from fairlead.provision.answer import NotAnAnswerError
 from fairlead.provision.maintain import node as maintain_node
 
@@ -30,7 +30,7 @@ EVIL = "\x1b[2J\x1b]0;t\x07\x9b1m\u202e\u2028\x00\r\nn2: same [red]x[/red] \ud80
 
 
 def read(said: object, **how: Any) -> dict[str, Any]:
-    return answer.read(said if isinstance(said, str) else json.dumps(said), DOCUMENTS, **how)
+    return answer.read(said if isinstance(said, str) else json.dumps(said), DOCUMENTS, package_files=[FILE], **how)
 
 
 def test_what_an_honest_node_says_is_taken_whole() -> None:
@@ -199,15 +199,6 @@ ITEMS = st.fixed_dictionaries(
 )
 def test_every_answer_that_is_taken_can_be_shown(items: list[dict[str, Any]], changes: list[dict[str, str]]) -> None:
     shown(read({"changed": True, "changes": changes, "apply": {**APPLY, "items": items}}))
-
-
-def test_the_bundle_brings_it_and_names_the_files_as_the_node_does() -> None:
-    from fairlead.provision.on_node_packages import package_files
-
-    document = config.profile_document("n1", "hgx-h100")
-    request = {"documents": bundle.documents(document)}
-    assert set(package_files(request)) == set(answer.package_files(json.loads(request["documents"][0]["content"])))
-    assert set(package_files({"documents": DOCUMENTS})) == {FILE}
 
 
 def test_a_flood_of_changes_or_steps_is_told_in_short_and_counted() -> None:

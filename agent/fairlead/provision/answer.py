@@ -5,7 +5,7 @@ has another type, another value or another size than it can have, the whole answ
 has failed, the others go on. A text is cut, made printable and one line; the lines of a diff stay. Of more changes or steps than
 a report can tell, the first ones are taken, and ``left_out`` says how many were not.
 
-Standard library only: the bundle carries this file to where Ansible runs, for its plugin (model/plain.py before it).
+Standard library and model/plain.py only: the bundle carries both to where Ansible runs, for its plugin.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-if "one_line" not in globals():  # in the bundle both are one text
-    from fairlead.model.plain import one_line, page
+from fairlead.model.plain import one_line, page
 
 LINE_MAX = 8 << 20  # characters of one answer
 TEXT_MAX = 2000  # of a message; far below what any is
@@ -176,9 +175,11 @@ _NEED = table(
 _DONE = table({"changed": flag, "changes": each(_CHANGE)}, {"apply": lambda v, w: None if v is None else _APPLY(v, w)})
 
 
-def read(text: str, documents: Iterable[dict[str, Any]], *, may_need: bool = True) -> dict[str, Any]:
-    """The answer in one line of JSON, of the node whose documents these are. may_need: it has not been given yet what it lacks.
-    Raises NotAnAnswerError."""
+def read(
+    text: str, documents: Iterable[dict[str, Any]], *, package_files: Iterable[str] = (), may_need: bool = True
+) -> dict[str, Any]:
+    """The answer in one line of JSON, of the node whose documents and package files these are. may_need: it has not been sent yet
+    what it lacks. Raises NotAnAnswerError."""
     if len(text) > LINE_MAX:
         raise _wrong("", f"is longer than {LINE_MAX >> 20} MiB")
     try:
@@ -196,7 +197,7 @@ def read(text: str, documents: Iterable[dict[str, Any]], *, may_need: bool = Tru
             raise _wrong("libc", "has another form than it can have")
         if len(set(wanted["packages"])) < len(wanted["packages"]):
             raise _wrong("packages", "names a file twice")
-        if not set(wanted["packages"]) <= set(package_files(document)):
+        if not set(wanted["packages"]) <= set(package_files):
             raise _wrong("packages", "names a file that its document does not")
         return wanted
     done = dict(_DONE(said, ""))
@@ -225,12 +226,3 @@ def _refused(word: str) -> float:
 
 def _document(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return dict(json.loads(next(d["content"] for d in documents if d["path"].endswith("/node.json"))))
-
-
-def package_files(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The package files of a document's driver by name."""
-    driver = document.get("settings", {}).get("driver") or {}
-    return {
-        "{}_{}_{}.deb".format(p["name"], p["version"].replace(":", "%3a"), p["architecture"]): p
-        for p in driver.get("packages", ())
-    }

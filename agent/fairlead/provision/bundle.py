@@ -3,12 +3,12 @@
 request.json      what every node must have: release, files with their hashes, links, units
 files.json, files the contents, sent only to a node that lacks one
 wheels/           wheels, the same
-documents/NODE    each node's resolved document
+documents/NODE    what one node's request has besides: its documents, the units of its local disk, its driver's package files
 nodes             the names of all nodes that the site declares
 packages          where the package files of the lock are on this host
-program.json      the program that does the work there (on_node*.py)
-answer.py         what a node may answer, for the action plugin; plain.py goes before it
-wheel_tags.py     how the action plugin chooses among the wheels
+program.zip       the program that does the work there (fairlead/on_node)
+lib/fairlead      what the action plugin imports, as the Python that runs Ansible need not have fairlead: what a node may answer,
+                  and how to choose among the wheels
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import msgspec
 import fairlead
 from fairlead import assets, config
 from fairlead.errors import InputMissing
-from fairlead.provision import package_files, wheel_lock
+from fairlead.provision import node_program, package_files, wheel_lock
 from fairlead.provision.inventory import Target
 from fairlead.provision.wheels import Wheel
+from fairlead.settings.driver import DriverWant
 
 OPT = "/opt/fairlead"
 # Slurm runs everything in prolog.d and epilog.d: only these two go there, the others beside.
@@ -37,12 +38,15 @@ HOOKS = {
     "bind-plan": "/etc/slurm/fairlead/bind-plan",
     "health-check": "/etc/slurm/fairlead/health-check",
 }
-PROGRAM = (
-    "on_node_files.py",
-    "on_node_release.py",
-    "on_node_packages.py",
-    "on_node.py",
-)  # sent in this order, into one namespace
+#: Modules of the standard library and of each other alone, with the packages that they are in.
+PLUGIN_MODULES = (
+    "__init__.py",
+    "model/__init__.py",
+    "model/plain.py",
+    "provision/__init__.py",
+    "provision/answer.py",
+    "provision/wheel_tags.py",
+)
 UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})
 
 
@@ -71,6 +75,26 @@ def release_name(own: Wheel) -> str:
     versions = sorted(f"{name}-{version}" for name, version in wheel_lock.load().versions().items())
     digest = hashlib.sha256("\n".join([own.record, *versions]).encode()).hexdigest()
     return f"{fairlead.__version__}-{digest[:10]}"
+
+
+def scratch_units(document: config.Document) -> list[dict[str, Any]]:
+    """The units of the node's local disk (jobenv.scratch): instances by its path, as systemd.unit(5) escapes it."""
+    path = document.jobenv.scratch.strip("/")
+    if not path:
+        return []
+    plain = ":_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    instance = "".join(
+        "-" if c == "/" else c if c in plain and (i or c != ".") else f"\\x{ord(c):02x}" for i, c in enumerate(path)
+    )
+    return [{"name": f"fairlead-scratch@{instance}.{kind}", "start": True} for kind in ("path", "timer")]
+
+
+def driver_files(document: config.Document) -> list[dict[str, Any]]:
+    """The package files of the node's driver that come from here; none where a mirror is declared, or where it is not managed."""
+    driver = document.settings.get("driver")
+    if not isinstance(driver, DriverWant) or not driver.managed or driver.mirror:
+        return []
+    return [{"file": p.file, "size": p.size, "sha256": p.sha256} for p in driver.packages]
 
 
 def documents(document: config.Document) -> list[dict[str, Any]]:
@@ -109,14 +133,23 @@ def write_bundle(
     for wheel in (own, *wheels):
         (folder / "wheels" / wheel.name).write_bytes(wheel.content)
     for target in targets:
-        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(documents(target.document)))
+        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(_request_of(target.document)))
     (folder / "nodes").write_bytes(msgspec.json.encode(declared))
     (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
-    here = Path(__file__).parent
-    for source in (here / "wheel_tags.py", here / "answer.py", here.parent / "model" / "plain.py"):
-        (folder / source.name).write_bytes(source.read_bytes())
-    program = [[name, (here / name).read_text(encoding="utf-8")] for name in PROGRAM]
-    (folder / "program.json").write_bytes(msgspec.json.encode(program))
+    for name in PLUGIN_MODULES:
+        copy = folder / "lib" / "fairlead" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((Path(fairlead.__file__).parent / name).read_bytes())
+    (folder / "program.zip").write_bytes(node_program.archive())
+
+
+def _request_of(document: config.Document) -> dict[str, Any]:
+    """What one node is asked for besides what every node is (``_request``)."""
+    return {
+        "documents": documents(document),
+        "scratch_units": scratch_units(document),
+        "package_files": driver_files(document),
+    }
 
 
 def _request(files: Sequence[tuple[str, bytes, int]], release: str, index: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The node's side of `fairlead provision`, second part: the release below /opt/fairlead. See on_node.py, sent with it."""
+"""Installs a release of fairlead below /opt/fairlead: a virtual environment made of the wheels that were sent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import shutil
 import sys
 from typing import Any
 
-if "Stop" not in globals():  # on a node all parts share one namespace
-    from fairlead.provision.on_node_files import Stop, read
+from .managed_files import read
+from .stop import Stop
 
 
 def noexec(path: str) -> bool:
@@ -21,7 +21,7 @@ def noexec(path: str) -> bool:
 
 
 def verify(request: dict[str, Any], payload: dict[str, Any]) -> None:
-    """Hold what was sent against the request: the wheels that it lists, one of each package, and files with the content that
+    """Compare what was sent with the request: the wheels that it lists, one of each package, and files with the content that
     it names. Raises Stop before anything is changed."""
     locked = {entry["name"]: entry for entry in request.get("wheels", ())}
     packages = []
@@ -51,7 +51,13 @@ class Release:
         self.wheels = wheels
         self.python = "{}.{}".format(*sys.version_info[:2])
 
+    @property
+    def program(self) -> str:
+        """The path of the command `fairlead`."""
+        return os.path.join(self.path, "bin", "fairlead")
+
     def installed(self) -> bool:
+        """Is it complete, and for this Python?"""
         return read(os.path.join(self.path, ".installed")) == self.python.encode()
 
     def runnable(self) -> None:

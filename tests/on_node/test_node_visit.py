@@ -1,4 +1,5 @@
-"""The program that runs on a node, on a folder of this machine: real files; systemctl is a script that notes what it is told."""
+"""A visit of the program that runs on a node, in a folder of this machine: real files; systemctl is a script that logs its
+arguments."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from fairlead import config
-from fairlead.provision import on_node
-from fairlead.provision.on_node_files import Stop, scratch_units
+from fairlead.on_node import program
+from fairlead.on_node.stop import Stop
+from fairlead.provision import bundle
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 RELEASE = "0.0.0-test"
@@ -57,6 +59,7 @@ class Machine:
             "opt": str(self.opt),
             "release": RELEASE,
             "files": [entry],
+            "package_files": [],
             "documents": [{"path": str(self.folder / "etc/fairlead/node.json"), "content": document, "mode": 0o644}],
             "links": [[f"{self.opt}/current", RELEASE]],
             "units": [{"name": UNIT, "start": True}],
@@ -72,15 +75,15 @@ class Machine:
         if payload:
             index = json.dumps({"files": request["files"], "wheels": []}).encode()
             data += b"%d\n%s#!/bin/sh\n" % (len(index), index)
-        return on_node.visit(io.BytesIO(data))
+        return program.visit(io.BytesIO(data))
 
-    def program(self, text: str) -> None:
+    def install_program(self, text: str) -> None:
         """What stands for `fairlead` in the installed release."""
         path = self.opt / RELEASE / "bin/fairlead"
         path.write_text(f"#!{sys.executable}\n{text}\n")
         path.chmod(0o755)
 
-    def told(self) -> list[str]:
+    def systemctl_calls(self) -> list[str]:
         said = [line.strip() for line in self.log.read_text().splitlines() if not line.startswith("show")]
         self.log.unlink()
         return said
@@ -99,12 +102,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_the_agent_is_restarted_though_the_run_that_changed_things_ended_early(machine: Machine) -> None:
     with pytest.raises(Stop):  # the release has no package in it: apply fails, and the agent was not restarted
         machine.visit(machine.request(), payload=True)
-    assert f"restart {UNIT}" not in machine.told()
-    machine.program(APPLIED)
+    assert f"restart {UNIT}" not in machine.systemctl_calls()
+    machine.install_program(APPLIED)
     again = machine.visit(machine.request())
-    assert f"restart {UNIT}" in machine.told() and again["changed"]
+    assert f"restart {UNIT}" in machine.systemctl_calls() and again["changed"]
     third = machine.visit(machine.request())
-    assert machine.told() == [] and not third["changed"]
+    assert machine.systemctl_calls() == [] and not third["changed"]
 
 
 UNDO_FAILS = 'print(\'{"schema": 1, "outcomes": [{"target": "/x", "done": false, "message": "/x: Read-only file system"}]}\')'
@@ -116,7 +119,7 @@ def test_an_undo_that_fails_keeps_what_it_needs_to_be_tried_again(machine: Machi
     note = machine.state / "undo/x.json"
     note.parent.mkdir(parents=True)
     note.write_text("{}")
-    machine.program(UNDO_FAILS)
+    machine.install_program(UNDO_FAILS)
     with pytest.raises(Stop, match=r"/x: Read-only file system"):
         machine.visit(machine.request(state="absent", undo=True))
     assert note.exists() and (machine.opt / "current").exists()
@@ -127,9 +130,9 @@ def test_the_agent_ends_before_settings_are_brought_back(machine: Machine) -> No
     with pytest.raises(Stop):
         machine.visit(machine.request(), payload=True)
     machine.log.unlink()
-    machine.program(f"open({str(machine.log)!r}, 'a').write('undo\\n'); print('{{\"schema\": 1, \"outcomes\": []}}')")
+    machine.install_program(f"open({str(machine.log)!r}, 'a').write('undo\\n'); print('{{\"schema\": 1, \"outcomes\": []}}')")
     machine.visit(machine.request(state="absent", undo=True))
-    assert machine.told() == [f"disable --now {UNIT}", "undo", "daemon-reload"]
+    assert machine.systemctl_calls() == [f"disable --now {UNIT}", "undo", "daemon-reload"]
     assert not machine.opt.exists() and not machine.hook.exists()
 
 
@@ -164,12 +167,12 @@ def test_the_agent_is_restarted_when_an_earlier_release_comes_back(machine: Mach
     machine.visit(machine.request(release="2", links=[[f"{machine.opt}/current", "2"]]), payload=True)
     machine.log.unlink()
     back = machine.visit(machine.request(release="1", links=[[f"{machine.opt}/current", "1"]]))
-    assert f"restart {UNIT}" in machine.told() and back["changed"]
+    assert f"restart {UNIT}" in machine.systemctl_calls() and back["changed"]
 
 
 def test_two_admins_at_once_do_not_build_the_same_release(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.opt.mkdir()
-    monkeypatch.setattr(on_node, "LOCK_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(program, "LOCK_SECONDS", 0.1)
     with open(machine.opt / ".lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(Stop, match="another fairlead provision is at work"):
@@ -208,7 +211,7 @@ def sent(
     index = json.dumps({"files": request["files"], "wheels": list(entries.values())}).encode()
     body = json.dumps(request).encode()
     data = b"%d\n%s%d\n%s" % (len(body), body, len(index), index) + (file or b"#!/bin/sh\n") + b"".join(wheels.values())
-    return on_node.visit(io.BytesIO(data))
+    return program.visit(io.BytesIO(data))
 
 
 A, B = "fairlead-1-py3-none-any.whl", "msgspec-1-py3-none-any.whl"
@@ -255,8 +258,8 @@ def test_a_hook_that_is_not_as_the_request_names_it_changes_nothing_on_the_node(
     ],
 )
 def test_the_disk_of_jobs_names_its_units(base: str, instance: str | None) -> None:
-    document = config.encode_document(config.resolve_layers("gpu1", [("site", {"jobenv": {"scratch": base}})])[0]).decode()
-    names = [unit["name"] for unit in scratch_units(document)]
+    document = config.resolve_layers("gpu1", [("site", {"jobenv": {"scratch": base}})])[0]
+    names = [unit["name"] for unit in bundle.scratch_units(document)]
     assert names == ([] if instance is None else [f"fairlead-scratch@{instance}.path", f"fairlead-scratch@{instance}.timer"])
     if instance is not None and shutil.which("systemd-escape"):
         said = subprocess.run(["systemd-escape", "--path", base], capture_output=True, text=True, check=True).stdout
