@@ -19,9 +19,9 @@ from fairlead.cli import main
 from fairlead.cli.fleet_table import lines, summary, table
 from fairlead.cli.story import steps, story
 from fairlead.errors import DataError
-from fairlead.provision.accounts import parse_account
+from fairlead.provision.agent_accounts import parse_account
 from fairlead.provision.agent_status import Account, Status, account_of
-from fairlead.provision.maintain.node import parse_look
+from fairlead.provision.maintain.node_access import parse_look
 from fairlead.provision.roster import as_data, fold, rows
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.listing import Listed

@@ -12,8 +12,8 @@ from fairlead.cli.drain import tell
 from fairlead.cli.noted import Note
 from fairlead.daemon.outcome import Outcome, Result
 from fairlead.errors import ExitCode
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_steps import Plan, Step, Work
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fairlead.config.driver_rules import driver_version, numbers
 from fairlead.config.lock import LockedSet, load_lock
-from fairlead.provision.lock import Archive, Sources
+from fairlead.provision.driver_lock import Archive, Sources
 from tests.driver.apt_node import AptNode, environment
 from tests.lab import roots
 

@@ -12,10 +12,10 @@ from fairlead.apply import apply
 from fairlead.config import resolve_layers
 from fairlead.errors import ExitCode
 from fairlead.host.root import Root
-from fairlead.provision.maintain import steps
-from fairlead.provision.maintain.node import outcome
-from fairlead.provision.maintain.steps import Applied, Plan, Step, Work
-from fairlead.provision.report import node_result
+from fairlead.provision.maintain import maintenance_steps
+from fairlead.provision.maintain.maintenance_steps import Applied, Plan, Step, Work
+from fairlead.provision.maintain.node_access import outcome
+from fairlead.provision.provision_report import node_result
 from tests.driver.test_plan import LOADED, NEW, SET, installed, kernel, write
 
 RUNNING, FOLLOWING = "6.1.0-9-amd64", "6.1.0-50-amd64"
@@ -49,18 +49,18 @@ def test_a_kernel_without_the_module_stops_the_run_before_the_reboot(tree: Path)
     kernel(tree, FOLLOWING, module="")
     code, said = applied(tree)
     assert code is ExitCode.CONFIG
-    move = steps.applied(WORK, said, PLAN)
+    move = maintenance_steps.applied(WORK, said, PLAN)
     assert move.step is Step.MARKING, move
     assert f"kernel {FOLLOWING} boots next and has no NVIDIA module, wanted {NEW}" in move.why
     # neither the journal's step nor its reason leaves room for a reboot from here
-    assert Step.REBOOTING not in steps.NEXT[Step.MARKING]
-    assert "FAILED: apply: driver: " in steps.marked(PLAN, move.why)
+    assert Step.REBOOTING not in maintenance_steps.NEXT[Step.MARKING]
+    assert "FAILED: apply: driver: " in maintenance_steps.marked(PLAN, move.why)
 
 
 @pytest.mark.parametrize("built", [NEW, LOADED])
 def test_only_the_module_of_this_version_lets_it_reboot(tree: Path, built: str) -> None:
     kernel(tree, FOLLOWING, module=built)
     _, said = applied(tree, check=True)  # the reload itself is for a machine that has modules
-    move = steps.applied(WORK, said, PLAN)
+    move = maintenance_steps.applied(WORK, said, PLAN)
     assert move.step is (Step.REBOOTING if built == NEW else Step.MARKING), (said, move)
     assert built == NEW or f"has the NVIDIA module of {LOADED}" in move.why

@@ -71,7 +71,7 @@ LONGER = {
     "daemon/courier.py": "_done",
     "policy/decide.py": "_conclude",
     "checks/row_remap.py": "judge",
-    "provision/run.py": "_play",
+    "provision/provision_run.py": "_play",
 }
 
 

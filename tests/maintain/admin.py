@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.report import NodeReport, report
+from fairlead.provision.maintain.maintenance_journal import Journal, Run
+from fairlead.provision.maintain.maintenance_report import NodeReport, report
 from tests.lab import roots
 from tests.lab.demo_steps import EXTRA, HOOKS, SITE, memlock
 from tests.lab.host import Host

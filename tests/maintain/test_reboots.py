@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.provision.outlive import holder
+from fairlead.provision.ansible_lock import holder
 from tests.lab.faultytrees import take_out
 from tests.lab.pcitree import put
 from tests.maintain.admin import Admin, kill, until

@@ -19,7 +19,7 @@ import pytest
 from fairlead import config
 from fairlead.on_node import program
 from fairlead.on_node.stop import Stop
-from fairlead.provision import bundle
+from fairlead.provision import run_bundle
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 RELEASE = "0.0.0-test"
@@ -259,7 +259,7 @@ def test_a_hook_that_is_not_as_the_request_names_it_changes_nothing_on_the_node(
 )
 def test_the_disk_of_jobs_names_its_units(base: str, instance: str | None) -> None:
     document = config.resolve_layers("gpu1", [("site", {"jobenv": {"scratch": base}})])[0]
-    names = [unit["name"] for unit in bundle.scratch_units(document)]
+    names = [unit["name"] for unit in run_bundle.scratch_units(document)]
     assert names == ([] if instance is None else [f"fairlead-scratch@{instance}.path", f"fairlead-scratch@{instance}.timer"])
     if instance is not None and shutil.which("systemd-escape"):
         said = subprocess.run(["systemd-escape", "--path", base], capture_output=True, text=True, check=True).stdout

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.provision import bundle, node_program, wheels
+from fairlead.provision import node_program, run_bundle, wheels
 from tests.provision.test_python import start
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
@@ -60,8 +60,8 @@ def test_the_archive_is_the_folder_and_the_same_every_time() -> None:
 def test_it_runs_in_a_python_that_has_no_package_at_all(tmp_path: Path) -> None:
     leftover = tmp_path / "leftover"
     leftover.touch()
-    answer = run(sys.executable, "-I", "-S", opt=str(tmp_path / "opt"), leftovers=[str(leftover)])
-    assert answer == {"changed": True, "changes": [{"what": str(leftover), "why": "remove"}], "undone": None}
+    node_answer = run(sys.executable, "-I", "-S", opt=str(tmp_path / "opt"), leftovers=[str(leftover)])
+    assert node_answer == {"changed": True, "changes": [{"what": str(leftover), "why": "remove"}], "undone": None}
     assert leftover.exists(), "it was a check"
 
 
@@ -80,8 +80,8 @@ def test_in_the_wanted_release_it_goes_on_in_the_installed_package(tmp_path: Pat
     document = {"path": str(tmp_path / "node.json"), "content": "{}", "mode": 0o644}
     (tmp_path / "node.json").write_text("{}")
     wanted = {"state": "present", "opt": str(tmp_path / "opt"), "release": "1", "documents": [document]}
-    answer = run(str(release / "bin/python"), "-I", **wanted, only=["no-such-setting"])
-    assert answer["failed"] and answer["msg"].startswith("fairlead apply: no-such-setting: no setting")
+    node_answer = run(str(release / "bin/python"), "-I", **wanted, only=["no-such-setting"])
+    assert node_answer["failed"] and node_answer["msg"].startswith("fairlead apply: no-such-setting: no setting")
 
 
 def imports(path: Path) -> set[str]:
@@ -103,8 +103,8 @@ def test_it_imports_the_standard_library_its_own_folder_and_the_command_line_in_
 
 
 def test_what_the_action_plugin_imports_needs_no_installed_fairlead(tmp_path: Path) -> None:
-    bundle.write_bundle(tmp_path, (), wheels.own_wheel(), (), state="present", undo=False, force=False)
+    run_bundle.write_bundle(tmp_path, (), wheels.own_wheel(), (), state="present", undo=False, force=False)
     script = f"import sys; sys.path.insert(0, {str(tmp_path / 'lib')!r})\n"
-    script += "from fairlead.provision import answer, wheel_tags; print(answer.__file__, wheel_tags.__file__)"
+    script += "from fairlead.provision import node_answer, wheel_tags; print(answer.__file__, wheel_tags.__file__)"
     said = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said.split() == [f"{tmp_path}/lib/fairlead/provision/{name}.py" for name in ("answer", "wheel_tags")]
+    assert said.split() == [f"{tmp_path}/lib/fairlead/provision/{name}.py" for name in ("node_answer", "wheel_tags")]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError
-from fairlead.provision.accounts import COMMAND, Account, OverSsh, parse_account
+from fairlead.provision.agent_accounts import COMMAND, Account, OverSsh, parse_account
 from fairlead.provision.agent_status import status_of
 
 NO_ANSWER = "answered with something that is not an answer"

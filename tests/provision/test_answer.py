@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from fairlead import apply
 from fairlead.model.change import Disruption, Layer
 from fairlead.nccl.fleet import Port
-from fairlead.provision import answer, plan, report
-from fairlead.provision.answer import NotAnAnswerError
-from fairlead.provision.maintain import node as maintain_node
+from fairlead.provision import node_answer, planned_changes, provision_report
+from fairlead.provision.maintain import node_access as maintain_node
+from fairlead.provision.node_answer import NotAnAnswerError
+from fairlead.provision.planned_changes import of_one, of_result
+from fairlead.provision.provision_report import node_result
 
 DRIVER = {"packages": [{"name": "nvidia-open", "version": "1:580-1", "architecture": "amd64"}]}
 FILE = "nvidia-open_1%3a580-1_amd64.deb"
@@ -30,7 +32,7 @@ EVIL = "\x1b[2J\x1b]0;t\x07\x9b1m\u202e\u2028\x00\r\nn2: same [red]x[/red] \ud80
 
 
 def read(said: object, **how: Any) -> dict[str, Any]:
-    return answer.read(said if isinstance(said, str) else json.dumps(said), DOCUMENTS, package_files=[FILE], **how)
+    return node_answer.read(said if isinstance(said, str) else json.dumps(said), DOCUMENTS, package_files=[FILE], **how)
 
 
 def test_what_an_honest_node_says_is_taken_whole() -> None:
@@ -80,10 +82,10 @@ def test_every_text_is_cut_and_printable_and_forges_no_line() -> None:
     found = read(said)
     (change,), (item,) = found["changes"], found["apply"]["items"]
     for text in (change["what"], change["why"], item["message"], item["hint"]):
-        assert text.isprintable() and len(text) <= answer.TEXT_MAX
+        assert text.isprintable() and len(text) <= node_answer.TEXT_MAX
     for text in (change["after"], item["steps"][0]["diff"]):
         assert text.replace("\n", "").isprintable() and len(text.splitlines()) == 2
-    assert len(read({"failed": True, "msg": "x" * 10_000})["msg"]) == answer.TEXT_MAX
+    assert len(read({"failed": True, "msg": "x" * 10_000})["msg"]) == node_answer.TEXT_MAX
 
 
 def _item(**more: object) -> dict[str, Any]:
@@ -96,7 +98,7 @@ BAD: dict[str, tuple[object, str]] = {
     "nothing": ({}, "changed is missing"),
     "deep": ("[" * 100_000, "no JSON"),
     "deep inside": ('{"changed": true, "changes": ' + "[" * 100_000 + "]" * 100_000 + "}", "no JSON"),
-    "long": ({"failed": True, "msg": "x" * (answer.LINE_MAX + 1)}, "longer than 8 MiB"),
+    "long": ({"failed": True, "msg": "x" * (node_answer.LINE_MAX + 1)}, "longer than 8 MiB"),
     "wide": ({"changed": True, "changes": [0] * 200_000}, "changes is not a list of at most"),
     "many digits": ('{"changed": ' + "9" * 5000 + "}", "no JSON"),
     "no number": ('{"changed": NaN}', "no JSON"),
@@ -131,7 +133,7 @@ def test_what_no_node_of_ours_says_is_refused_in_words_of_ours(name: str) -> Non
     said, words = BAD[name]
     with pytest.raises(NotAnAnswerError) as refused:
         read(said)
-    assert words in str(refused.value) and str(refused.value).startswith(answer.SAID) and len(str(refused.value)) < 300
+    assert words in str(refused.value) and str(refused.value).startswith(node_answer.SAID) and len(str(refused.value)) < 300
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand and 3 Ethernet", "x\n", "", 5])
@@ -168,12 +170,15 @@ def test_nothing_else_than_a_refusal_comes_of_any_value(base: dict[str, Any], ke
 def shown(told: dict[str, Any]) -> None:
     """As `provision` and `plan` show it; nothing of it raises."""
     for event in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
-        result = report.node_result("n1", event, "t", told)
-        made = report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
-        for text in (report.text(made, diff=True), plan.text([plan.of_result(result)], diff=True)):
+        result = node_result("n1", event, "t", told)
+        made = provision_report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
+        for text in (
+            provision_report.text(made, diff=True),
+            planned_changes.text([of_result(result)], diff=True),
+        ):
             assert text.replace("\n", "").replace("\t", "").isprintable()
-        msgspec.json.encode(report.data(made, made.exit_code))
-        msgspec.json.encode(plan.data([plan.of_result(result)]))
+        msgspec.json.encode(provision_report.data(made, made.exit_code))
+        msgspec.json.encode(planned_changes.data([of_result(result)]))
         maintain_node.outcome(result)
 
 
@@ -205,20 +210,20 @@ def test_a_flood_of_changes_or_steps_is_told_in_short_and_counted() -> None:
     change, step = {"what": "w", "why": "y"}, {**STEP, "target": "", "why": "", "diff": ""}
     item = {**ITEM, "steps": [step] * 3000}
     told = read({"changed": True, "changes": [change] * 100_000, "apply": {**APPLY, "items": [item, item]}})
-    assert len(told["changes"]) == answer.CHANGES_MAX and told["left_out"] == 100_000 - answer.CHANGES_MAX
+    assert len(told["changes"]) == node_answer.CHANGES_MAX and told["left_out"] == 100_000 - node_answer.CHANGES_MAX
     assert [(len(i["steps"]), i.get("left_out", 0)) for i in told["apply"]["items"]] == [(3000, 0), (2000, 1000)]
-    result = report.node_result("n1", "runner_on_ok", "t", told)
+    result = node_result("n1", "runner_on_ok", "t", told)
     assert result.changed == 100_002 and "and 99000 more, left out here" in result.changes
-    made = report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
-    assert len(report.text(made, diff=True).splitlines()) < 1100 and "100002 changes" in report.text(made)
-    assert len(plan.text([plan.of_one(result)]).splitlines()) < 1100
-    assert "nccl: and 1000 more, left out here" in [f"{s.setting}: {s.why}" for s in plan.of_one(result).steps]
+    made = provision_report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
+    assert len(provision_report.text(made, diff=True).splitlines()) < 1100 and "100002 changes" in provision_report.text(made)
+    assert len(planned_changes.text([of_one(result)]).splitlines()) < 1100
+    assert "nccl: and 1000 more, left out here" in [f"{s.setting}: {s.why}" for s in of_one(result).steps]
 
 
 def test_a_diff_that_is_long_is_cut_and_the_rest_is_counted() -> None:
-    lines = report.shortened([str(n) for n in range(report.SHOWN_LINES_MAX + 7)])
-    assert len(lines) == report.SHOWN_LINES_MAX + 1 and "and 7 more lines" in lines[-1]
-    assert report.shortened(["x"]) == ["x"]
+    lines = provision_report.shortened([str(n) for n in range(provision_report.SHOWN_LINES_MAX + 7)])
+    assert len(lines) == provision_report.SHOWN_LINES_MAX + 1 and "and 7 more lines" in lines[-1]
+    assert provision_report.shortened(["x"]) == ["x"]
 
 
 def test_no_package_file_is_asked_for_twice() -> None:

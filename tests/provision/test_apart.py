@@ -13,11 +13,11 @@ import pytest
 from fairlead.config.site import AnsibleOptions, NodeClass, Site
 from fairlead.errors import DataError, FairleadError
 from fairlead.model.apart import apart
-from fairlead.provision import networks, plan
-from fairlead.provision.accounts import Account, OverSsh
-from fairlead.provision.progress import Silent
-from fairlead.provision.report import NodeResult
-from fairlead.provision.run import _take
+from fairlead.provision import networks, planned_changes
+from fairlead.provision.agent_accounts import Account, OverSsh
+from fairlead.provision.provision_progress import Silent
+from fairlead.provision.provision_report import NodeResult
+from fairlead.provision.provision_run import _take
 
 SITE = Site(
     file="site.toml",
@@ -70,7 +70,7 @@ def test_any_error_in_one_nodes_result_is_its_failure_alone(kind: type[Exception
 def test_readers_of_a_report_go_on_without_a_node_that_none_of_them_can_read(kind: type[Exception]) -> None:
     bad = NodeResult(node="gpu2", state="changed", apply=Trap(kind()))
     good = [NodeResult(node=n, state="same", apply={"items": ()}) for n in ("gpu1", "gpu3")]
-    assert [plan.of_one(r).state for r in (good[0], bad, good[1])] == ["same", "failed", "same"]
+    assert [planned_changes.of_one(r).state for r in (good[0], bad, good[1])] == ["same", "failed", "same"]
     assert networks.differences(SITE, (*good, bad)) == ()
 
 
@@ -101,10 +101,10 @@ def test_what_ends_the_program_itself_is_not_kept_from_it() -> None:
 
 #: Who collects from many nodes, and what of it reads one of them.
 COLLECT = {
-    "fairlead.provision.run": ("node_result",),
-    "fairlead.provision.accounts": ("self._account",),
-    "fairlead.provision.maintain.node": ("parse_look", "outcome"),
-    "fairlead.provision.plan": ("of_result",),
+    "fairlead.provision.provision_run": ("node_result",),
+    "fairlead.provision.agent_accounts": ("self._account",),
+    "fairlead.provision.maintain.node_access": ("parse_look", "outcome"),
+    "fairlead.provision.planned_changes": ("of_result",),
     "fairlead.provision.networks": ("_ports",),
     "fairlead.measure.report": ("_said",),
 }

@@ -15,7 +15,7 @@ import pytest
 import fairlead
 from fairlead.cli import main
 from fairlead.errors import DataError, InputMissing
-from fairlead.provision import bundle_dir, bundle_open, wheel_lock, wheels
+from fairlead.provision import offline_bundle, offline_bundle_check, wheel_lock, wheels
 from tests.lab.wheels import wheelhouse
 
 OWN = wheels.own_wheel().name
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(wheelhouse("bookworm")))
-        bundle_dir.make(folder, pythons=("3.11",), machine="x86_64", lock=None, admin=False)
+        offline_bundle.make(folder, pythons=("3.11",), machine="x86_64", lock=None, admin=False)
     return folder
 
 
@@ -154,8 +154,8 @@ def judged(listed: dict[str, str]) -> str:
     nodes = {f"wheelhouse/{p.wheels[0].name}": p.wheels[0].sha256 for p in wheel_lock.load().packages}
     every = {"README.md": "", "node.txt": "", **nodes, **listed}
     try:
-        bundle_open._refuse_other_admin(Path("/b"), every)
-        bundle_open._refuse_incomplete(Path("/b"), every)
+        offline_bundle_check._refuse_other_admin(Path("/b"), every)
+        offline_bundle_check._refuse_incomplete(Path("/b"), every)
     except (DataError, InputMissing) as e:
         return str(e)
     return ""
@@ -384,6 +384,6 @@ def test_a_bundle_made_again_keeps_nothing_of_what_was_added(bundle: Path, monke
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheelhouse("bookworm")))
     before = (bundle / "SHA256SUMS").read_text()
-    bundle_dir.make(bundle, pythons=("3.11",), machine="x86_64", lock=None, admin=False)
+    offline_bundle.make(bundle, pythons=("3.11",), machine="x86_64", lock=None, admin=False)
     assert (bundle / "SHA256SUMS").read_text() == before and (bundle.parent / "away/site.yml").is_file()
-    assert bundle_open.open_bundle(str(bundle))
+    assert offline_bundle_check.open_bundle(str(bundle))

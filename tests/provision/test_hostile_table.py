@@ -20,10 +20,10 @@ from fairlead.measure.run import FILE_MAX, _written
 from fairlead.measure.script import Step
 from fairlead.measure.tool import Outcome
 from fairlead.measure.tools import load
-from fairlead.provision.accounts import OverSsh
+from fairlead.provision.agent_accounts import OverSsh
 from fairlead.provision.inventory import targets
-from fairlead.provision.maintain import node as maintain_node
-from fairlead.provision.run import Options
+from fairlead.provision.maintain import node_access as maintain_node
+from fairlead.provision.provision_run import Options
 from tests.playbooks.hostile import ESCAPES, item, line, need, report, strange
 from tests.provision.desk import Desk
 

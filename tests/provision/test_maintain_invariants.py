@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import strip_suffixes
-from fairlead.provision.maintain import steps
+from fairlead.provision.maintain import maintenance_steps
 from fairlead.provision.maintain.controller import Controller
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.steps import NEXT, Applied, Looked, Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_loop import Maintenance
+from fairlead.provision.maintain.maintenance_steps import NEXT, Applied, Looked, Plan, Step, Work
 from fairlead.slurm.scontrol import Scontrol
 from tests.slurm.model import Ctld
 
@@ -269,7 +269,7 @@ class Driver:
 @contextmanager
 def driver(release: str) -> Iterator[Driver]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "LATE_SECONDS", 0.1)  # the model has no late answers
+        patch.setattr(maintenance_steps, "LATE_SECONDS", 0.1)  # the model has no late answers
         made = Driver(World(release), Path(folder))
         try:
             yield made

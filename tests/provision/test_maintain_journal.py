@@ -16,9 +16,9 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.errors import DataError, HostError, InputMissing
-from fairlead.provision.maintain.journal import _TABLES, SPARE_BYTES, Journal, Run
-from fairlead.provision.maintain.report import report
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import _TABLES, SPARE_BYTES, Journal, Run
+from fairlead.provision.maintain.maintenance_report import report
+from fairlead.provision.maintain.maintenance_steps import Plan, Step, Work
 
 PLAN = Plan(reason="new driver", floors={"main": 2})
 
@@ -98,8 +98,8 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_steps import Plan, Step, Work
 journal = Journal(sys.argv[1])
 run = journal.begin(Plan(reason="new driver"), [Work(node="n1", slurm="n1")], site="s", who="w")
 journal.put(run.id, 0, run.works[0].at(Step.DRAINING, 5.0, "drain"))

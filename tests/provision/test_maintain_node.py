@@ -14,9 +14,9 @@ from fairlead.config.site import AnsibleOptions, Site
 from fairlead.model.verdict import State, Verdict
 from fairlead.provision.inventory import Target
 from fairlead.provision.maintain.controller import jobs_by_node
-from fairlead.provision.maintain.node import OverSsh, outcome, parse_look
-from fairlead.provision.maintain.steps import Applied, Looked
-from fairlead.provision.report import NodeResult, node_result
+from fairlead.provision.maintain.maintenance_steps import Applied, Looked
+from fairlead.provision.maintain.node_access import OverSsh, outcome, parse_look
+from fairlead.provision.provision_report import NodeResult, node_result
 from tests.slurm.maintained import document
 
 BOOT = "/proc/sys/kernel/random/boot_id"

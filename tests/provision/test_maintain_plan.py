@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from fairlead import config
 from fairlead.cli.times import window
 from fairlead.errors import UsageError
+from fairlead.provision.maintain.begin_limits import Place
 from fairlead.provision.maintain.controller import Listing
-from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.plan import Asked, prepare, replanned
-from fairlead.provision.maintain.report import unended
-from fairlead.provision.maintain.steps import Plan
+from fairlead.provision.maintain.maintenance_plan import Asked, prepare, replanned
+from fairlead.provision.maintain.maintenance_report import unended
+from fairlead.provision.maintain.maintenance_steps import Plan
 from fairlead.slurm.client import NodeState
 
 IN_SLURM = ("gpu1", "gpu2")

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.errors import UsageError
-from fairlead.provision.maintain import looks, steps
-from fairlead.provision.maintain.limits import Budget, Place, batch_of, choose, floor_of, overshoot
-from fairlead.provision.maintain.plan import floors
-from fairlead.provision.maintain.report import node_report
-from fairlead.provision.maintain.steps import Applied, Hand, Looked, Move, Plan, Seen, Step, Work
+from fairlead.provision.maintain import maintenance_steps, node_verification
+from fairlead.provision.maintain.begin_limits import Budget, Place, batch_of, choose, floor_of, overshoot
+from fairlead.provision.maintain.maintenance_plan import floors
+from fairlead.provision.maintain.maintenance_report import node_report
+from fairlead.provision.maintain.maintenance_steps import Applied, Hand, Looked, Move, Plan, Seen, Step, Work
 
 PLAN = Plan(reason="new driver")
 WORK = Work(node="n1", slurm="n1", step=Step.WAITING, since=100.0, began=90.0, text="ours", drained=95.0)
@@ -43,7 +43,7 @@ def step(move: Move | None) -> Step | None:
 )
 def test_before_the_drain(seen: Seen, adopt: bool, again: bool, then: Step | None) -> None:
     work = Work(node="n1", slurm="n1", step=Step.DRAINING, drained=95.0 if again else 0.0)
-    assert step(steps.first(work, seen, adopt=adopt)) is then
+    assert step(maintenance_steps.first(work, seen, adopt=adopt)) is then
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_before_the_drain(seen: Seen, adopt: bool, again: bool, then: Step | Non
     ],
 )
 def test_waiting_for_jobs(seen: Seen, now: float, aborting: bool, then: Step | None) -> None:
-    assert step(steps.waiting(WORK, seen, now, Plan(reason="r", max_wait=60.0), aborting=aborting)) is then
+    assert step(maintenance_steps.waiting(WORK, seen, now, Plan(reason="r", max_wait=60.0), aborting=aborting)) is then
 
 
 REBOOTED = Work(node="n1", slurm="n1", step=Step.REBOOTING, since=100.0, boot_before="a", machine="serial 1")
@@ -81,7 +81,7 @@ REBOOTED = Work(node="n1", slurm="n1", step=Step.REBOOTING, since=100.0, boot_be
     ],
 )
 def test_after_the_reboot(look: Looked, now: float, then: Step | None, why: str) -> None:
-    move = looks.rebooting(REBOOTED, look, now, PLAN)
+    move = node_verification.rebooting(REBOOTED, look, now, PLAN)
     assert step(move) is then and (move is None or why in move.why)
 
 
@@ -111,40 +111,40 @@ WELL = {"boot": "b", "machine": "serial 1", "verdict": "ok", "age_seconds": 1.0,
 def test_is_it_well(changed: dict[str, object], why: str) -> None:
     work = Work(node="n1", slurm="n1", step=Step.VERIFYING, since=100.0, boot_after="b", machine="serial 1", known=("ecc: 1",))
     look = Looked(**{**WELL, **changed})  # type: ignore[arg-type]
-    said = looks.unwell(work, look, 110.0)
+    said = node_verification.unwell(work, look, 110.0)
     assert (why in said) if why else not said
 
 
 def test_what_waits_for_a_reboot_nobody_asked_for_is_no_failure() -> None:
     said = Applied(pending=("kernel_cmdline: iommu=pt",))
-    assert step(steps.verified(WORK, said, PLAN)) is Step.RESUMING
-    assert "not in effect after the reboot" in steps.verified(WORK, said, Plan(reason="r", reboot=True)).why
+    assert step(maintenance_steps.verified(WORK, said, PLAN)) is Step.RESUMING
+    assert "not in effect after the reboot" in maintenance_steps.verified(WORK, said, Plan(reason="r", reboot=True)).why
     other = Applied(changed=("nccl: missing",))
-    assert steps.verified(WORK, other, PLAN) == Move(Step.MARKING, "not as declared: nccl: missing")
-    assert step(steps.verified(REBOOTED_ONCE, other, PLAN)) is Step.APPLYING
-    assert step(steps.verified(replace(REBOOTED_ONCE, again=True), other, PLAN)) is Step.MARKING
-    assert step(steps.applied(WORK, said, PLAN)) is Step.VERIFYING
-    assert step(steps.applied(WORK, said, Plan(reason="r", reboot=True))) is Step.REBOOTING
-    assert step(steps.applied(WORK, Applied(trouble="no space"), PLAN)) is Step.MARKING
+    assert maintenance_steps.verified(WORK, other, PLAN) == Move(Step.MARKING, "not as declared: nccl: missing")
+    assert step(maintenance_steps.verified(REBOOTED_ONCE, other, PLAN)) is Step.APPLYING
+    assert step(maintenance_steps.verified(replace(REBOOTED_ONCE, again=True), other, PLAN)) is Step.MARKING
+    assert step(maintenance_steps.applied(WORK, said, PLAN)) is Step.VERIFYING
+    assert step(maintenance_steps.applied(WORK, said, Plan(reason="r", reboot=True))) is Step.REBOOTING
+    assert step(maintenance_steps.applied(WORK, Applied(trouble="no space"), PLAN)) is Step.MARKING
 
 
 def test_a_lift_that_was_sent_and_not_answered_is_waited_for() -> None:
     lifting = Work(node="n1", slurm="n1", step=Step.LIFTING, sent=100.0)
-    assert steps.lifted(lifting, FREE, 105.0, PLAN) is None
-    assert step(steps.lifted(lifting, FREE, 120.0, PLAN)) is Step.GIVEN_BACK
+    assert maintenance_steps.lifted(lifting, FREE, 105.0, PLAN) is None
+    assert step(maintenance_steps.lifted(lifting, FREE, 120.0, PLAN)) is Step.GIVEN_BACK
     resuming = Work(node="n1", slurm="n1", step=Step.RESUMING)
-    assert step(steps.lifted(resuming, FREE, 105.0, PLAN)) is Step.DONE
-    assert steps.lifted(resuming, OURS, 105.0, PLAN) is None
-    assert step(steps.lifted(resuming, OTHER, 105.0, PLAN)) is Step.TAKEN
-    assert step(steps.lifted(resuming, COVERED, 105.0, PLAN)) is Step.FAILED
+    assert step(maintenance_steps.lifted(resuming, FREE, 105.0, PLAN)) is Step.DONE
+    assert maintenance_steps.lifted(resuming, OURS, 105.0, PLAN) is None
+    assert step(maintenance_steps.lifted(resuming, OTHER, 105.0, PLAN)) is Step.TAKEN
+    assert step(maintenance_steps.lifted(resuming, COVERED, 105.0, PLAN)) is Step.FAILED
 
 
 def test_a_node_is_done_once_slurmctld_hears_from_it() -> None:
     """UNDRAIN and RESUME make it NOT_RESPONDING until the next ping, and no job starts there meanwhile."""
     resuming = Work(node="n1", slurm="n1", step=Step.RESUMING, since=100.0)
     silent = Seen(hand=Hand.FREE, silent=True)
-    assert steps.lifted(resuming, silent, 105.0, PLAN) is None
-    move = steps.lifted(resuming, silent, 500.0, PLAN)
+    assert maintenance_steps.lifted(resuming, silent, 105.0, PLAN) is None
+    move = maintenance_steps.lifted(resuming, silent, 500.0, PLAN)
     assert move == Move(Step.FAILED, "resumed, and does not answer slurmctld after 300 s")
     said = node_report(resuming.at(move.step, 500.0, move.why))
     assert said.condition == "not drained any more, and not in service" and not said.reason
@@ -219,18 +219,18 @@ def test_of_two_runs_that_drained_at_once_the_later_gives_back() -> None:
 
 def test_a_node_that_an_earlier_run_has_left_is_never_given_back_untouched() -> None:
     took = replace(WORK, took="fairlead:maintain:abcdef123456 new driver; FAILED: 7 of 8 GPUs")
-    move = steps.waiting(took, OURS, 110.0, PLAN, aborting=True)
+    move = maintenance_steps.waiting(took, OURS, 110.0, PLAN, aborting=True)
     assert move is not None and move.step is Step.MARKING and move.why.endswith("new driver; FAILED: 7 of 8 GPUs")
-    assert step(steps.abort(replace(took, step=Step.DRAINING))) is Step.MARKING
-    assert step(steps.abort(replace(WORK, step=Step.UNDOING))) is Step.LIFTING
+    assert step(maintenance_steps.abort(replace(took, step=Step.DRAINING))) is Step.MARKING
+    assert step(maintenance_steps.abort(replace(WORK, step=Step.UNDOING))) is Step.LIFTING
 
 
 def test_who_resumes_a_node_that_reboots_is_told_of_it() -> None:
     ordered = replace(REBOOTED, registered_before="1")
-    move = steps.standing(ordered, FREE)
+    move = maintenance_steps.standing(ordered, FREE)
     assert move is not None and move.step is Step.TAKEN and "after its reboot was ordered" in move.why
-    assert "reboot" not in (steps.standing(REBOOTED, FREE) or Move(Step.TAKEN)).why
-    assert steps.announced(Plan(reason="r", reboot=True)) == "r (node will reboot)"
+    assert "reboot" not in (maintenance_steps.standing(REBOOTED, FREE) or Move(Step.TAKEN)).why
+    assert maintenance_steps.announced(Plan(reason="r", reboot=True)) == "r (node will reboot)"
 
 
 def test_broken_nodes_use_the_drain_budget_and_maintenance_does_not() -> None:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairlead.provision.maintain import limits, room, steps
-from fairlead.provision.maintain.steps import Applied, Plan, Step, Work
+from fairlead.provision.maintain import begin_limits, drain_room, maintenance_steps
+from fairlead.provision.maintain.maintenance_steps import Applied, Plan, Step, Work
 from tests.provision.test_maintain_invariants import Driver, World, hold
 from tests.slurm.model import Ctld
 
@@ -72,10 +72,10 @@ class Own(Driver):
 @contextmanager
 def both() -> Iterator[tuple[Shared, list[Own]]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "LATE_SECONDS", 0.1)
-        patch.setattr(limits, "CONTEST_SECONDS", 0.05)
-        patch.setattr(limits, "ANSWER_SECONDS", 0.1)
-        patch.setattr(room, "AGAIN_SECONDS", (0.0, 0.01))
+        patch.setattr(maintenance_steps, "LATE_SECONDS", 0.1)
+        patch.setattr(begin_limits, "CONTEST_SECONDS", 0.05)
+        patch.setattr(begin_limits, "ANSWER_SECONDS", 0.1)
+        patch.setattr(drain_room, "AGAIN_SECONDS", (0.0, 0.01))
         world, made = Shared("24"), []
         for number, names in enumerate(OWN):
             (Path(folder) / str(number)).mkdir()

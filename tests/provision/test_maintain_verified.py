@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.provision.maintain.steps import Applied, Plan, Step, Work, applied, verified
+from fairlead.provision.maintain.maintenance_steps import Applied, Plan, Step, Work, applied, verified
 
 REBOOT = Plan(reason="driver 580", reboot=True)
 

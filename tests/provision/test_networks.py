@@ -9,7 +9,7 @@ import msgspec
 from fairlead import config
 from fairlead.nccl.fleet import Port
 from fairlead.provision.networks import differences
-from fairlead.provision.report import NodeResult, Report, text
+from fairlead.provision.provision_report import NodeResult, Report, text
 
 PORTS = tuple(Port(name=f"mlx5_{i}", up=True, link_layer="InfiniBand", rate_gbps=400, mtu_bytes=4092) for i in range(2))
 

@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairlead.provision.maintain.steps import Step, Work
-from fairlead.provision.maintain.table import Silent
-from fairlead.provision.outlive import holder, holding
+from fairlead.provision.ansible_lock import holder, holding
+from fairlead.provision.maintain.maintenance_display import Silent
+from fairlead.provision.maintain.maintenance_steps import Step, Work
 from tests.provision.test_maintain_invariants import MINE, World, driver
 
 PARENT = """
 import subprocess, sys
-from fairlead.provision.outlive import holding
+from fairlead.provision.ansible_lock import holding
 child = subprocess.Popen(holding(sys.argv[1], ["sleep", "600"]), start_new_session=True)
 print(child.pid, flush=True)
 child.wait()

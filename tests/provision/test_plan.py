@@ -16,8 +16,10 @@ import pytest
 from fairlead import config, settings
 from fairlead.cli import main
 from fairlead.errors import ConfigError, ExitCode, InputMissing, SlurmError, UsageError
-from fairlead.provision import inventory, plan, report
-from fairlead.provision.progress import display
+from fairlead.provision import inventory, planned_changes, provision_report
+from fairlead.provision.planned_changes import of_items, of_result
+from fairlead.provision.provision_progress import display
+from fairlead.provision.provision_report import NodeResult, node_result
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.trees import MACHINES
 
@@ -59,20 +61,18 @@ CHANGE = {"what": "/x", "why": "content"}
 
 def test_nodes_that_need_a_reboot_or_a_drain_are_named() -> None:
     plans = [
-        plan.of_items("gpu1", [item("kernel_cmdline", "would_change", ("file", "none"), ("running", "reboot"))]),
-        plan.of_items("gpu2", [item("driver", "deferred", ("other version", "drain"))], busy=True),
-        plan.of_items("gpu3", [item("sysctl", "refused", message="brr")]),
-        plan.of_items("gpu4", [item("nccl", "same")]),
-        plan.of_result(report.node_result("gpu5", "runner_on_unreachable", "t", {"msg": "No route to host"})),
-        plan.of_result(
-            report.node_result(
-                "gpu6", "runner_on_ok", "t", {"changes": [{"what": "/x", "why": "content"}], "apply": {"items": []}}
-            )
+        of_items("gpu1", [item("kernel_cmdline", "would_change", ("file", "none"), ("running", "reboot"))]),
+        of_items("gpu2", [item("driver", "deferred", ("other version", "drain"))], busy=True),
+        of_items("gpu3", [item("sysctl", "refused", message="brr")]),
+        of_items("gpu4", [item("nccl", "same")]),
+        of_result(node_result("gpu5", "runner_on_unreachable", "t", {"msg": "No route to host"})),
+        of_result(
+            node_result("gpu6", "runner_on_ok", "t", {"changes": [{"what": "/x", "why": "content"}], "apply": {"items": []}})
         ),
     ]
     assert [p.state for p in plans] == ["would_change", "would_change", "failed", "same", "unreachable", "would_change"]
-    assert plan.needing(plans) == {"reboot": ("gpu1",), "drain": ("gpu2",), "idle": ()}
-    told = plan.text(plans).splitlines()
+    assert planned_changes.needing(plans) == {"reboot": ("gpu1",), "drain": ("gpu2",), "idle": ()}
+    told = planned_changes.text(plans).splitlines()
     assert "  kernel_cmdline: running (kernel_cmdline) [reboot]" in told and "  /x: content" in told
     assert "needs a reboot: gpu1" in told and "needs a drained node: gpu2" in told and "a job runs there now: gpu2" in told
     assert told.index("  cannot: No route to host") > told.index("gpu4 (1 node): same"), "those not reached come last"
@@ -88,13 +88,12 @@ def test_a_plan_names_the_file_that_declares_what_cannot_be_and_shows_our_own_fi
     assert f"  cannot: sysctl: {site} nodes.gpu1: settings.sysctl.values.net.ipv4.tcp_" in capsys.readouterr().out
     changes = [{"what": "/x", "why": "content", "before": "a\n", "after": f"{n}\n"} for n in range(2)]
     results = [
-        report.node_result(f"gpu{n}", "runner_on_ok", "t", {"changes": [c], "apply": {"items": []}})
-        for n, c in enumerate(changes)
+        node_result(f"gpu{n}", "runner_on_ok", "t", {"changes": [c], "apply": {"items": []}}) for n, c in enumerate(changes)
     ]
-    told = plan.text([plan.of_result(r) for r in results], diff=True)
+    told = planned_changes.text([of_result(r) for r in results], diff=True)
     assert told.startswith("gpu[0-1] (2 nodes): would change\n  /x: content\n  diff of gpu0, the first of them:\n    --- /x\n")
     assert "    +0\n" in told and "    +1\n" not in told
-    assert "  diff of gpu0, the first of them:\n    --- /x\n" in report.text(made_of(results), diff=True)
+    assert "  diff of gpu0, the first of them:\n    --- /x\n" in provision_report.text(made_of(results), diff=True)
 
 
 def test_tags_are_settings_and_their_groups() -> None:
@@ -175,14 +174,14 @@ def test_a_group_of_clustershell_that_is_none_is_an_error(tmp_path: Path) -> Non
         inventory.targets(config.load_site(str(path)))
 
 
-def made_of(nodes: Sequence[report.NodeResult], check: bool = False) -> report.Report:
-    return report.Report(
+def made_of(nodes: Sequence[NodeResult], check: bool = False) -> provision_report.Report:
+    return provision_report.Report(
         site="site.toml", generation=7, check=check, seconds=1.5, nodes=tuple(nodes), began=1763769600.0, tags=("nccl",)
     )
 
 
-def made(*states: str, check: bool = False) -> report.Report:
-    return made_of([report.NodeResult(node=f"gpu{i}", state=s, message=s) for i, s in enumerate(states)], check)
+def made(*states: str, check: bool = False) -> provision_report.Report:
+    return made_of([NodeResult(node=f"gpu{i}", state=s, message=s) for i, s in enumerate(states)], check)
 
 
 @pytest.mark.parametrize(
@@ -201,12 +200,12 @@ def test_exit_codes_say_changed_failed_unreachable(states: tuple[str, ...], plai
 
 
 def test_the_page_for_a_change_ticket_says_what_when_and_how_it_ended() -> None:
-    page = report.ticket(made("same", "unreachable", "failed"), ExitCode.UNAVAILABLE, "ada on admin1")
+    page = provision_report.ticket(made("same", "unreachable", "failed"), ExitCode.UNAVAILABLE, "ada on admin1")
     assert "site: site.toml, generation 7\nsettings: nccl\nbegan: 2025-11-22 00:00:00 UTC\n" in page
     assert page.startswith("fairlead provision: change\nby: ada on admin1\n")
     assert "exit code: 69" in page and page.endswith("3 nodes: 1 the same, 1 failed, 1 unreachable; 0 changes in 1.5 s\n")
     assert page.index("gpu2 (1 node): failed") < page.index("gpu1 (1 node): unreachable"), "those not reached come last"
-    found = report.data(made("same", "same"), ExitCode.OK)
+    found = provision_report.data(made("same", "same"), ExitCode.OK)
     assert (found["counts"], found["exit_code"], found["groups"]) == (
         {"same": 2},
         0,
@@ -264,7 +263,7 @@ def unreachable(tmp_path: Path, terminal: bool) -> str:
 
 
 def test_progress_of_a_check_never_says_that_something_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    result = report.NodeResult(
+    result = NodeResult(
         node="gpu1", state="changed", changed=2, changes=("a: b", "c: d"), waiting=("pcie_acs: x",), waits=("idle",)
     )
     for check in (True, False):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 pytest.importorskip("ClusterShell")
 
 from fairlead.cli.fleet_table import changes, lines, summary, table
-from fairlead.provision.accounts import Account
+from fairlead.provision.agent_accounts import Account
 from fairlead.provision.roster import Row, as_data, fold, holder_of, rows
 from fairlead.slurm.client import JobOn, NodeState
 from fairlead.slurm.listing import Listed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.provision.maintain.table import frame, lasted
+from fairlead.provision.maintain.maintenance_display import frame, lasted
 from tests.terminal import Pty
 
 PROJECT = Path(__file__).resolve().parents[2]

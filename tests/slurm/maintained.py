@@ -29,13 +29,13 @@ from fairlead.host.root import Root
 from fairlead.model.verdict import State, Verdict
 from fairlead.provision.inventory import Target
 from fairlead.provision.maintain.controller import Controller
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.node import OverSsh, outcome
-from fairlead.provision.maintain.plan import floors, standing
-from fairlead.provision.maintain.report import Report, report
-from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.steps import Applied, Plan, Work
-from fairlead.provision.report import node_result
+from fairlead.provision.maintain.maintenance_journal import Journal, Run
+from fairlead.provision.maintain.maintenance_loop import Maintenance
+from fairlead.provision.maintain.maintenance_plan import floors, standing
+from fairlead.provision.maintain.maintenance_report import Report, report
+from fairlead.provision.maintain.maintenance_steps import Applied, Plan, Work
+from fairlead.provision.maintain.node_access import OverSsh, outcome
+from fairlead.provision.provision_report import node_result
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command

@@ -13,11 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.provision.maintain import room
+from fairlead.provision.maintain import drain_room
 from fairlead.provision.maintain.controller import silent
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.report import report
-from fairlead.provision.maintain.steps import Step
+from fairlead.provision.maintain.maintenance_journal import Journal, Run
+from fairlead.provision.maintain.maintenance_report import report
+from fairlead.provision.maintain.maintenance_steps import Step
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
@@ -143,7 +143,7 @@ def test_batch_and_floor_hold(bench: Bench) -> None:
 @on("trixie")
 def test_a_window_that_ends_in_the_middle_and_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it begins nothing is drained; what is under way at its end is finished, no other is begun, and the next goes on."""
-    monkeypatch.setattr(room, "EXPECTED_SECONDS", {False: 0.1, True: 0.1})
+    monkeypatch.setattr(drain_room, "EXPECTED_SECONDS", {False: 0.1, True: 0.1})
     bench.nodes.lost.add("n1")
     opens = time.time() + 1.5
     run = bench.begin(reboot=True, batch=1, opens=opens, window=opens + 3600)

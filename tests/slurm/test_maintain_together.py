@@ -19,8 +19,8 @@ from fairlead.cli import main
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.policy.ownership import MAINTAIN
 from fairlead.provision.maintain.controller import silent
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.steps import Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal, Run
+from fairlead.provision.maintain.maintenance_steps import Step, Work
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.slurm.conftest import drain_of

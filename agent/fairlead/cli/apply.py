@@ -81,7 +81,7 @@ def _files_only(root: Root) -> None:
 def _furnish(root: Root, document: config.Document) -> None:
     """In an image: hooks, units (enabled by link) and the document. The release itself is the image builder's to install."""
     from fairlead.model.change import Unit
-    from fairlead.provision.bundle import UNITS, documents, node_files, scratch_units
+    from fairlead.provision.run_bundle import UNITS, documents, node_files, scratch_units
 
     for path, content, mode in node_files():
         change.write_file(root.join(path), content, mode)

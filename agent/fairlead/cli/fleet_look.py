@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fairlead.config import Site
 from fairlead.errors import UsageError
-from fairlead.provision.accounts import Account, OverSsh, Source
+from fairlead.provision.agent_accounts import Account, OverSsh, Source
 from fairlead.provision.roster import Fold, Row, as_data, fold, rows
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.listing import Listed, listed

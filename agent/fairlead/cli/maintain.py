@@ -32,9 +32,9 @@ from fairlead.cli.times import local, span, window
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmError, UsageError
 
 if TYPE_CHECKING:
-    from fairlead.provision.maintain.journal import Journal, Run
-    from fairlead.provision.maintain.plan import Asked
-    from fairlead.provision.maintain.run import Maintenance
+    from fairlead.provision.maintain.maintenance_journal import Journal, Run
+    from fairlead.provision.maintain.maintenance_loop import Maintenance
+    from fairlead.provision.maintain.maintenance_plan import Asked
 
 SITE = "/etc/fairlead/site.toml"
 JOURNAL = "/var/lib/fairlead/maintain.db"
@@ -118,8 +118,8 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _new(args: argparse.Namespace) -> ExitCode:
-    from fairlead.provision.maintain.forgotten import forgotten
-    from fairlead.provision.maintain.plan import prepare
+    from fairlead.provision.maintain.maintenance_plan import prepare
+    from fairlead.provision.maintain.returned_drains import forgotten
 
     site = config.load_site(args.site or SITE)
     controller = controller_of(args)
@@ -141,7 +141,7 @@ def _new(args: argparse.Namespace) -> ExitCode:
 
 
 def _asked(args: argparse.Namespace) -> Asked:
-    from fairlead.provision.maintain.plan import Asked
+    from fairlead.provision.maintain.maintenance_plan import Asked
 
     return Asked(nodelist=args.nodelist, reason=args.reason, reboot=args.reboot, take_over=args.take_over, **_limits(args))
 
@@ -165,8 +165,8 @@ def _limits(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
-    from fairlead.provision.maintain.journal import Journal
-    from fairlead.provision.maintain.plan import replanned
+    from fairlead.provision.maintain.maintenance_journal import Journal
+    from fairlead.provision.maintain.maintenance_plan import replanned
 
     changed = _limits(args)
     journal_of(args, write=False).close()  # there has to be one
@@ -191,7 +191,7 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
 
 def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool:
     """Lift drains of a run that has ended (of any, without a name) that slurmctld has brought back; whether there were any."""
-    from fairlead.provision.maintain.forgotten import forgotten, lift
+    from fairlead.provision.maintain.returned_drains import forgotten, lift
 
     controller = controller_of(args)
     try:
@@ -210,12 +210,12 @@ def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool
 def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
     """Drive a run to its end, and report."""
     from fairlead.provision.inventory import fold, targets
-    from fairlead.provision.maintain.node import OverSsh
-    from fairlead.provision.maintain.plan import budgets, by_name
-    from fairlead.provision.maintain.report import text, unended
-    from fairlead.provision.maintain.run import Maintenance
-    from fairlead.provision.maintain.table import display, summary
-    from fairlead.provision.run import Options
+    from fairlead.provision.maintain.maintenance_display import display, summary
+    from fairlead.provision.maintain.maintenance_loop import Maintenance
+    from fairlead.provision.maintain.maintenance_plan import budgets, by_name
+    from fairlead.provision.maintain.maintenance_report import text, unended
+    from fairlead.provision.maintain.node_access import OverSsh
+    from fairlead.provision.provision_run import Options
 
     site = config.load_site(args.site or found.site)
     chosen = targets(site, fold([w.node for w in found.works]))
@@ -299,7 +299,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
 def _show(args: argparse.Namespace, name: str) -> ExitCode:
     import msgspec
 
-    from fairlead.provision.maintain.report import text
+    from fairlead.provision.maintain.maintenance_report import text
 
     journal = journal_of(args, write=False)
     found = journal.run(name or next((r.id for r in journal.runs()), ""))

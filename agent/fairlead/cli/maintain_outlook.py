@@ -9,12 +9,12 @@ from fairlead.cli.show import print_json
 from fairlead.config import Site
 from fairlead.errors import ExitCode
 from fairlead.provision.maintain.controller import Controller
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.plan import Prepared
-from fairlead.provision.maintain.plan import outlook as lines_of
-from fairlead.provision.report import text
-from fairlead.provision.run import Options
-from fairlead.provision.run import run as provision
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_plan import Prepared
+from fairlead.provision.maintain.maintenance_plan import outlook as lines_of
+from fairlead.provision.provision_report import text
+from fairlead.provision.provision_run import Options
+from fairlead.provision.provision_run import run as provision
 
 
 def outlook(args: argparse.Namespace, site: Site, prepared: Prepared, controller: Controller) -> ExitCode:

@@ -28,7 +28,7 @@ from fairlead.daemon.replay import Difference, Event, Replayed, compare, prefixe
 from fairlead.errors import ConfigError, DataError, ExitCode, InputMissing, UsageError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
-from fairlead.provision.screen import beneath
+from fairlead.provision.terminal_frame import beneath
 
 PATIENCE_SECONDS = 2.0  # what takes longer says how far it is
 _HEAD = ("schema", "generation", "hash", "node", "profile", "unsupported")

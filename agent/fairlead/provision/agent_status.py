@@ -14,7 +14,7 @@ from msgspec import Meta
 from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain import one_line
-from fairlead.provision.answer import SAID, TEXT_MAX
+from fairlead.provision.node_answer import SAID, TEXT_MAX
 
 MANY = 5000
 Unix = Annotated[float, Meta(ge=0, le=1e11)]  # also seconds since the boot

@@ -14,7 +14,7 @@ from msgspec import Struct, to_builtins
 
 from fairlead.model.verdict import one_line
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, SUFFIXES, parse, strip_suffixes
-from fairlead.provision.accounts import Account
+from fairlead.provision.agent_accounts import Account
 from fairlead.slurm.client import UNAVAILABLE
 from fairlead.slurm.listing import Listed
 

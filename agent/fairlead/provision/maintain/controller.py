@@ -19,9 +19,9 @@ from fairlead.model.plain import one_line
 from fairlead.policy.ownership import MAINTAIN, Owner, classify, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
 from fairlead.policy.rules import Rules
-from fairlead.provision.maintain import steps
-from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.steps import Hand, Move, Now, Plan, Seen, Step, Work
+from fairlead.provision.maintain import maintenance_steps
+from fairlead.provision.maintain.begin_limits import Place
+from fairlead.provision.maintain.maintenance_steps import Hand, Move, Now, Plan, Seen, Step, Work
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
 
@@ -120,17 +120,17 @@ class Controller:
         began = time.monotonic()
         state = self.client.node(work.slurm)
         seen = self._seen(work, state, 0)
-        move = steps.first(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
+        move = maintenance_steps.first(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
         if move is None and time.monotonic() - began < FRESH_SECONDS:
             try:
                 self.client.drain(work.slurm, work.text)
             except SlurmUnavailable:
                 raise
             except SlurmError as e:
-                move = Move(Step.TAKEN if work.drained else Step.SKIPPED, steps.untouched(str(e)))
+                move = Move(Step.TAKEN if work.drained else Step.SKIPPED, maintenance_steps.untouched(str(e)))
             else:
                 seen = self.now(work)
-                move = steps.read_back(work, seen)
+                move = maintenance_steps.read_back(work, seen)
         return move, seen.since
 
     def lift(self, work: Work, plan: Plan) -> Move | None:
@@ -139,13 +139,13 @@ class Controller:
         began = time.monotonic()
         state = self.client.node(work.slurm)
         seen = self._seen(work, state, 0)
-        move = steps.lifted(work, seen, time.time(), plan)
+        move = maintenance_steps.lifted(work, seen, time.time(), plan)
         if move is None and seen.hand is Hand.OURS and time.monotonic() - began < FRESH_SECONDS:
             if work.boot_after and "DOWN" in state.states:
                 self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
             else:
                 self.client.resume(work.slurm)
-            move = steps.lifted(work, self.now(work), time.time(), plan)
+            move = maintenance_steps.lifted(work, self.now(work), time.time(), plan)
         return move
 
     def mark(self, work: Work) -> Move | None:

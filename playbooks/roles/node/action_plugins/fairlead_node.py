@@ -4,8 +4,8 @@ The work is done on the node by the program fairlead/on_node, which the bundle h
 runs Ansible need not have fairlead). The program and the request go out over the connection's standard input, and the answer
 comes back as one line. No module is built, no file is copied to the node beforehand, no facts are gathered.
 
-What a node says is not trusted: answer.py of the bundle takes from it what is known, and refuses the rest (decisions/0037). No
-other text of a node's gets into the result, and none that Ansible would print as it came.
+What a node says is not trusted: node_answer.py of the bundle takes from it what is known, and refuses the rest (decisions/0037).
+No other text of a node gets into the result, and none that Ansible would print as it came.
 """
 
 from __future__ import annotations
@@ -226,13 +226,13 @@ def _end_children() -> None:
 
 
 def _modules(bundle: str) -> tuple[Any, Any, Any]:
-    """The modules of fairlead that the bundle brings along: plain, answer, wheel_tags. They import nothing else of fairlead."""
+    """The modules of fairlead that the bundle brings along: plain, node_answer, wheel_tags. They import no others of fairlead."""
     if (lib := os.path.join(bundle, "lib")) not in sys.path:
         sys.path.insert(0, lib)
     from fairlead.model import plain
-    from fairlead.provision import answer, wheel_tags
+    from fairlead.provision import node_answer, wheel_tags
 
-    return plain, answer, wheel_tags
+    return plain, node_answer, wheel_tags
 
 
 def _read(*path: str) -> bytes:

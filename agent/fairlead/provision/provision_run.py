@@ -3,7 +3,7 @@
 The private folder is on tmpfs, mode 0700, and is wiped when the run ends; no event is ever written to a file (a handler
 that returns False keeps ansible-runner from it), and the documents never appear on a command line.
 
-What a node says is not trusted: the action plugin hands on only what provision/answer.py takes from it (decisions/0037), and
+What a node says is not trusted: the action plugin hands on only what provision/node_answer.py takes from it (decisions/0037), and
 Ansible's own words about a node (an ssh that failed shows what the node wrote) are made one printable line in report.py.
 """
 
@@ -27,14 +27,14 @@ from fairlead.errors import InputMissing, ProvisionError, UsageError
 from fairlead.model.apart import apart
 from fairlead.model.plain import one_line
 from fairlead.provision import wheels
-from fairlead.provision.answer import HINT, LINE_MAX
-from fairlead.provision.bundle import write_bundle
+from fairlead.provision.ansible_lock import holding
 from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
 from fairlead.provision.networks import differences
-from fairlead.provision.outlive import holding
-from fairlead.provision.progress import Asked, Silent, display
-from fairlead.provision.report import NodeResult, Report, node_result, with_origin
+from fairlead.provision.node_answer import HINT, LINE_MAX
+from fairlead.provision.provision_progress import Asked, Silent, display
+from fairlead.provision.provision_report import NodeResult, Report, node_result, with_origin
+from fairlead.provision.run_bundle import write_bundle
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.scontrol import Scontrol
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from fairlead.provision.inventory import fold
-from fairlead.provision.report import NodeResult
-from fairlead.provision.screen import beneath, drawable
+from fairlead.provision.provision_report import NodeResult
+from fairlead.provision.terminal_frame import beneath, drawable
 
 SILENT_SECONDS = 60.0  # without an answer: worth a word, and again after twice as long
 NAMED_MAX = 60  # characters of names in a bar

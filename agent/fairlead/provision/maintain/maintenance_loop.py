@@ -16,15 +16,15 @@ from msgspec.structs import replace
 
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import MAINTAIN, build
-from fairlead.provision.maintain import looks, steps
+from fairlead.provision.ansible_lock import wait_end
+from fairlead.provision.maintain import maintenance_steps, node_verification
+from fairlead.provision.maintain.begin_limits import Budget
 from fairlead.provision.maintain.controller import Controller, Listing
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.limits import Budget
-from fairlead.provision.maintain.node import NodeSide
-from fairlead.provision.maintain.room import Room
-from fairlead.provision.maintain.steps import IN_WORK, KEPT_SECONDS, LIFTED, Applied, Hand, Looked, Move, Step, Work
-from fairlead.provision.maintain.table import Silent
-from fairlead.provision.outlive import wait_end
+from fairlead.provision.maintain.drain_room import Room
+from fairlead.provision.maintain.maintenance_display import Silent
+from fairlead.provision.maintain.maintenance_journal import Journal, Run
+from fairlead.provision.maintain.maintenance_steps import IN_WORK, KEPT_SECONDS, LIFTED, Applied, Hand, Looked, Move, Step, Work
+from fairlead.provision.maintain.node_access import NodeSide
 
 CHECK = MAINTAIN.split(":")[1]
 POLL_SECONDS = 1.0
@@ -152,11 +152,13 @@ class Maintenance:
         now = time.time()
         work = replace(self.works[at].at(move.step, now, move.why), **more)
         if move.step is Step.MARKING:
-            work = replace(work, mark=self._reason(work, steps.marked(self._plan, move.why)))
+            work = replace(work, mark=self._reason(work, maintenance_steps.marked(self._plan, move.why)))
         elif move.step is Step.APPLYING:
             work = replace(work, idle=work.idle if work.again else now)
         elif move.step is Step.DRAINING:
-            work = replace(work, began=work.began or now, text=work.text or self._reason(work, steps.announced(self._plan)))
+            work = replace(
+                work, began=work.began or now, text=work.text or self._reason(work, maintenance_steps.announced(self._plan))
+            )
         self._put(at, work)
         self._why.pop(at, None)
         self._well.discard(at)
@@ -168,7 +170,7 @@ class Maintenance:
     def _take_up(self) -> None:
         """A run that is driven again: nothing is late because nobody drove it."""
         for at, work in enumerate(self.works):
-            move = steps.abort(work) if self._aborting else None
+            move = maintenance_steps.abort(work) if self._aborting else None
             if move is not None:
                 self._move(at, move)
             elif work.step in (Step.REBOOTING, Step.VERIFYING):
@@ -240,7 +242,7 @@ class Maintenance:
             if why := self._room.none(work, self.works, self._plan, listing):
                 self._why[at] = why
                 if self._plan.max_wait and now - work.began >= self._plan.max_wait:
-                    self._move(at, steps.untaken(work, f"not begun: {why}"))
+                    self._move(at, maintenance_steps.untaken(work, f"not begun: {why}"))
             else:
                 self._drain(at)
         elif work.step in (Step.RESUMING, Step.LIFTING, Step.UNDOING):
@@ -257,9 +259,9 @@ class Maintenance:
                 if seen.hand is Hand.OURS and not self._stays(at, listing):
                     return
                 work = self.works[at]
-                if move := steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
+                if move := maintenance_steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
                     self._move(at, move)
-            elif move := steps.standing(work, seen):
+            elif move := maintenance_steps.standing(work, seen):
                 self._move(at, move)
             elif work.step is Step.APPLYING and not work.boot_before:
                 self._look(at, self._before)
@@ -316,7 +318,7 @@ class Maintenance:
                 if not (at in self._well if check else bool(work.boot_before)):
                     continue
                 seen = self._controller.seen(work, listing)
-                if move := steps.standing(work, seen) if check else steps.ready(work, seen):
+                if move := maintenance_steps.standing(work, seen) if check else maintenance_steps.ready(work, seen):
                     self._move(at, move)
                 else:
                     chosen.append(at)
@@ -337,11 +339,11 @@ class Maintenance:
 
     def _applied(self, at: int, said: Applied) -> None:
         work = self.works[at]
-        self._move(at, steps.applied(work, said, self._plan), changed=(*work.changed, *said.changed))
+        self._move(at, maintenance_steps.applied(work, said, self._plan), changed=(*work.changed, *said.changed))
 
     def _rebooting(self, at: int, look: Looked) -> None:
         work, now = self.works[at], time.time()
-        if move := looks.rebooting(work, look, now, self._plan):
+        if move := node_verification.rebooting(work, look, now, self._plan):
             if move.step is Step.VERIFYING:
                 self._nodes.forget(work.node)
                 self._move(at, move, boot_after=look.boot)
@@ -354,7 +356,7 @@ class Maintenance:
 
     def _order(self, at: int) -> None:
         work = self.works[at]
-        if move := steps.ready(work, self._controller.now(work)):
+        if move := maintenance_steps.ready(work, self._controller.now(work)):
             self._move(at, move)
             return
         registered = work.registered_before or self._controller.registered(work)
@@ -369,7 +371,7 @@ class Maintenance:
 
     def _verifying(self, at: int, look: Looked) -> None:
         work = self.works[at]
-        if why := looks.unwell(work, look, time.time()) or self._unregistered(work):
+        if why := node_verification.unwell(work, look, time.time()) or self._unregistered(work):
             self._not_yet(at, why)
         else:
             self._well.add(at)
@@ -387,7 +389,7 @@ class Maintenance:
             self._well.discard(at)
             self._not_yet(at, said.trouble)
             return
-        move = steps.verified(self.works[at], said, self._plan)
+        move = maintenance_steps.verified(self.works[at], said, self._plan)
         more = {"again": True} if move.step is Step.APPLYING else {"pending": said.pending}
         self._move(at, move, **more)
 

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from fairlead.policy.ownership import strip_suffixes
 from fairlead.provision.maintain.controller import Controller, Listing
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.steps import LIFTED, Hand, Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_steps import LIFTED, Hand, Plan, Step, Work
 
 
 class Forgotten(Struct, frozen=True, kw_only=True):

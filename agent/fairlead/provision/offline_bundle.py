@@ -32,7 +32,7 @@ from fairlead import assets
 from fairlead.config.lock import Lock
 from fairlead.errors import UsageError
 from fairlead.model.change import Package
-from fairlead.provision import lock as locking
+from fairlead.provision import driver_lock as locking
 from fairlead.provision import package_files, wheel_lock, wheels
 
 SUMS, README = "SHA256SUMS", "README.md"

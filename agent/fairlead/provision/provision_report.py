@@ -13,8 +13,8 @@ from msgspec import Struct, field
 from fairlead.errors import ExitCode
 from fairlead.model.plain import aside, one_line
 from fairlead.nccl.fleet import Difference
-from fairlead.provision.answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.inventory import fold
+from fairlead.provision.node_answer import HINT, SAID, TEXT_MAX
 
 DOCUMENT = "node.json"  # what settings call their document in an error
 DIFF_LINES_MAX = 1000

@@ -24,7 +24,7 @@ from fairlead.config.lock import load_lock
 from fairlead.errors import DataError, InputMissing
 from fairlead.model.plain import one_line
 from fairlead.provision import wheel_lock, wheels
-from fairlead.provision.bundle_dir import README, SUMS, WHEELS_FOR
+from fairlead.provision.offline_bundle import README, SUMS, WHEELS_FOR
 from fairlead.provision.wheel_tags import choose, normal
 
 SIGNATURE = SUMS + ".sig"  # of the site that made the bundle, if it wants one

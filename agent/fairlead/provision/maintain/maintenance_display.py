@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from fairlead.model.plain import one_line
-from fairlead.provision.maintain.steps import IN_WORK, Step, Work
-from fairlead.provision.screen import Screen, drawable
+from fairlead.provision.maintain.maintenance_steps import IN_WORK, Step, Work
+from fairlead.provision.terminal_frame import Screen, drawable
 
 
 class Silent:

@@ -21,8 +21,8 @@ import msgspec
 from fairlead import assets
 from fairlead.config import Site
 from fairlead.errors import DataError, HostError
-from fairlead.provision.bundle import write_bundle
 from fairlead.provision.inventory import Target, all_nodes, members
+from fairlead.provision.run_bundle import write_bundle
 from fairlead.provision.wheels import Wheel
 
 PARTS = ("bundle", "inventory.yml", "roles")

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from fairlead.provision.maintain import steps
+from fairlead.provision.maintain import maintenance_steps
+from fairlead.provision.maintain.begin_limits import Below, Budget, Choice, bound, choose, in_work, overshoot
 from fairlead.provision.maintain.controller import Controller, Listing
-from fairlead.provision.maintain.limits import Below, Budget, Choice, bound, choose, in_work, overshoot
-from fairlead.provision.maintain.steps import Move, Plan, Step, Work
+from fairlead.provision.maintain.maintenance_steps import Move, Plan, Step, Work
 
 EXPECTED_SECONDS = {False: 60.0, True: 900.0}
 #: So long nothing is begun after a drain was undone, by chance: or two runs would meet again and again.
@@ -46,7 +46,7 @@ class Room:
         """Why a node of the queue is not touched at all."""
         if work.slurm not in listing.nodes:
             return Move(Step.SKIPPED, "not touched: slurmctld has no such node in any partition")
-        move = steps.first(work, self._controller.seen(work, listing), adopt=bool(self.left_by(work, listing)))
+        move = maintenance_steps.first(work, self._controller.seen(work, listing), adopt=bool(self.left_by(work, listing)))
         # Our own drain may stand: it was undone, and slurmctld has forgotten that, or was listed before.
         return move if move is not None and move.step is Step.SKIPPED else None
 

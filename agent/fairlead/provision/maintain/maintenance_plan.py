@@ -14,10 +14,10 @@ from fairlead.errors import UsageError
 from fairlead.policy.budget import allowed
 from fairlead.policy.ownership import parse, strip_suffixes
 from fairlead.provision.inventory import Target, fold, targets
-from fairlead.provision.maintain import steps
+from fairlead.provision.maintain import maintenance_steps
+from fairlead.provision.maintain.begin_limits import Budget, Place, batch_of, floor_of
 from fairlead.provision.maintain.controller import Controller, Listing
-from fairlead.provision.maintain.limits import Budget, Place, batch_of, floor_of
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_steps import Plan, Step, Work
 
 TOO_FEW = "--max-failed: at least 1: no further nodes are started after so many failures"
 
@@ -140,7 +140,7 @@ def outlook(prepared: Prepared, controller: Controller, listing: Listing, left: 
     for work in prepared.works:
         texts = left.get(work.slurm, frozenset()) | frozenset({work.took} - {""})
         adopt = bool(texts and controller.left_by(listing.nodes[work.slurm], texts))
-        move = steps.first(work, controller.seen(work, listing), adopt=adopt)
+        move = maintenance_steps.first(work, controller.seen(work, listing), adopt=adopt)
         if move is not None and move.step is Step.SKIPPED:
             not_touched.append(f"{work.node}: {move.why}")
         else:

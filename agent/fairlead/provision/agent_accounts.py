@@ -20,7 +20,7 @@ from fairlead.model.plain import one_line
 from fairlead.model.verdict import State, parse_line
 from fairlead.policy.rules import SETTING_PREFIX
 from fairlead.provision.agent_status import Status, status_of
-from fairlead.provision.answer import SAID, TEXT_MAX
+from fairlead.provision.node_answer import SAID, TEXT_MAX
 from fairlead.provision.ssh import ANSWER_MAX_BYTES
 
 TEXT = 200  # characters of a name or a version

@@ -17,14 +17,14 @@ from fairlead.config import Site
 from fairlead.errors import DataError, FairleadError
 from fairlead.model.apart import apart
 from fairlead.model.verdict import one_line
-from fairlead.provision.accounts import parse_account, parts_of, reading
+from fairlead.provision.agent_accounts import parse_account, parts_of, reading
 from fairlead.provision.agent_status import Status, status_of
-from fairlead.provision.answer import SAID
 from fairlead.provision.inventory import Target, fold
-from fairlead.provision.maintain.steps import Applied, Looked
-from fairlead.provision.report import NodeResult
-from fairlead.provision.run import Options
-from fairlead.provision.run import run as provision
+from fairlead.provision.maintain.maintenance_steps import Applied, Looked
+from fairlead.provision.node_answer import SAID
+from fairlead.provision.provision_report import NodeResult
+from fairlead.provision.provision_run import Options
+from fairlead.provision.provision_run import run as provision
 from fairlead.provision.ssh import SSH_ARGS, ask, shared_connections
 
 LOOK_SECONDS = 20.0

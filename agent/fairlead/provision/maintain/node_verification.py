@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlead.provision.maintain.steps import Looked, Move, Plan, Step, Work
+from fairlead.provision.maintain.maintenance_steps import Looked, Move, Plan, Step, Work
 
 
 def rebooting(work: Work, look: Looked, now: float, plan: Plan) -> Move | None:

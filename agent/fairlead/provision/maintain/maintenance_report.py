@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from fairlead.errors import ExitCode
 from fairlead.provision.inventory import fold
-from fairlead.provision.maintain.journal import Run
-from fairlead.provision.maintain.steps import RESUMED, Hand, Now, Step, Work
-from fairlead.provision.maintain.table import summary
+from fairlead.provision.maintain.maintenance_display import summary
+from fairlead.provision.maintain.maintenance_journal import Run
+from fairlead.provision.maintain.maintenance_steps import RESUMED, Hand, Now, Step, Work
 
 
 class NodeReport(Struct, frozen=True, kw_only=True):

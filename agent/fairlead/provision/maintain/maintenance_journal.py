@@ -26,8 +26,8 @@ from msgspec import Struct
 
 from fairlead.errors import DataError, FairleadError, HostError, InputMissing, next_step
 from fairlead.model.verdict import one_line
-from fairlead.provision.maintain.steps import IN_WORK, Plan, Step, Work
-from fairlead.provision.outlive import holder
+from fairlead.provision.ansible_lock import holder
+from fairlead.provision.maintain.maintenance_steps import IN_WORK, Plan, Step, Work
 
 T = TypeVar("T")
 
@@ -233,7 +233,7 @@ class Journal:
             os.close(lock)
 
     def ansible_lock(self, run: str) -> str:
-        """What the run's Ansible keeps locked while it lives (provision/outlive.py)."""
+        """What the run's Ansible keeps locked while it lives (provision/ansible_lock.py)."""
         return f"{self.path}.{run}.ansible"
 
     # -- writing ---------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ PLUGIN_MODULES = (
     "model/__init__.py",
     "model/plain.py",
     "provision/__init__.py",
-    "provision/answer.py",
+    "provision/node_answer.py",
     "provision/wheel_tags.py",
 )
 UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from fairlead.model.apart import apart
 from fairlead.model.plain import aside
-from fairlead.provision.answer import HINT
 from fairlead.provision.inventory import fold
-from fairlead.provision.report import WAITS, NodeResult, advice, located, shortened, theirs
+from fairlead.provision.node_answer import HINT
+from fairlead.provision.provision_report import WAITS, NodeResult, advice, located, shortened, theirs
 
 _ORDER = ("", *WAITS)
 SHOWN = 3  # lines of one setting in the text
