@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairlead.provision.maintain.maintenance_journal import Journal, Run
+from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
 from fairlead.provision.maintain.maintenance_report import NodeReport, report
 from tests.lab import roots
 from tests.lab.demo_steps import EXTRA, HOOKS, SITE, memlock
@@ -88,7 +88,7 @@ class Admin:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
         return json.loads(done.stdout) if done.stdout else None
 
-    def newest(self) -> Run | None:
+    def newest(self) -> MaintenanceRun | None:
         """The newest run, with its nodes."""
         if not self.journal.exists():
             return None

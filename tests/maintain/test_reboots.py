@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.provision.ansible_lock import holder
+from fairlead.provision.ansible_lock import lock_owner
 from tests.lab.faultytrees import take_out
 from tests.lab.pcitree import put
 from tests.maintain.admin import Admin, kill, until
@@ -54,8 +54,8 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
     rack.scontrol("update", "nodename=gpu[4-5]", "state=drain", "reason=ann: riser swap")
     until(lambda: admin.steps()["gpu4"] == "taken", admin.said)
     admin.let_go(1, 2, 3)
-    until(lambda: holder(admin.ansible_lock()), admin.said)
-    ansible = holder(admin.ansible_lock())
+    until(lambda: lock_owner(admin.ansible_lock()), admin.said)
+    ansible = lock_owner(admin.ansible_lock())
     kill(run)
     admin.let_go(4, 5, 6, 7, 8)
     run = admin.maintain("--resume")

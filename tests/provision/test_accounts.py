@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError
-from fairlead.provision.agent_accounts import COMMAND, Account, OverSsh, parse_account
+from fairlead.provision.agent_accounts import COMMAND, AgentAccount, SshAccounts, parse_account
 from fairlead.provision.agent_status import status_of
 
 NO_ANSWER = "answered with something that is not an answer"
@@ -46,7 +46,7 @@ def answer(verdict: str | None = "ok\t1100\t7\t-", uptime: str = "1000.00 7", st
 
 def test_a_whole_account() -> None:
     found = parse_account(b"Welcome to n1\n" + answer("warn\t1100\t7\tlink: slow"))
-    assert found == Account(
+    assert found == AgentAccount(
         reached=True,
         node="n1",
         verdict="warn",
@@ -171,7 +171,7 @@ cd {folder}/$host && /bin/sh -c "$(printf %s "$command" | sed 's, /\\([rp]\\), \
 
 def test_the_command_reads_this_very_machine(tmp_path: Path) -> None:
     """Where no agent runs: it is a shell's command as it stands."""
-    source = OverSsh(program=f"{tmp_path}/here", seconds=20)
+    source = SshAccounts(program=f"{tmp_path}/here", seconds=20)
     (tmp_path / "here").write_text('#!/bin/sh\nfor word; do command=$word; done\nexec /bin/sh -c "$command"\n')
     (tmp_path / "here").chmod(0o755)
     found = source.fetch({"here": "here"})["here"]
@@ -185,7 +185,7 @@ def test_each_node_gets_the_account_that_is_its_own(tmp_path: Path) -> None:
         nodes.add(f"n{number}", verdict="warn" if number == 2 else "ok")
     addresses = {f"n{i}": f"n{i}" for i in range(1, 5)} | {"r": "refuses", "s": "silent", "w": "wrong", "g": "greets"}
     told: list[tuple[int, int]] = []
-    found = OverSsh(program=str(nodes.program), seconds=30, told=lambda *count: told.append(count)).fetch(addresses)
+    found = SshAccounts(program=str(nodes.program), seconds=30, on_answer=lambda *count: told.append(count)).fetch(addresses)
     assert told == [(i, 8) for i in range(1, 9)]
     assert {n: a.verdict for n, a in found.items() if a.reached} == {"n1": "ok", "n2": "warn", "n3": "ok", "n4": "ok"}
     assert {n: a.trouble for n, a in found.items() if not a.reached} == {
@@ -200,7 +200,7 @@ def test_each_node_gets_the_account_that_is_its_own(tmp_path: Path) -> None:
 def test_one_that_hangs_costs_the_deadline_and_nothing_is_left_of_it(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     nodes.add("n1")
-    source = OverSsh(program=str(nodes.program), seconds=4)
+    source = SshAccounts(program=str(nodes.program), seconds=4)
     for _ in range(2):  # a watch asks again
         found = source.fetch({"n1": "n1", "h": "hangs"})
         assert found["n1"].verdict == "ok"
@@ -215,18 +215,18 @@ def test_one_that_never_ends_is_ended_at_once_and_costs_the_others_nothing(tmp_p
     nodes = Nodes(tmp_path)
     nodes.add("n1")
     began = time.monotonic()
-    found = OverSsh(program=str(nodes.program), seconds=120).fetch({"n1": "n1", "o": "endless", "e": "endless_error"})
+    found = SshAccounts(program=str(nodes.program), seconds=120).fetch({"n1": "n1", "o": "endless", "e": "endless_error"})
     assert found["n1"].verdict == "ok" and time.monotonic() - began < 60
     for name in ("o", "e"):
         assert (found[name].reached, found[name].trouble) == (False, f"{NO_ANSWER}: it does not end")
 
 
 def test_no_node_is_no_question(tmp_path: Path) -> None:
-    assert OverSsh(program="/nonexistent").fetch({}) == {}
+    assert SshAccounts(program="/nonexistent").fetch({}) == {}
 
 
 def test_an_ssh_that_is_not_there_reaches_nobody(tmp_path: Path) -> None:
-    found = OverSsh(program="/nonexistent/ssh", seconds=5).fetch({"n1": "n1"})
+    found = SshAccounts(program="/nonexistent/ssh", seconds=5).fetch({"n1": "n1"})
     assert not found["n1"].reached and found["n1"].verdict == "none"
 
 

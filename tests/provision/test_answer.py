@@ -171,7 +171,7 @@ def shown(told: dict[str, Any]) -> None:
     """As `provision` and `plan` show it; nothing of it raises."""
     for event in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
         result = node_result("n1", event, "t", told)
-        made = provision_report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
+        made = provision_report.ProvisionReport(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
         for text in (
             provision_report.text(made, diff=True),
             planned_changes.text([of_result(result)], diff=True),
@@ -179,7 +179,7 @@ def shown(told: dict[str, Any]) -> None:
             assert text.replace("\n", "").replace("\t", "").isprintable()
         msgspec.json.encode(provision_report.data(made, made.exit_code))
         msgspec.json.encode(planned_changes.data([of_result(result)]))
-        maintain_node.outcome(result)
+        maintain_node.apply_outcome(result)
 
 
 STATES = ("same", "changed", "would_change", "deferred", "failed", "refused", "unreadable", "unmanaged", "left", "absent")
@@ -214,7 +214,7 @@ def test_a_flood_of_changes_or_steps_is_told_in_short_and_counted() -> None:
     assert [(len(i["steps"]), i.get("left_out", 0)) for i in told["apply"]["items"]] == [(3000, 0), (2000, 1000)]
     result = node_result("n1", "runner_on_ok", "t", told)
     assert result.changed == 100_002 and "and 99000 more, left out here" in result.changes
-    made = provision_report.Report(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
+    made = provision_report.ProvisionReport(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
     assert len(provision_report.text(made, diff=True).splitlines()) < 1100 and "100002 changes" in provision_report.text(made)
     assert len(planned_changes.text([of_one(result)]).splitlines()) < 1100
     assert "nccl: and 1000 more, left out here" in [f"{s.setting}: {s.why}" for s in of_one(result).steps]

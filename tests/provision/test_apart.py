@@ -14,10 +14,10 @@ from fairlead.config.site import AnsibleOptions, NodeClass, Site
 from fairlead.errors import DataError, FairleadError
 from fairlead.model.apart import apart
 from fairlead.provision import networks, planned_changes
-from fairlead.provision.agent_accounts import Account, OverSsh
-from fairlead.provision.provision_progress import Silent
+from fairlead.provision.agent_accounts import AgentAccount, SshAccounts
+from fairlead.provision.provision_progress import SilentProgress
 from fairlead.provision.provision_report import NodeResult
-from fairlead.provision.provision_run import _take
+from fairlead.provision.provision_run import _add_result
 
 SITE = Site(
     file="site.toml",
@@ -61,7 +61,7 @@ def test_any_error_in_one_nodes_result_is_its_failure_alone(kind: type[Exception
     results = {f"gpu{n}": NodeResult(node=f"gpu{n}", state="unfinished") for n in (1, 2, 3)}
     for node, res in (("gpu1", {"changes": []}), ("gpu2", Trap(error)), ("gpu3", {"changes": []})):
         event = {"event": "runner_on_ok", "event_data": {"host": node, "task": "t", "res": res}}
-        _take(event, results, Silent(), {node: {} for node in results})
+        _add_result(event, results, SilentProgress(), {node: {} for node in results})
     assert {n: r.state for n, r in results.items()} == {"gpu1": "same", "gpu2": "failed", "gpu3": "same"}
     assert "\n" not in results["gpu2"].message and results["gpu2"].message
 
@@ -74,10 +74,10 @@ def test_readers_of_a_report_go_on_without_a_node_that_none_of_them_can_read(kin
     assert networks.differences(SITE, (*good, bad)) == ()
 
 
-class Falls(OverSsh):
+class Falls(SshAccounts):
     """A reader with a fault that only one node's answer meets."""
 
-    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> Account:
+    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> AgentAccount:
         if node == "gpu2":
             raise KeyError("boot_seconds")
         return super()._account(node, address, answer, error, code)
@@ -103,7 +103,7 @@ def test_what_ends_the_program_itself_is_not_kept_from_it() -> None:
 COLLECT = {
     "fairlead.provision.provision_run": ("node_result",),
     "fairlead.provision.agent_accounts": ("self._account",),
-    "fairlead.provision.maintain.node_access": ("parse_look", "outcome"),
+    "fairlead.provision.maintain.node_access": ("parse_reading", "apply_outcome"),
     "fairlead.provision.planned_changes": ("of_result",),
     "fairlead.provision.networks": ("_ports",),
     "fairlead.measure.report": ("_said",),

@@ -20,10 +20,10 @@ from fairlead.measure.run import FILE_MAX, _written
 from fairlead.measure.script import Step
 from fairlead.measure.tool import Outcome
 from fairlead.measure.tools import load
-from fairlead.provision.agent_accounts import OverSsh
+from fairlead.provision.agent_accounts import SshAccounts
 from fairlead.provision.inventory import targets
 from fairlead.provision.maintain import node_access as maintain_node
-from fairlead.provision.provision_run import Options
+from fairlead.provision.provision_run import ProvisionOptions
 from tests.playbooks.hostile import ESCAPES, item, line, need, report, strange
 from tests.provision.desk import Desk
 
@@ -162,7 +162,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 @pytest.fixture(scope="module")
 def accounts(agents: Desk) -> dict[str, Any]:
-    return OverSsh(program=str(agents.ssh), seconds=120).fetch({name: name for name in agents.names})
+    return SshAccounts(program=str(agents.ssh), seconds=120).fetch({name: name for name in agents.names})
 
 
 def fleet(attack: str, request: pytest.FixtureRequest) -> None:
@@ -185,7 +185,7 @@ def maintain(attack: str, request: pytest.FixtureRequest) -> None:
     agents: Desk = request.getfixturevalue("agents")
     site = config.load_site(str(agents.site))
     nodes = {t.node: t for t in targets(site, "")}
-    side = maintain_node.OverSsh(site, nodes, program=str(agents.ssh), options=Options(quiet=True))
+    side = maintain_node.SshNodeAccess(site, nodes, program=str(agents.ssh), options=ProvisionOptions(quiet=True))
     looked, other = side.look(NODES[attack]), side.look(HONEST)
     well = not looked.trouble and not looked.stranger
     assert well == (attack in SHOWN) and not other.trouble and other.verdict == "ok"

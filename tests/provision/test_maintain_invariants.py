@@ -24,7 +24,14 @@ from fairlead.provision.maintain import maintenance_steps
 from fairlead.provision.maintain.controller import Controller
 from fairlead.provision.maintain.maintenance_journal import Journal
 from fairlead.provision.maintain.maintenance_loop import Maintenance
-from fairlead.provision.maintain.maintenance_steps import NEXT, Applied, Looked, Plan, Step, Work
+from fairlead.provision.maintain.maintenance_steps import (
+    NEXT,
+    ApplyOutcome,
+    MaintenancePlan,
+    MaintenanceStep,
+    NodeReading,
+    NodeWork,
+)
 from fairlead.slurm.scontrol import Scontrol
 from tests.slurm.model import Ctld
 
@@ -127,11 +134,11 @@ class World(Ctld):
 
     # -- NodeSide ------------------------------------------------------------------------------------------
 
-    def look(self, node: str) -> Looked:
+    def reading(self, node: str) -> NodeReading:
         if not self.up[node]:
-            return Looked(trouble="No route to host")
+            return NodeReading(trouble="No route to host")
         bad = ("gpu_count: 7 of 8",) if node in self.sick else ()
-        return Looked(boot=str(self.boots[node]), machine="s1", verdict="ok", age_seconds=0.0, bad=bad, worse=bad)
+        return NodeReading(boot=str(self.boots[node]), machine="s1", verdict="ok", age_seconds=0.0, bad=bad, worse=bad)
 
     def reboot(self, node: str, boot: str) -> str:
         hold(self.ours(node) and not self.records[node].jobs, f"rebooted {node}, which was {self.records[node]}")
@@ -140,11 +147,11 @@ class World(Ctld):
             self.up[node] = False
         return ""
 
-    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
         for node in () if check else nodes:
             hold(self.ours(node) and not self.records[node].jobs, f"changed {node}, which was {self.records[node]}")
             self.applied.add(node)
-        return {n: Applied(changed=() if not check or n in self.applied else ("numa_balancing: is 1",)) for n in nodes}
+        return {n: ApplyOutcome(changed=() if not check or n in self.applied else ("numa_balancing: is 1",)) for n in nodes}
 
     def forget(self, node: str) -> None:
         return None
@@ -220,9 +227,13 @@ class Driver:
     journals: list[Journal] = field(default_factory=list)
 
     def begin(self, *, reboot: bool) -> None:
-        plan = Plan(reason="new driver", batch=BATCH, floors={"main": FLOOR}, reboot=reboot, max_failed=2, settle_seconds=0.0)
-        plan = Plan(**{**{f: getattr(plan, f) for f in plan.__struct_fields__}, "verify_seconds": 0.05, "reboot_seconds": 0.2})
-        self.name = self._journal().begin(plan, [Work(node=n, slurm=n) for n in MINE], site="", who="").id
+        plan = MaintenancePlan(
+            reason="new driver", batch=BATCH, floors={"main": FLOOR}, reboot=reboot, max_failed=2, settle_seconds=0.0
+        )
+        plan = MaintenancePlan(
+            **{**{f: getattr(plan, f) for f in plan.__struct_fields__}, "verify_seconds": 0.05, "reboot_seconds": 0.2}
+        )
+        self.name = self._journal().begin(plan, [NodeWork(node=n, slurm=n) for n in MINE], site="", who="").id
 
     def _journal(self) -> Journal:
         journal = Watched.__new__(Watched)
@@ -262,7 +273,7 @@ class Driver:
             self.maintenance._pool.shutdown(wait=True)
         self.maintenance = None
 
-    def works(self) -> tuple[Work, ...]:
+    def works(self) -> tuple[NodeWork, ...]:
         return self._journal().run(self.name).works
 
 
@@ -308,14 +319,14 @@ def play(release: str, script: Script, *, reboot: bool) -> None:
             ended(world, work, reboot=reboot, aborted=d.aborting)
 
 
-def ended(world: World, work: Work, *, reboot: bool, aborted: bool) -> None:
+def ended(world: World, work: NodeWork, *, reboot: bool, aborted: bool) -> None:
     stands = world.ours(work.node)
     record = world.records[work.node]
     hold(work.ended > 0, f"{work} has not ended")
     # A slurmctld that was killed may forget a person's last word too: then ours stands again, and is left to people.
-    may = work.step is Step.FAILED or (work.step is Step.TAKEN and world.kills > 0)
+    may = work.step is MaintenanceStep.FAILED or (work.step is MaintenanceStep.TAKEN and world.kills > 0)
     hold(stands <= may, f"{work.node} is {work.step}, and our drain stands")
-    if work.step is Step.DONE:
+    if work.step is MaintenanceStep.DONE:
         hold(work.node in world.applied, f"{work.node} is done, and nothing was applied")
         hold(not reboot or bool(work.boot_after) or aborted, f"{work.node} is done, and was not rebooted")
         hold(work.node not in world.sick or record.base != "DOWN", f"{work.node} is sick and done")
@@ -350,7 +361,7 @@ def test_killed_at_every_write(reboot: bool, late: bool) -> None:
                 if d.maintenance is not None and d.maintenance._finished():
                     break
             works = d.works()
-            assert {w.node: w.step for w in works} == dict.fromkeys(MINE, Step.DONE), at
+            assert {w.node: w.step for w in works} == dict.fromkeys(MINE, MaintenanceStep.DONE), at
             assert not any(d.world.ours(n) for n in NODES)
             assert all((d.world.boots[n] == 2) is reboot for n in MINE)
             if d.world.countdown > 0:
@@ -360,7 +371,7 @@ def test_killed_at_every_write(reboot: bool, late: bool) -> None:
 
 
 def test_every_step_leads_to_an_end() -> None:
-    for step in Step:
+    for step in MaintenanceStep:
         reached, todo = {step}, [step]
         while todo:
             for after in NEXT[todo.pop()]:
@@ -369,4 +380,4 @@ def test_every_step_leads_to_an_end() -> None:
                     todo.append(after)
         assert any(not NEXT[s] for s in reached)
     with pytest.raises(ValueError, match="does not follow"):
-        Work(node="n1", slurm="n1").at(Step.DONE, 1.0)
+        NodeWork(node="n1", slurm="n1").at(MaintenanceStep.DONE, 1.0)

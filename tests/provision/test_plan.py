@@ -174,13 +174,13 @@ def test_a_group_of_clustershell_that_is_none_is_an_error(tmp_path: Path) -> Non
         inventory.targets(config.load_site(str(path)))
 
 
-def made_of(nodes: Sequence[NodeResult], check: bool = False) -> provision_report.Report:
-    return provision_report.Report(
+def made_of(nodes: Sequence[NodeResult], check: bool = False) -> provision_report.ProvisionReport:
+    return provision_report.ProvisionReport(
         site="site.toml", generation=7, check=check, seconds=1.5, nodes=tuple(nodes), began=1763769600.0, tags=("nccl",)
     )
 
 
-def made(*states: str, check: bool = False) -> provision_report.Report:
+def made(*states: str, check: bool = False) -> provision_report.ProvisionReport:
     return made_of([NodeResult(node=f"gpu{i}", state=s, message=s) for i, s in enumerate(states)], check)
 
 

@@ -89,8 +89,8 @@ APPLY = {
 }
 
 
-def make(*nodes: NodeResult, check: bool = False) -> provision_report.Report:
-    return provision_report.Report(site="s", generation=1, check=check, seconds=1.0, nodes=nodes)
+def make(*nodes: NodeResult, check: bool = False) -> provision_report.ProvisionReport:
+    return provision_report.ProvisionReport(site="s", generation=1, check=check, seconds=1.0, nodes=nodes)
 
 
 def test_equal_outcomes_are_grouped_and_differences_named() -> None:
@@ -185,7 +185,7 @@ def test_a_node_is_visited_twice_at_most_whatever_python_it_claims(monkeypatch: 
     monkeypatch.setattr(provision_run, "_play", play)
     monkeypatch.setattr(wheels, "download", lambda python, machine, folder: fetched.append(python))
     site = msgspec.structs.replace(SITE, ansible=AnsibleOptions())
-    made = provision_run.run(site, provision_run.Options(nodelist="gpu[1-2]", quiet=True))
+    made = provision_run.run(site, provision_run.ProvisionOptions(nodelist="gpu[1-2]", quiet=True))
     assert visits == [["gpu1", "gpu2"], ["gpu1"]] and fetched == ["3.11"]
     assert {n.node: n.state for n in made.nodes} == {"gpu1": "failed", "gpu2": "same"}
 
@@ -378,7 +378,7 @@ def test_another_run_swept_the_same_folder_first(tmp_path: Path, monkeypatch: py
     """Two runs begin at once: what the one has listed, the other has removed by the time it is looked at."""
     gone = f"{provision_run._PREFIX}{2**31 - 1}.x"  # no such process, and no such folder any more
     monkeypatch.setattr(os, "listdir", lambda where: [gone])
-    provision_run._sweep(str(tmp_path))
+    provision_run._remove_orphaned(str(tmp_path))
 
 
 def test_a_refused_value_is_told_by_the_file_that_declares_it() -> None:

@@ -19,7 +19,7 @@ from fairlead.model.check import Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Level
 from fairlead.provision import planned_changes
-from fairlead.provision.provision_report import Report, node_result, text
+from fairlead.provision.provision_report import ProvisionReport, node_result, text
 from tests.lab.trees import MACHINES
 
 pytestmark = pytest.mark.trees
@@ -99,7 +99,7 @@ def test_provision_and_plan_name_the_setting_and_do_not_call_the_node_failed(tre
     root = without(tree, ABSENT["cpu_governor"][0])
     said = json.loads(msgspec.json.encode(apply(document("cpu_governor"), root)))
     result = node_result("gpu1", "runner_on_ok", "node", {"changes": [], "apply": said})
-    report = Report(site="test", generation=1, check=False, seconds=1.0, nodes=(result,))
+    report = ProvisionReport(site="test", generation=1, check=False, seconds=1.0, nodes=(result,))
     assert result.state != "failed"
     assert report.exit_code is ExitCode.WARN
     assert "warning: cpu_governor: no CPU has cpufreq" in text(report)

@@ -88,8 +88,8 @@ def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
     from fairlead.provision import driver_lock as locking
     from fairlead.provision import package_files
 
-    sources = locking.Sources(repositories=tuple(args.repository), debs=args.debs, status=args.status)
-    archive = locking.Archive(sources)
+    sources = locking.PackageSources(repositories=tuple(args.repository), debs=args.debs, status=args.status)
+    archive = locking.AptArchive(sources)
     say("reading package lists")
     made = {}
     for name, (want, gpu, node) in sorted(chosen.items()):

@@ -73,11 +73,13 @@ def run(args: argparse.Namespace) -> ExitCode:
 def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> tuple[list[NodePlan], tuple[str, ...]]:
     """The plans, and the nodes that Slurm has and the site does not."""
     from fairlead.provision import planned_changes
-    from fairlead.provision.provision_run import Options
+    from fairlead.provision.provision_run import ProvisionOptions
     from fairlead.provision.provision_run import run as provision_run
 
     site = config.load_site(args.site or SITE)
-    options = Options(nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only)
+    options = ProvisionOptions(
+        nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only
+    )
     report = provision_run(site, options, provision.slurm_client(args))
     return [planned_changes.of_one(result) for result in report.nodes], report.undeclared
 

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError("--undo and --force belong to --uninstall")
     from fairlead import settings
     from fairlead.provision.provision_report import data, text, ticket
-    from fairlead.provision.provision_run import Options
+    from fairlead.provision.provision_run import ProvisionOptions
     from fairlead.provision.provision_run import run as provision
 
     for path in args.report:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         if args.wheel or args.wheelhouse or args.packages:
             raise UsageError("--bundle brings its own --wheel, --wheelhouse and --packages")
         args.wheelhouse, args.packages = open_bundle(args.bundle)  # the wheel in it is what this installation packs
-    options = Options(
+    options = ProvisionOptions(
         nodelist=args.nodelist,
         check=args.check,
         diff=args.diff,

@@ -18,7 +18,7 @@ from .installed_release import Release
 from .managed_files import differs, link, link_target, read, write
 from .package_cache import PACKAGES, lacking, take_in
 from .stop import Stop
-from .systemd_units import UnitState, enabled_scratch_units, systemctl_or_stop, unit_states
+from .systemd_units import SystemdUnit, enabled_scratch_units, systemctl_or_stop, unit_states
 
 SLURM_CONF = ("/etc/slurm/*.conf", "/run/slurm/conf/*.conf")  # with the files that slurm.conf includes
 
@@ -126,7 +126,7 @@ class NodeVisit:
                     systemctl_or_stop("disable", "--now", name)
         late = []
         for unit in units:
-            state = states.get(unit["name"], UnitState())
+            state = states.get(unit["name"], SystemdUnit())
             if not state.enabled:
                 self.add_change(unit["name"], "enable")
                 if not self.check:

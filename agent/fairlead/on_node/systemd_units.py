@@ -12,7 +12,7 @@ from .stop import Stop
 SYSTEMCTL_SECONDS = 60
 
 
-class UnitState(NamedTuple):
+class SystemdUnit(NamedTuple):
     """stale: systemd has not read the unit's file since it was changed."""
 
     enabled: bool = False
@@ -50,14 +50,14 @@ def enabled_scratch_units() -> list[str]:
     return sorted(os.path.basename(path) for path in found)
 
 
-def unit_states(names: list[str]) -> dict[str, UnitState]:
+def unit_states(names: list[str]) -> dict[str, SystemdUnit]:
     """The states of units by name, of one call."""
     _, text, _ = systemctl("show", "--property=Id,UnitFileState,ActiveState,NeedDaemonReload", *names)
     states = {}
     for block in text.split("\n\n"):
         fields = dict(line.partition("=")[::2] for line in block.splitlines())
         if fields.get("Id"):
-            states[fields["Id"]] = UnitState(
+            states[fields["Id"]] = SystemdUnit(
                 enabled=fields.get("UnitFileState") == "enabled",
                 active=fields.get("ActiveState") in ("active", "activating", "reloading"),
                 stale=fields.get("NeedDaemonReload") == "yes",

@@ -45,7 +45,7 @@ def parts_of(answer: bytes) -> dict[str, bytes] | None:
 COMMAND = reading(_PARTS)
 
 
-class Account(Struct, frozen=True, kw_only=True):
+class AgentAccount(Struct, frozen=True, kw_only=True):
     """One agent's account. ``reached``: the node was; else ``trouble`` says why not, in one line. node: whose it says it is.
 
     verdict: the word that may be relied on now: ok, warn, drain or unknown; stale: it has expired; none: there is none.
@@ -69,33 +69,39 @@ class Account(Struct, frozen=True, kw_only=True):
     drained_since: float = 0.0
 
 
-class Source(Protocol):
+class AccountSource(Protocol):
     """Where accounts come from."""
 
-    def fetch(self, addresses: Mapping[str, str]) -> dict[str, Account]:
+    def fetch(self, addresses: Mapping[str, str]) -> dict[str, AgentAccount]:
         """One account for each node, by node name; ``addresses``: where each node is found."""
 
 
-def parse_account(answer: bytes) -> Account:
+def parse_account(answer: bytes) -> AgentAccount:
     """The account in what ``COMMAND``, or a ``reading`` of more files, printed."""
     parts = parts_of(answer)
     if parts is None:
-        return Account(reached=False, trouble="its answer is cut short")
+        return AgentAccount(reached=False, trouble="its answer is cut short")
     try:
         status = status_of(parts.get(_PARTS[2], b""))
     except DataError as e:
-        return Account(reached=False, trouble=str(e))
+        return AgentAccount(reached=False, trouble=str(e))
     if not parts.get(_PARTS[0], b"").strip():
-        return Account(reached=True, trouble="no verdict: is fairlead-agent.service running?", **_told(status, None))
+        return AgentAccount(
+            reached=True, trouble="no verdict: is fairlead-agent.service running?", **_status_fields(status, None)
+        )
     try:
         verdict = parse_line(parts[_PARTS[0]].decode("utf-8", "replace").rstrip("\n") + "\n")
         now = _uptime(parts.get(_PARTS[1], b""))
     except DataError as e:
-        return Account(reached=True, trouble=f"its verdict cannot be read: {one_line(str(e), 200)}", **_told(status, None))
+        return AgentAccount(
+            reached=True, trouble=f"its verdict cannot be read: {one_line(str(e), 200)}", **_status_fields(status, None)
+        )
     expired = now > verdict.expires and verdict.state is not State.DRAIN
     word = "stale" if expired else verdict.state.value
     trouble = f"its verdict expired {now - verdict.expires:.0f} s ago: the agent has stopped looking" if expired else ""
-    return Account(reached=True, trouble=trouble, verdict=word, text=one_line(verdict.text, TEXT_MAX), **_told(status, now))
+    return AgentAccount(
+        reached=True, trouble=trouble, verdict=word, text=one_line(verdict.text, TEXT_MAX), **_status_fields(status, now)
+    )
 
 
 def _uptime(content: bytes) -> float:
@@ -106,7 +112,7 @@ def _uptime(content: bytes) -> float:
     return float(found[0])
 
 
-def _told(status: Status, now: float | None) -> dict[str, Any]:
+def _status_fields(status: Status, now: float | None) -> dict[str, Any]:
     """The fields that come from status.json."""
     document, hold, drain = status.get("document") or {}, status.get("hold"), status.get("drain") or {}
     findings = status.get("findings", [])
@@ -126,11 +132,11 @@ def _told(status: Status, now: float | None) -> dict[str, Any]:
     }
 
 
-class OverSsh:
+class SshAccounts:
     """Source over ssh. program: the ssh command; options: the site's own and others, as one line; user: "" is ssh's own.
 
-    seconds: for all nodes together. fanout: how many ssh processes at once. told: called with how many of how many nodes have
-    answered, or failed to, each time one does.
+    seconds: for all nodes together. fanout: how many ssh processes at once. on_answer: called with how many of how many nodes
+    have answered, or failed to, each time one does.
     """
 
     def __init__(
@@ -141,16 +147,16 @@ class OverSsh:
         user: str = "",
         seconds: float = 10.0,
         fanout: int = 128,
-        told: Callable[[int, int], None] | None = None,
+        on_answer: Callable[[int, int], None] | None = None,
     ) -> None:
         self._program = program
         self._options = options
         self._user = user
         self._seconds = seconds
         self._fanout = fanout
-        self._told = told or (lambda done, total: None)
+        self._on_answer = on_answer or (lambda done, total: None)
 
-    def fetch(self, addresses: Mapping[str, str]) -> dict[str, Account]:
+    def fetch(self, addresses: Mapping[str, str]) -> dict[str, AgentAccount]:
         from ClusterShell.Event import EventHandler
         from ClusterShell.NodeSet import NodeSet
         from ClusterShell.Task import TimeoutError as LateError
@@ -164,14 +170,14 @@ class OverSsh:
         settings = {"fanout": self._fanout, "ssh_path": self._program, "ssh_options": self._options, "ssh_user": self._user}
         for key, value in {**settings, "connect_timeout": max(1, min(10, int(self._seconds)))}.items():
             task.set_info(key, value)
-        told, wanted = self._told, NodeSet.fromlist(list(addresses.values()))
+        on_answer, wanted = self._on_answer, NodeSet.fromlist(list(addresses.values()))
 
         class Counting(EventHandler):  # type: ignore[misc]
             ended = 0
 
             def ev_hup(self, worker: object, node: str, rc: int) -> None:
                 self.ended += 1
-                told(self.ended, len(wanted))
+                on_answer(self.ended, len(wanted))
 
         answers: dict[str, bytearray] = {}
         errors: dict[str, bytearray] = {}
@@ -197,24 +203,24 @@ class OverSsh:
         with suppress(LateError):
             task.resume(self._seconds)
         codes = {str(key): code for code, keys in worker.iter_retcodes() for key in keys}
-        long = Account(reached=False, trouble=f"{SAID}: it does not end")
+        long = AgentAccount(reached=False, trouble=f"{SAID}: it does not end")
 
-        def account(node: str, address: str) -> Account:
+        def account(node: str, address: str) -> AgentAccount:
             said = bytes(answers.get(address, b"")), bytes(errors.get(address, b""))
             return apart(
                 lambda: long if address in endless else self._account(node, address, *said, codes.get(address)),
-                lambda why: Account(reached=False, trouble=why),
+                lambda why: AgentAccount(reached=False, trouble=why),
             )
 
         return {node: account(node, address) for node, address in addresses.items()}
 
-    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> Account:
+    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> AgentAccount:
         if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file is not there
             found = parse_account(answer)
             if found.node in ("", node):
                 return found
-            return Account(reached=False, trouble=f"ssh {address} leads to {found.node}")
+            return AgentAccount(reached=False, trouble=f"ssh {address} leads to {found.node}")
         if code is None:
-            return Account(reached=False, trouble=f"no answer in {self._seconds:g} s")
+            return AgentAccount(reached=False, trouble=f"no answer in {self._seconds:g} s")
         said = error.decode("utf-8", "replace").strip().splitlines()
-        return Account(reached=False, trouble=one_line(said[-1])[:200] if said else f"ssh ended with {code}")
+        return AgentAccount(reached=False, trouble=one_line(said[-1])[:200] if said else f"ssh ended with {code}")

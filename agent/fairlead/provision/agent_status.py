@@ -164,7 +164,7 @@ class _Entry(TypedDict, total=False):
     detail: str
 
 
-class Account(TypedDict, total=False):
+class WhyAnswer(TypedDict, total=False):
     """What `fairlead why --json` says on the node itself."""
 
     agent: Required[_Agent]
@@ -179,9 +179,9 @@ def status_of(content: bytes) -> Status:
     return _read(content, Status) if content.strip() else {}
 
 
-def account_of(content: bytes) -> Account:
+def account_of(content: bytes) -> WhyAnswer:
     """An answer of `fairlead why --json`. Raises DataError."""
-    return _read(content, Account)
+    return _read(content, WhyAnswer)
 
 
 def _read(content: bytes, kind: type[T]) -> T:

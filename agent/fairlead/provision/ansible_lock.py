@@ -1,4 +1,5 @@
-"""A lock that a program and all its forks hold, so that a later process sees that they have outlived the one that started them.
+"""A lock held by ansible-playbook and its children. If `fairlead maintain` is killed, its next run sees by it that the old
+Ansible is still running.
 
 The program takes it itself: a lock of its parent's would end with the parent (flock(2): it belongs to the open file), and what
 starts Ansible leaves it no descriptor. What the program starts by exec does not have it (Python closes descriptors), so that
@@ -15,12 +16,12 @@ from collections.abc import Callable, Sequence
 _SCRIPT = 'exec 9>>"$0" && flock -s 9 && echo $$ >&9 && exec "$@"'
 
 
-def holding(path: str, command: Sequence[str]) -> list[str]:
+def locked_command(path: str, command: Sequence[str]) -> list[str]:
     """The command, which holds the lock at ``path`` while it runs, as others may at the same time."""
     return ["/bin/sh", "-c", _SCRIPT, path, *command]
 
 
-def holder(path: str) -> str:
+def lock_owner(path: str) -> str:
     """The process that holds the lock (the last one that took it); "" for none. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -36,12 +37,12 @@ def holder(path: str) -> str:
     return ""
 
 
-def wait_end(path: str, say: Callable[[str], None], stopped: Callable[[], bool]) -> bool:
+def wait_released(path: str, say: Callable[[str], None], stopped: Callable[[], bool]) -> bool:
     """Wait until nobody holds the lock, and say so; False where that was ``stopped``."""
-    pid = holder(path)
+    pid = lock_owner(path)
     if pid:
         say(f"waits for ansible-playbook, process {pid}, which a killed `fairlead maintain` has left")
     while pid and not stopped():
         time.sleep(0.2)
-        pid = holder(path)
+        pid = lock_owner(path)
     return not pid

@@ -37,7 +37,7 @@ _OURS = re.compile(
 )
 
 
-class Sources(Struct, frozen=True, kw_only=True):
+class PackageSources(Struct, frozen=True, kw_only=True):
     """Where packages come from. repositories: lines of sources.list(5); debs: a folder of package files; none of both: the
     admin host's own sources. status: a node's /var/lib/dpkg/status."""
 
@@ -51,10 +51,10 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fairlead")
 
 
-class Archive:
+class AptArchive:
     """apt with lists of its own: what there is, and what a set of names comes to."""
 
-    def __init__(self, sources: Sources, folder: Path | None = None) -> None:
+    def __init__(self, sources: PackageSources, folder: Path | None = None) -> None:
         if shutil.which("apt-get") is None:
             raise ProvisionError("apt-get is not installed here", hint="run `fairlead lock` on a Debian or Ubuntu host")
         if not os.access(sources.status, os.R_OK):

@@ -1,4 +1,4 @@
-"""`fairlead bundle`: everything that a site without internet needs, in one folder. bundle_open.py is its other end.
+"""`fairlead bundle`: everything that a site without internet needs, in one folder. offline_bundle_check.py reads it.
 
 README.md           what this is, and what to type
 SHA256SUMS          of every other file (sha256sum -c checks it); a site may sign it (SHA256SUMS.sig)
@@ -60,7 +60,7 @@ INSTALL = """\
 """
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class BundleEntry(Struct, frozen=True, kw_only=True):
     """A file of the bundle. size_bytes 0: not known before it is fetched."""
 
     path: str
@@ -68,17 +68,17 @@ class Entry(Struct, frozen=True, kw_only=True):
     source: str
 
 
-def entries(pythons: Sequence[str], lock: Lock | None, *, admin: bool) -> list[Entry]:
+def entries(pythons: Sequence[str], lock: Lock | None, *, admin: bool) -> list[BundleEntry]:
     """What a bundle would hold."""
     own = wheels.own_wheel()
-    found = [Entry(path=own.name, size_bytes=len(own.content), source="this installation")]
+    found = [BundleEntry(path=own.name, size_bytes=len(own.content), source="this installation")]
     for python in pythons:
         for name, version in wheel_lock.load().versions().items():
-            found.append(Entry(path=f"wheelhouse/{name} {version} (Python {python})", size_bytes=0, source="pip download"))
+            found.append(BundleEntry(path=f"wheelhouse/{name} {version} (Python {python})", size_bytes=0, source="pip download"))
     locked = wheel_lock.ADMIN_FILE.read_text(encoding="utf-8") if admin else ""
     for name, version in re.findall(r"^([^#\s]\S*)==(\S+)", locked, re.MULTILINE):
-        found.append(Entry(path=f"admin/{name} {version}", size_bytes=0, source="pip download"))
-    found += [Entry(path=f"packages/{p.file}", size_bytes=p.size, source=p.url) for p in _packages(lock)]
+        found.append(BundleEntry(path=f"admin/{name} {version}", size_bytes=0, source="pip download"))
+    found += [BundleEntry(path=f"packages/{p.file}", size_bytes=p.size, source=p.url) for p in _packages(lock)]
     return found
 
 

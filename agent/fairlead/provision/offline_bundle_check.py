@@ -1,4 +1,4 @@
-"""`fairlead provision --bundle`: a bundle that somebody carried here is used only as `fairlead bundle` made it (bundle_dir.py).
+"""Checks a bundle for `fairlead provision --bundle`: it is used only as `fairlead bundle` made it (offline_bundle.py).
 
 Its sums guard against damage. Whoever changes a file on purpose can write new sums, so what the bundle has from fairlead must be
 what the fairlead that runs would put there, and wheels must be in its locks. Package files are held by each node against the
@@ -31,7 +31,7 @@ SIGNATURE = SUMS + ".sig"  # of the site that made the bundle, if it wants one
 LARGEST_SUMS = 1 << 20  # bytes: about 8,000 files
 LARGEST_WHEEL = 64 << 20  # bytes, packed and unpacked
 _NEWEST = ("glibc", "2.99")  # a wheelhouse holds wheels for a C library as new as they need
-#: The files of a bundle (bundle_dir.py). What stands in playbooks/ and packages/ is held against lists.
+#: The files of a bundle (offline_bundle.py). What is in playbooks/ and packages/ is held against lists.
 _KNOWN = re.compile(
     rf"{re.escape(README)}|{re.escape(SIGNATURE)}|fairlead-[^/]+\.whl|node\.txt|admin\.txt|{re.escape(LOCK)}"
     r"|(wheelhouse|admin)/[^/]+\.whl|packages/[^/]+\.deb|playbooks/.+"
@@ -121,8 +121,8 @@ def _refuse_incomplete(base: Path, listed: Mapping[str, str]) -> None:
     distributions = {normal(name.split("/")[1].split("-")[0]) for name in listed if name.startswith("wheelhouse/")}
     missing += [f"wheelhouse/{name}-*.whl" for name in wheel_lock.load().versions() if normal(name) not in distributions]
     if "admin.txt" in listed:
-        given = {_distribution(name) for name in listed if name.startswith("admin/")}
-        missing += [f"admin/{name}-{version}-*.whl" for name, version in wheel_lock.admin() if (name, version) not in given]
+        brought = {_distribution(name) for name in listed if name.startswith("admin/")}
+        missing += [f"admin/{name}-{version}-*.whl" for name, version in wheel_lock.admin() if (name, version) not in brought]
     elif any(name.startswith("admin/") for name in listed):
         missing.append("admin.txt")
     if missing:
@@ -202,16 +202,16 @@ def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
 def _refuse_other_packages(base: Path, listed: Mapping[str, str]) -> None:
     """Raises DataError, InputMissing unless packages/ has each file that fairlead.lock beside it names, as that says, and
     no other. It is the site's own lock that the nodes go by: this one cannot lie to them, only to who copies it."""
-    given = {name.removeprefix("packages/"): digest for name, digest in listed.items() if name.startswith("packages/")}
+    digests = {name.removeprefix("packages/"): digest for name, digest in listed.items() if name.startswith("packages/")}
     named: dict[str, str] = {}
     if LOCK in listed:
         for found in load_lock(str(base / LOCK)).sets.values():
             named |= {package.file: package.sha256 for package in found.packages}
-    for name, digest in given.items():
+    for name, digest in digests.items():
         if named.get(name) != digest:
             words = f"{base / 'packages' / name}: not a package file that the bundle's {LOCK} names"
             raise DataError(words, hint="take it out, or make the bundle again")
-    if absent := sorted(set(named) - set(given)):
+    if absent := sorted(set(named) - set(digests)):
         raise InputMissing(f"{base / 'packages' / absent[0]}: no such file", hint="the bundle is not whole: make it again")
 
 

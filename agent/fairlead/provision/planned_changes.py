@@ -19,7 +19,7 @@ SHOWN = 3  # lines of one setting in the text
 _BAD = {"failed", "refused", "unreadable"}
 
 
-class PlanStep(Struct, frozen=True, kw_only=True):
+class PlannedChange(Struct, frozen=True, kw_only=True):
     """One change. ``setting``: "" for what fairlead itself is made of (release, hooks, document, units). ``needs``: "", idle,
     drain or reboot: what no running job would survive, or notice."""
 
@@ -33,13 +33,13 @@ class PlanStep(Struct, frozen=True, kw_only=True):
 class NodePlan(Struct, frozen=True, kw_only=True):
     """One node's plan. ``state``: same, would_change, failed (something cannot be made so, or be read), unreachable.
     ``needs``: the most that any of its steps does. ``busy``: a job runs there now. ``hint_of_node``: the hint came from the
-    node (report.py)."""
+    node (provision_report.py)."""
 
     node: str
     state: str
     needs: str = ""
     busy: bool = False
-    steps: tuple[PlanStep, ...] = ()
+    steps: tuple[PlannedChange, ...] = ()
     failures: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     hint: str = ""
@@ -51,7 +51,7 @@ def of_items(
     items: Iterable[Mapping[str, Any]],
     *,
     busy: bool = False,
-    ours: Sequence[PlanStep] = (),
+    ours: Sequence[PlannedChange] = (),
     origin: Mapping[str, str] = {},
 ) -> NodePlan:
     """A node's plan from the items of a dry run of `fairlead apply`, as JSON has them. origin: who declares each key."""
@@ -65,10 +65,10 @@ def of_items(
             hints.append(item.get("hint") or "")
         for step in item.get("steps", ()):
             needs = "" if step["disruption"] == "none" else step["disruption"]
-            made = PlanStep(setting=item["setting"], target=step["target"], why=step["why"], needs=needs, diff=step["diff"])
+            made = PlannedChange(setting=item["setting"], target=step["target"], why=step["why"], needs=needs, diff=step["diff"])
             steps.append(made)
         if left_out := item.get("left_out"):
-            steps.append(PlanStep(setting=item["setting"], target="", why=f"and {left_out} more, left out here"))
+            steps.append(PlannedChange(setting=item["setting"], target="", why=f"and {left_out} more, left out here"))
     return NodePlan(
         node=node,
         state="failed" if failures else "would_change" if steps else "same",
@@ -90,7 +90,7 @@ def of_result(result: NodeResult) -> NodePlan:
     settings = {item["setting"] for item in result.apply.get("items", ())}
     diffs = {d.partition("\n")[0].removeprefix("--- "): d for d in result.diffs}
     said = [c.partition(": ") for c in result.changes]
-    ours = [PlanStep(setting="", target=t, why=w, diff=diffs.get(t, "")) for t, _, w in said if t not in settings]
+    ours = [PlannedChange(setting="", target=t, why=w, diff=diffs.get(t, "")) for t, _, w in said if t not in settings]
     made = of_items(result.node, result.apply.get("items", ()), busy=bool(result.apply.get("busy")), ours=ours)
     return msgspec.structs.replace(made, failures=result.failures, hint_of_node=bool(made.hint))
 
@@ -145,7 +145,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
     return "\n".join([*lines, f"{total}: {', '.join(f'{n} {name}' for n, name in counts if n)}"])
 
 
-def _steps(steps: Sequence[PlanStep]) -> list[str]:
+def _steps(steps: Sequence[PlannedChange]) -> list[str]:
     """A line for each why; of a setting with many (a line per device) the first ones."""
     targets: dict[tuple[str, str, str], list[str]] = {}
     for step in steps:

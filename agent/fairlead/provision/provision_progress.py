@@ -16,7 +16,7 @@ SILENT_SECONDS = 60.0  # without an answer: worth a word, and again after twice 
 NAMED_MAX = 60  # characters of names in a bar
 
 
-class Asked:
+class UnansweredNodes:
     """The nodes that were asked and have not answered."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Asked:
         return {node: now - since for node, since in self._since.items() if now - since >= SILENT_SECONDS}
 
 
-class Silent:
+class SilentProgress:
     """No display."""
 
     def __enter__(self) -> Self:
@@ -50,14 +50,14 @@ class Silent:
         """These have not answered for so many seconds; told again and again."""
 
 
-class Lines(Silent):
+class LineProgress(SilentProgress):
     """One plain line per node. ``words``: how a state is said, where that is not its own name."""
 
     def __init__(self, total: int, words: Mapping[str, str]) -> None:
         self._total = total
         self._words = words
         self._count = 0
-        self._told: dict[str, float] = {}  # when to speak of a node again
+        self._next_report: dict[str, float] = {}  # when to speak of a node again
 
     def done(self, result: NodeResult) -> None:
         self._count += 1
@@ -67,15 +67,15 @@ class Lines(Silent):
         sys.stderr.write(f"[{self._count}/{self._total}] {result.node}: {told}\n")
 
     def silent(self, nodes: Mapping[str, float]) -> None:
-        due = [node for node, seconds in nodes.items() if seconds >= self._told.get(node, 0.0)]
+        due = [node for node, seconds in nodes.items() if seconds >= self._next_report.get(node, 0.0)]
         for node in due:
-            self._told[node] = 2 * nodes[node]
+            self._next_report[node] = 2 * nodes[node]
         if due:
             longest = max(nodes[node] for node in due)
             sys.stderr.write(f"[{self._count}/{self._total}] {fold(due)}: no answer for {_minutes(longest)}\n")
 
 
-class Bar(Silent):
+class BarProgress(SilentProgress):
     """A bar that says how many nodes are done, and with what; failures stay on the screen as lines."""
 
     def __init__(self, total: int, words: Mapping[str, str]) -> None:
@@ -123,9 +123,9 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def display(total: int, *, quiet: bool, check: bool = False) -> Silent:
+def display(total: int, *, quiet: bool, check: bool = False) -> SilentProgress:
     """The right display for this standard error. check: nothing is changed in this run."""
     if quiet:
-        return Silent()
+        return SilentProgress()
     words = {"changed": "would change"} if check else {}
-    return Bar(total, words) if drawable(sys.stderr) else Lines(total, words)
+    return BarProgress(total, words) if drawable(sys.stderr) else LineProgress(total, words)

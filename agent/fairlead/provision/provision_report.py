@@ -61,7 +61,7 @@ class ClassDifference(Struct, frozen=True, kw_only=True):
         return f"class {self.name}: {fold(d.nodes)}: {d.aspect}: {d.said}; {_others(d.others)} {d.usual}"
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class ProvisionReport(Struct, frozen=True, kw_only=True):
     """seconds: how long it took; began: Unix time. tags: the settings that were chosen, () for all. undeclared: nodes that
     Slurm has and the site does not."""
 
@@ -220,7 +220,7 @@ def theirs(line: str) -> str:
     return aside(f"it says: {line}" if re.match(r"\W*next\b", line, re.IGNORECASE) else line)
 
 
-def text(report: Report, *, diff: bool = False) -> str:
+def text(report: ProvisionReport, *, diff: bool = False) -> str:
     """The report for a person: one paragraph per group of equal nodes, those not reached last, then the totals."""
     lines: list[str] = []
     words = {"changed": "would change"} if report.check else {}
@@ -252,7 +252,7 @@ def shortened(lines: list[str]) -> list[str]:
     return lines if more <= 0 else [*lines[:SHOWN_LINES_MAX], f"    and {more} more lines, left out here"]
 
 
-def ticket(report: Report, code: ExitCode, by: str, *, diff: bool = False) -> str:
+def ticket(report: ProvisionReport, code: ExitCode, by: str, *, diff: bool = False) -> str:
     """The report as a page for a change ticket: what was asked for, by whom and when, then the same as ``text``."""
     stamp = "%Y-%m-%d %H:%M:%S UTC"
     kind = "check (nothing was changed)" if report.check else "change"
@@ -268,7 +268,7 @@ def ticket(report: Report, code: ExitCode, by: str, *, diff: bool = False) -> st
     return "\n".join([*head, "", text(report, diff=diff), ""])
 
 
-def data(report: Report, code: ExitCode) -> dict[str, Any]:
+def data(report: ProvisionReport, code: ExitCode) -> dict[str, Any]:
     """The report as JSON has it: every node, the groups of equal ones, the counts, and the exit code."""
     found: dict[str, Any] = msgspec.to_builtins(report)
     grouped = [
@@ -283,7 +283,7 @@ def _others(count: int) -> str:
     return "the other one has" if count == 1 else f"the other {count} have"
 
 
-def summary(report: Report) -> str:
+def summary(report: ProvisionReport) -> str:
     """The last line: "412 the same, 3 changed, 1 failed (2 of them waiting)"."""
     names = {"same": "the same", "changed": "would change" if report.check else "changed"}
     counts = ", ".join(f"{report.count(s)} {names.get(s, s)}" for s in STATES if report.count(s))

@@ -4,7 +4,8 @@ The private folder is on tmpfs, mode 0700, and is wiped when the run ends; no ev
 that returns False keeps ansible-runner from it), and the documents never appear on a command line.
 
 What a node says is not trusted: the action plugin hands on only what provision/node_answer.py takes from it (decisions/0037), and
-Ansible's own words about a node (an ssh that failed shows what the node wrote) are made one printable line in report.py.
+Ansible's own words about a node (an ssh that failed shows what the node wrote) are made one printable line in
+provision_report.py.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from fairlead.errors import InputMissing, ProvisionError, UsageError
 from fairlead.model.apart import apart
 from fairlead.model.plain import one_line
 from fairlead.provision import wheels
-from fairlead.provision.ansible_lock import holding
+from fairlead.provision.ansible_lock import locked_command
 from fairlead.provision.interrupt import interruptible
 from fairlead.provision.inventory import Target, all_nodes, in_slurm, targets
 from fairlead.provision.networks import differences
 from fairlead.provision.node_answer import HINT, LINE_MAX
-from fairlead.provision.provision_progress import Asked, Silent, display
-from fairlead.provision.provision_report import NodeResult, Report, node_result, with_origin
+from fairlead.provision.provision_progress import SilentProgress, UnansweredNodes, display
+from fairlead.provision.provision_report import NodeResult, ProvisionReport, node_result, with_origin
 from fairlead.provision.run_bundle import write_bundle
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.scontrol import Scontrol
@@ -42,7 +43,7 @@ _PREFIX = "fairlead-provision."
 IDLE_SECONDS = 3000  # without a word of Ansible's: longer than `node_seconds` of the role, after which a node alone has failed
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class ProvisionOptions(Struct, frozen=True, kw_only=True):
     """What a run is asked for. wheel: instead of one packed from this installation. wheelhouse: the dependencies' wheels."""
 
     nodelist: str = ""
@@ -56,11 +57,11 @@ class Options(Struct, frozen=True, kw_only=True):
     force: bool = False
     only: tuple[str, ...] = ()  # settings; () for all that are declared
     packages: str = ""  # folder with the files of the lock's packages; "" is the cache of `fairlead lock`
-    lock: str = ""  # a file that Ansible keeps locked while any process of it lives (outlive.py)
+    lock: str = ""  # a file that Ansible keeps locked while any process of it lives (ansible_lock.py)
     drained: bool = False  # these nodes are drained in Slurm and no job runs there: the caller has seen to it
 
 
-def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
+def run(site: Site, options: ProvisionOptions, slurm: Scontrol | None = None) -> ProvisionReport:
     """Make the nodes what the site declares; ``slurm``: of them those that Slurm has. Raises FairleadError for what is wrong
     before any node is touched."""
     begin, began = time.monotonic(), time.time()
@@ -85,7 +86,7 @@ def run(site: Site, options: Options, slurm: Scontrol | None = None) -> Report:
             if results[target.node].no_wheel:
                 shown.done(results[target.node])
     nodes = tuple(results[t.node] for t in chosen)
-    return Report(
+    return ProvisionReport(
         site=site.file,
         generation=site.generation,
         check=options.check,
@@ -118,11 +119,11 @@ def _fetch(wanted: set[tuple[str, str]], waiting: list[Target], results: dict[st
 def _play(
     site: Site,
     chosen: Sequence[Target],
-    options: Options,
+    options: ProvisionOptions,
     *,
     own: wheels.Wheel,
     results: dict[str, NodeResult],
-    shown: Silent,
+    shown: SilentProgress,
 ) -> None:
     try:
         import ansible_runner
@@ -153,11 +154,11 @@ def _play(
                 node=target.node, state="unfinished", message="the run ended before this node was done", hint="run it again"
             )
 
-        origins, asked = {target.node: target.origin for target in chosen}, Asked()
+        origins, asked = {target.node: target.origin for target in chosen}, UnansweredNodes()
 
         def on_event(event: Mapping[str, Any]) -> bool:
-            _note(event, asked)
-            _take(event, results, shown, origins)
+            _track_silence(event, asked)
+            _add_result(event, results, shown, origins)
             return False
 
         def ended() -> bool:
@@ -179,7 +180,7 @@ def _play(
                 cancel_callback=ended,
             )
             if options.lock:
-                runner.config.command = holding(options.lock, runner.config.command)
+                runner.config.command = locked_command(options.lock, runner.config.command)
             runner.run()
             stopped = interrupted()
         if stopped and all(r.state == "unfinished" for r in results.values()):
@@ -189,15 +190,15 @@ def _play(
             raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
 
 
-def _note(event: Mapping[str, Any], asked: Asked) -> None:
+def _track_silence(event: Mapping[str, Any], asked: UnansweredNodes) -> None:
     """Who was asked when, and who has answered."""
     node = event.get("event_data", {}).get("host")
     if isinstance(node, str):
         (asked.begin if event.get("event") == "runner_on_start" else asked.end)(node)
 
 
-def _take(
-    event: Mapping[str, Any], results: dict[str, NodeResult], shown: Silent, origins: Mapping[str, Mapping[str, str]]
+def _add_result(
+    event: Mapping[str, Any], results: dict[str, NodeResult], shown: SilentProgress, origins: Mapping[str, Mapping[str, str]]
 ) -> None:
     kind, data = event.get("event", ""), event.get("event_data", {})
     if kind not in {"runner_on_ok", "runner_on_failed", "runner_on_unreachable"} or data.get("host") not in results:
@@ -285,7 +286,7 @@ def lean_environment() -> Iterator[None]:
 def private_folder() -> Iterator[Path]:
     """A 0700 folder on tmpfs where there is one, gone afterwards; also those of runs that were killed."""
     base = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    _sweep(base)
+    _remove_orphaned(base)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}.", dir=base))
     try:
         yield folder
@@ -293,7 +294,7 @@ def private_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sweep(base: str) -> None:
+def _remove_orphaned(base: str) -> None:
     for name in os.listdir(base):
         pid = name.removeprefix(_PREFIX).split(".")[0]
         path = os.path.join(base, name)

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from fairlead.policy.budget import allowed
-from fairlead.provision.maintain.maintenance_steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
 
 #: So long other runs have to undo their drains, and so long a node whose drain was undone has to answer slurmctld.
 CONTEST_SECONDS = 3.0
 ANSWER_SECONDS = 15.0
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    """A node in the listing. usable: new jobs start there now. out: drained, down or taken out otherwise. A node that only does
-    not answer for the moment is neither (as in the agents' budget). maintained: drained by `fairlead maintain`, of any run;
+class NodeAvailability(Struct, frozen=True, kw_only=True):
+    """A node in a listing. usable: new jobs start there now. out: drained, down or taken out otherwise. A node that only does
+    not answer now is neither (as in the agents' budget). maintained: drained by `fairlead maintain`, of any run;
     since: when, by slurmctld's clock.
 
     jobs: that hold it; jobs_end: when the last of them has to end by its time limit, Unix; inf for no limit.
@@ -44,93 +44,99 @@ class Budget(Struct, frozen=True):
     nodes: int = 0
 
 
-class Below(Struct, frozen=True, kw_only=True):
+class BrokenFloor(Struct, frozen=True, kw_only=True):
     """A floor that a drain of ours has broken together with drains of other runs. wait: others are to undo theirs first."""
 
     why: str
     wait: bool = False
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class BeginChoice(Struct, frozen=True, kw_only=True):
     """begin: Slurm names, in order. over: no other node will be begun in this run, and why. closed: none in this window, and why:
-    the run goes on in the next. held: why nothing begins now."""
+    the run goes on in the next. waits_because: why nothing begins now."""
 
     begin: tuple[str, ...] = ()
     over: str = ""
     closed: str = ""
-    held: str = ""
+    waits_because: str = ""
 
 
 def choose(
-    works: Sequence[Work],
-    places: Mapping[str, Place],
-    plan: Plan,
+    works: Sequence[NodeWork],
+    availability: Mapping[str, NodeAvailability],
+    plan: MaintenancePlan,
     now: float,
     *,
     budgets: Mapping[str, Budget],
     expected_seconds: float,
-) -> Choice:
-    """The nodes that may be begun now. ``works``: all nodes of the run; ``places``: all nodes of the cluster."""
-    queue = [w for w in works if w.step is Step.QUEUED]
+) -> BeginChoice:
+    """The nodes that may be begun now. ``works``: all nodes of the run; ``availability``: of all nodes of the cluster."""
+    queue = [w for w in works if w.step is MaintenanceStep.QUEUED]
     if not queue:
-        return Choice()
-    failed = sum(w.step in (Step.FAILED, Step.MARKING) for w in works)
+        return BeginChoice()
+    failed = sum(w.step in (MaintenanceStep.FAILED, MaintenanceStep.MARKING) for w in works)
     if failed >= plan.max_failed:
-        return Choice(over=f"{failed} failed, --max-failed is {plan.max_failed}")
+        return BeginChoice(over=f"{failed} failed, --max-failed is {plan.max_failed}")
     if now < plan.opens:
-        return Choice(held="the window has not begun")
+        return BeginChoice(waits_because="the window has not begun")
     if plan.window and now >= plan.window:
-        return Choice(closed="the window has ended")
+        return BeginChoice(closed="the window has ended")
     if plan.window and now + expected_seconds > plan.window:
-        return Choice(closed=f"the window ends before another node would be done ({expected_seconds:.0f} s)")
+        return BeginChoice(closed=f"the window ends before another node would be done ({expected_seconds:.0f} s)")
     active = sum(in_work(w) for w in works)
     if active >= plan.batch:
-        return Choice()
-    order = sorted(range(len(queue)), key=lambda i: (bool(jobs(places, queue[i])), i))  # idle nodes first
-    gone = {w.slurm for w in works if in_work(w)}
+        return BeginChoice()
+    order = sorted(range(len(queue)), key=lambda i: (bool(jobs(availability, queue[i])), i))  # idle nodes first
+    unavailable = {w.slurm for w in works if in_work(w)}
     chosen: list[str] = []
-    held = ""
+    waits_because = ""
     late = 0
     for work in (queue[i] for i in order):
         if len(chosen) + active >= plan.batch:
             break
-        place = places.get(work.slurm)
-        if place is not None and plan.window and place.jobs and place.jobs_end + expected_seconds > plan.window:
+        node = availability.get(work.slurm)
+        if node is not None and plan.window and node.jobs and node.jobs_end + expected_seconds > plan.window:
             late += 1
-            held = held or f"{work.node}: its jobs may run past the window"
+            waits_because = waits_because or f"{work.node}: its jobs may run past the window"
             continue
-        why = bound(place, places, gone, plan, budgets.get(work.slurm, Budget())) if place is not None else ""
+        why = bound(node, availability, unavailable, plan, budgets.get(work.slurm, Budget())) if node is not None else ""
         if why:
-            held = held or why
+            waits_because = waits_because or why
             continue
         chosen.append(work.slurm)
-        gone.add(work.slurm)
+        unavailable.add(work.slurm)
     if late == len(queue) and not active:
-        return Choice(closed="the jobs of the nodes that are left may run past the window")
-    return Choice(begin=tuple(chosen), held="" if chosen else held)
+        return BeginChoice(closed="the jobs of the nodes that are left may run past the window")
+    return BeginChoice(begin=tuple(chosen), waits_because="" if chosen else waits_because)
 
 
-def in_work(work: Work) -> bool:
+def in_work(work: NodeWork) -> bool:
     """Does it count against the batch?"""
-    return work.step not in (Step.QUEUED,) and not work.ended
+    return work.step not in (MaintenanceStep.QUEUED,) and not work.ended
 
 
-def jobs(places: Mapping[str, Place], work: Work) -> int:
-    place = places.get(work.slurm)
-    return place.jobs if place is not None else 0
+def jobs(availability: Mapping[str, NodeAvailability], work: NodeWork) -> int:
+    node = availability.get(work.slurm)
+    return node.jobs if node is not None else 0
 
 
-def bound(place: Place, places: Mapping[str, Place], gone: set[str], plan: Plan, budget: Budget) -> str:
-    """The first limit that taking this node too would break; "" for none. ``gone``: nodes in work, or chosen already."""
-    if place.out:
+def bound(
+    node: NodeAvailability,
+    availability: Mapping[str, NodeAvailability],
+    unavailable: set[str],
+    plan: MaintenancePlan,
+    budget: Budget,
+) -> str:
+    """The first limit that taking this node too would break; "" for none. ``unavailable``: nodes in work, or chosen already."""
+    if node.out:
         return ""  # by a run of ours that has left it so: nothing more is taken
-    for partition in place.partitions:
-        members = [p for p in places.values() if partition in p.partitions]
-        usable = sum(p.usable and p.name not in gone for p in members)
+    for partition in node.partitions:
+        members = [p for p in availability.values() if partition in p.partitions]
+        usable = sum(p.usable and p.name not in unavailable for p in members)
         floor = plan.floors.get(partition, 0)
-        if usable - place.usable < floor:
+        if usable - node.usable < floor:
             return below(partition, usable, floor)
-        broken = sum(p.out and not p.maintained and p.name not in gone for p in members)
+        broken = sum(p.out and not p.maintained and p.name not in unavailable for p in members)
         may = allowed(budget.percent, budget.nodes, len(members))
         if broken >= may:
             return f"drain budget of partition {partition} is used up by others: {broken} of {len(members)} nodes are out"
@@ -141,26 +147,28 @@ def below(partition: str, usable: int, floor: int) -> str:
     return f"floor of partition {partition}: {usable} nodes are usable, {floor} must stay usable"
 
 
-def overshoot(name: str, places: Mapping[str, Place], plan: Plan, *, waited: float) -> Below | None:
-    """Has our drain of ``name`` broken a floor of ours? ``places``: as listed after that drain. None: it may stand.
+def overshoot(
+    name: str, availability: Mapping[str, NodeAvailability], plan: MaintenancePlan, *, waited: float
+) -> BrokenFloor | None:
+    """Has our drain of ``name`` broken a floor of ours? ``availability``: as listed after that drain. None: the drain may stay.
     ``waited``: seconds since it was first seen to be so.
 
-    Two runs that look at the same moment both see room. As with the agents' budget (docs/decisions/0011) the drains of all runs
-    are ranked by (time, name): those for which no room is left undo theirs at once, the others wait for that and look again. A
-    node whose drain was just undone does not answer yet: that is waited for longer.
+    Two runs that list the nodes at the same time both see room. As with the agents' budget (docs/decisions/0011) the
+    drains of all runs are ranked by (time, name): those for which no room is left undo theirs at once, the others wait for that and
+    list again. A node whose drain was just undone does not answer yet: that is waited for longer.
     """
-    place, waits = places[name], None
-    for partition in place.partitions:
-        members = [p for p in places.values() if partition in p.partitions]
+    node, waits = availability[name], None
+    for partition in node.partitions:
+        members = [p for p in availability.values() if partition in p.partitions]
         usable, floor = sum(p.usable for p in members), plan.floors.get(partition, 0)
         if usable >= floor:
             continue
         soon = sum(not p.out for p in members)
         drains = [(p.since, p.name) for p in members if p.maintained]
-        ahead = sum(each < (place.since, name) for each in drains)
+        ahead = sum(each < (node.since, name) for each in drains)
         if ahead >= soon + len(drains) - floor or waited >= (CONTEST_SECONDS if soon < floor else ANSWER_SECONDS):
-            return Below(why=below(partition, usable, floor))
-        waits = Below(why=below(partition, usable, floor), wait=True)
+            return BrokenFloor(why=below(partition, usable, floor))
+        waits = BrokenFloor(why=below(partition, usable, floor), wait=True)
     return waits
 
 

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from fairlead.model.plain import one_line
-from fairlead.provision.maintain.maintenance_steps import IN_WORK, Step, Work
+from fairlead.provision.maintain.maintenance_steps import IN_WORK, MaintenanceStep, NodeWork
 from fairlead.provision.terminal_frame import Screen, drawable
 
 
-class Silent:
+class SilentDisplay:
     """Nothing."""
 
     def __enter__(self) -> Self:
@@ -22,35 +22,35 @@ class Silent:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         return None
 
-    def moved(self, work: Work) -> None:
+    def moved(self, work: NodeWork) -> None:
         """A node has taken a step."""
 
     def say(self, text: str) -> None:
         """Something that concerns the run."""
 
-    def show(self, works: Sequence[Work], held: str) -> None:
-        """All nodes as they are now. ``held``: in whole sentences, why nothing new begins."""
+    def show(self, works: Sequence[NodeWork], notice: str) -> None:
+        """All nodes as they are now. ``notice``: in whole sentences, why nothing new begins."""
 
 
-class Lines(Silent):
+class LineDisplay(SilentDisplay):
     """One plain line per step."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._notice = ""
 
-    def moved(self, work: Work) -> None:
+    def moved(self, work: NodeWork) -> None:
         self.say(line(work))
 
     def say(self, text: str) -> None:
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
-    def show(self, works: Sequence[Work], held: str) -> None:
-        if held and held != self._held:
-            self.say(held.replace("\n", " "))
-        self._held = held
+    def show(self, works: Sequence[NodeWork], notice: str) -> None:
+        if notice and notice != self._notice:
+            self.say(notice.replace("\n", " "))
+        self._notice = notice
 
 
-class Table(Silent):
+class TableDisplay(SilentDisplay):
     """The nodes in work, with what each does and for how long; what has ended stays above as lines."""
 
     def __init__(self) -> None:
@@ -64,17 +64,17 @@ class Table(Silent):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._screen.__exit__(kind, error, trace)
 
-    def moved(self, work: Work) -> None:
+    def moved(self, work: NodeWork) -> None:
         if work.ended:
-            self.say(line(work), "red" if work.step is Step.FAILED else "")
+            self.say(line(work), "red" if work.step is MaintenanceStep.FAILED else "")
 
     def say(self, text: str, style: str = "") -> None:
         self._screen.say(f"{time.strftime('%H:%M:%S')} {text}", style)
 
-    def show(self, works: Sequence[Work], held: str) -> None:
+    def show(self, works: Sequence[NodeWork], notice: str) -> None:
         now = time.time()
         active = [(w.node, w.step.value, lasted(now - w.since), w.detail) for w in works if w.step in IN_WORK]
-        below = (summary(works), *held.splitlines())
+        below = (summary(works), *notice.splitlines())
         if (said := (tuple(active), below)) != self._said or self._screen.resized():
             self._said = said
             self._screen.draw(frame(active, below, self._screen.height))
@@ -106,20 +106,20 @@ def lasted(seconds: float) -> str:
     return f"{max(0.0, seconds) // size:.0f} {unit}"
 
 
-def line(work: Work) -> str:
+def line(work: NodeWork) -> str:
     """``gpu3: waiting: drained``."""
     return f"{work.node}: {work.step.value.replace('_', ' ')}" + (f": {work.detail}" if work.detail else "")
 
 
-def summary(works: Sequence[Work]) -> str:
+def summary(works: Sequence[NodeWork]) -> str:
     """``16 nodes: 4 done, 1 failed, 4 in work, 7 queued``."""
-    counts = {s.value.replace("_", " "): sum(w.step is s for w in works) for s in Step if s not in IN_WORK}
+    counts = {s.value.replace("_", " "): sum(w.step is s for w in works) for s in MaintenanceStep if s not in IN_WORK}
     counts["in work"] = sum(w.step in IN_WORK for w in works)
     return f"{len(works)} nodes: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
 
 
-def display(*, quiet: bool) -> Silent:
+def display(*, quiet: bool) -> SilentDisplay:
     """The right one for this standard error."""
     if quiet:
-        return Silent()
-    return Table() if drawable(sys.stderr) else Lines()
+        return SilentDisplay()
+    return TableDisplay() if drawable(sys.stderr) else LineDisplay()

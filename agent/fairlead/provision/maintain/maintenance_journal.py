@@ -26,8 +26,8 @@ from msgspec import Struct
 
 from fairlead.errors import DataError, FairleadError, HostError, InputMissing, next_step
 from fairlead.model.verdict import one_line
-from fairlead.provision.ansible_lock import holder
-from fairlead.provision.maintain.maintenance_steps import IN_WORK, Plan, Step, Work
+from fairlead.provision.ansible_lock import lock_owner
+from fairlead.provision.maintain.maintenance_steps import IN_WORK, MaintenancePlan, MaintenanceStep, NodeWork
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ _CONNECT: dict[str, Any] = {"timeout": 30, "isolation_level": None, "uri": True}
 _NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class MaintenanceRun(Struct, frozen=True, kw_only=True):
     """A run. state: running (driven now, or killed), ended, aborted. Times are Unix seconds; ended 0: it is not."""
 
     id: str
@@ -54,11 +54,11 @@ class Run(Struct, frozen=True, kw_only=True):
     state: str
     who: str
     site: str
-    plan: Plan
-    works: tuple[Work, ...] = ()
+    plan: MaintenancePlan
+    works: tuple[NodeWork, ...] = ()
 
 
-class Logged(Struct, frozen=True, kw_only=True):
+class JournalStep(Struct, frozen=True, kw_only=True):
     """One step that a node has taken."""
 
     node: str
@@ -225,7 +225,7 @@ class Journal:
                 os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             yield
             with suppress(OSError):
-                if not holder(self.ansible_lock(run)):
+                if not lock_owner(self.ansible_lock(run)):
                     os.unlink(self.ansible_lock(run))
             with suppress(OSError):
                 os.unlink(path)
@@ -238,32 +238,32 @@ class Journal:
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    def begin(self, plan: Plan, works: Sequence[Work], *, site: str, who: str) -> Run:
+    def begin(self, plan: MaintenancePlan, works: Sequence[NodeWork], *, site: str, who: str) -> MaintenanceRun:
         """A new run. Nodes that an unfinished run is not done with are skipped in it, with that run's name."""
         now = time.time()
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
 
-        def act() -> tuple[Work, ...]:
+        def act() -> tuple[NodeWork, ...]:
             query = "SELECT slurm, run FROM node JOIN run ON run.id = node.run WHERE run.ended = 0 AND node.ended = 0"
             busy = dict(self._db.execute(query))
             mine = []
-            for place, work in enumerate(works):
+            for index, work in enumerate(works):
                 other = busy.get(work.slurm, "")
                 why = f"not touched: it is in run {other}; resume or abort that one first"
-                mine.append(work.at(Step.SKIPPED, now, why) if other else work)
-                self._node(name, place, mine[-1])
+                mine.append(work.at(MaintenanceStep.SKIPPED, now, why) if other else work)
+                self._node(name, index, mine[-1])
             values = (name, now, who, site, msgspec.json.encode(plan))
             self._db.execute("INSERT INTO run VALUES (?, ?, 0, 'running', ?, ?, ?)", values)
             return tuple(mine)
 
         mine = self._write(act)
-        return Run(id=name, began=now, ended=0.0, state="running", who=who, site=site, plan=plan, works=mine)
+        return MaintenanceRun(id=name, began=now, ended=0.0, state="running", who=who, site=site, plan=plan, works=mine)
 
-    def put(self, run: str, place: int, work: Work, *, new: bool = True) -> None:
+    def put(self, run: str, index: int, work: NodeWork, *, new: bool = True) -> None:
         """The node as it is from now on: called before the step that it names is done. new: it is another step than before."""
 
         def act() -> None:
-            self._node(run, place, work)
+            self._node(run, index, work)
             if not new:
                 return
             self._db.execute(
@@ -272,7 +272,7 @@ class Journal:
 
         self._write(act)
 
-    def replan(self, run: Run, plan: Plan) -> Run:
+    def replan(self, run: MaintenanceRun, plan: MaintenancePlan) -> MaintenanceRun:
         """The run with another plan from now on: the next window."""
         self._write(lambda: self._db.execute("UPDATE run SET plan = ? WHERE id = ?", (msgspec.json.encode(plan), run.id)))
         return msgspec.structs.replace(run, plan=plan)
@@ -280,8 +280,8 @@ class Journal:
     def end(self, run: str, state: str) -> None:
         self._write(lambda: self._db.execute("UPDATE run SET ended = ?, state = ? WHERE id = ?", (time.time(), state, run)))
 
-    def _node(self, run: str, place: int, work: Work) -> None:
-        row = (run, place, work.node, work.slurm, work.text, work.mark, work.ended, msgspec.json.encode(work))
+    def _node(self, run: str, index: int, work: NodeWork) -> None:
+        row = (run, index, work.node, work.slurm, work.text, work.mark, work.ended, msgspec.json.encode(work))
         self._db.execute(_NODE, row)
 
     def _write(self, act: Callable[[], T]) -> T:
@@ -314,12 +314,12 @@ class Journal:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[MaintenanceRun, ...]:
         """All runs without their nodes, the newest first."""
         rows = self._read("SELECT id, began, ended, state, who, site, plan FROM run ORDER BY began DESC, id DESC")
         return tuple(self._run(row) for row in rows)
 
-    def run(self, name: str = "") -> Run:
+    def run(self, name: str = "") -> MaintenanceRun:
         """A run with its nodes; "" for the newest that has not ended, else the newest. Raises InputMissing."""
         found = self.runs()
         chosen = next((r for r in found if r.id == name), None) if name else next((r for r in found if not r.ended), None)
@@ -328,13 +328,13 @@ class Journal:
                 f"{name or 'maintenance'}: no such run in {self.path}" if name else f"{self.path}: no unfinished run"
             )
         rows = self._read("SELECT work FROM node WHERE run = ? ORDER BY place", (chosen.id,))
-        return msgspec.structs.replace(chosen, works=tuple(self._decoded(row[0], Work) for row in rows))
+        return msgspec.structs.replace(chosen, works=tuple(self._decoded(row[0], NodeWork) for row in rows))
 
-    def log(self, run: str) -> tuple[Logged, ...]:
+    def log(self, run: str) -> tuple[JournalStep, ...]:
         rows = self._read("SELECT node, unix_seconds, step, detail FROM step WHERE run = ? ORDER BY rowid", (run,))
-        return tuple(Logged(node=n, unix_seconds=at, step=step, detail=detail) for n, at, step, detail in rows)
+        return tuple(JournalStep(node=n, unix_seconds=at, step=step, detail=detail) for n, at, step, detail in rows)
 
-    def left(self, slurm: Iterable[str]) -> dict[str, frozenset[str]]:
+    def earlier_reasons(self, slurm: Iterable[str]) -> dict[str, frozenset[str]]:
         """The exact reasons that ended runs of this journal have left on nodes, by Slurm name."""
         found: dict[str, set[str]] = {}
         wanted = set(slurm)
@@ -343,12 +343,12 @@ class Journal:
                 found.setdefault(name, set()).update(filter(None, (text, mark)))
         return {name: frozenset(texts) for name, texts in found.items()}
 
-    def done_with(self, slurm: Iterable[str]) -> list[tuple[str, Plan, Work]]:
+    def done_with(self, slurm: Iterable[str]) -> list[tuple[str, MaintenancePlan, NodeWork]]:
         """Run, its plan and the node, for each of these nodes (by Slurm name) that a run has drained which has ended."""
         query = "SELECT run.id, run.plan, node.work FROM node JOIN run ON run.id = node.run"
         query += " WHERE run.ended > 0 AND node.text != '' AND node.slurm = ?"
         rows = [row for name in slurm for row in self._read(query, (name,))]
-        return [(name, self._decoded(p, Plan), self._decoded(w, Work)) for name, p, w in rows]
+        return [(name, self._decoded(p, MaintenancePlan), self._decoded(w, NodeWork)) for name, p, w in rows]
 
     def knows(self, slurm: str, text: str) -> bool:
         """Has a run of this journal, whatever became of it, given the node this exact reason?"""
@@ -366,6 +366,8 @@ class Journal:
         except (msgspec.DecodeError, TypeError) as e:
             raise DataError(f"{self.path}: damaged: {e}", hint=self._lost) from None
 
-    def _run(self, row: tuple[Any, ...]) -> Run:
+    def _run(self, row: tuple[Any, ...]) -> MaintenanceRun:
         name, began, ended, state, who, site, plan = row
-        return Run(id=name, began=began, ended=ended, state=state, who=who, site=site, plan=self._decoded(plan, Plan))
+        return MaintenanceRun(
+            id=name, began=began, ended=ended, state=state, who=who, site=site, plan=self._decoded(plan, MaintenancePlan)
+        )

@@ -1,4 +1,4 @@
-"""Drives a maintenance run: one loop that looks at Slurm, takes each node's next step, and begins new nodes.
+"""Drives a maintenance run: one loop that reads Slurm, takes each node's next step, and begins new nodes.
 
 The journal has each step before it is done, so a run that was killed goes on by being driven again. ssh and provisioning runs are
 done beside the loop; everything that is written to slurmctld or to the journal is done in it.
@@ -16,15 +16,25 @@ from msgspec.structs import replace
 
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import MAINTAIN, build
-from fairlead.provision.ansible_lock import wait_end
+from fairlead.provision.ansible_lock import wait_released
 from fairlead.provision.maintain import maintenance_steps, node_verification
 from fairlead.provision.maintain.begin_limits import Budget
 from fairlead.provision.maintain.controller import Controller, Listing
-from fairlead.provision.maintain.drain_room import Room
-from fairlead.provision.maintain.maintenance_display import Silent
-from fairlead.provision.maintain.maintenance_journal import Journal, Run
-from fairlead.provision.maintain.maintenance_steps import IN_WORK, KEPT_SECONDS, LIFTED, Applied, Hand, Looked, Move, Step, Work
-from fairlead.provision.maintain.node_access import NodeSide
+from fairlead.provision.maintain.drain_room import DrainRoom
+from fairlead.provision.maintain.maintenance_display import SilentDisplay
+from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
+from fairlead.provision.maintain.maintenance_steps import (
+    IN_WORK,
+    KEPT_SECONDS,
+    LIFTED,
+    ApplyOutcome,
+    DrainOwner,
+    MaintenanceStep,
+    Move,
+    NodeReading,
+    NodeWork,
+)
+from fairlead.provision.maintain.node_access import NodeAccess
 
 CHECK = MAINTAIN.split(":")[1]
 POLL_SECONDS = 1.0
@@ -39,27 +49,27 @@ class Maintenance:
 
     def __init__(
         self,
-        run: Run,
+        run: MaintenanceRun,
         journal: Journal,
         controller: Controller,
-        nodes: NodeSide,
+        nodes: NodeAccess,
         *,
         budgets: Mapping[str, Budget],
-        shown: Silent | None = None,
+        shown: SilentDisplay | None = None,
         aborting: bool = False,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self.run = run
         self.works = list(run.works)
         self.stop_asked = self.leave_asked = False
-        self.held = ""
+        self.waits_because = ""
         self.closed = ""
         self._plan = run.plan
         self._journal = journal
         self._controller = controller
         self._nodes = nodes
-        self._room = Room(controller, budgets, journal.left(w.slurm for w in run.works))
-        self._shown = shown or Silent()
+        self._room = DrainRoom(controller, budgets, journal.earlier_reasons(w.slurm for w in run.works))
+        self._shown = shown or SilentDisplay()
         self._aborting = aborting
         self._poll = poll_seconds
         self._flying: dict[Future[Any], tuple[tuple[int, ...], Callable[[Any], None]]] = {}
@@ -81,13 +91,13 @@ class Maintenance:
         with self._journal.driving(self.run.id):
             try:
                 left = self._journal.ansible_lock(self.run.id)  # two Ansibles over one node get into each other's way
-                if not wait_end(left, self._shown.say, lambda: self.stop_asked):
+                if not wait_released(left, self._shown.say, lambda: self.stop_asked):
                     return False
                 self._take_up()
                 while not (self.leave_asked or self._finished()):
                     self._turn()
                     time.sleep(self._poll / 4)
-                if self.leave_asked or any(w.step is Step.QUEUED for w in self.works):
+                if self.leave_asked or any(w.step is MaintenanceStep.QUEUED for w in self.works):
                     return False
                 self._journal.end(self.run.id, "aborted" if self._aborting else "ended")
                 return True
@@ -96,12 +106,12 @@ class Maintenance:
 
     def _finished(self) -> bool:
         stopped = self.stop_asked or bool(self._journal.full or self.closed)
-        return not self._flying and all(w.ended or (stopped and w.step is Step.QUEUED) for w in self.works)
+        return not self._flying and all(w.ended or (stopped and w.step is MaintenanceStep.QUEUED) for w in self.works)
 
     def _turn(self) -> None:
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
-        held = self._slurm_trouble or self._journal.full or self.held
-        self._shown.show(works, STOPPING if self.stop_asked else held and f"no other node is begun now: {held}")
+        waits_because = self._slurm_trouble or self._journal.full or self.waits_because
+        self._shown.show(works, STOPPING if self.stop_asked else waits_because and f"no other node is begun now: {waits_because}")
         try:
             for future in [f for f in self._flying if f.done()]:
                 _, then = self._flying.pop(future)
@@ -141,7 +151,7 @@ class Maintenance:
 
     # -- the journal -----------------------------------------------------------------------------------
 
-    def _put(self, at: int, work: Work) -> None:
+    def _put(self, at: int, work: NodeWork) -> None:
         before, self.works[at] = self.works[at].step, work
         self._journal.put(self.run.id, at, work, new=work.step is not before)
         if work.step is not before:
@@ -151,11 +161,11 @@ class Maintenance:
     def _move(self, at: int, move: Move, **more: Any) -> None:
         now = time.time()
         work = replace(self.works[at].at(move.step, now, move.why), **more)
-        if move.step is Step.MARKING:
+        if move.step is MaintenanceStep.MARKING:
             work = replace(work, mark=self._reason(work, maintenance_steps.marked(self._plan, move.why)))
-        elif move.step is Step.APPLYING:
+        elif move.step is MaintenanceStep.APPLYING:
             work = replace(work, idle=work.idle if work.again else now)
-        elif move.step is Step.DRAINING:
+        elif move.step is MaintenanceStep.DRAINING:
             work = replace(
                 work, began=work.began or now, text=work.text or self._reason(work, maintenance_steps.announced(self._plan))
             )
@@ -163,7 +173,7 @@ class Maintenance:
         self._why.pop(at, None)
         self._well.discard(at)
 
-    def _reason(self, work: Work, summary: str) -> str:
+    def _reason(self, work: NodeWork, summary: str) -> str:
         token = work.text.split(" ", 1)[0].rpartition(":")[2] if work.text else secrets.token_hex(6)
         return build(CHECK, token, summary).text
 
@@ -173,7 +183,7 @@ class Maintenance:
             move = maintenance_steps.abort(work) if self._aborting else None
             if move is not None:
                 self._move(at, move)
-            elif work.step in (Step.REBOOTING, Step.VERIFYING):
+            elif work.step in (MaintenanceStep.REBOOTING, MaintenanceStep.VERIFYING):
                 self._put(at, replace(work, since=time.time()))
 
     # -- beginning nodes --------------------------------------------------------------------------------
@@ -183,42 +193,42 @@ class Maintenance:
             return
         now = time.time()
         choice = self._room.choice(self.works, self._plan, listing, now)
-        self.held, self.closed = choice.held or choice.closed, choice.closed
+        self.waits_because, self.closed = choice.waits_because or choice.closed, choice.closed
         if now < self._plan.opens:
             self._progress, opens = now, time.localtime(self._plan.opens)
-            self.held = f"the window begins at {time.strftime('%Y-%m-%d %H:%M:%S', opens)}"
+            self.waits_because = f"the window begins at {time.strftime('%Y-%m-%d %H:%M:%S', opens)}"
         over = choice.over
         idle = not any(w.step in IN_WORK for w in self.works)
-        if choice.held and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
-            over = choice.held
+        if choice.waits_because and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
+            over = choice.waits_because
         begun = 0
         for at, work in enumerate(self.works):
-            if work.step is not Step.QUEUED:
+            if work.step is not MaintenanceStep.QUEUED:
                 continue
             if over:
-                self._move(at, Move(Step.NOT_BEGUN, f"not begun: {over}"))
+                self._move(at, Move(MaintenanceStep.NOT_BEGUN, f"not begun: {over}"))
             elif work.slurm in choice.begin and not self._journal.full and (not begun or listing.fresh()):
                 begun += 1
                 if move := self._room.refusal(work, listing):
                     self._move(at, move)
                 else:
-                    took = self._room.left_by(work, listing)
-                    self._move(at, Move(Step.DRAINING, "drain"), took=took, room=bool(took))
+                    took = self._room.replaceable_reason(work, listing)
+                    self._move(at, Move(MaintenanceStep.DRAINING, "drain"), replaced_reason=took, floors_kept=bool(took))
                     self._drain(at)
 
     def _stays(self, at: int, listing: Listing) -> bool:
-        """May the drain stand, by a listing that was read after it? Otherwise it is undone, or others are waited for."""
+        """May the drain stay, by a listing that was read after it? Otherwise it is undone, or others are waited for."""
         work = self.works[at]
-        if work.room or self._aborting:
+        if work.floors_kept or self._aborting:
             return True
         over = self._room.below(work, self._plan, listing)
         if over is None:
             self._why.pop(at, None)
-            self._put(at, replace(work, room=True))
+            self._put(at, replace(work, floors_kept=True))
             return True
         self._why[at] = over.why
         if not over.wait:
-            self._move(at, Move(Step.UNDOING, f"{over.why}: another run has drained nodes at the same time"))
+            self._move(at, Move(MaintenanceStep.UNDOING, f"{over.why}: another run has drained nodes at the same time"))
             self._lift(at)
         return False
 
@@ -226,7 +236,7 @@ class Maintenance:
         work = self.works[at]
         if move := self._controller.lift(work, self._plan):
             self._move(at, Move(move.step, move.why or work.detail))
-            if move.step is Step.QUEUED:
+            if move.step is MaintenanceStep.QUEUED:
                 self._room.undone()
 
     # -- one node's step ---------------------------------------------------------------------------------
@@ -236,81 +246,81 @@ class Maintenance:
         if work.slurm not in listing.nodes:
             self._why[at] = "slurmctld has no such node any more"
             if self._aborting:
-                self._move(at, Move(Step.TAKEN, self._why[at]))
+                self._move(at, Move(MaintenanceStep.TAKEN, self._why[at]))
             return
-        if work.step is Step.DRAINING:
+        if work.step is MaintenanceStep.DRAINING:
             if why := self._room.none(work, self.works, self._plan, listing):
                 self._why[at] = why
                 if self._plan.max_wait and now - work.began >= self._plan.max_wait:
                     self._move(at, maintenance_steps.untaken(work, f"not begun: {why}"))
             else:
                 self._drain(at)
-        elif work.step in (Step.RESUMING, Step.LIFTING, Step.UNDOING):
+        elif work.step in (MaintenanceStep.RESUMING, MaintenanceStep.LIFTING, MaintenanceStep.UNDOING):
             self._lift(at)
-        elif work.step is Step.MARKING:
+        elif work.step is MaintenanceStep.MARKING:
             if move := self._controller.mark(work):
                 self._move(at, move)
         else:
             seen = self._controller.seen(work, listing)
-            if seen.hand is Hand.OURS and not work.kept and now - work.stands >= KEPT_SECONDS:
+            if seen.hand is DrainOwner.OURS and not work.kept and now - work.drain_read_at >= KEPT_SECONDS:
                 work = replace(work, kept=True)
                 self._put(at, work)
-            if work.step is Step.WAITING:
-                if seen.hand is Hand.OURS and not self._stays(at, listing):
+            if work.step is MaintenanceStep.WAITING:
+                if seen.hand is DrainOwner.OURS and not self._stays(at, listing):
                     return
                 work = self.works[at]
                 if move := maintenance_steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
                     self._move(at, move)
-            elif move := maintenance_steps.standing(work, seen):
+            elif move := maintenance_steps.drain_lost(work, seen):
                 self._move(at, move)
-            elif work.step is Step.APPLYING and not work.boot_before:
-                self._look(at, self._before)
-            elif work.step is Step.REBOOTING:
-                self._look(at, self._rebooting)
-            elif work.step is Step.VERIFYING and at not in self._well:
-                self._look(at, self._verifying)
+            elif work.step is MaintenanceStep.APPLYING and not work.boot_before:
+                self._read(at, self._before)
+            elif work.step is MaintenanceStep.REBOOTING:
+                self._read(at, self._rebooting)
+            elif work.step is MaintenanceStep.VERIFYING and at not in self._well:
+                self._read(at, self._verifying)
 
     def _drain(self, at: int) -> None:
         self._put(at, replace(self.works[at], sent=time.time()))
         work = self.works[at]
-        move, since = self._controller.drain(work, work.took)
+        move, since = self._controller.drain(work, work.replaced_reason)
         if move is None:
             return
-        if move.step is Step.DRAINING:
+        if move.step is MaintenanceStep.DRAINING:
             self._why[at] = move.why
             return
         now = time.time()
-        stands = {"drained": since or now, "stands": now, "kept": False} if move.step is Step.WAITING else {}
+        stands = {"drained": since or now, "drain_read_at": now, "kept": False} if move.step is MaintenanceStep.WAITING else {}
         self._move(at, move, **stands)
 
     def _lost_lifts(self, listing: Listing) -> None:
         """A slurmctld that was killed may have forgotten that a drain of ours was lifted."""
         for work in self.works:
-            lifted = work.step in (Step.QUEUED, *LIFTED) and work.text and work.since < listing.unix
+            lifted = work.step in (MaintenanceStep.QUEUED, *LIFTED) and work.text and work.since < listing.unix
             if not lifted or work.slurm not in listing.nodes:
                 continue
-            if self._controller.seen(work, listing).hand is Hand.OURS:
+            if self._controller.seen(work, listing).hand is DrainOwner.OURS:
                 self._shown.say(f"{work.node}: slurmctld has forgotten that it was resumed: resumed again")
                 self._controller.lift(work, self._plan)
 
     # -- the node itself -----------------------------------------------------------------------------------
 
-    def _look(self, at: int, then: Callable[[int, Looked], None]) -> None:
+    def _read(self, at: int, then: Callable[[int, NodeReading], None]) -> None:
         node = self.works[at].node
-        self._send((at,), lambda: self._nodes.look(node), lambda look: then(at, look))
+        self._send((at,), lambda: self._nodes.read(node), lambda reading: then(at, reading))
 
-    def _before(self, at: int, look: Looked) -> None:
+    def _before(self, at: int, reading: NodeReading) -> None:
         """What the node is before it is touched."""
         work = self.works[at]
-        if look.stranger or look.trouble:
-            self._move(at, Move(Step.MARKING, f"nothing was changed, ssh: {look.stranger or look.trouble}"))
+        if reading.stranger or reading.trouble:
+            self._move(at, Move(MaintenanceStep.MARKING, f"nothing was changed, ssh: {reading.stranger or reading.trouble}"))
             return
-        known = (*look.bad, *look.worse)
-        self._put(at, replace(work, boot_before=look.boot, machine=look.machine, known=known))
+        known = (*reading.bad, *reading.worse)
+        self._put(at, replace(work, boot_before=reading.boot, machine=reading.machine, known=known))
 
     def _groups(self, listing: Listing) -> None:
         """One provisioning run for all nodes that wait for one, as many kinds at once as there are: apply, and its dry run."""
-        for check, step in ((False, Step.APPLYING), (True, Step.VERIFYING)):
+        for check, step in ((False, MaintenanceStep.APPLYING), (True, MaintenanceStep.VERIFYING)):
             chosen = []
             for at, work in enumerate(self.works):
                 if check in self._grouped or work.step is not step or self._in_flight(at):
@@ -318,7 +328,7 @@ class Maintenance:
                 if not (at in self._well if check else bool(work.boot_before)):
                     continue
                 seen = self._controller.seen(work, listing)
-                if move := maintenance_steps.standing(work, seen) if check else maintenance_steps.ready(work, seen):
+                if move := maintenance_steps.drain_lost(work, seen) if check else maintenance_steps.ready(work, seen):
                     self._move(at, move)
                 else:
                     chosen.append(at)
@@ -329,29 +339,29 @@ class Maintenance:
         nodes = [self.works[at].node for at in chosen]
         self._grouped.add(check)
 
-        def then(said: Mapping[str, Applied]) -> None:
+        def then(said: Mapping[str, ApplyOutcome]) -> None:
             self._grouped.discard(check)
             for at in chosen:
-                found = said.get(self.works[at].node, Applied(trouble="the provisioning run says nothing of it"))
+                found = said.get(self.works[at].node, ApplyOutcome(trouble="the provisioning run says nothing of it"))
                 (self._checked if check else self._applied)(at, found)
 
         self._send(chosen, lambda: self._nodes.apply(nodes, check=check), then)
 
-    def _applied(self, at: int, said: Applied) -> None:
+    def _applied(self, at: int, said: ApplyOutcome) -> None:
         work = self.works[at]
         self._move(at, maintenance_steps.applied(work, said, self._plan), changed=(*work.changed, *said.changed))
 
-    def _rebooting(self, at: int, look: Looked) -> None:
+    def _rebooting(self, at: int, reading: NodeReading) -> None:
         work, now = self.works[at], time.time()
-        if move := node_verification.rebooting(work, look, now, self._plan):
-            if move.step is Step.VERIFYING:
+        if move := node_verification.rebooting(work, reading, now, self._plan):
+            if move.step is MaintenanceStep.VERIFYING:
                 self._nodes.forget(work.node)
-                self._move(at, move, boot_after=look.boot)
+                self._move(at, move, boot_after=reading.boot)
             else:
                 self._move(at, move)
         elif self._aborting:
-            self._move(at, Move(Step.MARKING, "aborted while it was to be rebooted"))
-        elif not look.trouble and now - self._ordered.get(at, 0.0) >= ORDER_AGAIN_SECONDS:
+            self._move(at, Move(MaintenanceStep.MARKING, "aborted while it was to be rebooted"))
+        elif not reading.trouble and now - self._ordered.get(at, 0.0) >= ORDER_AGAIN_SECONDS:
             self._order(at)
 
     def _order(self, at: int) -> None:
@@ -365,18 +375,18 @@ class Maintenance:
 
         def then(trouble: str) -> None:
             if trouble:
-                self._move(at, Move(Step.MARKING, f"could not be rebooted: {trouble}"))
+                self._move(at, Move(MaintenanceStep.MARKING, f"could not be rebooted: {trouble}"))
 
         self._send((at,), lambda: self._nodes.reboot(work.node, work.boot_before), then)
 
-    def _verifying(self, at: int, look: Looked) -> None:
+    def _verifying(self, at: int, reading: NodeReading) -> None:
         work = self.works[at]
-        if why := node_verification.unwell(work, look, time.time()) or self._unregistered(work):
+        if why := node_verification.unwell(work, reading, time.time()) or self._unregistered(work):
             self._not_yet(at, why)
         else:
             self._well.add(at)
 
-    def _unregistered(self, work: Work) -> str:
+    def _unregistered(self, work: NodeWork) -> str:
         """Why slurmctld may not use the node yet."""
         if self._controller.now(work).silent:
             return "slurmd there does not answer slurmctld, or is not taken"
@@ -384,17 +394,17 @@ class Maintenance:
             return "slurmd has not registered since the reboot"
         return ""
 
-    def _checked(self, at: int, said: Applied) -> None:
+    def _checked(self, at: int, said: ApplyOutcome) -> None:
         if said.trouble:
             self._well.discard(at)
             self._not_yet(at, said.trouble)
             return
         move = maintenance_steps.verified(self.works[at], said, self._plan)
-        more = {"again": True} if move.step is Step.APPLYING else {"pending": said.pending}
+        more = {"again": True} if move.step is MaintenanceStep.APPLYING else {"pending": said.pending}
         self._move(at, move, **more)
 
     def _not_yet(self, at: int, why: str) -> None:
         self._why[at] = why
         limit = min(ABORT_SECONDS, self._plan.verify_seconds) if self._aborting else self._plan.verify_seconds
         if time.time() - self.works[at].since >= limit:
-            self._move(at, Move(Step.MARKING, f"not well after {limit:.0f} s: {why}"))
+            self._move(at, Move(MaintenanceStep.MARKING, f"not well after {limit:.0f} s: {why}"))

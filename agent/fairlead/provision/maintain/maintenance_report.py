@@ -9,8 +9,8 @@ from msgspec import Struct
 from fairlead.errors import ExitCode
 from fairlead.provision.inventory import fold
 from fairlead.provision.maintain.maintenance_display import summary
-from fairlead.provision.maintain.maintenance_journal import Run
-from fairlead.provision.maintain.maintenance_steps import RESUMED, Hand, Now, Step, Work
+from fairlead.provision.maintain.maintenance_journal import MaintenanceRun
+from fairlead.provision.maintain.maintenance_steps import RESUMED, DrainOwner, MaintenanceStep, NodeService, NodeWork
 
 
 class NodeReport(Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     slurm: str = ""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class MaintenanceReport(Struct, frozen=True, kw_only=True):
     schema: int = 1
     run: str
     state: str
@@ -45,15 +45,15 @@ class Report(Struct, frozen=True, kw_only=True):
         """0 all done and in service; 69 a node failed; 75 a node was not done, is not known to be in service now, or something
         waits for a reboot."""
         steps = {n.step for n in self.nodes}
-        if Step.FAILED.value in steps:
+        if MaintenanceStep.FAILED.value in steps:
             return ExitCode.UNAVAILABLE
-        well = all(n.step == Step.DONE.value and n.in_service and not n.pending for n in self.nodes)
+        well = all(n.step == MaintenanceStep.DONE.value and n.in_service and not n.pending for n in self.nodes)
         return ExitCode.OK if well else ExitCode.TRY_AGAIN
 
 
-def report(run: Run, now: Mapping[str, Now] | None = None) -> Report:
+def report(run: MaintenanceRun, now: Mapping[str, NodeService] | None = None) -> MaintenanceReport:
     """``now``: where the nodes are, by their names; without it the report has the journal's word alone."""
-    return Report(
+    return MaintenanceReport(
         run=run.id,
         state=run.state,
         reason=run.plan.reason,
@@ -63,15 +63,22 @@ def report(run: Run, now: Mapping[str, Now] | None = None) -> Report:
     )
 
 
-def node_report(work: Work, now: Now | None = None) -> NodeReport:
-    lifted = work.step is Step.FAILED and work.detail.startswith(RESUMED)
-    stands = not lifted and work.step not in (Step.QUEUED, Step.DONE, Step.SKIPPED, Step.TAKEN, Step.GIVEN_BACK, Step.NOT_BEGUN)
+def node_report(work: NodeWork, now: NodeService | None = None) -> NodeReport:
+    lifted = work.step is MaintenanceStep.FAILED and work.detail.startswith(RESUMED)
+    drained = not lifted and work.step not in (
+        MaintenanceStep.QUEUED,
+        MaintenanceStep.DONE,
+        MaintenanceStep.SKIPPED,
+        MaintenanceStep.TAKEN,
+        MaintenanceStep.GIVEN_BACK,
+        MaintenanceStep.NOT_BEGUN,
+    )
     return NodeReport(
         node=work.node,
         step=work.step.value,
         detail=work.detail,
         condition=condition(work, now),
-        reason=(work.mark or work.text) if stands else "",
+        reason=(work.mark or work.text) if drained else "",
         seconds=round(work.ended - work.began, 3) if work.ended and work.began else 0.0,
         busy_seconds=round(work.idle - work.began, 3) if work.idle and work.began else 0.0,
         rebooted=bool(work.boot_after),
@@ -82,49 +89,49 @@ def node_report(work: Work, now: Now | None = None) -> NodeReport:
     )
 
 
-def condition(work: Work, now: Now | None) -> str:
+def condition(work: NodeWork, now: NodeService | None) -> str:
     """The condition that the node is in, in a few words: slurmctld's, where it was asked."""
     if now is None:
-        return "in service when it was done" if work.step is Step.DONE else by_journal(work)
-    if work.step in (Step.DONE, Step.GIVEN_BACK) and not now.serving:
+        return "in service when it was done" if work.step is MaintenanceStep.DONE else by_journal(work)
+    if work.step in (MaintenanceStep.DONE, MaintenanceStep.GIVEN_BACK) and not now.serving:
         return f"not in service now: {now.who}"
-    if work.step is Step.TAKEN:
+    if work.step is MaintenanceStep.TAKEN:
         return "left to whoever holds it: " + ("in service now" if now.serving else now.who)
-    if work.step is Step.FAILED and now.serving:
+    if work.step is MaintenanceStep.FAILED and now.serving:
         return "in service now: somebody has resumed it"
-    if work.step is Step.FAILED and now.hand is not Hand.OURS:
+    if work.step is MaintenanceStep.FAILED and now.hand is not DrainOwner.OURS:
         return f"not in service: {now.who}"
     return by_journal(work)
 
 
-def by_journal(work: Work) -> str:
+def by_journal(work: NodeWork) -> str:
     """The condition that the journal has."""
-    if work.step is Step.FAILED and work.detail.startswith(RESUMED):
+    if work.step is MaintenanceStep.FAILED and work.detail.startswith(RESUMED):
         return "not drained any more, and not in service"
     words = {
-        Step.QUEUED: "not begun, untouched",
-        Step.DONE: "in service",
-        Step.FAILED: "drained, and stays so",
-        Step.TAKEN: "left to whoever holds it",
-        Step.SKIPPED: "untouched",
-        Step.GIVEN_BACK: "given back as it was",
-        Step.NOT_BEGUN: "untouched",
-        Step.DRAINING: "being drained, or not yet",
-        Step.RESUMING: "well, being resumed",
-        Step.LIFTING: "being given back",
-        Step.UNDOING: "being given back, to be begun later",
+        MaintenanceStep.QUEUED: "not begun, untouched",
+        MaintenanceStep.DONE: "in service",
+        MaintenanceStep.FAILED: "drained, and stays so",
+        MaintenanceStep.TAKEN: "left to whoever holds it",
+        MaintenanceStep.SKIPPED: "untouched",
+        MaintenanceStep.GIVEN_BACK: "given back as it was",
+        MaintenanceStep.NOT_BEGUN: "untouched",
+        MaintenanceStep.DRAINING: "being drained, or not yet",
+        MaintenanceStep.RESUMING: "well, being resumed",
+        MaintenanceStep.LIFTING: "being given back",
+        MaintenanceStep.UNDOING: "being given back, to be begun later",
     }
     return words.get(work.step, "drained by this run")
 
 
-def text(report: Report, works: Sequence[Work]) -> str:
+def text(report: MaintenanceReport, works: Sequence[NodeWork]) -> str:
     """A line for equal outcomes, the ones to act on last, and the totals."""
     groups: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for n in report.nodes:
         groups.setdefault((n.step, n.condition, n.detail, n.pending), []).append(n.node)
     lines = []
     for (step, condition, detail, pending), nodes in groups.items():
-        said = f": {detail}" if detail and step != Step.DONE.value else ""
+        said = f": {detail}" if detail and step != MaintenanceStep.DONE.value else ""
         lines.append(f"{fold(nodes)}: {step.replace('_', ' ')}, {condition}{said}")
         lines += [f"  waits for a reboot (--reboot): {what}" for what in pending]
     lines.append(f"run {report.run}: {summary(works)}")

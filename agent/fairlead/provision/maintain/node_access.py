@@ -20,14 +20,14 @@ from fairlead.model.verdict import one_line
 from fairlead.provision.agent_accounts import parse_account, parts_of, reading
 from fairlead.provision.agent_status import Status, status_of
 from fairlead.provision.inventory import Target, fold
-from fairlead.provision.maintain.maintenance_steps import Applied, Looked
+from fairlead.provision.maintain.maintenance_steps import ApplyOutcome, NodeReading
 from fairlead.provision.node_answer import SAID
 from fairlead.provision.provision_report import NodeResult
-from fairlead.provision.provision_run import Options
+from fairlead.provision.provision_run import ProvisionOptions
 from fairlead.provision.provision_run import run as provision
 from fairlead.provision.ssh import SSH_ARGS, ask, shared_connections
 
-LOOK_SECONDS = 20.0
+READ_SECONDS = 20.0
 REBOOT_SECONDS = 30.0
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _SERIALS = ("/sys/class/dmi/id/product_serial", "/sys/class/dmi/id/board_serial", "/sys/class/dmi/id/product_uuid")
@@ -39,41 +39,41 @@ _NO_SERIAL = re.compile(
 _OTHER_KEY = ("HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
 
 
-class NodeSide(Protocol):
+class NodeAccess(Protocol):
     """What a run asks of the nodes. No call raises for a node that does not answer: that is in what it gives."""
 
-    def look(self, node: str) -> Looked:
+    def read(self, node: str) -> NodeReading:
         """What the node says of itself now."""
 
     def reboot(self, node: str, boot: str) -> str:
         """Order a reboot, unless the node has another boot id than ``boot``. Why it could not be ordered; "" when it was."""
 
-    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
         """Make the nodes what the site declares, or with ``check`` say what would be changed."""
 
     def forget(self, node: str) -> None:
         """The node has rebooted: connections that were kept are of no use any more."""
 
 
-class OverSsh:
+class SshNodeAccess:
     """NodeSide over ssh and Ansible, as the site's [ansible] says. program: what is called as ssh would be."""
 
     def __init__(
-        self, site: Site, targets: Mapping[str, Target], *, program: str = "ssh", options: Options | None = None
+        self, site: Site, targets: Mapping[str, Target], *, program: str = "ssh", options: ProvisionOptions | None = None
     ) -> None:
         self._site = site
         self._targets = targets
         self._program = program
-        self._options = options or Options()
+        self._options = options or ProvisionOptions()
 
-    def look(self, node: str) -> Looked:
-        code, out, error = self._ssh(node, reading(_PARTS), LOOK_SECONDS)
+    def read(self, node: str) -> NodeReading:
+        code, out, error = self._ssh(node, reading(_PARTS), READ_SECONDS)
         if any(words in error for words in _OTHER_KEY):
-            return Looked(stranger=f"{self._address(node)} has another host key")
+            return NodeReading(stranger=f"{self._address(node)} has another host key")
         if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
-            return Looked(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
+            return NodeReading(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
         declared = self._targets[node].document.node
-        return apart(lambda: parse_look(out, declared), lambda why: Looked(trouble=why))
+        return apart(lambda: parse_reading(out, declared), lambda why: NodeReading(trouble=why))
 
     def reboot(self, node: str, boot: str) -> str:
         # Only in the boot that is meant: an order that was late would reboot the node that has just come back.
@@ -82,13 +82,15 @@ class OverSsh:
         # 255 is ssh's own, and so is being cut off by the reboot that was just ordered: the boot id will tell.
         return "" if code in (0, 255, None) else _last(error) or f"systemctl reboot ended with {code}"
 
-    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
         asked = msgspec.structs.replace(self._options, nodelist=",".join(nodes), check=check, quiet=True, drained=True)
         try:
             report = provision(self._site, asked)
         except FairleadError as e:
-            return {node: Applied(trouble=f"{e}; next: {e.hint or unheard(nodes)}") for node in nodes}
-        return {result.node: apart(partial(outcome, result), lambda why: Applied(trouble=why)) for result in report.nodes}
+            return {node: ApplyOutcome(trouble=f"{e}; next: {e.hint or unheard(nodes)}") for node in nodes}
+        return {
+            result.node: apart(partial(apply_outcome, result), lambda why: ApplyOutcome(trouble=why)) for result in report.nodes
+        }
 
     def forget(self, node: str) -> None:
         a = self._site.ansible
@@ -130,21 +132,21 @@ def _last(error: str) -> str:
     return one_line(lines[-1])[:200] if lines else ""
 
 
-def parse_look(answer: bytes, node: str) -> Looked:
-    """What a look's answer says; ``node``: whose it should be."""
+def parse_reading(answer: bytes, node: str) -> NodeReading:
+    """The reading in what the command of ``read`` printed; ``node``: whose it should be."""
     parts = parts_of(answer)
     if parts is None:
-        return Looked(trouble="its answer is cut short")
+        return NodeReading(trouble="its answer is cut short")
     try:
         status = status_of(parts.get("/run/fairlead/status.json", b""))
     except DataError as e:
-        return Looked(trouble=str(e))
+        return NodeReading(trouble=str(e))
     account = parse_account(answer)
     if account.node not in ("", node):
-        return Looked(stranger=f"the node there is {account.node}")
+        return NodeReading(stranger=f"the node there is {account.node}")
     bad, worse = _findings(status)
     boot = _word(parts, _BOOT)
-    return Looked(
+    return NodeReading(
         trouble="" if boot else "it does not say its boot id",
         boot=boot,
         machine=_machine(parts),
@@ -182,10 +184,10 @@ def _findings(status: Status) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(bad), tuple(worse)
 
 
-def outcome(result: NodeResult) -> Applied:
+def apply_outcome(result: NodeResult) -> ApplyOutcome:
     """What a node's result of a provisioning run means for its maintenance."""
     if result.state in ("failed", "unreachable", "unfinished"):
-        return Applied(trouble=result.message or result.state)
+        return ApplyOutcome(trouble=result.message or result.state)
     pending: list[str] = []
     waiting: list[str] = []
     for item in result.apply.get("items", ()):
@@ -195,4 +197,4 @@ def outcome(result: NodeResult) -> Applied:
             pending.append(f"{item['setting']}: {item['message'] or 'in effect after a reboot'}")
     deferred = {text.partition(":")[0] for text in (*pending, *waiting)}
     changed = tuple(c for c in result.changes if c.partition(":")[0] not in deferred)
-    return Applied(changed=changed, pending=tuple(pending), waiting=tuple(waiting))
+    return ApplyOutcome(changed=changed, pending=tuple(pending), waiting=tuple(waiting))

@@ -182,8 +182,8 @@ class LateError(BaseException):
 @contextmanager
 def _within(seconds: int | None) -> Iterator[None]:
     """Wait so long and no longer; None, or less left: the task's own timeout alone counts (signal.alarm of Ansible)."""
-    left, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
-    if seconds is None or 0 < left <= seconds:
+    remaining, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
+    if seconds is None or 0 < remaining <= seconds:
         yield
         return
 
@@ -197,8 +197,8 @@ def _within(seconds: int | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(0.01, left - (time.monotonic() - began)))
+        if remaining:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, remaining - (time.monotonic() - began)))
 
 
 @contextmanager
@@ -252,13 +252,13 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
     items = (answer.get("apply") or {"items": ()})["items"]
     bad = [i for i in items if i["state"] in ("failed", "refused", "unreadable")]
     late = [i for i in items if i["state"] == "deferred"]
-    told: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     if late:
-        told["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
+        outcome["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
     if bad:
-        told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad[:20])}
-        told["hint"] = next((i["hint"] for i in bad if i["hint"]), "")
-    return told
+        outcome |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad[:20])}
+        outcome["hint"] = next((i["hint"] for i in bad if i["hint"]), "")
+    return outcome
 
 
 def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any]) -> bytes | dict[str, Any]:
