@@ -31,7 +31,7 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
     """gpu2 does not come back, gpu3 comes back without a GPU, a person takes gpu4 and gpu5, gpu6 is slow; stopped by Ctrl-C
     and killed twice."""
     rack = admin.rack
-    jobs = {admin.held_job(n): f"gpu{n}" for n in range(1, 9)}
+    jobs = {admin.waiting_job(n): f"gpu{n}" for n in range(1, 9)}
     for job in jobs:
         rack.wait_job(job, "RUNNING", seconds=60)
     jobs |= {admin.job(2): "waits for a node" for _ in range(2)}

@@ -105,6 +105,6 @@ def test_it_imports_the_standard_library_its_own_folder_and_the_command_line_in_
 def test_what_the_action_plugin_imports_needs_no_installed_fairlead(tmp_path: Path) -> None:
     run_bundle.write_bundle(tmp_path, (), wheels.own_wheel(), (), state="present", undo=False, force=False)
     script = f"import sys; sys.path.insert(0, {str(tmp_path / 'lib')!r})\n"
-    script += "from fairlead.provision import node_answer, wheel_tags; print(answer.__file__, wheel_tags.__file__)"
+    script += "from fairlead.provision import node_answer, wheel_tags; print(node_answer.__file__, wheel_tags.__file__)"
     said = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.split() == [f"{tmp_path}/lib/fairlead/provision/{name}.py" for name in ("node_answer", "wheel_tags")]

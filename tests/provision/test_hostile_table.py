@@ -240,7 +240,7 @@ Cell = Callable[[str, pytest.FixtureRequest], None] | str
 HELD, NEVER = "held by ", "cannot occur: "
 _LOCK = HELD + "tests.driver.test_lock::"
 _DATABASE = _LOCK + "test_a_nodes_package_database_moves_no_cursor_and_no_file"
-_BUNDLE = HELD + "tests.provision.test_bundle_open::"
+_BUNDLE = HELD + "tests.provision.test_offline_bundle_check::"
 TABLE: dict[str, dict[str, Cell]] = {
     "provision": dict.fromkeys(ATTACKS, provision),
     "plan": dict.fromkeys(ATTACKS, plan),

@@ -67,7 +67,7 @@ class World(Ctld):
         self.kills = 0
         self.applied: set[str] = set()
         self.texts: set[str] = set()
-        self.stood: set[str] = set()
+        self.reasons_seen: set[str] = set()
         self.countdown, self.late = -1, False
 
     def acting(self, act: Callable[[], Any]) -> Any:
@@ -97,7 +97,9 @@ class World(Ctld):
     def drain(self, name: str, reason: str) -> None:
         self._answer()
         hold(self.free(name) or self.ours(name), f"drained {name}, which was {self.records[name]}")
-        if self.free(name) and reason not in self.stood:  # one that slurmctld has lost is drained again, whatever the others do
+        if (
+            self.free(name) and reason not in self.reasons_seen
+        ):  # one that slurmctld has lost is drained again, whatever the others do
             left = sum(self.free(n) and not self.unheard(n) for n in NODES if n != name)
             hold(left >= FLOOR, f"{name} goes below the floor")
             working = [n for n in NODES if self.ours(n) and "FAILED" not in (self.records[n].reason or "")]
@@ -105,7 +107,7 @@ class World(Ctld):
             hold(self.kills > 0 or len(working) < BATCH, f"{name} is more than the batch")
         self.texts.add(reason)
         self.acting(lambda: super(World, self).drain(name, reason))
-        self.stood.add(reason)
+        self.reasons_seen.add(reason)
 
     def update_reason(self, name: str, reason: str) -> None:
         self._answer()
@@ -134,7 +136,7 @@ class World(Ctld):
 
     # -- NodeSide ------------------------------------------------------------------------------------------
 
-    def reading(self, node: str) -> NodeReading:
+    def read(self, node: str) -> NodeReading:
         if not self.up[node]:
             return NodeReading(trouble="No route to host")
         bad = ("gpu_count: 7 of 8",) if node in self.sick else ()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairlead.cli import main
@@ -96,15 +97,25 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
         Journal(str(tmp_path / "newer"))
 
 
+def test_the_keys_of_a_node_are_those_that_0_1_0_has_written(tmp_path: Path) -> None:
+    kept = {"node": "n1", "slurm": "n1", "step": "waiting", "took": "fairlead:maintain:abc x", "room": True, "stands": 5.0}
+    work = msgspec.json.decode(msgspec.json.encode(kept), type=NodeWork)
+    assert (work.replaced_reason, work.floors_kept, work.drain_read_at) == ("fairlead:maintain:abc x", True, 5.0)
+    assert kept.items() <= msgspec.to_builtins(work).items()
+    journal = Journal(str(tmp_path / "m.db"))
+    run = journal.begin(MaintenancePlan(reason="r"), [work], site="s", who="w")
+    assert journal.run(run.id).works == (work,)
+
+
 # -- a journal that was lost, in part or whole ---------------------------------------------------------
 
 KILLED = """
 import os, signal, sys
 from fairlead.provision.maintain.maintenance_journal import Journal
-from fairlead.provision.maintain.maintenance_steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
 journal = Journal(sys.argv[1])
-run = journal.begin(Plan(reason="new driver"), [Work(node="n1", slurm="n1")], site="s", who="w")
-journal.put(run.id, 0, run.works[0].at(Step.DRAINING, 5.0, "drain"))
+run = journal.begin(MaintenancePlan(reason="new driver"), [NodeWork(node="n1", slurm="n1")], site="s", who="w")
+journal.put(run.id, 0, run.works[0].at(MaintenanceStep.DRAINING, 5.0, "drain"))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -77,7 +77,7 @@ REBOOTED = NodeWork(node="n1", slurm="n1", step=MaintenanceStep.REBOOTING, since
 
 
 @pytest.mark.parametrize(
-    ("look", "now", "then", "why"),
+    ("reading", "now", "then", "why"),
     [
         (NodeReading(boot="b", machine="serial 1"), 110.0, MaintenanceStep.VERIFYING, "back"),
         (NodeReading(boot="a", machine="serial 1"), 110.0, None, ""),
@@ -149,7 +149,7 @@ def test_what_waits_for_a_reboot_nobody_asked_for_is_no_failure() -> None:
 def test_a_lift_that_was_sent_and_not_answered_is_waited_for() -> None:
     lifting = NodeWork(node="n1", slurm="n1", step=MaintenanceStep.LIFTING, sent=100.0)
     assert maintenance_steps.lifted(lifting, FREE, 105.0, PLAN) is None
-    assert step(maintenance_steps.lifted(lifting, FREE, 120.0, PLAN)) is MaintenanceStep.GIVEN_BACK
+    assert step(maintenance_steps.lifted(lifting, FREE, 120.0, PLAN)) is MaintenanceStep.RELEASED
     resuming = NodeWork(node="n1", slurm="n1", step=MaintenanceStep.RESUMING)
     assert step(maintenance_steps.lifted(resuming, FREE, 105.0, PLAN)) is MaintenanceStep.DONE
     assert maintenance_steps.lifted(resuming, OURS, 105.0, PLAN) is None

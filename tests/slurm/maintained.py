@@ -53,7 +53,7 @@ def document(node: str) -> Document:
 
 
 class Side(SshNodeAccess):
-    """OverSsh with an apply that needs no Ansible. ``folder``: where the nodes' trees and their ssh are."""
+    """SshNodeAccess with an apply that needs no Ansible. ``folder``: where the nodes' trees and their ssh are."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         site = Site(file="test", generation=1, layer={}, classes=(), nodes={}, ansible=AnsibleOptions())

@@ -41,7 +41,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 class Looks:
     """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most (None: by their
-    number); ``told``: of how many have answered, see OverSsh."""
+    number); ``told``: of how many have answered, see SshAccounts."""
 
     def __init__(
         self,

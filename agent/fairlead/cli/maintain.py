@@ -149,7 +149,7 @@ def _asked(args: argparse.Namespace) -> MaintenanceRequest:
 
 
 def _limits(args: argparse.Namespace) -> dict[str, Any]:
-    """The limits that were given, by their names in Asked."""
+    """The limits that were given, by their names in MaintenanceRequest."""
     found: dict[str, Any] = {}
     if args.batch:
         found["batch"] = args.batch

@@ -48,7 +48,7 @@ class _Stuck(TypedDict):
     seconds: Unix
 
 
-class _Held(TypedDict):
+class _Suppressed(TypedDict):
     check: str
     summary: str
     why: str
@@ -88,12 +88,11 @@ class _Return(TypedDict, total=False):
     next_unix: Unix
 
 
-class _Slurm(TypedDict, total=False):
-    error: str
-    held: str
-    over_budget: str
-    limit: _Limit | None
-    topology: str
+_Slurm = TypedDict(  # noqa: UP013 (the agent's key "held" is no name of ours)
+    "_Slurm",
+    {"error": str, "held": str, "over_budget": str, "limit": _Limit | None, "topology": str},
+    total=False,
+)
 
 
 class _Finding(TypedDict, total=False):
@@ -120,7 +119,7 @@ Status = TypedDict(
         "sweep": _Sweep,
         "findings": Annotated[list[_Finding], Meta(max_length=MANY)],
         "acknowledged": Texts,
-        "held": Annotated[list[_Held], Meta(max_length=MANY)],
+        "held": Annotated[list[_Suppressed], Meta(max_length=MANY)],
         "drain": _Drain | None,
         "hold": _Hold | None,
         "return": _Return | None,

@@ -153,9 +153,9 @@ def overshoot(
     """Has our drain of ``name`` broken a floor of ours? ``availability``: as listed after that drain. None: the drain may stay.
     ``waited``: seconds since it was first seen to be so.
 
-    Two runs that list the nodes at the same time both see room. As with the agents' budget (docs/decisions/0011) the
-    drains of all runs are ranked by (time, name): those for which no room is left undo theirs at once, the others wait for that and
-    list again. A node whose drain was just undone does not answer yet: that is waited for longer.
+    Two runs that list the nodes at the same time both see room. As with the agents' budget (docs/decisions/0011) the drains of
+    all runs are ranked by (time, name): those for which no room is left undo theirs at once, the others wait for that and list
+    again. A node whose drain was just undone does not answer yet: that is waited for longer.
     """
     node, waits = availability[name], None
     for partition in node.partitions:

@@ -70,7 +70,7 @@ def node_report(work: NodeWork, now: NodeService | None = None) -> NodeReport:
         MaintenanceStep.DONE,
         MaintenanceStep.SKIPPED,
         MaintenanceStep.TAKEN,
-        MaintenanceStep.GIVEN_BACK,
+        MaintenanceStep.RELEASED,
         MaintenanceStep.NOT_BEGUN,
     )
     return NodeReport(
@@ -93,7 +93,7 @@ def condition(work: NodeWork, now: NodeService | None) -> str:
     """The condition that the node is in, in a few words: slurmctld's, where it was asked."""
     if now is None:
         return "in service when it was done" if work.step is MaintenanceStep.DONE else by_journal(work)
-    if work.step in (MaintenanceStep.DONE, MaintenanceStep.GIVEN_BACK) and not now.serving:
+    if work.step in (MaintenanceStep.DONE, MaintenanceStep.RELEASED) and not now.serving:
         return f"not in service now: {now.who}"
     if work.step is MaintenanceStep.TAKEN:
         return "left to whoever holds it: " + ("in service now" if now.serving else now.who)
@@ -114,7 +114,7 @@ def by_journal(work: NodeWork) -> str:
         MaintenanceStep.FAILED: "drained, and stays so",
         MaintenanceStep.TAKEN: "left to whoever holds it",
         MaintenanceStep.SKIPPED: "untouched",
-        MaintenanceStep.GIVEN_BACK: "given back as it was",
+        MaintenanceStep.RELEASED: "given back as it was",
         MaintenanceStep.NOT_BEGUN: "untouched",
         MaintenanceStep.DRAINING: "being drained, or not yet",
         MaintenanceStep.RESUMING: "well, being resumed",

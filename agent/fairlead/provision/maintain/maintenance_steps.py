@@ -57,7 +57,7 @@ class MaintenanceStep(StrEnum):
     FAILED = "failed"
     TAKEN = "taken"
     SKIPPED = "skipped"
-    GIVEN_BACK = "given_back"
+    RELEASED = "given_back"
     NOT_BEGUN = "not_begun"
 
 
@@ -67,14 +67,14 @@ ENDS = frozenset(
         MaintenanceStep.FAILED,
         MaintenanceStep.TAKEN,
         MaintenanceStep.SKIPPED,
-        MaintenanceStep.GIVEN_BACK,
+        MaintenanceStep.RELEASED,
         MaintenanceStep.NOT_BEGUN,
     }
 )
 #: Steps in which the node has our drain, or in which it is about to be written or lifted: these nodes are in work.
 IN_WORK = frozenset(MaintenanceStep) - ENDS - {MaintenanceStep.QUEUED}
 #: Ends in which a drain of ours was lifted, where there was one.
-LIFTED = frozenset({MaintenanceStep.DONE, MaintenanceStep.GIVEN_BACK, MaintenanceStep.NOT_BEGUN})
+LIFTED = frozenset({MaintenanceStep.DONE, MaintenanceStep.RELEASED, MaintenanceStep.NOT_BEGUN})
 #: Steps in which our drain has to be there.
 DRAIN_NEEDED = frozenset(
     {MaintenanceStep.WAITING, MaintenanceStep.APPLYING, MaintenanceStep.REBOOTING, MaintenanceStep.VERIFYING}
@@ -139,7 +139,7 @@ NEXT: Mapping[MaintenanceStep, frozenset[MaintenanceStep]] = {
     MaintenanceStep.RESUMING: frozenset(
         {MaintenanceStep.DONE, MaintenanceStep.TAKEN, MaintenanceStep.FAILED, MaintenanceStep.MARKING}
     ),
-    MaintenanceStep.LIFTING: frozenset({MaintenanceStep.GIVEN_BACK, MaintenanceStep.TAKEN, MaintenanceStep.FAILED}),
+    MaintenanceStep.LIFTING: frozenset({MaintenanceStep.RELEASED, MaintenanceStep.TAKEN, MaintenanceStep.FAILED}),
     MaintenanceStep.UNDOING: frozenset(
         {MaintenanceStep.QUEUED, MaintenanceStep.LIFTING, MaintenanceStep.TAKEN, MaintenanceStep.FAILED}
     ),
@@ -151,7 +151,7 @@ NEXT: Mapping[MaintenanceStep, frozenset[MaintenanceStep]] = {
 class MaintenancePlan(Struct, frozen=True, kw_only=True):
     """What a run was asked for. Times in seconds, ``opens`` and ``window`` (when the window ends) Unix; 0 for no such bound.
 
-    batch: nodes in work at once. max_failed: so many failed nodes end the beginning of new ones. floors: partition to the
+    batch: nodes in work at once. max_failed: no further nodes are started after so many failures. floors: partition to the
     nodes that stay usable there.
     """
 
@@ -433,7 +433,7 @@ def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan)
     if seen.hand is DrainOwner.FREE:
         late = bool(work.sent) and now - work.sent < LATE_SECONDS
         late = late or (seen.silent and now - work.since < ANSWER_SECONDS)
-        return None if late else Move(MaintenanceStep.GIVEN_BACK)
+        return None if late else Move(MaintenanceStep.RELEASED)
     if seen.hand is DrainOwner.OTHER:
         return Move(MaintenanceStep.TAKEN, f"somebody else holds it now, left to them: {seen.who}")
     if seen.hand is DrainOwner.COVERED:

@@ -56,7 +56,7 @@ class NodeAccess(Protocol):
 
 
 class SshNodeAccess:
-    """NodeSide over ssh and Ansible, as the site's [ansible] says. program: what is called as ssh would be."""
+    """NodeAccess over ssh and Ansible, as the site's [ansible] says. program: what is called as ssh would be."""
 
     def __init__(
         self, site: Site, targets: Mapping[str, Target], *, program: str = "ssh", options: ProvisionOptions | None = None

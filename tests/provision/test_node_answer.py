@@ -167,10 +167,10 @@ def test_nothing_else_than_a_refusal_comes_of_any_value(base: dict[str, Any], ke
             assert str(e).isprintable()
 
 
-def shown(told: dict[str, Any]) -> None:
+def shown(answer: dict[str, Any]) -> None:
     """As `provision` and `plan` show it; nothing of it raises."""
     for event in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
-        result = node_result("n1", event, "t", told)
+        result = node_result("n1", event, "t", answer)
         made = provision_report.ProvisionReport(site="s", generation=1, check=False, seconds=1.0, nodes=(result,))
         for text in (
             provision_report.text(made, diff=True),

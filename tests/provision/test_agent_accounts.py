@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ClusterShell")
 
-from hypothesis import given
+from hypothesis import output
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError
@@ -64,7 +64,7 @@ def test_a_whole_account() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "verdict", "trouble"),
+    ("output", "verdict", "trouble"),
     [
         (answer("ok\t999\t7\t-"), "stale", "its verdict expired 1 s ago: the agent has stopped looking"),
         (answer("drain\t999\t7\txid"), "drain", ""),  # as the hooks have it: a drain of this boot goes on
@@ -75,14 +75,14 @@ def test_a_whole_account() -> None:
         (answer(status=""), "ok", ""),
     ],
 )
-def test_what_may_be_relied_on(given: bytes, verdict: str, trouble: str) -> None:
-    found = parse_account(given)
+def test_what_may_be_relied_on(output: bytes, verdict: str, trouble: str) -> None:
+    found = parse_account(output)
     assert found.reached and (found.verdict, found.trouble) == (verdict, trouble)
 
 
-@pytest.mark.parametrize("given", [b"", b"Welcome\n", answer(end=False), b"\x00" * 100])
-def test_an_answer_that_is_not_whole_is_none(given: bytes) -> None:
-    found = parse_account(given)
+@pytest.mark.parametrize("output", [b"", b"Welcome\n", answer(end=False), b"\x00" * 100])
+def test_an_answer_that_is_not_whole_is_none(output: bytes) -> None:
+    found = parse_account(output)
     assert not found.reached and found.verdict == "none" and found.trouble == "its answer is cut short"
 
 
@@ -128,7 +128,7 @@ def test_a_clock_that_is_none_makes_no_verdict_good(uptime: str) -> None:
     assert found.verdict == "none" and "no /proc/uptime" in found.trouble
 
 
-@given(st.binary(max_size=400), st.integers(0, 400))
+@output(st.binary(max_size=400), st.integers(0, 400))
 def test_no_answer_breaks_it_or_makes_it_well(noise: bytes, at: int) -> None:
     whole = answer("drain\t1100\t7\txid")
     for broken in (noise, whole[:at] + noise, noise + whole):

@@ -17,14 +17,14 @@ from tests.provision.test_maintain_invariants import MINE, World, driver
 
 PARENT = """
 import subprocess, sys
-from fairlead.provision.ansible_lock import holding
-child = subprocess.Popen(holding(sys.argv[1], ["sleep", "600"]), start_new_session=True)
+from fairlead.provision.ansible_lock import locked_command
+child = subprocess.Popen(locked_command(sys.argv[1], ["sleep", "600"]), start_new_session=True)
 print(child.pid, flush=True)
 child.wait()
 """
 
 
-def until_held(lock: Path, pid: int) -> None:
+def until_locked(lock: Path, pid: int) -> None:
     """The lock is taken a moment before the number is written; until then the file names the holder before."""
     deadline = time.monotonic() + 60
     while lock_owner(str(lock)) != str(pid):
@@ -40,7 +40,7 @@ def test_a_lock_outlives_the_process_that_had_it_taken(tmp_path: Path) -> None:
     with parent.stdout as said:
         pid = int(said.readline())
     try:
-        until_held(lock, pid)
+        until_locked(lock, pid)
         parent.kill()
         parent.wait()
         assert lock_owner(str(lock)) == str(pid)
@@ -66,7 +66,7 @@ class Heard(SilentDisplay):
     def moved(self, work: NodeWork) -> None:
         self.too_early = self.too_early or self.child.poll() is None
 
-    def show(self, works: Sequence[NodeWork], held: str) -> None:
+    def show(self, works: Sequence[NodeWork], notice: str) -> None:
         self.world.event("node comes back", MINE[0])
 
 
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_waits_for_the_ansible_of_the_killed_one(tmp_path: Pa
             assert m is not None
             lock = m._journal.ansible_lock(d.name)
             with subprocess.Popen(locked_command(lock, ["cat"]), stdin=subprocess.PIPE) as child:
-                until_held(Path(lock), child.pid)
+                until_locked(Path(lock), child.pid)
                 m.stop_asked = stopped
                 if stopped:  # Ctrl-C meanwhile: nothing is done, and the lock stays
                     assert not m.drive() and lock_owner(lock) == str(child.pid)
