@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ClusterShell")
 
-from hypothesis import output
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError
@@ -128,7 +128,7 @@ def test_a_clock_that_is_none_makes_no_verdict_good(uptime: str) -> None:
     assert found.verdict == "none" and "no /proc/uptime" in found.trouble
 
 
-@output(st.binary(max_size=400), st.integers(0, 400))
+@given(st.binary(max_size=400), st.integers(0, 400))
 def test_no_answer_breaks_it_or_makes_it_well(noise: bytes, at: int) -> None:
     whole = answer("drain\t1100\t7\txid")
     for broken in (noise, whole[:at] + noise, noise + whole):

@@ -186,7 +186,7 @@ def maintain(attack: str, request: pytest.FixtureRequest) -> None:
     site = config.load_site(str(agents.site))
     nodes = {t.node: t for t in targets(site, "")}
     side = maintain_node.SshNodeAccess(site, nodes, program=str(agents.ssh), options=ProvisionOptions(quiet=True))
-    looked, other = side.look(NODES[attack]), side.look(HONEST)
+    looked, other = side.read(NODES[attack]), side.read(HONEST)
     well = not looked.trouble and not looked.stranger
     assert well == (attack in SHOWN) and not other.trouble and other.verdict == "ok"
     assert strange("".join([looked.trouble, looked.stranger, looked.text, *looked.bad])) == []

@@ -42,7 +42,7 @@ class Shared(World):
             self.turning = mine
         self.texts.add(reason)
         self.acting(lambda: Ctld.drain(self, name, reason))
-        self.stood.add(reason)
+        self.reasons_seen.add(reason)
 
     def resume(self, name: str) -> None:
         self.undone += name not in self.applied
