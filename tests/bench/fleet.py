@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.bench.rows import Row, median
 from tests.lab import roots
 from tests.lab.cluster import Cluster
-from tests.provision.test_accounts import STATUS
+from tests.provision.test_agent_accounts import STATUS
 
 SUITE = "trixie"
 NODES = 128

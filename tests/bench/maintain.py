@@ -78,8 +78,8 @@ def measure() -> Measured:
 
 def _watch(admin: Admin, found: Measured, over: threading.Event) -> None:
     while not over.wait(0.2):
-        look = admin.rack.ctl("sinfo -h -N -p main -o %N=%T", check=False)
-        states = [line.partition("=")[2] for line in look.split()]
+        reading = admin.rack.ctl("sinfo -h -N -p main -o %N=%T", check=False)
+        states = [line.partition("=")[2] for line in reading.split()]
         usable = sum(state in ("idle", "allocated", "mixed", "completing") for state in states)
         if states and usable < found.usable:
-            found.usable, found.worst = usable, look
+            found.usable, found.worst = usable, reading

@@ -19,9 +19,9 @@ from fairlead.cli import main
 from fairlead.cli.fleet_table import lines, summary, table
 from fairlead.cli.story import steps, story
 from fairlead.errors import DataError
-from fairlead.provision.accounts import parse_account
-from fairlead.provision.agent_status import Account, Status, account_of
-from fairlead.provision.maintain.node import parse_look
+from fairlead.provision.agent_accounts import parse_account
+from fairlead.provision.agent_status import Status, WhyAnswer, account_of
+from fairlead.provision.maintain.node_access import parse_reading
 from fairlead.provision.roster import as_data, fold, rows
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.listing import Listed
@@ -59,7 +59,7 @@ def of(kind: Any, wild: bool = False) -> st.SearchStrategy[Any]:
     return {str: TEXTS, int: st.integers(0, 9), float: st.floats(0, 2e9), bool: st.booleans()}[kind]
 
 
-ACCOUNTS = st.one_of(of(Account), of(Account), of(Account, wild=True))
+ACCOUNTS = st.one_of(of(WhyAnswer), of(WhyAnswer), of(WhyAnswer, wild=True))
 STATUSES = st.one_of(of(Status), of(Status), of(Status, wild=True), JUNK)
 SLURM = [None, {"error": "no answer", "away": True}, {"states": ["IDLE", "DRAIN"], "reason": "fairlead:xid:abcdef012345 x"}]
 SLURM += [
@@ -121,9 +121,10 @@ def test_fleet_and_maintain(status: object) -> None:
     made = rows([Listed(state=state, version="", jobs=())], {"n1": account})
     told = [*lines(fold(made)), summary(made, 1.0), *(cell for row in table(fold(made), 2e9)[1] for cell in row)]
     msgspec.json.encode(as_data(made))
-    look = parse_look(answer(status), "n1")
+    reading = parse_reading(answer(status), "n1")
     assert all(
-        text.isprintable() for text in (*told, look.trouble, look.stranger, look.text, look.machine, *look.bad, *look.worse)
+        text.isprintable()
+        for text in (*told, reading.trouble, reading.stranger, reading.text, reading.machine, *reading.bad, *reading.worse)
     )
 
 

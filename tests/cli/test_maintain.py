@@ -12,8 +12,8 @@ from fairlead.cli.drain import tell
 from fairlead.cli.noted import Note
 from fairlead.drains.outcome import Outcome, Result
 from fairlead.errors import ExitCode
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,10 @@ def test_without_a_journal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 def test_runs_and_their_steps_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "m.db")
     journal = Journal(path)
-    run = journal.begin(Plan(reason="driver 580"), [Work(node="n1", slurm="n1")], site="s", who="ann@adm1")
-    failed = Work(node="n1", slurm="n1", step=Step.FAILED, since=2.0, began=1.0, ended=2.0, mark="why", detail="no disk")
+    run = journal.begin(MaintenancePlan(reason="driver 580"), [NodeWork(node="n1", slurm="n1")], site="s", who="ann@adm1")
+    failed = NodeWork(
+        node="n1", slurm="n1", step=MaintenanceStep.FAILED, since=2.0, began=1.0, ended=2.0, mark="why", detail="no disk"
+    )
     journal.put(run.id, 0, failed)
     assert main(["maintain", "--list", "--journal", path]) == ExitCode.OK
     assert f"{run.id}  unfinished" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fairlead.config.driver_rules import driver_version, numbers
 from fairlead.config.lock import LockedSet, load_lock
-from fairlead.provision.lock import Archive, Sources
+from fairlead.provision.driver_lock import AptArchive, PackageSources
 from tests.driver.apt_node import AptNode, environment
 from tests.lab import roots
 
@@ -57,7 +57,7 @@ def from_debian() -> list[str]:
 def available(name: str = "nvidia-smi") -> list[str]:
     """Driver versions in Debian's archive now, newest first."""
     folder = Path(environment()["XDG_CACHE_HOME"]) / "fairlead"
-    archive = Archive(Sources(repositories=tuple(repositories()), status=str(status())), folder)
+    archive = AptArchive(PackageSources(repositories=tuple(repositories()), status=str(status())), folder)
     return sorted({driver_version(v) for v in archive.versions(name)[name]} - {""}, key=numbers, reverse=True)
 
 

@@ -18,7 +18,7 @@ from fairlead.config.driver_rules import FIRST_BRANCH, LAST_BRANCH, OPEN, PROPRI
 from fairlead.config.lock import SCHEMA, Lock, LockedSet, load_lock
 from fairlead.errors import ConfigError
 from fairlead.model.change import Package
-from fairlead.provision.lock import text
+from fairlead.provision.driver_lock import text
 from tests.driver.apt_node import environment
 
 

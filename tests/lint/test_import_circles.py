@@ -18,22 +18,24 @@ def sources() -> dict[str, str]:
     return found
 
 
-def imports(text: str, modules: Mapping[str, str]) -> set[str]:
-    """The modules that a text imports: at its top, inside a function, or below ``if TYPE_CHECKING``."""
+def imports(text: str, modules: Mapping[str, str], folder: str = "") -> set[str]:
+    """The modules that a text imports: at its top, inside a function, or below ``if TYPE_CHECKING``. folder: the package that the
+    text is in, for relative imports."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, "relative imports are not followed here"
-            submodules = {f"{node.module}.{name.name}" for name in node.names} & modules.keys()
-            found |= submodules if len(submodules) == len(node.names) else {*submodules, node.module}
+            assert node.level < 2, "imports from a parent folder are not followed here"
+            module = ".".join(filter(None, [folder if node.level else "", node.module]))
+            submodules = {f"{module}.{name.name}" for name in node.names} & modules.keys()
+            found |= submodules if len(submodules) == len(node.names) else {*submodules, module}
     return found & modules.keys()
 
 
 def circles(modules: Mapping[str, str]) -> list[frozenset[str]]:
     """The sets of modules that import each other, directly or over others; each as large as it can be."""
-    direct = {name: imports(text, modules) - {name} for name, text in modules.items()}
+    direct = {name: imports(text, modules, name.rpartition(".")[0]) - {name} for name, text in modules.items()}
     reached = {name: _reach(name, direct) for name in direct}
     found = {frozenset(other for other in reached[name] if name in reached[other]) for name in direct if name in reached[name]}
     return sorted(found, key=sorted)
@@ -63,6 +65,9 @@ def test_a_circle_is_found_however_it_is_imported() -> None:
         "room": "",
         "room.e": "from room import f",
         "room.f": "from room.e import name",
+        "room.g": "from .h import name",
+        "room.h": "from . import g",
     }
-    assert circles(modules) == [frozenset("abc"), frozenset({"room.e", "room.f"})]
-    assert circles(modules | {"c": ""}) == [frozenset({"room.e", "room.f"})]
+    rooms = [frozenset({"room.e", "room.f"}), frozenset({"room.g", "room.h"})]
+    assert circles(modules) == [frozenset("abc"), *rooms]
+    assert circles(modules | {"c": ""}) == rooms

@@ -70,7 +70,7 @@ SCREEN_LINES = 60
 LONGER = {
     "policy/decide.py": "_conclude",
     "checks/row_remap.py": "judge",
-    "provision/run.py": "_play",
+    "provision/provision_run.py": "_play",
 }
 
 

@@ -24,9 +24,9 @@ PURE = (
     "settings",
     "policy",
     "jobenv",
-    "provision/maintain/steps.py",
-    "provision/maintain/looks.py",
-    "provision/maintain/limits.py",
+    "provision/maintain/maintenance_steps.py",
+    "provision/maintain/node_verification.py",
+    "provision/maintain/begin_limits.py",
 )
 #: Whole modules that a pure room may import. None of them reads or writes anything outside the process.
 ALLOWED = {

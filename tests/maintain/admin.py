@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.report import NodeReport, report
+from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
+from fairlead.provision.maintain.maintenance_report import NodeReport, report
 from tests.lab import roots
 from tests.lab.demo_steps import EXTRA, HOOKS, SITE, memlock
 from tests.lab.host import Host
@@ -25,7 +25,7 @@ from tests.terminal import Pty
 
 PROJECT = Path(__file__).resolve().parents[2]
 JOB = "#!/bin/sh\nsleep {seconds}\n"
-HELD = "#!/bin/sh\nuntil [ -e /run/go ]; do sleep 0.2; done\n"
+WAITING = "#!/bin/sh\nuntil [ -e /run/go ]; do sleep 0.2; done\n"
 
 
 class Admin:
@@ -35,7 +35,7 @@ class Admin:
         self.rack = rack
         self.site = folder / "site.toml"
         self.journal = folder / "maintain.db"
-        self.told = folder / "told"
+        self.output = folder / "told"
         limit, why = memlock()
         hosts = "\n".join(f'{h.name} = "{h.address}"' for h in rack.nodes)
         self.site.write_text(
@@ -49,7 +49,7 @@ class Admin:
         """`fairlead WORDS` as a process of its own; what it says is added to ``told``."""
         command = [*self.rack.enter, sys.executable, "-m", "fairlead", *words]
         env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
-        with self.told.open("ab") as out:
+        with self.output.open("ab") as out:
             return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
     def words(self, *words: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class Admin:
         return self.ended(self.maintain(*words))
 
     def said(self) -> str:
-        return self.told.read_text(errors="replace")
+        return self.output.read_text(errors="replace")
 
     def ask(self, *words: str) -> Any:
         """What a reading command answers with --json; None for nothing."""
@@ -88,7 +88,7 @@ class Admin:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
         return json.loads(done.stdout) if done.stdout else None
 
-    def newest(self) -> Run | None:
+    def newest(self) -> MaintenanceRun | None:
         """The newest run, with its nodes."""
         if not self.journal.exists():
             return None
@@ -131,9 +131,9 @@ class Admin:
     def job(self, seconds: float, *options: str) -> int:
         return self.rack.submit(JOB.format(seconds=seconds), "--exclusive", *options)
 
-    def held_job(self, number: int) -> int:
+    def waiting_job(self, number: int) -> int:
         """A job on that node which runs until it is let go."""
-        return self.rack.submit(HELD, "--exclusive", f"-wgpu{number}")
+        return self.rack.submit(WAITING, "--exclusive", f"-wgpu{number}")
 
     def let_go(self, *numbers: int) -> None:
         for number in numbers:

@@ -36,7 +36,7 @@ def test_one_hostile_node_spoils_its_own_maintenance_and_nothing_else(rack: Admi
         "flood": lambda: answering(host, b"#!/bin/sh\nprintf 'FAIRLEAD-REPLY \"'\nexec yes endless\n"),
         "status": lambda: program(host, "/usr/bin/head", head),
     }
-    before = len(rack.said()) if rack.told.exists() else 0
+    before = len(rack.said()) if rack.output.exists() else 0
     try:
         with lies[way]():
             code = rack.run("gpu[1-3]", "--reason", "kernel 6.12", "--batch", "3", "--max-failed", "3", "--verify-wait", "45s")
@@ -44,7 +44,7 @@ def test_one_hostile_node_spoils_its_own_maintenance_and_nothing_else(rack: Admi
     finally:
         rack.rack.scontrol("update", "nodename=gpu1", "state=resume", check=False)
         host.run(f"rm -f {FOLDER}.told")
-    shown = rack.told.read_bytes().decode()[before:]
+    shown = rack.output.read_bytes().decode()[before:]
     assert code == 69 and rack.steps() == {"gpu1": "failed", "gpu2": "done", "gpu3": "done"}, shown
     assert strange(shown) == [], shown
     assert re.search(r"^gpu1: failed", shown, re.MULTILINE), shown

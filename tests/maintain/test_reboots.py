@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.provision.outlive import holder
+from fairlead.provision.ansible_lock import lock_owner
 from tests.lab.faultytrees import take_out
 from tests.lab.pcitree import put
 from tests.maintain.admin import Admin, kill, until
@@ -31,7 +31,7 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
     """gpu2 does not come back, gpu3 comes back without a GPU, a person takes gpu4 and gpu5, gpu6 is slow; stopped by Ctrl-C
     and killed twice."""
     rack = admin.rack
-    jobs = {admin.held_job(n): f"gpu{n}" for n in range(1, 9)}
+    jobs = {admin.waiting_job(n): f"gpu{n}" for n in range(1, 9)}
     for job in jobs:
         rack.wait_job(job, "RUNNING", seconds=60)
     jobs |= {admin.job(2): "waits for a node" for _ in range(2)}
@@ -54,8 +54,8 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
     rack.scontrol("update", "nodename=gpu[4-5]", "state=drain", "reason=ann: riser swap")
     until(lambda: admin.steps()["gpu4"] == "taken", admin.said)
     admin.let_go(1, 2, 3)
-    until(lambda: holder(admin.ansible_lock()), admin.said)
-    ansible = holder(admin.ansible_lock())
+    until(lambda: lock_owner(admin.ansible_lock()), admin.said)
+    ansible = lock_owner(admin.ansible_lock())
     kill(run)
     admin.let_go(4, 5, 6, 7, 8)
     run = admin.maintain("--resume")

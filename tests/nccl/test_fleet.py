@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from fairlead.nccl.fleet import Port, compare, ports
-from fairlead.provision.report import ClassDifference
+from fairlead.provision.provision_report import ClassDifference
 from tests.checks.nodes import node
 from tests.nccl.test_nccl import machine, port
 

@@ -75,17 +75,17 @@ def test_3_the_second_run_changes_nothing_in_one_round_trip(admin: Admin) -> Non
 
 
 def test_3_the_fleet_is_seen_over_ssh_as_the_site_has_it(admin: Admin, tmp_path: Path) -> None:
-    def look(site: Path, *words: str) -> dict[str, Any]:
+    def poll(site: Path, *words: str) -> dict[str, Any]:
         slurm = ["--bin-dir", str(admin.rack.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
         done = admin.run("fleet", "--site", str(site), *slurm, "--json", "--timeout", "60", *words)
         return {n["node"]: n for n in json.loads(done.stdout)["nodes"]}
 
     deadline = time.monotonic() + 120
-    found = look(admin.site)
+    found = poll(admin.site)
     while any(row["word"] in ("none", "unreachable") or not row["agent"]["driver"] for row in found.values()):
         assert time.monotonic() < deadline, found  # the first verdict takes a moment, and the driver's first answer
         time.sleep(0.2)
-        found = look(admin.site)
+        found = poll(admin.site)
     assert sorted(found) == ["gpu1", "gpu2", "gpu3"]
     for name, row in found.items():
         account = row["agent"]
@@ -95,11 +95,11 @@ def test_3_the_fleet_is_seen_over_ssh_as_the_site_has_it(admin: Admin, tmp_path:
     text = admin.site.read_text()
     elsewhere = tmp_path / "site.toml"
     elsewhere.write_text(text.replace(f'gpu3 = "{node(admin, "gpu3").address}"', f'gpu3 = "{node(admin, "gpu2").address}"'))
-    found = look(elsewhere, "gpu[2-3]")
+    found = poll(elsewhere, "gpu[2-3]")
     assert found["gpu2"]["agent"]["reached"] and found["gpu3"]["word"] == "unreachable"
     assert found["gpu3"]["why"] == f"ssh {node(admin, 'gpu2').address} leads to gpu2"
     elsewhere.write_text(text.replace('ssh_args = "', 'ssh_args = "-p 1 '))
-    assert {(row["word"], "Connection refused" in row["why"]) for row in look(elsewhere).values()} == {("unreachable", True)}
+    assert {(row["word"], "Connection refused" in row["why"]) for row in poll(elsewhere).values()} == {("unreachable", True)}
 
 
 def test_3_a_node_whose_network_is_unlike_is_named(admin: Admin) -> None:

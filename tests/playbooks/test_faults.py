@@ -110,23 +110,23 @@ class Search(threading.Thread):
         self.secrets = secrets
         self.ended = threading.Event()
         self.found: set[str] = set()
-        self.looked: set[str] = set()
+        self.read_names: set[str] = set()
 
     def run(self) -> None:
         while not self.ended.wait(0.02):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
-                self.look(path, str(path))
+                self.search(path, str(path))
             for folder in Path("/dev/shm").glob("fairlead-provision.*"):
                 with suppress(OSError):  # a run that has just ended
                     for path in folder.rglob("*"):
-                        self.look(path, path.name)
+                        self.search(path, path.name)
 
-    def look(self, path: Path, name: str) -> None:
+    def search(self, path: Path, name: str) -> None:
         try:
             content = path.read_bytes() if path.name == "cmdline" or path.is_file() else b""
         except OSError:
             return
-        self.looked.add(name)
+        self.read_names.add(name)
         if any(secret in content for secret in self.secrets):
             self.found.add(f"{path}: {content[:80]!r}")
 
@@ -154,7 +154,7 @@ def test_no_secret_gets_into_artifacts_logs_reports_or_process_lists(admin: Admi
     search.join()
     assert run.returncode == 0, err
     assert not search.found
-    assert {"request.json", "inventory.ini", "gpu1", "stdout"} <= search.looked, "the run's own folder was looked through"
+    assert {"request.json", "inventory.ini", "gpu1", "stdout"} <= search.read_names, "the run's own folder was looked through"
     written = [out, err, report.read_bytes(), page.read_bytes(), admin.site.read_bytes()]
     assert not [w for w in written if any(secret in w for secret in secrets)]
     for host in admin.rack.nodes:

@@ -10,8 +10,8 @@ from typing import cast
 
 from fairlead.cli.maintain import _stopping
 from fairlead.provision.maintain.controller import Controller
-from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.table import display
+from fairlead.provision.maintain.maintenance_display import display
+from fairlead.provision.maintain.maintenance_loop import Maintenance
 from fairlead.slurm.scontrol import Scontrol
 from tests.provision.test_maintain_invariants import driver
 

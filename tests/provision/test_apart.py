@@ -13,11 +13,11 @@ import pytest
 from fairlead.config.site import AnsibleOptions, NodeClass, Site
 from fairlead.errors import DataError, FairleadError
 from fairlead.model.apart import apart
-from fairlead.provision import networks, plan
-from fairlead.provision.accounts import Account, OverSsh
-from fairlead.provision.progress import Silent
-from fairlead.provision.report import NodeResult
-from fairlead.provision.run import _take
+from fairlead.provision import networks, planned_changes
+from fairlead.provision.agent_accounts import AgentAccount, SshAccounts
+from fairlead.provision.provision_progress import SilentProgress
+from fairlead.provision.provision_report import NodeResult
+from fairlead.provision.provision_run import _add_result
 
 SITE = Site(
     file="site.toml",
@@ -61,7 +61,7 @@ def test_any_error_in_one_nodes_result_is_its_failure_alone(kind: type[Exception
     results = {f"gpu{n}": NodeResult(node=f"gpu{n}", state="unfinished") for n in (1, 2, 3)}
     for node, res in (("gpu1", {"changes": []}), ("gpu2", Trap(error)), ("gpu3", {"changes": []})):
         event = {"event": "runner_on_ok", "event_data": {"host": node, "task": "t", "res": res}}
-        _take(event, results, Silent(), {node: {} for node in results})
+        _add_result(event, results, SilentProgress(), {node: {} for node in results})
     assert {n: r.state for n, r in results.items()} == {"gpu1": "same", "gpu2": "failed", "gpu3": "same"}
     assert "\n" not in results["gpu2"].message and results["gpu2"].message
 
@@ -70,14 +70,14 @@ def test_any_error_in_one_nodes_result_is_its_failure_alone(kind: type[Exception
 def test_readers_of_a_report_go_on_without_a_node_that_none_of_them_can_read(kind: type[Exception]) -> None:
     bad = NodeResult(node="gpu2", state="changed", apply=Trap(kind()))
     good = [NodeResult(node=n, state="same", apply={"items": ()}) for n in ("gpu1", "gpu3")]
-    assert [plan.of_one(r).state for r in (good[0], bad, good[1])] == ["same", "failed", "same"]
+    assert [planned_changes.of_one(r).state for r in (good[0], bad, good[1])] == ["same", "failed", "same"]
     assert networks.differences(SITE, (*good, bad)) == ()
 
 
-class Falls(OverSsh):
+class Falls(SshAccounts):
     """A reader with a fault that only one node's answer meets."""
 
-    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> Account:
+    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> AgentAccount:
         if node == "gpu2":
             raise KeyError("boot_seconds")
         return super()._account(node, address, answer, error, code)
@@ -101,10 +101,10 @@ def test_what_ends_the_program_itself_is_not_kept_from_it() -> None:
 
 #: Who collects from many nodes, and what of it reads one of them.
 COLLECT = {
-    "fairlead.provision.run": ("node_result",),
-    "fairlead.provision.accounts": ("self._account",),
-    "fairlead.provision.maintain.node": ("parse_look", "outcome"),
-    "fairlead.provision.plan": ("of_result",),
+    "fairlead.provision.provision_run": ("node_result",),
+    "fairlead.provision.agent_accounts": ("self._account",),
+    "fairlead.provision.maintain.node_access": ("parse_reading", "apply_outcome"),
+    "fairlead.provision.planned_changes": ("of_result",),
     "fairlead.provision.networks": ("_ports",),
     "fairlead.measure.report": ("_said",),
 }

@@ -155,7 +155,7 @@ def test_who_does_not_answer_is_told_while_the_run_waits(tmp_path: Path) -> None
     )
     env = desk.environment
     script = (
-        "import sys; from fairlead.provision import progress; progress.SILENT_SECONDS = 1.0\n"
+        "import sys; from fairlead.provision import provision_progress; provision_progress.SILENT_SECONDS = 1.0\n"
         "from fairlead.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", script, "provision", "--site", str(desk.site)]

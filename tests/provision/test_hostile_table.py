@@ -20,10 +20,10 @@ from fairlead.measure.run import FILE_MAX, _written
 from fairlead.measure.script import Step
 from fairlead.measure.tool import Outcome
 from fairlead.measure.tools import load
-from fairlead.provision.accounts import OverSsh
+from fairlead.provision.agent_accounts import SshAccounts
 from fairlead.provision.inventory import targets
-from fairlead.provision.maintain import node as maintain_node
-from fairlead.provision.run import Options
+from fairlead.provision.maintain import node_access as maintain_node
+from fairlead.provision.provision_run import ProvisionOptions
 from tests.playbooks.hostile import ESCAPES, item, line, need, report, strange
 from tests.provision.desk import Desk
 
@@ -166,7 +166,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 @pytest.fixture(scope="module")
 def accounts(agents: Desk) -> dict[str, Any]:
-    return OverSsh(program=str(agents.ssh), seconds=120).fetch({name: name for name in agents.names})
+    return SshAccounts(program=str(agents.ssh), seconds=120).fetch({name: name for name in agents.names})
 
 
 def fleet(attack: str, request: pytest.FixtureRequest) -> None:
@@ -189,8 +189,8 @@ def maintain(attack: str, request: pytest.FixtureRequest) -> None:
     agents: Desk = request.getfixturevalue("agents")
     site = config.load_site(str(agents.site))
     nodes = {t.node: t for t in targets(site, "")}
-    side = maintain_node.OverSsh(site, nodes, program=str(agents.ssh), options=Options(quiet=True))
-    looked, other = side.look(NODES[attack]), side.look(HONEST)
+    side = maintain_node.SshNodeAccess(site, nodes, program=str(agents.ssh), options=ProvisionOptions(quiet=True))
+    looked, other = side.read(NODES[attack]), side.read(HONEST)
     well = not looked.trouble and not looked.stranger
     assert well == (attack in SHOWN) and not other.trouble and other.verdict == "ok"
     assert strange("".join([looked.trouble, looked.stranger, looked.text, *looked.bad])) == []
@@ -244,7 +244,7 @@ Cell = Callable[[str, pytest.FixtureRequest], None] | str
 HELD, NEVER = "held by ", "cannot occur: "
 _LOCK = HELD + "tests.driver.test_lock::"
 _DATABASE = _LOCK + "test_a_nodes_package_database_moves_no_cursor_and_no_file"
-_BUNDLE = HELD + "tests.provision.test_bundle_open::"
+_BUNDLE = HELD + "tests.provision.test_offline_bundle_check::"
 TABLE: dict[str, dict[str, Cell]] = {
     "provision": dict.fromkeys(ATTACKS, provision),
     "plan": dict.fromkeys(ATTACKS, plan),

@@ -20,11 +20,18 @@ from hypothesis import strategies as st
 
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import strip_suffixes
-from fairlead.provision.maintain import steps
+from fairlead.provision.maintain import maintenance_steps
 from fairlead.provision.maintain.controller import Controller
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.steps import NEXT, Applied, Looked, Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_loop import Maintenance
+from fairlead.provision.maintain.maintenance_steps import (
+    NEXT,
+    ApplyOutcome,
+    MaintenancePlan,
+    MaintenanceStep,
+    NodeReading,
+    NodeWork,
+)
 from fairlead.slurm.scontrol import Scontrol
 from tests.slurm.model import Ctld
 
@@ -60,7 +67,7 @@ class World(Ctld):
         self.kills = 0
         self.applied: set[str] = set()
         self.texts: set[str] = set()
-        self.stood: set[str] = set()
+        self.reasons_seen: set[str] = set()
         self.countdown, self.late = -1, False
 
     def acting(self, act: Callable[[], Any]) -> Any:
@@ -90,7 +97,9 @@ class World(Ctld):
     def drain(self, name: str, reason: str) -> None:
         self._answer()
         hold(self.free(name) or self.ours(name), f"drained {name}, which was {self.records[name]}")
-        if self.free(name) and reason not in self.stood:  # one that slurmctld has lost is drained again, whatever the others do
+        if (
+            self.free(name) and reason not in self.reasons_seen
+        ):  # one that slurmctld has lost is drained again, whatever the others do
             left = sum(self.free(n) and not self.unheard(n) for n in NODES if n != name)
             hold(left >= FLOOR, f"{name} goes below the floor")
             working = [n for n in NODES if self.ours(n) and "FAILED" not in (self.records[n].reason or "")]
@@ -98,7 +107,7 @@ class World(Ctld):
             hold(self.kills > 0 or len(working) < BATCH, f"{name} is more than the batch")
         self.texts.add(reason)
         self.acting(lambda: super(World, self).drain(name, reason))
-        self.stood.add(reason)
+        self.reasons_seen.add(reason)
 
     def update_reason(self, name: str, reason: str) -> None:
         self._answer()
@@ -127,11 +136,11 @@ class World(Ctld):
 
     # -- NodeSide ------------------------------------------------------------------------------------------
 
-    def look(self, node: str) -> Looked:
+    def read(self, node: str) -> NodeReading:
         if not self.up[node]:
-            return Looked(trouble="No route to host")
+            return NodeReading(trouble="No route to host")
         bad = ("gpu_count: 7 of 8",) if node in self.sick else ()
-        return Looked(boot=str(self.boots[node]), machine="s1", verdict="ok", age_seconds=0.0, bad=bad, worse=bad)
+        return NodeReading(boot=str(self.boots[node]), machine="s1", verdict="ok", age_seconds=0.0, bad=bad, worse=bad)
 
     def reboot(self, node: str, boot: str) -> str:
         hold(self.ours(node) and not self.records[node].jobs, f"rebooted {node}, which was {self.records[node]}")
@@ -140,11 +149,11 @@ class World(Ctld):
             self.up[node] = False
         return ""
 
-    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
         for node in () if check else nodes:
             hold(self.ours(node) and not self.records[node].jobs, f"changed {node}, which was {self.records[node]}")
             self.applied.add(node)
-        return {n: Applied(changed=() if not check or n in self.applied else ("numa_balancing: is 1",)) for n in nodes}
+        return {n: ApplyOutcome(changed=() if not check or n in self.applied else ("numa_balancing: is 1",)) for n in nodes}
 
     def forget(self, node: str) -> None:
         return None
@@ -220,9 +229,13 @@ class Driver:
     journals: list[Journal] = field(default_factory=list)
 
     def begin(self, *, reboot: bool) -> None:
-        plan = Plan(reason="new driver", batch=BATCH, floors={"main": FLOOR}, reboot=reboot, max_failed=2, settle_seconds=0.0)
-        plan = Plan(**{**{f: getattr(plan, f) for f in plan.__struct_fields__}, "verify_seconds": 0.05, "reboot_seconds": 0.2})
-        self.name = self._journal().begin(plan, [Work(node=n, slurm=n) for n in MINE], site="", who="").id
+        plan = MaintenancePlan(
+            reason="new driver", batch=BATCH, floors={"main": FLOOR}, reboot=reboot, max_failed=2, settle_seconds=0.0
+        )
+        plan = MaintenancePlan(
+            **{**{f: getattr(plan, f) for f in plan.__struct_fields__}, "verify_seconds": 0.05, "reboot_seconds": 0.2}
+        )
+        self.name = self._journal().begin(plan, [NodeWork(node=n, slurm=n) for n in MINE], site="", who="").id
 
     def _journal(self) -> Journal:
         journal = Watched.__new__(Watched)
@@ -262,14 +275,14 @@ class Driver:
             self.maintenance._pool.shutdown(wait=True)
         self.maintenance = None
 
-    def works(self) -> tuple[Work, ...]:
+    def works(self) -> tuple[NodeWork, ...]:
         return self._journal().run(self.name).works
 
 
 @contextmanager
 def driver(release: str) -> Iterator[Driver]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "LATE_SECONDS", 0.1)  # the model has no late answers
+        patch.setattr(maintenance_steps, "LATE_SECONDS", 0.1)  # the model has no late answers
         made = Driver(World(release), Path(folder))
         try:
             yield made
@@ -308,14 +321,14 @@ def play(release: str, script: Script, *, reboot: bool) -> None:
             ended(world, work, reboot=reboot, aborted=d.aborting)
 
 
-def ended(world: World, work: Work, *, reboot: bool, aborted: bool) -> None:
+def ended(world: World, work: NodeWork, *, reboot: bool, aborted: bool) -> None:
     stands = world.ours(work.node)
     record = world.records[work.node]
     hold(work.ended > 0, f"{work} has not ended")
     # A slurmctld that was killed may forget a person's last word too: then ours stands again, and is left to people.
-    may = work.step is Step.FAILED or (work.step is Step.TAKEN and world.kills > 0)
+    may = work.step is MaintenanceStep.FAILED or (work.step is MaintenanceStep.TAKEN and world.kills > 0)
     hold(stands <= may, f"{work.node} is {work.step}, and our drain stands")
-    if work.step is Step.DONE:
+    if work.step is MaintenanceStep.DONE:
         hold(work.node in world.applied, f"{work.node} is done, and nothing was applied")
         hold(not reboot or bool(work.boot_after) or aborted, f"{work.node} is done, and was not rebooted")
         hold(work.node not in world.sick or record.base != "DOWN", f"{work.node} is sick and done")
@@ -350,7 +363,7 @@ def test_killed_at_every_write(reboot: bool, late: bool) -> None:
                 if d.maintenance is not None and d.maintenance._finished():
                     break
             works = d.works()
-            assert {w.node: w.step for w in works} == dict.fromkeys(MINE, Step.DONE), at
+            assert {w.node: w.step for w in works} == dict.fromkeys(MINE, MaintenanceStep.DONE), at
             assert not any(d.world.ours(n) for n in NODES)
             assert all((d.world.boots[n] == 2) is reboot for n in MINE)
             if d.world.countdown > 0:
@@ -360,7 +373,7 @@ def test_killed_at_every_write(reboot: bool, late: bool) -> None:
 
 
 def test_every_step_leads_to_an_end() -> None:
-    for step in Step:
+    for step in MaintenanceStep:
         reached, todo = {step}, [step]
         while todo:
             for after in NEXT[todo.pop()]:
@@ -369,4 +382,4 @@ def test_every_step_leads_to_an_end() -> None:
                     todo.append(after)
         assert any(not NEXT[s] for s in reached)
     with pytest.raises(ValueError, match="does not follow"):
-        Work(node="n1", slurm="n1").at(Step.DONE, 1.0)
+        NodeWork(node="n1", slurm="n1").at(MaintenanceStep.DONE, 1.0)

@@ -12,22 +12,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairlead.cli import main
 from fairlead.errors import DataError, HostError, InputMissing
-from fairlead.provision.maintain.journal import _TABLES, SPARE_BYTES, Journal, Run
-from fairlead.provision.maintain.report import report
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import _TABLES, SPARE_BYTES, Journal, MaintenanceRun
+from fairlead.provision.maintain.maintenance_report import report
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
 
-PLAN = Plan(reason="new driver", floors={"main": 2})
-
-
-def works(*names: str) -> list[Work]:
-    return [Work(node=n, slurm=n) for n in names]
+PLAN = MaintenancePlan(reason="new driver", floors={"main": 2})
 
 
-def begin(journal: Journal, *names: str) -> Run:
+def works(*names: str) -> list[NodeWork]:
+    return [NodeWork(node=n, slurm=n) for n in names]
+
+
+def begin(journal: Journal, *names: str) -> MaintenanceRun:
     return journal.begin(PLAN, works(*names), site="/etc/fairlead/site.toml", who="ann@adm1")
 
 
@@ -40,7 +41,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 def test_a_run_comes_back_as_it_was_put(journal: Journal, tmp_path: Path) -> None:
     run = begin(journal, "n1", "n2")
-    work = run.works[0].at(Step.DRAINING, 5.0, "drain")
+    work = run.works[0].at(MaintenanceStep.DRAINING, 5.0, "drain")
     journal.put(run.id, 0, work)
     other = Journal(str(tmp_path / "maintain.db"), write=False)
     found = other.run()
@@ -57,17 +58,19 @@ def test_a_run_comes_back_as_it_was_put(journal: Journal, tmp_path: Path) -> Non
 def test_a_node_is_in_one_unfinished_run(journal: Journal) -> None:
     first = begin(journal, "n1", "n2")
     second = begin(journal, "n2", "n3")
-    assert [w.step for w in second.works] == [Step.SKIPPED, Step.QUEUED] and first.id in second.works[0].detail
-    journal.put(first.id, 1, first.works[1].at(Step.NOT_BEGUN, 1.0))
-    assert begin(journal, "n2").works[0].step is Step.QUEUED
+    assert [w.step for w in second.works] == [MaintenanceStep.SKIPPED, MaintenanceStep.QUEUED] and first.id in second.works[
+        0
+    ].detail
+    journal.put(first.id, 1, first.works[1].at(MaintenanceStep.NOT_BEGUN, 1.0))
+    assert begin(journal, "n2").works[0].step is MaintenanceStep.QUEUED
     assert report(second).nodes[0].condition == "untouched" and report(second).exit_code == 75
 
 
 def test_reasons_that_runs_have_left(journal: Journal) -> None:
     run = begin(journal, "n1")
-    failed = Work(node="n1", slurm="n1", step=Step.FAILED, text="a", mark="b", ended=2.0)
+    failed = NodeWork(node="n1", slurm="n1", step=MaintenanceStep.FAILED, text="a", mark="b", ended=2.0)
     journal.put(run.id, 0, failed)
-    assert journal.left(["n1", "n2"]) == {"n1": frozenset({"a", "b"})}
+    assert journal.earlier_reasons(["n1", "n2"]) == {"n1": frozenset({"a", "b"})}
 
 
 def test_a_run_has_one_driver(journal: Journal, tmp_path: Path) -> None:
@@ -94,15 +97,25 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
         Journal(str(tmp_path / "newer"))
 
 
+def test_the_keys_of_a_node_are_those_that_0_1_0_has_written(tmp_path: Path) -> None:
+    kept = {"node": "n1", "slurm": "n1", "step": "waiting", "took": "fairlead:maintain:abc x", "room": True, "stands": 5.0}
+    work = msgspec.json.decode(msgspec.json.encode(kept), type=NodeWork)
+    assert (work.replaced_reason, work.floors_kept, work.drain_read_at) == ("fairlead:maintain:abc x", True, 5.0)
+    assert kept.items() <= msgspec.to_builtins(work).items()
+    journal = Journal(str(tmp_path / "m.db"))
+    run = journal.begin(MaintenancePlan(reason="r"), [work], site="s", who="w")
+    assert journal.run(run.id).works == (work,)
+
+
 # -- a journal that was lost, in part or whole ---------------------------------------------------------
 
 KILLED = """
 import os, signal, sys
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.steps import Plan, Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
 journal = Journal(sys.argv[1])
-run = journal.begin(Plan(reason="new driver"), [Work(node="n1", slurm="n1")], site="s", who="w")
-journal.put(run.id, 0, run.works[0].at(Step.DRAINING, 5.0, "drain"))
+run = journal.begin(MaintenancePlan(reason="new driver"), [NodeWork(node="n1", slurm="n1")], site="s", who="w")
+journal.put(run.id, 0, run.works[0].at(MaintenanceStep.DRAINING, 5.0, "drain"))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -119,7 +132,7 @@ def test_what_a_killed_run_has_put_is_in_the_one_file(tmp_path: Path) -> None:
     for end in beside(path):
         (tmp_path / f"m.db{end}").unlink()
     with closed(Journal(str(path))) as journal:
-        assert [w.step for w in journal.run().works] == [Step.DRAINING]
+        assert [w.step for w in journal.run().works] == [MaintenanceStep.DRAINING]
 
 
 def test_an_empty_journal_is_a_lost_one(tmp_path: Path) -> None:
@@ -193,7 +206,7 @@ def test_a_journal_that_is_damaged_while_a_run_is_on_is_no_full_disk(journal: Jo
     whole = (tmp_path / "maintain.db").read_bytes()
     (tmp_path / "maintain.db").write_bytes(b"\xff" * len(whole))
     with pytest.raises(DataError, match="damaged"):
-        journal.put(run.id, 0, run.works[0].at(Step.DRAINING, 5.0, "drain"))
+        journal.put(run.id, 0, run.works[0].at(MaintenanceStep.DRAINING, 5.0, "drain"))
     assert (tmp_path / "maintain.db.spare").exists()
 
 
@@ -228,12 +241,16 @@ def test_in_a_read_only_folder_it_is_shown_and_nothing_is_called_untouched(
     with closed(Journal(str(path))) as journal:
         run = begin(journal, *(f"n{i}" for i in range(40)))
         for place in (0, 1):
-            journal.put(run.id, place, run.works[place].at(Step.DRAINING, 5.0, "drain"))
+            journal.put(run.id, place, run.works[place].at(MaintenanceStep.DRAINING, 5.0, "drain"))
     if half:
         half_written(path)
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
     with closed(Journal(str(path), write=False)) as journal:
-        assert [w.step for w in journal.run(run.id).works[:3]] == [Step.DRAINING, Step.DRAINING, Step.QUEUED]
+        assert [w.step for w in journal.run(run.id).works[:3]] == [
+            MaintenanceStep.DRAINING,
+            MaintenanceStep.DRAINING,
+            MaintenanceStep.QUEUED,
+        ]
     with pytest.raises(HostError, match="Read-only file system") as told:
         Journal(str(path))
     assert f"in work, and left as they are: n0, n1 of run {run.id} (--show, later --resume)" in told.value.hint
@@ -271,7 +288,7 @@ def test_a_full_disk_ends_what_is_in_work_and_begins_nothing(small: Path) -> Non
     work = run.works[0]
     fill(small)
     for number in range(200):  # more than the pages that are there already
-        work = Work(node="n1", slurm="n1", detail=f"{number} " + "x" * 400)
+        work = NodeWork(node="n1", slurm="n1", detail=f"{number} " + "x" * 400)
         journal.put(run.id, 0, work)
     assert "full" in journal.full and not (small / "maintain.db.spare").exists()
     assert journal.run(run.id).works == (work,)
@@ -292,7 +309,7 @@ def test_a_disk_that_stays_full_is_an_error_in_one_line(small: Path) -> None:
     kept = run.works[0]
     with pytest.raises(HostError, match="full") as error:
         for number in range(2000):
-            work = Work(node="n1", slurm="n1", detail=f"{number} " + "x" * 400)
+            work = NodeWork(node="n1", slurm="n1", detail=f"{number} " + "x" * 400)
             journal.put(run.id, 0, work)
             kept = work
     assert "--resume" in error.value.hint and journal.run(run.id).works == (kept,)

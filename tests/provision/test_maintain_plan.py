@@ -12,17 +12,17 @@ from msgspec.structs import replace
 from fairlead import config
 from fairlead.cli.times import window
 from fairlead.errors import UsageError
+from fairlead.provision.maintain.begin_limits import NodeAvailability
 from fairlead.provision.maintain.controller import Listing
-from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.plan import Asked, prepare, replanned
-from fairlead.provision.maintain.report import unended
-from fairlead.provision.maintain.steps import Plan
+from fairlead.provision.maintain.maintenance_plan import MaintenanceRequest, prepare, replanned
+from fairlead.provision.maintain.maintenance_report import unended
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan
 from fairlead.slurm.client import NodeState
 
 IN_SLURM = ("gpu1", "gpu2")
 LISTING = Listing(
     nodes={n: NodeState(name=n, states=frozenset({"IDLE"}), partitions=("main",)) for n in IN_SLURM},
-    places={n: Place(name=n, partitions=("main",)) for n in IN_SLURM},
+    availability={n: NodeAvailability(name=n, partitions=("main",)) for n in IN_SLURM},
     unix=0.0,
 )
 
@@ -47,9 +47,9 @@ def site(tmp_path: Path) -> config.Site:
 )
 def test_what_makes_no_sense_is_refused(site: config.Site, nodelist: str, more: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError) as told:
-        prepare(site, Asked(**{"nodelist": nodelist, "reason": "new driver", **more}), LISTING)
+        prepare(site, MaintenanceRequest(**{"nodelist": nodelist, "reason": "new driver", **more}), LISTING)
     assert why in str(told.value) and "\n" not in str(told.value)
-    assert len(prepare(site, Asked(nodelist="gpu[1-2]", reason="new driver"), LISTING).works) == 2
+    assert len(prepare(site, MaintenanceRequest(nodelist="gpu[1-2]", reason="new driver"), LISTING).works) == 2
 
 
 def test_only_take_over_takes_up_a_drain_of_maintenance_that_no_run_knows(site: config.Site) -> None:
@@ -57,18 +57,21 @@ def test_only_take_over_takes_up_a_drain_of_maintenance_that_no_run_knows(site: 
     drained = NodeState(name="gpu1", states=frozenset({"IDLE", "DRAIN"}), reason=reason, reason_user="root", partitions=("main",))
     listing = Listing(
         nodes={**LISTING.nodes, "gpu1": drained},
-        places={**LISTING.places, "gpu1": Place(name="gpu1", partitions=("main",), out=True, maintained=True)},
+        availability={
+            **LISTING.availability,
+            "gpu1": NodeAvailability(name="gpu1", partitions=("main",), out=True, maintained=True),
+        },
         unix=0.0,
     )
     for over, took in ((False, ["", ""]), (True, [reason, ""])):
-        prepared = prepare(site, Asked(nodelist="gpu[1-2]", reason="new driver", take_over=over), listing)
-        assert [work.took for work in prepared.works] == took
+        prepared = prepare(site, MaintenanceRequest(nodelist="gpu[1-2]", reason="new driver", take_over=over), listing)
+        assert [work.replaced_reason for work in prepared.works] == took
 
 
 def test_limits_that_are_given_to_resume_replace_those_of_the_run() -> None:
-    plan = Plan(reason="new driver", batch=1, floors={"main": 1, "gpu": 3}, max_wait=60.0)
+    plan = MaintenancePlan(reason="new driver", batch=1, floors={"main": 1, "gpu": 3}, max_wait=60.0)
     changed = {"batch": "50%", "floors": ["main=0"], "verify_seconds": 30.0}
-    new = replanned(plan, changed, 8, lambda: LISTING.places)
+    new = replanned(plan, changed, 8, lambda: LISTING.availability)
     assert new == replace(plan, batch=4, floors={"main": 0, "gpu": 3}, verify_seconds=30.0)
     for wrong, why in (
         ({"batch": "x"}, "--batch 'x'"),
@@ -76,7 +79,7 @@ def test_limits_that_are_given_to_resume_replace_those_of_the_run() -> None:
         ({"floors": ["x=1"]}, "--floor x=1"),
     ):
         with pytest.raises(UsageError, match=why):
-            replanned(plan, wrong, 8, lambda: LISTING.places)
+            replanned(plan, wrong, 8, lambda: LISTING.availability)
 
 
 def test_the_words_of_a_window() -> None:

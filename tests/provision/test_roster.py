@@ -8,14 +8,14 @@ from msgspec.structs import replace
 pytest.importorskip("ClusterShell")
 
 from fairlead.cli.fleet_table import changes, lines, summary, table
-from fairlead.provision.accounts import Account
-from fairlead.provision.roster import Row, as_data, fold, holder_of, rows
+from fairlead.provision.agent_accounts import AgentAccount
+from fairlead.provision.roster import RosterRow, as_data, fold, out_of_service, rows
 from fairlead.slurm.client import JobOn, NodeState
 from fairlead.slurm.listing import Listed
 
 NOW = 1_795_300_000
-WELL = Account(reached=True, verdict="ok", age_seconds=3, agent="1.2.0", profile="hgx-h100", generation=3)
-LOST = Account(reached=False, trouble="no answer in 10 s")
+WELL = AgentAccount(reached=True, verdict="ok", age_seconds=3, agent="1.2.0", profile="hgx-h100", generation=3)
+LOST = AgentAccount(reached=False, trouble="no answer in 10 s")
 
 
 def slurm(
@@ -51,7 +51,7 @@ def slurm(
     ],
 )
 def test_who_holds_it(states: str, reason: str, by: str | None, name: str, why: str) -> None:
-    holder = holder_of(slurm("n1", states, reason))
+    holder = out_of_service(slurm("n1", states, reason))
     assert (holder.by if holder else None) == by
     if holder is not None:
         assert (holder.name, holder.since_unix) == (name, NOW - 60) and holder.why == (why or reason)
@@ -83,17 +83,17 @@ def test_slurms_words(states: str, word: str) -> None:
         ({}, "unreachable"),
         ({"n1": LOST}, "unreachable"),
         ({"n1": replace(LOST, verdict="ok")}, "unreachable"),
-        ({"n1": Account(reached=True)}, "none"),
+        ({"n1": AgentAccount(reached=True)}, "none"),
         ({"n1": replace(WELL, verdict="stale")}, "stale"),
         ({"n1": replace(WELL, verdict="drain")}, "drain"),
         ({"n1": WELL}, "ok"),
     ],
 )
-def test_ok_is_only_the_word_of_an_agent_that_was_reached(accounts: dict[str, Account] | None, word: str) -> None:
+def test_ok_is_only_the_word_of_an_agent_that_was_reached(accounts: dict[str, AgentAccount] | None, word: str) -> None:
     assert rows([slurm()], accounts)[0].word == word
 
 
-def fleet() -> tuple[Row, ...]:
+def fleet() -> tuple[RosterRow, ...]:
     nodes = [slurm(f"n{i}", "MIXED" if i % 2 else "IDLE", "", "root", *(["11", "12"] if i % 2 else [])) for i in range(1, 101)]
     nodes[6] = slurm("n7", "IDLE+DRAIN", "fairlead:xid:abcdef012345 Xid 79 on GPU 0000:1b:00.0 job=11", since=NOW - 7200)
     nodes[7] = slurm("n8", "IDLE+DRAIN", "fairlead:xid:bbbbbb012345 Xid 79 on GPU 0000:1b:00.0 job=12", since=NOW - 60)
@@ -106,8 +106,8 @@ def fleet() -> tuple[Row, ...]:
         "n60": replace(WELL, drift=("numa_balancing",)),
         "n61": replace(WELL, agent="1.1.0"),
     }
-    accounts |= {"n70": Account(reached=True, trouble="its verdict expired 7 s ago: gone", verdict="stale")}
-    accounts |= {"n71": Account(reached=True, trouble="its verdict expired 99 s ago: gone", verdict="stale")}
+    accounts |= {"n70": AgentAccount(reached=True, trouble="its verdict expired 7 s ago: gone", verdict="stale")}
+    accounts |= {"n71": AgentAccount(reached=True, trouble="its verdict expired 99 s ago: gone", verdict="stale")}
     return rows(nodes, accounts)
 
 

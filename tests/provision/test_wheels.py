@@ -13,7 +13,7 @@ import pytest
 from fairlead.cli import main
 from fairlead.errors import InputMissing
 from fairlead.provision import wheel_tags, wheels
-from fairlead.provision.bundle import release_name
+from fairlead.provision.run_bundle import release_name
 
 GLIBC = ("glibc", "2.36")
 

@@ -18,8 +18,8 @@ from fairlead.judge import judge, reads
 from fairlead.model.check import Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Level
-from fairlead.provision import plan
-from fairlead.provision.report import Report, node_result, text
+from fairlead.provision import planned_changes
+from fairlead.provision.provision_report import ProvisionReport, node_result, text
 from tests.lab.trees import MACHINES
 
 pytestmark = pytest.mark.trees
@@ -99,25 +99,25 @@ def test_provision_and_plan_name_the_setting_and_do_not_call_the_node_failed(tre
     root = without(tree, ABSENT["cpu_governor"][0])
     said = json.loads(msgspec.json.encode(apply(document("cpu_governor"), root)))
     result = node_result("gpu1", "runner_on_ok", "node", {"changes": [], "apply": said})
-    report = Report(site="test", generation=1, check=False, seconds=1.0, nodes=(result,))
+    report = ProvisionReport(site="test", generation=1, check=False, seconds=1.0, nodes=(result,))
     assert result.state != "failed"
     assert report.exit_code is ExitCode.WARN
     assert "warning: cpu_governor: no CPU has cpufreq" in text(report)
-    made = plan.of_result(result)
-    assert made.state != "failed" and "warning: cpu_governor" in plan.text([made])
+    made = planned_changes.of_result(result)
+    assert made.state != "failed" and "warning: cpu_governor" in planned_changes.text([made])
 
 
 def test_the_admin_host_takes_such_an_answer(tree: Path) -> None:
     import msgspec
 
-    from fairlead.provision import answer
+    from fairlead.provision import node_answer
 
     for more in ({}, {"unsupported": ["cpufreq"]}):
         wanted = document("cpu_governor", **more)
         applied = json.loads(msgspec.json.encode(apply(wanted, without(tree, ABSENT["cpu_governor"][0]))))
         line = json.dumps({"changed": True, "changes": [], "apply": applied})
         given = [{"path": "/etc/fairlead/node.json", "content": json.dumps({"node": applied["node"]})}]
-        assert answer.read(line, given)["apply"]["items"]
+        assert node_answer.read(line, given)["apply"]["items"]
 
 
 def test_a_diff_that_a_node_chose_costs_no_time_and_needs_no_former_text() -> None:

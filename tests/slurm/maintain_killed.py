@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.provision.maintain.controller import Controller
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.run import Maintenance
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_loop import Maintenance
 from fairlead.slurm.scontrol import Scontrol
 from tests.slurm.maintained import Side
 

@@ -29,13 +29,13 @@ from fairlead.host.root import Root
 from fairlead.model.verdict import State, Verdict
 from fairlead.provision.inventory import Target
 from fairlead.provision.maintain.controller import Controller
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.node import OverSsh, outcome
-from fairlead.provision.maintain.plan import floors, standing
-from fairlead.provision.maintain.report import Report, report
-from fairlead.provision.maintain.run import Maintenance
-from fairlead.provision.maintain.steps import Applied, Plan, Work
-from fairlead.provision.report import node_result
+from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
+from fairlead.provision.maintain.maintenance_loop import Maintenance
+from fairlead.provision.maintain.maintenance_plan import floors, maintenance_reason
+from fairlead.provision.maintain.maintenance_report import MaintenanceReport, report
+from fairlead.provision.maintain.maintenance_steps import ApplyOutcome, MaintenancePlan, NodeWork
+from fairlead.provision.maintain.node_access import SshNodeAccess, apply_outcome
+from fairlead.provision.provision_report import node_result
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command
@@ -52,8 +52,8 @@ def document(node: str) -> Document:
     return resolve_layers(node, [("test", {"slurm": {"node_name": node}, "settings": {"numa_balancing": {}}})])[0]
 
 
-class Side(OverSsh):
-    """OverSsh with an apply that needs no Ansible. ``folder``: where the nodes' trees and their ssh are."""
+class Side(SshNodeAccess):
+    """SshNodeAccess with an apply that needs no Ansible. ``folder``: where the nodes' trees and their ssh are."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         site = Site(file="test", generation=1, layer={}, classes=(), nodes={}, ansible=AnsibleOptions())
@@ -61,13 +61,13 @@ class Side(OverSsh):
         super().__init__(site, targets, program=str(folder / "ssh"))
         self.folder = folder
 
-    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, Applied]:
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
         found = {}
         for node in nodes:
             (self.folder / node / "applied").touch()
             said = apply(document(node), Root(str(self.folder / node / "tree")), dry_run=check, drained=True)
             result = node_result(node, "runner_on_ok", "apply", {"changes": [], "apply": msgspec.to_builtins(said)})
-            found[node] = outcome(result)
+            found[node] = apply_outcome(result)
         return found
 
     def forget(self, node: str) -> None:
@@ -203,24 +203,27 @@ class Bench:
         self.journal = Journal(self.path)
         self.controller = Controller(client)
 
-    def begin(self, *names: str, **asked: object) -> Run:
-        floor = floors(asked.pop("floor", ()), self.controller.listing().places)  # type: ignore[arg-type]
+    def begin(self, *names: str, **asked: object) -> MaintenanceRun:
+        floor = floors(asked.pop("floor", ()), self.controller.listing().availability)  # type: ignore[arg-type]
         given = {"reason": "new driver", "batch": 8, "settle_seconds": 0.0, "verify_seconds": 90.0, "reboot_seconds": 90.0}
         listing, over = self.controller.listing(), asked.pop("take_over", False)
-        plan = Plan(**{**given, "floors": floor, **asked})  # type: ignore[arg-type]
-        works = [Work(node=n, slurm=n, took=standing(n, listing) if over else "") for n in names or self.nodes.names]
+        plan = MaintenancePlan(**{**given, "floors": floor, **asked})  # type: ignore[arg-type]
+        works = [
+            NodeWork(node=n, slurm=n, replaced_reason=maintenance_reason(n, listing) if over else "")
+            for n in names or self.nodes.names
+        ]
         return self.journal.begin(plan, works, site="none", who="test")
 
-    def maintenance(self, run: Run, *, aborting: bool = False) -> Maintenance:
+    def maintenance(self, run: MaintenanceRun, *, aborting: bool = False) -> Maintenance:
         found = self.journal.run(run.id)
         side = self.nodes.side
         return Maintenance(found, self.journal, self.controller, side, budgets={}, aborting=aborting, poll_seconds=0.1)
 
-    def drive(self, run: Run, *, aborting: bool = False) -> Report:
+    def drive(self, run: MaintenanceRun, *, aborting: bool = False) -> MaintenanceReport:
         self.maintenance(run, aborting=aborting).drive()
         return self.report(run)
 
-    def report(self, run: Run) -> Report:
+    def report(self, run: MaintenanceRun) -> MaintenanceReport:
         """As the command makes it at the end."""
         found, listing = self.journal.run(run.id), self.controller.listing()
         return report(found, {w.node: now for w in found.works if (now := self.controller.standing(w, listing))})
@@ -230,7 +233,7 @@ class Bench:
         slurm = ("--slurm-conf", "/etc/slurm/slurm.conf", "--bin-dir", str(self.cluster.bin))
         return ["maintain", "--journal", self.path, *slurm, *more]
 
-    def steps(self, run: Run) -> dict[str, str]:
+    def steps(self, run: MaintenanceRun) -> dict[str, str]:
         return {w.node: w.step.value for w in self.journal.run(run.id).works}
 
     def reason(self, node: str) -> str:
@@ -253,7 +256,7 @@ def wait(what: Callable[[], bool], said: str, seconds: float = 90) -> None:
         time.sleep(0.05)
 
 
-def driven(bench: Bench, run: Run, at: int = 0, when: str = "never", bin_dir: str = "") -> subprocess.Popen[str]:
+def driven(bench: Bench, run: MaintenanceRun, at: int = 0, when: str = "never", bin_dir: str = "") -> subprocess.Popen[str]:
     """The run in a process of its own, which ends itself at a write to the journal."""
     tools = bin_dir or str(bench.cluster.bin)
     command = [sys.executable, "-m", "tests.slurm.maintain_killed", tools, str(bench.nodes.folder)]

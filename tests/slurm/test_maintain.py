@@ -13,11 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.provision.maintain import room
+from fairlead.provision.maintain import drain_room
 from fairlead.provision.maintain.controller import silent
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.report import report
-from fairlead.provision.maintain.steps import Step
+from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
+from fairlead.provision.maintain.maintenance_report import report
+from fairlead.provision.maintain.maintenance_steps import MaintenanceStep
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
@@ -72,7 +72,7 @@ def test_an_admins_drain_in_the_middle_is_left_alone(bench: Bench, capsys: pytes
     brought_back(bench, run, capsys)
 
 
-def brought_back(bench: Bench, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def brought_back(bench: Bench, run: MaintenanceRun, capsys: pytest.CaptureFixture[str]) -> None:
     """Both drains of a run that has ended stand again, as after a slurmctld that was killed before it had saved the last of it.
     n2 was done: lifted again; n1 was somebody's: said; n3 has a drain of another admin host's."""
     for work in bench.journal.run(run.id).works:
@@ -135,15 +135,17 @@ def test_batch_and_floor_hold(bench: Bench) -> None:
         looks.append(bench.client.nodes())
         time.sleep(0.05)
     assert child.returncode == 0 and set(bench.steps(run).values()) == {"done"}
-    assert max(sum(n.drained and n.name != "n8" for n in look) for look in looks) == 1
-    serving = [[n.name for n in look if n.available and not silent(n)] for look in looks]  # what was resumed answers slurmctld
+    assert max(sum(n.drained and n.name != "n8" for n in reading) for reading in looks) == 1
+    serving = [
+        [n.name for n in reading if n.available and not silent(n)] for reading in looks
+    ]  # what was resumed answers slurmctld
     assert min(map(len, serving)) == 6, min(serving, key=len)
 
 
 @on("trixie")
 def test_a_window_that_ends_in_the_middle_and_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it begins nothing is drained; what is under way at its end is finished, no other is begun, and the next goes on."""
-    monkeypatch.setattr(room, "EXPECTED_SECONDS", {False: 0.1, True: 0.1})
+    monkeypatch.setattr(drain_room, "EXPECTED_SECONDS", {False: 0.1, True: 0.1})
     bench.nodes.lost.add("n1")
     opens = time.time() + 1.5
     run = bench.begin(reboot=True, batch=1, opens=opens, window=opens + 3600)
@@ -152,7 +154,9 @@ def test_a_window_that_ends_in_the_middle_and_the_next_one(bench: Bench, monkeyp
     def close() -> None:
         """The window ends while n1 is down; only then is it back."""
         try:
-            wait(lambda: maintenance.works[0].step is Step.REBOOTING and not bench.nodes.up("n1"), "n1 is under way", 90)
+            wait(
+                lambda: maintenance.works[0].step is MaintenanceStep.REBOOTING and not bench.nodes.up("n1"), "n1 is under way", 90
+            )
             maintenance._plan = replace(run.plan, window=time.time())
             wait(lambda: bool(maintenance.closed), "the window has ended")
         finally:
@@ -163,7 +167,7 @@ def test_a_window_that_ends_in_the_middle_and_the_next_one(bench: Bench, monkeyp
         assert not maintenance.drive()
         closing.result()
     first, *rest = bench.journal.run(run.id).works
-    assert (first.step, {w.step for w in rest}) == (Step.DONE, {Step.QUEUED}) and first.began >= opens
+    assert (first.step, {w.step for w in rest}) == (MaintenanceStep.DONE, {MaintenanceStep.QUEUED}) and first.began >= opens
     assert maintenance.closed == "the window has ended" and not any(bench.reason(n) for n in bench.nodes.names)
     assert report(bench.journal.run(run.id)).exit_code == 75
     bench.journal.replan(run, replace(run.plan, opens=0.0, window=time.time() + 300))

@@ -19,8 +19,8 @@ from fairlead.cli import main
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.policy.ownership import MAINTAIN
 from fairlead.provision.maintain.controller import silent
-from fairlead.provision.maintain.journal import Journal, Run
-from fairlead.provision.maintain.steps import Step, Work
+from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
+from fairlead.provision.maintain.maintenance_steps import MaintenanceStep, NodeWork
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.slurm.conftest import drain_of
@@ -55,7 +55,7 @@ def meeting(bench: Bench, folder: Path) -> str:
     return str(folder)
 
 
-def watched(bench: Bench, runs: list[tuple[Bench, Run]], children: list[subprocess.Popen[str]], floor: int) -> float:
+def watched(bench: Bench, runs: list[tuple[Bench, MaintenanceRun]], children: list[subprocess.Popen[str]], floor: int) -> float:
     """The longest time in seconds that fewer nodes than the floor were usable, until all have ended; who is killed goes on."""
     longest, since, last = 0.0, 0.0, time.monotonic()
     while any(child.poll() is None for child in children):
@@ -138,7 +138,7 @@ def test_who_resumes_a_node_that_reboots_is_told_and_wins(bench: Bench) -> None:
     bench.cluster.scontrol("update", "nodename=n1", "state=resume")
     assert child.wait(90) == 0
     (work,) = bench.journal.run(run.id).works
-    assert work.step is Step.TAKEN and "somebody has resumed it after its reboot was ordered" in work.detail
+    assert work.step is MaintenanceStep.TAKEN and "somebody has resumed it after its reboot was ordered" in work.detail
     assert not bench.reason("n1")
 
 
@@ -146,8 +146,8 @@ def taken_over(bench: Bench, folder: Path) -> int:
     """`fairlead maintain n1 --take-over`, the whole command up to the apply; its exit code."""
     site = folder / "site.toml"
     site.write_text('schema = 1\n[classes.h100]\nnodes = "n[1-3]"\nprofile = "hgx-h100"\n')
-    places = ("--site", str(site), "--ssh", str(bench.nodes.folder / "ssh"))
-    words = bench.words("n1", "--take-over", "--reason", "new driver", *places)
+    availability = ("--site", str(site), "--ssh", str(bench.nodes.folder / "ssh"))
+    words = bench.words("n1", "--take-over", "--reason", "new driver", *availability)
     env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
     return subprocess.run([sys.executable, "-m", "fairlead", *words], env=env, timeout=120, check=False).returncode
 
@@ -181,8 +181,8 @@ def test_drains_that_a_lost_journal_hides_are_found(bench: Bench, tmp_path: Path
     assert [n.step for n in bench.drive(bench.begin("n1")).nodes] == ["skipped"] and bench.reason("n1") == reason
     bench.cluster.run(["/usr/bin/scancel", str(job)])
     assert taken_over(bench, tmp_path) == 69  # the machines of this test are not reached over ssh: its apply fails
-    (work,) = (w for run in bench.journal.runs() for w in bench.journal.run(run.id).works if w.took)
-    assert (work.step, work.took) == (Step.FAILED, reason) and bench.reason("n1").startswith(MAINTAIN)
+    (work,) = (w for run in bench.journal.runs() for w in bench.journal.run(run.id).works if w.replaced_reason)
+    assert (work.step, work.replaced_reason) == (MaintenanceStep.FAILED, reason) and bench.reason("n1").startswith(MAINTAIN)
     taken = bench.begin("n1", take_over=True)
     assert [n.step for n in bench.drive(taken).nodes] == ["done"] and not bench.reason("n1")
 
@@ -218,7 +218,9 @@ def test_what_is_given_to_resume_holds_and_ctrl_c_ends_as_documented(bench: Benc
     assert first.wait(60) == 75 and set(bench.steps(run).values()) == {"queued"}
     bench.journal.replan(run, replace(plan, opens=0.0, window=0.0, batch=1))
     for name in ("n2", "n3"):
-        bench.journal.put(run.id, ("n1", "n2", "n3").index(name), Work(node=name, slurm=name).at(Step.NOT_BEGUN, time.time()))
+        bench.journal.put(
+            run.id, ("n1", "n2", "n3").index(name), NodeWork(node=name, slurm=name).at(MaintenanceStep.NOT_BEGUN, time.time())
+        )
     first.communicate()
     second = going()
     wait(lambda: bench.steps(run)["n1"] == "waiting", "n1 waits")

@@ -23,7 +23,7 @@ from fairlead.errors import ExitCode, SlurmError
 from fairlead.slurm.listing import jobs_by_node, listed
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
-from tests.provision.test_accounts import Nodes
+from tests.provision.test_agent_accounts import Nodes
 from tests.slurm.conftest import NODES, running
 from tests.slurm.crowd import rpcs
 from tests.terminal import Pty

@@ -81,15 +81,13 @@ def _files_only(root: Root) -> None:
 def _furnish(root: Root, document: config.Document) -> None:
     """In an image: hooks, units (enabled by link) and the document. The release itself is the image builder's to install."""
     from fairlead.model.change import Unit
-    from fairlead.provision.bundle import UNITS, documents, node_files
-    from fairlead.provision.on_node_files import scratch_units
+    from fairlead.provision.run_bundle import UNITS, documents, node_files, scratch_units
 
-    entries = documents(document)
     for path, content, mode in node_files():
         change.write_file(root.join(path), content, mode)
-    for entry in entries:
+    for entry in documents(document):
         change.write_file(root.join(entry["path"]), entry["content"].encode(), entry["mode"])
-    units = [Unit(setting="", why="", name=str(u["name"]), enabled=True) for u in (*UNITS, *scratch_units(entries[0]["content"]))]
+    units = [Unit(setting="", why="", name=str(u["name"]), enabled=True) for u in (*UNITS, *scratch_units(document))]
     failed = [o.message for o in change.execute(units, root) if not o.done]
     if failed:
         raise HostError(failed[0])

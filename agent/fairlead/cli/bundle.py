@@ -31,7 +31,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    from fairlead.provision import bundle_dir
+    from fairlead.provision import offline_bundle
 
     site = config.load_site(args.site)
     path = path_beside(site.file)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         if python.count(".") != 1 or not python.replace(".", "").isdecimal():
             raise UsageError(f"--python {python}: a version such as 3.11")
     if args.dry_run:
-        entries = bundle_dir.entries(pythons, lock, admin=not args.no_admin)
+        entries = offline_bundle.entries(pythons, lock, admin=not args.no_admin)
         if args.json:
             print_json({"schema": 1, "files": entries})
         else:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     if not args.output:
         raise UsageError("--output is needed", hint="name the folder to make, or look with --dry-run")
-    made = bundle_dir.make(
+    made = offline_bundle.make(
         Path(args.output),
         pythons=pythons,
         machine=args.machine,

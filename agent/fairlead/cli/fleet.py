@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fairlead import config
 from fairlead.cli.show import columns, print_json, state_word
 from fairlead.errors import ExitCode, InputMissing, UsageError
-from fairlead.provision.screen import beneath
+from fairlead.provision.terminal_frame import beneath
 
 if TYPE_CHECKING:
     from fairlead.cli.fleet_look import Look

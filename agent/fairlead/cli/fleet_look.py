@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from fairlead.config import Site
 from fairlead.errors import UsageError
-from fairlead.provision.accounts import Account, OverSsh, Source
-from fairlead.provision.roster import Fold, Row, as_data, fold, rows
+from fairlead.provision.agent_accounts import AccountSource, AgentAccount, SshAccounts
+from fairlead.provision.roster import RosterFold, RosterRow, as_data, fold, rows
 from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.listing import Listed, listed
 from fairlead.slurm.scontrol import Scontrol
@@ -26,11 +26,11 @@ ALL_SECONDS, EACH_SECONDS = 10.0, 0.1
 class Look(Struct, frozen=True, kw_only=True):
     """rows: in Slurm's order. at: Unix time. seconds: how long it took."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RosterRow, ...]
     at: float
     seconds: float
 
-    def folds(self, *, each: bool = False) -> tuple[Fold, ...]:
+    def folds(self, *, each: bool = False) -> tuple[RosterFold, ...]:
         """Equal rows together, or ``each`` by itself."""
         return tuple(f for r in self.rows for f in fold((r,))) if each else fold(self.rows)
 
@@ -41,7 +41,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 class Looks:
     """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most (None: by their
-    number); ``told``: of how many have answered, see OverSsh."""
+    number); ``told``: of how many have answered, see SshAccounts."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Looks:
         program: str = "ssh",
         conf: str = "",
         bin_dir: str = "/usr/bin",
-        source: Source | None = None,
+        source: AccountSource | None = None,
         told: Callable[[int, int], None] | None = None,
     ) -> None:
         try:
@@ -67,8 +67,8 @@ class Looks:
         self._site, self._program, self._seconds = site, program, seconds
         self._agents = agents
         self._source = source
-        self._told = told
-        self._accounts: dict[str, Account] = {}
+        self._on_answer = told
+        self._accounts: dict[str, AgentAccount] = {}
         self._asked: set[str] = set()
         self._accounts_at = float("-inf")
 
@@ -87,17 +87,17 @@ class Looks:
         name, partitions = node.state.name, node.state.partitions
         return (not self._wanted or name in self._wanted) and (not self._partition or self._partition in partitions)
 
-    def _fetch(self, addresses: dict[str, str]) -> dict[str, Account]:
+    def _fetch(self, addresses: dict[str, str]) -> dict[str, AgentAccount]:
         if self._source is None:
             seconds = self._seconds or ALL_SECONDS + EACH_SECONDS * len(addresses)
             self._source = self._over_ssh(next(iter(addresses.values()), ""), seconds)
         return self._source.fetch(addresses)
 
-    def _over_ssh(self, address: str, seconds: float) -> OverSsh:
+    def _over_ssh(self, address: str, seconds: float) -> SshAccounts:
         """ssh as the site says it, by the connections that `fairlead provision` keeps too."""
         own = self._site.ansible.ssh_args if self._site is not None else ""
         key = self._site.ansible.private_key if self._site is not None else ""
         kept = shared_connections(own, address) if self._program == "ssh" else ""
         options = " ".join(filter(None, (own, f"-i {shlex.quote(key)}" if key else "", SSH_ARGS, kept)))
         user = self._site.ansible.user if self._site is not None else ""
-        return OverSsh(program=self._program, options=options, user=user, seconds=seconds, told=self._told)
+        return SshAccounts(program=self._program, options=options, user=user, seconds=seconds, on_answer=self._on_answer)

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 from ClusterShell.NodeSet import NodeSet
 
 from fairlead.cli.show import age_text
-from fairlead.provision.roster import NOT_ASKED, WORDS, Fold, Row
+from fairlead.provision.roster import NOT_ASKED, WORDS, RosterFold, RosterRow
 
 HEAD = ("NODES", "VERDICT", "SLURM", "JOBS", "LOOKED", "PROFILE", "DRIFT", "AGENT", "DRIVER", "SLURMD", "BY", "SINCE", "WHY")
 WHY_MAX = 160
 
 
-def table(folds: Iterable[Fold], now: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def table(folds: Iterable[RosterFold], now: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Heads and rows; a column in which nothing stands is left out."""
     rows = [_cells(f, now) for f in folds]
     used = [i for i in range(len(HEAD)) if i in (0, 2) or any(r[i] not in ("", NOT_ASKED) for r in rows)]
     return tuple(HEAD[i] for i in used), [tuple(r[i] for i in used) for r in rows]
 
 
-def _cells(fold: Fold, now: float) -> tuple[str, ...]:
+def _cells(fold: RosterFold, now: float) -> tuple[str, ...]:
     row = fold.rows[0]
-    account, holder = row.account, row.holder
+    account, holder = row.account, row.out_of_service
     first, last = fold.since_unix
     since = [age_text(max(0.0, now - at)) for at in dict.fromkeys((last, first)) if at]
     drift = account.drift if account is not None else ()
@@ -44,7 +44,7 @@ def _cells(fold: Fold, now: float) -> tuple[str, ...]:
     )
 
 
-def summary(rows: Sequence[Row], seconds: float) -> str:
+def summary(rows: Sequence[RosterRow], seconds: float) -> str:
     """``128 nodes: 126 ok, 2 drain; 17 jobs; asked in 0.4 s``."""
     counts = [(sum(r.word == w for r in rows), w) for w in reversed(WORDS)]
     jobs = len({job for r in rows for job in r.jobs})
@@ -54,12 +54,12 @@ def summary(rows: Sequence[Row], seconds: float) -> str:
     return f"{len(rows)} node{'' if len(rows) == 1 else 's'}: {'; '.join(t for t in told if t)}"
 
 
-def lines(folds: Iterable[Fold]) -> list[str]:
+def lines(folds: Iterable[RosterFold]) -> list[str]:
     """One plain line for each fold: ``gpu[001-412]: ok, up``."""
     return [f"{f.nodes}: {_said(f.rows[0], f.why)}" for f in folds]
 
 
-def changes(before: Sequence[Row], after: Sequence[Row], at: float) -> list[str]:
+def changes(before: Sequence[RosterRow], after: Sequence[RosterRow], at: float) -> list[str]:
     """A line for each kind of change between two looks, nodes folded; with its time of day."""
     earlier = {r.node: _said(r, r.why) for r in before}
     found: dict[str, list[str]] = {}
@@ -73,7 +73,7 @@ def changes(before: Sequence[Row], after: Sequence[Row], at: float) -> list[str]
     return [f"{clock} {NodeSet.fromlist(nodes)}: {said}" for said, nodes in found.items()]
 
 
-def _said(row: Row, told: str) -> str:
-    who = f" by {row.holder.name}" if row.holder is not None else ""
+def _said(row: RosterRow, told: str) -> str:
+    who = f" by {row.out_of_service.name}" if row.out_of_service is not None else ""
     why = f": {told[:WHY_MAX]}" if told else ""
     return f"{', '.join(w for w in (row.word, row.slurm) if w != NOT_ASKED)}{who}{why}"

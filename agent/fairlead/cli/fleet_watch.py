@@ -14,7 +14,7 @@ from fairlead.cli.fleet_table import changes, lines, summary, table
 from fairlead.cli.show import columns
 from fairlead.errors import ExitCode, SlurmUnavailable
 from fairlead.model.plain import page
-from fairlead.provision.screen import Screen, drawable
+from fairlead.provision.terminal_frame import Screen, drawable
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -19,7 +19,7 @@ from fairlead.config.lock import Lock, LockedSet, load_lock, path_beside
 from fairlead.config.site import Site
 from fairlead.errors import ConfigError, ExitCode, HostError, UsageError
 from fairlead.host.change import write_file
-from fairlead.provision.screen import beneath
+from fairlead.provision.terminal_frame import beneath
 from fairlead.settings.driver import DriverWant
 
 
@@ -85,11 +85,11 @@ def declared_sets(site: Site) -> dict[str, tuple[DriverWant, str, str]]:
 
 
 def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argparse.Namespace) -> ExitCode:
-    from fairlead.provision import lock as locking
+    from fairlead.provision import driver_lock as locking
     from fairlead.provision import package_files
 
-    sources = locking.Sources(repositories=tuple(args.repository), debs=args.debs, status=args.status)
-    archive = locking.Archive(sources)
+    sources = locking.PackageSources(repositories=tuple(args.repository), debs=args.debs, status=args.status)
+    archive = locking.AptArchive(sources)
     say("reading package lists")
     made = {}
     for name, (want, gpu, node) in sorted(chosen.items()):

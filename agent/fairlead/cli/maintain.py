@@ -32,9 +32,9 @@ from fairlead.cli.times import local, span, window
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmError, UsageError
 
 if TYPE_CHECKING:
-    from fairlead.provision.maintain.journal import Journal, Run
-    from fairlead.provision.maintain.plan import Asked
-    from fairlead.provision.maintain.run import Maintenance
+    from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
+    from fairlead.provision.maintain.maintenance_loop import Maintenance
+    from fairlead.provision.maintain.maintenance_plan import MaintenanceRequest
 
 SITE = "/etc/fairlead/site.toml"
 JOURNAL = "/var/lib/fairlead/maintain.db"
@@ -118,8 +118,8 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _new(args: argparse.Namespace) -> ExitCode:
-    from fairlead.provision.maintain.forgotten import forgotten
-    from fairlead.provision.maintain.plan import prepare
+    from fairlead.provision.maintain.maintenance_plan import prepare
+    from fairlead.provision.maintain.returned_drains import returned_drains
 
     site = config.load_site(args.site or SITE)
     controller = controller_of(args)
@@ -131,7 +131,7 @@ def _new(args: argparse.Namespace) -> ExitCode:
         return outlook(args, site, prepared, controller)
     journal = journal_of(args)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
-    for one in forgotten(journal, controller, listing):
+    for one in returned_drains(journal, controller, listing):
         if one.work.slurm not in {w.slurm for w in prepared.works}:  # those are taken up
             say(one.line)
     if not args.take_over:
@@ -140,14 +140,16 @@ def _new(args: argparse.Namespace) -> ExitCode:
     return _drive(args, journal, begun)
 
 
-def _asked(args: argparse.Namespace) -> Asked:
-    from fairlead.provision.maintain.plan import Asked
+def _asked(args: argparse.Namespace) -> MaintenanceRequest:
+    from fairlead.provision.maintain.maintenance_plan import MaintenanceRequest
 
-    return Asked(nodelist=args.nodelist, reason=args.reason, reboot=args.reboot, take_over=args.take_over, **_limits(args))
+    return MaintenanceRequest(
+        nodelist=args.nodelist, reason=args.reason, reboot=args.reboot, take_over=args.take_over, **_limits(args)
+    )
 
 
 def _limits(args: argparse.Namespace) -> dict[str, Any]:
-    """The limits that were given, by their names in Asked."""
+    """The limits that were given, by their names in MaintenanceRequest."""
     found: dict[str, Any] = {}
     if args.batch:
         found["batch"] = args.batch
@@ -165,8 +167,8 @@ def _limits(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
-    from fairlead.provision.maintain.journal import Journal
-    from fairlead.provision.maintain.plan import replanned
+    from fairlead.provision.maintain.maintenance_journal import Journal
+    from fairlead.provision.maintain.maintenance_plan import replanned
 
     changed = _limits(args)
     journal_of(args, write=False).close()  # there has to be one
@@ -181,7 +183,7 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
             raise
         return ExitCode.OK
     if changed:
-        plan = replanned(found.plan, changed, len(found.works), lambda: controller_of(args).listing().places)
+        plan = replanned(found.plan, changed, len(found.works), lambda: controller_of(args).listing().availability)
         found = journal.replan(found, plan)
     listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
     if listing is not None:
@@ -191,11 +193,11 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
 
 def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool:
     """Lift drains of a run that has ended (of any, without a name) that slurmctld has brought back; whether there were any."""
-    from fairlead.provision.maintain.forgotten import forgotten, lift
+    from fairlead.provision.maintain.returned_drains import lift, returned_drains
 
     controller = controller_of(args)
     try:
-        found = forgotten(journal, controller, controller.listing(), run=name)
+        found = returned_drains(journal, controller, controller.listing(), run=name)
     except SlurmError as e:
         say(f"{e}: it is not known whether a drain of a run that has ended stands again")
         return False
@@ -207,25 +209,25 @@ def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool
     return bool(said)
 
 
-def _drive(args: argparse.Namespace, journal: Journal, found: Run) -> ExitCode:
+def _drive(args: argparse.Namespace, journal: Journal, found: MaintenanceRun) -> ExitCode:
     """Drive a run to its end, and report."""
     from fairlead.provision.inventory import fold, targets
-    from fairlead.provision.maintain.node import OverSsh
-    from fairlead.provision.maintain.plan import budgets, by_name
-    from fairlead.provision.maintain.report import text, unended
-    from fairlead.provision.maintain.run import Maintenance
-    from fairlead.provision.maintain.table import display, summary
-    from fairlead.provision.run import Options
+    from fairlead.provision.maintain.maintenance_display import display, summary
+    from fairlead.provision.maintain.maintenance_loop import Maintenance
+    from fairlead.provision.maintain.maintenance_plan import budgets, by_name
+    from fairlead.provision.maintain.maintenance_report import text, unended
+    from fairlead.provision.maintain.node_access import SshNodeAccess
+    from fairlead.provision.provision_run import ProvisionOptions
 
     site = config.load_site(args.site or found.site)
     chosen = targets(site, fold([w.node for w in found.works]))
-    options = Options(wheel=args.wheel, wheelhouse=args.wheelhouse, lock=journal.ansible_lock(found.id))
+    options = ProvisionOptions(wheel=args.wheel, wheelhouse=args.wheelhouse, lock=journal.ansible_lock(found.id))
     with display(quiet=args.quiet) as shown:
         maintenance = Maintenance(
             found,
             journal,
             controller_of(args),
-            OverSsh(site, by_name(chosen), program=args.ssh, options=options),
+            SshNodeAccess(site, by_name(chosen), program=args.ssh, options=options),
             budgets=budgets(chosen),
             shown=shown,
             aborting=args.abort is not None,
@@ -299,7 +301,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
 def _show(args: argparse.Namespace, name: str) -> ExitCode:
     import msgspec
 
-    from fairlead.provision.maintain.report import text
+    from fairlead.provision.maintain.maintenance_report import text
 
     journal = journal_of(args, write=False)
     found = journal.run(name or next((r.id for r in journal.runs()), ""))

@@ -12,8 +12,8 @@ from fairlead.errors import InputMissing, SlurmError, SlurmUnavailable
 
 if TYPE_CHECKING:
     from fairlead.provision.maintain.controller import Controller, Listing
-    from fairlead.provision.maintain.journal import Journal, Run
-    from fairlead.provision.maintain.report import Report
+    from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
+    from fairlead.provision.maintain.maintenance_report import MaintenanceReport
 
 TRIES = 3
 
@@ -31,7 +31,7 @@ def controller_of(args: argparse.Namespace) -> Controller:
 
 def journal_of(args: argparse.Namespace, *, write: bool = True) -> Journal:
     """The journal. Where there is none, the drains of maintenance that stand in Slurm are named first."""
-    from fairlead.provision.maintain.journal import Journal
+    from fairlead.provision.maintain.maintenance_journal import Journal
 
     try:
         return Journal(args.journal, write=write)
@@ -63,9 +63,9 @@ def listed(controller: Controller, unknown: str, *, tries: int = 1) -> Listing |
 def tell_unknown(journal: Journal | None, listing: Listing, path: str) -> None:
     """Name the nodes that stand drained by a maintenance which this journal does not know, and what to do."""
     from fairlead.provision.inventory import fold
-    from fairlead.provision.maintain.forgotten import unknown
+    from fairlead.provision.maintain.returned_drains import unknown_drains
 
-    found = unknown(journal, listing)
+    found = unknown_drains(journal, listing)
     if not found:
         return
     for name, reason in sorted(found.items()):
@@ -78,9 +78,9 @@ def tell_unknown(journal: Journal | None, listing: Listing, path: str) -> None:
     )
 
 
-def report_now(args: argparse.Namespace, run: Run, *, tries: int = 1) -> Report:
+def report_now(args: argparse.Namespace, run: MaintenanceRun, *, tries: int = 1) -> MaintenanceReport:
     """The report of a run, with slurmctld's own word on each node."""
-    from fairlead.provision.maintain.report import report
+    from fairlead.provision.maintain.maintenance_report import report
 
     controller = controller_of(args)
     listing = listed(controller, "the report has the nodes as the journal has them, not as they are now", tries=tries)

@@ -9,22 +9,22 @@ from fairlead.cli.show import print_json
 from fairlead.config import Site
 from fairlead.errors import ExitCode
 from fairlead.provision.maintain.controller import Controller
-from fairlead.provision.maintain.journal import Journal
-from fairlead.provision.maintain.plan import Prepared
-from fairlead.provision.maintain.plan import outlook as lines_of
-from fairlead.provision.report import text
-from fairlead.provision.run import Options
-from fairlead.provision.run import run as provision
+from fairlead.provision.maintain.maintenance_journal import Journal
+from fairlead.provision.maintain.maintenance_plan import Prepared
+from fairlead.provision.maintain.maintenance_plan import outlook as lines_of
+from fairlead.provision.provision_report import text
+from fairlead.provision.provision_run import ProvisionOptions
+from fairlead.provision.provision_run import run as provision
 
 
 def outlook(args: argparse.Namespace, site: Site, prepared: Prepared, controller: Controller) -> ExitCode:
     """Print it. Nothing is changed, in Slurm, on the nodes, or in the journal."""
     left = {}
     if os.path.exists(args.journal):
-        left = Journal(args.journal, write=False).left(w.slurm for w in prepared.works)
+        left = Journal(args.journal, write=False).earlier_reasons(w.slurm for w in prepared.works)
     lines = lines_of(prepared, controller, controller.listing(), left)
     given = {"quiet": args.quiet, "wheel": args.wheel, "wheelhouse": args.wheelhouse}
-    would = provision(site, Options(nodelist=args.nodelist, check=True, drained=True, **given))
+    would = provision(site, ProvisionOptions(nodelist=args.nodelist, check=True, drained=True, **given))
     if args.json:
         print_json({"schema": 1, "dry_run": True, "plan": prepared.plan, "limits": lines, "apply": would})
     else:

@@ -25,7 +25,7 @@ from fairlead.errors import DataError, ExitCode, UsageError
 from fairlead.host import kernel
 
 if TYPE_CHECKING:
-    from fairlead.provision.plan import NodePlan
+    from fairlead.provision.planned_changes import NodePlan
 
 SITE = "/etc/fairlead/site.toml"
 
@@ -44,7 +44,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    from fairlead.provision import plan
+    from fairlead.provision import planned_changes
 
     if (args.document or args.profile) and not args.root:
         raise UsageError("--document and --profile belong to --root")
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     if twice:
         raise DataError(f"two trees are of {twice}", hint="name them: --root OTHER_NAME=TREE")
     if args.json:
-        print_json(plan.data(plans) | {"undeclared": unknown})
+        print_json(planned_changes.data(plans) | {"undeclared": unknown})
     else:
-        print(plan.text(plans, diff=args.diff, undeclared=unknown))
+        print(planned_changes.text(plans, diff=args.diff, undeclared=unknown))
     states = {p.state for p in plans}
     if "failed" in states:
         return ExitCode.UNAVAILABLE
@@ -72,19 +72,21 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> tuple[list[NodePlan], tuple[str, ...]]:
     """The plans, and the nodes that Slurm has and the site does not."""
-    from fairlead.provision import plan
-    from fairlead.provision.run import Options
-    from fairlead.provision.run import run as provision_run
+    from fairlead.provision import planned_changes
+    from fairlead.provision.provision_run import ProvisionOptions
+    from fairlead.provision.provision_run import run as provision_run
 
     site = config.load_site(args.site or SITE)
-    options = Options(nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only)
+    options = ProvisionOptions(
+        nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only
+    )
     report = provision_run(site, options, provision.slurm_client(args))
-    return [plan.of_one(result) for result in report.nodes], report.undeclared
+    return [planned_changes.of_one(result) for result in report.nodes], report.undeclared
 
 
 def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> NodePlan:
     from fairlead.apply import TreeNvml, apply
-    from fairlead.provision import plan
+    from fairlead.provision import planned_changes
 
     node, named, path = source.partition("=")
     if not named or os.path.exists(source):
@@ -94,7 +96,7 @@ def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> No
         raise UsageError("--root /: this machine is no tree", hint="`fairlead apply --dry-run` looks at this machine")
     document, origin = _document(args, path, node or kernel.node_name(root))
     report = apply(document, root, dry_run=True, nvml=TreeNvml(root), only=only)
-    return plan.of_items(node or document.node, msgspec.to_builtins(report.items), origin=origin)
+    return planned_changes.of_items(node or document.node, msgspec.to_builtins(report.items), origin=origin)
 
 
 def _document(args: argparse.Namespace, path: str, node: str) -> tuple[Document, Mapping[str, str]]:

@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     if (args.undo or args.force) and not args.uninstall:
         raise UsageError("--undo and --force belong to --uninstall")
     from fairlead import settings
-    from fairlead.provision.report import data, text, ticket
-    from fairlead.provision.run import Options
-    from fairlead.provision.run import run as provision
+    from fairlead.provision.provision_report import data, text, ticket
+    from fairlead.provision.provision_run import ProvisionOptions
+    from fairlead.provision.provision_run import run as provision
 
     for path in args.report:
         folder = os.path.dirname(path) or "."
@@ -87,12 +87,12 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError("--tags does not go with --uninstall")
     site = config.load_site(args.site)
     if args.bundle:
-        from fairlead.provision.bundle_open import open_bundle
+        from fairlead.provision.offline_bundle_check import open_bundle
 
         if args.wheel or args.wheelhouse or args.packages:
             raise UsageError("--bundle brings its own --wheel, --wheelhouse and --packages")
         args.wheelhouse, args.packages = open_bundle(args.bundle)  # the wheel in it is what this installation packs
-    options = Options(
+    options = ProvisionOptions(
         nodelist=args.nodelist,
         check=args.check,
         diff=args.diff,

@@ -27,7 +27,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.provision import wheels
     from fairlead.provision.inventory import fold, in_slurm, targets
-    from fairlead.provision.render import render
+    from fairlead.provision.rendered_playbook import render
 
     site = config.load_site(args.site)
     slurm = provision.slurm_client(args)

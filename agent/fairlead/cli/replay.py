@@ -26,7 +26,7 @@ from fairlead.cli.show import print_json
 from fairlead.errors import ConfigError, DataError, ExitCode, InputMissing, UsageError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
-from fairlead.provision.screen import beneath
+from fairlead.provision.terminal_frame import beneath
 from fairlead.replay.recording import Recording, read, read_log
 from fairlead.replay.simulation import Difference, Event, Replayed, compare, prefixes, replay
 

@@ -18,7 +18,7 @@ _COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # as cli/show.py writes it
 
 
 class _Printable:
-    """A stream that takes only what is printable. ``beneath``: where it goes (provision/screen.py)."""
+    """A stream that takes only what is printable. ``beneath``: where it goes (provision/terminal_frame.py)."""
 
     def __init__(self, beneath: TextIO) -> None:
         self.beneath = beneath

@@ -45,7 +45,7 @@ def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
 def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
     """The agent's own account, over ssh. Failing to reach it is part of the story, not an error."""
     from fairlead.provision.agent_status import account_of
-    from fairlead.provision.answer import SAID
+    from fairlead.provision.node_answer import SAID
     from fairlead.provision.ssh import SSH_ARGS, ask
 
     target, options = args.node, ["-o", f"ConnectTimeout={SSH_SECONDS // 2}", *shlex.split(SSH_ARGS)]

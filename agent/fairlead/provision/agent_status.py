@@ -14,7 +14,7 @@ from msgspec import Meta
 from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain import one_line
-from fairlead.provision.answer import SAID, TEXT_MAX
+from fairlead.provision.node_answer import SAID, TEXT_MAX
 
 MANY = 5000
 Unix = Annotated[float, Meta(ge=0, le=1e11)]  # also seconds since the boot
@@ -48,7 +48,7 @@ class _Stuck(TypedDict):
     seconds: Unix
 
 
-class _Held(TypedDict):
+class _Suppressed(TypedDict):
     check: str
     summary: str
     why: str
@@ -88,12 +88,11 @@ class _Return(TypedDict, total=False):
     next_unix: Unix
 
 
-class _Slurm(TypedDict, total=False):
-    error: str
-    held: str
-    over_budget: str
-    limit: _Limit | None
-    topology: str
+_Slurm = TypedDict(  # noqa: UP013 (the agent's key "held" is no name of ours)
+    "_Slurm",
+    {"error": str, "held": str, "over_budget": str, "limit": _Limit | None, "topology": str},
+    total=False,
+)
 
 
 class _Finding(TypedDict, total=False):
@@ -120,7 +119,7 @@ Status = TypedDict(
         "sweep": _Sweep,
         "findings": Annotated[list[_Finding], Meta(max_length=MANY)],
         "acknowledged": Texts,
-        "held": Annotated[list[_Held], Meta(max_length=MANY)],
+        "held": Annotated[list[_Suppressed], Meta(max_length=MANY)],
         "drain": _Drain | None,
         "hold": _Hold | None,
         "return": _Return | None,
@@ -164,7 +163,7 @@ class _Entry(TypedDict, total=False):
     detail: str
 
 
-class Account(TypedDict, total=False):
+class WhyAnswer(TypedDict, total=False):
     """What `fairlead why --json` says on the node itself."""
 
     agent: Required[_Agent]
@@ -179,9 +178,9 @@ def status_of(content: bytes) -> Status:
     return _read(content, Status) if content.strip() else {}
 
 
-def account_of(content: bytes) -> Account:
+def account_of(content: bytes) -> WhyAnswer:
     """An answer of `fairlead why --json`. Raises DataError."""
-    return _read(content, Account)
+    return _read(content, WhyAnswer)
 
 
 def _read(content: bytes, kind: type[T]) -> T:

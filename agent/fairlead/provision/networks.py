@@ -11,7 +11,7 @@ from fairlead.config import Site
 from fairlead.model.apart import apart
 from fairlead.nccl.fleet import Port, compare
 from fairlead.provision.inventory import members
-from fairlead.provision.report import ClassDifference, NodeResult
+from fairlead.provision.provision_report import ClassDifference, NodeResult
 
 
 def differences(site: Site, results: Sequence[NodeResult]) -> tuple[ClassDifference, ...]:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from fairlead.errors import DataError, ProvisionError
 from fairlead.model.change import Package
-from fairlead.provision.lock import cache_folder
+from fairlead.provision.driver_lock import cache_folder
 
 FETCH_SECONDS = 60.0  # without a byte
 

@@ -14,7 +14,7 @@ from msgspec import Struct, to_builtins
 
 from fairlead.model.verdict import one_line
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, SUFFIXES, parse, strip_suffixes
-from fairlead.provision.accounts import Account
+from fairlead.provision.agent_accounts import AgentAccount
 from fairlead.slurm.client import UNAVAILABLE
 from fairlead.slurm.listing import Listed
 
@@ -27,7 +27,7 @@ _JOB = re.compile(r" job=[0-9]{1,19}\Z")
 _AGO = re.compile(r"[0-9]+ s ago")
 
 
-class Holder(Struct, frozen=True, kw_only=True):
+class OutOfService(Struct, frozen=True, kw_only=True):
     """Who took the node out of service. by: agent, hand (`fairlead drain`), maintain, slurm or person. check: the agent's.
     user: as slurmctld has it. since_unix: whole seconds. why: their words, without fairlead's token."""
 
@@ -44,7 +44,7 @@ class Holder(Struct, frozen=True, kw_only=True):
         return words.get(self.by, self.by if self.by == "slurm" else self.user or self.by)
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class RosterRow(Struct, frozen=True, kw_only=True):
     """One node. states: Slurm's words. account: None when agents were not asked. jobs: ids of jobs that hold the node."""
 
     node: str
@@ -52,8 +52,8 @@ class Row(Struct, frozen=True, kw_only=True):
     partitions: tuple[str, ...]
     slurmd: str
     jobs: tuple[int, ...]
-    holder: Holder | None
-    account: Account | None
+    out_of_service: OutOfService | None
+    account: AgentAccount | None
 
     @property
     def word(self) -> str:
@@ -76,42 +76,42 @@ class Row(Struct, frozen=True, kw_only=True):
     @property
     def why(self) -> str:
         """What is to be said of it: why it is out of service, and what its agent says."""
-        return self._told(str)
+        return self._text(str)
 
     @property
     def alike(self) -> str:
         """The same without what differs from node to node: the job at the end, and how long ago something was."""
-        return self._told(_alike)
+        return self._text(_alike)
 
-    def _told(self, fit: Callable[[str], str]) -> str:
-        told = [fit(self.holder.why)] if self.holder is not None else []
+    def _text(self, fit: Callable[[str], str]) -> str:
+        texts = [fit(self.out_of_service.why)] if self.out_of_service is not None else []
         if (a := self.account) is not None:
             said = fit(_said(a))
-            told += [said] if said and not any(t and t in said for t in told) else []
-            told += [f"on hold by {a.hold}"] if a.hold else []
-        return "; ".join(t for t in told if t)
+            texts += [said] if said and not any(t and t in said for t in texts) else []
+            texts += [f"on hold by {a.hold}"] if a.hold else []
+        return "; ".join(t for t in texts if t)
 
 
-def rows(nodes: Iterable[Listed], accounts: Mapping[str, Account] | None) -> tuple[Row, ...]:
+def rows(nodes: Iterable[Listed], accounts: Mapping[str, AgentAccount] | None) -> tuple[RosterRow, ...]:
     """Rows in Slurm's order. ``accounts``: None when agents were not asked; a node without one was not reached."""
-    lost = Account(reached=False, trouble="it was not asked")
+    lost = AgentAccount(reached=False, trouble="it was not asked")
     return tuple(_row(n, None if accounts is None else accounts.get(n.state.name, lost)) for n in nodes)
 
 
-def _row(node: Listed, account: Account | None) -> Row:
+def _row(node: Listed, account: AgentAccount | None) -> RosterRow:
     state = node.state
-    return Row(
+    return RosterRow(
         node=state.name,
         states=tuple(sorted(state.states)),
         partitions=state.partitions,
         slurmd=node.version,
         jobs=tuple(sorted({int(job.id) for job in node.jobs})),
-        holder=holder_of(node),
+        out_of_service=out_of_service(node),
         account=account,
     )
 
 
-def holder_of(node: Listed) -> Holder | None:
+def out_of_service(node: Listed) -> OutOfService | None:
     """Who took the node out of service; None for a node that is in it. A resumed node's old reason (24.11) is nobody's."""
     state = node.state
     if not state.states & UNAVAILABLE or not state.reason:
@@ -121,12 +121,12 @@ def holder_of(node: Listed) -> Holder | None:
     token = parse(state.reason)
     if token is not None:
         by = "maintain" if token.text.startswith(MAINTAIN) else "hand" if token.check == MANUAL else "agent"
-        return Holder(by=by, check=token.check, why=one_line(token.summary + state.reason[len(words) :]), **common)
+        return OutOfService(by=by, check=token.check, why=one_line(token.summary + state.reason[len(words) :]), **common)
     slurms = words.startswith(_SLURMS) or any(words.startswith(s.removeprefix(" : ")) for s in SUFFIXES)
-    return Holder(by="slurm" if slurms else "person", why=one_line(state.reason), **common)
+    return OutOfService(by="slurm" if slurms else "person", why=one_line(state.reason), **common)
 
 
-def _said(account: Account) -> str:
+def _said(account: AgentAccount) -> str:
     return account.trouble or ("" if account.verdict == "ok" else account.text)
 
 
@@ -134,11 +134,11 @@ def _alike(text: str) -> str:
     return _JOB.sub("", _AGO.sub("some time ago", text))
 
 
-class Fold(Struct, frozen=True, kw_only=True):
+class RosterFold(Struct, frozen=True, kw_only=True):
     """Rows that say the same. age_seconds: the oldest look; since_unix: the first and the last."""
 
     nodes: str
-    rows: tuple[Row, ...]
+    rows: tuple[RosterRow, ...]
 
     @property
     def age_seconds(self) -> float | None:
@@ -147,7 +147,7 @@ class Fold(Struct, frozen=True, kw_only=True):
 
     @property
     def since_unix(self) -> tuple[int, int]:
-        times = [r.holder.since_unix for r in self.rows if r.holder is not None and r.holder.since_unix]
+        times = [r.out_of_service.since_unix for r in self.rows if r.out_of_service is not None and r.out_of_service.since_unix]
         return (min(times), max(times)) if times else (0, 0)
 
     @property
@@ -161,30 +161,30 @@ class Fold(Struct, frozen=True, kw_only=True):
         return len({job for r in self.rows for job in r.jobs})
 
 
-def fold(rows: Iterable[Row]) -> tuple[Fold, ...]:
+def fold(rows: Iterable[RosterRow]) -> tuple[RosterFold, ...]:
     """Equal rows together, the worst first, then by the number of nodes. What differs from node to node by its nature is not
     compared: ages, jobs, times."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[RosterRow]] = {}
     for row in rows:
         groups.setdefault(_likeness(row), []).append(row)
-    folds = [Fold(nodes=str(NodeSet.fromlist([r.node for r in same])), rows=tuple(same)) for same in groups.values()]
+    folds = [RosterFold(nodes=str(NodeSet.fromlist([r.node for r in same])), rows=tuple(same)) for same in groups.values()]
     return tuple(sorted(folds, key=lambda f: (_rank(f.rows[0]), -len(f.rows), f.nodes)))
 
 
-def _rank(row: Row) -> tuple[int, bool]:
-    return WORDS.index(row.word) if row.word in WORDS else 0, row.holder is None
+def _rank(row: RosterRow) -> tuple[int, bool]:
+    return WORDS.index(row.word) if row.word in WORDS else 0, row.out_of_service is None
 
 
-def _likeness(row: Row) -> tuple[object, ...]:
-    a, h = row.account, row.holder
+def _likeness(row: RosterRow) -> tuple[object, ...]:
+    a, h = row.account, row.out_of_service
     who = (h.name, _alike(h.why)) if h is not None else ()
-    told: tuple[object, ...] = ()
+    texts: tuple[object, ...] = ()
     if a is not None:
-        told = (a.reached, a.verdict, _alike(_said(a)), a.agent, a.driver, a.profile, a.generation, a.drift, a.hold)
-    return (row.word, row.slurm, row.slurmd, who, told)
+        texts = (a.reached, a.verdict, _alike(_said(a)), a.agent, a.driver, a.profile, a.generation, a.drift, a.hold)
+    return (row.word, row.slurm, row.slurmd, who, texts)
 
 
-def as_data(made: Iterable[Row]) -> dict[str, Any]:
+def as_data(made: Iterable[RosterRow]) -> dict[str, Any]:
     """The rows for --json: one object for each node, and the nodes folded by their word."""
     listed = tuple(made)
     by_word = {w: str(NodeSet.fromlist([r.node for r in listed if r.word == w])) for w in WORDS}
@@ -196,7 +196,7 @@ def as_data(made: Iterable[Row]) -> dict[str, Any]:
                 "why": r.why,
                 "slurm": {"states": list(r.states), "partitions": list(r.partitions), "slurmd": r.slurmd},
                 "jobs": list(r.jobs),
-                "drained": to_builtins(r.holder),
+                "drained": to_builtins(r.out_of_service),
                 "agent": to_builtins(r.account),
             }
             for r in listed

@@ -39,7 +39,7 @@ def shared_connections(ssh_args: str, address: str) -> str:
     return f"{_SHARED} -o ControlPath={home}/fairlead-%C" if os.path.isdir(home) and " " not in home and len(home) < 40 else ""
 
 
-class Said(Struct, frozen=True):
+class SshAnswer(Struct, frozen=True):
     """What a program has written when it ended. code: None where it was ended, for its time or its length (``endless``)."""
 
     code: int | None
@@ -48,7 +48,7 @@ class Said(Struct, frozen=True):
     endless: bool = False
 
 
-def ask(words: Sequence[str], seconds: float) -> Said:
+def ask(words: Sequence[str], seconds: float) -> SshAnswer:
     """Run ssh, and keep no more of it than an answer can be, for no longer than this. Raises OSError where it cannot be started.
 
     In a session of its own: Ctrl-C in the terminal is for this program to answer.
@@ -73,7 +73,7 @@ def ask(words: Sequence[str], seconds: float) -> Said:
                     pipes.unregister(key.fileobj)
             if sum(map(len, kept)) > ANSWER_MAX_BYTES:
                 process.kill()
-                return Said(None, endless=True)
+                return SshAnswer(None, endless=True)
             if ended and not ready:  # a kept connection that it has left behind holds its pipes
                 break
             ended = process.poll() is not None
@@ -81,5 +81,5 @@ def ask(words: Sequence[str], seconds: float) -> Said:
             code = process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            return Said(None)
-    return Said(code, bytes(kept[0]), kept[1].decode("utf-8", "replace"))
+            return SshAnswer(None)
+    return SshAnswer(code, bytes(kept[0]), kept[1].decode("utf-8", "replace"))

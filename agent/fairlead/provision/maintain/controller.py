@@ -20,20 +20,28 @@ from fairlead.model.plain import one_line
 from fairlead.policy.ownership import MAINTAIN, Owner, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
 from fairlead.policy.rules import Rules
-from fairlead.provision.maintain import steps
-from fairlead.provision.maintain.limits import Place
-from fairlead.provision.maintain.steps import Hand, Move, Now, Plan, Seen, Step, Work
+from fairlead.provision.maintain import maintenance_steps
+from fairlead.provision.maintain.begin_limits import NodeAvailability
+from fairlead.provision.maintain.maintenance_steps import (
+    DrainOwner,
+    MaintenancePlan,
+    MaintenanceStep,
+    Move,
+    NodeInSlurm,
+    NodeService,
+    NodeWork,
+)
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
 
-_HANDS = {Owner.OURS: Hand.OURS, Owner.COVERED: Hand.COVERED, Owner.FREE: Hand.FREE}
+_HANDS = {Owner.OURS: DrainOwner.OURS, Owner.COVERED: DrainOwner.COVERED, Owner.FREE: DrainOwner.FREE}
 
 
 class Listing(Struct, frozen=True, kw_only=True):
     """One reading of all nodes and jobs, begun at ``unix``."""
 
     nodes: Mapping[str, NodeState]
-    places: Mapping[str, Place]
+    availability: Mapping[str, NodeAvailability]
     unix: float
 
     def fresh(self) -> bool:
@@ -53,8 +61,8 @@ class Controller:
         nodes = {n.name: n for n in self.client.nodes()}
         text = self.client.ask(["squeue", "-h", "-a", "-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%e|%N"])
         jobs = jobs_by_node(text)
-        places = {
-            name: Place(
+        availability = {
+            name: NodeAvailability(
                 name=name,
                 partitions=n.partitions,
                 usable=n.available and not silent(n),
@@ -66,39 +74,39 @@ class Controller:
             )
             for name, n in nodes.items()
         }
-        return Listing(nodes=nodes, places=places, unix=unix)
+        return Listing(nodes=nodes, availability=availability, unix=unix)
 
-    def seen(self, work: Work, listing: Listing) -> Seen:
+    def seen(self, work: NodeWork, listing: Listing) -> NodeInSlurm:
         """The node as this listing has it."""
-        return self._seen(work, listing.nodes[work.slurm], listing.places[work.slurm].jobs)
+        return self._seen(work, listing.nodes[work.slurm], listing.availability[work.slurm].jobs)
 
-    def now(self, work: Work) -> Seen:
+    def now(self, work: NodeWork) -> NodeInSlurm:
         """The node as it is now, its jobs too."""
         jobs = self.client.jobs_on(work.slurm)
         return self._seen(work, self.client.node(work.slurm), len(jobs))
 
-    def standing(self, work: Work, listing: Listing) -> Now | None:
+    def standing(self, work: NodeWork, listing: Listing) -> NodeService | None:
         """Where the node of a run is now; None where slurmctld has no such node any more."""
         state = listing.nodes.get(work.slurm)
         if state is None:
             return None
-        return Now(hand=self._hand(work, state), serving=listing.places[work.slurm].usable, who=who(state))
+        return NodeService(hand=self._hand(work, state), serving=listing.availability[work.slurm].usable, who=who(state))
 
-    def _seen(self, work: Work, state: NodeState, jobs: int) -> Seen:
+    def _seen(self, work: NodeWork, state: NodeState, jobs: int) -> NodeInSlurm:
         hand = self._hand(work, state)
-        off = keep_off(state.states) if hand is Hand.FREE else ""
+        off = keep_off(state.states) if hand is DrainOwner.FREE else ""
         lost = False
-        if hand is Hand.FREE and work.drained and not work.kept:
+        if hand is DrainOwner.FREE and work.drained and not work.kept:
             lost = self.client.began() >= work.drained
         since = float(state.reason_time)
-        return Seen(hand=hand, who=who(state), off=off, jobs=jobs, lost=lost, since=since, silent=silent(state))
+        return NodeInSlurm(hand=hand, who=who(state), off=off, jobs=jobs, lost=lost, since=since, silent=silent(state))
 
-    def _hand(self, work: Work, state: NodeState) -> Hand:
+    def _hand(self, work: NodeWork, state: NodeState) -> DrainOwner:
         texts = tuple(as_reason(text) for text in (work.mark, work.text) if text)
         owner, _ = owner_among(state, texts, self._rules)
         if owner is Owner.OURS and not state.drained:
-            return Hand.OTHER  # down without a drain, under our words
-        return _HANDS.get(owner, Hand.OTHER)
+            return DrainOwner.OTHER  # down without a drain, under our words
+        return _HANDS.get(owner, DrainOwner.OTHER)
 
     def left_by(self, state: NodeState, texts: frozenset[str]) -> str:
         """The reason of an ended run of ours, where exactly that stands on the node; "" for none."""
@@ -107,61 +115,63 @@ class Controller:
 
     # -- writing: one try, with its reading before and after -----------------------------------------------
 
-    def drain(self, work: Work, took: str) -> tuple[Move | None, float]:
+    def drain(self, work: NodeWork, took: str) -> tuple[Move | None, float]:
         """One try at our drain, whose intent is in the journal: the next step (None: try again) and since when it stands.
         ``took``: the reason of an earlier maintenance, which may be replaced; "" for none."""
         writer = self._writer(work)
         state = writer.read()
         seen = self._seen(work, state, 0)
-        move = steps.first(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
+        move = maintenance_steps.before_drain(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
         if move is None and writer.fresh():
             try:
                 writer.write(lambda: self.client.drain(work.slurm, work.text))
             except SlurmUnavailable:
                 raise
             except SlurmError as e:
-                move = Move(Step.TAKEN if work.drained else Step.SKIPPED, steps.untouched(str(e)))
+                move = Move(
+                    MaintenanceStep.TAKEN if work.drained else MaintenanceStep.SKIPPED, maintenance_steps.untouched(str(e))
+                )
             else:
                 seen = self.now(work)
-                move = steps.read_back(work, seen)
+                move = maintenance_steps.read_back(work, seen)
         return move, seen.since
 
-    def lift(self, work: Work, plan: Plan) -> Move | None:
+    def lift(self, work: NodeWork, plan: MaintenancePlan) -> Move | None:
         """One try at lifting our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is
         slurmctld's mark for that reboot (ReturnToService 0 and 1): it goes too."""
         writer = self._writer(work)
         state = writer.read()
         seen = self._seen(work, state, 0)
-        move = steps.lifted(work, seen, time.time(), plan)
-        if move is None and seen.hand is Hand.OURS and writer.fresh():
+        move = maintenance_steps.lifted(work, seen, time.time(), plan)
+        if move is None and seen.hand is DrainOwner.OURS and writer.fresh():
             writer.write(lambda: self._resume(work, down="DOWN" in state.states))
-            move = steps.lifted(work, self.now(work), time.time(), plan)
+            move = maintenance_steps.lifted(work, self.now(work), time.time(), plan)
         return move
 
-    def mark(self, work: Work) -> Move | None:
+    def mark(self, work: NodeWork) -> Move | None:
         """One try at having our reason say what went wrong; the state stays."""
         writer = self._writer(work)
         seen = self._seen(work, writer.read(), 0)
-        if seen.hand is Hand.COVERED:
-            return Move(Step.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
-        if seen.hand is not Hand.OURS:
-            return Move(Step.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
+        if seen.hand is DrainOwner.COVERED:
+            return Move(MaintenanceStep.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
+        if seen.hand is not DrainOwner.OURS:
+            return Move(MaintenanceStep.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
         if not writer.fresh():
             return None
         writer.write(lambda: self.client.update_reason(work.slurm, work.mark))
-        return Move(Step.FAILED, f"{work.detail}; stays drained")
+        return Move(MaintenanceStep.FAILED, f"{work.detail}; stays drained")
 
-    def _writer(self, work: Work) -> NodeWriter:
+    def _writer(self, work: NodeWork) -> NodeWriter:
         return NodeWriter(self.client, work.slurm, from_request=True)
 
-    def _resume(self, work: Work, *, down: bool) -> None:
+    def _resume(self, work: NodeWork, *, down: bool) -> None:
         """Lift the drain, and with it the DOWN that our own reboot has left."""
         if work.boot_after and down:
             self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
         else:
             self.client.resume(work.slurm)
 
-    def registered(self, work: Work) -> str:
+    def registered(self, work: NodeWork) -> str:
         """When the node's slurmd began, in slurmctld's words: another value after a reboot says that it is back."""
         text = self.client.ask(["scontrol", "-o", "show", "node", work.slurm])
         return next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), "")

@@ -1,23 +1,22 @@
 """The action ``fairlead_node``: one round trip to a node that lacks nothing, two to one that needs files.
 
-The work is done on the node by fairlead/provision/on_node.py, which the bundle holds (as all else that is needed: the
-Python that runs Ansible need not have fairlead); here the request goes
-out over the connection's standard input and the answer comes back as one line. No module is built, no file is copied
-to the node beforehand, no facts are gathered.
+The work is done on the node by the program fairlead/on_node, which the bundle holds (as all else that is needed: the Python that
+runs Ansible need not have fairlead). The program and the request go out over the connection's standard input, and the answer
+comes back as one line. No module is built, no file is copied to the node beforehand, no facts are gathered.
 
-What a node says is not trusted: answer.py of the bundle takes from it what is known, and refuses the rest (decisions/0037). No
-other text of a node's gets into the result, and none that Ansible would print as it came.
+What a node says is not trusted: node_answer.py of the bundle takes from it what is known, and refuses the rest (decisions/0037).
+No other text of a node gets into the result, and none that Ansible would print as it came.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import resource
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,16 +26,20 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleE
 from ansible.plugins.action import ActionBase
 
 MARK = "FAIRLEAD-REPLY "
-# The installed release's own Python where there is one: it then runs `fairlead apply` in the same process.
+# Imports the program from a zip archive in memory, so nothing is written on the node. The installed release's own Python runs it
+# where there is one: it then calls `fairlead apply` in the same process.
 START = """import json,sys
 if sys.version_info<(3,11):
  said="%s is Python %d.%d; fairlead needs 3.11 or newer"%((sys.executable,)+sys.version_info[:2])
  print("MARK"+json.dumps({"failed":True,"msg":said,"hint":"install one and name it in the site's [ansible] python"}))
  sys.exit()
+import os
 b=sys.stdin.buffer
-g={"__name__":"__main__"}
-for name,text in json.loads(b.read(int(b.readline())).decode()):
- exec(compile(text,name,"exec"),g)
+f=os.memfd_create("on_node")
+os.write(f,b.read(int(b.readline())))
+sys.path.insert(0,"/proc/self/fd/%d"%f)
+from on_node.program import main
+main()
 """.replace("MARK", MARK)
 
 
@@ -63,8 +66,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if said := OWN & set(variables.get("ansible_facts") or ()):
             # A fact that a module brought from a node wins over an inventory's variable, and Python is run from the bundle.
             raise AnsibleActionFail(f"{min(said)} is a fact of this node: it is the admin host's to say")
-        plain = _brought(bundle, "plain.py")
-        answers = _brought(bundle, "answer.py", one_line=plain.one_line, page=plain.page)
+        plain, answers, _ = _modules(bundle)
         try:
             with _bounded():
                 found = self._visit(bundle, variables, answers)
@@ -86,7 +88,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         node = variables["inventory_hostname"]
         try:
             request = json.loads(_read(bundle, "request.json"))
-            request["documents"] = json.loads(_read(bundle, "documents", node))
+            request.update(json.loads(_read(bundle, "documents", node)))
+            request["units"] += request.pop("scratch_units")
         except FileNotFoundError as e:
             words = f"{e.filename}: no such file; is {node} declared in the site, and the bundle made since?"
             raise AnsibleActionFail(words) from None
@@ -150,7 +153,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _ask(
         self, bundle: str, python: str, request: dict[str, Any], payload: bytes, answers: Any, *, may_need: bool = True
     ) -> dict[str, Any]:
-        program = _read(bundle, "program.json")
+        program = _read(bundle, "program.zip")
         body = json.dumps(request).encode()
         data = b"".join((b"%d\n" % len(program), program, b"%d\n" % len(body), body, payload))
         ours = request["opt"] + "/current/bin/python"
@@ -162,7 +165,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             words = answers.one_line(said[-1], answers.TEXT_MAX) if said else f"exit code {done['rc']}"
             hint = f"is {python} there? name another in the site's [ansible] python" if done["rc"] in (126, 127) else ""
             return {"failed": True, "msg": f"no answer from the node: {words}", "hint": hint}
-        return dict(answers.read(lines[-1][len(MARK) :], request["documents"], may_need=may_need))
+        names = [entry["file"] for entry in request["package_files"]]
+        return dict(answers.read(lines[-1][len(MARK) :], request["documents"], package_files=names, may_need=may_need))
 
 
 def _may_build(request: dict[str, Any]) -> bool:
@@ -178,8 +182,8 @@ class LateError(BaseException):
 @contextmanager
 def _within(seconds: int | None) -> Iterator[None]:
     """Wait so long and no longer; None, or less left: the task's own timeout alone counts (signal.alarm of Ansible)."""
-    left, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
-    if seconds is None or 0 < left <= seconds:
+    remaining, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
+    if seconds is None or 0 < remaining <= seconds:
         yield
         return
 
@@ -193,8 +197,8 @@ def _within(seconds: int | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(0.01, left - (time.monotonic() - began)))
+        if remaining:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, remaining - (time.monotonic() - began)))
 
 
 @contextmanager
@@ -221,13 +225,14 @@ def _end_children() -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _brought(bundle: str, name: str, **given: Any) -> Any:
-    """A module that the bundle brings along. given: what it would import from fairlead, which need not be here."""
-    spec = importlib.util.spec_from_file_location(f"fairlead_{name.removesuffix('.py')}", os.path.join(bundle, name))
-    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    vars(module).update(given)
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module
+def _modules(bundle: str) -> tuple[Any, Any, Any]:
+    """The modules of fairlead that the bundle brings along: plain, node_answer, wheel_tags. They import no others of fairlead."""
+    if (lib := os.path.join(bundle, "lib")) not in sys.path:
+        sys.path.insert(0, lib)
+    from fairlead.model import plain
+    from fairlead.provision import node_answer, wheel_tags
+
+    return plain, node_answer, wheel_tags
 
 
 def _read(*path: str) -> bytes:
@@ -247,13 +252,13 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
     items = (answer.get("apply") or {"items": ()})["items"]
     bad = [i for i in items if i["state"] in ("failed", "refused", "unreadable")]
     late = [i for i in items if i["state"] == "deferred"]
-    told: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     if late:
-        told["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
+        outcome["warnings"] = [f"waits for {i['pending']}: {i['setting']}: {i['message']}" for i in late]
     if bad:
-        told |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad[:20])}
-        told["hint"] = next((i["hint"] for i in bad if i["hint"]), "")
-    return told
+        outcome |= {"failed": True, "msg": "; ".join(f"{i['setting']}: {i['message']}" for i in bad[:20])}
+        outcome["hint"] = next((i["hint"] for i in bad if i["hint"]), "")
+    return outcome
 
 
 def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any]) -> bytes | dict[str, Any]:
@@ -262,7 +267,7 @@ def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any]) -> by
     wheels = json.loads(_read(bundle, "wheels.json")) if "wheels" in answer["need"] else []
     if wheels:
         own, rest = wheels[0], {w["name"]: w for w in wheels[1:]}
-        chosen, missing = _brought(bundle, "wheel_tags.py").choose(rest, answer["python"], answer["machine"], answer["libc"])
+        chosen, missing = _modules(bundle)[2].choose(rest, answer["python"], answer["machine"], answer["libc"])
         if missing:
             return {
                 "failed": True,

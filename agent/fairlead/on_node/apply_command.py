@@ -1,0 +1,87 @@
+"""Runs `fairlead apply` with the code of the release that the admin host wants, and reads its answer.
+
+Where the program already runs in that release's Python, the command is called in this process, which saves another start of
+Python. Otherwise it is run by the release's own interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from .installed_release import Release
+from .stop import Stop
+
+APPLY_SECONDS = 2400.0  # apt and dkms build a kernel module in minutes
+
+
+def apply(request: dict[str, Any], release: Release, *, sent: bool, document_differs: bool) -> dict[str, Any] | None:
+    """The report of `fairlead apply`; None where no release is installed and none was ``sent``. document_differs: the document on
+    this node is another one, which a check leaves as it is."""
+    document = request["documents"][0]["content"]
+    words = ["apply", "--json"] + ["--dry-run"] * request["check"] + ["--drained"] * request["drained"]
+    words += ["--only", ",".join(request["only"])] if request["only"] else []
+    if not release.installed():
+        return _unpacked_apply(release, words, document) if sent else None
+    if request["check"] and document_differs:
+        import tempfile
+
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+            f.write(document)
+            f.flush()
+            return run([release.program, *words, "--document", f.name])
+    if os.path.realpath(sys.prefix) == release.path:
+        return _called(words)
+    return run([release.program, *words])
+
+
+def _unpacked_apply(release: Release, words: list[str], document: str) -> dict[str, Any]:
+    """For a check of a fresh node: the answer of the code that would be installed, unpacked for this one call."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="fairlead-check.", dir=release.scratch()) as folder:
+        venv = os.path.join(folder, "venv")
+        os.mkdir(venv)
+        release.unpack(venv)
+        path = os.path.join(folder, "node.json")
+        with open(path, "w") as f:
+            f.write(document)
+        return run([venv + "/bin/python", "-I", "-m", "fairlead", *words, "--document", path])
+
+
+def _called(words: list[str]) -> dict[str, Any]:
+    """The command itself, of the release in which this process runs."""
+    from fairlead.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    return read_report(code, out.getvalue(), err.getvalue())
+
+
+def run(command: list[str]) -> dict[str, Any]:
+    """What a command of fairlead says as JSON. Raises Stop."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=APPLY_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise Stop(f"fairlead apply: no answer within {APPLY_SECONDS:.0f} s") from None
+    return read_report(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+def read_report(code: int, out: str, err: str) -> dict[str, Any]:
+    """The report in the command's output. Raises Stop with the error that the command has printed, where there is no report."""
+    try:
+        return dict(json.loads(out))
+    except ValueError:
+        lines = err.strip().splitlines() or [f"exit code {code}"]
+        hint = [line.split("next:", 1)[1].strip() for line in lines if "next:" in line]
+        if "Traceback" in err:  # the error itself, above the line that says that it is one
+            lines = [line for line in lines if "this is a bug in fairlead" not in line][-1:]
+            hint = ["this is a bug in fairlead: `fairlead apply` on the node shows all of it; please report that"]
+        said = lines[0]
+        raise Stop("fairlead apply: " + said.replace("fairlead apply: ", "", 1), hint[0] if hint else "") from None

@@ -1,0 +1,71 @@
+"""Reads, compares and replaces the files and links that fairlead keeps on a node."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import Any
+
+
+def read(path: str) -> bytes | None:
+    """The content of a file; None where there is none."""
+    try:
+        with open(path, "rb") as f:
+            return f.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def write(path: str, content: bytes, mode: int) -> None:
+    """Replace a file by rename: whole or not at all, durable. It does what fairlead.host.change.write_file does, which may not be
+    on the node. Raises OSError with the name of the file: a full disk does not say which one it is."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, "." + name + ".fairlead-new")
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as f:
+            f.write(content)
+            f.flush()
+            os.fchmod(f.fileno(), mode)
+            os.fsync(f.fileno())
+        os.rename(temporary, path)
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise OSError(e.errno, e.strerror, path if e.filename in (None, temporary) else e.filename) from None
+
+
+def link(path: str, target: str) -> None:
+    """Make or replace a symbolic link by rename."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    temporary = path + ".fairlead-new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    os.symlink(target, temporary)
+    os.rename(temporary, path)
+
+
+def link_target(path: str) -> str | None:
+    """Where a symbolic link leads; None for what is no link."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def differs(entry: dict[str, Any]) -> str:
+    """Why a file is not as its entry of the request says: missing, content, mode or owner; "" where it is."""
+    try:
+        status = os.lstat(entry["path"])
+    except OSError:
+        return "missing"
+    content = read(entry["path"])
+    if content is None or hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        return "content"
+    if status.st_mode & 0o7777 != entry["mode"] or status.st_uid != 0:
+        return "mode or owner"
+    return ""

@@ -1,0 +1,231 @@
+"""One visit: compares the node with the request, changes what differs, and applies the document.
+
+The order survives a kill at any point: the release (unpacked beside, then renamed), files, the document, the links ``current``
+and ``fairlead``, units, `fairlead apply`, the agent. Nothing refers to a release that is not complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import shutil
+from typing import Any
+
+from . import apply_command
+from .installed_release import Release
+from .managed_files import differs, link, link_target, read, write
+from .package_cache import PACKAGES, lacking, take_in
+from .stop import Stop
+from .systemd_units import SystemdUnit, enabled_scratch_units, systemctl_or_stop, unit_states
+
+SLURM_CONF = ("/etc/slurm/*.conf", "/run/slurm/conf/*.conf")  # with the files that slurm.conf includes
+
+
+class NodeVisit:
+    """What the request wants and what was changed. A check (``request["check"]``) notes every change and makes none."""
+
+    def __init__(self, request: dict[str, Any], payload: dict[str, Any] | None) -> None:
+        self.request = request
+        self.payload = payload
+        self.check = request["check"]
+        self.changes: list[dict[str, str]] = []
+        self.opt: str = request["opt"]
+        self.release = Release(self.opt, request["release"], payload["wheels"] if payload else [])
+        # From the first change that asks for it to the restart: a run that ended in between is made good by the next one.
+        self.unfinished = os.path.join(self.opt, ".unfinished")
+
+    def add_change(self, what: str, why: str, before: bytes | None = None, after: bytes | None = None) -> None:
+        change = {"what": what, "why": why}
+        if self.request["diff"] and after is not None:
+            change["before"] = "" if before is None else before.decode("utf-8", "replace")
+            change["after"] = after.decode("utf-8", "replace")
+        self.changes.append(change)
+
+    def mark_unfinished(self) -> None:
+        """Called before a change that the agent sees only after its restart."""
+        if not os.path.lexists(self.unfinished):
+            write(self.unfinished, b"", 0o644)
+
+    def needs(self) -> list[str]:
+        """What has to be sent before anything can be changed: wheels, files, packages."""
+        wanted = []
+        if not self.release.installed():
+            wanted.append("wheels")
+        if any(differs(entry) for entry in self.request["files"]):
+            wanted.append("files")
+        if not self.check and lacking(self.request):
+            wanted.append("packages")
+        return wanted
+
+    def write_files(self) -> bool:
+        """Write the files that differ. Was one of them a unit?"""
+        contents = self.payload["files"] if self.payload else {}
+        units = False
+        for entry in self.request["files"]:
+            why = differs(entry)
+            if not why:
+                continue
+            content: bytes = contents[entry["path"]]
+            self.add_change(entry["path"], why, read(entry["path"]), content)
+            unit = "/systemd/" in entry["path"]
+            units = units or unit
+            if not self.check:
+                if unit:
+                    self.mark_unfinished()
+                write(entry["path"], content, entry["mode"])
+        return units
+
+    def write_documents(self) -> bool:
+        """Write the documents that differ. Has the content of one changed?"""
+        changed = False
+        for entry in self.request["documents"]:
+            content = entry["content"].encode("utf-8")
+            why = differs({**entry, "sha256": hashlib.sha256(content).hexdigest()})
+            if why:
+                changed = changed or why != "mode or owner"
+                self.add_change(entry["path"], why, read(entry["path"]), content)
+                if not self.check:
+                    self.mark_unfinished()
+                    write(entry["path"], content, entry["mode"])
+        return changed
+
+    def make_links(self) -> bool:
+        """Make the links that differ. Was there one?"""
+        changed = False
+        for path, target in self.request["links"]:
+            before = link_target(path)
+            if before == target:
+                continue
+            if before is None and os.path.lexists(path):
+                raise Stop(f"{path}: exists and is not our link", "move it away")
+            changed = True
+            self.add_change(path, f"link to {target}", (before or "").encode(), target.encode())
+            if not self.check:
+                self.mark_unfinished()
+                link(path, target)
+        return changed
+
+    def enable_units(self, reload: bool, restart: bool) -> list[tuple[str, str]]:
+        """Enable the units; what is left for the end: (start or restart, name)."""
+        units = self.request["units"]
+        if self.check:
+            files = {os.path.basename(e["path"]) for e in self.request["files"]}
+            present = [u for u in units if u["name"] in files or "@" in u["name"]]
+            states = unit_states([u["name"] for u in present]) if present else {}
+        else:
+            states = unit_states([u["name"] for u in units]) if units else {}
+            reload = reload or any(state.stale for state in states.values())
+            if reload:
+                systemctl_or_stop("daemon-reload")
+        for name in enabled_scratch_units():
+            if not any(unit["name"] == name for unit in units):
+                self.add_change(name, "stop and disable: that disk is no longer declared")
+                if not self.check:
+                    systemctl_or_stop("disable", "--now", name)
+        late = []
+        for unit in units:
+            state = states.get(unit["name"], SystemdUnit())
+            if not state.enabled:
+                self.add_change(unit["name"], "enable")
+                if not self.check:
+                    systemctl_or_stop("enable", unit["name"])
+            if unit["start"] and not state.active:
+                self.add_change(unit["name"], "start")
+                late.append(("start", unit["name"]))
+            elif unit["start"] and restart:
+                self.add_change(unit["name"], "restart")
+                late.append(("restart", unit["name"]))
+        return late
+
+    def present(self) -> dict[str, Any] | None:
+        """Make the node what the request says; the report of `fairlead apply`."""
+        fresh = not self.release.installed()
+        unfinished = os.path.lexists(self.unfinished)
+        previous = link_target(os.path.join(self.opt, "current"))
+        if fresh:
+            self.release.runnable()
+            self.add_change(self.release.path, f"install for Python {self.release.python}")
+            if not self.check:
+                self.mark_unfinished()
+                self.release.install()
+        units = self.write_files()
+        document = self.write_documents()
+        links = self.make_links()
+        count = 0 if self.check else take_in(self.request)
+        if count:
+            self.add_change(PACKAGES, f"{count} package files")
+        late = self.enable_units(units, restart=fresh or units or document or links or unfinished)
+        document_differs = any(c["what"] == self.request["documents"][0]["path"] for c in self.changes)
+        applied = apply_command.apply(self.request, self.release, sent=bool(self.payload), document_differs=document_differs)
+        if not self.check:
+            for verb, name in late:
+                systemctl_or_stop(verb, name)
+            if fresh:
+                self.release.prune(previous or "")
+            if os.path.lexists(self.unfinished):
+                os.unlink(self.unfinished)
+        return applied
+
+    def absent(self) -> dict[str, Any] | None:
+        """Remove everything of ours; what `fairlead apply --undo` says, if that was asked for. Otherwise settings stay."""
+        if not self.request["force"]:
+            self.refuse_named_hooks()
+        names = [u["name"] for u in self.request["units"]] + enabled_scratch_units()
+        for name, state in sorted(unit_states(names).items()):
+            if state.enabled or state.active:
+                self.add_change(name, "stop and disable")
+                if not self.check:
+                    systemctl_or_stop("disable", "--now", name)
+        undone = self.undo_settings() if self.request["undo"] else None
+        self.remove_files()
+        if self.changes and not self.check:
+            systemctl_or_stop("daemon-reload")
+        return undone
+
+    def refuse_named_hooks(self) -> None:
+        """Raises Stop while Slurm's configuration names a hook of ours: a job would fail without that file."""
+        hooks = [e["path"] for e in self.request["files"] if "/slurm/" in e["path"]]
+        for path in sorted({p for pattern in self.request.get("slurm_conf", SLURM_CONF) for p in glob.glob(pattern)}):
+            for line in (read(path) or b"").decode("utf-8", "replace").splitlines():
+                said = line.partition("#")[0].strip()
+                if any(hook in said for hook in hooks):
+                    raise Stop(
+                        f"{path} still says {said}; a job would fail without that file",
+                        "take the line out and run `scontrol reconfigure` first, or give --force",
+                    )
+
+    def undo_settings(self) -> dict[str, Any] | None:
+        """Bring settings back to what they were before fairlead. Raises Stop where one could not be."""
+        program = os.path.join(self.opt, "current", "bin", "fairlead")
+        if not os.path.exists(program):
+            return None
+        more_words = ["--dry-run"] * self.check + ["--drained"] * self.request["drained"]
+        undone = apply_command.run([program, "apply", "--undo", "--json", *more_words])
+        failed = [outcome["message"] for outcome in undone["outcomes"] if not outcome["done"]]
+        if failed:
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            raise Stop(f"not brought back: {failed[0]}{more}", "nothing is removed yet; run it again, or without --undo")
+        for outcome in undone["outcomes"]:
+            self.add_change(outcome["target"], "as it was before fairlead")
+        return undone
+
+    def remove_files(self) -> None:
+        """Remove files, documents, links, all releases, and the folders in which nothing else is left."""
+        paths = [e["path"] for e in self.request["files"] + self.request["documents"]] + self.request["leftovers"]
+        paths += [path for path, target in self.request["links"] if link_target(path) == target]
+        if self.request["undo"]:
+            paths += self.request["state_paths"]
+        for path in [*paths, self.opt]:
+            if not os.path.lexists(path):
+                continue
+            self.add_change(path, "remove")
+            if not self.check:
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
+        for folder in self.request["folders"] if not self.check else ():
+            with contextlib.suppress(OSError):  # not empty, so not only ours; or never there
+                os.rmdir(folder)

@@ -1,0 +1,99 @@
+"""The program's entry: reads a request from standard input, makes the visit, and answers with one line of JSON.
+
+The action plugin has compared the version of the interpreter before it imports this (``START`` in fairlead_node.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from .managed_files import read
+from .node_visit import NodeVisit
+from .package_cache import lacking
+from .request_stream import receive
+from .stop import Stop, next_step
+
+MARK = "FAIRLEAD-REPLY "
+LOCK_SECONDS = 30.0  # a run whose connection broke may still be at work
+
+
+def main() -> None:
+    try:
+        answer = visit(sys.stdin.buffer)
+    except Stop as e:
+        answer = {"failed": True, "msg": str(e), "hint": e.hint}
+    except OSError as e:
+        answer = {"failed": True, "msg": "{}: {}".format(e.filename or "node", e.strerror or e), "hint": next_step(e)}
+    sys.stdout.write("\n" + MARK + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def visit(stream: BinaryIO) -> dict[str, Any]:
+    """The answer to what the stream asks for. Raises Stop and OSError."""
+    request, payload = receive(stream)
+    if os.geteuid() != 0:
+        raise Stop("not root on this node", "let [ansible] user be root or a user who may sudo without a password")
+    os.umask(0o022)
+    with locked(request):
+        return answer_to(request, payload)
+
+
+@contextlib.contextmanager
+def locked(request: dict[str, Any]) -> Iterator[None]:
+    """One run changes this node at a time; the kernel releases the lock with the process. A check waits for nobody."""
+    if request["check"] or (request["state"] == "absent" and not os.path.isdir(request["opt"])):
+        yield
+        return
+    os.makedirs(request["opt"], mode=0o755, exist_ok=True)
+    end = time.monotonic() + LOCK_SECONDS
+    lock = os.open(os.path.join(request["opt"], ".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise Stop("another fairlead provision is at work here", "run it again when that one has ended") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(lock)
+
+
+def answer_to(request: dict[str, Any], payload: dict[str, Any] | None) -> dict[str, Any]:
+    """What was changed; or, where something is missing and was not sent, what this node needs before anything is changed."""
+    hostname = os.uname().nodename
+    node = NodeVisit(request, payload)
+    need = ["name"] if named_otherwise(request, hostname) else []
+    if request["state"] == "absent" and not need:
+        undone = node.absent()
+        return {"changed": bool(node.changes), "changes": node.changes, "undone": undone}
+    need += node.needs() if request["state"] == "present" else []
+    if need and payload is None:
+        import platform
+
+        asked = {"need": need, "packages": lacking(request) if "packages" in need else [], "hostname": hostname}
+        return {**asked, "python": node.release.python, "machine": platform.machine(), "libc": platform.libc_ver()}
+    applied = node.present()
+    changed = bool(node.changes) or bool(applied and applied["changed"])
+    return {"changed": changed, "changes": node.changes, "apply": applied, "python": node.release.python}
+
+
+def named_otherwise(request: dict[str, Any], hostname: str) -> bool:
+    """Does this machine have another name than the node that it is to be, and was it never that node before? Then the admin host
+    compares the name with those of its other nodes. A hostname that is no node's is a site's own choice."""
+    name = request.get("node", "")
+    if not name or request.get("named") or {hostname, hostname.split(".", maxsplit=1)[0]} & {name, name.split(".")[0]}:
+        return False
+    try:
+        return bool(json.loads(read(request["documents"][0]["path"]) or b"{}").get("node") != name)
+    except (ValueError, AttributeError):
+        return True

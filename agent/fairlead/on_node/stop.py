@@ -1,0 +1,22 @@
+"""The error that ends a visit with a message, and what to do next about an error of the operating system."""
+
+from __future__ import annotations
+
+import errno
+
+
+class Stop(Exception):
+    """Something an operator can act on: message, and what to do next."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def next_step(error: OSError) -> str:
+    """What to do next, in the words of fairlead.errors.next_step: that module may not be on the node."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room there"
+    if error.errno == errno.EROFS:
+        return "that is mounted read-only: see in the kernel log whether its disk failed, then mount it read-write"
+    return ""

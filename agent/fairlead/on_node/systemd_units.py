@@ -1,0 +1,65 @@
+"""Asks systemd for the state of units, and changes it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+from typing import NamedTuple
+
+from .stop import Stop
+
+SYSTEMCTL_SECONDS = 60
+
+
+class SystemdUnit(NamedTuple):
+    """stale: systemd has not read the unit's file since it was changed."""
+
+    enabled: bool = False
+    active: bool = False
+    stale: bool = False
+
+
+def systemctl(*arguments: str) -> tuple[int, str, str]:
+    """(exit status, output, errors). Raises Stop where there is no systemctl, or no answer of it."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "--no-ask-password", *list(arguments)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SYSTEMCTL_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise Stop("systemctl: not installed", "fairlead needs a node that runs systemd") from None
+    except subprocess.TimeoutExpired:
+        raise Stop("systemctl {}: no answer within {} s".format(" ".join(arguments), SYSTEMCTL_SECONDS)) from None
+    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace").strip()
+
+
+def systemctl_or_stop(*arguments: str) -> None:
+    """Raises Stop also where systemctl has failed."""
+    code, _, words = systemctl(*arguments)
+    if code:
+        raise Stop("systemctl {}: {}".format(" ".join(arguments), (words.splitlines() or [f"exit code {code}"])[0]))
+
+
+def enabled_scratch_units() -> list[str]:
+    """The units of a local disk of jobs that are enabled here, whatever is declared."""
+    found = glob.glob("/etc/systemd/system/*.wants/fairlead-scratch@*")
+    return sorted(os.path.basename(path) for path in found)
+
+
+def unit_states(names: list[str]) -> dict[str, SystemdUnit]:
+    """The states of units by name, of one call."""
+    _, text, _ = systemctl("show", "--property=Id,UnitFileState,ActiveState,NeedDaemonReload", *names)
+    states = {}
+    for block in text.split("\n\n"):
+        fields = dict(line.partition("=")[::2] for line in block.splitlines())
+        if fields.get("Id"):
+            states[fields["Id"]] = SystemdUnit(
+                enabled=fields.get("UnitFileState") == "enabled",
+                active=fields.get("ActiveState") in ("active", "activating", "reloading"),
+                stale=fields.get("NeedDaemonReload") == "yes",
+            )
+    return states

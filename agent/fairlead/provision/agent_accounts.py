@@ -1,0 +1,226 @@
+"""What each node's agent says of itself, fetched over ssh: its verdict, and its status from /run/fairlead.
+
+One `head` on each node, by as many ssh processes at once (ClusterShell), bounded in time as a whole: what has not answered by
+then is told as not reached. No port is opened for it, and nothing is started on a node but its login shell, which becomes head.
+What a node says is bounded, and read by ``agent_status`` alone: a node's root may be hostile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from fairlead.errors import DataError
+from fairlead.model.apart import apart
+from fairlead.model.plain import one_line
+from fairlead.model.verdict import State, parse_line
+from fairlead.policy.rules import SETTING_PREFIX
+from fairlead.provision.agent_status import Status, status_of
+from fairlead.provision.node_answer import SAID, TEXT_MAX
+from fairlead.provision.ssh import ANSWER_MAX_BYTES
+
+TEXT = 200  # characters of a name or a version
+_PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
+_END = "/dev/null"  # the last file that is named: what comes before it is whole
+_HEADING = re.compile(rb"^==> (/\S+) <==\n", re.MULTILINE)
+
+
+def reading(files: Iterable[str]) -> str:
+    """The command that shows these files of a node as ``parts_of`` reads them. Every login shell understands it; GNU head heads
+    each file that there is with ``==> its name <==`` (coreutils manual, head)."""
+    return f"exec head -v -c {ANSWER_MAX_BYTES // 2} {' '.join(files)} {_END}"
+
+
+def parts_of(answer: bytes) -> dict[str, bytes] | None:
+    """The files in what ``reading`` printed, without a shell's greetings before them; None for an answer that is cut short."""
+    _, *pieces = _HEADING.split(answer[:ANSWER_MAX_BYTES] + b"\n")
+    parts = {name.decode("ascii", "replace"): content for name, content in zip(pieces[::2], pieces[1::2], strict=True)}
+    return parts if _END in parts else None
+
+
+COMMAND = reading(_PARTS)
+
+
+class AgentAccount(Struct, frozen=True, kw_only=True):
+    """One agent's account. ``reached``: the node was; else ``trouble`` says why not, in one line. node: whose it says it is.
+
+    verdict: the word that may be relied on now: ok, warn, drain or unknown; stale: it has expired; none: there is none.
+    age_seconds: since the last look at the node. drift: settings that are not as declared. drained_since: Unix time of the
+    drain that the agent knows as fairlead's, 0 for none.
+    """
+
+    reached: bool
+    node: str = ""
+    trouble: str = ""
+    verdict: str = "none"
+    text: str = ""
+    age_seconds: float | None = None
+    agent: str = ""
+    driver: str = ""
+    profile: str = ""
+    generation: int = 0
+    drift: tuple[str, ...] = ()
+    findings: int = 0
+    hold: str = ""
+    drained_since: float = 0.0
+
+
+class AccountSource(Protocol):
+    """Where accounts come from."""
+
+    def fetch(self, addresses: Mapping[str, str]) -> dict[str, AgentAccount]:
+        """One account for each node, by node name; ``addresses``: where each node is found."""
+
+
+def parse_account(answer: bytes) -> AgentAccount:
+    """The account in what ``COMMAND``, or a ``reading`` of more files, printed."""
+    parts = parts_of(answer)
+    if parts is None:
+        return AgentAccount(reached=False, trouble="its answer is cut short")
+    try:
+        status = status_of(parts.get(_PARTS[2], b""))
+    except DataError as e:
+        return AgentAccount(reached=False, trouble=str(e))
+    if not parts.get(_PARTS[0], b"").strip():
+        return AgentAccount(
+            reached=True, trouble="no verdict: is fairlead-agent.service running?", **_status_fields(status, None)
+        )
+    try:
+        verdict = parse_line(parts[_PARTS[0]].decode("utf-8", "replace").rstrip("\n") + "\n")
+        now = _uptime(parts.get(_PARTS[1], b""))
+    except DataError as e:
+        return AgentAccount(
+            reached=True, trouble=f"its verdict cannot be read: {one_line(str(e), 200)}", **_status_fields(status, None)
+        )
+    expired = now > verdict.expires and verdict.state is not State.DRAIN
+    word = "stale" if expired else verdict.state.value
+    trouble = f"its verdict expired {now - verdict.expires:.0f} s ago: the agent has stopped looking" if expired else ""
+    return AgentAccount(
+        reached=True, trouble=trouble, verdict=word, text=one_line(verdict.text, TEXT_MAX), **_status_fields(status, now)
+    )
+
+
+def _uptime(content: bytes) -> float:
+    """Seconds since the boot, of /proc/uptime: the clock that a verdict's end is given in. Raises DataError."""
+    found = re.match(rb"[0-9]{1,12}\.[0-9]{1,9}\s", content)
+    if not found:
+        raise DataError("the answer has no /proc/uptime")
+    return float(found[0])
+
+
+def _status_fields(status: Status, now: float | None) -> dict[str, Any]:
+    """The fields that come from status.json."""
+    document, hold, drain = status.get("document") or {}, status.get("hold"), status.get("drain") or {}
+    findings = status.get("findings", [])
+    swept = status.get("sweep", {}).get("boot_seconds")
+    checks = {f["check"] for f in findings}
+    return {
+        "node": status.get("slurm_node", "")[:TEXT],
+        "age_seconds": max(0.0, now - swept) if now is not None and swept is not None else None,
+        "agent": status.get("agent_version", "")[:TEXT],
+        "driver": status.get("driver", "")[:TEXT],
+        "profile": document.get("profile", "")[:TEXT],
+        "generation": document.get("generation", 0),
+        "drift": tuple(sorted(c.removeprefix(SETTING_PREFIX)[:TEXT] for c in checks if c.startswith(SETTING_PREFIX))),
+        "findings": len(findings),
+        "hold": one_line(f"{hold.get('who', '')}: {hold.get('reason', '')}") if hold else "",
+        "drained_since": drain.get("since_unix", 0.0),
+    }
+
+
+class SshAccounts:
+    """Source over ssh. program: the ssh command; options: the site's own and others, as one line; user: "" is ssh's own.
+
+    seconds: for all nodes together. fanout: how many ssh processes at once. on_answer: called with how many of how many nodes
+    have answered, or failed to, each time one does.
+    """
+
+    def __init__(
+        self,
+        *,
+        program: str = "ssh",
+        options: str = "",
+        user: str = "",
+        seconds: float = 10.0,
+        fanout: int = 128,
+        on_answer: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._program = program
+        self._options = options
+        self._user = user
+        self._seconds = seconds
+        self._fanout = fanout
+        self._on_answer = on_answer or (lambda done, total: None)
+
+    def fetch(self, addresses: Mapping[str, str]) -> dict[str, AgentAccount]:
+        from ClusterShell.Event import EventHandler
+        from ClusterShell.NodeSet import NodeSet
+        from ClusterShell.Task import TimeoutError as LateError
+        from ClusterShell.Task import task_self
+        from ClusterShell.Worker.EngineClient import EngineClientEOF
+        from ClusterShell.Worker.Ssh import SshClient, WorkerSsh
+
+        if not addresses:
+            return {}
+        task = task_self()
+        settings = {"fanout": self._fanout, "ssh_path": self._program, "ssh_options": self._options, "ssh_user": self._user}
+        for key, value in {**settings, "connect_timeout": max(1, min(10, int(self._seconds)))}.items():
+            task.set_info(key, value)
+        on_answer, wanted = self._on_answer, NodeSet.fromlist(list(addresses.values()))
+
+        class Counting(EventHandler):  # type: ignore[misc]
+            ended = 0
+
+            def ev_hup(self, worker: object, node: str, rc: int) -> None:
+                self.ended += 1
+                on_answer(self.ended, len(wanted))
+
+        answers: dict[str, bytearray] = {}
+        errors: dict[str, bytearray] = {}
+        endless: set[str] = set()
+
+        class Bounded(SshClient):  # type: ignore[misc]
+            """ssh to one node, ended when that has said more than an answer can be."""
+
+            def _handle_read(self, sname: str) -> None:
+                """As it comes: ClusterShell's own way is line by line, of which there may be millions."""
+                said = (answers if sname == self.worker.SNAME_STDOUT else errors).setdefault(str(self.key), bytearray())
+                said += self._read(sname)
+                if len(said) > ANSWER_MAX_BYTES:
+                    endless.add(str(self.key))
+                    self.popen.kill()
+                    raise EngineClientEOF
+
+        class Workers(WorkerSsh):  # type: ignore[misc]
+            SHELL_CLASS = Bounded
+
+        worker = Workers(wanted, Counting(), self._seconds, command=COMMAND, stderr=True)
+        task.schedule(worker)
+        with suppress(LateError):
+            task.resume(self._seconds)
+        codes = {str(key): code for code, keys in worker.iter_retcodes() for key in keys}
+        long = AgentAccount(reached=False, trouble=f"{SAID}: it does not end")
+
+        def account(node: str, address: str) -> AgentAccount:
+            said = bytes(answers.get(address, b"")), bytes(errors.get(address, b""))
+            return apart(
+                lambda: long if address in endless else self._account(node, address, *said, codes.get(address)),
+                lambda why: AgentAccount(reached=False, trouble=why),
+            )
+
+        return {node: account(node, address) for node, address in addresses.items()}
+
+    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> AgentAccount:
+        if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file is not there
+            found = parse_account(answer)
+            if found.node in ("", node):
+                return found
+            return AgentAccount(reached=False, trouble=f"ssh {address} leads to {found.node}")
+        if code is None:
+            return AgentAccount(reached=False, trouble=f"no answer in {self._seconds:g} s")
+        said = error.decode("utf-8", "replace").strip().splitlines()
+        return AgentAccount(reached=False, trouble=one_line(said[-1])[:200] if said else f"ssh ended with {code}")

@@ -1,0 +1,188 @@
+"""Which nodes of the queue may begin now: batch, failures, floors, drain budget, window. Pure.
+
+Drains of maintenance are counted apart (docs/decisions/0011): they use up no agent's budget, and maintenance begins nothing in
+a partition whose budget broken nodes have used up. What maintenance itself takes is bounded by the batch and by the floors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from fairlead.policy.budget import allowed
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
+
+#: So long other runs have to undo their drains, and so long a node whose drain was undone has to answer slurmctld.
+CONTEST_SECONDS = 3.0
+ANSWER_SECONDS = 15.0
+
+
+class NodeAvailability(Struct, frozen=True, kw_only=True):
+    """A node in a listing. usable: new jobs start there now. out: drained, down or taken out otherwise. A node that only does
+    not answer now is neither (as in the agents' budget). maintained: drained by `fairlead maintain`, of any run;
+    since: when, by slurmctld's clock.
+
+    jobs: that hold it; jobs_end: when the last of them has to end by its time limit, Unix; inf for no limit.
+    """
+
+    name: str
+    partitions: tuple[str, ...] = ()
+    usable: bool = True
+    out: bool = False
+    maintained: bool = False
+    since: float = 0.0
+    jobs: int = 0
+    jobs_end: float = 0.0
+
+
+class Budget(Struct, frozen=True):
+    """How many nodes of a partition may be out, of a node's document (policy.budget_percent, policy.budget_nodes)."""
+
+    percent: int = 100
+    nodes: int = 0
+
+
+class BrokenFloor(Struct, frozen=True, kw_only=True):
+    """A floor that a drain of ours has broken together with drains of other runs. wait: others are to undo theirs first."""
+
+    why: str
+    wait: bool = False
+
+
+class BeginChoice(Struct, frozen=True, kw_only=True):
+    """begin: Slurm names, in order. over: no other node will be begun in this run, and why. closed: none in this window, and why:
+    the run goes on in the next. waits_because: why nothing begins now."""
+
+    begin: tuple[str, ...] = ()
+    over: str = ""
+    closed: str = ""
+    waits_because: str = ""
+
+
+def choose(
+    works: Sequence[NodeWork],
+    availability: Mapping[str, NodeAvailability],
+    plan: MaintenancePlan,
+    now: float,
+    *,
+    budgets: Mapping[str, Budget],
+    expected_seconds: float,
+) -> BeginChoice:
+    """The nodes that may be begun now. ``works``: all nodes of the run; ``availability``: of all nodes of the cluster."""
+    queue = [w for w in works if w.step is MaintenanceStep.QUEUED]
+    if not queue:
+        return BeginChoice()
+    failed = sum(w.step in (MaintenanceStep.FAILED, MaintenanceStep.MARKING) for w in works)
+    if failed >= plan.max_failed:
+        return BeginChoice(over=f"{failed} failed, --max-failed is {plan.max_failed}")
+    if now < plan.opens:
+        return BeginChoice(waits_because="the window has not begun")
+    if plan.window and now >= plan.window:
+        return BeginChoice(closed="the window has ended")
+    if plan.window and now + expected_seconds > plan.window:
+        return BeginChoice(closed=f"the window ends before another node would be done ({expected_seconds:.0f} s)")
+    active = sum(in_work(w) for w in works)
+    if active >= plan.batch:
+        return BeginChoice()
+    order = sorted(range(len(queue)), key=lambda i: (bool(jobs(availability, queue[i])), i))  # idle nodes first
+    unavailable = {w.slurm for w in works if in_work(w)}
+    chosen: list[str] = []
+    waits_because = ""
+    late = 0
+    for work in (queue[i] for i in order):
+        if len(chosen) + active >= plan.batch:
+            break
+        node = availability.get(work.slurm)
+        if node is not None and plan.window and node.jobs and node.jobs_end + expected_seconds > plan.window:
+            late += 1
+            waits_because = waits_because or f"{work.node}: its jobs may run past the window"
+            continue
+        why = bound(node, availability, unavailable, plan, budgets.get(work.slurm, Budget())) if node is not None else ""
+        if why:
+            waits_because = waits_because or why
+            continue
+        chosen.append(work.slurm)
+        unavailable.add(work.slurm)
+    if late == len(queue) and not active:
+        return BeginChoice(closed="the jobs of the nodes that are left may run past the window")
+    return BeginChoice(begin=tuple(chosen), waits_because="" if chosen else waits_because)
+
+
+def in_work(work: NodeWork) -> bool:
+    """Does it count against the batch?"""
+    return work.step not in (MaintenanceStep.QUEUED,) and not work.ended
+
+
+def jobs(availability: Mapping[str, NodeAvailability], work: NodeWork) -> int:
+    node = availability.get(work.slurm)
+    return node.jobs if node is not None else 0
+
+
+def bound(
+    node: NodeAvailability,
+    availability: Mapping[str, NodeAvailability],
+    unavailable: set[str],
+    plan: MaintenancePlan,
+    budget: Budget,
+) -> str:
+    """The first limit that taking this node too would break; "" for none. ``unavailable``: nodes in work, or chosen already."""
+    if node.out:
+        return ""  # by a run of ours that has left it so: nothing more is taken
+    for partition in node.partitions:
+        members = [p for p in availability.values() if partition in p.partitions]
+        usable = sum(p.usable and p.name not in unavailable for p in members)
+        floor = plan.floors.get(partition, 0)
+        if usable - node.usable < floor:
+            return below(partition, usable, floor)
+        broken = sum(p.out and not p.maintained and p.name not in unavailable for p in members)
+        may = allowed(budget.percent, budget.nodes, len(members))
+        if broken >= may:
+            return f"drain budget of partition {partition} is used up by others: {broken} of {len(members)} nodes are out"
+    return ""
+
+
+def below(partition: str, usable: int, floor: int) -> str:
+    return f"floor of partition {partition}: {usable} nodes are usable, {floor} must stay usable"
+
+
+def overshoot(
+    name: str, availability: Mapping[str, NodeAvailability], plan: MaintenancePlan, *, waited: float
+) -> BrokenFloor | None:
+    """Has our drain of ``name`` broken a floor of ours? ``availability``: as listed after that drain. None: the drain may stay.
+    ``waited``: seconds since it was first seen to be so.
+
+    Two runs that list the nodes at the same time both see room. As with the agents' budget (docs/decisions/0011) the drains of
+    all runs are ranked by (time, name): those for which no room is left undo theirs at once, the others wait for that and list
+    again. A node whose drain was just undone does not answer yet: that is waited for longer.
+    """
+    node, waits = availability[name], None
+    for partition in node.partitions:
+        members = [p for p in availability.values() if partition in p.partitions]
+        usable, floor = sum(p.usable for p in members), plan.floors.get(partition, 0)
+        if usable >= floor:
+            continue
+        soon = sum(not p.out for p in members)
+        drains = [(p.since, p.name) for p in members if p.maintained]
+        ahead = sum(each < (node.since, name) for each in drains)
+        if ahead >= soon + len(drains) - floor or waited >= (CONTEST_SECONDS if soon < floor else ANSWER_SECONDS):
+            return BrokenFloor(why=below(partition, usable, floor))
+        waits = BrokenFloor(why=below(partition, usable, floor), wait=True)
+    return waits
+
+
+def floor_of(text: str, total: int) -> int:
+    """``4`` or ``50%`` of ``total`` nodes, rounded up. Raises ValueError."""
+    digits = text.removesuffix("%")
+    if not (digits.isascii() and digits.isdigit()) or (text.endswith("%") and int(digits) > 100):
+        raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
+    return math.ceil(total * int(digits) / 100) if text.endswith("%") else int(digits)
+
+
+def batch_of(text: str, total: int) -> int:
+    """``4`` or ``10%`` of ``total`` nodes, rounded down, at least one. Raises ValueError."""
+    digits = text.removesuffix("%")
+    if not (digits.isascii() and digits.isdigit()) or not int(digits) > 0 or (text.endswith("%") and int(digits) > 100):
+        raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
+    return max(1, total * int(digits) // 100 if text.endswith("%") else int(digits))

@@ -1,0 +1,373 @@
+"""The journal of maintenance on the admin host: one SQLite file, every step in it before it is done.
+
+A rollback journal (not WAL) with synchronous FULL: what `put` returned from is on the disk and in this one file, so that a copy
+of it is whole, and it can be read where nothing can be written (https://www.sqlite.org/pragma.html#pragma_synchronous,
+https://www.sqlite.org/wal.html#read_only_databases). It is made whole or not at all: an empty file is one that was lost.
+A node is in one unfinished run at most. A spare file beside the journal is given up when the disk is full, so that what is in
+work can be written to its end; from then on ``full`` says so and nothing new may be begun.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from fairlead.errors import DataError, FairleadError, HostError, InputMissing, next_step
+from fairlead.model.verdict import one_line
+from fairlead.provision.ansible_lock import lock_owner
+from fairlead.provision.maintain.maintenance_steps import IN_WORK, MaintenancePlan, MaintenanceStep, NodeWork
+
+T = TypeVar("T")
+
+PATH = "/var/lib/fairlead/maintain.db"
+SCHEMA = 1
+SPARE_BYTES = 1 << 20
+_TABLES = """
+CREATE TABLE IF NOT EXISTS run (id TEXT PRIMARY KEY, began REAL, ended REAL, state TEXT, who TEXT, site TEXT, plan BLOB)
+                                WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS node (run TEXT, place INTEGER, node TEXT, slurm TEXT, text TEXT, mark TEXT, ended REAL, work BLOB,
+                                 PRIMARY KEY (run, place)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS step (run TEXT, node TEXT, unix_seconds REAL, step TEXT, detail TEXT);
+"""
+_CONNECT: dict[str, Any] = {"timeout": 30, "isolation_level": None, "uri": True}
+_NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class MaintenanceRun(Struct, frozen=True, kw_only=True):
+    """A run. state: running (driven now, or killed), ended, aborted. Times are Unix seconds; ended 0: it is not."""
+
+    id: str
+    began: float
+    ended: float
+    state: str
+    who: str
+    site: str
+    plan: MaintenancePlan
+    works: tuple[NodeWork, ...] = ()
+
+
+class JournalStep(Struct, frozen=True, kw_only=True):
+    """One step that a node has taken."""
+
+    node: str
+    unix_seconds: float
+    step: str
+    detail: str
+
+
+class Journal:
+    """Raises HostError where the file cannot be written or read, DataError where it is damaged."""
+
+    def __init__(self, path: str = PATH, *, write: bool = True) -> None:
+        self.path = path
+        self.full = ""
+        self._writes = write
+        self._db = self._open(write)
+
+    def _open(self, write: bool) -> sqlite3.Connection:
+        try:
+            if not os.path.exists(self.path):
+                if not write:
+                    raise InputMissing(f"{self.path}: no journal", hint="no maintenance has run here; --journal names another")
+                self._make()
+            if not os.path.getsize(self.path):
+                raise DataError(f"{self.path}: it is empty (0 bytes): its runs are lost", hint=self._lost)
+            if write:
+                os.close(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
+                self._reserve()
+            return self._writing() if write else self._reading()
+        except sqlite3.Error as e:
+            raise self._trouble(e) from None
+        except OSError as e:
+            why = next_step(e) or "--journal names another place"
+            raise HostError(f"{self.path}: {e.strerror}", hint=f"{why}; {self._in_work()}" if write else "") from None
+
+    def _make(self) -> None:
+        """An empty journal, whole at once: what a kill leaves behind is a file of another name."""
+        folder = os.path.dirname(self.path) or "."
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        fd, new = tempfile.mkstemp(prefix=f"{os.path.basename(self.path)}.new.", dir=folder)  # mode 0600
+        os.close(fd)
+        try:
+            db = sqlite3.connect(new, isolation_level=None)
+            try:
+                db.executescript(f"PRAGMA synchronous = FULL;BEGIN;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
+            finally:
+                db.close()
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if os.path.exists(self.path):  # another one was quicker
+                    return
+                for end in ("-journal", "-wal", "-shm"):  # of a journal that was moved away: SQLite would take it for this one's
+                    with suppress(FileNotFoundError):
+                        os.rename(self.path + end, f"{self.path}{end}.lost")
+                os.link(new, self.path)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        finally:
+            os.unlink(new)
+
+    def _writing(self) -> sqlite3.Connection:
+        db = self._checked(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=rw", **_CONNECT))
+        try:
+            with suppress(sqlite3.OperationalError):  # a journal of 0.1.0 that is being written: changed the next time
+                db.execute("PRAGMA journal_mode = TRUNCATE")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA wal_autocheckpoint = 50")  # pages: a log of 0.1.0 that fits into the spare
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _reading(self) -> sqlite3.Connection:
+        """Also in a folder where nothing can be written. What a killed run has left half written is completed in a copy."""
+        try:
+            return self._checked(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro", **_CONNECT))
+        except sqlite3.OperationalError:
+            with tempfile.TemporaryDirectory(prefix="fairlead-maintain.") as folder:
+                copy = os.path.join(folder, "copy.db")
+                for end in ("", "-journal", "-wal"):
+                    with suppress(FileNotFoundError):
+                        shutil.copyfile(self.path + end, copy + end)
+                return self._checked(sqlite3.connect(copy, **_CONNECT))  # stays readable when the files are gone
+
+    def _checked(self, db: sqlite3.Connection) -> sqlite3.Connection:
+        """The same, once it is known to be a whole journal of this schema."""
+        try:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA):
+                raise DataError(f"{self.path}: schema {version}, this fairlead writes {SCHEMA}", hint="use the newer fairlead")
+            if version == 0:
+                why = f"it has no tables: it is no journal, or {self.path}-wal of fairlead 0.1.0 is lost"
+                raise DataError(f"{self.path}: {why}", hint=self._lost)
+            found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise DataError(f"{self.path}: damaged: {one_line(str(found))}", hint=self._lost)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @property
+    def _lost(self) -> str:
+        return f"move it away, so that a new one is made: mv {self.path} {self.path}.lost; its drains may stand in Slurm"
+
+    def _trouble(self, error: sqlite3.Error) -> FairleadError:
+        """What SQLite says, as damage of the file (65) or as trouble of this machine (69)."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return DataError(f"{self.path}: damaged: {error}", hint=self._lost)
+        return HostError(f"{self.path}: {error}", hint=self._in_work() if self._writes else "")
+
+    def _in_work(self) -> str:
+        """What stays as it is while the journal cannot be written."""
+        try:
+            journal = Journal(self.path, write=False)
+            runs = [journal.run(run.id) for run in journal.runs() if not run.ended]
+            journal.close()
+        except InputMissing:
+            return "no node was touched"
+        except FairleadError:
+            return "nothing was done now; which nodes are in work is not known"
+        said = [f"{', '.join(nodes)} of run {r.id}" for r in runs if (nodes := [w.node for w in r.works if w.step in IN_WORK])]
+        if not said:
+            return "no node was touched, and none is in work"
+        return f"nothing was done now; in work, and left as they are: {'; '.join(said)} (--show, later --resume)"
+
+    def _reserve(self) -> None:
+        """Room for the end of what is in work, held for when the disk is full. Raises OSError where there is not even that."""
+        spare = self.path + ".spare"
+        if os.path.exists(spare) and os.path.getsize(spare) >= SPARE_BYTES:
+            return
+        fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, SPARE_BYTES)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):
+            self._db.close()
+
+    # -- one run at a time ----------------------------------------------------------------------------
+
+    @contextmanager
+    def driving(self, run: str) -> Iterator[None]:
+        """While this process drives the run. Raises HostError when another one does."""
+        path = f"{self.path}.{run}.lock"
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as e:
+            raise HostError(f"{path}: {e.strerror}", hint=f"{next_step(e)}; {self._in_work()}".strip("; ")) from None
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+                raise HostError(f"run {run} is being driven by process {pid}", hint="stop that one first (Ctrl-C)") from None
+            with suppress(OSError):  # a full disk: the lock holds without it
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            yield
+            with suppress(OSError):
+                if not lock_owner(self.ansible_lock(run)):
+                    os.unlink(self.ansible_lock(run))
+            with suppress(OSError):
+                os.unlink(path)
+        finally:
+            os.close(lock)
+
+    def ansible_lock(self, run: str) -> str:
+        """What the run's Ansible keeps locked while it lives (provision/ansible_lock.py)."""
+        return f"{self.path}.{run}.ansible"
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def begin(self, plan: MaintenancePlan, works: Sequence[NodeWork], *, site: str, who: str) -> MaintenanceRun:
+        """A new run. Nodes that an unfinished run is not done with are skipped in it, with that run's name."""
+        now = time.time()
+        name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
+
+        def act() -> tuple[NodeWork, ...]:
+            query = "SELECT slurm, run FROM node JOIN run ON run.id = node.run WHERE run.ended = 0 AND node.ended = 0"
+            busy = dict(self._db.execute(query))
+            mine = []
+            for index, work in enumerate(works):
+                other = busy.get(work.slurm, "")
+                why = f"not touched: it is in run {other}; resume or abort that one first"
+                mine.append(work.at(MaintenanceStep.SKIPPED, now, why) if other else work)
+                self._node(name, index, mine[-1])
+            values = (name, now, who, site, msgspec.json.encode(plan))
+            self._db.execute("INSERT INTO run VALUES (?, ?, 0, 'running', ?, ?, ?)", values)
+            return tuple(mine)
+
+        mine = self._write(act)
+        return MaintenanceRun(id=name, began=now, ended=0.0, state="running", who=who, site=site, plan=plan, works=mine)
+
+    def put(self, run: str, index: int, work: NodeWork, *, new: bool = True) -> None:
+        """The node as it is from now on: called before the step that it names is done. new: it is another step than before."""
+
+        def act() -> None:
+            self._node(run, index, work)
+            if not new:
+                return
+            self._db.execute(
+                "INSERT INTO step VALUES (?, ?, ?, ?, ?)", (run, work.node, work.since, work.step.value, work.detail)
+            )
+
+        self._write(act)
+
+    def replan(self, run: MaintenanceRun, plan: MaintenancePlan) -> MaintenanceRun:
+        """The run with another plan from now on: the next window."""
+        self._write(lambda: self._db.execute("UPDATE run SET plan = ? WHERE id = ?", (msgspec.json.encode(plan), run.id)))
+        return msgspec.structs.replace(run, plan=plan)
+
+    def end(self, run: str, state: str) -> None:
+        self._write(lambda: self._db.execute("UPDATE run SET ended = ?, state = ? WHERE id = ?", (time.time(), state, run)))
+
+    def _node(self, run: str, index: int, work: NodeWork) -> None:
+        row = (run, index, work.node, work.slurm, work.text, work.mark, work.ended, msgspec.json.encode(work))
+        self._db.execute(_NODE, row)
+
+    def _write(self, act: Callable[[], T]) -> T:
+        """One transaction. On a full disk the spare is given up for it, once. Raises HostError when that does not help, DataError
+        where the file is damaged."""
+        try:
+            return self._transaction(act)
+        except sqlite3.Error as e:
+            if isinstance(trouble := self._trouble(e), DataError):
+                raise trouble from None
+            self.full = self.full or f"{self.path}: {e}"
+            with suppress(OSError):
+                os.unlink(self.path + ".spare")
+        try:
+            return self._transaction(act)
+        except sqlite3.Error as e:
+            hint = "make room there, then `fairlead maintain --resume`: the nodes are as --show says"
+            raise HostError(f"{self.path}: {e}", hint=hint) from None
+
+    def _transaction(self, act: Callable[[], T]) -> T:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            done = act()
+            self._db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+        return done
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def runs(self) -> tuple[MaintenanceRun, ...]:
+        """All runs without their nodes, the newest first."""
+        rows = self._read("SELECT id, began, ended, state, who, site, plan FROM run ORDER BY began DESC, id DESC")
+        return tuple(self._run(row) for row in rows)
+
+    def run(self, name: str = "") -> MaintenanceRun:
+        """A run with its nodes; "" for the newest that has not ended, else the newest. Raises InputMissing."""
+        found = self.runs()
+        chosen = next((r for r in found if r.id == name), None) if name else next((r for r in found if not r.ended), None)
+        if chosen is None:
+            raise InputMissing(
+                f"{name or 'maintenance'}: no such run in {self.path}" if name else f"{self.path}: no unfinished run"
+            )
+        rows = self._read("SELECT work FROM node WHERE run = ? ORDER BY place", (chosen.id,))
+        return msgspec.structs.replace(chosen, works=tuple(self._decoded(row[0], NodeWork) for row in rows))
+
+    def log(self, run: str) -> tuple[JournalStep, ...]:
+        rows = self._read("SELECT node, unix_seconds, step, detail FROM step WHERE run = ? ORDER BY rowid", (run,))
+        return tuple(JournalStep(node=n, unix_seconds=at, step=step, detail=detail) for n, at, step, detail in rows)
+
+    def earlier_reasons(self, slurm: Iterable[str]) -> dict[str, frozenset[str]]:
+        """The exact reasons that ended runs of this journal have left on nodes, by Slurm name."""
+        found: dict[str, set[str]] = {}
+        wanted = set(slurm)
+        for name, text, mark in self._read("SELECT slurm, text, mark FROM node WHERE ended > 0 AND text != ''"):
+            if name in wanted:
+                found.setdefault(name, set()).update(filter(None, (text, mark)))
+        return {name: frozenset(texts) for name, texts in found.items()}
+
+    def done_with(self, slurm: Iterable[str]) -> list[tuple[str, MaintenancePlan, NodeWork]]:
+        """Run, its plan and the node, for each of these nodes (by Slurm name) that a run has drained which has ended."""
+        query = "SELECT run.id, run.plan, node.work FROM node JOIN run ON run.id = node.run"
+        query += " WHERE run.ended > 0 AND node.text != '' AND node.slurm = ?"
+        rows = [row for name in slurm for row in self._read(query, (name,))]
+        return [(name, self._decoded(p, MaintenancePlan), self._decoded(w, NodeWork)) for name, p, w in rows]
+
+    def knows(self, slurm: str, text: str) -> bool:
+        """Has a run of this journal, whatever became of it, given the node this exact reason?"""
+        return bool(self._read("SELECT 1 FROM node WHERE slurm = ? AND ? IN (text, mark)", (slurm, text)))
+
+    def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as e:
+            raise self._trouble(e) from None
+
+    def _decoded(self, text: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except (msgspec.DecodeError, TypeError) as e:
+            raise DataError(f"{self.path}: damaged: {e}", hint=self._lost) from None
+
+    def _run(self, row: tuple[Any, ...]) -> MaintenanceRun:
+        name, began, ended, state, who, site, plan = row
+        return MaintenanceRun(
+            id=name, began=began, ended=ended, state=state, who=who, site=site, plan=self._decoded(plan, MaintenancePlan)
+        )

@@ -1,0 +1,410 @@
+"""Drives a maintenance run: one loop that reads Slurm, takes each node's next step, and begins new nodes.
+
+The journal has each step before it is done, so a run that was killed goes on by being driven again. ssh and provisioning runs are
+done beside the loop; everything that is written to slurmctld or to the journal is done in it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from msgspec.structs import replace
+
+from fairlead.errors import SlurmError
+from fairlead.policy.ownership import MAINTAIN, build
+from fairlead.provision.ansible_lock import wait_released
+from fairlead.provision.maintain import maintenance_steps, node_verification
+from fairlead.provision.maintain.begin_limits import Budget
+from fairlead.provision.maintain.controller import Controller, Listing
+from fairlead.provision.maintain.drain_room import DrainRoom
+from fairlead.provision.maintain.maintenance_display import SilentDisplay
+from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
+from fairlead.provision.maintain.maintenance_steps import (
+    IN_WORK,
+    KEPT_SECONDS,
+    LIFTED,
+    ApplyOutcome,
+    DrainOwner,
+    MaintenanceStep,
+    Move,
+    NodeReading,
+    NodeWork,
+)
+from fairlead.provision.maintain.node_access import NodeAccess
+
+CHECK = MAINTAIN.split(":")[1]
+POLL_SECONDS = 1.0
+ABORT_SECONDS = 60.0
+ORDER_AGAIN_SECONDS = 60.0
+SSH_AT_ONCE = 32
+STOPPING = "stopping: nodes already in progress will be finished.\nPress Ctrl-C again to leave them as they are."
+
+
+class Maintenance:
+    """One run. ``budgets`` by Slurm name. aborting: bring every node into a condition that can be left alone, begin none."""
+
+    def __init__(
+        self,
+        run: MaintenanceRun,
+        journal: Journal,
+        controller: Controller,
+        nodes: NodeAccess,
+        *,
+        budgets: Mapping[str, Budget],
+        shown: SilentDisplay | None = None,
+        aborting: bool = False,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        self.run = run
+        self.works = list(run.works)
+        self.stop_asked = self.leave_asked = False
+        self.waits_because = ""
+        self.closed = ""
+        self._plan = run.plan
+        self._journal = journal
+        self._controller = controller
+        self._nodes = nodes
+        self._room = DrainRoom(controller, budgets, journal.earlier_reasons(w.slurm for w in run.works))
+        self._shown = shown or SilentDisplay()
+        self._aborting = aborting
+        self._poll = poll_seconds
+        self._flying: dict[Future[Any], tuple[tuple[int, ...], Callable[[Any], None]]] = {}
+        self._grouped: set[bool] = set()
+        self._ordered: dict[int, float] = {}
+        self._well: set[int] = set()
+        self._why: dict[int, str] = {}
+        self._slurm_trouble = ""
+        self._slurm_again = 0.0
+        self._slurm_pause = 0.0
+        self._progress = time.time()
+        self._pool = ThreadPoolExecutor(max_workers=SSH_AT_ONCE)
+
+    # -- the loop ------------------------------------------------------------------------------------
+
+    def drive(self) -> bool:
+        """Until every node is at an end, or until none is in work after a stop that was asked for or the end of the window
+        (``closed``): then False, and the run can be driven again. Raises HostError when the journal cannot be written."""
+        with self._journal.driving(self.run.id):
+            try:
+                left = self._journal.ansible_lock(self.run.id)  # two Ansibles over one node get into each other's way
+                if not wait_released(left, self._shown.say, lambda: self.stop_asked):
+                    return False
+                self._take_up()
+                while not (self.leave_asked or self._finished()):
+                    self._turn()
+                    time.sleep(self._poll / 4)
+                if self.leave_asked or any(w.step is MaintenanceStep.QUEUED for w in self.works):
+                    return False
+                self._journal.end(self.run.id, "aborted" if self._aborting else "ended")
+                return True
+            finally:
+                self._pool.shutdown(wait=not self.leave_asked, cancel_futures=True)
+
+    def _finished(self) -> bool:
+        stopped = self.stop_asked or bool(self._journal.full or self.closed)
+        return not self._flying and all(w.ended or (stopped and w.step is MaintenanceStep.QUEUED) for w in self.works)
+
+    def _turn(self) -> None:
+        works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
+        waits_because = self._slurm_trouble or self._journal.full or self.waits_because
+        self._shown.show(works, STOPPING if self.stop_asked else waits_because and f"no other node is begun now: {waits_because}")
+        try:
+            for future in [f for f in self._flying if f.done()]:
+                _, then = self._flying.pop(future)
+                then(future.result())
+            if time.monotonic() < self._slurm_again:
+                return
+            listing = self._controller.listing()
+            for at in range(len(self.works)):
+                if self.works[at].step in IN_WORK and not self._in_flight(at):
+                    self._step(at, listing)
+            self._lost_lifts(listing)
+            self._groups(listing)
+            self._begin(listing)
+        except SlurmError as e:  # what was asked for is asked for again: every step may be done twice
+            self._unavailable(e)
+            return
+        self._answers()
+
+    def _unavailable(self, error: SlurmError) -> None:
+        self._slurm_pause = min(15.0, self._slurm_pause * 2 or 1.0)
+        self._slurm_again = time.monotonic() + self._slurm_pause
+        if not self._slurm_trouble:
+            self._shown.say(f"{error}; it is asked again until it answers")
+        self._slurm_trouble = str(error)
+
+    def _answers(self) -> None:
+        if self._slurm_trouble:
+            self._shown.say("slurmctld answers again")
+        self._slurm_trouble, self._slurm_pause = "", 0.0
+        self._slurm_again = time.monotonic() + self._poll
+
+    def _in_flight(self, at: int) -> bool:
+        return any(at in indexes for indexes, _ in self._flying.values())
+
+    def _send(self, indexes: Sequence[int], act: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self._flying[self._pool.submit(act)] = (tuple(indexes), then)
+
+    # -- the journal -----------------------------------------------------------------------------------
+
+    def _put(self, at: int, work: NodeWork) -> None:
+        before, self.works[at] = self.works[at].step, work
+        self._journal.put(self.run.id, at, work, new=work.step is not before)
+        if work.step is not before:
+            self._progress = time.time()
+            self._shown.moved(work)
+
+    def _move(self, at: int, move: Move, **more: Any) -> None:
+        now = time.time()
+        work = replace(self.works[at].at(move.step, now, move.why), **more)
+        if move.step is MaintenanceStep.MARKING:
+            work = replace(work, mark=self._reason(work, maintenance_steps.marked(self._plan, move.why)))
+        elif move.step is MaintenanceStep.APPLYING:
+            work = replace(work, idle=work.idle if work.again else now)
+        elif move.step is MaintenanceStep.DRAINING:
+            work = replace(
+                work, began=work.began or now, text=work.text or self._reason(work, maintenance_steps.announced(self._plan))
+            )
+        self._put(at, work)
+        self._why.pop(at, None)
+        self._well.discard(at)
+
+    def _reason(self, work: NodeWork, summary: str) -> str:
+        token = work.text.split(" ", 1)[0].rpartition(":")[2] if work.text else secrets.token_hex(6)
+        return build(CHECK, token, summary).text
+
+    def _take_up(self) -> None:
+        """A run that is driven again: nothing is late because nobody drove it."""
+        for at, work in enumerate(self.works):
+            move = maintenance_steps.abort(work) if self._aborting else None
+            if move is not None:
+                self._move(at, move)
+            elif work.step in (MaintenanceStep.REBOOTING, MaintenanceStep.VERIFYING):
+                self._put(at, replace(work, since=time.time()))
+
+    # -- beginning nodes --------------------------------------------------------------------------------
+
+    def _begin(self, listing: Listing) -> None:
+        if self._aborting or self.stop_asked or self._journal.full:
+            return
+        now = time.time()
+        choice = self._room.choice(self.works, self._plan, listing, now)
+        self.waits_because, self.closed = choice.waits_because or choice.closed, choice.closed
+        if now < self._plan.opens:
+            self._progress, opens = now, time.localtime(self._plan.opens)
+            self.waits_because = f"the window begins at {time.strftime('%Y-%m-%d %H:%M:%S', opens)}"
+        over = choice.over
+        idle = not any(w.step in IN_WORK for w in self.works)
+        if choice.waits_because and idle and self._plan.max_wait and now - self._progress >= self._plan.max_wait:
+            over = choice.waits_because
+        begun = 0
+        for at, work in enumerate(self.works):
+            if work.step is not MaintenanceStep.QUEUED:
+                continue
+            if over:
+                self._move(at, Move(MaintenanceStep.NOT_BEGUN, f"not begun: {over}"))
+            elif work.slurm in choice.begin and not self._journal.full and (not begun or listing.fresh()):
+                begun += 1
+                if move := self._room.refusal(work, listing):
+                    self._move(at, move)
+                else:
+                    took = self._room.replaceable_reason(work, listing)
+                    self._move(at, Move(MaintenanceStep.DRAINING, "drain"), replaced_reason=took, floors_kept=bool(took))
+                    self._drain(at)
+
+    def _stays(self, at: int, listing: Listing) -> bool:
+        """May the drain stay, by a listing that was read after it? Otherwise it is undone, or others are waited for."""
+        work = self.works[at]
+        if work.floors_kept or self._aborting:
+            return True
+        over = self._room.below(work, self._plan, listing)
+        if over is None:
+            self._why.pop(at, None)
+            self._put(at, replace(work, floors_kept=True))
+            return True
+        self._why[at] = over.why
+        if not over.wait:
+            self._move(at, Move(MaintenanceStep.UNDOING, f"{over.why}: another run has drained nodes at the same time"))
+            self._lift(at)
+        return False
+
+    def _lift(self, at: int) -> None:
+        work = self.works[at]
+        if move := self._controller.lift(work, self._plan):
+            self._move(at, Move(move.step, move.why or work.detail))
+            if move.step is MaintenanceStep.QUEUED:
+                self._room.undone()
+
+    # -- one node's step ---------------------------------------------------------------------------------
+
+    def _step(self, at: int, listing: Listing) -> None:
+        work, now = self.works[at], time.time()
+        if work.slurm not in listing.nodes:
+            self._why[at] = "slurmctld has no such node any more"
+            if self._aborting:
+                self._move(at, Move(MaintenanceStep.TAKEN, self._why[at]))
+            return
+        if work.step is MaintenanceStep.DRAINING:
+            if why := self._room.none(work, self.works, self._plan, listing):
+                self._why[at] = why
+                if self._plan.max_wait and now - work.began >= self._plan.max_wait:
+                    self._move(at, maintenance_steps.untaken(work, f"not begun: {why}"))
+            else:
+                self._drain(at)
+        elif work.step in (MaintenanceStep.RESUMING, MaintenanceStep.LIFTING, MaintenanceStep.UNDOING):
+            self._lift(at)
+        elif work.step is MaintenanceStep.MARKING:
+            if move := self._controller.mark(work):
+                self._move(at, move)
+        else:
+            seen = self._controller.seen(work, listing)
+            if seen.hand is DrainOwner.OURS and not work.kept and now - work.drain_read_at >= KEPT_SECONDS:
+                work = replace(work, kept=True)
+                self._put(at, work)
+            if work.step is MaintenanceStep.WAITING:
+                if seen.hand is DrainOwner.OURS and not self._stays(at, listing):
+                    return
+                work = self.works[at]
+                if move := maintenance_steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
+                    self._move(at, move)
+            elif move := maintenance_steps.drain_lost(work, seen):
+                self._move(at, move)
+            elif work.step is MaintenanceStep.APPLYING and not work.boot_before:
+                self._read(at, self._before)
+            elif work.step is MaintenanceStep.REBOOTING:
+                self._read(at, self._rebooting)
+            elif work.step is MaintenanceStep.VERIFYING and at not in self._well:
+                self._read(at, self._verifying)
+
+    def _drain(self, at: int) -> None:
+        self._put(at, replace(self.works[at], sent=time.time()))
+        work = self.works[at]
+        move, since = self._controller.drain(work, work.replaced_reason)
+        if move is None:
+            return
+        if move.step is MaintenanceStep.DRAINING:
+            self._why[at] = move.why
+            return
+        now = time.time()
+        stands = {"drained": since or now, "drain_read_at": now, "kept": False} if move.step is MaintenanceStep.WAITING else {}
+        self._move(at, move, **stands)
+
+    def _lost_lifts(self, listing: Listing) -> None:
+        """A slurmctld that was killed may have forgotten that a drain of ours was lifted."""
+        for work in self.works:
+            lifted = work.step in (MaintenanceStep.QUEUED, *LIFTED) and work.text and work.since < listing.unix
+            if not lifted or work.slurm not in listing.nodes:
+                continue
+            if self._controller.seen(work, listing).hand is DrainOwner.OURS:
+                self._shown.say(f"{work.node}: slurmctld has forgotten that it was resumed: resumed again")
+                self._controller.lift(work, self._plan)
+
+    # -- the node itself -----------------------------------------------------------------------------------
+
+    def _read(self, at: int, then: Callable[[int, NodeReading], None]) -> None:
+        node = self.works[at].node
+        self._send((at,), lambda: self._nodes.read(node), lambda reading: then(at, reading))
+
+    def _before(self, at: int, reading: NodeReading) -> None:
+        """What the node is before it is touched."""
+        work = self.works[at]
+        if reading.stranger or reading.trouble:
+            self._move(at, Move(MaintenanceStep.MARKING, f"nothing was changed, ssh: {reading.stranger or reading.trouble}"))
+            return
+        known = (*reading.bad, *reading.worse)
+        self._put(at, replace(work, boot_before=reading.boot, machine=reading.machine, known=known))
+
+    def _groups(self, listing: Listing) -> None:
+        """One provisioning run for all nodes that wait for one, as many kinds at once as there are: apply, and its dry run."""
+        for check, step in ((False, MaintenanceStep.APPLYING), (True, MaintenanceStep.VERIFYING)):
+            chosen = []
+            for at, work in enumerate(self.works):
+                if check in self._grouped or work.step is not step or self._in_flight(at):
+                    continue
+                if not (at in self._well if check else bool(work.boot_before)):
+                    continue
+                seen = self._controller.seen(work, listing)
+                if move := maintenance_steps.drain_lost(work, seen) if check else maintenance_steps.ready(work, seen):
+                    self._move(at, move)
+                else:
+                    chosen.append(at)
+            if chosen:
+                self._provision(chosen, check=check)
+
+    def _provision(self, chosen: Sequence[int], *, check: bool) -> None:
+        nodes = [self.works[at].node for at in chosen]
+        self._grouped.add(check)
+
+        def then(said: Mapping[str, ApplyOutcome]) -> None:
+            self._grouped.discard(check)
+            for at in chosen:
+                found = said.get(self.works[at].node, ApplyOutcome(trouble="the provisioning run says nothing of it"))
+                (self._checked if check else self._applied)(at, found)
+
+        self._send(chosen, lambda: self._nodes.apply(nodes, check=check), then)
+
+    def _applied(self, at: int, said: ApplyOutcome) -> None:
+        work = self.works[at]
+        self._move(at, maintenance_steps.applied(work, said, self._plan), changed=(*work.changed, *said.changed))
+
+    def _rebooting(self, at: int, reading: NodeReading) -> None:
+        work, now = self.works[at], time.time()
+        if move := node_verification.rebooting(work, reading, now, self._plan):
+            if move.step is MaintenanceStep.VERIFYING:
+                self._nodes.forget(work.node)
+                self._move(at, move, boot_after=reading.boot)
+            else:
+                self._move(at, move)
+        elif self._aborting:
+            self._move(at, Move(MaintenanceStep.MARKING, "aborted while it was to be rebooted"))
+        elif not reading.trouble and now - self._ordered.get(at, 0.0) >= ORDER_AGAIN_SECONDS:
+            self._order(at)
+
+    def _order(self, at: int) -> None:
+        work = self.works[at]
+        if move := maintenance_steps.ready(work, self._controller.now(work)):
+            self._move(at, move)
+            return
+        registered = work.registered_before or self._controller.registered(work)
+        self._put(at, replace(work, registered_before=registered))
+        self._ordered[at] = time.time()
+
+        def then(trouble: str) -> None:
+            if trouble:
+                self._move(at, Move(MaintenanceStep.MARKING, f"could not be rebooted: {trouble}"))
+
+        self._send((at,), lambda: self._nodes.reboot(work.node, work.boot_before), then)
+
+    def _verifying(self, at: int, reading: NodeReading) -> None:
+        work = self.works[at]
+        if why := node_verification.unwell(work, reading, time.time()) or self._unregistered(work):
+            self._not_yet(at, why)
+        else:
+            self._well.add(at)
+
+    def _unregistered(self, work: NodeWork) -> str:
+        """Why slurmctld may not use the node yet."""
+        if self._controller.now(work).silent:
+            return "slurmd there does not answer slurmctld, or is not taken"
+        if work.boot_after and self._controller.registered(work) == work.registered_before:
+            return "slurmd has not registered since the reboot"
+        return ""
+
+    def _checked(self, at: int, said: ApplyOutcome) -> None:
+        if said.trouble:
+            self._well.discard(at)
+            self._not_yet(at, said.trouble)
+            return
+        move = maintenance_steps.verified(self.works[at], said, self._plan)
+        more = {"again": True} if move.step is MaintenanceStep.APPLYING else {"pending": said.pending}
+        self._move(at, move, **more)
+
+    def _not_yet(self, at: int, why: str) -> None:
+        self._why[at] = why
+        limit = min(ABORT_SECONDS, self._plan.verify_seconds) if self._aborting else self._plan.verify_seconds
+        if time.time() - self.works[at].since >= limit:
+            self._move(at, Move(MaintenanceStep.MARKING, f"not well after {limit:.0f} s: {why}"))

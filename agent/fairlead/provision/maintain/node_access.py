@@ -1,0 +1,200 @@
+"""The nodes' side of maintenance: what a node says of itself and its reboot, by one ssh each; its apply, by a provisioning run.
+
+ssh goes without the shared connections of other runs: one that a reboot has cut would be waited for.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from fairlead.config import Site
+from fairlead.errors import DataError, FairleadError
+from fairlead.model.apart import apart
+from fairlead.model.verdict import one_line
+from fairlead.provision.agent_accounts import parse_account, parts_of, reading
+from fairlead.provision.agent_status import Status, status_of
+from fairlead.provision.inventory import Target, fold
+from fairlead.provision.maintain.maintenance_steps import ApplyOutcome, NodeReading
+from fairlead.provision.node_answer import SAID
+from fairlead.provision.provision_report import NodeResult
+from fairlead.provision.provision_run import ProvisionOptions
+from fairlead.provision.provision_run import run as provision
+from fairlead.provision.ssh import SSH_ARGS, ask, shared_connections
+
+READ_SECONDS = 20.0
+REBOOT_SECONDS = 30.0
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_SERIALS = ("/sys/class/dmi/id/product_serial", "/sys/class/dmi/id/board_serial", "/sys/class/dmi/id/product_uuid")
+_PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json", _BOOT, *_SERIALS, "/etc/machine-id")
+#: What stands in an unprogrammed board (dmidecode's own list of such words is longer; these are no serial of any machine).
+_NO_SERIAL = re.compile(
+    r"(?i)|none|unknown|0+|default string|not (specified|applicable|available)|to be filled.*|system serial.*"
+)
+_OTHER_KEY = ("HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
+
+
+class NodeAccess(Protocol):
+    """What a run asks of the nodes. No call raises for a node that does not answer: that is in what it gives."""
+
+    def read(self, node: str) -> NodeReading:
+        """What the node says of itself now."""
+
+    def reboot(self, node: str, boot: str) -> str:
+        """Order a reboot, unless the node has another boot id than ``boot``. Why it could not be ordered; "" when it was."""
+
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
+        """Make the nodes what the site declares, or with ``check`` say what would be changed."""
+
+    def forget(self, node: str) -> None:
+        """The node has rebooted: connections that were kept are of no use any more."""
+
+
+class SshNodeAccess:
+    """NodeAccess over ssh and Ansible, as the site's [ansible] says. program: what is called as ssh would be."""
+
+    def __init__(
+        self, site: Site, targets: Mapping[str, Target], *, program: str = "ssh", options: ProvisionOptions | None = None
+    ) -> None:
+        self._site = site
+        self._targets = targets
+        self._program = program
+        self._options = options or ProvisionOptions()
+
+    def read(self, node: str) -> NodeReading:
+        code, out, error = self._ssh(node, reading(_PARTS), READ_SECONDS)
+        if any(words in error for words in _OTHER_KEY):
+            return NodeReading(stranger=f"{self._address(node)} has another host key")
+        if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
+            return NodeReading(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
+        declared = self._targets[node].document.node
+        return apart(lambda: parse_reading(out, declared), lambda why: NodeReading(trouble=why))
+
+    def reboot(self, node: str, boot: str) -> str:
+        # Only in the boot that is meant: an order that was late would reboot the node that has just come back.
+        script = f'[ "$(cat {_BOOT})" = {shlex.quote(boot)} ] || exit 0; exec systemctl reboot'
+        code, _, error = self._ssh(node, script, REBOOT_SECONDS)
+        # 255 is ssh's own, and so is being cut off by the reboot that was just ordered: the boot id will tell.
+        return "" if code in (0, 255, None) else _last(error) or f"systemctl reboot ended with {code}"
+
+    def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
+        asked = msgspec.structs.replace(self._options, nodelist=",".join(nodes), check=check, quiet=True, drained=True)
+        try:
+            report = provision(self._site, asked)
+        except FairleadError as e:
+            return {node: ApplyOutcome(trouble=f"{e}; next: {e.hint or unheard(nodes)}") for node in nodes}
+        return {
+            result.node: apart(partial(apply_outcome, result), lambda why: ApplyOutcome(trouble=why)) for result in report.nodes
+        }
+
+    def forget(self, node: str) -> None:
+        a = self._site.ansible
+        kept = shared_connections(a.ssh_args, self._address(node))
+        if kept:
+            words = ["ssh", *shlex.split(a.ssh_args), *shlex.split(kept), "-l", a.user, "-O", "exit", self._address(node)]
+            _run(words, 10.0)
+
+    def _address(self, node: str) -> str:
+        return self._targets[node].address
+
+    def _ssh(self, node: str, script: str, seconds: float) -> tuple[int | None, bytes, str]:
+        """Run a script as root there: serial numbers are root's to read."""
+        a = self._site.ansible
+        command = ("" if a.user == "root" else "sudo -n ") + f"/bin/sh -c {shlex.quote(script)}"
+        key = ["-i", a.private_key] if a.private_key else []
+        alone = ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
+        words = [self._program, *alone, *shlex.split(a.ssh_args), *key, *shlex.split(SSH_ARGS), "-l", a.user, self._address(node)]
+        return _run([*words, command], seconds)
+
+
+def unheard(nodes: Sequence[str]) -> str:
+    """What to do where Ansible itself has failed, and said no more than its error tells."""
+    again = f"`fairlead provision {shlex.quote(fold(list(nodes)))} --check`"
+    return f"{again} on this admin host shows whether it fails again; `journalctl -k` there says whether it was killed for memory"
+
+
+def _run(words: Sequence[str], seconds: float) -> tuple[int | None, bytes, str]:
+    """Exit status (None: it was ended after ``seconds``), output, errors."""
+    try:
+        said = ask(words, seconds)
+    except OSError as e:
+        return 127, b"", f"{words[0]}: {e.strerror}"
+    return said.code, said.out, f"{SAID}: it does not end" if said.endless else said.err
+
+
+def _last(error: str) -> str:
+    lines = [line for line in error.strip().splitlines() if line.strip()]
+    return one_line(lines[-1])[:200] if lines else ""
+
+
+def parse_reading(answer: bytes, node: str) -> NodeReading:
+    """The reading in what the command of ``read`` printed; ``node``: whose it should be."""
+    parts = parts_of(answer)
+    if parts is None:
+        return NodeReading(trouble="its answer is cut short")
+    try:
+        status = status_of(parts.get("/run/fairlead/status.json", b""))
+    except DataError as e:
+        return NodeReading(trouble=str(e))
+    account = parse_account(answer)
+    if account.node not in ("", node):
+        return NodeReading(stranger=f"the node there is {account.node}")
+    bad, worse = _findings(status)
+    boot = _word(parts, _BOOT)
+    return NodeReading(
+        trouble="" if boot else "it does not say its boot id",
+        boot=boot,
+        machine=_machine(parts),
+        verdict=account.verdict,
+        text=account.text or account.trouble,
+        age_seconds=account.age_seconds,
+        verdict_boot=status.get("boot_id", ""),
+        bad=bad,
+        worse=worse,
+    )
+
+
+def _word(parts: Mapping[str, bytes], name: str) -> str:
+    return one_line(parts.get(name, b"").decode("utf-8", "replace"))[:100]
+
+
+def _machine(parts: Mapping[str, bytes]) -> str:
+    """The machine's serial numbers; where the board has none, its machine id (which another installation changes)."""
+    found = [f"{name.rpartition('/')[2]} {word}" for name in _SERIALS if not _NO_SERIAL.fullmatch(word := _word(parts, name))]
+    name = _word(parts, "/etc/machine-id")
+    return ", ".join(found) or (f"machine-id {name}" if name else "")
+
+
+def _findings(status: Status) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Findings that would drain, or say that nothing is known: all of them, and those of checks that may drain."""
+    known = set(status.get("acknowledged", ()))
+    bad, worse = [], []
+    for finding in status.get("findings", ()):
+        if finding.get("level") not in ("drain", "unknown") or finding.get("id") in known:
+            continue
+        text = one_line(f"{finding['check']}: {finding['summary']}")[:200]
+        bad.append(text)
+        if finding.get("mode") == "enforce":
+            worse.append(text)
+    return tuple(bad), tuple(worse)
+
+
+def apply_outcome(result: NodeResult) -> ApplyOutcome:
+    """What a node's result of a provisioning run means for its maintenance."""
+    if result.state in ("failed", "unreachable", "unfinished"):
+        return ApplyOutcome(trouble=result.message or result.state)
+    pending: list[str] = []
+    waiting: list[str] = []
+    for item in result.apply.get("items", ()):
+        if item["state"] == "deferred":
+            (pending if item.get("pending") == "reboot" else waiting).append(f"{item['setting']}: {item['message']}")
+        elif item.get("pending") == "reboot":
+            pending.append(f"{item['setting']}: {item['message'] or 'in effect after a reboot'}")
+    deferred = {text.partition(":")[0] for text in (*pending, *waiting)}
+    changed = tuple(c for c in result.changes if c.partition(":")[0] not in deferred)
+    return ApplyOutcome(changed=changed, pending=tuple(pending), waiting=tuple(waiting))

@@ -1,0 +1,228 @@
+"""What a node may answer to `fairlead provision`: known keys with known types, and names of that node alone.
+
+A node's root may be hostile, so nothing of its answer is handed on as it came. What is not known is left out; where something
+has another type, another value or another size than it can have, the whole answer is refused (``NotAnAnswerError``): that node
+has failed, the others go on. A text is cut, made printable and one line; the lines of a diff stay. Of more changes or steps than
+a report can tell, the first ones are taken, and ``left_out`` says how many were not.
+
+Standard library and model/plain.py only: the bundle carries both to where Ansible runs, for its plugin.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fairlead.model.plain import one_line, page
+
+LINE_MAX = 8 << 20  # characters of one answer
+TEXT_MAX = 2000  # of a message; far below what any is
+PAGE_MAX = 1 << 20  # of one file's content, or of a diff
+CHANGES_MAX, STEPS_MAX = 1000, 5000  # of one node, of all its settings; a first run has some hundred
+SAID = "answered with something that is not an answer"
+HINT = "look at that node: is its root, or the fairlead there, somebody else's? nothing of its answer was used"
+
+Shape = Callable[[Any, str], Any]
+
+
+class NotAnAnswerError(ValueError):
+    """``str()``: what is not as it can be, in words of ours alone."""
+
+
+def _wrong(where: str, what: str) -> NotAnAnswerError:
+    return NotAnAnswerError(f"{SAID}: {where or 'it'} {what}")
+
+
+def flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(where, "is not true or false")
+    return value
+
+
+def number(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
+        raise _wrong(where, "is not a number that it can be")
+    return value
+
+
+def rate(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise _wrong(where, "is not a number that it can be")
+    return float(value)
+
+
+def words(value: Any, where: str) -> str:
+    """One line of text."""
+    if not isinstance(value, str):
+        raise _wrong(where, "is not text")
+    return one_line(value, TEXT_MAX)
+
+
+def lines(value: Any, where: str) -> str:
+    """Text of several lines."""
+    if not isinstance(value, str):
+        raise _wrong(where, "is not text")
+    return page(value, PAGE_MAX)
+
+
+def one_of(*known: str) -> Shape:
+    def fit(value: Any, where: str) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise _wrong(where, f"is none of {', '.join(w or 'nothing' for w in known)}")
+        return value
+
+    return fit
+
+
+def like(pattern: str) -> Shape:
+    """A name of a known form."""
+
+    def fit(value: Any, where: str) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
+            raise _wrong(where, "has another form than it can have")
+        return value
+
+    return fit
+
+
+def each(shape: Shape, most: int = 100_000) -> Shape:
+    def fit(value: Any, where: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) > most:
+            raise _wrong(where, f"is not a list of at most {most}")
+        return [shape(entry, f"{where}[{at}]") for at, entry in enumerate(value)]
+
+    return fit
+
+
+def table(needed: dict[str, Shape], also: dict[str, Shape] | None = None) -> Shape:
+    """Known keys, those of ``needed`` each; all others are left out."""
+
+    def fit(value: Any, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _wrong(where, "is not a table")
+        inside = f"{where}." if where else ""
+        for key in needed:
+            if key not in value:
+                raise _wrong(f"{inside}{key}", "is missing")
+        return {key: shape(value[key], f"{inside}{key}") for key, shape in {**needed, **(also or {})}.items() if key in value}
+
+    return fit
+
+
+_STEP = table(
+    {
+        "target": words,
+        "why": words,
+        "layer": one_of("persisted", "effective", "pending_reboot"),
+        "disruption": one_of("none", "idle", "drain", "reboot"),
+        "diff": lines,
+        "done": lambda value, where: None if value is None else flag(value, where),
+        "message": words,
+    }
+)
+_ITEM = table(
+    {
+        "setting": like("[a-z][a-z0-9_]{0,63}"),
+        "state": one_of(
+            *("same", "changed", "would_change", "deferred", "failed", "refused", "unreadable", "unmanaged", "left"),
+            *("absent", "not_applicable"),
+        ),
+        "persisted": one_of("yes", "no", "boot", "unknown"),
+        "effective": one_of("yes", "no", "unknown"),
+        "pending": one_of("", "idle", "drain", "reboot", "boot"),
+        "message": words,
+        "hint": words,
+        "steps": each(_STEP),
+    }
+)
+_PORT = table(
+    {
+        "name": like("[A-Za-z0-9_.:-]{1,64}"),
+        "up": flag,
+        "link_layer": like("[A-Za-z0-9_-]{0,32}"),
+        "rate_gbps": rate,
+        "mtu_bytes": number,
+    },
+    {"gpus": each(number, 256), "network": like("[0-9./]{0,32}")},
+)
+_APPLY = table(
+    {"node": words, "changed": number, "failed": number, "items": each(_ITEM, 200)},
+    {
+        "schema": number,
+        "generation": number,
+        "hash": like("[0-9A-Za-z:-]{0,128}"),
+        "phase": one_of("all", "boot"),
+        "dry_run": flag,
+        "busy": flag,
+        "drained": flag,
+        "ports": each(_PORT, 256),
+    },
+)
+_CHANGE = table({"what": words, "why": words}, {"before": lines, "after": lines})
+_FAILED = table({"failed": flag, "msg": words}, {"hint": words})
+_NEED = table(
+    {
+        "need": each(one_of("name", "wheels", "files", "packages"), 4),
+        "packages": each(words),
+        "hostname": words,
+        "python": like(r"3\.[0-9]{1,2}"),
+        "machine": like("[a-z0-9_]{1,32}"),
+        "libc": each(like(r"[a-z]{0,16}|[0-9]{1,3}(\.[0-9]{1,3}){1,2}"), 2),
+    }
+)
+_DONE = table({"changed": flag, "changes": each(_CHANGE)}, {"apply": lambda v, w: None if v is None else _APPLY(v, w)})
+
+
+def read(
+    text: str, documents: Iterable[dict[str, Any]], *, package_files: Iterable[str] = (), may_need: bool = True
+) -> dict[str, Any]:
+    """The answer in one line of JSON, of the node whose documents and package files these are. may_need: it has not been sent yet
+    what it lacks. Raises NotAnAnswerError."""
+    if len(text) > LINE_MAX:
+        raise _wrong("", f"is longer than {LINE_MAX >> 20} MiB")
+    try:
+        said = json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        raise _wrong("", "is no JSON that can be read") from None
+    if isinstance(said, dict) and said.get("failed"):
+        return {**_FAILED(said, ""), "of_node": True}  # its hint is its own words, and no advice of the admin host's
+    document = _document(documents)
+    if isinstance(said, dict) and "need" in said:
+        if not may_need:
+            raise _wrong("need", "asks again for what was sent")
+        wanted = dict(_NEED(said, ""))
+        if len(wanted["libc"]) != 2 or (wanted["libc"][0] == "glibc" and not wanted["libc"][1][:1].isdigit()):
+            raise _wrong("libc", "has another form than it can have")
+        if len(set(wanted["packages"])) < len(wanted["packages"]):
+            raise _wrong("packages", "names a file twice")
+        if not set(wanted["packages"]) <= set(package_files):
+            raise _wrong("packages", "names a file that its document does not")
+        return wanted
+    done = dict(_DONE(said, ""))
+    if (applied := done.get("apply")) and applied["node"] != document.get("node"):
+        raise _wrong("apply.node", "is another node's name")
+    _shorten(done)
+    return done
+
+
+def _shorten(done: dict[str, Any]) -> None:
+    """Keep of each list what a report can tell, and say how much was left out."""
+    if len(done["changes"]) > CHANGES_MAX:
+        done["left_out"] = len(done["changes"]) - CHANGES_MAX
+        del done["changes"][CHANGES_MAX:]
+    room = STEPS_MAX
+    for item in (done.get("apply") or {"items": ()})["items"]:
+        if len(item["steps"]) > room:
+            item["left_out"] = len(item["steps"]) - room
+            del item["steps"][room:]
+        room -= len(item["steps"])
+
+
+def _refused(word: str) -> float:
+    raise ValueError(word)  # NaN and Infinity
+
+
+def _document(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return dict(json.loads(next(d["content"] for d in documents if d["path"].endswith("/node.json"))))

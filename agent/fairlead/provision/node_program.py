@@ -1,0 +1,26 @@
+"""The program that a run sends to nodes: the folder fairlead/on_node as a zip archive, which Python imports as it is.
+
+The folder is read as data, as hooks and templates are: nothing of it runs on the admin host (docs/decisions/0042).
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import fairlead
+
+FOLDER = Path(fairlead.__file__).parent / "on_node"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def archive() -> bytes:
+    """The archive, with the folder as the package ``on_node``; the same files give the same bytes."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
+        for source in sorted(FOLDER.glob("*.py")):
+            info = zipfile.ZipInfo(f"{FOLDER.name}/{source.name}", _EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            made.writestr(info, source.read_bytes())
+    return out.getvalue()

@@ -1,0 +1,175 @@
+"""What a run would change on each node and why, and which nodes need a reboot or a drain for it; equal plans together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from fairlead.model.apart import apart
+from fairlead.model.plain import aside
+from fairlead.provision.inventory import fold
+from fairlead.provision.node_answer import HINT
+from fairlead.provision.provision_report import WAITS, NodeResult, advice, located, shortened, theirs
+
+_ORDER = ("", *WAITS)
+SHOWN = 3  # lines of one setting in the text
+_BAD = {"failed", "refused", "unreadable"}
+
+
+class PlannedChange(Struct, frozen=True, kw_only=True):
+    """One change. ``setting``: "" for what fairlead itself is made of (release, hooks, document, units). ``needs``: "", idle,
+    drain or reboot: what no running job would survive, or notice."""
+
+    setting: str
+    target: str
+    why: str
+    needs: str = ""
+    diff: str = ""
+
+
+class NodePlan(Struct, frozen=True, kw_only=True):
+    """One node's plan. ``state``: same, would_change, failed (something cannot be made so, or be read), unreachable.
+    ``needs``: the most that any of its steps does. ``busy``: a job runs there now. ``hint_of_node``: the hint came from the
+    node (provision_report.py)."""
+
+    node: str
+    state: str
+    needs: str = ""
+    busy: bool = False
+    steps: tuple[PlannedChange, ...] = ()
+    failures: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    hint: str = ""
+    hint_of_node: bool = False
+
+
+def of_items(
+    node: str,
+    items: Iterable[Mapping[str, Any]],
+    *,
+    busy: bool = False,
+    ours: Sequence[PlannedChange] = (),
+    origin: Mapping[str, str] = {},
+) -> NodePlan:
+    """A node's plan from the items of a dry run of `fairlead apply`, as JSON has them. origin: who declares each key."""
+    steps, failures, warnings, hints = list(ours), [], [], []
+    for item in items:
+        if item["state"] == "absent":
+            warnings.append(f"{item['setting']}: {item['message']}")
+            hints.append(item.get("hint") or "")
+        if item["state"] in _BAD:
+            failures.append(located(f"{item['setting']}: {item['message']}", origin))
+            hints.append(item.get("hint") or "")
+        for step in item.get("steps", ()):
+            needs = "" if step["disruption"] == "none" else step["disruption"]
+            made = PlannedChange(setting=item["setting"], target=step["target"], why=step["why"], needs=needs, diff=step["diff"])
+            steps.append(made)
+        if left_out := item.get("left_out"):
+            steps.append(PlannedChange(setting=item["setting"], target="", why=f"and {left_out} more, left out here"))
+    return NodePlan(
+        node=node,
+        state="failed" if failures else "would_change" if steps else "same",
+        needs=max((s.needs for s in steps), key=_ORDER.index, default=""),
+        busy=busy,
+        steps=tuple(steps),
+        failures=tuple(failures),
+        warnings=tuple(warnings),
+        hint=next(filter(None, hints), ""),
+    )
+
+
+def of_result(result: NodeResult) -> NodePlan:
+    """A node's plan from what a check run over ssh said of it."""
+    if result.state not in {"same", "changed"} and not result.apply:
+        state = "unreachable" if result.state == "unreachable" else "failed"
+        return NodePlan(node=result.node, state=state, failures=(result.message,), hint=result.hint,
+                        hint_of_node=result.hint_of_node)  # fmt: skip
+    settings = {item["setting"] for item in result.apply.get("items", ())}
+    diffs = {d.partition("\n")[0].removeprefix("--- "): d for d in result.diffs}
+    said = [c.partition(": ") for c in result.changes]
+    ours = [PlannedChange(setting="", target=t, why=w, diff=diffs.get(t, "")) for t, _, w in said if t not in settings]
+    made = of_items(result.node, result.apply.get("items", ()), busy=bool(result.apply.get("busy")), ours=ours)
+    return msgspec.structs.replace(made, failures=result.failures, hint_of_node=bool(made.hint))
+
+
+def of_one(result: NodeResult) -> NodePlan:
+    """The same; what cannot be read is this node's failure alone."""
+    return apart(lambda: of_result(result), lambda why: NodePlan(node=result.node, state="failed", failures=(why,), hint=HINT))
+
+
+def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
+    """Nodes with the same plan together (what was there before may differ), the largest group first, those that were not
+    reached at the end. With each, the plan of its first node."""
+    found: dict[NodePlan, list[NodePlan]] = {}
+    for plan in plans:
+        steps = tuple(msgspec.structs.replace(step, diff="") for step in plan.steps)
+        found.setdefault(msgspec.structs.replace(plan, node="", busy=False, steps=steps), []).append(plan)
+    grouped = [(same[0], [p.node for p in same]) for same in found.values()]
+    return sorted(grouped, key=lambda g: (g[0].state == "unreachable", -len(g[1]), g[1]))
+
+
+def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
+    """The nodes by what their plan needs: reboot, drain, idle."""
+    return {need: tuple(p.node for p in plans if p.needs == need) for need in reversed(WAITS)}
+
+
+def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[str] = ()) -> str:
+    """The plan for a person: a paragraph per group of equal nodes, then which nodes need what. undeclared: nodes that Slurm has
+    and the site does not."""
+    lines: list[str] = []
+    words = {"would_change": "would change"}
+    for example, nodes in groups(plans):
+        count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        needs = f", needs {WAITS[example.needs]}" if example.needs else ""
+        lines.append(f"{fold(nodes)} ({count}): {words.get(example.state, example.state)}{needs}")
+        lines += _steps(example.steps)
+        shown = [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
+        lines += [f"  diff of {example.node}, the first of them:"] if shown and len(nodes) > 1 else []
+        lines += shortened(shown)
+        lines += [f"  cannot: {aside(f)}" for f in example.failures]
+        lines += [f"  warning: {aside(w)}" for w in example.warnings]
+        lines += advice(example.hint, nodes, of_node=example.hint_of_node)
+    for need, named in needing(plans).items():
+        if named:
+            lines.append(f"needs {WAITS[need]}: {fold(named)}")
+    busy = [p.node for p in plans if p.busy]
+    lines += [f"a job runs there now: {fold(busy)}"] if busy else []
+    lines += [f"{fold(list(undeclared))}: Slurm has them, no class of the site does: not looked at"] if undeclared else []
+    states = ("same", "would_change", "failed", "unreachable")
+    names = {"same": "the same", "would_change": "would change"}
+    counts = [(sum(p.state == s for p in plans), names.get(s, s)) for s in states]
+    total = f"{len(plans)} node{'' if len(plans) == 1 else 's'}"
+    return "\n".join([*lines, f"{total}: {', '.join(f'{n} {name}' for n, name in counts if n)}"])
+
+
+def _steps(steps: Sequence[PlannedChange]) -> list[str]:
+    """A line for each why; of a setting with many (a line per device) the first ones."""
+    targets: dict[tuple[str, str, str], list[str]] = {}
+    for step in steps:
+        key = (step.setting, step.why, step.needs) if step.setting else ("", f"{step.target}: {step.why}", step.needs)
+        targets.setdefault(key, []).append(step.target)
+    lines: list[str] = []
+    for setting in dict.fromkeys(key[0] for key in targets):
+        said = []
+        for (name, why, needs), at in targets.items():
+            if name == setting:
+                more = f"{at[0]} and {len(at) - 1} more" if len(at) > 1 else at[0] if at[0] not in why else ""
+                where = aside(f"{setting}: {why}{f' ({more})' if more else ''}") if setting else theirs(why)
+                said.append(f"  {where}{f' [{needs}]' if needs else ''}")
+        cut = SHOWN if setting and len(said) > SHOWN + 1 else len(said)
+        lines += said[:cut] + ([f"  {setting}: and {len(said) - cut} more like these (--json has them)"] if said[cut:] else [])
+    return lines
+
+
+def data(plans: Sequence[NodePlan]) -> dict[str, Any]:
+    """The plan as JSON has it."""
+    grouped = [{"nodes": fold(nodes), "count": len(nodes), "state": p.state, "needs": p.needs} for p, nodes in groups(plans)]
+    return {
+        "schema": 1,
+        "nodes": [msgspec.to_builtins(p) for p in plans],
+        "groups": grouped,
+        "needs": {need: fold(nodes) for need, nodes in needing(plans).items()},
+    }

@@ -1,0 +1,131 @@
+"""Progress of a run: a bar on a terminal, a line per node elsewhere. Both on standard error, and both name who is silent."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from fairlead.provision.inventory import fold
+from fairlead.provision.provision_report import NodeResult
+from fairlead.provision.terminal_frame import beneath, drawable
+
+SILENT_SECONDS = 60.0  # without an answer: worth a word, and again after twice as long
+NAMED_MAX = 60  # characters of names in a bar
+
+
+class UnansweredNodes:
+    """The nodes that were asked and have not answered."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def begin(self, node: str) -> None:
+        self._since.setdefault(node, time.monotonic())
+
+    def end(self, node: str) -> None:
+        self._since.pop(node, None)
+
+    def silent(self) -> dict[str, float]:
+        """Seconds without an answer, by node; of those whose answer is late."""
+        now = time.monotonic()
+        return {node: now - since for node, since in self._since.items() if now - since >= SILENT_SECONDS}
+
+
+class SilentProgress:
+    """No display."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def done(self, result: NodeResult) -> None:
+        """A node is done."""
+
+    def silent(self, nodes: Mapping[str, float]) -> None:
+        """These have not answered for so many seconds; told again and again."""
+
+
+class LineProgress(SilentProgress):
+    """One plain line per node. ``words``: how a state is said, where that is not its own name."""
+
+    def __init__(self, total: int, words: Mapping[str, str]) -> None:
+        self._total = total
+        self._words = words
+        self._count = 0
+        self._next_report: dict[str, float] = {}  # when to speak of a node again
+
+    def done(self, result: NodeResult) -> None:
+        self._count += 1
+        said = [result.message] if result.message else [f"{result.changed} changes"] if result.changes else []
+        said += [f"{len(result.waiting)} waiting"] if result.waiting else []
+        told = f"{self._words.get(result.state, result.state)}{': ' if said else ''}{', '.join(said)}"
+        sys.stderr.write(f"[{self._count}/{self._total}] {result.node}: {told}\n")
+
+    def silent(self, nodes: Mapping[str, float]) -> None:
+        due = [node for node, seconds in nodes.items() if seconds >= self._next_report.get(node, 0.0)]
+        for node in due:
+            self._next_report[node] = 2 * nodes[node]
+        if due:
+            longest = max(nodes[node] for node in due)
+            sys.stderr.write(f"[{self._count}/{self._total}] {fold(due)}: no answer for {_minutes(longest)}\n")
+
+
+class BarProgress(SilentProgress):
+    """A bar that says how many nodes are done, and with what; failures stay on the screen as lines."""
+
+    def __init__(self, total: int, words: Mapping[str, str]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns: list[Any] = [
+            TextColumn("looked at" if words else "provision"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[said]}"),
+        ]
+        self._progress = Progress(*columns, console=Console(file=beneath(sys.stderr)), transient=True)
+        self._task = self._progress.add_task("nodes", total=total, said="")
+        self._words = words
+        self._counts: dict[str, int] = {}
+        self._silent = ""
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def done(self, result: NodeResult) -> None:
+        self._counts[result.state] = self._counts.get(result.state, 0) + 1
+        if result.state in {"failed", "unreachable"}:
+            self._progress.console.print(f"{result.node}: {result.state}: {result.message}", markup=False, highlight=False)
+        self._progress.update(self._task, advance=1, said=self._said())
+
+    def silent(self, nodes: Mapping[str, float]) -> None:
+        names = fold(list(nodes)) if nodes else ""
+        named = names if len(names) <= NAMED_MAX else f"{len(nodes)} nodes"
+        self._silent = f"no answer of {named} for {_minutes(max(nodes.values()))}" if nodes else ""
+        self._progress.update(self._task, said=self._said())
+
+    def _said(self) -> str:
+        counts = [f"{count} {self._words.get(state, state)}" for state, count in sorted(self._counts.items())]
+        return ", ".join([*counts, *filter(None, [self._silent])])
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def display(total: int, *, quiet: bool, check: bool = False) -> SilentProgress:
+    """The right display for this standard error. check: nothing is changed in this run."""
+    if quiet:
+        return SilentProgress()
+    words = {"changed": "would change"} if check else {}
+    return BarProgress(total, words) if drawable(sys.stderr) else LineProgress(total, words)

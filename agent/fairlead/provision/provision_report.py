@@ -1,0 +1,296 @@
+"""The result of a run: per node, grouped by equal outcome, as JSON and as text for a person or a change ticket."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from fairlead.errors import ExitCode
+from fairlead.model.plain import aside, one_line
+from fairlead.nccl.fleet import Difference
+from fairlead.provision.inventory import fold
+from fairlead.provision.node_answer import HINT, SAID, TEXT_MAX
+
+DOCUMENT = "node.json"  # what settings call their document in an error
+DIFF_LINES_MAX = 1000
+SHOWN_LINES_MAX = 10_000
+STATES = ("same", "changed", "failed", "unreachable", "unfinished")
+_ADVISED = {"failed", "refused", "unreadable", "absent"}  # of a setting: its hint is shown
+#: What a change that is not made yet waits for, from the least to the most (fairlead.model.change.Disruption), in words.
+WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
+
+
+class NodeResult(Struct, frozen=True, kw_only=True):
+    """One node's outcome. state: same, changed (in check mode: would change), failed, unreachable, unfinished.
+
+    waiting: settings deferred; waits: for each of them what it waits for, a key of WAITS. hint_of_node: the hint came from the
+    node, so it is shown as what the node says, and not as advice of fairlead's.
+    """
+
+    node: str
+    state: str
+    changed: int = 0
+    changes: tuple[str, ...] = ()  # "what: why", the same words on equal nodes
+    waiting: tuple[str, ...] = ()  # "setting: why"
+    waits: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # "setting: why": the node has no hardware for it
+    message: str = ""
+    hint: str = ""
+    hint_of_node: bool = False
+    task: str = ""
+    apply: Mapping[str, Any] = field(default_factory=dict)
+    diffs: tuple[str, ...] = ()
+    no_wheel: Mapping[str, str] = field(default_factory=dict)
+
+
+class ClassDifference(Struct, frozen=True, kw_only=True):
+    """A difference between the nodes of one class (a site's name for it)."""
+
+    name: str
+    difference: Difference
+
+    def text(self) -> str:
+        """One line: "class h100: gpu[3,17]: ports: 7 InfiniBand up, mlx5_3 down; the other 410 have 8 InfiniBand up"."""
+        d = self.difference
+        return f"class {self.name}: {fold(d.nodes)}: {d.aspect}: {d.said}; {_others(d.others)} {d.usual}"
+
+
+class ProvisionReport(Struct, frozen=True, kw_only=True):
+    """seconds: how long it took; began: Unix time. tags: the settings that were chosen, () for all. undeclared: nodes that
+    Slurm has and the site does not."""
+
+    schema: int = 1
+    site: str
+    generation: int
+    check: bool
+    seconds: float
+    nodes: tuple[NodeResult, ...]
+    networks: tuple[ClassDifference, ...] = ()  # nodes whose network is unlike the most of their class
+    began: float = 0.0
+    tags: tuple[str, ...] = ()
+    undeclared: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 all as declared, 69 a node failed, 68 none failed but one was not reached, 75 something waits (see WAITS), 1 none of
+        these, but a node has no hardware for a setting."""
+        states = {n.state for n in self.nodes}
+        if states & {"failed", "unfinished"}:
+            return ExitCode.UNAVAILABLE
+        if "unreachable" in states:
+            return ExitCode.NO_HOST
+        if any(n.waiting for n in self.nodes) and not self.check:
+            return ExitCode.TRY_AGAIN
+        return ExitCode.WARN if any(n.warnings for n in self.nodes) else ExitCode.OK
+
+    @property
+    def detailed_exit_code(self) -> ExitCode:
+        """The same, but 1 in place of 0 where something was changed (in check mode: would change)."""
+        changed = any(n.state == "changed" for n in self.nodes)
+        return ExitCode.WARN if changed and self.exit_code is ExitCode.OK else self.exit_code
+
+    def count(self, state: str) -> int:
+        return sum(n.state == state for n in self.nodes)
+
+
+def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> NodeResult:
+    """A node's outcome from the runner's event for it (runner_on_ok, runner_on_failed, runner_on_unreachable)."""
+    if event == "runner_on_unreachable":
+        words = one_line(str(res.get("msg", "")), TEXT_MAX)
+        return NodeResult(node=node, state="unreachable", message=words, hint=_reach_hint(words), task=task)
+    if event == "runner_on_ok" and "changes" not in res:  # as ansible-runner leaves one that is too long for it
+        res = {"failed": True, "msg": f"{SAID}: nothing came of it", "hint": HINT}
+    if not res.get("apply") and (event != "runner_on_ok" or res.get("failed")):
+        words = one_line(str(res.get("msg") or res.get("exception") or "no message"), TEXT_MAX)
+        return NodeResult(
+            node=node,
+            state="failed",
+            message=words,
+            hint=one_line(str(res.get("hint") or ""), TEXT_MAX),
+            hint_of_node=bool(res.get("of_node")),
+            task=task,
+            failures=(words,),
+            no_wheel=dict(res.get("no_wheel") or {}),
+        )
+    applied = dict(res.get("apply") or {})
+    changes = [f"{c['what']}: {c['why']}" for c in res.get("changes", ())]
+    waiting, waits, failures, warnings, diffs = [], [], [], [], []
+    left_out = int(res.get("left_out", 0))
+    changes += [f"and {left_out} more, left out here"] if left_out else []
+    for c in res.get("changes", ()):
+        if "after" in c:
+            diffs.append(_diff(c))
+    for item in applied.get("items", ()):
+        steps = item.get("steps", ())
+        if item["state"] in {"changed", "would_change"}:
+            changes.append(f"{item['setting']}: {item['message']}")
+            diffs += [step["diff"] for step in steps]
+        elif made := [step for step in steps if step.get("done")]:  # a part of it, though the rest waits or failed
+            more = len({step["why"] for step in made}) - 1
+            changes.append(f"{item['setting']}: {made[0]['why']}" + (f" (and {more} more)" if more else ""))
+            diffs += [step["diff"] for step in made]
+        if item["state"] == "deferred":
+            waiting.append(f"{item['setting']}: {item['message']}")
+            waits.append(item["pending"] if item.get("pending") in WAITS else "idle")
+        elif item["state"] in {"failed", "refused", "unreadable"}:
+            failures.append(f"{item['setting']}: {item['message']}")
+        elif item["state"] == "absent":
+            warnings.append(f"{item['setting']}: {item['message']}")
+    state = "failed" if failures else ("changed" if changes else "same")
+    return NodeResult(
+        node=node,
+        state=state,
+        changed=len(changes) + max(0, left_out - 1),
+        changes=tuple(changes),
+        waiting=tuple(waiting),
+        waits=tuple(waits),
+        failures=tuple(failures),
+        warnings=tuple(warnings),
+        message=one_line("; ".join(failures), TEXT_MAX),
+        hint=(hint := next((i["hint"] for i in applied.get("items", ()) if i.get("hint") and i["state"] in _ADVISED), "")),
+        hint_of_node=bool(hint),
+        task=task,
+        apply=applied,
+        diffs=tuple(diffs),
+    )
+
+
+def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
+    """The same with each failure of a setting told by the file that declares it: the node itself only knows its document."""
+    failures = tuple(located(f, origin) for f in result.failures)
+    if failures == result.failures:
+        return result
+    return msgspec.structs.replace(result, failures=failures, message=one_line("; ".join(failures), TEXT_MAX))
+
+
+def located(failure: str, origin: Mapping[str, str]) -> str:
+    """ "setting: what is wrong" with the file that declares it, where ``origin`` knows."""
+    setting, _, rest = failure.partition(": ")
+    said = {where: key for key, where in origin.items() if key.startswith(f"settings.{setting}.")}
+    words = rest.removeprefix(f"{DOCUMENT}: ")
+    if words == rest:
+        return f"{failure} (declared in {', '.join(said)})" if said else failure
+    key = words.partition(": ")[0]
+    where = next((w for k, w in origin.items() if k == key or k.startswith(f"{key}.") or key.startswith(f"{k}.")), "")
+    return f"{setting}: {where or DOCUMENT}: {words}"
+
+
+def _diff(change: Mapping[str, Any]) -> str:
+    import difflib
+
+    before, after = str(change.get("before", "")).splitlines(), change["after"].splitlines()
+    if max(len(before), len(after)) > DIFF_LINES_MAX:  # comparing takes time out of proportion, and a node chooses the text
+        before, after = [f"({len(before)} lines)"], [f"({len(after)} lines)"]
+    return "\n".join(difflib.unified_diff(before, after, change["what"], change["what"], lineterm="")) + "\n"
+
+
+def _reach_hint(words: str) -> str:
+    if "ermission denied" in words:
+        return "is the key of [ansible] private_key authorized on the node?"
+    if "ost key verification" in words:
+        return "put the node's host key into known_hosts"
+    return "is the node up, and does its name or [ansible] hosts lead to it?"
+
+
+def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
+    """Nodes with equal outcome together: the largest group first, those that were not reached at the end."""
+    found: dict[tuple[Any, ...], list[NodeResult]] = {}
+    for n in nodes:
+        said = (n.changes, n.waiting, n.waits, n.failures, n.warnings, n.message, n.hint, n.hint_of_node)  # all that is shown
+        found.setdefault((n.state, *said), []).append(n)
+    ordered = sorted(found.values(), key=lambda g: (g[0].state in {"unreachable", "unfinished"}, -len(g), g[0].node))
+    return [(g[0], [n.node for n in g]) for g in ordered]
+
+
+def advice(hint: str, nodes: Sequence[str], *, of_node: bool) -> list[str]:
+    """The line that says what to do next: fairlead's own advice, or what these nodes say, which offers no command."""
+    if not hint or not of_node:
+        return [f"  next: {hint}"] if hint else []
+    return [f"  {f'{nodes[0]} says' if len(nodes) == 1 else 'each of them says'}: {aside(hint)}"]
+
+
+def theirs(line: str) -> str:
+    """A line of a report in which words of a node stand: it offers no command, and looks like no advice of fairlead's."""
+    return aside(f"it says: {line}" if re.match(r"\W*next\b", line, re.IGNORECASE) else line)
+
+
+def text(report: ProvisionReport, *, diff: bool = False) -> str:
+    """The report for a person: one paragraph per group of equal nodes, those not reached last, then the totals."""
+    lines: list[str] = []
+    words = {"changed": "would change"} if report.check else {}
+    for example, nodes in groups(report.nodes):
+        plural = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        waiting = f", {len(example.waiting)} waiting" if example.waiting else ""
+        lines.append(f"{fold(nodes)} ({plural}): {words.get(example.state, example.state)}{waiting}")
+        lines += [f"  {theirs(change)}" for change in example.changes]
+        lines += [f"  waits for {WAITS[k]}: {aside(w)}" for w, k in zip(example.waiting, example.waits, strict=True)]
+        if example.state in {"failed", "unreachable", "unfinished"}:
+            lines += [f"  {theirs(f)}" for f in example.failures or (example.message,)]
+            lines.append(f"  task: {example.task}" if example.task else "")
+            lines += advice(example.hint, nodes, of_node=example.hint_of_node)
+        if example.warnings:
+            lines += [f"  warning: {aside(w)}" for w in example.warnings]
+            lines += advice(example.hint, nodes, of_node=example.hint_of_node) if example.state in {"same", "changed"} else []
+        if diff and example.diffs:
+            lines += [f"  diff of {example.node}, the first of them:"] if len(nodes) > 1 else []
+            lines += shortened([f"    {line}" for d in example.diffs for line in d.splitlines()])
+    lines += [each.text() for each in report.networks]
+    if report.undeclared:
+        lines.append(f"{fold(report.undeclared)}: Slurm has them, no class of {report.site} does: not looked at")
+    return "\n".join([line for line in lines if line] + [summary(report)])
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The lines of a diff; of more than anybody reads the first ones."""
+    more = len(lines) - SHOWN_LINES_MAX
+    return lines if more <= 0 else [*lines[:SHOWN_LINES_MAX], f"    and {more} more lines, left out here"]
+
+
+def ticket(report: ProvisionReport, code: ExitCode, by: str, *, diff: bool = False) -> str:
+    """The report as a page for a change ticket: what was asked for, by whom and when, then the same as ``text``."""
+    stamp = "%Y-%m-%d %H:%M:%S UTC"
+    kind = "check (nothing was changed)" if report.check else "change"
+    head = [
+        f"fairlead provision: {kind}",
+        f"by: {by}",
+        f"site: {report.site}, generation {report.generation}",
+        f"settings: {', '.join(report.tags) or 'all that are declared'}",
+        f"began: {time.strftime(stamp, time.gmtime(report.began))}",
+        f"ended: {time.strftime(stamp, time.gmtime(report.began + report.seconds))}",
+        f"exit code: {int(code)}",
+    ]
+    return "\n".join([*head, "", text(report, diff=diff), ""])
+
+
+def data(report: ProvisionReport, code: ExitCode) -> dict[str, Any]:
+    """The report as JSON has it: every node, the groups of equal ones, the counts, and the exit code."""
+    found: dict[str, Any] = msgspec.to_builtins(report)
+    grouped = [
+        {"nodes": fold(nodes), "count": len(nodes), "state": example.state, "waiting": len(example.waiting)}
+        for example, nodes in groups(report.nodes)
+    ]
+    counts = {state: report.count(state) for state in STATES if report.count(state)}
+    return found | {"counts": counts, "groups": grouped, "exit_code": int(code)}
+
+
+def _others(count: int) -> str:
+    return "the other one has" if count == 1 else f"the other {count} have"
+
+
+def summary(report: ProvisionReport) -> str:
+    """The last line: "412 the same, 3 changed, 1 failed (2 of them waiting)"."""
+    names = {"same": "the same", "changed": "would change" if report.check else "changed"}
+    counts = ", ".join(f"{report.count(s)} {names.get(s, s)}" for s in STATES if report.count(s))
+    waiting = sum(bool(n.waiting) for n in report.nodes)
+    counts += f" ({waiting} of them waiting)" if waiting else ""
+    warned = sum(bool(n.warnings) for n in report.nodes)
+    counts += f", {warned} with warnings" if warned else ""
+    changes = sum(n.changed for n in report.nodes)
+    nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
+    return f"{nodes}: {counts or 'nothing'}; {changes} changes in {report.seconds:.1f} s"

@@ -1,0 +1,84 @@
+"""A folder for people with a playbook of their own: the bundle, an inventory and the roles, made from the site's declaration.
+
+OUTPUT/bundle           what the role `node` hands to the nodes (bundle.py); also `node_bundle` of the inventory
+OUTPUT/inventory.yml    the nodes by class, with their addresses
+OUTPUT/roles            the roles, at one version with the bundle
+
+Made beside and renamed, so that a run never meets half of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fairlead import assets
+from fairlead.config import Site
+from fairlead.errors import DataError, HostError
+from fairlead.provision.inventory import Target, all_nodes, members
+from fairlead.provision.run_bundle import write_bundle
+from fairlead.provision.wheels import Wheel
+
+PARTS = ("bundle", "inventory.yml", "roles")
+
+
+def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wheel], output: Path, **request: Any) -> bool:
+    """Write ``output``; False when it was already so. request: what write_bundle takes besides. Raises DataError for a folder
+    with other things in it, HostError."""
+    if output.is_dir() and (strange := sorted({p.name for p in output.iterdir()} - set(PARTS))):
+        raise DataError(f"{output}: has {strange[0]} in it, which is not of `fairlead render`", hint="name another folder")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))  # 0700
+        try:
+            (made / "bundle").mkdir()
+            write_bundle(made / "bundle", chosen, own, wheels, declared=all_nodes(site), **request)
+            (made / "inventory.yml").write_bytes(inventory(site, chosen, str((output / "bundle").absolute())))
+            shutil.copytree(assets.directory("playbooks") / "roles", made / "roles", ignore=shutil.ignore_patterns("__pycache__"))
+            if output.is_dir() and _content(output) == _content(made):
+                return False
+            _replace(output, made)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as e:
+        raise HostError(f"{e.filename or output}: {e.strerror}") from None
+    return True
+
+
+def inventory(site: Site, chosen: Sequence[Target], bundle: str) -> bytes:
+    """An inventory: a group per class, and what all nodes have in common. JSON, which is YAML too."""
+    a = site.ansible
+    common: dict[str, Any] = {"ansible_user": a.user, "ansible_python_interpreter": a.python}
+    common |= {"node_python": a.python, "node_bundle": bundle}
+    common |= {"ansible_become": True} if a.user != "root" else {}
+    common |= {"ansible_ssh_private_key_file": os.path.abspath(a.private_key)} if a.private_key else {}
+    common |= {"ansible_ssh_common_args": a.ssh_args} if a.ssh_args else {}
+    hosts: Mapping[str, Any] = {t.node: {} if t.address == t.node else {"ansible_host": t.address} for t in chosen}
+    groups: dict[str, dict[str, Any]] = {
+        _group(name): {"hosts": {n: {} for n in nodes if n in hosts}} for name, nodes in members(site).items()
+    }
+    nodes = {"hosts": hosts, "vars": common, "children": {name: group for name, group in groups.items() if group["hosts"]}}
+    return msgspec.json.format(msgspec.json.encode({"all": {"children": {"fairlead": nodes}}}), indent=2) + b"\n"
+
+
+def _group(name: str) -> str:
+    """A class's name as Ansible takes it for a group: letters, digits and _."""
+    return "class_" + "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+
+
+def _replace(output: Path, made: Path) -> None:
+    old = made.with_name(made.name + ".old")
+    if output.is_dir():
+        output.rename(old)
+    made.rename(output)
+    shutil.rmtree(old, ignore_errors=True)

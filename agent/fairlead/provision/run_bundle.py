@@ -1,0 +1,176 @@
+"""What a run carries to the nodes, laid out in one private folder that is wiped when the run ends.
+
+request.json      what every node must have: release, files with their hashes, links, units
+files.json, files the contents, sent only to a node that lacks one
+wheels/           wheels, the same
+documents/NODE    what one node's request has besides: its documents, the units of its local disk, its driver's package files
+nodes             the names of all nodes that the site declares
+packages          where the package files of the lock are on this host
+program.zip       the program that does the work there (fairlead/on_node)
+lib/fairlead      what the action plugin imports, as the Python that runs Ansible need not have fairlead: what a node may answer,
+                  and how to choose among the wheels
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import fairlead
+from fairlead import assets, config
+from fairlead.errors import InputMissing
+from fairlead.provision import node_program, package_files, wheel_lock
+from fairlead.provision.inventory import Target
+from fairlead.provision.wheels import Wheel
+from fairlead.settings.driver import DriverWant
+
+OPT = "/opt/fairlead"
+# Slurm runs everything in prolog.d and epilog.d: only these two go there, the others beside.
+HOOKS = {
+    "prolog": "/etc/slurm/prolog.d/50-fairlead",
+    "epilog": "/etc/slurm/epilog.d/50-fairlead",
+    "task-prolog": "/etc/slurm/fairlead/task-prolog",
+    "bind-plan": "/etc/slurm/fairlead/bind-plan",
+    "health-check": "/etc/slurm/fairlead/health-check",
+}
+#: Modules of the standard library and of each other alone, with the packages that they are in.
+PLUGIN_MODULES = (
+    "__init__.py",
+    "model/__init__.py",
+    "model/plain.py",
+    "provision/__init__.py",
+    "provision/node_answer.py",
+    "provision/wheel_tags.py",
+)
+UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})
+
+
+def _mode(source: Path) -> int:
+    return 0o755 if source.stat().st_mode & 0o100 else 0o644
+
+
+def node_files() -> list[tuple[str, bytes, int]]:
+    """(path on the node, content, mode) of everything that is the same on every node."""
+    found: list[tuple[str, bytes, int]] = []
+    hooks = assets.directory("slurm")
+    for name, path in HOOKS.items():
+        source = hooks / name
+        if not source.is_file():
+            raise InputMissing(f"{source}: missing from this installation", hint="reinstall fairlead")
+        found.append((path, source.read_bytes(), _mode(source)))
+    templates = assets.directory("templates")
+    for source in sorted(templates.rglob("*")):
+        if source.is_file():
+            found.append((f"/{source.relative_to(templates).as_posix()}", source.read_bytes(), _mode(source)))
+    return found
+
+
+def release_name(own: Wheel) -> str:
+    """VERSION-DIGEST: other contents of ours, or other versions of what it needs, are another release."""
+    versions = sorted(f"{name}-{version}" for name, version in wheel_lock.load().versions().items())
+    digest = hashlib.sha256("\n".join([own.record, *versions]).encode()).hexdigest()
+    return f"{fairlead.__version__}-{digest[:10]}"
+
+
+def scratch_units(document: config.Document) -> list[dict[str, Any]]:
+    """The units of the node's local disk (jobenv.scratch): instances by its path, as systemd.unit(5) escapes it."""
+    path = document.jobenv.scratch.strip("/")
+    if not path:
+        return []
+    plain = ":_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    instance = "".join(
+        "-" if c == "/" else c if c in plain and (i or c != ".") else f"\\x{ord(c):02x}" for i, c in enumerate(path)
+    )
+    return [{"name": f"fairlead-scratch@{instance}.{kind}", "start": True} for kind in ("path", "timer")]
+
+
+def driver_files(document: config.Document) -> list[dict[str, Any]]:
+    """The package files of the node's driver that come from here; none where a mirror is declared, or where it is not managed."""
+    driver = document.settings.get("driver")
+    if not isinstance(driver, DriverWant) or not driver.managed or driver.mirror:
+        return []
+    return [{"file": p.file, "size": p.size, "sha256": p.sha256} for p in driver.packages]
+
+
+def documents(document: config.Document) -> list[dict[str, Any]]:
+    """The files that differ from node to node."""
+    return [
+        {"path": "/etc/fairlead/node.json", "content": config.encode_document(document).decode(), "mode": 0o644},
+        {"path": "/etc/fairlead/hooks", "content": config.hooks_line(document), "mode": 0o644},
+    ]
+
+
+def write_bundle(
+    folder: Path,
+    targets: Sequence[Target],
+    own: Wheel,
+    wheels: Sequence[Wheel],
+    *,
+    state: str,
+    undo: bool,
+    force: bool,
+    drained: bool = False,
+    only: Sequence[str] = (),
+    packages: str = "",
+    declared: Sequence[str] = (),
+) -> None:
+    """Lay out everything that the action plugin needs below ``folder``. declared: every node of the site. drained: `fairlead
+    apply --drained` is run there; only: of these settings. packages: the folder here with the files of the lock's packages; only
+    its path is written."""
+    files = node_files()
+    index = [{"name": w.name, "size": len(w.content), "sha256": w.sha256} for w in (own, *wheels)]
+    how = {"state": state, "undo": undo, "force": force, "drained": drained, "only": list(only)}
+    (folder / "wheels").mkdir()
+    (folder / "documents").mkdir()
+    (folder / "request.json").write_bytes(msgspec.json.encode(how | _request(files, release_name(own), index)))
+    (folder / "files").write_bytes(b"".join(c for _, c, _ in files))
+    (folder / "wheels.json").write_bytes(msgspec.json.encode(index))
+    for wheel in (own, *wheels):
+        (folder / "wheels" / wheel.name).write_bytes(wheel.content)
+    for target in targets:
+        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(_request_of(target.document)))
+    (folder / "nodes").write_bytes(msgspec.json.encode(declared))
+    (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
+    for name in PLUGIN_MODULES:
+        copy = folder / "lib" / "fairlead" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((Path(fairlead.__file__).parent / name).read_bytes())
+    (folder / "program.zip").write_bytes(node_program.archive())
+
+
+def _request_of(document: config.Document) -> dict[str, Any]:
+    """What one node is asked for besides what every node is (``_request``)."""
+    return {
+        "documents": documents(document),
+        "scratch_units": scratch_units(document),
+        "package_files": driver_files(document),
+    }
+
+
+def _request(files: Sequence[tuple[str, bytes, int]], release: str, index: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What every node is asked for: the files, the wheels of ``index``, the links and units; and what an uninstall removes."""
+    units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
+    return {
+        "opt": OPT,
+        "release": release,
+        # The node installs no other wheels: each is held against this on the admin host's word, which came over ssh.
+        "wheels": index,
+        "files": [{"path": p, "mode": m, "sha256": hashlib.sha256(c).hexdigest(), "size": len(c)} for p, c, m in files],
+        "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
+        "units": units,
+        # Removed by uninstall: what the node made itself, then folders where nothing else is left.
+        "leftovers": [
+            "/etc/slurm/fairlead/scratch-clean",
+            "/run/fairlead",
+            "/etc/fairlead/disabled",
+            "/etc/fairlead/left-for-boot",
+            "/var/cache/fairlead",
+        ],
+        "state_paths": ["/var/lib/fairlead"],
+        "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
+    }
