@@ -125,7 +125,7 @@ def test_what_is_not_ours_to_lift(cluster: Cluster, couriers: Callable[..., Cour
     stood = client.nodes()
     for node, courier in all_of_them.items():
         courier.want(FIT)
-        (courier.look if node == "n1" else courier.refused)()
+        (courier.reconcile if node == "n1" else courier.refused)()
     for node, courier in all_of_them.items():
         until(lambda c=courier, few=1 if node == "n1" else 2: reads(c) >= few, f"looks at {node}")
     assert client.nodes() == stood
