@@ -13,7 +13,7 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import FORGET_SECONDS, Fleet
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.outcome import CONTEST_SECONDS
-from fairlead.policy.fleet import Kind
+from fairlead.policy.drain_limits import Kind
 from fairlead.policy.ownership import Token, build
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.pace import LOOKS_PER_SECOND
-from fairlead.policy.fleet import Kind
+from fairlead.policy.drain_limits import Kind
 from fairlead.policy.rules import Rules
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES

@@ -26,14 +26,14 @@ from fairlead.daemon.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Re
 from fairlead.daemon.pace import Pace
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
-from fairlead.policy.fleet import Hold
+from fairlead.policy.drain_limits import Hold
 
 BACKOFF_MAX_SECONDS = 60.0
 BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.fleet``. ``held``: to
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.drain_limits``. ``held``: to
     keep, and to drain as soon as the rules across nodes leave room. ``fit``: jobs may run here, so Slurm's mark for a job
     that our prolog refused is to go."""
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from fairlead.daemon.ledger import Entry, Phase
 from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
 from fairlead.daemon.own_node import Lost, OwnNode
-from fairlead.policy.fleet import Hold
+from fairlead.policy.drain_limits import Hold
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
 from fairlead.slurm.client import NodeState
 

@@ -1,4 +1,4 @@
-"""What the rules across nodes (``policy.fleet``) need at one node: slurmctld's topology, read once, and since when an
+"""What the rules across nodes (``policy.drain_limits``) need at one node: slurmctld's topology, read once, and since when an
 order has been held. Lives in the courier's thread; only ``topology`` and ``crowd`` are read elsewhere."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from fairlead.daemon import log
 from fairlead.errors import FairleadError
-from fairlead.policy import fleet
-from fairlead.policy.fleet import Fault, Group, Hold, Kind, Look, Seen
+from fairlead.policy import drain_limits
+from fairlead.policy.drain_limits import Fault, Group, Hold, Kind, Look, Seen
 from fairlead.policy.ownership import Token
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
@@ -68,7 +68,7 @@ class Fleet:
         """Why this node may not be drained now, seen from the others; None: it may."""
         self._certain = token.token if certain else ""
         fault = self._fault(token)
-        hold = fleet.room(self._look(me, listed), fault, self.rules, time.time())
+        hold = drain_limits.room(self._look(me, listed), fault, self.rules, time.time())
         self._note(fault, hold)
         return hold
 
@@ -76,7 +76,7 @@ class Fleet:
         """Why the drain that stands may not stay; None: it may."""
         fault = self._fault(token)
         waited = self._contested == token.token
-        hold = fleet.overshoot(self._look(me, listed), fault, self.rules, waited=waited)
+        hold = drain_limits.overshoot(self._look(me, listed), fault, self.rules, waited=waited)
         self._contested = token.token if hold is not None and hold.wait else ""
         self._note(fault, hold)
         if hold is None:
@@ -84,7 +84,7 @@ class Fleet:
         return hold
 
     def _fault(self, token: Token) -> Fault:
-        job = fleet.job_of(token.summary)
+        job = drain_limits.job_of(token.summary)
         first, last = self._held.get((token.check, job), (0.0, 0.0))
         now = self._clock()
         waited = now - first if last and now - last < FORGET_SECONDS else 0.0

@@ -19,7 +19,7 @@ from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowR
 from fairlead.model.finding import Finding, Level
 from fairlead.model.gpu_load import REASONS
 from fairlead.model.verdict import State
-from fairlead.policy.fleet import Hold
+from fairlead.policy.drain_limits import Hold
 
 _ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
 _LINK_ERRORS = (

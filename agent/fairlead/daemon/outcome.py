@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from fairlead.policy.fleet import Hold
+from fairlead.policy.drain_limits import Hold
 from fairlead.policy.ownership import in_maintenance, keep_off, strip_suffixes
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX
 from fairlead.slurm.client import NodeState

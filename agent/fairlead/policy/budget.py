@@ -1,6 +1,6 @@
 """The arithmetic of a drain budget: how many nodes of a partition, switch or block may be unavailable at once.
 
-Who counts and who goes is in ``policy.fleet``.
+Who counts and who goes is in ``policy.drain_limits``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.model.verdict import State
 from fairlead.policy import ladder
-from fairlead.policy.fleet import certain
+from fairlead.policy.drain_limits import certain
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.resume import by_hand, is_clean, may_resume
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
@@ -28,7 +28,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
 
     reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame, if it is one.
-    certain: the device is gone for any job (``policy.fleet``). limited: a rule across nodes alone holds the drain, whose
+    certain: the device is gone for any job (``policy.drain_limits``). limited: a rule across nodes alone holds the drain, whose
     parts these are. counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits:
     the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told
     to Slurm. rungs: of findings that want more than their check asks for

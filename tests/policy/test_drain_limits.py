@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fairlead.model.finding import Action, Finding, Level
 from fairlead.policy import Rules
 from fairlead.policy.budget import allowed
-from fairlead.policy.fleet import Fault, Group, Hold, Kind, Look, Seen, certain, job_of, overshoot, room
+from fairlead.policy.drain_limits import Fault, Group, Hold, Kind, Look, Seen, certain, job_of, overshoot, room
 from fairlead.policy.ownership import build
 
 NOW = 1_000_000.0
