@@ -13,7 +13,7 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import FORGET_SECONDS, Fleet
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.outcome import CONTEST_SECONDS
-from fairlead.policy.drain_limits import Kind
+from fairlead.policy.drain_limits import LimitKind
 from fairlead.policy.ownership import Token, build
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
@@ -49,7 +49,7 @@ def clock() -> Clock:
 TOKEN = build("xid", "aaaaaaaaaaaa", "Xid 119 on GPU 0000:1b:00.0")
 
 
-def held(fleet: Fleet, listed: tuple[NodeState, ...], token: Token = TOKEN, *, certain: bool = False) -> Kind | None:
+def held(fleet: Fleet, listed: tuple[NodeState, ...], token: Token = TOKEN, *, certain: bool = False) -> LimitKind | None:
     hold = fleet.before("n1", token, listed, certain=certain)
     return hold.kind if hold else None
 
@@ -58,19 +58,19 @@ def test_a_hold_is_counted_from_its_first_refusal_and_ends_with_its_time(clock: 
     fleet = Fleet(RULES, clock=clock)
     for seconds in (0, 60, 99):
         clock.now = 50.0 + seconds
-        assert held(fleet, nodes("n2")) is Kind.COMMON_CAUSE
+        assert held(fleet, nodes("n2")) is LimitKind.COMMON_CAUSE
     clock.now = 150.0
     assert held(fleet, nodes("n2")) is None
     assert fleet.after("n1", TOKEN, nodes("n1", "n2")) is None  # nor is the drain undone for it
     clock.now = 151.0
-    assert held(fleet, nodes("n2")) is Kind.COMMON_CAUSE  # the next one begins anew
+    assert held(fleet, nodes("n2")) is LimitKind.COMMON_CAUSE  # the next one begins anew
 
 
 def test_an_order_that_went_away_begins_anew(clock: Clock) -> None:
     fleet = Fleet(RULES, clock=clock)
-    assert held(fleet, nodes("n2")) is Kind.COMMON_CAUSE
+    assert held(fleet, nodes("n2")) is LimitKind.COMMON_CAUSE
     clock.now += FORGET_SECONDS
-    assert held(fleet, nodes("n2")) is Kind.COMMON_CAUSE
+    assert held(fleet, nodes("n2")) is LimitKind.COMMON_CAUSE
 
 
 def test_a_reloaded_document_keeps_what_has_been_waited(clock: Clock) -> None:
@@ -88,7 +88,7 @@ def test_what_is_certain_stays_so_after_the_drain_and_for_that_drain_only(clock:
     assert fleet.after("n1", TOKEN, nodes("n1", "n2", "n3")) is None
     other = replace(TOKEN, token="bbbbbbbbbbbb")
     hold = fleet.after("n1", other, nodes("n1", "n2", "n3"))
-    assert hold is not None and hold.kind is Kind.COMMON_CAUSE
+    assert hold is not None and hold.kind is LimitKind.COMMON_CAUSE
 
 
 def test_a_contested_drain_waits_once(clock: Clock) -> None:
@@ -127,7 +127,7 @@ def test_a_held_order_is_tried_again_and_stays_visible_meanwhile(tmp_path: Path,
         while ctld.calls.count("nodes") == tried:
             clock.now += 0.1
             limit = turned(courier).take().limit
-            assert limit is not None and limit.kind is Kind.PARTITION
+            assert limit is not None and limit.kind is LimitKind.PARTITION
         waits.append(clock.now - began)
     assert waits[0] < 4.1 and 60 < max(waits) <= 256.1  # so that many held nodes do not keep slurmctld busy
     assert ctld.calls.count("drain") == 1  # the admin's
@@ -172,5 +172,5 @@ def test_orders_that_nobody_gives_any_more_are_forgotten(clock: Clock) -> None:
     for job in range(40):
         clock.now += 1000.0
         token = build("xid", "aaaaaaaaaaaa", "Xid 119 on GPU 0000:1b:00.0", job=job)
-        assert held(fleet, nodes("n2", "n3"), token) is Kind.COMMON_CAUSE
+        assert held(fleet, nodes("n2", "n3"), token) is LimitKind.COMMON_CAUSE
     assert len(fleet._held) <= 2

@@ -12,35 +12,46 @@ from msgspec.structs import replace
 from fairlead.model.finding import Action, Finding, Level
 from fairlead.policy import Rules
 from fairlead.policy.budget import allowed
-from fairlead.policy.drain_limits import Fault, Group, Hold, Kind, Look, Seen, certain, job_of, overshoot, room
+from fairlead.policy.drain_limits import (
+    DrainCause,
+    DrainLimit,
+    Group,
+    LimitKind,
+    ListedNode,
+    NodeList,
+    certain,
+    job_of,
+    overshoot,
+    room,
+)
 from fairlead.policy.ownership import build
 
 NOW = 1_000_000.0
 RULES = Rules(budget_percent=100, budget_group_percent=100, common_cause_nodes=0, suspect_job_nodes=0)
-XID = Fault(check="xid")
+XID = DrainCause(check="xid")
 
 
 def ours(
     name: str, time: float = NOW, check: str = "xid", job: int | None = None, partitions: tuple[str, ...] = ("gpu",)
-) -> Seen:
+) -> ListedNode:
     reason = build(check, "0123456789ab", "GPU 0000:1b:00.0 is bad", job=job).text
-    return Seen(name=name, available=False, drained=True, reason=reason, time=time, partitions=partitions)
+    return ListedNode(name=name, available=False, drained=True, reason=reason, time=time, partitions=partitions)
 
 
-def up(name: str, *partitions: str) -> Seen:
-    return Seen(name=name, partitions=partitions or ("gpu",))
+def up(name: str, *partitions: str) -> ListedNode:
+    return ListedNode(name=name, partitions=partitions or ("gpu",))
 
 
-def down(name: str) -> Seen:
-    return Seen(name=name, available=False, reason="old hardware", partitions=("gpu",))
+def down(name: str) -> ListedNode:
+    return ListedNode(name=name, available=False, reason="old hardware", partitions=("gpu",))
 
 
-def others(count: int, first: int = 100) -> tuple[Seen, ...]:
+def others(count: int, first: int = 100) -> tuple[ListedNode, ...]:
     return tuple(up(f"n{n}") for n in range(first, first + count))
 
 
-def kind(hold: Hold | None) -> Kind | None:
-    return hold.kind if hold else None
+def kind(limit: DrainLimit | None) -> LimitKind | None:
+    return limit.kind if limit else None
 
 
 # -- budgets ------------------------------------------------------------------------------------------
@@ -48,22 +59,22 @@ def kind(hold: Hold | None) -> Kind | None:
 
 def test_every_unavailable_node_uses_the_budget_but_not_oneself_nor_maintenance() -> None:
     rules = replace(RULES, budget_nodes=2)
-    maintained = Seen(
+    maintained = ListedNode(
         name="m", available=False, drained=True, reason="fairlead:maintain:0123456789ab new driver", partitions=("gpu",)
     )
     nodes = (up("n1"), down("n2"), maintained, *others(6))
-    assert room(Look(me="n1", nodes=nodes), XID, rules, NOW) is None
-    full = room(Look(me="n1", nodes=(*nodes, ours("n3"))), XID, rules, NOW)
-    assert full is not None and full.kind is Kind.PARTITION
+    assert room(NodeList(me="n1", nodes=nodes), XID, rules, NOW) is None
+    full = room(NodeList(me="n1", nodes=(*nodes, ours("n3"))), XID, rules, NOW)
+    assert full is not None and full.kind is LimitKind.PARTITION
     assert full.text == "drain budget of partition gpu is used up: 2 of 10 nodes are out, 2 may be"
-    assert room(Look(me="n3", nodes=(*nodes, ours("n3"))), XID, rules, NOW) is None
+    assert room(NodeList(me="n3", nodes=(*nodes, ours("n3"))), XID, rules, NOW) is None
 
 
 def test_every_partition_of_the_node_must_have_room() -> None:
     nodes = (up("n1", "gpu", "debug"), up("n2", "debug"), replace(down("n3"), partitions=("debug",)), *others(20))
-    full = room(Look(me="n1", nodes=nodes), XID, replace(RULES, budget_percent=10), NOW)
+    full = room(NodeList(me="n1", nodes=nodes), XID, replace(RULES, budget_percent=10), NOW)
     assert full is not None and full.name == "debug"
-    assert room(Look(me="n100", nodes=nodes), XID, replace(RULES, budget_percent=10), NOW) is None
+    assert room(NodeList(me="n100", nodes=nodes), XID, replace(RULES, budget_percent=10), NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -74,19 +85,21 @@ def test_a_switch_and_a_block_have_a_budget_of_their_own(out: int, percent: int,
     gone = tuple(ours(name) for name in rack[1 : 1 + out])
     nodes = (up("n1"), *gone, *(up(name) for name in rack[1 + out :]), *others(60))
     rules = replace(RULES, budget_group_percent=percent)
-    for level in (Kind.SWITCH, Kind.BLOCK):
-        look = Look(me="n1", nodes=nodes, groups=(Group(level, "s1", frozenset(rack)), Group(level, "s2", frozenset({"n100"}))))
-        hold = room(look, XID, rules, NOW)
-        assert (hold is not None) is held
-        assert hold is None or (hold.kind, hold.name) == (level, "s1")
-    assert room(Look(me="n1", nodes=nodes), XID, rules, NOW) is None  # an unknown topology is no limit
+    for level in (LimitKind.SWITCH, LimitKind.BLOCK):
+        listed = NodeList(
+            me="n1", nodes=nodes, groups=(Group(level, "s1", frozenset(rack)), Group(level, "s2", frozenset({"n100"})))
+        )
+        limit = room(listed, XID, rules, NOW)
+        assert (limit is not None) is held
+        assert limit is None or (limit.kind, limit.name) == (level, "s1")
+    assert room(NodeList(me="n1", nodes=nodes), XID, rules, NOW) is None  # an unknown topology is no limit
 
 
 def test_a_group_counts_the_nodes_that_slurmctld_still_has() -> None:
-    switch = Group(Kind.SWITCH, "s1", frozenset({"n1", "n2", "gone1", "gone2", "gone3", "gone4"}))
-    assert kind(room(Look(me="n1", nodes=(up("n1"), ours("n2")), groups=(switch,)), XID, RULES, NOW)) is None
+    switch = Group(LimitKind.SWITCH, "s1", frozenset({"n1", "n2", "gone1", "gone2", "gone3", "gone4"}))
+    assert kind(room(NodeList(me="n1", nodes=(up("n1"), ours("n2")), groups=(switch,)), XID, RULES, NOW)) is None
     tight = replace(RULES, budget_group_percent=50)
-    assert kind(room(Look(me="n1", nodes=(up("n1"), ours("n2")), groups=(switch,)), XID, tight, NOW)) is Kind.SWITCH
+    assert kind(room(NodeList(me="n1", nodes=(up("n1"), ours("n2")), groups=(switch,)), XID, tight, NOW)) is LimitKind.SWITCH
 
 
 # -- common cause -------------------------------------------------------------------------------------
@@ -109,22 +122,22 @@ CAUSE = replace(RULES, common_cause_nodes=3, common_cause_window_seconds=600, co
 )
 def test_the_same_check_on_many_nodes_at_once_is_held(drains: list[tuple[str, str, int]], held: bool) -> None:
     nodes = (up("n1"), *(ours(name, NOW - ago, check) for name, check, ago in drains), *others(60))
-    hold = room(Look(me="n1", nodes=nodes), XID, CAUSE, NOW)
-    assert kind(hold) is (Kind.COMMON_CAUSE if held else None)
-    assert hold is None or hold.text == (
+    limit = room(NodeList(me="n1", nodes=nodes), XID, CAUSE, NOW)
+    assert kind(limit) is (LimitKind.COMMON_CAUSE if held else None)
+    assert limit is None or limit.text == (
         "common cause: xid drained 3 other nodes within 600 s (a, b, c), held for 3600 s at most"
     )
 
 
 def test_a_hold_outlasts_the_window_and_ends_with_its_own_limit_or_a_resume() -> None:
     nodes = (up("n1"), *(ours(name) for name in "abc"), *others(60))
-    look = Look(me="n1", nodes=nodes)
-    waits = [room(look, replace(XID, waited=waited), CAUSE, NOW + waited) for waited in (0.0, 601.0, 3599.0, 3600.0)]
-    assert [kind(hold) for hold in waits] == [Kind.COMMON_CAUSE] * 3 + [None]
+    listed = NodeList(me="n1", nodes=nodes)
+    waits = [room(listed, replace(XID, waited=waited), CAUSE, NOW + waited) for waited in (0.0, 601.0, 3599.0, 3600.0)]
+    assert [kind(limit) for limit in waits] == [LimitKind.COMMON_CAUSE] * 3 + [None]
     for_ever = replace(CAUSE, common_cause_hold_seconds=0)
-    hold = room(look, replace(XID, waited=1e6), for_ever, NOW + 1e6)
-    assert hold is not None and hold.text.endswith("held until a person acts")
-    resumed = replace(look, nodes=(up("n1"), up("a"), *(ours(name) for name in "bc"), *others(60)))
+    limit = room(listed, replace(XID, waited=1e6), for_ever, NOW + 1e6)
+    assert limit is not None and limit.text.endswith("held until a person acts")
+    resumed = replace(listed, nodes=(up("n1"), up("a"), *(ours(name) for name in "bc"), *others(60)))
     assert room(resumed, replace(XID, waited=601.0), CAUSE, NOW + 601) is None
 
 
@@ -147,10 +160,10 @@ JOB = replace(RULES, suspect_job_nodes=2)
 def test_a_job_that_faults_on_several_nodes_is_the_suspect(blamed: list[int | None], mine: int | None, held: bool) -> None:
     checks = ("ecc", "xid", "xid")
     drained = tuple(ours(f"d{n}", NOW - 5000, checks[n], job) for n, job in enumerate(blamed))
-    look = Look(me="n1", nodes=(up("n1"), *drained, *others(60)))
-    hold = room(look, Fault(check="xid", job=mine), JOB, NOW)
-    assert kind(hold) is (Kind.SUSPECT_JOB if held else None)
-    assert hold is None or hold.text == (
+    listed = NodeList(me="n1", nodes=(up("n1"), *drained, *others(60)))
+    limit = room(listed, DrainCause(check="xid", job=mine), JOB, NOW)
+    assert kind(limit) is (LimitKind.SUSPECT_JOB if held else None)
+    assert limit is None or limit.text == (
         "job 7 is the suspect: drains of 2 other nodes blame it (d0, d1), held for 86400 s at most"
     )
 
@@ -165,13 +178,13 @@ def test_the_job_is_read_from_the_end_of_the_reason(summary: str, job: int | Non
 # -- what is covered ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [replace(XID, certain=True, job=7), Fault(check="manual", job=7)])
-def test_a_device_that_is_gone_and_a_persons_drain_meet_only_the_budgets(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [replace(XID, certain=True, job=7), DrainCause(check="manual", job=7)])
+def test_a_device_that_is_gone_and_a_persons_drain_meet_only_the_budgets(fault: DrainCause) -> None:
     rules = replace(CAUSE, suspect_job_nodes=2, budget_nodes=4)
     nodes = (up("n1"), *(ours(name, job=7) for name in "abc"), *others(60))
-    assert room(Look(me="n1", nodes=nodes), replace(XID, job=7), rules, NOW) is not None
-    assert room(Look(me="n1", nodes=nodes), fault, rules, NOW) is None
-    assert kind(room(Look(me="n1", nodes=(*nodes, ours("e"))), fault, rules, NOW)) is Kind.PARTITION
+    assert room(NodeList(me="n1", nodes=nodes), replace(XID, job=7), rules, NOW) is not None
+    assert room(NodeList(me="n1", nodes=nodes), fault, rules, NOW) is None
+    assert kind(room(NodeList(me="n1", nodes=(*nodes, ours("e"))), fault, rules, NOW)) is LimitKind.PARTITION
 
 
 @pytest.mark.parametrize(
@@ -201,35 +214,35 @@ def test_a_gpu_that_is_only_suspect_is_not_certain() -> None:
 
 def test_a_drain_within_every_limit_stands() -> None:
     rules = replace(RULES, budget_nodes=2)
-    look = Look(me="n1", nodes=(ours("n1", 5), ours("n2", 5), *others(6)))
-    assert overshoot(look, XID, rules) is None
-    assert overshoot(Look(me="x", nodes=look.nodes), XID, rules) is None
+    listed = NodeList(me="n1", nodes=(ours("n1", 5), ours("n2", 5), *others(6)))
+    assert overshoot(listed, XID, rules) is None
+    assert overshoot(NodeList(me="x", nodes=listed.nodes), XID, rules) is None
 
 
 def test_of_those_past_a_limit_the_last_by_time_and_name_goes_at_once_and_the_rest_wait_once() -> None:
     rules = replace(RULES, budget_nodes=2)
     nodes = (ours("n1", 5), ours("n2", 5), ours("n3", 4), *others(6))
-    holds = {me: overshoot(Look(me=me, nodes=nodes), XID, rules) for me in ("n1", "n2", "n3")}
-    assert {me: hold.wait for me, hold in holds.items() if hold} == {"n1": True, "n2": False, "n3": True}
+    holds = {me: overshoot(NodeList(me=me, nodes=nodes), XID, rules) for me in ("n1", "n2", "n3")}
+    assert {me: limit.wait for me, limit in holds.items() if limit} == {"n1": True, "n2": False, "n3": True}
     after = (ours("n1", 5), up("n2"), ours("n3", 4), *others(6))
-    assert all(overshoot(Look(me=me, nodes=after), XID, rules, waited=True) is None for me in ("n1", "n3"))
+    assert all(overshoot(NodeList(me=me, nodes=after), XID, rules, waited=True) is None for me in ("n1", "n3"))
 
 
 def test_whoever_has_waited_and_still_sees_too_many_goes() -> None:
     rules = replace(RULES, budget_nodes=1)
     nodes = (ours("n1", 5), ours("n2", 6), *others(6))
-    hold = overshoot(Look(me="n1", nodes=nodes), XID, rules, waited=True)
-    assert hold is not None and not hold.wait
+    limit = overshoot(NodeList(me="n1", nodes=nodes), XID, rules, waited=True)
+    assert limit is not None and not limit.wait
 
 
 def test_nodes_that_others_took_leave_no_seat() -> None:
     rules = replace(RULES, budget_nodes=2)
     nodes = (ours("n1", 5), ours("n2", 6), down("n3"), *others(6))
-    first, second = (overshoot(Look(me=me, nodes=nodes), XID, rules) for me in ("n1", "n2"))
+    first, second = (overshoot(NodeList(me=me, nodes=nodes), XID, rules) for me in ("n1", "n2"))
     assert first is not None and first.wait
     assert second is not None and not second.wait
     taken = (ours("n1", 5), down("n3"), down("n4"), *others(6))
-    gone = overshoot(Look(me="n1", nodes=taken), XID, rules)
+    gone = overshoot(NodeList(me="n1", nodes=taken), XID, rules)
     assert gone is not None and not gone.wait
 
 
@@ -245,15 +258,15 @@ class Cluster:
         self.drained: dict[str, float] = {}
         self.most = 0
 
-    def look(self, me: str) -> Look:
+    def listed(self, me: str) -> NodeList:
         names = [f"n{n:02d}" for n in range(self.total)]
         nodes = tuple(
             down(n) if n in self.down else ours(n, self.drained[n], job=7) if n in self.drained else up(n) for n in names
         )
-        return Look(me=me, nodes=nodes, groups=self.groups)
+        return NodeList(me=me, nodes=nodes, groups=self.groups)
 
 
-def agent(cluster: Cluster, me: str, fault: Fault, rules: Rules, end: dict[str, str]) -> Iterator[str]:
+def agent(cluster: Cluster, me: str, fault: DrainCause, rules: Rules, end: dict[str, str]) -> Iterator[str]:
     """One agent's protocol; each yield is a moment at which all others may do anything."""
     if room(cluster.look(me), fault, rules, cluster.clock) is not None:
         end[me] = "no room"
@@ -264,17 +277,17 @@ def agent(cluster: Cluster, me: str, fault: Fault, rules: Rules, end: dict[str, 
     cluster.drained[me] = float(int(cluster.clock))
     cluster.most = max(cluster.most, len(cluster.drained))
     yield "read back"
-    hold = overshoot(cluster.look(me), fault, rules)
-    if hold is not None and hold.wait:
+    limit = overshoot(cluster.look(me), fault, rules)
+    if limit is not None and limit.wait:
         yield "wait"
-        hold = overshoot(cluster.look(me), fault, rules, waited=True)
-    if hold is not None:
+        limit = overshoot(cluster.look(me), fault, rules, waited=True)
+    if limit is not None:
         yield "undo"
         del cluster.drained[me]
-    end[me] = "undone" if hold else "drained"
+    end[me] = "undone" if limit else "drained"
 
 
-def group(kind: Kind, name: str, numbers: range) -> Group:
+def group(kind: LimitKind, name: str, numbers: range) -> Group:
     return Group(kind, name, frozenset(f"n{n:02d}" for n in numbers))
 
 
@@ -283,10 +296,10 @@ LIMITS = st.sampled_from(
         (replace(RULES, budget_nodes=1), ()),
         (replace(RULES, budget_nodes=3), ()),
         (replace(RULES, budget_percent=20), ()),
-        (replace(RULES, budget_group_percent=50), tuple(group(Kind.SWITCH, f"s{s}", range(s, 16, 4)) for s in range(4))),
+        (replace(RULES, budget_group_percent=50), tuple(group(LimitKind.SWITCH, f"s{s}", range(s, 16, 4)) for s in range(4))),
         (CAUSE, ()),
         (JOB, ()),
-        (replace(CAUSE, budget_nodes=5, suspect_job_nodes=4), (group(Kind.BLOCK, "b", range(8)),)),
+        (replace(CAUSE, budget_nodes=5, suspect_job_nodes=4), (group(LimitKind.BLOCK, "b", range(8)),)),
     ]
 )
 
@@ -321,7 +334,7 @@ def test_in_the_end_every_limit_holds_and_one_node_at_least_is_drained(
     cluster = Cluster(total, min(gone, total - 1), groups)
     end: dict[str, str] = {}
     running = {
-        me: agent(cluster, me, Fault(check="xid", job=7), rules, end)
+        me: agent(cluster, me, DrainCause(check="xid", job=7), rules, end)
         for n in range(total)
         if (me := f"n{n:02d}") not in cluster.down
     }
@@ -363,7 +376,7 @@ def test_of_n_past_the_limit_exactly_n_undo_when_all_see_the_same(
     cluster = Cluster(total, 0, ())
     cluster.drained = {f"n{n:02d}": NOW + seconds for n, seconds in enumerate(times)}
     holds = {me: overshoot(cluster.look(me), XID, rules) for me in cluster.drained}
-    gone = {me for me, hold in holds.items() if hold is not None and not hold.wait}
+    gone = {me for me, limit in holds.items() if limit is not None and not limit.wait}
     assert len(gone) == max(0, writers - budget)
     for me in gone:
         del cluster.drained[me]

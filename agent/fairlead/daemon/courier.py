@@ -26,15 +26,15 @@ from fairlead.daemon.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Re
 from fairlead.daemon.pace import Pace
 from fairlead.daemon.refusal import Refusal
 from fairlead.errors import FairleadError
-from fairlead.policy.drain_limits import Hold
+from fairlead.policy.drain_limits import DrainLimit
 
 BACKOFF_MAX_SECONDS = 60.0
 BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.drain_limits``. ``held``: to
-    keep, and to drain as soon as the rules across nodes leave room. ``fit``: jobs may run here, so Slurm's mark for a job
+    """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.drain_limits``.
+    ``held``: to keep, and to drain as soon as the rules across nodes leave room. ``fit``: jobs may run here, so Slurm's mark for a job
     that our prolog refused is to go."""
 
     kind: str = "keep"
@@ -65,7 +65,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     held: str = ""
     foreign: bool = False
     over_budget: str = ""
-    limit: Hold | None = None
+    limit: DrainLimit | None = None
     error: str = ""
     acknowledged: int = 0
     known: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from fairlead.daemon.ledger import Entry, Phase
 from fairlead.daemon.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
 from fairlead.daemon.own_node import Lost, OwnNode
-from fairlead.policy.drain_limits import Hold
+from fairlead.policy.drain_limits import DrainLimit
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
 from fairlead.slurm.client import NodeState
 
@@ -228,7 +228,7 @@ class Drain(OwnNode):
 
     def _stand(self, entry: Entry, mine: NodeState, listed: tuple[NodeState, ...]) -> Steps:
         """Our drain is there: keep it, or undo it where it is past a limit that looks across nodes."""
-        over: Hold | None = None
+        over: DrainLimit | None = None
         if listed and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             over = self.fleet.after(self.node, entry.token, listed)
         if over is not None and over.wait:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fairlead.daemon import log
 from fairlead.errors import FairleadError
 from fairlead.policy import drain_limits
-from fairlead.policy.drain_limits import Fault, Group, Hold, Kind, Look, Seen
+from fairlead.policy.drain_limits import DrainCause, DrainLimit, Group, LimitKind, ListedNode, NodeList
 from fairlead.policy.ownership import Token
 from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
@@ -47,7 +47,7 @@ class Fleet:
         if self._learn is None:
             return
         try:
-            self._groups = tuple(Group(Kind(g.kind), g.name, g.nodes) for g in self._learn())
+            self._groups = tuple(Group(LimitKind(g.kind), g.name, g.nodes) for g in self._learn())
         except FairleadError as e:
             self.topology = f"unknown: {e}"
             self.due = self._clock() + min(RETRY_MAX_SECONDS, RETRY_SECONDS * 2.0**self._failures)
@@ -56,7 +56,9 @@ class Fleet:
             return
         self._failures = 0
         self.due = float("inf")
-        kinds = ", ".join(f"{sum(g.kind is kind for g in self._groups)} {kind.value}" for kind in (Kind.SWITCH, Kind.BLOCK))
+        kinds = ", ".join(
+            f"{sum(g.kind is kind for g in self._groups)} {kind.value}" for kind in (LimitKind.SWITCH, LimitKind.BLOCK)
+        )
         self.topology = kinds if self._groups else "none: slurmctld knows no switch and no block"
 
     def follow(self, before: Fleet) -> None:
@@ -64,44 +66,44 @@ class Fleet:
         self._held, self._certain, self._contested = before._held, before._certain, before._contested
         self.crowd = before.crowd
 
-    def before(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> Hold | None:
+    def before(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> DrainLimit | None:
         """Why this node may not be drained now, seen from the others; None: it may."""
         self._certain = token.token if certain else ""
         fault = self._fault(token)
-        hold = drain_limits.room(self._look(me, listed), fault, self.rules, time.time())
-        self._note(fault, hold)
-        return hold
+        limit = drain_limits.room(self._look(me, listed), fault, self.rules, time.time())
+        self._note(fault, limit)
+        return limit
 
-    def after(self, me: str, token: Token, listed: Sequence[NodeState]) -> Hold | None:
+    def after(self, me: str, token: Token, listed: Sequence[NodeState]) -> DrainLimit | None:
         """Why the drain that stands may not stay; None: it may."""
         fault = self._fault(token)
         waited = self._contested == token.token
-        hold = drain_limits.overshoot(self._look(me, listed), fault, self.rules, waited=waited)
-        self._contested = token.token if hold is not None and hold.wait else ""
-        self._note(fault, hold)
-        if hold is None:
+        limit = drain_limits.overshoot(self._look(me, listed), fault, self.rules, waited=waited)
+        self._contested = token.token if limit is not None and limit.wait else ""
+        self._note(fault, limit)
+        if limit is None:
             self._held.pop((fault.check, fault.job), None)
-        return hold
+        return limit
 
-    def _fault(self, token: Token) -> Fault:
+    def _fault(self, token: Token) -> DrainCause:
         job = drain_limits.job_of(token.summary)
         first, last = self._held.get((token.check, job), (0.0, 0.0))
         now = self._clock()
         waited = now - first if last and now - last < FORGET_SECONDS else 0.0
-        return Fault(check=token.check, job=job, certain=token.token == self._certain, waited=waited)
+        return DrainCause(check=token.check, job=job, certain=token.token == self._certain, waited=waited)
 
-    def _note(self, fault: Fault, hold: Hold | None) -> None:
+    def _note(self, fault: DrainCause, limit: DrainLimit | None) -> None:
         """Remember since when common cause or a suspect job holds this order."""
         now = self._clock()
         self._held = {order: times for order, times in self._held.items() if now - times[1] < FORGET_SECONDS}
-        if fault.waited or (hold is not None and hold.kind.suspicion):
+        if fault.waited or (limit is not None and limit.kind.suspicion):
             self._held[fault.check, fault.job] = (now - fault.waited, now)
 
-    def _look(self, me: str, listed: Sequence[NodeState]) -> Look:
+    def _look(self, me: str, listed: Sequence[NodeState]) -> NodeList:
         self.crowd = max(sum(n.drained for n in listed), len(listed) // 10)  # it is a while until all are listed again
-        return Look(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
+        return NodeList(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
 
 
-def _seen(n: NodeState) -> Seen:
+def _seen(n: NodeState) -> ListedNode:
     time = float(n.reason_time)
-    return Seen(name=n.name, available=n.available, drained=n.drained, reason=n.reason, time=time, partitions=n.partitions)
+    return ListedNode(name=n.name, available=n.available, drained=n.drained, reason=n.reason, time=time, partitions=n.partitions)

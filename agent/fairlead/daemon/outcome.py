@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from fairlead.policy.drain_limits import Hold
+from fairlead.policy.drain_limits import DrainLimit
 from fairlead.policy.ownership import in_maintenance, keep_off, strip_suffixes
 from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX
 from fairlead.slurm.client import NodeState
@@ -46,7 +46,7 @@ class Result(Struct, frozen=True, kw_only=True):
     detail: str = ""
     states: frozenset[str] = frozenset()
     window_seconds: float = 0.0
-    limit: Hold | None = None
+    limit: DrainLimit | None = None
     undone: bool = False
     marked: bool = False
     known: tuple[str, ...] = ()

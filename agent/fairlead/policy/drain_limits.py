@@ -41,7 +41,7 @@ ONLY_LIKELY = frozenset({("xid", "users")})
 _JOB = re.compile(r"(?:^| )job=([0-9]{1,19})\Z")
 
 
-class Kind(StrEnum):
+class LimitKind(StrEnum):
     """What kind of limit. Common cause and suspect job are suspicions: they hold nothing that is certain."""
 
     PARTITION = "partition"
@@ -52,10 +52,10 @@ class Kind(StrEnum):
 
     @property
     def suspicion(self) -> bool:
-        return self in (Kind.COMMON_CAUSE, Kind.SUSPECT_JOB)
+        return self in (LimitKind.COMMON_CAUSE, LimitKind.SUSPECT_JOB)
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class ListedNode(Struct, frozen=True, kw_only=True):
     """A node as slurmctld lists it. ``time``: reason time, Unix seconds. ``available``: new jobs may start there."""
 
     name: str
@@ -69,24 +69,24 @@ class Seen(Struct, frozen=True, kw_only=True):
 class Group(Struct, frozen=True):
     """Nodes that slurmctld's topology puts together: under one leaf switch, or in one block."""
 
-    kind: Kind
+    kind: LimitKind
     name: str
     nodes: frozenset[str]
 
 
-class Look(Struct, frozen=True, kw_only=True):
-    """All nodes as one reading of slurmctld has them, seen by the node ``me``; what its topology puts together."""
+class NodeList(Struct, frozen=True, kw_only=True):
+    """All nodes as slurmctld lists them at one time, for the node ``me``, with the groups of its topology."""
 
     me: str
-    nodes: tuple[Seen, ...]
+    nodes: tuple[ListedNode, ...]
     groups: tuple[Group, ...] = ()
 
     @property
-    def mine(self) -> Seen | None:
+    def mine(self) -> ListedNode | None:
         return next((n for n in self.nodes if n.name == self.me), None)
 
 
-class Fault(Struct, frozen=True, kw_only=True):
+class DrainCause(Struct, frozen=True, kw_only=True):
     """What a node is to be drained for. job: the job to blame. certain: see ``CERTAIN``. waited: seconds that this order
     has already been held by common cause or suspect job."""
 
@@ -96,10 +96,10 @@ class Fault(Struct, frozen=True, kw_only=True):
     waited: float = 0.0
 
 
-class Limit(Struct, frozen=True, kw_only=True):
+class LimitUse(Struct, frozen=True, kw_only=True):
     """``allowed`` nodes may be out. ours: (time, name) of the nodes that fairlead drained; others: names of the rest."""
 
-    kind: Kind
+    kind: LimitKind
     name: str
     allowed: int
     total: int = 0
@@ -111,10 +111,10 @@ class Limit(Struct, frozen=True, kw_only=True):
         return (self.others | {name for _, name in self.ours}) - {but}
 
 
-class Hold(Struct, frozen=True, kw_only=True):
-    """A drain that is not to be, or not to stay. ``text``: one line for the verdict. ``wait``: it may yet stay; look again."""
+class DrainLimit(Struct, frozen=True, kw_only=True):
+    """The limit that forbids a drain, or that undoes it. ``text``: one line for the verdict. ``wait``: list the nodes again first."""
 
-    kind: Kind
+    kind: LimitKind
     name: str
     text: str
     wait: bool = False
@@ -131,79 +131,79 @@ def job_of(summary: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def room(look: Look, fault: Fault, rules: Rules, now: float) -> Hold | None:
+def room(listed: NodeList, fault: DrainCause, rules: Rules, now: float) -> DrainLimit | None:
     """Before draining: the first limit that leaves no room for one more node; None for room. ``now``: Unix seconds."""
-    for limit in limits(look, fault, rules, now):
-        out = limit.out(look.me)
+    for limit in limits(listed, fault, rules, now):
+        out = limit.out(listed.me)
         if len(out) >= limit.allowed:
-            return _hold(limit, out, rules)
+            return _drain_limit(limit, out, rules)
     return None
 
 
-def overshoot(look: Look, fault: Fault, rules: Rules, *, waited: bool = False) -> Hold | None:
+def overshoot(listed: NodeList, fault: DrainCause, rules: Rules, *, waited: bool = False) -> DrainLimit | None:
     """After draining: None when the drain may stand; else undo it, or with ``wait`` look once more (then: ``waited``)."""
-    mine = look.mine
+    mine = listed.mine
     if mine is None:
         return None
-    waits: Hold | None = None
-    for limit in limits(look, fault, rules, mine.time):
-        out = limit.out(look.me)
+    waits: DrainLimit | None = None
+    for limit in limits(listed, fault, rules, mine.time):
+        out = limit.out(listed.me)
         if len(out) < limit.allowed:
             continue
-        ahead = sum(each < (mine.time, look.me) for each in limit.ours)
-        if waited or ahead >= seats(limit.allowed, len(limit.others - {look.me})):
-            return _hold(limit, out, rules)
-        waits = waits or replace(_hold(limit, out, rules), wait=True)
+        ahead = sum(each < (mine.time, listed.me) for each in limit.ours)
+        if waited or ahead >= seats(limit.allowed, len(limit.others - {listed.me})):
+            return _drain_limit(limit, out, rules)
+        waits = waits or replace(_drain_limit(limit, out, rules), wait=True)
     return waits
 
 
-def limits(look: Look, fault: Fault, rules: Rules, moment: float) -> Iterator[Limit]:
-    """Every limit that this node's drain meets. ``moment``: of the drain, in slurmctld's time; the window ends there."""
-    counted = [n for n in look.nodes if not (n.drained and n.reason.startswith(MAINTAIN))]
-    for partition in look.mine.partitions if look.mine else ():
+def limits(listed: NodeList, fault: DrainCause, rules: Rules, drain_time: float) -> Iterator[LimitUse]:
+    """Every limit that applies to this node's drain. The window of common cause ends at ``drain_time`` (slurmctld's clock)."""
+    counted = [n for n in listed.nodes if not (n.drained and n.reason.startswith(MAINTAIN))]
+    for partition in listed.mine.partitions if listed.mine else ():
         members = [n for n in counted if partition in n.partitions]
-        total = sum(partition in n.partitions for n in look.nodes)
-        yield _budget(Kind.PARTITION, partition, members, total, allowed(rules.budget_percent, rules.budget_nodes, total))
-    for group in look.groups:
-        if look.me in group.nodes:
+        total = sum(partition in n.partitions for n in listed.nodes)
+        yield _budget(LimitKind.PARTITION, partition, members, total, allowed(rules.budget_percent, rules.budget_nodes, total))
+    for group in listed.groups:
+        if listed.me in group.nodes:
             members = [n for n in counted if n.name in group.nodes]
-            total = sum(n.name in group.nodes for n in look.nodes)
+            total = sum(n.name in group.nodes for n in listed.nodes)
             yield _budget(group.kind, group.name, members, total, allowed(rules.budget_group_percent, 0, total))
     if fault.certain or fault.check == MANUAL:
         return
-    drains = [(n, t) for n in counted if n.drained and n.name != look.me and (t := parse(n.reason)) and t.check != MANUAL]
+    drains = [(n, t) for n in counted if n.drained and n.name != listed.me and (t := parse(n.reason)) and t.check != MANUAL]
     if rules.suspect_job_nodes and fault.job is not None and not _over(fault.waited, rules.suspect_job_hold_seconds):
         named = frozenset((n.time, n.name) for n, token in drains if job_of(token.summary) == fault.job)
-        yield Limit(kind=Kind.SUSPECT_JOB, name=str(fault.job), allowed=rules.suspect_job_nodes, ours=named)
+        yield LimitUse(kind=LimitKind.SUSPECT_JOB, name=str(fault.job), allowed=rules.suspect_job_nodes, ours=named)
     if rules.common_cause_nodes and not _over(fault.waited, rules.common_cause_hold_seconds):
-        since = moment - fault.waited - rules.common_cause_window_seconds
+        since = drain_time - fault.waited - rules.common_cause_window_seconds
         alike = frozenset((n.time, n.name) for n, token in drains if token.check == fault.check and n.time >= since)
-        yield Limit(kind=Kind.COMMON_CAUSE, name=fault.check, allowed=rules.common_cause_nodes, ours=alike)
+        yield LimitUse(kind=LimitKind.COMMON_CAUSE, name=fault.check, allowed=rules.common_cause_nodes, ours=alike)
 
 
 def _over(waited: float, limit: int) -> bool:
     return bool(limit) and waited >= limit
 
 
-def _budget(kind: Kind, name: str, members: Sequence[Seen], total: int, may: int) -> Limit:
+def _budget(kind: LimitKind, name: str, members: Sequence[ListedNode], total: int, may: int) -> LimitUse:
     out = [n for n in members if not n.available]
     ours = frozenset((n.time, n.name) for n in out if n.drained and parse(n.reason))
     others = frozenset(n.name for n in out) - {name for _, name in ours}
-    return Limit(kind=kind, name=name, allowed=may, total=total, ours=ours, others=others)
+    return LimitUse(kind=kind, name=name, allowed=may, total=total, ours=ours, others=others)
 
 
-def _hold(limit: Limit, out: frozenset[str], rules: Rules) -> Hold:
+def _drain_limit(limit: LimitUse, out: frozenset[str], rules: Rules) -> DrainLimit:
     where = ", ".join(sorted(out)[:3]) + (", ..." if len(out) > 3 else "")
-    if limit.kind is Kind.COMMON_CAUSE:
+    if limit.kind is LimitKind.COMMON_CAUSE:
         text = f"common cause: {limit.name} drained {len(out)} other nodes within {rules.common_cause_window_seconds} s"
         text += f" ({where}), {_for(rules.common_cause_hold_seconds)}"
-    elif limit.kind is Kind.SUSPECT_JOB:
+    elif limit.kind is LimitKind.SUSPECT_JOB:
         text = f"job {limit.name} is the suspect: drains of {len(out)} other nodes blame it ({where})"
         text += f", {_for(rules.suspect_job_hold_seconds)}"
     else:
         text = f"drain budget of {limit.kind.value} {limit.name} is used up: {len(out)} of {limit.total} nodes are out"
         text += f", {limit.allowed} may be"
-    return Hold(kind=limit.kind, name=limit.name, text=text)
+    return DrainLimit(kind=limit.kind, name=limit.name, text=text)
 
 
 def _for(seconds: int) -> str:
