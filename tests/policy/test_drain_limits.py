@@ -268,7 +268,7 @@ class Cluster:
 
 def agent(cluster: Cluster, me: str, fault: DrainCause, rules: Rules, end: dict[str, str]) -> Iterator[str]:
     """One agent's protocol; each yield is a moment at which all others may do anything."""
-    if room(cluster.look(me), fault, rules, cluster.clock) is not None:
+    if room(cluster.listed(me), fault, rules, cluster.clock) is not None:
         end[me] = "no room"
         return
     # So an overshoot is only by agents that had looked before the limit was full.
@@ -277,10 +277,10 @@ def agent(cluster: Cluster, me: str, fault: DrainCause, rules: Rules, end: dict[
     cluster.drained[me] = float(int(cluster.clock))
     cluster.most = max(cluster.most, len(cluster.drained))
     yield "read back"
-    limit = overshoot(cluster.look(me), fault, rules)
+    limit = overshoot(cluster.listed(me), fault, rules)
     if limit is not None and limit.wait:
         yield "wait"
-        limit = overshoot(cluster.look(me), fault, rules, waited=True)
+        limit = overshoot(cluster.listed(me), fault, rules, waited=True)
     if limit is not None:
         yield "undo"
         del cluster.drained[me]
@@ -375,9 +375,9 @@ def test_of_n_past_the_limit_exactly_n_undo_when_all_see_the_same(
     times = data.draw(st.lists(st.integers(0, 2), min_size=writers, max_size=writers))
     cluster = Cluster(total, 0, ())
     cluster.drained = {f"n{n:02d}": NOW + seconds for n, seconds in enumerate(times)}
-    holds = {me: overshoot(cluster.look(me), XID, rules) for me in cluster.drained}
+    holds = {me: overshoot(cluster.listed(me), XID, rules) for me in cluster.drained}
     gone = {me for me, limit in holds.items() if limit is not None and not limit.wait}
     assert len(gone) == max(0, writers - budget)
     for me in gone:
         del cluster.drained[me]
-    assert all(overshoot(cluster.look(me), XID, rules, waited=True) is None for me in cluster.drained)
+    assert all(overshoot(cluster.listed(me), XID, rules, waited=True) is None for me in cluster.drained)

@@ -34,8 +34,8 @@ BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held
 
 class Want(Struct, frozen=True, kw_only=True):
     """An order: ``kind`` keep, drain or resume, and the parts of the reason. ``certain``: see ``policy.drain_limits``.
-    ``held``: to keep, and to drain as soon as the rules across nodes leave room. ``fit``: jobs may run here, so Slurm's mark for a job
-    that our prolog refused is to go."""
+    ``held``: to keep, and to drain as soon as the rules across nodes leave room. ``fit``: jobs may run here, so Slurm's mark
+    for a job that our prolog refused is to go."""
 
     kind: str = "keep"
     check: str = ""

@@ -112,7 +112,8 @@ class LimitUse(Struct, frozen=True, kw_only=True):
 
 
 class DrainLimit(Struct, frozen=True, kw_only=True):
-    """The limit that forbids a drain, or that undoes it. ``text``: one line for the verdict. ``wait``: list the nodes again first."""
+    """The limit that forbids a drain, or that undoes it. ``text``: one line for the verdict. ``wait``: list the nodes again
+    first."""
 
     kind: LimitKind
     name: str

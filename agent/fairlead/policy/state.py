@@ -32,15 +32,15 @@ class Proof(StrEnum):
 class Now(Struct, frozen=True, kw_only=True):
     """This moment. ``boot_seconds`` is CLOCK_BOOTTIME, ``wall_seconds`` the time of day (strikes and waiting only).
 
-    job_running: a job is on the node; jobs: which. applying: apply or a maintenance reservation runs.
-    drained: slurmctld has accepted a drain of ours and it still applies. returned: since the last decision the node has gone back
-    into service after one, by the agent's resume or a person's (a drain that slurmctld has lost, or that a person has put words
-    of theirs over, is no return). hold: ``fairlead hold``. disabled: /etc/fairlead/disabled exists. over_budget: what leaves no
-    room for a drain (``policy.drain_limits``), one line; suspicion: the same from common cause or a suspect job. full_sweep: every reading is fresh (a kernel record wakes single checks on the
-    last one: not a clean sweep). serials: GPU serial by PCI address. gpus: addresses of the GPUs that the driver lists.
-    job: the job that runs here alone, if one does.
-    drain_check, drain_since_seconds: what the standing drain is for and when it was made (time of day), from the ledger:
-    it still says so when the history was lost. proof: of the return-to-service command.
+    job_running: a job is on the node; jobs: which. applying: apply or a maintenance reservation runs. drained: slurmctld has
+    accepted a drain of ours and it still applies. returned: since the last decision the node has gone back into service after
+    one, by the agent's resume or a person's (a drain that slurmctld has lost, or that a person has put words of theirs over, is
+    no return). hold: ``fairlead hold``. disabled: /etc/fairlead/disabled exists. over_budget: what leaves no room for a drain
+    (``policy.drain_limits``), one line; suspicion: the same from common cause or a suspect job. full_sweep: every reading is
+    fresh (a kernel record wakes single checks on the last one: not a clean sweep). serials: GPU serial by PCI address. gpus:
+    addresses of the GPUs that the driver lists. job: the job that runs here alone, if one does. drain_check,
+    drain_since_seconds: what the standing drain is for and when it was made (time of day), from the ledger: it still says so
+    when the history was lost. proof: of the return-to-service command.
     """
 
     boot_seconds: float
