@@ -28,7 +28,7 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.measure.collective import size_text
 from fairlead.model.check import CheckParams
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
 from tests.lab.trees import MACHINES
 from tests.slurm import node_states

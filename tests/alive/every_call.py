@@ -27,7 +27,7 @@ from fairlead.host.root import Root
 from fairlead.model.check import Past
 from fairlead.model.device import boards_of, readable_fields
 from fairlead.model.finding import Level
-from fairlead.policy.state import identity
+from fairlead.policy.policy_state import identity
 from tests.lab.faults import Faults
 
 GPU = 2

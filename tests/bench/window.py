@@ -8,7 +8,7 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.daemon.own_node import STALE_SECONDS
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.bench.rows import Row, median
 from tests.lab.cluster import Cluster

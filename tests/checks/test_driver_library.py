@@ -12,8 +12,8 @@ from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Level, Mode
 from fairlead.model.gpu_load import Software
 from fairlead.policy import Order, PolicyState, Rules, decide
-from fairlead.policy.rules import DRIVER_CHECKS, CheckPolicy
-from fairlead.policy.state import Now
+from fairlead.policy.decision_rules import DRIVER_CHECKS, CheckPolicy
+from fairlead.policy.policy_state import Now
 from tests.checks.drivers import judged, of_driver, with_software
 from tests.checks.nodes import BOOT, NA, node
 

@@ -13,7 +13,7 @@ from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
-from fairlead.policy.state import standing
+from fairlead.policy.policy_state import standing
 from tests.checks.nodes import gpu, node
 
 WHERE = "NVRM: Xid (PCI:0000:1b:00): "

@@ -15,8 +15,8 @@ from fairlead.daemon.courier import Courier, Standing, Want
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger, Phase
 from fairlead.daemon.outcome import Outcome, finish
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MANUAL
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState, Stamp
 
 XID = Want(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0")

@@ -12,7 +12,7 @@ from fairlead.daemon.evidence import Known, evidence_of
 from fairlead.daemon.ledger import Ledger
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import PolicyState, Rules, acknowledge_evidence
-from fairlead.policy.state import Track
+from fairlead.policy.policy_state import Track
 from tests.slurm import model
 
 ORDER = Want(kind="drain", check="xid", summary="GPU gone")

@@ -25,7 +25,7 @@ from fairlead.host import job_records
 from fairlead.host.process import slurmd_names
 from fairlead.model.check import KernelRecord
 from fairlead.policy.ownership import build
-from fairlead.policy.state import PolicyState
+from fairlead.policy.policy_state import PolicyState
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.identity import disagreement
 from fairlead.slurm.leftovers import Leftovers, in_log

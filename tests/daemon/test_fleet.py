@@ -13,9 +13,9 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import FORGET_SECONDS, Fleet
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.outcome import CONTEST_SECONDS
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.drain_limits import LimitKind
 from fairlead.policy.ownership import Token, build
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
 from tests.daemon.test_courier import Ctld
 

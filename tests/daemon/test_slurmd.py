@@ -17,7 +17,7 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
 from fairlead.daemon.pace import LOOKS_PER_SECOND
 from fairlead.daemon.slurmd import FIND_SECONDS, Slurmd
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from tests.slurm import model
 
 XID = Want(kind="drain", check="xid", summary="gone")

@@ -10,8 +10,8 @@ from fairlead import checks
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Proof, Rules, acknowledge, decide
-from fairlead.policy.rules import Severity
-from fairlead.policy.state import standing
+from fairlead.policy.decision_rules import Severity
+from fairlead.policy.policy_state import standing
 
 CHECKS = {
     "xid": CheckPolicy(mode=Mode.ENFORCE),

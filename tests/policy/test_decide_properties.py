@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import Order, acknowledge, decide
-from fairlead.policy.state import standing
+from fairlead.policy.policy_state import standing
 from tests.policy.test_decide import CHECKS, GPU, RULES, bad, now, run
 
 LEVELS = st.sampled_from([Level.OK, Level.WARN, Level.UNKNOWN, Level.DRAIN])

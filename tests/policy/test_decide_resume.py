@@ -7,7 +7,7 @@ import pytest
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import CheckPolicy, Order, PolicyState, Rules, acknowledge, decide
-from fairlead.policy.state import Track, standing
+from fairlead.policy.policy_state import Track, standing
 from fairlead.policy.tracks import of_this_boot
 from tests.policy.test_decide import CHECKS, RULES, bad, now, run
 

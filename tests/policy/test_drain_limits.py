@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fairlead.model.finding import Action, Finding, Level
 from fairlead.policy import Rules
-from fairlead.policy.budget import allowed
+from fairlead.policy.drain_budget import allowed
 from fairlead.policy.drain_limits import (
     DrainCause,
     DrainLimit,

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
 from fairlead.policy.ladder import STEPS, order_of
-from fairlead.policy.request import Clear, apply
-from fairlead.policy.state import standing
+from fairlead.policy.policy_state import standing
+from fairlead.policy.state_requests import Clear, apply
 
 CHECKS = {n: CheckPolicy(mode=Mode.ENFORCE) for n in ("xid", "gpu_count", "row_remap")} | {"ecc": CheckPolicy()}
 GPU, OTHER = "0000:1b:00.0", "0000:43:00.0"

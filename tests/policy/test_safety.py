@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Proof, Rules, acknowledge, decide
-from fairlead.policy.resume import MANUAL
-from fairlead.policy.state import standing
+from fairlead.policy.policy_state import standing
+from fairlead.policy.return_to_service import MANUAL
 
 CHECKS = {
     "xid": CheckPolicy(mode=Mode.ENFORCE),

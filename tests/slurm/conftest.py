@@ -12,7 +12,7 @@ import pytest
 
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.ledger import Ledger
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab import pyslurm
 from tests.lab.cluster import Cluster

@@ -17,7 +17,7 @@ from fairlead.daemon.courier import Courier, Want
 from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Ledger
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import LabError

@@ -13,8 +13,8 @@ from fairlead.daemon.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.daemon.own_node import STALE_SECONDS
 from fairlead.errors import SlurmUnavailable
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MANUAL
-from fairlead.policy.rules import Rules
 from tests.slurm import model
 
 XID = Want(kind="drain", check="xid", summary="fallen off the bus")

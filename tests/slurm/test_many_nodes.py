@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.pace import LOOKS_PER_SECOND
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.drain_limits import LimitKind
-from fairlead.policy.rules import Rules
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.slurm.conftest import ROOMY, client_of, running

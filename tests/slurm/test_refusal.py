@@ -10,7 +10,7 @@ import pytest
 
 from fairlead.daemon.courier import Courier, Want
 from fairlead.daemon.drain import Drain
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster

@@ -13,7 +13,7 @@ from fairlead.daemon.drain import Drain
 from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.outcome import Outcome, finish
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from fairlead.slurm.topology import NodeGroup, expand, parse_topology
 from tests.lab.cluster import Cluster

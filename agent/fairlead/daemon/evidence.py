@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from fairlead.model.finding import Level
 from fairlead.policy import PolicyState
-from fairlead.policy.state import ACKNOWLEDGED_MAX, identity
+from fairlead.policy.policy_state import ACKNOWLEDGED_MAX, identity
 
 
 class Known(Struct, frozen=True, kw_only=True):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from fairlead.daemon import log
 from fairlead.errors import FairleadError
 from fairlead.policy import drain_limits
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.drain_limits import DrainCause, DrainLimit, Group, LimitKind, ListedNode, NodeList
 from fairlead.policy.ownership import Token
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.topology import NodeGroup
 

@@ -23,7 +23,7 @@ from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.kernel_text import NAME_MAX, begins_with_a_name
-from fairlead.policy.state import PolicyState
+from fairlead.policy.policy_state import PolicyState
 from fairlead.xid import Kind as Line
 from fairlead.xid import parse
 from fairlead.xid.meaning import meaning

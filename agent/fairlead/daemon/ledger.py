@@ -64,7 +64,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
 
     Of the last reading that showed it standing, ours or a person's in its place: seen, its time, by slurmctld's clock or
     somewhat earlier; boot, this node's boot id; reboot, what slurmctld said of a reboot; known, the names of the evidence
-    that the agent knew before it (``policy.state.identity``), which is what a person acknowledges who lifts the drain.
+    that the agent knew before it (``policy.policy_state.identity``), which is what a person acknowledges who lifts the drain.
     freed: a person has lifted it with `fairlead resume`. theirs: words of a person that our resume has lifted by mistake
     and that are to be put back.
     """

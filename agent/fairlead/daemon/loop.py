@@ -52,7 +52,7 @@ from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Order, acknowledge_evidence, decide
-from fairlead.policy.request import known_of
+from fairlead.policy.state_requests import known_of
 from fairlead.policy.tracks import of_this_boot
 
 TICK_SECONDS = 2.0  # job records and files of people are looked at this often, and with each sweep

@@ -13,8 +13,8 @@ from fairlead.daemon.fleet import Fleet
 from fairlead.daemon.ledger import Entry, Ledger, Phase, Reboot
 from fairlead.daemon.outcome import Outcome, Result, result, who
 from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, reboot_mark, rebooting
-from fairlead.policy.rules import Rules
 from fairlead.policy.tracks import of_the_past
 from fairlead.slurm.client import NodeState, SlurmClient, Stamp
 

@@ -27,7 +27,7 @@ from fairlead.errors import ExitCode, HostError
 from fairlead.host.root import Root
 from fairlead.model.change import PciBits
 from fairlead.model.finding import Finding, Level
-from fairlead.policy.rules import SETTING_PREFIX
+from fairlead.policy.decision_rules import SETTING_PREFIX
 
 if TYPE_CHECKING:
     from fairlead.daemon.loop import Loop

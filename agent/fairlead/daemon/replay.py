@@ -26,7 +26,7 @@ from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Driver, Missing, Node, unreadable
 from fairlead.model.finding import Finding, Service
 from fairlead.policy import Decision, Now, Order, PolicyState, Proof, acknowledge, decide
-from fairlead.policy.state import identity, standing
+from fairlead.policy.policy_state import identity, standing
 
 SETTLE_SWEEPS = 300  # at most so many sweeps after the last record
 _NUMBERS = re.compile(r"^kernel log at [0-9.]+ s, record \d+")

@@ -21,7 +21,7 @@ from fairlead.daemon.history import History
 from fairlead.daemon.publish import write_atomic
 from fairlead.errors import DataError, HostError
 from fairlead.policy import PolicyState
-from fairlead.policy.request import BYTES_MAX, Ack, Clear, Request, Undo, apply, decode, encode
+from fairlead.policy.state_requests import BYTES_MAX, Ack, Clear, Request, Undo, apply, decode, encode
 
 FOLDER = "requests"
 

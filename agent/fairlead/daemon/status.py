@@ -13,8 +13,8 @@ from fairlead.daemon.courier import Standing
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import OVERRUN, Finding, Level, as_data
 from fairlead.policy import Decision, Order, PolicyState, identity, ladder
-from fairlead.policy.state import Rung
-from fairlead.policy.state import standing as standing_findings
+from fairlead.policy.policy_state import Rung
+from fairlead.policy.policy_state import standing as standing_findings
 
 
 def verdict_text(decision: Decision, standing: Standing) -> str:

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.model.verdict import State
 from fairlead.policy import ladder
+from fairlead.policy.decision_rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
+from fairlead.policy.decision_text import Order, line, proof_words, summary, weight
 from fairlead.policy.drain_limits import certain
 from fairlead.policy.ownership import MANUAL
-from fairlead.policy.resume import by_hand, is_clean, may_resume
-from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
-from fairlead.policy.state import Now, PolicyState, Proof, Rung, Track, identity
+from fairlead.policy.policy_state import Now, PolicyState, Proof, Rung, Track, identity
+from fairlead.policy.return_to_service import by_hand, is_clean, may_resume
 from fairlead.policy.tracks import advance, says_nothing_new, seen, severity_of, start_of_boot, still_meant, unseen
-from fairlead.policy.words import Order, line, proof_words, summary, weight
 
 
 class Decision(Struct, frozen=True, kw_only=True):

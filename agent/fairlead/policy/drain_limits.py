@@ -20,9 +20,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.model.finding import Action, Finding
-from fairlead.policy.budget import allowed, seats
+from fairlead.policy.decision_rules import Rules
+from fairlead.policy.drain_budget import allowed, seats
 from fairlead.policy.ownership import MAINTAIN, MANUAL, parse
-from fairlead.policy.rules import Rules
 
 #: Check and action of findings that are the driver's own word on a device that no next job can use, whoever broke it:
 #: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), a failed row remap and too many retired pages (GPU Memory Error

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Mapping
 from msgspec.structs import replace
 
 from fairlead.model.finding import Action, Finding, Level
-from fairlead.policy.rules import SETTING_PREFIX, CheckPolicy, Rules, enforced
-from fairlead.policy.state import Now, PolicyState, Rung, Track, identity
+from fairlead.policy.decision_rules import SETTING_PREFIX, CheckPolicy, Rules, enforced
+from fairlead.policy.policy_state import Now, PolicyState, Rung, Track, identity
 from fairlead.policy.tracks import severity_of
 
 STEPS = (Action.RESTART_APP, Action.RESET_GPU, Action.REBOOT_NODE, Action.CHECK_HARDWARE, Action.CONTACT_SUPPORT)

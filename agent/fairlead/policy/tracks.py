@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from fairlead.model.finding import Finding, Level, Service
-from fairlead.policy.rules import CheckPolicy, Severity
-from fairlead.policy.state import Now, PolicyState, Track, identity, rank
+from fairlead.policy.decision_rules import CheckPolicy, Severity
+from fairlead.policy.policy_state import Now, PolicyState, Track, identity, rank
 
 EARLIER = "seen before the reboot, not since"
 _BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # a kernel record's evidence begins with its boot

@@ -18,7 +18,7 @@ from fairlead.errors import DataError
 from fairlead.model.apart import apart
 from fairlead.model.plain import one_line
 from fairlead.model.verdict import State, parse_line
-from fairlead.policy.rules import SETTING_PREFIX
+from fairlead.policy.decision_rules import SETTING_PREFIX
 from fairlead.provision.agent_status import Status, status_of
 from fairlead.provision.answer import SAID, TEXT_MAX
 from fairlead.provision.ssh import ANSWER_MAX_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from fairlead.model.finding import Finding, Service
-from fairlead.policy.state import Now, Proof
+from fairlead.policy.policy_state import Now, Proof
 
 
 class Order(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.policy.budget import allowed, seats
+from fairlead.policy.drain_budget import allowed, seats
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from fairlead.errors import DataError
 from fairlead.model.check import KernelRecord, Past
 from fairlead.model.json_text import NOT_JSON
-from fairlead.policy.state import PolicyState, Repair, acknowledge_evidence, identity
+from fairlead.policy.policy_state import PolicyState, Repair, acknowledge_evidence, identity
 from fairlead.xid import XidLine, read
 
 SCHEMA = 1

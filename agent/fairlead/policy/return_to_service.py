@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fairlead.model.finding import Finding, Level, Service
+from fairlead.policy.decision_rules import SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
 from fairlead.policy.ladder import left, tie
 from fairlead.policy.ownership import MANUAL
-from fairlead.policy.rules import SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
-from fairlead.policy.state import Now, PolicyState, Track
+from fairlead.policy.policy_state import Now, PolicyState, Track
 
 CLOCK_SLACK_SECONDS = 60.0  # the clock may be set after the boot began
 

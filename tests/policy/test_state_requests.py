@@ -14,8 +14,8 @@ from fairlead.errors import DataError
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, Track, decide, identity
-from fairlead.policy.request import Ack, Clear, Undo, apply, decode, encode, since_repair
-from fairlead.policy.state import Repair, standing
+from fairlead.policy.policy_state import Repair, standing
+from fairlead.policy.state_requests import Ack, Clear, Undo, apply, decode, encode, since_repair
 
 BOOT = "b1"
 PCI, OTHER, SERIAL = "0000:1b:00.0", "0000:43:00.0", "1651223000001"
