@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from fairlead.checks.row_remap import Params, check
 from fairlead.model.check import Daily, Past
-from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
 from fairlead.model.gpu_health import RetiredPages
@@ -87,7 +87,7 @@ def test_banks_that_wear_out() -> None:
     assert {("1651223002", "remap.worn_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(worn))
 
 
-YESTERDAY = Past(available=True, readable=readable_fields(node()), boards=boards_of(node()))
+YESTERDAY = Past(available=True, readable=readable_fields(node()), gpu_cards=gpu_cards_of(node()))
 NO_PAGES = RetiredPages(single_bit=0, double_bit=0, pending=False)
 
 

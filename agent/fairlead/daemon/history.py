@@ -79,7 +79,7 @@ class History:
                 records=tuple(self._records.values()),
                 samples=self._series.all(),
                 readable=frozenset(self._readable),
-                boards=dict(self._boards),
+                gpu_cards=dict(self._boards),
                 devices=self._devices,
                 daily=self._days.past(time.time()),
                 overrun=self.overrun,

@@ -71,7 +71,7 @@ class Past(Struct, frozen=True, kw_only=True):
     """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
 
     ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
-    ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``boards``: the board
+    ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``gpu_cards``: the board
     (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``daily``: by counter, oldest first.
     ``devices``: block devices and memory controllers that were there at any time in this boot, by their names in /sys.
     ``log``: why the kernel log cannot be read now, None when it can.
@@ -81,7 +81,7 @@ class Past(Struct, frozen=True, kw_only=True):
     records: tuple[KernelRecord, ...] = ()
     samples: tuple[Sample, ...] = ()
     readable: frozenset[str] = frozenset()
-    boards: Mapping[str, str] = {}
+    gpu_cards: Mapping[str, str] = {}
     devices: frozenset[str] = frozenset()
     daily: tuple[Daily, ...] = ()
     overrun: int = 0  # kernel records of this boot lost to ring buffer overruns,

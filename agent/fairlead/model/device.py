@@ -39,7 +39,7 @@ def names_of(gpu: Gpu) -> tuple[str, ...]:
     return (gpu.pci,) if isinstance(gpu.serial, Missing) else (gpu.serial, gpu.pci)
 
 
-def boards_of(node: Node) -> dict[str, str]:
+def gpu_cards_of(node: Node) -> dict[str, str]:
     """Which board sits where: serial, else UUID, by PCI address, of the GPUs that say so."""
     known = {} if isinstance(node.gpus, Missing) else {g.pci: (g.serial, g.uuid) for g in node.gpus if g.pci and not g.lost}
     named = {pci: next((n for n in names if isinstance(n, str)), "") for pci, names in known.items()}
@@ -51,7 +51,7 @@ def gpu_addresses(node: Node, past: Past) -> frozenset[str] | None:
     boot or another. None where that cannot be told."""
     if isinstance(node.gpus, Missing) or not node.pci or any(not gpu.pci for gpu in node.gpus):
         return None
-    return frozenset((*(g.pci for g in node.gpus), *(d.address for d in node.pci if d.vendor == _NVIDIA), *past.boards))
+    return frozenset((*(g.pci for g in node.gpus), *(d.address for d in node.pci if d.vendor == _NVIDIA), *past.gpu_cards))
 
 
 def readable_fields(node: Node) -> frozenset[str]:

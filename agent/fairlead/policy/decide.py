@@ -73,7 +73,7 @@ def decide(
     found: dict[str, list[Finding]] = {}
     for finding in findings:
         found.setdefault(finding.key, []).append(finding)
-    started = replace(start_of_boot(state, now), boards=ladder.boards(state.boards, now))
+    started = replace(start_of_boot(state, now), gpu_serials=ladder.gpu_serials(state.gpu_serials, now))
     judged = frozenset(policies) | {f[0].check for f in found.values()} if ran is None else frozenset(ran)
     blind = {f[0].check for f in found.values() if any(x.level is Level.UNKNOWN and not x.device for x in f)}
     tracks: dict[str, Track] = {}

@@ -30,7 +30,7 @@ def order_of(step: Action) -> int:
     return STEPS.index(step) if step in STEPS else -1
 
 
-def boards(before: Mapping[str, str], now: Now) -> dict[str, str]:
+def gpu_serials(before: Mapping[str, str], now: Now) -> dict[str, str]:
     """Serial by PCI address, as last read; a board that was seen to move has left its old place."""
     moved = set(now.serials.values())
     kept = {pci: serial for pci, serial in before.items() if serial not in moved or pci in now.serials}
@@ -64,7 +64,7 @@ def strikes(
         check, _, device = key.partition("/")
         was = before.tracks.get(key, Track()).level
         if track.level is Level.DRAIN and was is not Level.DRAIN and _counts(check) and enforced(check, policies, rules):
-            struck.update(names(check, device, before.boards, now))
+            struck.update(names(check, device, before.gpu_serials, now))
     newest = max(STRIKES_KEPT, rules.strikes_max)
     return {**kept, **{device: (*kept.get(device, ()), now.wall_seconds)[-newest:] for device in struck}}
 
@@ -159,7 +159,7 @@ def _faults(state: PolicyState, now: Now) -> Iterator[tuple[str, str, Finding]]:
             continue
         for finding in track.bad:
             if finding in track.found and severity_of(finding) <= track.confirmed and identity(finding) not in known:
-                yield name_of(finding, names(check, device, state.boards, now)), check, finding
+                yield name_of(finding, names(check, device, state.gpu_serials, now)), check, finding
 
 
 def name_of(finding: Finding, of: Collection[str]) -> str:
@@ -201,8 +201,8 @@ def tie(state: PolicyState) -> str:
     """Why the ladder leaves the resume to a person, or ""."""
     for name, rung in sorted(state.ladder.items()):
         fault, _, of = name.partition("/")
-        here = [n for n in of.split("+") if not left(n, state.boards)]
+        here = [n for n in of.split("+") if not left(n, state.gpu_serials)]
         if rung.tied and here:
-            places = [next((pci for pci, serial in state.boards.items() if serial == n), n) for n in here]
+            places = [next((pci for pci, serial in state.gpu_serials.items() if serial == n), n) for n in here]
             return f"{fault} on {', '.join(places)} {rung.why or 'again'} wants {rung.step.value}"
     return ""

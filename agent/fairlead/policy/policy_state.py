@@ -128,7 +128,7 @@ class PolicyState(Struct, frozen=True, kw_only=True):
     acknowledged: identities of evidence that a person has dealt with. ran: checks that have run in this boot. clean_sweeps:
     sweeps in a row without anything that would drain; clean_looks: those of them that judged every check. strikes: times of
     day of drains by GPU serial (or address, or "node"). drained_for: (check/device) keys of the drain that stands or is
-    ordered; they must be well before a resume, whatever their check's mode has become meanwhile. boards: GPU serial by PCI
+    ordered; they must be well before a resume, whatever their check's mode has become meanwhile. gpu_serials: GPU serial by PCI
     address, as last read. ladder: by fault and board. reboots: times of day of boots for faults. drained: a drain of ours
     stood at the last decision. repairs: said in this boot. requests: the last ones of people that are contained in this
     state: one that is read again after a crash changes nothing.
@@ -142,7 +142,7 @@ class PolicyState(Struct, frozen=True, kw_only=True):
     clean_looks: int = 0
     strikes: dict[str, tuple[float, ...]] = field(default_factory=dict)
     drained_for: frozenset[str] = frozenset()
-    boards: dict[str, str] = field(default_factory=dict)
+    gpu_serials: dict[str, str] = field(default_factory=dict, name="boards")
     ladder: dict[str, Rung] = field(default_factory=dict)
     reboots: tuple[float, ...] = ()
     drained: bool = False

@@ -74,6 +74,6 @@ def by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rule
         return tied
     if not rules.strikes_max:
         return ""
-    over = sorted(d for d, times in state.strikes.items() if len(times) >= rules.strikes_max and not left(d, state.boards))
-    by_serial = {serial: pci for pci, serial in state.boards.items()}
+    over = sorted(d for d, times in state.strikes.items() if len(times) >= rules.strikes_max and not left(d, state.gpu_serials))
+    by_serial = {serial: pci for pci, serial in state.gpu_serials.items()}
     return f"{by_serial.get(over[0], over[0])} was drained too often" if over else ""
