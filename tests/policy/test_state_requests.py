@@ -14,7 +14,7 @@ from fairlead.errors import DataError
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, Track, decide, identity
-from fairlead.policy.policy_state import Repair, standing
+from fairlead.policy.policy_state import Repair, remembered_findings
 from fairlead.policy.state_requests import Ack, Clear, Undo, apply, decode, encode, since_repair
 
 BOOT = "b1"
@@ -36,7 +36,7 @@ def test_an_ack_covers_what_it_names_and_nothing_newer() -> None:
     assert seen.order is Order.DRAIN
     known = apply(seen.state, Ack(id="request-1", evidence=(identity(bad()),)))
     after = sweep(known, bad())
-    assert (after.order, after.why_held) == (Order.KEEP, ("acknowledged",))
+    assert (after.order, after.why_suppressed) == (Order.KEEP, ("acknowledged",))
     assert sweep(after.state, bad(), bad(evidence=f"{BOOT}:8")).order is Order.DRAIN
     assert sweep(after.state, bad(), bad(device=OTHER)).order is Order.DRAIN
 
@@ -167,7 +167,7 @@ def test_a_repair_covers_messages_in_several_records_and_those_of_pcie() -> None
 
 def test_standing_names_each_finding_once() -> None:
     state = sweep(PolicyState(), bad(), bad(evidence=f"{BOOT}:8")).state
-    assert [identity(f) for f in standing(state)] == [f"xid/{PCI}#{BOOT}:7", f"xid/{PCI}#{BOOT}:8"]
+    assert [identity(f) for f in remembered_findings(state)] == [f"xid/{PCI}#{BOOT}:7", f"xid/{PCI}#{BOOT}:8"]
 
 
 # -- the spool's parser --------------------------------------------------------------------------

@@ -221,7 +221,9 @@ class History:
 
     def save_state(self, state: PolicyState) -> None:
         """Save the policy's state when it says something new (a mere count of clean sweeps does not)."""
-        data = msgspec.json.encode(replace(state, clean_sweeps=min(state.clean_sweeps, 3), clean_looks=min(state.clean_looks, 3)))
+        data = msgspec.json.encode(
+            replace(state, clean_sweeps=min(state.clean_sweeps, 3), thorough_clean_sweeps=min(state.thorough_clean_sweeps, 3))
+        )
         if data != self._saved_state:
             self._saved_state = data
             self._write((PUT, [("state", data)]))

@@ -33,7 +33,7 @@ def view_of(loop: Loop, decision: Decision) -> View:
         expires_unix=born + (verdict.expires if verdict else boottime()),
         checks=tuple((name, policy.mode.value) for name, policy in sorted(loop.policies.items())),
         findings=loop.findings,
-        held=decision.held,
+        held=decision.suppressed,
         drained=loop.standing.drained,
         limit=loop.standing.limit,
         slurm_up=not loop.standing.error,

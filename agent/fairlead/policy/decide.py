@@ -19,9 +19,17 @@ from fairlead.policy.decision_rules import DRIVER_CHECKS, SETTING_PREFIX, CheckP
 from fairlead.policy.decision_text import Order, line, proof_words, summary, weight
 from fairlead.policy.drain_limits import certain
 from fairlead.policy.ownership import MANUAL
-from fairlead.policy.policy_state import Now, PolicyState, Proof, Rung, Track, identity
+from fairlead.policy.policy_state import EscalationStep, Now, PolicyState, Proof, Track, identity
 from fairlead.policy.return_to_service import by_hand, is_clean, may_resume
-from fairlead.policy.tracks import advance, says_nothing_new, seen, severity_of, start_of_boot, still_meant, unseen
+from fairlead.policy.tracks import (
+    advance,
+    count_at_least,
+    earlier_boot_only,
+    says_nothing_new,
+    severity_of,
+    start_of_boot,
+    still_meant,
+)
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -29,10 +37,10 @@ class Decision(Struct, frozen=True, kw_only=True):
 
     reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame, if it is one.
     certain: the device is gone for any job (``policy.drain_limits``). limited: a rule across nodes alone holds the drain, whose
-    parts these are. counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits:
-    the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told
-    to Slurm. rungs: of findings that want more than their check asks for
-    (``ladder.told`` says so of one). prove: resumed but for the return-to-service command, which may run now.
+    parts these are. counted: findings that drain. suppressed: findings at DRAIN that do not; why_suppressed: one line for each.
+    waits: the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is
+    told to Slurm. escalations: of findings that want more than their check asks for (``ladder.as_escalated`` says so of one). prove:
+    resumed but for the return-to-service command, which may run now.
     """
 
     order: Order
@@ -46,12 +54,12 @@ class Decision(Struct, frozen=True, kw_only=True):
     certain: bool = False
     limited: bool = False
     counted: tuple[Finding, ...] = ()
-    held: tuple[Finding, ...] = ()
-    why_held: tuple[str, ...] = ()
+    suppressed: tuple[Finding, ...] = ()
+    why_suppressed: tuple[str, ...] = ()
     waits: bool = False
     warned: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
-    rungs: dict[str, Rung] = {}
+    escalations: dict[str, EscalationStep] = {}
     prove: bool = False
 
 
@@ -98,18 +106,18 @@ def decide(
     clean = is_clean(started, tracks, policies, never, now=now, rules=rules)
     sweeps = 0 if not clean else started.clean_sweeps + (1 if now.full_sweep else 0)
     thorough = now.full_sweep and judged >= policies.keys()
-    looks = 0 if not clean else started.clean_looks + (1 if thorough else 0)
+    thorough_sweeps = 0 if not clean else started.thorough_clean_sweeps + (1 if thorough else 0)
     following = replace(
         started,
         tracks=tracks,
         ran=ran_now,
         clean_sweeps=sweeps,
-        clean_looks=looks,
+        thorough_clean_sweeps=thorough_sweeps,
         acknowledged=tuple(a for a in started.acknowledged if still_meant(a, tracks, now)),
         strikes=ladder.strikes(started, tracks, policies, now, rules),
         reboots=ladder.reboots(state, policies, now, rules),
     )
-    following = replace(following, ladder=ladder.climb(state, following, policies, now, rules))
+    following = replace(following, ladder=ladder.escalate(state, following, policies, now, rules))
     return _conclude(following, policies, never, now, rules)
 
 
@@ -133,7 +141,7 @@ def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) 
         return ""
     if now.boot_seconds < policy.boot_grace_seconds:
         return "boot grace"
-    return f"not confirmed: {seen(track.window, severity)} of {policy.needed(severity)}"
+    return f"not confirmed: {count_at_least(track.window, severity)} of {policy.needed(severity)}"
 
 
 def _conclude(
@@ -142,7 +150,7 @@ def _conclude(
     counted: list[Finding] = []
     waiting: list[Finding] = []
     limited: list[Finding] = []  # held by nothing but a rule across nodes
-    held: list[tuple[Finding, str]] = []
+    suppressed: list[tuple[Finding, str]] = []
     warned: list[Finding] = []
     unknown: list[Finding] = list(never)
     for key, track in state.tracks.items():
@@ -156,9 +164,9 @@ def _conclude(
         stop = _why_not(name, policies, now, rules)
         if track.level is Level.DRAIN:
             for finding in track.bad:
-                why = stop or unseen(track, now) or _unconfirmed(finding, track, policy, now)
+                why = stop or earlier_boot_only(track, now) or _unconfirmed(finding, track, policy, now)
                 if why := why or ("" if certain(finding) else now.suspicion):
-                    held.append((finding, why))
+                    suppressed.append((finding, why))
                     if why in (now.over_budget, now.suspicion) and not _waits(finding, track, now, rules):
                         limited.append(finding)
                 elif _waits(finding, track, now, rules):
@@ -166,29 +174,29 @@ def _conclude(
                 else:
                     counted.append(finding)
         else:
-            held += [(f, _unconfirmed(f, track, policy, now)) for f in track.bad]
+            suppressed += [(f, _unconfirmed(f, track, policy, now)) for f in track.bad]
         acknowledged = set(state.acknowledged)
-        held += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
+        suppressed += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
         if track.level is Level.WARN and not track.found:
             warned.append(Finding(check=name, level=Level.WARN, device=key.partition("/")[2], summary="just well again"))
     drains = tuple(sorted((*counted, *waiting), key=weight))
-    rungs = ladder.raised(state, now)
-    tied = by_hand(state, policies, now, rules)
+    escalations = ladder.raised(state, now)
+    resume_by_hand = by_hand(state, policies, now, rules)
     order = Order.KEEP
-    ready = now.drained and not drains and not tied and may_resume(state, policies, now, rules)
+    ready = now.drained and not drains and not resume_by_hand and may_resume(state, policies, now, rules)
     prove = ready and bool(rules.return_command) and now.drain_check != MANUAL
     if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
         order = Order.RESUME
     elif counted and not now.drained:
         order = Order.DRAIN
-    held = sorted(((ladder.told(f, rungs), why) for f, why in held), key=lambda h: weight(h[0]))
+    suppressed = sorted(((ladder.as_escalated(f, escalations), why) for f, why in suppressed), key=lambda h: weight(h[0]))
     unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # the driver's silence explains others'
-    levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or held)
+    levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or suppressed)
     level = next(iter(levels), Level.OK)
     word = _word(order, level, now, unknown=bool(unknown))
     drained_for = _drained_for(state, drains, order, now)
-    drains = tuple(ladder.told(f, rungs) for f in drains)
-    top = tuple(ladder.told(f, rungs) for f in sorted(counted or limited, key=weight)) or drains
+    drains = tuple(ladder.as_escalated(f, escalations) for f in drains)
+    top = tuple(ladder.as_escalated(f, escalations) for f in sorted(counted or limited, key=weight)) or drains
     return Decision(
         order=order,
         level=level,
@@ -197,11 +205,11 @@ def _conclude(
             order=order,
             drains=drains,
             due=bool(counted),
-            held=held,
+            suppressed=suppressed,
             unknown=unknown,
             warned=warned,
             drained=now.drained,
-            back=f"{tied}: resume by hand" if tied else proof_words(now) if prove else "",
+            back=f"{resume_by_hand}: resume by hand" if resume_by_hand else proof_words(now) if prove else "",
         ),
         state=replace(state, drained=now.drained, drained_for=drained_for),
         reason_check=top[0].check if top else "",
@@ -210,12 +218,12 @@ def _conclude(
         certain=any(certain(f) for f in counted or limited),
         limited=bool(limited) and not counted and not now.drained,
         counted=drains,
-        held=tuple(f for f, _ in held),
-        why_held=tuple(why for _, why in held),
+        suppressed=tuple(f for f, _ in suppressed),
+        why_suppressed=tuple(why for _, why in suppressed),
         waits=bool(waiting) and not counted and not now.drained,
         warned=tuple(warned),
         unknown=tuple(unknown),
-        rungs=rungs,
+        escalations=escalations,
         prove=prove and not now.job_running,
     )
 

@@ -1,4 +1,4 @@
-"""How a decision is told: which finding first, the reason's summary, and the verdict's one line."""
+"""How a decision is worded: which finding first, the reason's summary, and the verdict's one line."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _FIRST = ("xid", "gpu_count", "row_remap", "ecc", "nvml_responsive")
 
 def weight(finding: Finding) -> tuple[bool, int, str, str]:
     """Order of telling: what must go now, then what names the cause best, then by name; within one as the check has it."""
-    place = _FIRST.index(finding.check) if finding.check in _FIRST else len(_FIRST)
-    return (finding.service is not Service.DRAIN_NOW, place, finding.check, finding.device)
+    index = _FIRST.index(finding.check) if finding.check in _FIRST else len(_FIRST)
+    return (finding.service is not Service.DRAIN_NOW, index, finding.check, finding.device)
 
 
 def summary(findings: tuple[Finding, ...]) -> str:
@@ -44,7 +44,7 @@ def line(
     order: Order,
     drains: tuple[Finding, ...],
     due: bool,
-    held: list[tuple[Finding, str]],
+    suppressed: list[tuple[Finding, str]],
     unknown: list[Finding],
     warned: list[Finding],
     drained: bool,
@@ -63,11 +63,11 @@ def line(
             parts.append(f"drain pending{'' if due else ', waits for the job to end'}: {first}")
     elif drained:
         parts.append(f"drained by fairlead, {back or 'recovering'}")
-    if held:
-        parts.append(f"{held[0][0].check}: {held[0][0].summary} ({held[0][1]})")
+    if suppressed:
+        parts.append(f"{suppressed[0][0].check}: {suppressed[0][0].summary} ({suppressed[0][1]})")
     if unknown:
         more = f" (+{len(unknown) - 1} more)" if len(unknown) > 1 else ""
         parts.append(f"{unknown[0].check}: {unknown[0].summary}{more}")
-    if warned and not held:
+    if warned and not suppressed:
         parts.append(f"{warned[0].check}: {warned[0].summary}")
     return "; ".join(parts)

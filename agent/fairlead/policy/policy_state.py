@@ -89,12 +89,12 @@ class Track(Struct, frozen=True, kw_only=True):
     confirmed_earlier: bool = False
 
 
-class Rung(Struct, frozen=True, kw_only=True):
+class EscalationStep(Struct, frozen=True, kw_only=True):
     """How far one fault of one board has come on the ladder (``policy.ladder``).
 
     key: check/device it was last seen as. step: what to do, or what was done when it is not ``open``: an episode goes on
     until the node is back in service, or has booted. taken: how often this step was taken already. since_seconds: time
-    of day when the episode began, or ended. why: why it is more than the check asks for. tied: a person has to resume.
+    of day when the episode began, or ended. why: why it is more than the check asks for. manual_resume: a person has to resume.
     drained: the node was drained for it in this episode.
     """
 
@@ -104,7 +104,7 @@ class Rung(Struct, frozen=True, kw_only=True):
     taken: int = 0
     since_seconds: float = 0.0
     why: str = ""
-    tied: bool = False
+    manual_resume: bool = field(default=False, name="tied")
     drained: bool = False
 
 
@@ -126,12 +126,12 @@ class PolicyState(Struct, frozen=True, kw_only=True):
     """Everything remembered. Encodes with msgspec; an empty one is a safe start.
 
     acknowledged: identities of evidence that a person has dealt with. ran: checks that have run in this boot. clean_sweeps:
-    sweeps in a row without anything that would drain; clean_looks: those of them that judged every check. strikes: times of
-    day of drains by GPU serial (or address, or "node"). drained_for: (check/device) keys of the drain that stands or is
-    ordered; they must be well before a resume, whatever their check's mode has become meanwhile. gpu_serials: GPU serial by PCI
-    address, as last read. ladder: by fault and board. reboots: times of day of boots for faults. drained: a drain of ours
-    stood at the last decision. repairs: said in this boot. requests: the last ones of people that are contained in this
-    state: one that is read again after a crash changes nothing.
+    sweeps in a row without anything that would drain; thorough_clean_sweeps: those of them that judged every check. strikes:
+    times of day of drains by GPU serial (or address, or "node"). drained_for: (check/device) keys of the drain that stands or
+    is ordered; they must be well before a resume, whatever their check's mode has become meanwhile. gpu_serials: GPU serial by
+    PCI address, as last read. ladder: by fault and board. reboots: times of day of boots for faults. drained: a drain of ours
+    stood at the last decision. repairs: said in this boot. requests: the last ones of people that are contained in this state:
+    one that is read again after a crash changes nothing.
     """
 
     boot_id: str = ""
@@ -139,11 +139,11 @@ class PolicyState(Struct, frozen=True, kw_only=True):
     acknowledged: tuple[str, ...] = ()
     ran: frozenset[str] = frozenset()
     clean_sweeps: int = 0
-    clean_looks: int = 0
+    thorough_clean_sweeps: int = field(default=0, name="clean_looks")
     strikes: dict[str, tuple[float, ...]] = field(default_factory=dict)
     drained_for: frozenset[str] = frozenset()
     gpu_serials: dict[str, str] = field(default_factory=dict, name="boards")
-    ladder: dict[str, Rung] = field(default_factory=dict)
+    ladder: dict[str, EscalationStep] = field(default_factory=dict)
     reboots: tuple[float, ...] = ()
     drained: bool = False
     repairs: tuple[Repair, ...] = ()
@@ -155,7 +155,7 @@ def identity(finding: Finding) -> str:
     return f"{finding.key}#{finding.evidence_id or finding.summary}"
 
 
-def standing(state: PolicyState) -> tuple[Finding, ...]:
+def remembered_findings(state: PolicyState) -> tuple[Finding, ...]:
     """Every finding that is remembered as standing, at any level, each once."""
     return tuple({identity(f): f for track in state.tracks.values() for f in (*track.bad, *track.found)}.values())
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.policy.decision_rules import SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
-from fairlead.policy.ladder import left, tie
+from fairlead.policy.ladder import manual_resume_reason, replaced
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.policy_state import Now, PolicyState, Track
 
@@ -52,7 +52,7 @@ def may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, r
             return False
     if not state.drained_for:  # what it was for is not in the history: all are seen well as often as if it had been theirs
         slow = {name: p.recover for name, p in policies.items() if p.slow and now.drain_check in ("", name)}
-        if slow and state.clean_looks < max(slow.values()):
+        if slow and state.thorough_clean_sweeps < max(slow.values()):
             return False
     needed = max((p.recover for p in policies.values() if not p.slow), default=1)
     return state.clean_sweeps >= needed
@@ -63,17 +63,19 @@ def by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rule
     if not now.drained:
         return ""
     drained_by = {k.partition("/")[0] for k in state.drained_for} | ({now.drain_check} - {"", MANUAL})
-    gone = sorted(n for n in drained_by if n not in policies and not n.startswith(SETTING_PREFIX))
-    if gone:
-        return f"check {gone[0]} does not run any more"
+    removed = sorted(n for n in drained_by if n not in policies and not n.startswith(SETTING_PREFIX))
+    if removed:
+        return f"check {removed[0]} does not run any more"
     this_boot = now.drain_since_seconds > now.wall_seconds - now.boot_seconds - CLOCK_SLACK_SECONDS
     repaired = any(r.everything and r.boot_id == now.boot_id for r in state.repairs)  # a person knows what it was for
     if now.drain_check == "xid" and this_boot and not repaired and not any(k.startswith("xid/") for k in state.drained_for):
         return "the kernel log evidence of this boot is not in the history any more"
-    if tied := tie(state):
-        return tied
+    if reason := manual_resume_reason(state):
+        return reason
     if not rules.strikes_max:
         return ""
-    over = sorted(d for d, times in state.strikes.items() if len(times) >= rules.strikes_max and not left(d, state.gpu_serials))
+    over = sorted(
+        d for d, times in state.strikes.items() if len(times) >= rules.strikes_max and not replaced(d, state.gpu_serials)
+    )
     by_serial = {serial: pci for pci, serial in state.gpu_serials.items()}
     return f"{by_serial.get(over[0], over[0])} was drained too often" if over else ""

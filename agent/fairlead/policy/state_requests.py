@@ -168,7 +168,7 @@ def since_repair(past: Past, repairs: Collection[Repair], boot_id: str) -> Past:
     if not here:
         return past
     ordered = sorted(past.records, key=lambda r: r.sequence)
-    lines = {id(ordered[place]): line for place, line in read(r.text for r in ordered)}
+    lines = {id(ordered[index]): line for index, line in read(r.text for r in ordered)}
     records = tuple(r for r in past.records if not _closed(r, lines.get(id(r)), here))
     samples = tuple(
         s for s in past.samples if not any(s.seconds <= r.boot_seconds and (r.everything or s.device in r.devices) for r in here)
