@@ -78,13 +78,13 @@ def test_rows_that_are_remapped_fast(points: tuple[tuple[int, float], ...], rows
 
 def test_banks_that_wear_out() -> None:
     past = since((29, 0.0), name="remap.worn_banks")
-    worn = node(gpu(2, remap=replace(REMAP, histogram=(630, 4, 4, 0, 0))))
-    (finding,) = check.findings(worn, past, Params())
+    used = node(gpu(2, remap=replace(REMAP, histogram=(630, 4, 4, 0, 0))))
+    (finding,) = check.findings(used, past, Params())
     assert finding.level is Level.WARN and "begun to run out" in finding.summary
     fresh = node(gpu(2, remap=replace(REMAP, histogram=(630, 10, 0, 0, 0))))
     assert list(check.findings(fresh, past, Params())) == []
     assert check.daily is not None
-    assert {("1651223002", "remap.worn_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(worn))
+    assert {("1651223002", "remap.used_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(worn))
 
 
 YESTERDAY = Past(available=True, readable=readable_fields(node()), gpu_cards=gpu_cards_of(node()))

@@ -39,8 +39,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     certain: the device is gone for any job (``policy.drain_limits``). limited: a rule across nodes alone holds the drain, whose
     parts these are. counted: findings that drain. suppressed: findings at DRAIN that do not; why_suppressed: one line for each.
     waits: the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is
-    told to Slurm. escalations: of findings that want more than their check asks for (``ladder.as_escalated`` says so of one). prove:
-    resumed but for the return-to-service command, which may run now.
+    told to Slurm. escalations: of findings that want more than their check asks for (``ladder.as_escalated`` says so of one).
+    prove: resumed but for the return-to-service command, which may run now.
     """
 
     order: Order
@@ -144,70 +144,88 @@ def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) 
     return f"not confirmed: {count_at_least(track.window, severity)} of {policy.needed(severity)}"
 
 
+class _Sorted(Struct, kw_only=True):
+    """The findings of all tracks by what they do; see ``Decision``. waiting: drains that wait for the job's end. limited:
+    suppressed by nothing but a rule across nodes. suppressed: with the reason."""
+
+    unknown: list[Finding]
+    counted: list[Finding] = []
+    waiting: list[Finding] = []
+    limited: list[Finding] = []
+    suppressed: list[tuple[Finding, str]] = []
+    warned: list[Finding] = []
+
+
+def _sort(state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules) -> _Sorted:
+    """Sort what the tracks hold, and the checks that have never run, which are unknown."""
+    found = _Sorted(unknown=list(never))
+    acknowledged = set(state.acknowledged)
+    for key, track in state.tracks.items():
+        name, _, device = key.partition("/")
+        policy = policy_for(name, policies)
+        found.unknown += [f for f in track.found if f.level is Level.UNKNOWN]
+        if track.level is Level.UNKNOWN and not any(f.level is Level.UNKNOWN for f in track.found):
+            found.unknown.append(Finding(check=name, level=Level.UNKNOWN, device=device, summary="just readable again"))
+        if track.level is not Level.OK:  # a warning that is confirmed
+            found.warned += [
+                f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)
+            ]
+        if track.level is Level.DRAIN:
+            _sort_drains(found, track, policy, now, rules, why_not=_why_not(name, policies, now, rules))
+        else:
+            found.suppressed += [(f, _unconfirmed(f, track, policy, now)) for f in track.bad]
+        found.suppressed += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
+        if track.level is Level.WARN and not track.found:
+            found.warned.append(Finding(check=name, level=Level.WARN, device=device, summary="just well again"))
+    found.unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # its silence explains others'
+    return found
+
+
+def _sort_drains(found: _Sorted, track: Track, policy: CheckPolicy, now: Now, rules: Rules, *, why_not: str) -> None:
+    """Sort the findings of a track at DRAIN. ``why_not``: why nothing of this check drains now, or ""."""
+    for finding in track.bad:
+        waits = _waits(finding, track, now, rules)
+        why = why_not or earlier_boot_only(track, now) or _unconfirmed(finding, track, policy, now)
+        if why := why or ("" if certain(finding) else now.suspicion):
+            found.suppressed.append((finding, why))
+            if why in (now.over_budget, now.suspicion) and not waits:
+                found.limited.append(finding)
+        elif waits:
+            found.waiting.append(finding)
+        else:
+            found.counted.append(finding)
+
+
 def _conclude(
     state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules
 ) -> Decision:
-    counted: list[Finding] = []
-    waiting: list[Finding] = []
-    limited: list[Finding] = []  # held by nothing but a rule across nodes
-    suppressed: list[tuple[Finding, str]] = []
-    warned: list[Finding] = []
-    unknown: list[Finding] = list(never)
-    for key, track in state.tracks.items():
-        name = key.partition("/")[0]
-        policy = policy_for(name, policies)
-        unknown += [f for f in track.found if f.level is Level.UNKNOWN]
-        if track.level is Level.UNKNOWN and not any(f.level is Level.UNKNOWN for f in track.found):
-            unknown.append(Finding(check=name, level=Level.UNKNOWN, device=key.partition("/")[2], summary="just readable again"))
-        if track.level is not Level.OK:  # a warning that is confirmed
-            warned += [f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)]
-        stop = _why_not(name, policies, now, rules)
-        if track.level is Level.DRAIN:
-            for finding in track.bad:
-                why = stop or earlier_boot_only(track, now) or _unconfirmed(finding, track, policy, now)
-                if why := why or ("" if certain(finding) else now.suspicion):
-                    suppressed.append((finding, why))
-                    if why in (now.over_budget, now.suspicion) and not _waits(finding, track, now, rules):
-                        limited.append(finding)
-                elif _waits(finding, track, now, rules):
-                    waiting.append(finding)
-                else:
-                    counted.append(finding)
-        else:
-            suppressed += [(f, _unconfirmed(f, track, policy, now)) for f in track.bad]
-        acknowledged = set(state.acknowledged)
-        suppressed += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
-        if track.level is Level.WARN and not track.found:
-            warned.append(Finding(check=name, level=Level.WARN, device=key.partition("/")[2], summary="just well again"))
-    drains = tuple(sorted((*counted, *waiting), key=weight))
+    found = _sort(state, policies, never, now, rules)
     escalations = ladder.raised(state, now)
+
+    def escalated(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        return tuple(ladder.as_escalated(f, escalations) for f in findings)
+
+    drains = tuple(sorted((*found.counted, *found.waiting), key=weight))
     resume_by_hand = by_hand(state, policies, now, rules)
-    order = Order.KEEP
     ready = now.drained and not drains and not resume_by_hand and may_resume(state, policies, now, rules)
     prove = ready and bool(rules.return_command) and now.drain_check != MANUAL
-    if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
-        order = Order.RESUME
-    elif counted and not now.drained:
-        order = Order.DRAIN
-    suppressed = sorted(((ladder.as_escalated(f, escalations), why) for f, why in suppressed), key=lambda h: weight(h[0]))
-    unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # the driver's silence explains others'
-    levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or suppressed)
-    level = next(iter(levels), Level.OK)
-    word = _word(order, level, now, unknown=bool(unknown))
+    order = _order(found, ready=ready, prove=prove, now=now)
+    level = _level(found, drains)
     drained_for = _drained_for(state, drains, order, now)
-    drains = tuple(ladder.as_escalated(f, escalations) for f in drains)
-    top = tuple(ladder.as_escalated(f, escalations) for f in sorted(counted or limited, key=weight)) or drains
+    drains = escalated(drains)
+    suppressed = sorted(((ladder.as_escalated(f, escalations), why) for f, why in found.suppressed), key=lambda s: weight(s[0]))
+    top = escalated(sorted(found.counted or found.limited, key=weight)) or drains
     return Decision(
         order=order,
         level=level,
-        state_word=word,
+        state_word=_word(order, level, now, unknown=bool(found.unknown)),
         text=line(
             order=order,
             drains=drains,
-            due=bool(counted),
+            due=bool(found.counted),
             suppressed=suppressed,
-            unknown=unknown,
-            warned=warned,
+            unknown=found.unknown,
+            warned=found.warned,
             drained=now.drained,
             back=f"{resume_by_hand}: resume by hand" if resume_by_hand else proof_words(now) if prove else "",
         ),
@@ -215,17 +233,32 @@ def _conclude(
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
         job=_blamed(top[0], state) if top else None,
-        certain=any(certain(f) for f in counted or limited),
-        limited=bool(limited) and not counted and not now.drained,
+        certain=any(certain(f) for f in found.counted or found.limited),
+        limited=bool(found.limited) and not found.counted and not now.drained,
         counted=drains,
         suppressed=tuple(f for f, _ in suppressed),
         why_suppressed=tuple(why for _, why in suppressed),
-        waits=bool(waiting) and not counted and not now.drained,
-        warned=tuple(warned),
-        unknown=tuple(unknown),
+        waits=bool(found.waiting) and not found.counted and not now.drained,
+        warned=tuple(found.warned),
+        unknown=tuple(found.unknown),
         escalations=escalations,
         prove=prove and not now.job_running,
     )
+
+
+def _order(found: _Sorted, *, ready: bool, prove: bool, now: Now) -> Order:
+    """``ready``: the node may be resumed; ``prove``: once the return-to-service command has passed."""
+    if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
+        return Order.RESUME
+    return Order.DRAIN if found.counted and not now.drained else Order.KEEP
+
+
+def _level(found: _Sorted, drains: tuple[Finding, ...]) -> Level:
+    if drains:
+        return Level.DRAIN
+    if found.unknown:
+        return Level.UNKNOWN
+    return Level.WARN if found.warned or found.suppressed else Level.OK
 
 
 def _blamed(finding: Finding, state: PolicyState) -> int | None:
