@@ -84,7 +84,7 @@ def test_banks_that_wear_out() -> None:
     fresh = node(gpu(2, remap=replace(REMAP, histogram=(630, 10, 0, 0, 0))))
     assert list(check.findings(fresh, past, Params())) == []
     assert check.daily is not None
-    assert {("1651223002", "remap.used_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(worn))
+    assert {("1651223002", "remap.worn_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(used))
 
 
 YESTERDAY = Past(available=True, readable=readable_fields(node()), gpu_cards=gpu_cards_of(node()))
