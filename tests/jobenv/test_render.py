@@ -7,7 +7,7 @@ import pytest
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.render import END, HEAD, explain, render, told
+from fairlead.jobenv.render import END, HEAD, explain, render, value_mark
 from fairlead.jobenv.table import ROWS, Level, When
 
 
@@ -25,7 +25,7 @@ def test_the_file_is_complete_and_splits_into_five() -> None:
     assert (lines[0], lines[-1]) == (HEAD, END + "'")
     for line in lines[1:-1]:
         _, when, value, level, said = line.split("\t")
-        assert said == ("-" if value.startswith("@") else told(value))
+        assert said == ("-" if value.startswith("@") else value_mark(value))
         assert When(when.partition("!")[0].partition(":")[0]) and Level(level)
     assert "NCCL_DEBUG" not in render(skip=["NCCL_DEBUG"])
 
@@ -68,9 +68,9 @@ def test_explain_tells_ours_from_the_users() -> None:
 
 
 def test_what_is_told_of_values() -> None:
-    assert told("WARN") == "=WARN" and told("=ib0,ib1") == "==ib0,ib1"
-    assert told("a b").isdigit() and told("a b") != told("b a")
-    assert told("a|b").isdigit(), "it parts the entries"
+    assert value_mark("WARN") == "=WARN" and value_mark("=ib0,ib1") == "==ib0,ib1"
+    assert value_mark("a b").isdigit() and value_mark("a b") != value_mark("b a")
+    assert value_mark("a|b").isdigit(), "it parts the entries"
 
 
 def test_the_sites_own_variables() -> None:

@@ -91,9 +91,9 @@ def test_what_was_published_is_read_back_with_its_reasons() -> None:
 
 def test_explain_says_what_the_user_overrode_and_what_nccl_conf_holds() -> None:
     env = {"NCCL_DEBUG": "INFO", "NCCL_NET": "IB", "NCCL_SOCKET_IFNAME": "mine", "FAIRLEAD_SET": "NCCL_NET:=IB"}
-    told = {v["name"]: v for v in explain(env, rows=ALL, conf={"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_HCA": "=mlx5_0"})}
-    assert (told["NCCL_DEBUG"]["origin"], told["NCCL_DEBUG"]["overrides"]) == ("user", "WARN")
-    assert (told["NCCL_NET"]["origin"], told["NCCL_NET"]["overrides"]) == ("fairlead", "")
-    assert (told["NCCL_SOCKET_IFNAME"]["origin"], told["NCCL_SOCKET_IFNAME"]["overrides"]) == ("user", "=eth0")
-    assert (told["NCCL_IB_HCA"]["origin"], told["NCCL_IB_HCA"]["now"]) == ("nccl.conf", "=mlx5_0")
-    assert told["GLOO_SOCKET_IFNAME"]["origin"] == "-"
+    value_mark = {v["name"]: v for v in explain(env, rows=ALL, conf={"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_HCA": "=mlx5_0"})}
+    assert (value_mark["NCCL_DEBUG"]["origin"], value_mark["NCCL_DEBUG"]["overrides"]) == ("user", "WARN")
+    assert (value_mark["NCCL_NET"]["origin"], value_mark["NCCL_NET"]["overrides"]) == ("fairlead", "")
+    assert (value_mark["NCCL_SOCKET_IFNAME"]["origin"], value_mark["NCCL_SOCKET_IFNAME"]["overrides"]) == ("user", "=eth0")
+    assert (value_mark["NCCL_IB_HCA"]["origin"], value_mark["NCCL_IB_HCA"]["now"]) == ("nccl.conf", "=mlx5_0")
+    assert value_mark["GLOO_SOCKET_IFNAME"]["origin"] == "-"

@@ -12,7 +12,7 @@ import pytest
 
 from fairlead.config.site import AnsibleOptions, NodeClass, Site
 from fairlead.errors import DataError, FairleadError
-from fairlead.model.apart import apart
+from fairlead.model.isolated import isolated
 from fairlead.provision import networks, plan
 from fairlead.provision.accounts import Account, OverSsh
 from fairlead.provision.progress import Silent
@@ -95,8 +95,8 @@ def test_a_fault_of_a_reader_costs_one_account(tmp_path: Any) -> None:
 def test_what_ends_the_program_itself_is_not_kept_from_it() -> None:
     for kind in (KeyboardInterrupt, SystemExit, GeneratorExit):
         with pytest.raises(kind):
-            apart(lambda k=kind: (_ for _ in ()).throw(k()), str)
-    assert apart(lambda: (_ for _ in ()).throw(FairleadError("ours")), str) == "ours"
+            isolated(lambda k=kind: (_ for _ in ()).throw(k()), str)
+    assert isolated(lambda: (_ for _ in ()).throw(FairleadError("ours")), str) == "ours"
 
 
 #: Who collects from many nodes, and what of it reads one of them.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.model.plain import one_line, page, printable
+from fairlead.model.plain_text import one_line, page, printable
 
 READABLE = [
     "gpu1: 12 µs at 45 °C, Größe ≥ 3 %, naïve café №7",

@@ -172,9 +172,9 @@ def test_pods_get_a_level_of_their_own_and_separate_fabrics_stay_apart() -> None
     ]
     made.links = [link for link in made.links if not {link[0][0], link[1][0]} & set(cores)]
     fabric = parse(made.dump())
-    apart = switch_tree(fabric, attach(fabric, AdapterRule()))
-    assert "fabric" not in render_conf(apart)
-    assert apart.notes == ("2 parts of the fabric are not joined: no job can span them (pod-a-leaf1, pod-b-leaf1)",)
+    isolated = switch_tree(fabric, attach(fabric, AdapterRule()))
+    assert "fabric" not in render_conf(isolated)
+    assert isolated.notes == ("2 parts of the fabric are not joined: no job can span them (pod-a-leaf1, pod-b-leaf1)",)
 
 
 def test_switches_of_one_name_or_none_are_named_by_guid() -> None:

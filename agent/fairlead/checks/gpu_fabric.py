@@ -93,10 +93,10 @@ def _health(pci: str, mask: int) -> Iterator[Finding]:
 
 def _together(joined: list[tuple[Gpu, Fabric]]) -> Iterator[Finding]:
     """One finding for each GPU that is not where most of the node's are."""
-    places = Counter((f.cluster, f.clique) for _, f in joined)
-    if len(places) < 2:
+    cliques = Counter((f.cluster, f.clique) for _, f in joined)
+    if len(cliques) < 2:
         return
-    usual = min(places, key=lambda place: (-places[place], place))
+    usual = min(cliques, key=lambda clique: (-cliques[clique], clique))
     for gpu, fabric in joined:
         if (fabric.cluster, fabric.clique) != usual:
             other = "cluster" if fabric.cluster != usual[0] else f"clique {fabric.clique} instead of {usual[1]}"

@@ -102,9 +102,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log(past)
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
     ours = gpu_addresses(node, past)
-    known = tuple((records[place], line) for place, line in read(r.text for r in records))
+    known = tuple((records[index], line) for index, line in read(r.text for r in records))
     lines = tuple((record, line) for record, line in known if _is_ours(line, ours))
-    yield from _elsewhere({line.pci: (record, line) for record, line in known if not _is_ours(line, ours)}, node, params)
+    yield from _at_unknown_address({line.pci: (record, line) for record, line in known if not _is_ours(line, ours)}, node, params)
     driver = _driver(node)
     drained: dict[str, list[Finding]] = {}
     suspects = {finding.device: finding for finding in _suspects(lines, node, params, driver)}
@@ -119,8 +119,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield finding
     yield from suspects.values()
     yield from _by_nvml(node, past, drained)
-    if past.overrun and (told := _lost_records(node, past, params)):
-        yield told
+    if past.overrun and (reported := _lost_records(node, past, params)):
+        yield reported
 
 
 def _is_ours(line: XidLine, ours: frozenset[str] | None) -> bool:
@@ -128,7 +128,7 @@ def _is_ours(line: XidLine, ours: frozenset[str] | None) -> bool:
     return ours is None or line.kind is Kind.SXID or not line.pci or line.pci in ours
 
 
-def _elsewhere(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
+def _at_unknown_address(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
     """Faults of GPUs that this node does not have, the last of each address."""
     for pci, (record, line) in last.items():
         if age_seconds(record, node) <= params.remember_seconds:
@@ -287,15 +287,15 @@ def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterato
     for pci, users in found.items():
         if len(users) < params.suspect_users:
             continue
-        faulted = sum(any(code != KILLED for code, _ in told) for told in users.values())
+        faulted = sum(any(code != KILLED for code, _ in reported) for reported in users.values())
         drains = params.suspect_service is not Service.KEEP and faulted >= params.suspect_users
-        codes = ", ".join(str(code) for code in sorted({code for told in users.values() for code, _ in told}))
-        newest = max((told[0][1] for told in users.values()), key=lambda record: record.sequence)
+        codes = ", ".join(str(code) for code in sorted({code for reported in users.values() for code, _ in reported}))
+        newest = max((reported[0][1] for reported in users.values()), key=lambda record: record.sequence)
         yield Finding(
             level=Level.DRAIN if drains else Level.WARN,
             device=pci,
             summary=f"GPU {pci} is suspect: jobs of {len(users)} users faulted on it (Xid {codes}): check_hardware",
-            evidence=(_jobs({job for told in users.values() for _, record in told for job in record.jobs}),),
+            evidence=(_jobs({job for reported in users.values() for _, record in reported for job in record.jobs}),),
             action=Action.CHECK_HARDWARE,
             service=params.suspect_service if drains else Service.KEEP,
             evidence_id=f"{record_id(newest, node)}:users",
@@ -335,7 +335,7 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
         if number == 0:
             continue
         words, action, service = recovery(number)
-        if any(_covers(told, action, service) for told in drained.get(gpu.pci, ())):
+        if any(_covers(reported, action, service) for reported in drained.get(gpu.pci, ())):
             continue
         yield Finding(
             level=Level.DRAIN,
@@ -348,10 +348,10 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
         )
 
 
-def _covers(told: Finding, action: Action, service: Service) -> bool:
+def _covers(reported: Finding, action: Action, service: Service) -> bool:
     """Whether what the log asks for is as much as that: a reboot resets the GPU too."""
-    enough = told.action is action or (told.action, action) == (Action.REBOOT_NODE, Action.RESET_GPU)
-    return enough and told.service in (Service.DRAIN_NOW, service)
+    enough = reported.action is action or (reported.action, action) == (Action.REBOOT_NODE, Action.RESET_GPU)
+    return enough and reported.service in (Service.DRAIN_NOW, service)
 
 
 def kind(text: str) -> str:

@@ -86,7 +86,7 @@ def _units(code: int) -> list[dict[str, str]]:
             "reason": reason,
             "severity": rule.severity,
             "action": rule.action.value + (f", promoted: {rule.promoted.value}" if rule.promoted else ""),
-            "look": rule.look,
+            "look": rule.investigate,
             "effect": rule.effect,
         }
         for unit, reason, rule in rows

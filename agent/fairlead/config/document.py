@@ -358,9 +358,9 @@ def _check_extras(origin: str, layer: Mapping[str, Any]) -> None:
     except DataError as e:
         raise ConfigError(origin, "jobenv.fabric", str(e)) from None
     nccl = layer.get("settings", {}).get("nccl", {})
-    given = [("extra", n, v) for n, v in nccl.get("extra", {}).items()]
-    given += [("variables", v["name"], v["value"]) for v in nccl.get("variables", ())]
-    for table, name, value in given:
+    declared = [("extra", n, v) for n, v in nccl.get("extra", {}).items()]
+    declared += [("variables", v["name"], v["value"]) for v in nccl.get("variables", ())]
+    for table, name, value in declared:
         reason = fault(name, value)
         if reason:
             raise ConfigError(origin, f"settings.nccl.{table}.{name}", reason)

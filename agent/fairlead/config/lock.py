@@ -73,13 +73,13 @@ def declared(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> DriverWant | No
     """The driver that layers declare, later ones winning; None where they declare none, or one that is not managed."""
     table: dict[str, Any] = {}
     for origin, layer in layers:
-        given = layer.get("settings", {})
-        given = given.get("driver", {}) if isinstance(given, Mapping) else {}
-        if isinstance(given, Mapping):
-            if "packages" in given:
+        settings = layer.get("settings", {})
+        settings = settings.get("driver", {}) if isinstance(settings, Mapping) else {}
+        if isinstance(settings, Mapping):
+            if "packages" in settings:
                 words = "not for hand-writing: it comes out of the lock"
                 raise ConfigError(origin, "settings.driver.packages", words, hint="declare settings.driver.install")
-            table.update(given)
+            table.update(settings)
     try:
         want = msgspec.convert(table, DriverWant)
     except msgspec.ValidationError:
@@ -103,9 +103,9 @@ def lock_layer(
     if found is None:
         raise ConfigError(path, key, f"node {node} wants this set, and it is not there", hint="run `fairlead lock`")
     for name in DECLARED:
-        given, locked = getattr(want, name), getattr(found, name)
-        if given and given != locked and not (name == "install" and set(given) == set(locked)):
-            words = f"is {_plain(locked)}, and node {node} is declared with {_plain(given)}"
+        own, locked = getattr(want, name), getattr(found, name)
+        if own and own != locked and not (name == "install" and set(own) == set(locked)):
+            words = f"is {_plain(locked)}, and node {node} is declared with {_plain(own)}"
             raise ConfigError(path, f"{key}.{name}", words, hint="run `fairlead lock` again")
     refuse(found, path, key, architecture(want.gpu, profile), node)
     packages = [msgspec.to_builtins(p) for p in found.packages]

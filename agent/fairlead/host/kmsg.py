@@ -24,7 +24,7 @@ from fairlead.host.hung_trace import HungTrace, is_ours
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.kernel_text import begins_with_a_name, is_whole, lacks_its_device, name_follows
-from fairlead.model.plain import printable
+from fairlead.model.plain_text import printable
 
 RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX; a smaller buffer gives EINVAL
 BATCH_RECORDS = 2000

@@ -18,7 +18,7 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
     """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL TOLD``, then a line with a dot (the file is complete).
 
     All of it is one assignment of a shell, in quotes, which a shell reads at once; its ``read`` makes a system call for each
-    character. WHEN: Row.condition. TOLD: ``told`` of a literal value, - of a rule. A row that names another in ``unless``
+    character. WHEN: Row.condition. TOLD: ``value_mark`` of a literal value, - of a rule. A row that names another in ``unless``
     must come after it.
 
     ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
@@ -39,7 +39,13 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
             raise DataError(f"job environment: {row.name}: a value is one printable line")
         if row in own and row.value.startswith("@"):
             raise DataError(f"job environment: {row.name}: a value of the site's does not begin with @")
-        fields = (row.name, row.condition, row.value, row.level.value, "-" if row.value.startswith("@") else told(row.value))
+        fields = (
+            row.name,
+            row.condition,
+            row.value,
+            row.level.value,
+            "-" if row.value.startswith("@") else value_mark(row.value),
+        )
         lines.append("\t".join(fields) + "\n")
     return quoted("".join(lines) + END)
 
@@ -105,7 +111,7 @@ def explain(
         now = environment.get(row.name)
         origin = "-" if now is None else "user"
         if row.name in ours:
-            origin = "fairlead" if now is not None and told(now) == ours[row.name] else "user"
+            origin = "fairlead" if now is not None and value_mark(now) == ours[row.name] else "user"
         lines.append(
             {
                 "name": row.name,
@@ -140,7 +146,7 @@ def explain(
 _PLAIN = re.compile(r"[A-Za-z0-9_:./@,=^%#~+-]+")
 
 
-def told(value: str) -> str:
+def value_mark(value: str) -> str:
     """What FAIRLEAD_SET says of a value that fairlead has set: the value itself behind ``=``; of one that cannot stand there,
     which only the table gives, a number."""
     return f"={value}" if _PLAIN.fullmatch(value) else str(zlib.crc32(value.encode()))

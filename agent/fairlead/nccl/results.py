@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
-from fairlead.model.plain import shown
+from fairlead.model.plain_text import shown
 
 ERRORS_MAX = 50  # distinct lines kept of a run that fails on every rank
 LINE_MAX = 2048  # a row has some 250 characters, a message of NCCL at most 1024; what is longer is no number either
@@ -124,12 +124,12 @@ def _from_lines(lines: Iterable[str]) -> Iterator[Run]:
         if _STARTS.match(line) and (run.average or run.rows):
             yield _close(run)
             run, touched = _Open(), False
-        touched = _take(run, line) or touched
+        touched = _read_line(run, line) or touched
     if touched:
         yield _close(run)
 
 
-def _take(run: _Open, line: str) -> bool:
+def _read_line(run: _Open, line: str) -> bool:
     """Read one line; is it one of nccl-tests?"""
     if _ROW.match(line):
         rows = _rows(run, line)

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from fairlead.errors import DataError
-from fairlead.model.apart import apart
-from fairlead.model.plain import one_line
+from fairlead.model.isolated import isolated
+from fairlead.model.plain_text import one_line
 from fairlead.model.verdict import State, parse_line
 from fairlead.policy.decision_rules import SETTING_PREFIX
 from fairlead.provision.agent_status import Status, status_of
@@ -201,7 +201,7 @@ class OverSsh:
 
         def account(node: str, address: str) -> Account:
             said = bytes(answers.get(address, b"")), bytes(errors.get(address, b""))
-            return apart(
+            return isolated(
                 lambda: long if address in endless else self._account(node, address, *said, codes.get(address)),
                 lambda why: Account(reached=False, trouble=why),
             )

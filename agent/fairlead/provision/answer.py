@@ -5,7 +5,7 @@ has another type, another value or another size than it can have, the whole answ
 has failed, the others go on. A text is cut, made printable and one line; the lines of a diff stay. Of more changes or steps than
 a report can tell, the first ones are taken, and ``left_out`` says how many were not.
 
-Standard library only: the bundle carries this file to where Ansible runs, for its plugin (model/plain.py before it).
+Standard library only: the bundle carries this file to where Ansible runs, for its plugin (model/plain_text.py before it).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 if "one_line" not in globals():  # in the bundle both are one text
-    from fairlead.model.plain import one_line, page
+    from fairlead.model.plain_text import one_line, page
 
 LINE_MAX = 8 << 20  # characters of one answer
 TEXT_MAX = 2000  # of a message; far below what any is

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from fairlead.errors import ExitCode
-from fairlead.model.plain import aside, one_line
+from fairlead.model.plain_text import aside, one_line
 from fairlead.nccl.fleet import Difference
 from fairlead.provision.answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.inventory import fold

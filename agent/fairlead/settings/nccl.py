@@ -169,8 +169,8 @@ def draft(want: NcclWant, seen: Observed) -> Draft:
 
     Raises ConfigError for a variable that must not stand there.
     """
-    for key, given in (("extra", want.extra), ("variables", {v.name: v.value for v in want.variables})):
-        for name, value in given.items():
+    for key, declared in (("extra", want.extra), ("variables", {v.name: v.value for v in want.variables})):
+        for name, value in declared.items():
             if reason := fault(name, value):
                 raise ConfigError("node.json", f"settings.nccl.{key}.{name}", reason)
     made = Draft()
@@ -195,9 +195,9 @@ def wanted(want: NcclWant, seen: Observed) -> str | None:
 
 def interface(want: NcclWant, node: Node) -> str:
     """The interface of NCCL's sockets on this node, by its bare name; "" where it is not certain."""
-    given = want.extra.get(socket.NAME, "")
-    if given:
-        return given[1:] if given.startswith("=") and "," not in given else ""
+    declared = want.extra.get(socket.NAME, "")
+    if declared:
+        return declared[1:] if declared.startswith("=") and "," not in declared else ""
     seen = observe(node)
     if isinstance(seen, Missing) or not want.managed or not want.network:
         return ""

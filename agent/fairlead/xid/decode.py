@@ -101,29 +101,29 @@ def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
     ``driver``: the version of the driver that printed it; "" for what the log itself says when the driver loads.
     """
     faults = _Faults()
-    told = driver
+    running = driver
 
     def watched() -> Iterator[str]:
-        nonlocal told
+        nonlocal running
         for text in texts:
             if text.startswith(BOOT):
                 faults.forget()
-                told = driver
+                running = driver
             elif not driver:
-                told = loaded(text) or told
+                running = loaded(text) or running
             yield text
 
-    for place, line in read(watched()):
-        means = meaning(line, told)
+    for index, line in read(watched()):
+        means = meaning(line, running)
         caused_by, blames = line.caused_by, means.blames
         if line.kind is Kind.XID and line.code == CONSEQUENCE:
             if caused_by is not None:
-                blames = look_up(caused_by, told).blames
-            elif (cause := faults.cause(line, told)) is not None:
-                caused_by, blames = cause.code, meaning(cause, told).blames
+                blames = look_up(caused_by, running).blames
+            elif (cause := faults.cause(line, running)) is not None:
+                caused_by, blames = cause.code, meaning(cause, running).blames
         faults.note(line)
         yield Decoded(
-            line=place + 1,
+            line=index + 1,
             kind=line.kind,
             code=line.code,
             pci=line.pci,

@@ -227,18 +227,18 @@ def read(texts: Iterable[str]) -> Iterator[tuple[int, XidLine]]:
     records also open other, harmless messages ("is not supported by").
     """
     pending: list[tuple[str, int]] = []
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         line = parse(text)
         if line is not None:
-            yield place, line
+            yield index, line
             continue
         first = _SPLIT_FIRST.match(text)
         if first is not None:
-            pending = [*pending[-SPLIT_PENDING:], (address(first[1]), place)]
+            pending = [*pending[-SPLIT_PENDING:], (address(first[1]), index)]
         elif pending and _SPLIT_OTHER.match(text):
             pending.pop()
         elif pending and _SPLIT_LAST.match(text):
-            pending = [(pci, since) for pci, since in pending if pci and place - since <= SPLIT_REACH]
+            pending = [(pci, since) for pci, since in pending if pci and index - since <= SPLIT_REACH]
             if pending:
                 pci, _ = pending.pop(0)
-                yield place, XidLine(kind=Kind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")
+                yield index, XidLine(kind=Kind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.model.nodelist import expand
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
 from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MAINTAIN, Owner, classify, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason

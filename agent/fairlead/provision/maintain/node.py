@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.config import Site
 from fairlead.errors import DataError, FairleadError
-from fairlead.model.apart import apart
+from fairlead.model.isolated import isolated
 from fairlead.model.verdict import one_line
 from fairlead.provision.accounts import parse_account, parts_of, reading
 from fairlead.provision.agent_status import Status, status_of
@@ -73,7 +73,7 @@ class OverSsh:
         if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
             return Looked(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
         declared = self._targets[node].document.node
-        return apart(lambda: parse_look(out, declared), lambda why: Looked(trouble=why))
+        return isolated(lambda: parse_look(out, declared), lambda why: Looked(trouble=why))
 
     def reboot(self, node: str, boot: str) -> str:
         # Only in the boot that is meant: an order that was late would reboot the node that has just come back.
@@ -88,7 +88,7 @@ class OverSsh:
             report = provision(self._site, asked)
         except FairleadError as e:
             return {node: Applied(trouble=f"{e}; next: {e.hint or unheard(nodes)}") for node in nodes}
-        return {result.node: apart(partial(outcome, result), lambda why: Applied(trouble=why)) for result in report.nodes}
+        return {result.node: isolated(partial(outcome, result), lambda why: Applied(trouble=why)) for result in report.nodes}
 
     def forget(self, node: str) -> None:
         a = self._site.ansible

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
 from fairlead.provision.maintain.steps import IN_WORK, Step, Work
 from fairlead.provision.screen import Screen, drawable
 

@@ -37,7 +37,7 @@ def parse(text: str, source: str = "ibnetdiscover") -> Fabric:
         raise DataError(f"{source}: cut off in its last line", hint=_HINT)
     reader = _Reader(source)
     for number, line in enumerate(text.splitlines(), 1):
-        reader.take(number, line.rstrip())
+        reader.read_line(number, line.rstrip())
     return reader.fabric()
 
 
@@ -63,10 +63,10 @@ class _Reader:
         self._source = source
         self._switches: dict[str, str] = {}
         self._adapters: dict[str, str] = {}
-        self._told: set[tuple[End, End]] = set()
+        self._ends: set[tuple[End, End]] = set()
         self._here = ""
 
-    def take(self, number: int, line: str) -> None:
+    def read_line(self, number: int, line: str) -> None:
         if not line or _SKIPPED.fullmatch(line):
             return
         if match := _HEAD.fullmatch(line):
@@ -76,11 +76,11 @@ class _Reader:
             if not self._here:
                 raise self._wrong(number, line)
             self._see(match[2], match[3], match[6])
-            self._told.add(((self._here, int(match[1])), (match[3], int(match[4]))))
+            self._ends.add(((self._here, int(match[1])), (match[3], int(match[4]))))
         elif match := _LINKED.fullmatch(line):
             self._see(match[1], match[3], match[7])
             self._see(match[4], match[6], match[8])
-            self._told.add(((match[3], int(match[2])), (match[6], int(match[5]))))
+            self._ends.add(((match[3], int(match[2])), (match[6], int(match[5]))))
         elif match := _UNLINKED.fullmatch(line):
             self._see(match[1], match[3], match[4] if match[4] is not None else match[5])
         else:
@@ -96,11 +96,11 @@ class _Reader:
         both = self._switches.keys() & self._adapters.keys()
         if both:
             raise DataError(f"{self._source}: {min(both)} is both a switch and an adapter", hint=_HINT)
-        one_sided = sorted((a, b) for a, b in self._told if (b, a) not in self._told)
+        one_sided = sorted((a, b) for a, b in self._ends if (b, a) not in self._ends)
         return Fabric(
             switches=dict(sorted(self._switches.items())),
             adapters=dict(sorted(self._adapters.items())),
-            links=frozenset((min(pair), max(pair)) for pair in self._told),
+            links=frozenset((min(pair), max(pair)) for pair in self._ends),
             one_sided=tuple(f"{self._words(a)} to {self._words(b)}" for a, b in one_sided),
         )
 

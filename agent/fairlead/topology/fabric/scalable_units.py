@@ -116,7 +116,7 @@ def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
         homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switches}
         for switch in switches:
             homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}
-        wider = {name: held | homes[name] for name, held in level.items()}
+        wider = {name: hosts | homes[name] for name, hosts in level.items()}
         level, made = _level(pairs, wider, ranks=ranks, rank=0, every=every, names=names)
         switches += made
     if len(level) > 1:
@@ -139,7 +139,7 @@ def _level(
     above: dict[str, set[str]] = {}
     made = []
     for component in joined:
-        below = in_order(name for name, held in level.items() if held & component)
+        below = in_order(name for name, hosts in level.items() if hosts & component)
         if len(below) < 2:
             above.update((name, level[name] | component) for name in below)
             continue
@@ -214,7 +214,7 @@ def _ranks(pairs: tuple[tuple[str, str], ...], leaves: set[str]) -> dict[str, in
     return ranks
 
 
-def _components(pairs: tuple[tuple[str, str], ...], within: set[str], held: Iterable[set[str]]) -> list[set[str]]:
+def _components(pairs: tuple[tuple[str, str], ...], within: set[str], hosts: Iterable[set[str]]) -> list[set[str]]:
     """Return the parts that are connected by links ``within`` these switches; each set in ``held`` counts as connected."""
     root: dict[str, str] = {}
 
@@ -224,7 +224,7 @@ def _components(pairs: tuple[tuple[str, str], ...], within: set[str], held: Iter
             at = root[at]
         return at
 
-    for group in held:
+    for group in hosts:
         ordered = sorted(group)
         for other in ordered:
             root[find(other)] = find(ordered[0])

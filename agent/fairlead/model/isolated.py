@@ -11,7 +11,7 @@ T = TypeVar("T")
 ODD = "what it said could not be read"
 
 
-def apart(read: Callable[[], T], failed: Callable[[str], T]) -> T:
+def isolated(read: Callable[[], T], failed: Callable[[str], T]) -> T:
     """What ``read`` gives; where it raises, whatever that is, what ``failed`` makes of it: the failure of this node, in one line.
 
     Readers refuse by themselves what they know (NotAnAnswerError, DataError). This is for what nobody has thought of.
