@@ -15,7 +15,7 @@ from fairlead.checks import gpu_clocks, gpu_throttle
 from fairlead.daemon.history import History
 from fairlead.daemon.judge import reads
 from fairlead.host.gather import Gatherer, gather
-from fairlead.host.gpu_load import LoadSums
+from fairlead.host.gpu_load_reader import LoadSums
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.model.check import Past

@@ -11,7 +11,7 @@ from fairlead.checks.xid import Params, check
 from fairlead.model.finding import Action, Finding, Level, Service
 from fairlead.xid import Kind, parse
 from fairlead.xid.catalogue import look_up
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 from tests.checks.nodes import endpoint, log, node
 
 

@@ -19,7 +19,7 @@ from fairlead.daemon.replay import prefixes, replay
 from fairlead.model.check import KernelRecord
 from fairlead.xid import Kind
 from fairlead.xid.decode import decode
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 from tests.cli.test_replay import DEFAULTS, LOST, played
 from tests.daemon.conftest import XID79, Agent
 

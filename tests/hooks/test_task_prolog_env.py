@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairlead.jobenv.render import published, render, value_mark
-from fairlead.jobenv.table import ROWS
+from fairlead.jobenv.environment_text import published, render, value_mark
+from fairlead.jobenv.variable_table import ROWS
 from tests.hooks.stage import HOOKS, SHELLS, Ran, Stage
 from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step, table
 

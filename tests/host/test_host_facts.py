@@ -13,7 +13,7 @@ import pytest
 
 from fairlead.host import storage
 from fairlead.host.gather import Gatherer, gather
-from fairlead.host.host_facts import HostLooks
+from fairlead.host.host_facts_reader import HostLooks
 from fairlead.host.probe import Probes, Question, parse_units
 from fairlead.host.root import Root
 from fairlead.host.tasks import Watch

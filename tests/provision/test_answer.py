@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fairlead import apply, config
 from fairlead.model.change import Disruption, Layer
-from fairlead.nccl.fleet import Port
+from fairlead.nccl.compute_ports import Port
 from fairlead.provision import answer, bundle, plan, report
 from fairlead.provision.answer import NotAnAnswerError
 from fairlead.provision.maintain import node as maintain_node

@@ -13,7 +13,7 @@ from fairlead.model.finding import Action, Service
 from fairlead.xid.catalogue import ENTRIES
 from fairlead.xid.decode import REMEMBER, Decoded, Instance, decode
 from fairlead.xid.line import Kind
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 A, B = "NVRM: Xid (PCI:0000:3b:00): ", "NVRM: Xid (PCI:0000:5d:00): "

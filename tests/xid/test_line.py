@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairlead.xid import Kind, XidLine, parse, read
 from fairlead.xid.line import NAME_MAX, address
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 from fairlead.xid.nvlink5 import Registers
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

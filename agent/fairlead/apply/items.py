@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.apply.report import Item, Step
 from fairlead.host import change as changing
-from fairlead.model import tuned
+from fairlead.model import tuned_profile
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Packages
 from fairlead.model.facts import Node
 from fairlead.model.setting import Setting
@@ -57,7 +57,7 @@ def item(
 
 def with_second_writer(item: Item, after: Node) -> Item:
     """Add a hint where tuned may set the values of this item back."""
-    writer = tuned.second_writer(after.texts) if item.steps and not item.hint else ""
+    writer = tuned_profile.second_writer(after.texts) if item.steps and not item.hint else ""
     return msgspec.structs.replace(item, hint=f"{writer} and may set it back: declare settings.tuned") if writer else item
 
 

@@ -14,10 +14,10 @@ import os
 
 from fairlead.cli.show import columns, print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing, UsageError
+from fairlead.jobenv.environment_text import explain, published
 from fairlead.jobenv.never import NEVER, SITE
-from fairlead.jobenv.render import explain, published
-from fairlead.jobenv.table import ROWS, Row, assemble
-from fairlead.nccl.conf import parse
+from fairlead.jobenv.variable_table import ROWS, Row, assemble
+from fairlead.nccl.nccl_conf import parse
 
 TABLE = "/run/fairlead/env"
 PRESETS = "/run/fairlead/presets"

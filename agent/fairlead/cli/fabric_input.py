@@ -14,7 +14,7 @@ from fairlead.cli.recorded import recorded_nvml
 from fairlead.errors import DataError, InputMissing, UsageError
 from fairlead.model.facts import Missing
 from fairlead.model.nodelist import expand, fold, is_name
-from fairlead.slurm import conf
+from fairlead.slurm import slurm_conf
 from fairlead.topology.fabric import ibnetdiscover, lldp, nvlink_domains, scalable_units
 from fairlead.topology.fabric.scalable_units import Blocks, SwitchTree
 from fairlead.topology.fabric.switch_fabric import AdapterRule, Fabric, attach, merged
@@ -44,7 +44,7 @@ def wanted_nodes(args: argparse.Namespace) -> frozenset[str]:
     """The nodes that must be there, by --nodes and --slurm-conf; empty where neither is given."""
     found = expanded(args.nodes, "--nodes") if args.nodes else frozenset()
     if args.slurm_conf:
-        read = conf.parse(args.slurm_conf, lambda path: text_if_there(path, FILE_BYTES))
+        read = slurm_conf.parse(args.slurm_conf, lambda path: text_if_there(path, FILE_BYTES))
         for line in read.nodes:
             if line["nodename"].upper() != "DEFAULT":
                 found |= expanded(line["nodename"], args.slurm_conf)

@@ -14,8 +14,8 @@ import msgspec
 from fairlead.cli.given import text_of
 from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, UsageError
-from fairlead.jobenv.lint import Finding, Level, Site, lint
-from fairlead.jobenv.script import read
+from fairlead.jobenv.batch_script import read
+from fairlead.jobenv.script_lint import Finding, Level, Site, lint
 
 SIZE_MAX = 4 << 20  # bytes
 

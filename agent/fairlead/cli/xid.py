@@ -26,7 +26,7 @@ import msgspec
 
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.xid.decode import Decoded, decode
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 from fairlead.xid.versions import parse_version
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)

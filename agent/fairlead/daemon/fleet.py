@@ -13,7 +13,7 @@ from fairlead.policy.decision_rules import Rules
 from fairlead.policy.drain_limits import DrainCause, DrainLimit, Group, LimitKind, ListedNode, NodeList
 from fairlead.policy.ownership import Token
 from fairlead.slurm.client import NodeState
-from fairlead.slurm.topology import NodeGroup
+from fairlead.slurm.node_groups import NodeGroup
 
 RETRY_SECONDS, RETRY_MAX_SECONDS = 30.0, 3600.0
 FORGET_SECONDS = 900.0  # an order that was not asked about for so long is a new one when it comes again

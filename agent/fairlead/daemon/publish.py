@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fairlead.host.files import replace
+from fairlead.host.atomic_file import replace
 
 
 def write_atomic(path: str, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:

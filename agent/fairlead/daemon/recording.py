@@ -20,7 +20,7 @@ from fairlead.errors import DataError, InputMissing
 from fairlead.model.check import KernelRecord
 from fairlead.model.kernel_text import begins_with_a_name
 from fairlead.xid.decode import BOOT
-from fairlead.xid.log import journal, message
+from fairlead.xid.log_file import journal, message
 from fairlead.xid.versions import loaded
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)

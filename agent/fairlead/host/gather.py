@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
-from fairlead.host.gpu_load import LoadSums
-from fairlead.host.host_facts import HostLooks
+from fairlead.host.gpu_load_reader import LoadSums
+from fairlead.host.host_facts_reader import HostLooks
 from fairlead.host.owners import Owners
 from fairlead.host.root import Root
 from fairlead.host.software import software

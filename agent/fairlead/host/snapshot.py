@@ -16,8 +16,8 @@ from typing import Any
 
 from fairlead.errors import HostError
 from fairlead.host import config_space, kernel, modinfo
-from fairlead.host.host_facts import FILE as HOST_FILE
-from fairlead.host.host_facts import HostLooks, read_recorded, recorded_of
+from fairlead.host.host_facts_reader import FILE as HOST_FILE
+from fairlead.host.host_facts_reader import HostLooks, read_recorded, recorded_of
 from fairlead.host.ports import MLX5_COUNTERS
 from fairlead.host.process import read_text
 from fairlead.host.redact import Redactor

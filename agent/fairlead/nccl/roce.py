@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 
 from fairlead.model.facts import Gid, Missing, Nic
-from fairlead.nccl.conf import Draft, Line, Problem
+from fairlead.nccl.nccl_conf import Draft, Line, Problem
 
 DYNAMIC_SINCE = (2, 21)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -11,7 +11,7 @@ import ipaddress
 from msgspec import Struct
 
 from fairlead.model.facts import Nic
-from fairlead.nccl.conf import Draft, Line, Problem
+from fairlead.nccl.nccl_conf import Draft, Line, Problem
 from fairlead.nccl.route import connected, default_interface, default_interface6, parse_addresses6, parse_routes
 
 NAME = "NCCL_SOCKET_IFNAME"

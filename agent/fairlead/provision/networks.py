@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead.config import Site
 from fairlead.model.isolated import isolated
-from fairlead.nccl.fleet import Port, compare
+from fairlead.nccl.compute_ports import Port, compare
 from fairlead.provision.inventory import members
 from fairlead.provision.report import ClassDifference, NodeResult
 

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from fairlead.errors import ExitCode
 from fairlead.model.plain_text import aside, one_line
-from fairlead.nccl.fleet import Difference
+from fairlead.nccl.compute_ports import Difference
 from fairlead.provision.answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.inventory import fold
 

@@ -18,9 +18,9 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import File
 from fairlead.model.facts import Missing, Nic, Node, PciDevice
 from fairlead.model.setting import Setting, Want
-from fairlead.nccl import roce, socket, topology_file, version
-from fairlead.nccl.conf import Draft, Line, Problem, fault, is_ours, render
+from fairlead.nccl import nccl_version, roce, socket, topology_file
 from fairlead.nccl.hca import choose
+from fairlead.nccl.nccl_conf import Draft, Line, Problem, fault, is_ours, render
 from fairlead.nccl.route import connected, other_traffic, parse_routes
 
 FILE = "/etc/nccl.conf"
@@ -134,7 +134,7 @@ def _hcas(want: NcclWant, seen: Observed) -> Draft:
             lines = (Line("NCCL_IB_HCA", "=" + ",".join(choice.compute), f"The compute HCAs by exact name; not {reasons}."),)
     made = Draft(lines=lines, notes=notes)
     if choice.ports and all(n.link_layer == "Ethernet" for n in choice.ports):
-        numbers = version.parse(want.nccl_version)
+        numbers = nccl_version.parse(want.nccl_version)
         made += roce.draft(choice.ports, version=numbers, subnet=want.roce_subnet, gid_index=want.gid_index)
     return made
 
@@ -155,9 +155,9 @@ def _topology(want: NcclWant, seen: Observed) -> Draft:
 
 
 def _stated(want: NcclWant) -> Draft:
-    lines, notes, numbers = [], [], version.parse(want.nccl_version)
+    lines, notes, numbers = [], [], nccl_version.parse(want.nccl_version)
     for v in want.variables:
-        if version.within(numbers, v.nccl):
+        if nccl_version.within(numbers, v.nccl):
             lines.append(Line(v.name, v.value, f"{v.why} [{v.source}]" if v.source else v.why))
         else:
             notes.append(f"{v.name} is for NCCL {v.nccl}")

@@ -16,7 +16,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, Layer, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
-from fairlead.model.tuned import COMM, PROFILE
+from fairlead.model.tuned_profile import COMM, PROFILE
 from fairlead.model.unit import PREFIX, unit_seen
 
 UNIT = "tuned.service"

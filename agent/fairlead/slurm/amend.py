@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fairlead.slurm.conf import PAIR, SlurmConf
+from fairlead.slurm.slurm_conf import PAIR, SlurmConf
 
 HEAD = "# For fairlead:"
 PROLOG, EPILOG = "/etc/slurm/prolog.d/50-fairlead", "/etc/slurm/epilog.d/50-fairlead"

@@ -18,7 +18,7 @@ from functools import partial
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm.client import JobOn, NodeState, Stamp
-from fairlead.slurm.topology import NodeGroup, parse_topology
+from fairlead.slurm.node_groups import NodeGroup, parse_topology
 
 #: Where slurm.conf may be: a file of the node, or what a configless slurmd fetched (slurm.conf(5), "configless").
 CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")

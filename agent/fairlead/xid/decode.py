@@ -96,7 +96,7 @@ def _can_cause(fault: XidLine, line: XidLine, driver: str) -> bool:
 
 
 def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
-    """All recognised records of a log, in order and as they come. ``texts`` are messages without stamps (xid.log).
+    """All recognised records of a log, in order and as they come. ``texts`` are messages without stamps (xid.log_file).
 
     ``driver``: the version of the driver that printed it; "" for what the log itself says when the driver loads.
     """

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from fairlead.errors import FairleadError, HostError, next_step
-from fairlead.host.change import gpus, nvml_release, packages, reload
-from fairlead.host.change.files import write_file
+from fairlead.host.change import apt_transaction, gpus, nvml_release, reload
+from fairlead.host.change.change_text import diff, target, verbs
+from fairlead.host.change.file_change import write_file
 from fairlead.host.change.gpus import NvmlSet
-from fairlead.host.change.show import diff, target, verbs
 from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
 from fairlead.host.change.undo import UNDO, remember, undo_changes
 from fairlead.host.change.values import RefusedError, current_choice, write_bits, write_kernel_value
@@ -106,7 +106,7 @@ def _execute(changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None,
             if record and isinstance(e, RefusedError):
                 os.unlink(record)  # nothing was changed, so there is nothing to undo, and a later reset takes nothing away
             words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
-            later = isinstance(e, packages.LaterError | reload.HeldError)
+            later = isinstance(e, apt_transaction.LaterError | reload.HeldError)
             if isinstance(change, Packages):
                 unmoved.add(change.setting)
             if isinstance(change, KernelValue | Nvml):
@@ -150,11 +150,11 @@ def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str 
         case Reboot():
             return Outcome(change=change, done=False, skipped=True, message=f"{change.what}: waits for a reboot")
         case Packages():
-            if not packages.has_apt(root):
+            if not apt_transaction.has_apt(root):
                 if root.is_live:
                     raise HostError("no apt on this node", hint="only apt can be driven: docs/how-to/driver.md")
                 return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: no apt in this tree")
-            return Outcome(change=change, done=True, message=f"{target(change)}: {packages.install(change, root)}")
+            return Outcome(change=change, done=True, message=f"{target(change)}: {apt_transaction.install(change, root)}")
         case ModuleReload():
             if not root.is_live:
                 return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")

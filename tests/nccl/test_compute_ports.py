@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fairlead.nccl.fleet import Port, compare, ports
+from fairlead.nccl.compute_ports import Port, compare, ports
 from fairlead.provision.report import ClassDifference
 from tests.checks.nodes import node
 from tests.nccl.test_nccl import machine, port

@@ -6,9 +6,9 @@ import pytest
 
 from fairlead import config
 from fairlead.errors import ConfigError, DataError
+from fairlead.jobenv.environment_text import explain, published, quoted, render
 from fairlead.jobenv.never import NEVER, SITE
-from fairlead.jobenv.render import explain, published, quoted, render
-from fairlead.jobenv.table import ROWS, FabricRow, assemble
+from fairlead.jobenv.variable_table import ROWS, FabricRow, assemble
 
 NET = FabricRow(name="NCCL_NET", value="IB", when="nodes:4", unless="NCCL_NET_PLUGIN", why="w", source="s")
 ALL = assemble(fabric=[NET], interface="eth0", scratch="/local", crosses_rails=False, master_suffix="i")

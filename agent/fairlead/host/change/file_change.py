@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fairlead.host.files import replace, sync_folder
+from fairlead.host.atomic_file import replace, sync_folder
 
 
 def write_file(path: str, content: bytes | None, mode: int = 0o644) -> None:

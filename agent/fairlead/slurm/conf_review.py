@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from fairlead.slurm.conf import SlurmConf
+from fairlead.slurm.slurm_conf import SlurmConf
 
 PROLOG_NAME = "50-fairlead"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.table import ROWS, Level, Row, When
+from fairlead.jobenv.variable_table import ROWS, Level, Row, When
 
 HEAD = "fl_rows='"
 END = "."

@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from fairlead.jobenv.batch_script import Assignment, Line, Script
 from fairlead.jobenv.lint_data import DEAD, DEBUG_ONLY, GUIDE, OFF, PARAM, PLATFORM, SIZES, SWITCHES, TORCH_DDP
-from fairlead.jobenv.script import Assignment, Line, Script
-from fairlead.nccl.conf import RANK_CONSISTENT
+from fairlead.nccl.nccl_conf import RANK_CONSISTENT
 
 SOCKET_THREADS_MAX = 64  # NCCL src/transport/net_socket.cc, MAX_THREADS * MAX_SOCKETS
 CHUNK_MAX = 1 << 20  # bytes; https://github.com/NVIDIA/nccl/issues/2408

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.cli import main
-from fairlead.jobenv.lint import RULES, Level, Site, lint
-from fairlead.jobenv.script import read
+from fairlead.jobenv.batch_script import read
+from fairlead.jobenv.script_lint import RULES, Level, Site, lint
 
 
 def rules(text: str, *, conf: bool = False, **site: object) -> list[tuple[str, str]]:

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from fairlead.errors import DataError
+from fairlead.jobenv.environment_text import END, HEAD, explain, render, value_mark
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.render import END, HEAD, explain, render, value_mark
-from fairlead.jobenv.table import ROWS, Level, When
+from fairlead.jobenv.variable_table import ROWS, Level, When
 
 
 def test_every_row_says_why_and_who_says_so() -> None:
