@@ -8,7 +8,7 @@ import pytest
 from fairlead.errors import DataError
 from fairlead.jobenv.environment_text import END, HEAD, explain, render, value_mark
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.variable_table import ROWS, Level, When
+from fairlead.jobenv.variable_table import ROWS, ValueLevel, When
 
 
 def test_every_row_says_why_and_who_says_so() -> None:
@@ -26,7 +26,7 @@ def test_the_file_is_complete_and_splits_into_five() -> None:
     for line in lines[1:-1]:
         _, when, value, level, said = line.split("\t")
         assert said == ("-" if value.startswith("@") else value_mark(value))
-        assert When(when.partition("!")[0].partition(":")[0]) and Level(level)
+        assert When(when.partition("!")[0].partition(":")[0]) and ValueLevel(level)
     assert "NCCL_DEBUG" not in render(skip=["NCCL_DEBUG"])
 
 

@@ -149,7 +149,7 @@ def test_any_text_of_the_kernel_is_taken(routes: str, mounts: str) -> None:
 @given(st.dictionaries(st.text(max_size=12), st.text(max_size=12), max_size=4))
 def test_what_is_written_is_what_nccl_reads(values: dict[str, str]) -> None:
     good = {f"NCCL_X{i}": v for i, v in enumerate(values.values()) if not nccl_conf.fault(f"NCCL_X{i}", v)}
-    text = nccl_conf.render(tuple(nccl_conf.Line(n, v, "because") for n, v in good.items()))
+    text = nccl_conf.render(tuple(nccl_conf.ConfLine(n, v, "because") for n, v in good.items()))
     assert nccl_conf.parse(text or "") == good and (text is None or nccl_conf.is_ours(text))
 
 

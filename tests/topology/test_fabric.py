@@ -18,7 +18,7 @@ from fairlead.slurm_config.topology_conf import named_nodes, render_conf, render
 from fairlead.topology.fabric import lldp, nvlink_domains
 from fairlead.topology.fabric.ibnetdiscover import parse, refuse_cut
 from fairlead.topology.fabric.scalable_units import SwitchTree, blocks, switch_tree, unit_blocks
-from fairlead.topology.fabric.switch_fabric import AdapterRule, Fabric, attach, switch_names
+from fairlead.topology.fabric.switch_fabric import AdapterRule, SwitchFabric, attach, switch_names
 from tests.topology.fabrics import Made, rails
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/ibnetdiscover"
@@ -29,9 +29,9 @@ FEW = settings(max_examples=40, deadline=None)
 names = st.builds("{}{}".format, st.sampled_from(["a", "b", "n", "gpu-", "r1-n"]), st.integers(0, 12))
 
 
-def expected(made: Made) -> Fabric:
+def expected(made: Made) -> SwitchFabric:
     links = frozenset((min(pair), max(pair)) for pair in made.links)
-    return Fabric(switches=dict(sorted(made.switches.items())), adapters=dict(sorted(made.adapters.items())), links=links)
+    return SwitchFabric(switches=dict(sorted(made.switches.items())), adapters=dict(sorted(made.adapters.items())), links=links)
 
 
 @st.composite

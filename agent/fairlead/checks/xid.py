@@ -28,7 +28,7 @@ from fairlead.model.device import gpu_addresses, listed_gpus, was_readable
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import OVERRUN, Action, Finding, Level, Mode, Service
 from fairlead.model.unread import age_seconds, record_id, unread_log
-from fairlead.xid import Kind, XidLine, parse, read
+from fairlead.xid import XidKind, XidLine, parse, read
 from fairlead.xid.catalogue import ENTRIES, recovery
 from fairlead.xid.line import is_part
 from fairlead.xid.meaning import Meaning, meaning
@@ -79,7 +79,7 @@ def site_key(key: str) -> bool:
 
 def key_of(line: XidLine) -> str:
     """The key of ``services`` and ``actions`` that a line's code has."""
-    return f"sxid {line.code}" if line.kind is Kind.SXID else str(line.code)
+    return f"sxid {line.code}" if line.kind is XidKind.SXID else str(line.code)
 
 
 _Lines = tuple[tuple[KernelRecord, XidLine], ...]
@@ -125,7 +125,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 def _is_ours(line: XidLine, ours: frozenset[str] | None) -> bool:
     """Whether a line's GPU is the node's; of a line without an address, and of NVSwitches, that is not asked."""
-    return ours is None or line.kind is Kind.SXID or not line.pci or line.pci in ours
+    return ours is None or line.kind is XidKind.SXID or not line.pci or line.pci in ours
 
 
 def _at_unknown_address(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def _driver(node: Node) -> str:
 
 
 def _of_a_job(line: XidLine, driver: str) -> bool:
-    return line.kind is Kind.XID and line.code != 45 and meaning(line, driver).blames == "application"
+    return line.kind is XidKind.XID and line.code != 45 and meaning(line, driver).blames == "application"
 
 
 def _faults(lines: _Lines, driver: str) -> list[_Fault]:
@@ -183,7 +183,7 @@ def _faults(lines: _Lines, driver: str) -> list[_Fault]:
     for record, line in lines:
         if line.follows:
             continue
-        if line.code == 45 and line.kind is Kind.XID:
+        if line.code == 45 and line.kind is XidKind.XID:
             if line.caused_by is not None and line.caused_by != 45:
                 _note(faults, replace(line, code=line.caused_by), record, driver, hint="named by an Xid 45")
             continue
@@ -197,7 +197,7 @@ def _note(
     faults: dict[tuple[str, str, int, int | None], _Fault], line: XidLine, record: KernelRecord, driver: str, *, hint: str = ""
 ) -> None:
     """Count a line in. What is lighter than what is known of its device (a link's Nonfatal after its Fatal) is no news of it."""
-    group = "sxid" if line.kind is Kind.SXID else "xid"
+    group = "sxid" if line.kind is XidKind.SXID else "xid"
     key = (group, line.pci, line.code, line.link if line.fatal is not None else None)
     known = faults.get(key)
     jobs = frozenset(record.jobs)
@@ -232,8 +232,8 @@ def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding 
     if service is Service.KEEP and age_seconds(fault.last, node) > params.remember_seconds:
         return None
     line = fault.line
-    name = "SXid" if line.kind is Kind.SXID else "Xid"
-    where = f"{'NVSwitch' if line.kind is Kind.SXID else 'GPU'} {line.pci}" if line.pci else "an unnamed GPU"
+    name = "SXid" if line.kind is XidKind.SXID else "Xid"
+    where = f"{'NVSwitch' if line.kind is XidKind.SXID else 'GPU'} {line.pci}" if line.pci else "an unnamed GPU"
     link = ", all links" if line.link == -1 else f", link {line.link}" if line.link is not None else ""
     follow_up = "" if action is Action.NONE else f": {action.value}"
     blame = _whose(fault.jobs) if means.blames == "application" else ""

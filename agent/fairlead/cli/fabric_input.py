@@ -17,7 +17,7 @@ from fairlead.model.nodelist import expand, fold, is_name
 from fairlead.slurm import slurm_conf
 from fairlead.topology.fabric import ibnetdiscover, lldp, nvlink_domains, scalable_units
 from fairlead.topology.fabric.scalable_units import Blocks, SwitchTree
-from fairlead.topology.fabric.switch_fabric import AdapterRule, Fabric, attach, merged
+from fairlead.topology.fabric.switch_fabric import AdapterRule, SwitchFabric, attach, merged
 
 FILE_BYTES = 1 << 30
 _GUID = re.compile(r"0x([0-9a-fA-F]{1,16})")
@@ -92,7 +92,9 @@ def topologies(
     return made, tuple(notes)
 
 
-def _of_fabric(fabric: Fabric, rule: AdapterRule, kind: str, sizes: tuple[int, ...]) -> tuple[SwitchTree | Blocks, list[str]]:
+def _of_fabric(
+    fabric: SwitchFabric, rule: AdapterRule, kind: str, sizes: tuple[int, ...]
+) -> tuple[SwitchTree | Blocks, list[str]]:
     attached = attach(fabric, rule)
     notes = []
     if attached.unnamed:
@@ -108,7 +110,7 @@ def _of_fabric(fabric: Fabric, rule: AdapterRule, kind: str, sizes: tuple[int, .
     return made, [*notes, *made.notes]
 
 
-def _fabric(args: argparse.Namespace) -> Fabric:
+def _fabric(args: argparse.Namespace) -> SwitchFabric:
     parts = []
     for path in args.ibnetdiscover:
         part = ibnetdiscover.parse(_text(path), path)

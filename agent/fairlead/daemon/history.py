@@ -24,7 +24,7 @@ from fairlead.model.facts import Missing
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.kernel_text import NAME_MAX, begins_with_a_name
 from fairlead.policy.policy_state import PolicyState
-from fairlead.xid import Kind as Line
+from fairlead.xid import XidKind as Line
 from fairlead.xid import parse
 from fairlead.xid.meaning import meaning
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from fairlead.host.gpu_reader import GpuReader
 from fairlead.model.facts import Gpu
-from fairlead.model.gpu_load import REASONS, ClockEvents, Fabric, GpuLoad, LoadSeen
+from fairlead.model.gpu_load import REASONS, ClockEvents, GpuFabric, GpuLoad, LoadSeen
 from fairlead.model.load_window import is_busy
 from fairlead.model.missing import Missing
 
@@ -37,7 +37,7 @@ def load(read: GpuReader) -> GpuLoad:
     )
 
 
-def _fabric(read: GpuReader) -> Fabric | Missing:
+def _fabric(read: GpuReader) -> GpuFabric | Missing:
     state = read.number("fabric.state", "load.fabric")
     status = read.number("fabric.status", "load.fabric")
     clique = read.number("fabric.clique_id", "load.fabric")
@@ -47,7 +47,7 @@ def _fabric(read: GpuReader) -> Fabric | Missing:
     if isinstance(status, Missing) or isinstance(clique, Missing) or isinstance(cluster, Missing):
         return next(v for v in (status, clique, cluster) if isinstance(v, Missing))
     health = read.number("fabric.health_mask", "load.fabric.health")
-    return Fabric(state=state, status=status, clique=clique, cluster=cluster, health=health)
+    return GpuFabric(state=state, status=status, clique=clique, cluster=cluster, health=health)
 
 
 def _events(read: GpuReader) -> ClockEvents:

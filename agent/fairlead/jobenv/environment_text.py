@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.variable_table import ROWS, Level, Row, When
+from fairlead.jobenv.variable_table import ROWS, ValueLevel, VariableRow, When
 
 HEAD = "fl_rows='"
 END = "."
 
 
-def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
+def render(rows: Iterable[VariableRow] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
     """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL TOLD``, then a line with a dot (the file is complete).
 
     All of it is one assignment of a shell, in quotes, which a shell reads at once; its ``read`` makes a system call for each
@@ -27,7 +27,9 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
     unwanted = {*skip, *(extra or {})}
     lines = []
     own = [
-        Row(name=name, when=When.ALWAYS, value=value, level=Level.FULL, what="the site's", why="the site's", source="site")
+        VariableRow(
+            name=name, when=When.ALWAYS, value=value, level=ValueLevel.FULL, what="the site's", why="the site's", source="site"
+        )
         for name, value in (extra or {}).items()
     ]
     for row in (*(r for r in rows if r.name not in unwanted), *own):
@@ -55,7 +57,7 @@ def quoted(table: str) -> str:
     return HEAD + "\n" + table.replace("'", "'\\''") + "'\n"
 
 
-def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
+def published(text: str, known: Iterable[VariableRow]) -> tuple[VariableRow, ...]:
     """The rows of a text that ``render`` made, with the reasons of the ``known`` rows of the same names; () where it is cut off.
 
     A row that is not known is the site's own.
@@ -67,7 +69,7 @@ def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
         return ()
     for line in lines[1:-1]:
         fields = line.split("\t")
-        if len(fields) != 5 or fields[3] not in set(Level):
+        if len(fields) != 5 or fields[3] not in set(ValueLevel):
             return ()
         condition, _, unless = fields[1].partition("!")
         when, _, least = condition.partition(":")
@@ -75,11 +77,11 @@ def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
             return ()
         row = named.get(fields[0])
         rows.append(
-            Row(
+            VariableRow(
                 name=fields[0],
                 when=When(when),
                 value=fields[2],
-                level=Level(fields[3]),
+                level=ValueLevel(fields[3]),
                 what=row.what if row else "the site's own",
                 why=row.why if row else "declared in jobenv.extra, or in a preset",
                 source=row.source if row else "site",
@@ -94,7 +96,7 @@ def explain(
     environment: Mapping[str, str],
     profile: str = "full",
     *,
-    rows: Iterable[Row] = ROWS,
+    rows: Iterable[VariableRow] = ROWS,
     conf: Mapping[str, str] | None = None,
 ) -> list[dict[str, str]]:
     """Every row beside a job's environment: ``{"name", "now", "origin", "overrides", "when", "rule", "what", "why", "source"}``.
@@ -106,7 +108,7 @@ def explain(
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
     lines = []
     for row in rows:
-        if profile == "off" or row.name in skipped or (profile == "minimal" and row.level is not Level.MINIMAL):
+        if profile == "off" or row.name in skipped or (profile == "minimal" and row.level is not ValueLevel.MINIMAL):
             continue
         now = environment.get(row.name)
         origin = "-" if now is None else "user"

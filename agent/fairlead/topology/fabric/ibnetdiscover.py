@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fairlead.errors import DataError
-from fairlead.topology.fabric.switch_fabric import End, Fabric
+from fairlead.topology.fabric.switch_fabric import End, SwitchFabric
 
 _HINT = "take a whole dump again: ibnetdiscover > FILE"
 _SKIPPED = re.compile(
@@ -28,7 +28,7 @@ _UNLINKED = re.compile(r"(CA|SW|RT)\s+[0-9]+\s+([0-9]+)\s+0x([0-9a-f]{16})\s+\S+
 _SWITCHES = frozenset({"Switch", "SW", "S"})
 
 
-def parse(text: str, source: str = "ibnetdiscover") -> Fabric:
+def parse(text: str, source: str = "ibnetdiscover") -> SwitchFabric:
     """Return the fabric of a dump in either format; ids are GUIDs in 16 hex digits. Raise DataError for anything else.
 
     ``one_sided`` links are not refused here, see `refuse_cut`.
@@ -41,7 +41,7 @@ def parse(text: str, source: str = "ibnetdiscover") -> Fabric:
     return reader.fabric()
 
 
-def refuse_cut(fabric: Fabric, source: str = "ibnetdiscover") -> None:
+def refuse_cut(fabric: SwitchFabric, source: str = "ibnetdiscover") -> None:
     """Raise DataError for a dump that is not whole: without a switch, or with links from one end only."""
     if not fabric.switches:
         raise DataError(f"{source}: no switch in it", hint=_HINT)
@@ -92,12 +92,12 @@ class _Reader:
     def _wrong(self, number: int, line: str) -> DataError:
         return DataError(f"{self._source}: line {number} is none of ibnetdiscover's: {line[:60]!r}", hint=_HINT)
 
-    def fabric(self) -> Fabric:
+    def fabric(self) -> SwitchFabric:
         both = self._switches.keys() & self._adapters.keys()
         if both:
             raise DataError(f"{self._source}: {min(both)} is both a switch and an adapter", hint=_HINT)
         one_sided = sorted((a, b) for a, b in self._ends if (b, a) not in self._ends)
-        return Fabric(
+        return SwitchFabric(
             switches=dict(sorted(self._switches.items())),
             adapters=dict(sorted(self._adapters.items())),
             links=frozenset((min(pair), max(pair)) for pair in self._ends),

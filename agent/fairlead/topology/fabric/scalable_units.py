@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from fairlead.model.nodelist import in_order, natural
-from fairlead.topology.fabric.switch_fabric import Attached, Fabric, by_name, switch_names
+from fairlead.topology.fabric.switch_fabric import Attached, SwitchFabric, by_name, switch_names
 
 TOP = "fabric"
 
@@ -88,7 +88,7 @@ def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[
     return tuple(ScalableUnit(nodes=tuple(in_order(found[core])), leaves=core) for core in found), tuple(notes)
 
 
-def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
+def switch_tree(fabric: SwitchFabric, attached: Attached) -> SwitchTree:
     """Return the leaves (units) and the switches that join them. Names come from the switches': equal fabrics give equal trees.
 
     Where the input knows no link between switches (LLDP asked on nodes only), all leaves are put below one top switch, and
@@ -171,7 +171,7 @@ def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), not
     return Blocks(blocks=made, sizes=sizes, notes=notes)
 
 
-def unit_blocks(fabric: Fabric, attached: Attached, sizes: tuple[int, ...] = ()) -> Blocks:
+def unit_blocks(fabric: SwitchFabric, attached: Attached, sizes: tuple[int, ...] = ()) -> Blocks:
     """Return each scalable unit as a block. Raise ValueError as `blocks` does."""
     found, notes = scalable_units(attached)
     return blocks({switch.name: switch.nodes for switch, _ in _named(found, switch_names(fabric))}, sizes, notes)
