@@ -171,7 +171,7 @@ class Run:
         setting, want = self._settings[name]
         return plan(setting, want, node, self._document.unsupported, image=self.image)
 
-    def _make(self, changes: Sequence[AnyChange]) -> tuple[changing.Outcome, ...]:
+    def _make(self, changes: Sequence[AnyChange]) -> tuple[changing.ChangeOutcome, ...]:
         """Make the changes of one setting. NVML is let go of while the driver's modules are loaded anew."""
         nvml = self._nvml
         reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)

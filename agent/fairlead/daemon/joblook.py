@@ -27,7 +27,7 @@ def look_at_jobs(loop: Loop) -> None:
         loop.courier.refused()
     if found.ended:
         loop.next_sweep = min(loop.next_sweep, time.monotonic())  # as it is after a job, not during it
-        loop.senses.look_closely()
+        loop.senses.read_thoroughly()
     told = found.refused & loop.jobs.refused
     job_records.forget(folder, found.ended | (told if loop.courier is None or not loop.courier.refusal_pending else set()))
     if found.running != loop.jobs.running:

@@ -206,7 +206,7 @@ class Loop:
             self._reload()
         if signal.SIGUSR1 in heard:
             self.next_sweep = self._requests_at = 0.0
-            self.senses.look_closely()
+            self.senses.read_thoroughly()
             if self.courier is not None:
                 self.courier.look()  # `fairlead drain` and `fairlead resume` send it
 

@@ -90,7 +90,7 @@ class Reapply:
             log.line(log.WARNING, "apply after a reset", exit=code, journal=f"journalctl -u {UNIT}")
         if code == ExitCode.UNAVAILABLE:
             self._refusals.add(self._drifted)
-        loop.senses.look_closely()
+        loop.senses.read_thoroughly()
         loop.next_sweep = 0.0
 
 

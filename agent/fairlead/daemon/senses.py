@@ -79,10 +79,10 @@ class Senses:
             return 0.0 if self._asked else float("inf")
         return self.worker.next_poll()
 
-    def look_closely(self) -> None:
+    def read_thoroughly(self) -> None:
         """The next sweep reads everything, and asks a driver that hung."""
         if self._gatherer is not None:
-            self._gatherer.look_closely()
+            self._gatherer.read_thoroughly()
         if self.worker is not None:
             self.worker.hurry()
 

@@ -23,7 +23,7 @@ FILE = "host.json"
 T = TypeVar("T")
 
 
-class HostLooks:
+class HostReader:
     """Looks at one host again and again. ``once``: for a single look, which waits for its answers up to five seconds."""
 
     def __init__(self, root: Root, wanted: Wanted, *, once: bool) -> None:
@@ -35,7 +35,7 @@ class HostLooks:
             Probes(wanted.mounts, units=wanted.units, first_wait_seconds=5.0 if once else 0.5) if root.is_live else None
         )
 
-    def look(self, nics: tuple[Nic, ...]) -> Host:
+    def read(self, nics: tuple[Nic, ...]) -> Host:
         """The host now."""
         root = self._root
         if self._probes is not None:
@@ -56,7 +56,7 @@ class HostLooks:
             return self._recorded(files)
         tasks = self._watch.look(clock.boottime())
         now = clock_state.kernel_clock()
-        self._probes.settle()
+        self._probes.wait_once()
         spaces, units = self._probes.spaces(), self._probes.units()
         if self._once:
             self.end()

@@ -159,7 +159,7 @@ class Follower:
                 continue
             if not data:
                 break
-            self._take(data, found)
+            self._take_record(data, found)
         return found
 
     def _parse(self, data: bytes, *, names_devices: bool = False) -> KernelRecord | None:
@@ -169,7 +169,7 @@ class Follower:
             self._cut_until = number + FOLLOWED
         return parse(data, self.boot_id, names_devices=names_devices, cut=cut)
 
-    def _take(self, data: bytes, found: list[KernelRecord]) -> None:
+    def _take_record(self, data: bytes, found: list[KernelRecord]) -> None:
         record = self._parse(data, names_devices=True)
         sequence = record.sequence if record is not None else _sequence(data)
         if sequence is not None:

@@ -92,10 +92,10 @@ class Owners:
             return gpu
         for process in gpu.processes:
             if process.pid not in self._known:
-                self._known[process.pid] = known(process.pid) or self._look(process.pid)
+                self._known[process.pid] = known(process.pid) or self._read_owner(process.pid)
         return replace(gpu, processes=tuple(replace(p, owner=self._known[p.pid]) for p in gpu.processes))
 
-    def _look(self, pid: int) -> ProcessOwner | Missing:
+    def _read_owner(self, pid: int) -> ProcessOwner | Missing:
         text = self._root.read_text(f"/proc/{pid}/cgroup", 65536)
         if text is None:
             return ProcessOwner(gone=True)

@@ -17,7 +17,7 @@ from typing import Any
 from fairlead.errors import HostError
 from fairlead.host import config_space, kernel, modinfo
 from fairlead.host.host_facts_reader import FILE as HOST_FILE
-from fairlead.host.host_facts_reader import HostLooks, read_recorded, recorded_of
+from fairlead.host.host_facts_reader import HostReader, read_recorded, recorded_of
 from fairlead.host.ports import MLX5_COUNTERS
 from fairlead.host.process import read_text
 from fairlead.host.redact import Redactor
@@ -139,7 +139,7 @@ class _Writer:
                     self._copy(path)
         for pattern in LINKS:
             for path in self._root.glob(pattern, dangling=True):
-                os.makedirs(self._at(self._place(path)), exist_ok=True)
+                os.makedirs(self._at(self._unresolved(path)), exist_ok=True)
         for folder in (
             "/sys/bus/pci/devices",
             "/sys/class/net",
@@ -149,16 +149,16 @@ class _Writer:
             _EDAC,
         ):
             if self._root.exists(folder):  # an empty folder says "none", which is more than no folder
-                os.makedirs(self._at(self._place(folder)), exist_ok=True)
+                os.makedirs(self._at(self._unresolved(folder)), exist_ok=True)
             for name in self._root.names(folder):
-                os.makedirs(self._at(self._place(f"{folder}/{name}")), exist_ok=True)
+                os.makedirs(self._at(self._unresolved(f"{folder}/{name}")), exist_ok=True)
         if self._redactor is None:
             self._put("/proc/sys/kernel/hostname", kernel.node_name(self._root) + "\n")
         if self._root.is_live:
             self._put("/proc/uptime", f"{kernel.uptime_seconds(self._root):.2f} 0.00\n")
         for folder in FOLDERS:  # a name is all that is asked of it
             if isinstance(self._root.readlink(f"{folder}/{LIBRARY}"), str):
-                self._put(self._place(f"{folder}/{LIBRARY}"), "")
+                self._put(self._unresolved(f"{folder}/{LIBRARY}"), "")
         self._put_processes()
         for pattern in dict.fromkeys(reads):
             self._put_read(pattern)
@@ -173,7 +173,7 @@ class _Writer:
         self._put(f"/{HOST_FILE}", self._host_json())
         self._put("/README.md", self._readme())
 
-    def _place(self, path: str) -> str:
+    def _unresolved(self, path: str) -> str:
         """Makes every link on the way to ``path``, and returns where the path ends with all of them followed."""
         done: list[str] = []
         todo = [c for c in reversed(path.split("/")) if c]
@@ -211,10 +211,10 @@ class _Writer:
         data = self._root.read_bytes(path)
         if not isinstance(data, bytes) or ("/gids/" in path and not data.strip(b"0:\n")):  # a free place of the table
             return
-        place = self._place(path)
+        unresolved = self._unresolved(path)
         if self._redactor is not None:
             data = _without_serial(data) if path.endswith("/config") else self._redacted(path, data)
-        at = self._at(place)
+        at = self._at(unresolved)
         os.makedirs(os.path.dirname(at), exist_ok=True)
         with open(at, "wb") as f:
             f.write(data)
@@ -311,7 +311,7 @@ class _Writer:
             recorded = read_recorded(path)
             raw: Any = {"schema": 1} if isinstance(recorded, Missing) else recorded
         else:
-            raw = recorded_of(HostLooks(self._root, Wanted(mounts=("/",), units=True), once=True).look(()))
+            raw = recorded_of(HostReader(self._root, Wanted(mounts=("/",), units=True), once=True).read(()))
         return json.dumps(raw if self._redactor is None else self._redactor.host(raw), indent=1) + "\n"
 
     def _readme(self) -> str:

@@ -76,7 +76,7 @@ def install(change: Packages, root: Root) -> str:
     if change.install or change.remove:
         _room(change, root)
         for package in change.install:
-            _at_hand(package, change.mirror, cache)
+            _have_package(package, change.mirror, cache)
         _unpack_torn(change, root)
         words = [f"{CACHE}/{p.file}" for p in change.install] + [f"{name}-" for name in change.remove]
         refuse_more(change, _apt(root, ["--simulate", *_VERBS, *words], SIMULATE_SECONDS, change))
@@ -159,7 +159,7 @@ def _room(change: Packages, root: Root) -> None:
             raise HostError(words, hint="make room there; nothing was changed")
 
 
-def _at_hand(package: Package, mirror: str, cache: str) -> None:
+def _have_package(package: Package, mirror: str, cache: str) -> None:
     """The file is in the cache with the content that the lock says; fetched from the mirror where it is not."""
     path = os.path.join(cache, package.file)
     if not os.path.exists(path):
