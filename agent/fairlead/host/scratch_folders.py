@@ -15,12 +15,12 @@ not one more for each job, and jobs get no folder until the disk answers.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sys
 import time
 
 from fairlead.host import job_records, scratch
+from fairlead.host.file_lock import locked_within
 from fairlead.host.removal import TimeUp
 from fairlead.host.scratch_sweep import RUN, UID_MAX, ScratchDisk, Sweep, ended_jobs, opened, records, say
 
@@ -164,16 +164,8 @@ def serve(disk: ScratchDisk, top: int, here: int, deadline: float) -> None:
 def take_lock(base: str) -> None:
     """Until this process and its child have ended. Raises Refused where an earlier one does not end."""
     lock = os.open(f"{RUN}/.scratch{base.replace('/', '-')}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise Refused(f"{base}: the program started before this one does not end: does the disk hang?") from None
-            time.sleep(POLL_SECONDS)
-        else:
-            return
+    if not locked_within(lock, LOCK_SECONDS, poll_seconds=POLL_SECONDS):
+        raise Refused(f"{base}: the program started before this one does not end: does the disk hang?")
 
 
 def main(arguments: list[str]) -> int:

@@ -15,11 +15,11 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fairlead.errors import HostError
+from fairlead.host.file_lock import locked_within
 from fairlead.host.root import Root
 from fairlead.model.change import Package, Packages
 
@@ -105,21 +105,16 @@ def _images_null(root: Root) -> None:
 
 def wait_for_lock(path: str) -> None:
     """Wait until no other apt or dpkg has the lock file (fcntl, as they lock it). Raises LaterError."""
-    end = time.monotonic() + LOCK_SECONDS
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}") from None
     try:
-        while True:
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                if time.monotonic() > end:
-                    words = f"another program has held dpkg's lock for more than {LOCK_SECONDS:.0f} s"
-                    raise LaterError(words, hint=f"`fuser -v {path}` names it; then run it again") from None
-                time.sleep(0.2)
+        if not locked_within(fd, LOCK_SECONDS, take=fcntl.lockf, poll_seconds=0.2):
+            words = f"another program has held dpkg's lock for more than {LOCK_SECONDS:.0f} s"
+            raise LaterError(words, hint=f"`fuser -v {path}` names it; then run it again")
+    except OSError as e:
+        raise HostError(f"{path}: {e.strerror}") from None
     finally:
         os.close(fd)
 
