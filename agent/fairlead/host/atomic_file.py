@@ -36,6 +36,23 @@ def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) ->
         sync_folder(os.path.dirname(path) or ".")
 
 
+def write_file(path: str, content: bytes | None, mode: int = 0o644) -> None:
+    """Put ``content`` at ``path`` whole or not at all (None removes it); owner root, exact ``mode``. Raises OSError.
+
+    A left-over of a killed run is overwritten by the next.
+    """
+    folder, name = os.path.split(path)
+    if content is None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        sync_folder(folder)
+        return
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    replace(path, content, temporary=os.path.join(folder, f".{name}.fairlead-new"), mode=mode, sync=True)
+
+
 def sync_folder(folder: str) -> None:
     """fsync(2) of a folder: names that came and went are on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

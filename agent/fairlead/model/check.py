@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Mode, named
 from fairlead.model.host_facts import Wanted
+from fairlead.model.rma import with_rma_details
 
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
 
@@ -132,8 +133,8 @@ class Check(Struct, frozen=True, kw_only=True):
         return self.judge.__module__.rpartition(".")[2]
 
     def findings(self, node: Node, past: Past, params: Any) -> Iterator[Finding]:
-        """What it finds, under its name."""
-        return named(self.name, self.judge(node, past, params))
+        """What it finds, under its name, with what an RMA needs where one is due."""
+        return (with_rma_details(f, node) for f in named(self.name, self.judge(node, past, params)))
 
     def heeds(self, text: str) -> bool:
         """Whether a record that begins as this check asks for matters to it."""

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from fairlead.errors import FairleadError, HostError, next_step
+from fairlead.host.atomic_file import write_file
 from fairlead.host.change import apt_transaction, gpus, nvml_release, reload
 from fairlead.host.change.change_text import diff, target, verbs
-from fairlead.host.change.file_change import write_file
 from fairlead.host.change.gpus import NvmlSet
 from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
 from fairlead.host.change.undo import UNDO, remember, undo_changes
