@@ -73,8 +73,8 @@ def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[
     found: dict[frozenset[str], list[str]] = {}
     notes = []
     for leaves in ranked:
-        shares = sorted(((len(leaves & core), core) for core in found), key=lambda share: (-share[0], sorted(share[1])))
-        fitting = [core for count, core in shares if count == shares[0][0] and 2 * count > min(len(leaves), len(core))]
+        overlaps = sorted(((len(leaves & core), core) for core in found), key=lambda overlap: (-overlap[0], sorted(overlap[1])))
+        fitting = [core for count, core in overlaps if count == overlaps[0][0] and 2 * count > min(len(leaves), len(core))]
         if len(fitting) != 1:
             found[leaves] = list(groups[leaves])
             continue
