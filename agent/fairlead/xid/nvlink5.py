@@ -7,7 +7,7 @@ known driver the one that fits the unit's name. What fits no row of NVIDIA's tab
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from fairlead.model.finding import Action
 from fairlead.xid.nvlink5_rules import ANY, FATAL, LINK_FATAL, LINK_REASONS, LINK_UNIT, NONFATAL, UNITS, NvlinkRule, NvlinkUnit
@@ -43,7 +43,7 @@ class NvlinkFault(Struct, frozen=True):
     reason: str
     action: Action
     severity: str
-    investigate: str
+    investigate: str = field(name="look")
     effect: str
     injected: bool
 
