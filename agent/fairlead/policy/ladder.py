@@ -53,7 +53,7 @@ def replaced(name: str, known: Mapping[str, str]) -> bool:
 def strikes(
     before: PolicyState, tracks: Mapping[str, Track], policies: dict[str, CheckPolicy], now: Now, rules: Rules
 ) -> dict[str, tuple[float, ...]]:
-    """One strike each time something of a board, or of the node, comes to drain. ``before.boards`` is up to date."""
+    """One strike each time something of a board, or of the node, comes to drain. ``before.gpu_serials`` is up to date."""
     kept = {
         device: times
         for device, all_times in before.strikes.items()
