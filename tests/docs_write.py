@@ -19,7 +19,7 @@ from fairlead import __version__, checks, config, settings
 from fairlead.cli import COMMANDS, command_parser
 from fairlead.cli.explain import _parameters
 from fairlead.cli.recorded import recorded_nvml
-from fairlead.config.accept import AcceptOptions
+from fairlead.config.accept_options import AcceptOptions
 from fairlead.config.document import AgentOptions, HookOptions, JobEnvOptions, SlurmOptions
 from fairlead.config.site import AnsibleOptions
 from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
@@ -28,7 +28,7 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.measure.collective import size_text
 from fairlead.model.check import CheckParams
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
 from tests.lab.trees import MACHINES
 from tests.slurm import node_states

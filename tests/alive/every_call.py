@@ -25,9 +25,9 @@ from fairlead.host.nvml_worker import Session
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads
 from fairlead.model.check import Past
-from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.finding import Level
-from fairlead.policy.state import identity
+from fairlead.policy.policy_state import identity
 from tests.lab.faults import Faults
 
 GPU = 2
@@ -94,7 +94,7 @@ def main(tree: str, codes: list[str]) -> None:
     past = Past(
         available=True,
         readable=readable_fields(base) | {f"{history_update.DRIVER}{base.driver.library_version}"},
-        boards=boards_of(base),
+        gpu_cards=gpu_cards_of(base),
     )
     usual = said(healthy)
     calls = list(spy.made)

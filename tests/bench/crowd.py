@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from tests.bench.rows import Row, median
 from tests.lab.cluster import Cluster
 from tests.slurm.crowd import OURS, Crowd, Probe, ours, overshoot, rpcs

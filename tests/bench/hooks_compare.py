@@ -17,8 +17,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairlead.jobenv.render import render
-from fairlead.jobenv.table import assemble
+from fairlead.jobenv.environment_text import render
+from fairlead.jobenv.variable_table import assemble
 from fairlead.topology.binding import published_files
 from tests.bench.rows import median, percentile
 from tests.hooks.steps import JOB, PYTHON, STEP, for_planner, step

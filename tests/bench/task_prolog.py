@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairlead.jobenv.render import render
+from fairlead.jobenv.environment_text import render
 from fairlead.topology.binding import binding_plan, published_files
 from tests.bench.rows import Row, median
 from tests.lab.cluster import Cluster

@@ -8,7 +8,7 @@ from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import STALE_SECONDS, NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import DrainProtocol
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.bench.rows import Row, median
 from tests.lab.cluster import Cluster

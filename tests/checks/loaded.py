@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from fairlead.history.memory import History
-from fairlead.host.gpu_load import LoadSums
+from fairlead.host.gpu_load_reader import LoadSums
 from fairlead.model.check import Past
 from fairlead.model.facts import Gpu
 from fairlead.model.finding import Finding

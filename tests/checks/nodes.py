@@ -23,7 +23,7 @@ from fairlead.model.facts import (
 )
 from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts
-from fairlead.model.gpu_load import Fabric, GpuLoad, Software
+from fairlead.model.gpu_load import GpuFabric, GpuLoad, Software
 from fairlead.model.gpu_state import GpuState
 
 BOOT = "11111111-2222-3333-4444-555555555555"
@@ -72,7 +72,7 @@ LOAD = GpuLoad(
     memory_max_celsius=UNSUPPORTED,
     clock_sm_max_hertz=1980000000,
     power_default_watts=700.0,
-    fabric=Fabric(state=3, status=0, clique=0, cluster="0" * 32, health=0),
+    fabric=GpuFabric(state=3, status=0, clique=0, cluster="0" * 32, health=0),
 )
 GEN5 = PcieLink(gen_current=5, gen_max=5, width_current=16, width_max=16, replays=0)
 LINKS = tuple(

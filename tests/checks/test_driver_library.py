@@ -12,8 +12,8 @@ from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Level, Mode
 from fairlead.model.gpu_load import Software
 from fairlead.policy import Order, PolicyState, Rules, decide
-from fairlead.policy.rules import DRIVER_CHECKS, CheckPolicy
-from fairlead.policy.state import Now
+from fairlead.policy.decision_rules import DRIVER_CHECKS, CheckPolicy
+from fairlead.policy.policy_state import Now
 from tests.checks.drivers import judged, of_driver, with_software
 from tests.checks.nodes import BOOT, NA, node
 
@@ -65,6 +65,6 @@ def test_an_upgrade_in_maintenance_drains_nothing() -> None:
     now = Now(boot_seconds=5000.0, wall_seconds=1e9, boot_id=BOOT, applying=True)
     held = decide(findings, policies, PolicyState(), now, Rules())
     assert held.order is not Order.DRAIN
-    assert held.why_held == ("apply or maintenance is running",)
+    assert held.why_suppressed == ("apply or maintenance is running",)
     assert decide(findings, policies, PolicyState(), replace(now, applying=False), Rules()).order is Order.DRAIN
     assert {"driver_library", "driver_version", "fabric_manager", "gpu_fabric"} <= DRIVER_CHECKS

@@ -21,9 +21,9 @@ from fairlead.host.gather import Gatherer
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads, wanted
 from fairlead.model.check import Past
-from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.finding import Level
-from fairlead.policy.state import identity
+from fairlead.policy.policy_state import identity
 from tests.checks.test_sources import BESIDE, TREES, UNJUDGED, Watched, declared, kind, look, sources
 
 pytestmark = pytest.mark.trees
@@ -73,7 +73,7 @@ def silent(name: str, ways: dict[str, Any]) -> list[str]:
     )
     base = gatherer.gather(raw)
     known = readable_fields(base) | {f"{history_update.DRIVER}{base.driver.library_version}"}
-    past = Past(available=True, readable=known, boards=boards_of(base))
+    past = Past(available=True, readable=known, gpu_cards=gpu_cards_of(base))
 
     def said(answer: Any) -> set[str]:
         return {identity(f) for f in judge(document, gatherer.gather(answer), past) if f.level is not Level.OK}

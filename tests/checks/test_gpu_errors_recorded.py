@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fairlead.checks import ecc, gpu_identity, gpu_readings, mig_mode, pcie_errors, retired_pages, row_remap
 from fairlead.model.check import Past
-from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import Ecc, Gpu, Missing, PcieLink, RowRemap, unreadable
 from fairlead.model.finding import Finding, Level
 from fairlead.model.gpu_health import RetiredPages
@@ -75,7 +75,7 @@ def facts(said: dict[str, str]) -> Gpu:
 
 def judged(one: Gpu, past: Past | None = None) -> list[Finding]:
     machine = node(gpus=(one,))
-    known = past or Past(available=True, boards=boards_of(machine), readable=readable_fields(machine))
+    known = past or Past(available=True, gpu_cards=gpu_cards_of(machine), readable=readable_fields(machine))
     found: list[Finding] = []
     for module in MODULES:
         check: Any = module
@@ -110,6 +110,6 @@ def test_a_recorded_gpu_under_mig_has_lost_nothing_since_it_was_not() -> None:
     assert one.mig_current is True and isinstance(one.utilization_percent, Missing)
     assert isinstance(one.remap, Missing)
     before = node(gpus=(replace(one, mig_current=False, utilization_percent=3, remap=gpu().remap),))
-    past = Past(available=True, readable=readable_fields(before), boards=boards_of(before))
+    past = Past(available=True, readable=readable_fields(before), gpu_cards=gpu_cards_of(before))
     assert judged(one, past) == []
     assert judged(replace(one, mig_current=False), past) != []

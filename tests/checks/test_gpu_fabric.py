@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from fairlead.checks import gpu_fabric
 from fairlead.model.facts import Gpu
 from fairlead.model.finding import Level
-from fairlead.model.gpu_load import NOT_READ, Fabric
+from fairlead.model.gpu_load import NOT_READ, GpuFabric
 from tests.checks.loaded import judged
 from tests.checks.nodes import LOAD, NA, UNSUPPORTED, gpu
 
 
 def joined(**changes: Any) -> Gpu:
-    fabric = Fabric(**{"state": 3, "status": 0, "clique": 0, "cluster": "0" * 32, "health": 0, **changes})
+    fabric = GpuFabric(**{"state": 3, "status": 0, "clique": 0, "cluster": "0" * 32, "health": 0, **changes})
     return gpu(3, load=replace(LOAD, fabric=fabric))
 
 
@@ -60,6 +60,6 @@ def test_gpus_without_a_fabric() -> None:
     """An HGX A100 or an L40S: no fabric is expected, and none is missed. One that is still joining is not well anywhere."""
     none = [gpu(i, load=replace(LOAD, fabric=NA)) for i in range(8)]
     assert judged(gpu_fabric, *none) == []
-    unknown = [gpu(i, load=replace(LOAD, fabric=Fabric(state=0, status=0, clique=0, cluster="0" * 32))) for i in range(8)]
+    unknown = [gpu(i, load=replace(LOAD, fabric=GpuFabric(state=0, status=0, clique=0, cluster="0" * 32))) for i in range(8)]
     assert judged(gpu_fabric, *unknown) == []
     assert [f.level for f in judged(gpu_fabric, joined(state=2))] == [Level.DRAIN]

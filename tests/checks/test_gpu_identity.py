@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from fairlead.checks import gpu_identity
 from fairlead.model.check import Past
-from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level, Service
 from tests.checks.hosts import judged
@@ -14,8 +14,8 @@ from tests.checks.nodes import ADDRESSES, NA, gpu, node
 
 
 def identity(machine: Node, **boards: str) -> list[Finding]:
-    known = boards_of(node()) | {ADDRESSES[int(place[1:])]: board for place, board in boards.items()}
-    return list(gpu_identity.check.findings(machine, Past(available=True, boards=known), gpu_identity.Params()))
+    known = gpu_cards_of(node()) | {ADDRESSES[int(place[1:])]: board for place, board in boards.items()}
+    return list(gpu_identity.check.findings(machine, Past(available=True, gpu_cards=known), gpu_identity.Params()))
 
 
 def test_a_swapped_board() -> None:
@@ -49,7 +49,7 @@ def test_a_board_that_says_nothing_of_itself() -> None:
 
 
 HERE = ADDRESSES[5]
-YESTERDAY = Past(available=True, readable=readable_fields(node()), boards=boards_of(node()))
+YESTERDAY = Past(available=True, readable=readable_fields(node()), gpu_cards=gpu_cards_of(node()))
 
 
 def test_a_serial_that_went_dark_is_no_swapped_board() -> None:
@@ -57,7 +57,7 @@ def test_a_serial_that_went_dark_is_no_swapped_board() -> None:
     assert (found.level, found.device) == (Level.UNKNOWN, HERE) and "swapped" not in found.summary
     (found,) = judged("gpu_identity", node(gpu(5, serial="1999")), YESTERDAY)
     assert found.level is Level.WARN and "swapped" in found.summary
-    by_uuid = replace(YESTERDAY, boards={HERE: "GPU-00000005"})
+    by_uuid = replace(YESTERDAY, gpu_cards={HERE: "GPU-00000005"})
     assert judged("gpu_identity", node(gpu(5, serial=NA)), by_uuid) == []
 
 
@@ -65,7 +65,7 @@ def test_a_board_that_moved_to_a_slot_where_none_was() -> None:
     moved = node(gpus=(*node().gpus[:5], gpu(5, pci="0000:e3:00.0"), *node().gpus[6:]))  # type: ignore[index]
     (found,) = judged("gpu_identity", moved, YESTERDAY)
     assert (found.level, found.device) == (Level.WARN, "0000:e3:00.0") and f"was in slot {HERE}" in found.summary
-    remembered = replace(YESTERDAY, boards={**YESTERDAY.boards, "0000:e3:00.0": "1651223005"})
+    remembered = replace(YESTERDAY, gpu_cards={**YESTERDAY.gpu_cards, "0000:e3:00.0": "1651223005"})
     assert [f.evidence_id for f in judged("gpu_identity", moved, remembered)] == [found.evidence_id]
-    cleared = {slot: board for slot, board in remembered.boards.items() if board != "1651223005"}
-    assert judged("gpu_identity", moved, replace(YESTERDAY, boards=cleared)) == []
+    cleared = {slot: board for slot, board in remembered.gpu_cards.items() if board != "1651223005"}
+    assert judged("gpu_identity", moved, replace(YESTERDAY, gpu_cards=cleared)) == []

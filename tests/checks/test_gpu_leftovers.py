@@ -9,13 +9,13 @@ import pytest
 from fairlead.checks import gpu_leftovers
 from fairlead.model.facts import Gpu, GpuProcess, Missing, NumaNode, unreadable
 from fairlead.model.finding import Level
-from fairlead.model.gpu_load import Owner
+from fairlead.model.gpu_load import ProcessOwner
 from tests.checks.hosts import judged as judged_node
 from tests.checks.loaded import judged
 from tests.checks.nodes import NA, gpu, node
 
 
-def used(*owners: Owner | Missing, memory: int = 0, **changes: Any) -> Gpu:
+def used(*owners: ProcessOwner | Missing, memory: int = 0, **changes: Any) -> Gpu:
     processes = tuple(GpuProcess(4000 + n, 1 << 30, owner) for n, owner in enumerate(owners))
     return gpu(3, processes=processes, memory_used_bytes=memory, **changes)
 
@@ -24,14 +24,14 @@ def used(*owners: Owner | Missing, memory: int = 0, **changes: Any) -> Gpu:
     ("changed", "levels"),
     [
         (used(), []),
-        (used(Owner(job=812), memory=70 << 30), []),  # a job's
-        (used(Owner(unit="nvidia-mps.service")), []),
-        (used(Owner(unit="dcgm-exporter.service"), Owner(unit="gdm3.service")), []),
-        (used(Owner(unit="slurmd.service")), []),  # jobs of a site without Slurm's cgroups
-        (used(Owner(uid=1000)), [Level.DRAIN]),
-        (used(Owner(unit="ollama.service"), Owner(job=812)), [Level.DRAIN]),
-        (used(Owner(unit="")), [Level.DRAIN]),
-        (used(Owner(gone=True)), [Level.DRAIN]),
+        (used(ProcessOwner(job=812), memory=70 << 30), []),  # a job's
+        (used(ProcessOwner(unit="nvidia-mps.service")), []),
+        (used(ProcessOwner(unit="dcgm-exporter.service"), ProcessOwner(unit="gdm3.service")), []),
+        (used(ProcessOwner(unit="slurmd.service")), []),  # jobs of a site without Slurm's cgroups
+        (used(ProcessOwner(uid=1000)), [Level.DRAIN]),
+        (used(ProcessOwner(unit="ollama.service"), ProcessOwner(job=812)), [Level.DRAIN]),
+        (used(ProcessOwner(unit="")), [Level.DRAIN]),
+        (used(ProcessOwner(gone=True)), [Level.DRAIN]),
         (used(unreadable("EACCES")), [Level.UNKNOWN]),
         (used(memory=20 << 30), [Level.DRAIN]),
         (used(memory=200 << 20), []),  # what a desktop holds
@@ -46,13 +46,13 @@ def test_leftovers(changed: Gpu, levels: list[Level]) -> None:
 
 
 def test_a_site_allows_its_own_services() -> None:
-    changed = used(Owner(unit="inference@7.service"))
+    changed = used(ProcessOwner(unit="inference@7.service"))
     assert [f.level for f in judged(gpu_leftovers, changed)] == [Level.DRAIN]
     assert judged(gpu_leftovers, changed, allowed_units=("inference@*.service",)) == []
 
 
 def test_many_leftovers_fit_on_a_line() -> None:
-    (finding,) = judged(gpu_leftovers, used(*[Owner(uid=1000)] * 40))
+    (finding,) = judged(gpu_leftovers, used(*[ProcessOwner(uid=1000)] * 40))
     assert finding.evidence[0] == ("processes 4000 (user 1000), 4001 (user 1000), 4002 (user 1000), 4003 (user 1000) and 36 more")
     assert len(finding.summary) < 100
 

@@ -21,7 +21,7 @@ from fairlead.checks import (
 from fairlead.model.check import Past
 from fairlead.model.facts import Gpu, GpuProcess, Missing
 from fairlead.model.finding import Finding
-from fairlead.model.gpu_load import REASONS, Fabric, GpuLoad, Owner
+from fairlead.model.gpu_load import REASONS, GpuFabric, GpuLoad, ProcessOwner
 from tests.checks.nodes import NA, gpu, node
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared/data/nvsmi"
@@ -86,7 +86,7 @@ def facts(said: dict[str, str]) -> Gpu:
         memory_max_celsius=number(said, "Temperature/Memory Max Operating Temp"),
         clock_sm_max_hertz=most if isinstance(most, Missing) else most * 10**6,
         power_default_watts=default if isinstance(default, Missing) else float(default),
-        fabric=NA if state is None else Fabric(state=state, status=0, clique=0, cluster="0" * 32),
+        fabric=NA if state is None else GpuFabric(state=state, status=0, clique=0, cluster="0" * 32),
     )
     return replace(
         gpu(0),
@@ -97,7 +97,7 @@ def facts(said: dict[str, str]) -> Gpu:
         power_limit_watts=limit if isinstance(limit, Missing) else float(limit),
         clock_sm_hertz=clock if isinstance(clock, Missing) else clock * 10**6,
         memory_used_bytes=memory if isinstance(memory, Missing) else memory << 20,
-        processes=(GpuProcess(1, 1, Owner(job=1)),) if "/Process ID" in " ".join(said) else (),
+        processes=(GpuProcess(1, 1, ProcessOwner(job=1)),) if "/Process ID" in " ".join(said) else (),
         load=load,
     )
 

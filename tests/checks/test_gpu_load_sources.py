@@ -14,7 +14,7 @@ from fairlead import checks, config
 from fairlead.checks import gpu_clocks, gpu_throttle
 from fairlead.history.memory import History
 from fairlead.host.gather import Gatherer, gather
-from fairlead.host.gpu_load import LoadSums
+from fairlead.host.gpu_load_reader import LoadSums
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.judge import reads

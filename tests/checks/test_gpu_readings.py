@@ -17,7 +17,7 @@ from fairlead.host.gather import Gatherer, gather
 from fairlead.host.root import Root
 from fairlead.judge import reads as daemon_reads
 from fairlead.model.check import Past
-from fairlead.model.device import LISTS, gone, readable_fields, was_readable
+from fairlead.model.device import LISTS, newly_unreadable, readable_fields, was_readable
 from fairlead.model.facts import Gpu, Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode
 from fairlead.model.gpu_load import LoadSeen
@@ -187,6 +187,6 @@ def test_the_site_may_ignore() -> None:
 
 def test_a_gpu_whose_serial_went_dark_is_found_under_its_address() -> None:
     sick = gpu(2, serial=GONE, power_draw_watts=GONE)
-    assert set(gone(sick, before())) == {"serial", "power_draw_watts"}
+    assert set(newly_unreadable(sick, before())) == {"serial", "power_draw_watts"}
     assert was_readable(sick, "ecc.mode_current", before()) and not was_readable(sick, "no.such", before())
-    assert gone(sick, Past()) == {}
+    assert newly_unreadable(sick, Past()) == {}

@@ -18,7 +18,7 @@ from fairlead.model.check import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Gpu, Node, unreadable
 from fairlead.model.finding import Finding, Mode
-from fairlead.model.gpu_load import Fabric, Software
+from fairlead.model.gpu_load import GpuFabric, Software
 from fairlead.model.gpu_state import GpuState
 from fairlead.policy import Now, Order, PolicyState, Rules, decide
 from tests.checks.hosts import WELL
@@ -32,7 +32,7 @@ JUDGED = checks.load().keys() - {"rdma_ports"}  # this node has no adapters
 ADAPTER = "0000:19:00.0"
 NARROW = endpoint(ADAPTER, vendor=0x15B3, class_code=0x020700, link=replace(GEN5, width_current=8))
 GPUS = tuple(gpu(i) for i in range(8))
-APART = Fabric(state=1, status=0, clique=9, cluster="1")
+APART = GpuFabric(state=1, status=0, clique=9, cluster="1")
 LOW = replace(LOAD, slowdown_celsius=1, shutdown_celsius=1, power_default_watts=9e3)
 DARK = unreadable("read on thorough looks only")
 #: What is not read at every sweep (``Gatherer``, ``nvml_device``), each spoiled on a node that was well.

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from fairlead.checks.row_remap import Params, check
 from fairlead.model.check import Daily, Past
-from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
 from fairlead.model.gpu_health import RetiredPages
@@ -78,16 +78,16 @@ def test_rows_that_are_remapped_fast(points: tuple[tuple[int, float], ...], rows
 
 def test_banks_that_wear_out() -> None:
     past = since((29, 0.0), name="remap.worn_banks")
-    worn = node(gpu(2, remap=replace(REMAP, histogram=(630, 4, 4, 0, 0))))
-    (finding,) = check.findings(worn, past, Params())
+    used = node(gpu(2, remap=replace(REMAP, histogram=(630, 4, 4, 0, 0))))
+    (finding,) = check.findings(used, past, Params())
     assert finding.level is Level.WARN and "begun to run out" in finding.summary
     fresh = node(gpu(2, remap=replace(REMAP, histogram=(630, 10, 0, 0, 0))))
     assert list(check.findings(fresh, past, Params())) == []
     assert check.daily is not None
-    assert {("1651223002", "remap.worn_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(worn))
+    assert {("1651223002", "remap.worn_banks", 4.0), ("1651223002", "remap.uncorrected", 0.0)} <= set(check.daily(used))
 
 
-YESTERDAY = Past(available=True, readable=readable_fields(node()), boards=boards_of(node()))
+YESTERDAY = Past(available=True, readable=readable_fields(node()), gpu_cards=gpu_cards_of(node()))
 NO_PAGES = RetiredPages(single_bit=0, double_bit=0, pending=False)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fairlead import checks
 from fairlead.checks import gpu_clocks, gpu_throttle
 from fairlead.history.memory import History
-from fairlead.host.gpu_load import LoadSums
+from fairlead.host.gpu_load_reader import LoadSums
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Node, PcieLink
 from fairlead.model.finding import Finding, Level

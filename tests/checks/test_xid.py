@@ -364,7 +364,7 @@ def test_a_gpu_that_fell_off_and_is_gone_is_still_the_node_s() -> None:
     levels = {
         "on the bus": check.findings(replace(whole, gpus=left), log(line), Params()),
         "in the driver's list": check.findings(replace(whole, pci=bus), log(line), Params()),
-        "seen before": check.findings(replace(whole, gpus=left, pci=bus), replace(log(line), boards={gone: "1651"}), Params()),
+        "seen before": check.findings(replace(whole, gpus=left, pci=bus), replace(log(line), gpu_cards={gone: "1651"}), Params()),
         "the driver does not answer": check.findings(replace(whole, gpus=NA, pci=bus), log(line), Params()),
         "no bus": check.findings(replace(whole, gpus=left, pci=()), log(line), Params()),
         "a GPU without an address": check.findings(

@@ -9,9 +9,9 @@ import pytest
 
 from fairlead.checks.xid import Params, check
 from fairlead.model.finding import Action, Finding, Level, Service
-from fairlead.xid import Kind, parse
+from fairlead.xid import XidKind, parse
 from fairlead.xid.catalogue import look_up
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 from tests.checks.nodes import endpoint, log, node
 
 
@@ -49,7 +49,7 @@ def test_recorded_faults_come_to_what_nvidia_says() -> None:
         assert len(found) <= 1
         if line.fatal is not None:
             assert bool(drains) == (line.fatal and "reset without a power cycle" not in str(found)), row["line"]
-        elif line.kind is Kind.XID and line.code not in (45, 154):
+        elif line.kind is XidKind.XID and line.code not in (45, 154):
             entry = look_up(line.code)
             assert bool(drains) == (entry.service is not Service.KEEP and line.code not in range(144, 151)), row["line"]
             wanted = Action.RESET_GPU if line.code in (63, 94) else entry.action

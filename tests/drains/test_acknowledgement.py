@@ -14,7 +14,7 @@ from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import PolicyState, Rules, acknowledge_evidence
-from fairlead.policy.state import Track
+from fairlead.policy.policy_state import Track
 from tests.slurm import model
 
 ORDER = Want(kind="drain", check="xid", summary="GPU gone")

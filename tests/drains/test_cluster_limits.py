@@ -15,9 +15,9 @@ from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import CONTEST_SECONDS
 from fairlead.drains.protocol import DrainProtocol
-from fairlead.policy.fleet import Kind
+from fairlead.policy.decision_rules import Rules
+from fairlead.policy.drain_limits import Kind, LimitKind
 from fairlead.policy.ownership import Token, build
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
 from tests.daemon.slurmctld.test_courier import Ctld
 
@@ -129,7 +129,7 @@ def test_a_held_order_is_tried_again_and_stays_visible_meanwhile(tmp_path: Path,
         while ctld.calls.count("nodes") == tried:
             clock.now += 0.1
             limit = turned(courier).take().limit
-            assert limit is not None and limit.kind is Kind.PARTITION
+            assert limit is not None and limit.kind is LimitKind.PARTITION
         waits.append(clock.now - began)
     assert waits[0] < 4.1 and 60 < max(waits) <= 256.1  # so that many held nodes do not keep slurmctld busy
     assert ctld.calls.count("drain") == 1  # the admin's

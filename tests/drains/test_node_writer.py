@@ -9,8 +9,8 @@ import pytest
 
 from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
 from fairlead.errors import SlurmUnavailable
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import Owner, Token, build
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState, Stamp
 
 MARK, TEXT = build("maintain", "aaaaaaaaaaaa", "failed"), build("maintain", "bbbbbbbbbbbb", "new driver")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
+from fairlead.config.driver_lock import LockedSet, load_lock
 from fairlead.config.driver_rules import driver_version, numbers
-from fairlead.config.lock import LockedSet, load_lock
 from fairlead.provision.driver_lock import AptArchive, PackageSources
 from tests.driver.apt_node import AptNode, environment
 from tests.lab import roots

@@ -13,8 +13,8 @@ from fairlead import settings
 from fairlead.apply import apply
 from fairlead.config import resolve_layers
 from fairlead.errors import ConfigError, ExitCode
-from fairlead.host import packages as facts
-from fairlead.host.change import packages as by_apt
+from fairlead.host import installed_packages as facts
+from fairlead.host.change import apt_transaction as by_apt
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.change import AnyChange, Disruption, File, ModuleReload, Package, Packages, Reboot

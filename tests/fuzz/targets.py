@@ -12,12 +12,12 @@ from fairlead.host import kmsg
 from fairlead.host.job_records import GPUS_MAX, gpu_list
 from fairlead.model.cpulist import CPUS_MAX, format_cpulist, parse_cpulist, parse_cpumask
 from fairlead.model.verdict import parse_line
+from fairlead.slurm.node_groups import parse_topology
 from fairlead.slurm.scontrol import parse_jobs, parse_nodes
-from fairlead.slurm.topology import parse_topology
 from fairlead.xid import nvlink5, parse, read
 from fairlead.xid.decode import decode
 from fairlead.xid.line import XidLine, address
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 from fairlead.xid.meaning import meaning
 from fairlead.xid.versions import loaded, parse_version
 

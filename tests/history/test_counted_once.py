@@ -13,7 +13,7 @@ from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
-from fairlead.policy.state import standing
+from fairlead.policy.policy_state import remembered_findings
 from tests.checks.nodes import gpu, node
 
 WHERE = "NVRM: Xid (PCI:0000:1b:00): "
@@ -71,7 +71,7 @@ def test_the_same_records_read_again_are_no_news(machine: Machine, fault: str) -
     assert machine.say(fault, fault) == 2
     before = machine.found()
     assert machine.sweep().order is Order.DRAIN
-    machine.state = acknowledge(machine.state, standing(machine.state))
+    machine.state = acknowledge(machine.state, remembered_findings(machine.state))
     assert machine.sweep(drained=False).order is Order.KEEP
     for _ in range(2):
         assert machine.say(fault, fault) == 0  # the log is read from its start, as after a lost cursor
@@ -100,7 +100,7 @@ def test_an_acknowledged_repair_covers_what_the_driver_says_of_it_twice(machine:
     machine.node = replace(node(gpu(0, recovery_action=1)), boot_id=machine.boot)
     assert [f.summary[:7] for f in machine.found() if f.level is Level.DRAIN] == ["Xid 95 ", "Xid 154"]
     assert machine.sweep().order is Order.DRAIN
-    machine.state = acknowledge(machine.state, standing(machine.state))
+    machine.state = acknowledge(machine.state, remembered_findings(machine.state))
     machine.say("154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", first=150)
     assert machine.sweep().order is Order.KEEP  # NVML is asked once a sweep: it may still say 1 here
     machine.node = replace(node(), boot_id=machine.boot)

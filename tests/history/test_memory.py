@@ -10,7 +10,7 @@ from fairlead.history.memory import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
 from fairlead.history.samples import SAMPLE_SECONDS
 from fairlead.history.sqlite_file import EVENTS_KEPT
 from fairlead.model.check import KernelRecord
-from fairlead.policy.state import PolicyState
+from fairlead.policy.policy_state import PolicyState
 
 
 def record(n: int, text: str) -> KernelRecord:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fairlead.host import scratch
-from fairlead.jobenv.render import render
-from fairlead.jobenv.table import assemble
+from fairlead.jobenv.environment_text import render
+from fairlead.jobenv.variable_table import assemble
 from tests.hooks.stage import HOOKS, NOBODY, Ran, Stage
 from tests.hooks.steps import JOB, exports, run
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fairlead.jobenv.render import END, quoted, render
+from fairlead.jobenv.environment_text import END, quoted, render
 from fairlead.topology.binding import published_files
 from tests.hooks.stage import NOBODY, Ran, Stage
 from tests.topology.build import hgx

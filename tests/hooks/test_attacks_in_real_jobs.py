@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from fairlead.host import scratch
-from fairlead.jobenv.render import render
-from fairlead.jobenv.table import assemble
+from fairlead.jobenv.environment_text import render
+from fairlead.jobenv.variable_table import assemble
 from tests.hooks import attacker
 from tests.hooks.stage import HOOKS
 from tests.hooks.test_on_slurm import lay_out, real_cpusets

@@ -21,8 +21,8 @@ from fairlead.host import scratch
 from fairlead.host.environments import of_job
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.jobenv.render import explain
-from fairlead.jobenv.table import assemble
+from fairlead.jobenv.environment_text import explain
+from fairlead.jobenv.variable_table import assemble
 from fairlead.model.facts import unreadable
 from fairlead.settings import nccl
 from tests.hooks.stage import HOOKS

@@ -54,7 +54,7 @@ def words(said: str) -> dict[str, list[list[str]]]:
     return found
 
 
-def apart(masks: list[str]) -> int:
+def isolated(masks: list[str]) -> int:
     """The union of CPU lists of which no two have a CPU in common."""
     union = 0
     for mask in map(binding_plan.parse_cpu_set, masks):
@@ -173,7 +173,7 @@ END
     )
     masks = {name: first(rows) for name, rows in steps.items()}
     assert [len(masks[name]) for name in ("a", "b", "cpu")] == [4, 4, 8]
-    apart([mask for step in masks.values() for mask in step])
+    isolated([mask for step in masks.values() for mask in step])
     sizes = {name: {binding_plan.parse_cpu_set(mask).bit_count() for mask in step} for name, step in masks.items()}
     assert sizes == {"a": {4}, "b": {7}, "cpu": {5}}
 
@@ -193,7 +193,7 @@ def test_another_jobs_cores_are_not_touched(site: Site) -> None:
             assert given, said
             masks = first(words(said)["s"])
             assert {binding_plan.parse_cpu_set(mask).bit_count() for mask in masks} == {int(options[1][2:])}
-            assert binding_plan.format_cpu_set(apart(masks)) == given[1]
+            assert binding_plan.format_cpu_set(isolated(masks)) == given[1]
     finally:
         site.cluster.run(["/usr/bin/scancel", str(fill)])
         site.cluster.wait_job(fill)
@@ -220,7 +220,7 @@ def test_array_tasks_and_parts_of_a_heterogeneous_job(site: Site) -> None:
     options = ("-w", "n1", "-N1", "-n4", "-c10", "--gres=gpu:4")
     site.cluster.submit(script, *options, "--array=0-1", "-o", "/tmp/out-arr-%a", "--wait", user="root")
     said = [words(site.cluster.run(["/bin/cat", f"/tmp/out-arr-{index}"]).stdout)["n1"] for index in (0, 1)]
-    apart([*first(said[0]), *first(said[1])])
+    isolated([*first(said[0]), *first(said[1])])
     for rows in said:
         gpus = {row[2] for row in rows}
         assert gpus in ({"0,1,2,3"}, {"4,5,6,7"})

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.jobenv.render import render
+from fairlead.jobenv.environment_text import render
 from fairlead.model.facts import Missing
 from fairlead.topology.binding import binding_plan, published_files
 from tests.hooks.stage import HOOKS

@@ -261,12 +261,12 @@ def test_a_mark_stays_while_anybody_is_not_done_though_its_record_is_gone(
     monkeypatch.setattr(scratch_sweep, "RUN", str(tmp_path))
     folder = os.open(top, os.O_RDONLY)
     try:
-        late = scratch_sweep.Sweep(scratch_sweep.Place(str(tmp_path), "0badcafe"), time.monotonic() - 1)
+        late = scratch_sweep.Sweep(scratch_sweep.ScratchDisk(str(tmp_path), "0badcafe"), time.monotonic() - 1)
         monkeypatch.setattr(late, "_user", lambda *_: False)
         with pytest.raises(TimeUp):
             late.all(folder)
         assert mark.exists()
-        scratch_sweep.Sweep(scratch_sweep.Place(str(tmp_path), "0badcafe"), time.monotonic() + 60).all(folder)
+        scratch_sweep.Sweep(scratch_sweep.ScratchDisk(str(tmp_path), "0badcafe"), time.monotonic() + 60).all(folder)
         assert not mark.exists()
     finally:
         os.close(folder)

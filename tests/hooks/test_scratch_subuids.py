@@ -204,7 +204,7 @@ def test_who_holds_an_id(tmp_path: Path, text: str, held: bool) -> None:
     subuid, passwd = tmp_path / "subuid", tmp_path / "passwd"
     subuid.write_text(text)
     passwd.write_text("root:x:0:0::/:\nalice:x:1000:1000::/:\nbob:x:1001:1001::/:\n")
-    assert SubUids(os.fspath(subuid), os.fspath(passwd)).held(300_000, by=1000) is held
+    assert SubUids(os.fspath(subuid), os.fspath(passwd)).assigned_to(300_000, by=1000) is held
 
 
 @pytest.mark.parametrize("uid", [0, 1, 1000, 65534, 65535, 0xFFFFFFFF, 1 << 40, -1])
@@ -213,7 +213,7 @@ def test_an_id_of_the_system_or_of_an_account_is_never_held(tmp_path: Path, uid:
     subuid.write_text("1000:0:4294967295\n")
     passwd.write_text("alice:x:1000:1000::/:\n")
     known = SubUids(os.fspath(subuid), os.fspath(passwd))
-    assert not known.held(uid, by=1000) and known.held(65536, by=1000)
+    assert not known.assigned_to(uid, by=1000) and known.assigned_to(65536, by=1000)
 
 
 @pytest.mark.parametrize("trap", ["of a user's", "writable for others", "a FIFO", "a folder", "too large", "not there"])
@@ -234,4 +234,4 @@ def test_files_that_are_not_roots_alone_say_nothing(tmp_path: Path, which: str, 
             os.mkfifo(path)
         elif trap == "a folder":
             path.mkdir()
-    assert not SubUids(os.fspath(tmp_path / "subuid"), os.fspath(tmp_path / "passwd")).held(300_000, by=1000)
+    assert not SubUids(os.fspath(tmp_path / "subuid"), os.fspath(tmp_path / "passwd")).assigned_to(300_000, by=1000)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.host.files import write_atomic, write_if_changed
+from fairlead.host.atomic_file import write_atomic, write_if_changed
 
 
 def test_whole_or_not_at_all(tmp_path: Path) -> None:

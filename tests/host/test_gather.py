@@ -124,7 +124,7 @@ def test_a_quick_look_sees_what_changes(tree: Path) -> None:
     assert after["0000:17:00.0"].link.width_current == 16  # type: ignore[union-attr]  # and so can links
     assert "0000:18:00.0" not in after  # and what is on the bus, as long as the driver lists the same GPUs
     assert node.text("/proc/sys/kernel/numa_balancing") == "1\n"
-    gatherer.look_closely()
+    gatherer.read_thoroughly()
     after = {d.address: d for d in gatherer.gather(None).pci}
     assert after["0000:16:00.0"].acs_control == 0x1D
     assert "0000:18:00.0" in after
@@ -143,7 +143,7 @@ def test_no_look_is_thorough_on_answers_of_an_earlier_one(tree: Path) -> None:
     assert gatherer.gather(None, closely=False).thorough  # the first
     assert not gatherer.gather(None, closely=False).thorough
     assert gatherer.gather(None, closely=True).thorough
-    gatherer.look_closely()
+    gatherer.read_thoroughly()
     assert gatherer.gather(None, closely=False).thorough  # wanted now
 
 
@@ -237,5 +237,5 @@ def test_a_thorough_look_is_foreseen() -> None:
     assert gatherer.is_due(0.0)
     assert gatherer.gather(nvml("l40s-pcie")).thorough
     assert not gatherer.is_due(1.0) and gatherer.is_due(3601.0)
-    gatherer.look_closely()
+    gatherer.read_thoroughly()
     assert gatherer.is_due(0.0)

@@ -13,7 +13,7 @@ import pytest
 
 from fairlead.host import storage
 from fairlead.host.gather import Gatherer, gather
-from fairlead.host.host_facts import HostLooks
+from fairlead.host.host_facts_reader import HostReader
 from fairlead.host.probe import Probes, Question, parse_units
 from fairlead.host.root import Root
 from fairlead.host.tasks import Watch
@@ -124,7 +124,7 @@ def test_questions_that_fail_say_so() -> None:
 def test_the_space_of_a_real_mount_and_of_none() -> None:
     probes = Probes(("/", "/no/such/place"), units=False, first_wait_seconds=30.0)
     probes.ask()
-    probes.settle()
+    probes.wait_once()
     root, none = probes.spaces()
     info = os.statvfs("/")
     assert root.total_bytes == info.f_blocks * info.f_frsize and root.waiting_seconds == 0
@@ -135,7 +135,7 @@ def test_the_space_of_a_real_mount_and_of_none() -> None:
 def test_the_probe_keeps_its_last_answer_while_the_next_one_hangs() -> None:
     probes = Probes(("/",), units=False, first_wait_seconds=30.0)
     probes.ask()
-    probes.settle()
+    probes.wait_once()
     question = next(iter(probes._mounts.values()))
     question._command = ("sleep", "1000")  # the server goes away
     probes.ask()
@@ -150,7 +150,7 @@ def test_what_systemd_said_before_it_hung_is_no_answer() -> None:
     assert units is not None
     units._command = ("echo", "slurmd.service loaded active running")
     probes.ask()
-    probes.settle()
+    probes.wait_once()
     units._command = ("sleep", "1000")
     probes.ask()
     assert isinstance(probes.units(), tuple)
@@ -160,8 +160,8 @@ def test_what_systemd_said_before_it_hung_is_no_answer() -> None:
 
 
 def test_the_live_machine() -> None:
-    looks = HostLooks(Root("/"), Wanted(mounts=("/",)), once=True)
-    found = looks.look(())
+    looks = HostReader(Root("/"), Wanted(mounts=("/",)), once=True)
+    found = looks.read(())
     assert isinstance(found.spaces, tuple) and isinstance(found.spaces[0], Space)
     assert isinstance(found.mounts, tuple) and any(m.path == "/" for m in found.mounts)
     assert isinstance(found.tasks, Tasks) and found.tasks.seen > 1

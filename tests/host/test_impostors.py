@@ -16,7 +16,7 @@ from fairlead.daemon.jobs.local_jobs import steps
 from fairlead.host import process
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing
-from fairlead.model.tuned import COMM as TUNED
+from fairlead.model.tuned_profile import COMM as TUNED
 from fairlead.settings.irq_affinity import BALANCER
 
 USER = 65432

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.host.kmsg import FOLLOWED, Follower, parse
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."
 LOST = "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus."

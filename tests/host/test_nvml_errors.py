@@ -9,7 +9,7 @@ from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.judge import reads
 from fairlead.model.check import Past
-from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Finding, Level
 from tests.lab.faults import Faults
@@ -40,7 +40,7 @@ def judged(machine: Node, past: Past) -> list[Finding]:
 
 def test_each_fault_is_named_and_nothing_else(faults: Faults) -> None:
     healthy = look()
-    past = Past(available=True, readable=readable_fields(healthy), boards=boards_of(healthy))
+    past = Past(available=True, readable=readable_fields(healthy), gpu_cards=gpu_cards_of(healthy))
     assert judged(healthy, past) == []
     faults.set(0, "nvlink.3.active", 0)
     faults.set(1, "inforom_valid", {"error": CORRUPTED_INFOROM})

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from fairlead.host import gpu as gpu_facts
-from fairlead.host.nvml_frames import Told, after
+from fairlead.host.nvml_frames import SentParts, after
 from tests.lab.trees import MACHINES
 
 H100 = msgspec.json.decode((MACHINES / "hgx-h100/nvml.json").read_bytes())
 
 
-def _sent(told: Told, known: dict[str, Any], snapshot: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+def _sent(told: SentParts, known: dict[str, Any], snapshot: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     """The frame's kind, and the snapshot that the parent knows then."""
     kind, payload = told.frame(snapshot)
     said = msgspec.json.decode(msgspec.json.encode(payload))
@@ -24,7 +24,7 @@ def _sent(told: Told, known: dict[str, Any], snapshot: dict[str, Any]) -> tuple[
 
 
 def test_only_what_changed_is_said_and_the_rest_stays_the_same_object() -> None:
-    told, snapshot = Told(), copy.deepcopy(H100)
+    told, snapshot = SentParts(), copy.deepcopy(H100)
     assert told.frame(snapshot)[0] == b"S"
     assert told.frame(snapshot) == (b"D", {"gpus": {}})
     snapshot = copy.deepcopy(snapshot)  # what was told is not changed any more
@@ -42,7 +42,7 @@ def test_only_what_changed_is_said_and_the_rest_stays_the_same_object() -> None:
 
 
 def test_other_gpus_other_parts_or_a_failure_are_said_whole() -> None:
-    told, snapshot = Told(), copy.deepcopy(H100)
+    told, snapshot = SentParts(), copy.deepcopy(H100)
     told.frame(snapshot)
     assert told.frame(snapshot | {"driver_version": "1"})[0] == b"S"
     assert told.frame(snapshot)[0] == b"S"
@@ -60,7 +60,7 @@ def test_other_gpus_other_parts_or_a_failure_are_said_whole() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_parent_knows_what_the_worker_knows(seed: int) -> None:
     chance = random.Random(seed)
-    told, snapshot, converter = Told(), copy.deepcopy(H100), gpu_facts.Converter()
+    told, snapshot, converter = SentParts(), copy.deepcopy(H100), gpu_facts.Converter()
     known: dict[str, Any] = {}
     for _ in range(60):
         snapshot = copy.deepcopy(snapshot)

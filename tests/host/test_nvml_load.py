@@ -17,7 +17,7 @@ from fairlead.host.root import Root
 from fairlead.host.software import software
 from fairlead.model.check import Past
 from fairlead.model.facts import Gpu, Missing
-from fairlead.model.gpu_load import Owner
+from fairlead.model.gpu_load import ProcessOwner
 from tests.lab.faults import Faults
 from tests.lab.machines import read_nvml, write_nvml
 from tests.lab.software import write_process
@@ -126,34 +126,34 @@ def test_a_version_that_is_none(version: object) -> None:
 @pytest.mark.parametrize(
     ("text", "owner"),
     [
-        ("0::/system.slice/slurmstepd.scope/job_812/step_0/user/task_0", Owner(job=812)),
-        ("0::/system.slice/gpu1_slurmstepd.scope/job_812/step_batch/user/task_special", Owner(job=812)),
-        ("9:devices:/slurm/uid_1000/job_812/step_0\n1:name=systemd:/system.slice/slurmd.service", Owner(job=812)),
-        ("4:cpuset:/slurm_gpu1/uid_1000/job_812/step_extern", Owner(job=812)),
-        ("0::/system.slice/nvidia-persistenced.service", Owner(unit="nvidia-persistenced.service")),
-        ("0::/system.slice/system-inference.slice/inference@7.service", Owner(unit="inference@7.service")),
-        ("0::/user.slice/user-1000.slice/session-4.scope", Owner(uid=1000)),
+        ("0::/system.slice/slurmstepd.scope/job_812/step_0/user/task_0", ProcessOwner(job=812)),
+        ("0::/system.slice/gpu1_slurmstepd.scope/job_812/step_batch/user/task_special", ProcessOwner(job=812)),
+        ("9:devices:/slurm/uid_1000/job_812/step_0\n1:name=systemd:/system.slice/slurmd.service", ProcessOwner(job=812)),
+        ("4:cpuset:/slurm_gpu1/uid_1000/job_812/step_extern", ProcessOwner(job=812)),
+        ("0::/system.slice/nvidia-persistenced.service", ProcessOwner(unit="nvidia-persistenced.service")),
+        ("0::/system.slice/system-inference.slice/inference@7.service", ProcessOwner(unit="inference@7.service")),
+        ("0::/user.slice/user-1000.slice/session-4.scope", ProcessOwner(uid=1000)),
         # Slurm 26.05 names a job's group by its SLUID; of one without a record it is known that it is some job's
-        ("0::/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S00/step_0/user/task_0", Owner(job=812)),
-        ("0::/slurmstepd.scope/s3JXM823B87S00/step_batch/slurm", Owner(job=812)),
-        ("0::/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S01/step_0/user/task_0", Owner(job=0)),
-        ("0::/system.slice/gpu1_slurmstepd.scope/system", Owner(unit="gpu1_slurmstepd.scope")),
-        ("0::/system.slice/gpu1_slurmstepd.scope/job_812x/step_0", Owner(unit="gpu1_slurmstepd.scope")),
-        ("0::/system.slice/cron.service/s3JXM823B87S00/step_0/user", Owner(unit="cron.service")),
-        ("0::/system.slice/cron.service/slurmstepd.scope/s3JXM823B87S00/step_0", Owner(unit="cron.service")),
-        ("0::/user.slice/user-1000.slice/user@1000.service/gpu1_slurmstepd.scope/s3JXM823B87S00/step_0", Owner(uid=1000)),
+        ("0::/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S00/step_0/user/task_0", ProcessOwner(job=812)),
+        ("0::/slurmstepd.scope/s3JXM823B87S00/step_batch/slurm", ProcessOwner(job=812)),
+        ("0::/system.slice/gpu1_slurmstepd.scope/s3JXM823B87S01/step_0/user/task_0", ProcessOwner(job=0)),
+        ("0::/system.slice/gpu1_slurmstepd.scope/system", ProcessOwner(unit="gpu1_slurmstepd.scope")),
+        ("0::/system.slice/gpu1_slurmstepd.scope/job_812x/step_0", ProcessOwner(unit="gpu1_slurmstepd.scope")),
+        ("0::/system.slice/cron.service/s3JXM823B87S00/step_0/user", ProcessOwner(unit="cron.service")),
+        ("0::/system.slice/cron.service/slurmstepd.scope/s3JXM823B87S00/step_0", ProcessOwner(unit="cron.service")),
+        ("0::/user.slice/user-1000.slice/user@1000.service/gpu1_slurmstepd.scope/s3JXM823B87S00/step_0", ProcessOwner(uid=1000)),
         # a user's own groups do not make a job or a service of it
-        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_1", Owner(uid=1000)),
-        ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/nvidia-dcgm.service", Owner(uid=1000)),
-        ("0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope", Owner(unit="kubepods.slice")),
-        ("0::/docker/0123456789abcdef", Owner(unit="docker")),
-        ("0::/", Owner()),
-        ("", Owner()),
-        ("nonsense", Owner()),
-        ("0::/system.slice/evil\tname;x.service", Owner(unit="evil_name_x.service")),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_1", ProcessOwner(uid=1000)),
+        ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/nvidia-dcgm.service", ProcessOwner(uid=1000)),
+        ("0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope", ProcessOwner(unit="kubepods.slice")),
+        ("0::/docker/0123456789abcdef", ProcessOwner(unit="docker")),
+        ("0::/", ProcessOwner()),
+        ("", ProcessOwner()),
+        ("nonsense", ProcessOwner()),
+        ("0::/system.slice/evil\tname;x.service", ProcessOwner(unit="evil_name_x.service")),
     ],
 )
-def test_owner_by_control_group(text: str, owner: Owner) -> None:
+def test_owner_by_control_group(text: str, owner: ProcessOwner) -> None:
     assert owner_of(text, lambda: {"s3JXM823B87S00": 812}) == owner
 
 
@@ -167,7 +167,7 @@ def test_owners_of_a_tree(tmp_path: Path) -> None:
     write_process(tree, 100, "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0")
     write_process(tree, 101, "/user.slice/user-1000.slice/session-4.scope")
     node = gather(Root(str(tree)), nvml)
-    assert [p.owner for p in node.gpus[0].processes] == [Owner(job=7), Owner(uid=1000), Owner(gone=True)]  # type: ignore
+    assert [p.owner for p in node.gpus[0].processes] == [ProcessOwner(job=7), ProcessOwner(uid=1000), ProcessOwner(gone=True)]  # type: ignore
 
 
 def test_a_running_jobs_own_process_is_no_leftover_on_slurm_26(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_running_jobs_own_process_is_no_leftover_on_slurm_26(tmp_path: Path) -
         node = looks.gather(nvml)
         owners.append(node.gpus[0].processes[0].owner)  # type: ignore[union-attr, index]
         assert not list(gpu_leftovers.check.findings(node, Past(), gpu_leftovers.Params()))
-    assert owners == [Owner(job=42), Owner(job=0), Owner(job=0), Owner(job=0)]
+    assert owners == [ProcessOwner(job=42), ProcessOwner(job=0), ProcessOwner(job=0), ProcessOwner(job=0)]
 
 
 def test_an_owner_is_looked_up_once_between_thorough_looks(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_an_owner_is_looked_up_once_between_thorough_looks(tmp_path: Path) -> No
     nvml["gpus"][0]["processes"] = []
     gatherer.gather(nvml)
     nvml["gpus"][0]["processes"] = [{"pid": 100, "used_bytes": 1}]  # another process with that number
-    assert gatherer.gather(nvml).gpus[0].processes[0].owner == Owner(uid=1)  # type: ignore
+    assert gatherer.gather(nvml).gpus[0].processes[0].owner == ProcessOwner(uid=1)  # type: ignore
 
 
 # -- the driver's software -------------------------------------------------------------------------

@@ -59,5 +59,5 @@ def test_what_no_quick_check_wants_is_read_on_thorough_looks_only(tmp_path: Path
     slow.write_text("2")
     node = look.gather(None)
     assert (node.thorough, node.text("/proc/quick"), node.text("/proc/slow")) == (False, "2", "1")
-    look.look_closely()
+    look.read_thoroughly()
     assert look.gather(None).text("/proc/slow") == "2"

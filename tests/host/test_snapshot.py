@@ -17,7 +17,7 @@ from fairlead.errors import HostError
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
 from fairlead.host.root import Root
-from fairlead.host.snapshot import snapshot
+from fairlead.host.tree_snapshot import snapshot
 from fairlead.model.check import Past
 from fairlead.model.facts import Gid, Nic, Node, unreadable
 from fairlead.model.host_facts import Wanted

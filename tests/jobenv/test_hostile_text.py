@@ -12,9 +12,9 @@ import pytest
 
 from fairlead.cli.status import read_status
 from fairlead.errors import DataError
-from fairlead.host.host_facts import read_recorded
-from fairlead.jobenv.lint import lint
-from fairlead.jobenv.script import read
+from fairlead.host.host_facts_reader import read_recorded
+from fairlead.jobenv.batch_script import read
+from fairlead.jobenv.script_lint import lint
 from fairlead.model.facts import Missing
 from fairlead.nccl.results import parse
 from fairlead.topology.fabric import lldp

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.jobenv.render import render
+from fairlead.jobenv.environment_text import render
 from fairlead.topology.binding.published_files import plan_files, render_topology
 from tests.lab.cluster import Cluster, NodeDirs
 from tests.lab.trees import MACHINES

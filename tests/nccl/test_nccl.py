@@ -14,7 +14,7 @@ from fairlead.errors import ConfigError
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Nic, PciDevice, unreadable
-from fairlead.nccl import conf, hca, route
+from fairlead.nccl import hca, nccl_conf, route
 from fairlead.settings import nccl
 from tests.lab.trees import MACHINES
 
@@ -148,9 +148,9 @@ def test_any_text_of_the_kernel_is_taken(routes: str, mounts: str) -> None:
 
 @given(st.dictionaries(st.text(max_size=12), st.text(max_size=12), max_size=4))
 def test_what_is_written_is_what_nccl_reads(values: dict[str, str]) -> None:
-    good = {f"NCCL_X{i}": v for i, v in enumerate(values.values()) if not conf.fault(f"NCCL_X{i}", v)}
-    text = conf.render(tuple(conf.Line(n, v, "because") for n, v in good.items()))
-    assert conf.parse(text or "") == good and (text is None or conf.is_ours(text))
+    good = {f"NCCL_X{i}": v for i, v in enumerate(values.values()) if not nccl_conf.fault(f"NCCL_X{i}", v)}
+    text = nccl_conf.render(tuple(nccl_conf.ConfLine(n, v, "because") for n, v in good.items()))
+    assert nccl_conf.parse(text or "") == good and (text is None or nccl_conf.is_ours(text))
 
 
 @pytest.mark.parametrize("name", ["NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_CROSS_NIC"])
@@ -161,7 +161,7 @@ def test_nothing_that_ranks_must_agree_on(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["1 # why", " 1", "1\n2", ""])
 def test_values_that_nccl_would_read_otherwise(value: str) -> None:
-    assert conf.fault("NCCL_DEBUG", value)
+    assert nccl_conf.fault("NCCL_DEBUG", value)
 
 
 def planned(folder: Path, model: str = "hgx-h100", **want: object) -> str | None:
@@ -176,8 +176,8 @@ def planned(folder: Path, model: str = "hgx-h100", **want: object) -> str | None
 
 def test_the_file_gives_its_reasons_on_lines_of_their_own(tmp_path: Path) -> None:
     text = planned(tmp_path, hcas=8)
-    assert text is not None and text.startswith(conf.HEADER)
-    values = conf.parse(text)
+    assert text is not None and text.startswith(nccl_conf.HEADER)
+    values = nccl_conf.parse(text)
     assert values["NCCL_SOCKET_IFNAME"] == "=enp170s0np0"
     assert values["NCCL_IB_HCA"].startswith("=mlx5_") and len(values["NCCL_IB_HCA"].split(",")) == 8
     assert all("#" not in line or line.startswith("#") for line in text.splitlines())
@@ -185,7 +185,7 @@ def test_the_file_gives_its_reasons_on_lines_of_their_own(tmp_path: Path) -> Non
 
 def test_an_undeclared_number_gives_an_exclusion_which_cannot_be_too_short(tmp_path: Path) -> None:
     text = planned(tmp_path)
-    assert text is not None and conf.parse(text)["NCCL_IB_HCA"].startswith("^=mlx5_")
+    assert text is not None and nccl_conf.parse(text)["NCCL_IB_HCA"].startswith("^=mlx5_")
 
 
 def test_a_port_down_keeps_the_file_and_says_which(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_declared_interface_must_be_there_and_up(want: str, words: str, tmp_pa
             planned(tmp_path, socket_interface=want)
     else:
         text = planned(tmp_path, socket_interface=want)
-        assert text is not None and conf.parse(text)["NCCL_SOCKET_IFNAME"] == f"={want}"
+        assert text is not None and nccl_conf.parse(text)["NCCL_SOCKET_IFNAME"] == f"={want}"
 
 
 def test_a_topology_file_only_in_a_virtual_machine_and_only_for_these_gpus(tmp_path: Path) -> None:

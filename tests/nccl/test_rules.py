@@ -15,7 +15,7 @@ from fairlead.errors import ConfigError
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.facts import Gid, Missing, Nic, unreadable
-from fairlead.nccl import conf, hca, roce, route, socket, version
+from fairlead.nccl import hca, nccl_conf, nccl_version, roce, route, socket
 from fairlead.settings import nccl
 from tests.nccl.test_nccl import machine, port
 
@@ -183,7 +183,7 @@ def plain(name: str, state: str = "UP", **more: object) -> Nic:
 DOCKER = (plain("docker0"), plain("br-9f3a"), plain("veth1"), plain("cni0"), plain("eth1", state="DOWN"))
 
 
-def interface(wish: str, nics: tuple[Nic, ...], table: str = ROUTES, addresses6: str = "", routes6: str = "") -> conf.Draft:
+def interface(wish: str, nics: tuple[Nic, ...], table: str = ROUTES, addresses6: str = "", routes6: str = "") -> nccl_conf.Draft:
     return socket.draft(wish, socket.Network(nics=nics, routes=table, addresses6=addresses6, routes6=routes6))
 
 
@@ -194,7 +194,7 @@ def test_rule_9_the_default_route_never_a_container_interface() -> None:
     over_docker = routes(("docker0", "0.0.0.0", "0.0.0.0", "172.17.0.1"))
     for made in (interface("auto", DOCKER), interface("auto", DOCKER, over_docker), interface("auto", (plain("a"), plain("b")))):
         assert made.lines == () == made.problems and "it chooses itself" in made.notes[0]
-    assert interface("none", (plain("eth0"),), table) == conf.Draft()
+    assert interface("none", (plain("eth0"),), table) == nccl_conf.Draft()
 
 
 def test_rule_9_by_network_whatever_the_name() -> None:
@@ -248,14 +248,18 @@ def test_variables_of_a_profile_keep_to_their_nccl_and_give_way_to_the_site() ->
     assert values({"variables": (old,), "nccl_version": "2.19.3"}, seen(())) == {"NCCL_X": "1"}
     always = replace(old, nccl="")
     made = nccl.draft(nccl.NcclWant(variables=(always,)), seen(()))
-    assert made.lines == (conf.Line("NCCL_X", "1", "because [vendor]"),)
+    assert made.lines == (nccl_conf.ConfLine("NCCL_X", "1", "because [vendor]"),)
     assert values({"variables": (always,), "extra": {"NCCL_X": "2"}}, seen(())) == {"NCCL_X": "2"}
 
 
 def test_versions() -> None:
-    assert version.within((2, 21), ">=2.21") and not version.within((2, 20, 5), ">=2.21") and version.within((2, 30), "")
+    assert (
+        nccl_version.within((2, 21), ">=2.21")
+        and not nccl_version.within((2, 20, 5), ">=2.21")
+        and nccl_version.within((2, 30), "")
+    )
     with pytest.raises(ValueError, match="no range"):
-        version.within((2, 21), "=2.21")
+        nccl_version.within((2, 21), "=2.21")
 
 
 # -- the facts behind them, from sysfs --------------------------------------------------------------------------------------

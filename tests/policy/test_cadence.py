@@ -28,8 +28,8 @@ def test_one_reading_is_one_however_many_sweeps_it_stands() -> None:
     for second in range(1, 14):
         decision = look(state, second)
         state = decision.state
-        assert decision.order is Order.KEEP and [f.check for f in decision.held] == ["slow"], "its last finding stands"
-        assert decision.why_held == ("not confirmed: 1 of 2",)
+        assert decision.order is Order.KEEP and [f.check for f in decision.suppressed] == ["slow"], "its last finding stands"
+        assert decision.why_suppressed == ("not confirmed: 1 of 2",)
     assert look(state, 14, BAD, thorough=True).order is Order.DRAIN
 
 

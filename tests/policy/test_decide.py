@@ -10,8 +10,8 @@ from fairlead import checks
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Proof, Rules, acknowledge, decide
-from fairlead.policy.rules import Severity
-from fairlead.policy.state import standing
+from fairlead.policy.decision_rules import Severity
+from fairlead.policy.policy_state import remembered_findings
 
 CHECKS = {
     "xid": CheckPolicy(mode=Mode.ENFORCE),
@@ -77,7 +77,7 @@ def test_a_certain_finding_drains_at_once_and_the_word_waits_for_slurmctld() -> 
 )
 def test_what_holds_a_drain_makes_it_a_warning(change: dict[str, object], why: str) -> None:
     (decision,) = run([bad()], **change)
-    assert (decision.order, decision.state_word, decision.why_held) == (Order.KEEP, State.WARN, (why,))
+    assert (decision.order, decision.state_word, decision.why_suppressed) == (Order.KEEP, State.WARN, (why,))
     assert decision.counted == () and why in decision.text
 
 
@@ -85,7 +85,7 @@ def test_observe_is_a_warning_per_check_and_for_the_site() -> None:
     (by_check,) = run([bad("ecc")])
     (by_site,) = run([bad()], rules=Rules(mode=Mode.OBSERVE))
     for decision in (by_check, by_site):
-        assert (decision.order, decision.state_word, decision.why_held) == (Order.KEEP, State.WARN, ("observed only",))
+        assert (decision.order, decision.state_word, decision.why_suppressed) == (Order.KEEP, State.WARN, ("observed only",))
 
 
 def test_drift_and_driver_findings_do_not_drain_while_apply_runs() -> None:
@@ -97,7 +97,7 @@ def test_drift_and_driver_findings_do_not_drain_while_apply_runs() -> None:
         "xid": CHECKS["xid"],
     }
     held = decide([drift, missing], checks, PolicyState(), now(applying=True), RULES)
-    assert held.order is Order.KEEP and set(held.why_held) == {"apply or maintenance is running"}
+    assert held.order is Order.KEEP and set(held.why_suppressed) == {"apply or maintenance is running"}
     assert decide([drift, missing, bad()], checks, PolicyState(), now(applying=True), RULES).reason_check == "xid"
     assert decide([drift], checks, held.state, now(1), RULES).order is Order.DRAIN
 
@@ -107,7 +107,7 @@ def test_two_of_three_confirm() -> None:
     orders = [d.order for d in run(wide, [], [], wide, [], wide)]
     assert orders == [Order.KEEP, Order.KEEP, Order.KEEP, Order.KEEP, Order.KEEP, Order.DRAIN]
     first = run(wide)[0]
-    assert first.why_held == ("not confirmed: 1 of 2",) and first.state_word is State.WARN
+    assert first.why_suppressed == ("not confirmed: 1 of 2",) and first.state_word is State.WARN
 
 
 def test_confirmation_by_severity() -> None:
@@ -124,14 +124,14 @@ def test_confirmation_by_severity() -> None:
 
     assert story([hard])[0].order is Order.DRAIN
     assert [d.order for d in story([soft], [], [soft])] == [Order.KEEP, Order.KEEP, Order.DRAIN]
-    assert story([soft])[0].why_held == ("not confirmed: 1 of 2",)
+    assert story([soft])[0].why_suppressed == ("not confirmed: 1 of 2",)
     assert [d.state_word for d in story([mild], [mild], [], [mild])] == [State.OK, State.OK, State.OK, State.WARN]
     assert [d.state_word for d in story([mild], [], [], [], [mild])] == [State.OK] * 5
     waits = story([soft], [soft], job_running=True)
     assert [d.waits for d in waits] == [False, True]
     stricter = {"ecc": replace(checks["ecc"], confirm=2)}
     both = decide([soft, hard], stricter, waits[-1].state, now(3, job_running=True), RULES)
-    assert (both.order, both.why_held) == (Order.KEEP, ("not confirmed: 1 of 2",)), "the wait is no confirmation of worse"
+    assert (both.order, both.why_suppressed) == (Order.KEEP, ("not confirmed: 1 of 2",)), "the wait is no confirmation of worse"
     assert decide([hard], stricter, both.state, now(4, job_running=True), RULES).order is Order.DRAIN
 
 
@@ -148,7 +148,7 @@ def test_a_site_sets_confirmation_recovery_and_grace_of_a_check() -> None:
 def test_boot_grace_holds_and_does_not_confirm() -> None:
     early, later = now(boot_seconds=60.0), now(1, boot_seconds=121.0)
     first = decide([bad("late")], CHECKS, PolicyState(), early, RULES)
-    assert (first.order, first.why_held) == (Order.KEEP, ("boot grace",))
+    assert (first.order, first.why_suppressed) == (Order.KEEP, ("boot grace",))
     assert decide([bad("late")], CHECKS, first.state, later, RULES).order is Order.DRAIN
 
 
@@ -223,9 +223,9 @@ def test_a_reboot_keeps_what_drained_until_it_is_seen_clean() -> None:
 
 def test_an_acknowledgement_covers_the_evidence_so_far_only() -> None:
     first = run([bad()])[0]
-    known = acknowledge(first.state, standing(first.state))
+    known = acknowledge(first.state, remembered_findings(first.state))
     same = decide([bad()], CHECKS, known, now(1), RULES)
-    assert (same.order, same.state_word, same.why_held) == (Order.KEEP, State.WARN, ("acknowledged",))
+    assert (same.order, same.state_word, same.why_suppressed) == (Order.KEEP, State.WARN, ("acknowledged",))
     new = decide([bad(), bad(evidence_id="e9")], CHECKS, same.state, now(2), RULES)
     assert new.order is Order.DRAIN
     assert decide([bad()], CHECKS, same.state, now(3), RULES).order is Order.KEEP
@@ -233,7 +233,7 @@ def test_an_acknowledgement_covers_the_evidence_so_far_only() -> None:
 
 def test_an_acknowledged_state_counts_again_once_it_had_gone() -> None:
     count = bad(evidence_id="", summary="7 of 8 GPUs")
-    known = acknowledge(run([count])[0].state, standing(run([count])[0].state))
+    known = acknowledge(run([count])[0].state, remembered_findings(run([count])[0].state))
     gone = run([count], [], [], [], [], state=known)
     assert {d.order for d in gone} == {Order.KEEP}
     assert decide([count], CHECKS, gone[-1].state, now(9), RULES).order is Order.DRAIN

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import Order, acknowledge, decide
-from fairlead.policy.state import standing
+from fairlead.policy.policy_state import remembered_findings
 from tests.policy.test_decide import CHECKS, GPU, RULES, bad, now, run
 
 LEVELS = st.sampled_from([Level.OK, Level.WARN, Level.UNKNOWN, Level.DRAIN])
@@ -42,7 +42,7 @@ def test_worse_findings_never_give_a_better_verdict(
     mild, harsh = decide(less, CHECKS, state, moment, RULES), decide([*less, *more], CHECKS, state, moment, RULES)
     # what was "just readable again" and is found bad now is known: a warning until slurmctld has drained, or held as one
     known = any(
-        mild.state.tracks[f.key].level is Level.UNKNOWN for f in (*harsh.counted, *harsh.held) if f.key in mild.state.tracks
+        mild.state.tracks[f.key].level is Level.UNKNOWN for f in (*harsh.counted, *harsh.suppressed) if f.key in mild.state.tracks
     )
     assert WORDS[harsh.state_word] >= WORDS[mild.state_word] or known
     assert RANKS[harsh.level] >= RANKS[mild.level] or known
@@ -89,5 +89,5 @@ def test_resume_only_after_so_many_clean_sweeps(story: list[str]) -> None:
 @given(SWEEPS)
 def test_acknowledging_everything_leaves_nothing_that_drains(history: list[list[Finding]]) -> None:
     last = run(*history)[-1]
-    again = decide(history[-1], CHECKS, acknowledge(last.state, standing(last.state)), now(30), RULES)
+    again = decide(history[-1], CHECKS, acknowledge(last.state, remembered_findings(last.state)), now(30), RULES)
     assert again.order is Order.KEEP and again.counted == ()

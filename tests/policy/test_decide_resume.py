@@ -7,7 +7,7 @@ import pytest
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import CheckPolicy, Order, PolicyState, Rules, acknowledge, decide
-from fairlead.policy.state import Track, standing
+from fairlead.policy.policy_state import Track, remembered_findings
 from fairlead.policy.tracks import of_this_boot
 from tests.policy.test_decide import CHECKS, RULES, bad, now, run
 
@@ -62,7 +62,7 @@ def test_kernel_log_evidence_stands_until_a_reboot_or_a_person() -> None:
     state = run([bad(evidence_id="b1:7")])[0].state
     gone = run(*([[]] * 6), state=state, drained=True)
     assert {(d.order, d.state_word) for d in gone} == {(Order.KEEP, State.DRAIN)}
-    known = run(*([[]] * 3), state=acknowledge(gone[-1].state, standing(gone[-1].state)), drained=True)
+    known = run(*([[]] * 3), state=acknowledge(gone[-1].state, remembered_findings(gone[-1].state)), drained=True)
     assert known[-1].order is Order.RESUME
     rebooted = run(*([[]] * 3), state=gone[-1].state, drained=True, boot_id="b2")
     assert [d.order for d in rebooted] == [Order.KEEP, Order.KEEP, Order.RESUME]
@@ -130,13 +130,13 @@ def test_after_a_boot_only_what_this_boot_says_drains(check: str, drained_before
 def test_boot_grace_holds_for_what_was_confirmed_before_the_reboot(told: str) -> None:
     """A reboot has lifted the drain, and the agent hears of that before or after its first sweep of this boot."""
     state = run([], [bad("late")], [bad("late")], boot_seconds=1000.0)[-1].state
-    assert standing(state)
+    assert remembered_findings(state)
     boot = {"boot_id": "b2"}
     if told == "after a bad sweep":
         state = decide([bad("late")], CHECKS, state, now(3, drained=True, boot_seconds=20.0, **boot), RULES).state
     state = of_this_boot(state, "b2")
     early = decide([bad("late")], CHECKS, state, now(4, boot_seconds=30.0, **boot), RULES)
-    assert (early.order, early.why_held) == (Order.KEEP, ("boot grace",))
+    assert (early.order, early.why_suppressed) == (Order.KEEP, ("boot grace",))
     after = decide([bad("late")], CHECKS, early.state, now(5, boot_seconds=130.0, **boot), RULES)
     assert after.order is Order.DRAIN
 

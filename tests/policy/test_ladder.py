@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide
 from fairlead.policy.ladder import STEPS, order_of
-from fairlead.policy.request import Clear, apply
-from fairlead.policy.state import standing
+from fairlead.policy.policy_state import remembered_findings
+from fairlead.policy.state_requests import Clear, apply
 
 CHECKS = {n: CheckPolicy(mode=Mode.ENFORCE) for n in ("xid", "gpu_count", "row_remap")} | {"ecc": CheckPolicy()}
 GPU, OTHER = "0000:1b:00.0", "0000:43:00.0"
@@ -76,7 +76,7 @@ class Machine:
         self.boot_seconds = 60.0
 
     def resume_by_a_person(self) -> None:
-        self.state = acknowledge(self.state, standing(self.state))
+        self.state = acknowledge(self.state, remembered_findings(self.state))
         self.drained, self.returned = False, True
 
 
@@ -86,7 +86,7 @@ def actions(decision: Decision) -> list[Action]:
 
 def test_the_first_time_it_is_what_the_check_says() -> None:
     decision = Machine().sweep(fault())
-    assert actions(decision) == [Action.RESET_GPU] and decision.rungs == {}
+    assert actions(decision) == [Action.RESET_GPU] and decision.escalations == {}
 
 
 def test_back_in_service_and_again_wants_the_next_step() -> None:
@@ -216,11 +216,11 @@ def test_an_observed_fault_climbs_by_boots_alone_and_ties_nobody() -> None:
     node = Machine()
     for turn in range(3):
         node.sweep(fault("ecc"))
-        held = node.last.held[0] if node.last else None
+        held = node.last.suppressed[0] if node.last else None
         assert held is not None and held.action is (Action.RESET_GPU if turn < 3 else None)
         node.sweep()
     node.reboot()
-    assert node.sweep(fault("ecc")).held[0].action is Action.CHECK_HARDWARE
+    assert node.sweep(fault("ecc")).suppressed[0].action is Action.CHECK_HARDWARE
     node.sweep(fault("ecc"), fault("xid"))
     assert node.drained and node.well().order is Order.RESUME
 
@@ -408,7 +408,7 @@ def test_within_the_window_strikes_and_reboots_only_grow(story: list[str]) -> No
 @given(STORY)
 def test_what_wants_hardware_never_goes_back_by_itself(story: list[str]) -> None:
     def tied(node: Machine, decision: Decision) -> None:
-        if any(r.tied for r in node.state.ladder.values()):
+        if any(r.manual_resume for r in node.state.ladder.values()):
             assert decision.order is not Order.RESUME
 
     play(story, tied)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Proof, Rules, acknowledge, decide
-from fairlead.policy.resume import MANUAL
-from fairlead.policy.state import standing
+from fairlead.policy.policy_state import remembered_findings
+from fairlead.policy.return_to_service import MANUAL
 
 CHECKS = {
     "xid": CheckPolicy(mode=Mode.ENFORCE),
@@ -156,7 +156,7 @@ class World:
             self.cut.clear()
         elif op == "person" and self.drained:
             self.known |= {t for t in self.truth.values() if t not in {"", "?"}}
-            self.state = acknowledge(self.state, standing(self.state))
+            self.state = acknowledge(self.state, remembered_findings(self.state))
             self.back()
         elif op == "lose" and not self.cut:
             self.state, self.known, self.streak, self.lost = PolicyState(), set(), 0, True

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from fairlead import config
-from fairlead.nccl.fleet import Port
+from fairlead.nccl.compute_ports import Port
 from fairlead.provision.networks import differences
 from fairlead.provision.provision_report import NodeResult, ProvisionReport, text
 

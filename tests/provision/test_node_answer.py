@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fairlead import apply
 from fairlead.model.change import Disruption, Layer
-from fairlead.nccl.fleet import Port
+from fairlead.nccl.compute_ports import Port
 from fairlead.provision import node_answer, planned_changes, provision_report
 from fairlead.provision.maintain import node_access as maintain_node
 from fairlead.provision.node_answer import NotAnAnswerError

@@ -17,9 +17,9 @@ from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
 from fairlead.replay.recording import read
 from fairlead.replay.simulation import prefixes, replay
-from fairlead.xid import Kind
 from fairlead.xid.decode import decode
-from fairlead.xid.log import message
+from fairlead.xid.line import XidKind
+from fairlead.xid.log_file import message
 from tests.daemon.conftest import XID79, Agent
 from tests.replay.test_replay import DEFAULTS, LOST, played
 
@@ -112,6 +112,6 @@ def test_real_lines_drain_exactly_where_the_catalogue_takes_a_node_out() -> None
         found = played(f"[ 110.500000] {line}")
         out = records[0].service != "keep"
         assert bool(found.drains) == out, (line, found.events)
-        if out and records[0].kind is not Kind.BUS_LOST:
+        if out and records[0].kind is not XidKind.BUS_LOST:
             assert re.search(rf"S?Xid {records[0].code} ", found.drains[0].text)
     assert judged > 20

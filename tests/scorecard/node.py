@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fairlead import config
 from fairlead.daemon.requests import spool
-from fairlead.policy.request import Clear
+from fairlead.policy.state_requests import Clear
 from tests.lab import kmsg
 from tests.lab.roots import LabError
 from tests.scorecard import entry

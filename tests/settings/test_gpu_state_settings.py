@@ -84,12 +84,12 @@ def test_ecc_is_written_for_the_next_reset_and_pending_until_then(now: bool, the
     assert {c.disruption for c in changes if isinstance(c, Nvml)} <= {Disruption.NONE}
 
 
-def on(*profiles: str, pending: bool = True, compute: int = 1) -> mig.State:
+def on(*profiles: str, pending: bool = True, compute: int = 1) -> mig.MigState:
     instances = tuple(MigInstance(p, i, compute) for i, p in enumerate(profiles))
-    return mig.State(True, pending, instances, ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
+    return mig.MigState(True, pending, instances, ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
 
 
-OFF = mig.State(False, False, (), ())
+OFF = mig.MigState(False, False, (), ())
 PAIR = ("3g.40gb", "1g.10gb")
 
 
@@ -105,7 +105,7 @@ PAIR = ("3g.40gb", "1g.10gb")
         (on(*PAIR, pending=False), PAIR, "1g.10gb,3g.40gb"),
     ],
 )
-def test_mig_is_one_change_a_gpu_that_waits_for_a_drained_node(state: mig.State, wanted: tuple[str, ...], value: str) -> None:
+def test_mig_is_one_change_a_gpu_that_waits_for_a_drained_node(state: mig.MigState, wanted: tuple[str, ...], value: str) -> None:
     changes = mig.plan(mig.MigWant(geometry=wanted), mig.Observed({PCI: state}))
     assert [getattr(c, "value", None) for c in changes] == ([value] if value else [])
     assert {c.disruption for c in changes} <= {Disruption.DRAIN}

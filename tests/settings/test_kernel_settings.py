@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fairlead import config
 from fairlead.errors import ConfigError
 from fairlead.model import cpufreq, slurmd_limit
-from fairlead.model import sysctl as precedence
+from fairlead.model import sysctl_files as precedence
 from fairlead.model.change import BootLoader, Disruption, File, KernelValue, Layer, Module, Reboot, Unit
 from fairlead.model.facts import Cpu, Missing, Node, unreadable
 from fairlead.settings import (

@@ -13,7 +13,7 @@ from tests.simulation.test_trees import differing
 from fairlead import settings
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
-from fairlead.host.snapshot import snapshot
+from fairlead.host.tree_snapshot import snapshot
 
 
 @pytest.mark.parametrize("name", sorted(committed()))

@@ -13,7 +13,7 @@ import pytest
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.protocol import DrainProtocol
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab import pyslurm
 from tests.lab.cluster import Cluster

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from fairlead.errors import SlurmError
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import PROLOG_ERROR, parse, strip_suffixes
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState, SlurmClient
 
 if TYPE_CHECKING:

@@ -173,8 +173,8 @@ class _Cluster(Cluster):
 
 
 def _conf(silence_seconds: int) -> str:
-    apart = [node for row in (*FALLS_ASLEEP, *WAKES_NOT) for node in PAIRS[row]]
-    rest = [f"n{i}" for i in range(1, COUNT + 1) if f"n{i}" not in apart]
+    isolated = [node for row in (*FALLS_ASLEEP, *WAKES_NOT) for node in PAIRS[row]]
+    rest = [f"n{i}" for i in range(1, COUNT + 1) if f"n{i}" not in isolated]
     sleeps = ",".join(node for row in FALLS_ASLEEP for node in PAIRS[row])
     fails = ",".join(node for row in WAKES_NOT for node in PAIRS[row])
     return f"""\

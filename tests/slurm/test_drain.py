@@ -14,7 +14,7 @@ from fairlead.drains.ledger import Phase
 from fairlead.drains.outcome import CONTEST_SECONDS, Outcome, Result, Steps, finish
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmUnavailable
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.slurm.conftest import NODES, ROOMY, client_of, drain_of, running

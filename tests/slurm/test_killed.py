@@ -14,7 +14,7 @@ import pytest
 
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import DrainProtocol
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.slurm.conftest import client_of, drain_of, no_calls

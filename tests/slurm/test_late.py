@@ -14,8 +14,8 @@ from fairlead.drains.node_state import STALE_SECONDS, NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmUnavailable
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MANUAL
-from fairlead.policy.rules import Rules
 from tests.slurm import model
 
 XID = Want(kind="drain", check="xid", summary="fallen off the bus")

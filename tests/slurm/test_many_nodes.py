@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.slurmctld.pace import ASKS_PER_SECOND
-from fairlead.policy.fleet import Kind
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
+from fairlead.policy.drain_limits import LimitKind
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.slurm.conftest import ROOMY, client_of, running
@@ -52,7 +52,7 @@ def test_64_nodes_at_once_end_within_the_drain_budget(many: Cluster, tmp_path: P
         assert len(standing) == budget
         for name in crowd.held:
             limit = crowd.couriers[name].take().limit
-            assert limit is not None and (limit.kind, limit.name) == (Kind.PARTITION, "main")
+            assert limit is not None and (limit.kind, limit.name) == (LimitKind.PARTITION, "main")
     seen = overshoot(log.read_text()[before:], budget)
     assert seen.drains - seen.undone == budget
     asked = ours(rpcs(many))
@@ -61,9 +61,9 @@ def test_64_nodes_at_once_end_within_the_drain_budget(many: Cluster, tmp_path: P
     )
 
 
-@pytest.mark.parametrize(("kind", "job", "limit"), [(Kind.COMMON_CAUSE, None, 3), (Kind.SUSPECT_JOB, 7, 2)])
+@pytest.mark.parametrize(("kind", "job", "limit"), [(LimitKind.COMMON_CAUSE, None, 3), (LimitKind.SUSPECT_JOB, 7, 2)])
 def test_a_suspicion_holds_however_many_drain_at_once(
-    many: Cluster, tmp_path: Path, kind: Kind, job: int | None, limit: int
+    many: Cluster, tmp_path: Path, kind: LimitKind, job: int | None, limit: int
 ) -> None:
     resume(many)
     with Crowd(many, tmp_path, Rules(), many.node_names[:12]) as crowd:

@@ -12,7 +12,7 @@ from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.protocol import DrainProtocol
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster

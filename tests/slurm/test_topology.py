@@ -13,9 +13,9 @@ from fairlead.drains.cluster_limits import ClusterLimits
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
+from fairlead.slurm.node_groups import NodeGroup, expand, parse_topology
 from fairlead.slurm.scontrol import Scontrol
-from fairlead.slurm.topology import NodeGroup, expand, parse_topology
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 from tests.slurm.conftest import client_of, drain_of, running

@@ -11,8 +11,8 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.slurm.amend import Amended, amend
-from fairlead.slurm.conf import parse
-from fairlead.slurm.review import review
+from fairlead.slurm.conf_review import review
+from fairlead.slurm.slurm_conf import parse
 from tests.lab import roots
 from tests.lab.cluster import Cluster
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.cli import main
-from fairlead.slurm import conf as slurm_conf
-from fairlead.slurm.review import review
+from fairlead.slurm import slurm_conf
+from fairlead.slurm.conf_review import review
 
 HOOKS = (
     "/etc/slurm/prolog.d/50-fairlead",

@@ -15,7 +15,7 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.model.cpulist import format_cpulist
-from fairlead.slurm.topology import NodeGroup, parse_topology
+from fairlead.slurm.node_groups import NodeGroup, parse_topology
 from tests.lab import roots
 from tests.lab.cluster import Cluster
 from tests.lab.machines import expand

@@ -18,7 +18,7 @@ from fairlead.slurm_config.topology_conf import named_nodes, render_conf, render
 from fairlead.topology.fabric import lldp, nvlink_domains
 from fairlead.topology.fabric.ibnetdiscover import parse, refuse_cut
 from fairlead.topology.fabric.scalable_units import SwitchTree, blocks, switch_tree, unit_blocks
-from fairlead.topology.fabric.switch_fabric import AdapterRule, Fabric, attach, switch_names
+from fairlead.topology.fabric.switch_fabric import AdapterRule, SwitchFabric, attach, switch_names
 from tests.topology.fabrics import Made, rails
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/ibnetdiscover"
@@ -29,9 +29,9 @@ FEW = settings(max_examples=40, deadline=None)
 names = st.builds("{}{}".format, st.sampled_from(["a", "b", "n", "gpu-", "r1-n"]), st.integers(0, 12))
 
 
-def expected(made: Made) -> Fabric:
+def expected(made: Made) -> SwitchFabric:
     links = frozenset((min(pair), max(pair)) for pair in made.links)
-    return Fabric(switches=dict(sorted(made.switches.items())), adapters=dict(sorted(made.adapters.items())), links=links)
+    return SwitchFabric(switches=dict(sorted(made.switches.items())), adapters=dict(sorted(made.adapters.items())), links=links)
 
 
 @st.composite
@@ -172,9 +172,9 @@ def test_pods_get_a_level_of_their_own_and_separate_fabrics_stay_apart() -> None
     ]
     made.links = [link for link in made.links if not {link[0][0], link[1][0]} & set(cores)]
     fabric = parse(made.dump())
-    apart = switch_tree(fabric, attach(fabric, AdapterRule()))
-    assert "fabric" not in render_conf(apart)
-    assert apart.notes == ("2 parts of the fabric are not joined: no job can span them (pod-a-leaf1, pod-b-leaf1)",)
+    isolated = switch_tree(fabric, attach(fabric, AdapterRule()))
+    assert "fabric" not in render_conf(isolated)
+    assert isolated.notes == ("2 parts of the fabric are not joined: no job can span them (pod-a-leaf1, pod-b-leaf1)",)
 
 
 def test_switches_of_one_name_or_none_are_named_by_guid() -> None:
@@ -210,7 +210,7 @@ def test_which_hosts_are_nodes() -> None:
 # -- dumps that are not whole, and text that is none --------------------------------------------------
 
 
-def refused_or_whole(text: str, whole: Fabric) -> bool:
+def refused_or_whole(text: str, whole: SwitchFabric) -> bool:
     """Whether the text is refused, in one line; if not, it says the same of every link."""
     try:
         found = parse(text)

@@ -46,8 +46,8 @@ def test_a_machine_of_the_world(name: str) -> None:
         assert box.y < high
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:
-            apart = abs(a.y - b.y) >= 44 or abs(a.x - b.x) >= (a.wide + b.wide) / 2 + 2
-            assert apart, (a.address, b.address)
+            isolated = abs(a.y - b.y) >= 44 or abs(a.x - b.x) >= (a.wide + b.wide) / 2 + 2
+            assert isolated, (a.address, b.address)
     for a, b in zip(drawn.numa_boxes, drawn.numa_boxes[1:], strict=False):
         assert a.x + a.wide < b.x
     assert_texts_fit(root)

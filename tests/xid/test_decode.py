@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fairlead.model.finding import Action, Service
 from fairlead.xid.catalogue import ENTRIES
 from fairlead.xid.decode import REMEMBER, Decoded, Instance, decode
-from fairlead.xid.line import Kind
-from fairlead.xid.log import message
+from fairlead.xid.line import XidKind
+from fairlead.xid.log_file import message
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 A, B = "NVRM: Xid (PCI:0000:3b:00): ", "NVRM: Xid (PCI:0000:5d:00): "
@@ -30,7 +30,7 @@ def test_one_object_in_full() -> None:
     assert list(decode(["usb 1-1: new device", text])) == [
         Decoded(
             line=2,
-            kind=Kind.XID,
+            kind=XidKind.XID,
             code=94,
             pci="0000:4e:00.0",
             mig=Instance(5, 1),
@@ -156,7 +156,7 @@ def test_any_log_decodes(texts: list[str]) -> None:
     assert [r.line for r in found] == sorted({r.line for r in found})
     for record in found:
         assert 1 <= record.line <= len(texts)
-        assert record.caused_by is None or record.kind is Kind.XID
+        assert record.caused_by is None or record.kind is XidKind.XID
         assert record.blames in {"application", "gpu", "node", "fabric", "driver"}
     assert list(decode(texts)) == found
 
@@ -238,7 +238,7 @@ def test_lines_of_fabric_managers_own_log() -> None:
     rest = "on fid 0 on NVSwitch pci bus id 00000000:83:00.0 physical id 0 port 34"
     for word, service in (("fatal", Service.DRAIN_NOW), ("non-fatal", Service.KEEP)):
         found = last(message(f"{start} {word} error 12028 {rest}\n"))
-        assert (found.kind, found.code, found.pci, found.service) == (Kind.SXID, 12028, "0000:83:00.0", service)
+        assert (found.kind, found.code, found.pci, found.service) == (XidKind.SXID, 12028, "0000:83:00.0", service)
     for other in (f"x{start} fatal error 12028 {rest}", f"{start} fatal error 12028 {rest} and more", f"{start} fatal error"):
         assert not list(decode([message(other)]))
 
@@ -270,7 +270,7 @@ def test_every_recorded_line_alone(prefix: str) -> None:
         expected = row["xid"] or row["sxid"] or ("79" if row["class"] == "fallen-off" else "")
         assert [str(r.code) for r in found] == ([expected] if expected else []), row["line"]
         for record in found:
-            assert record.kind is (Kind.XID if row["xid"] else Kind.SXID if row["sxid"] else Kind.BUS_LOST)
+            assert record.kind is (XidKind.XID if row["xid"] else XidKind.SXID if row["sxid"] else XidKind.BUS_LOST)
             assert record.pci or "PCI:..." in row["line"], row["line"]
             assert (record.mig is not None) == ("GPU-I:" in row["line"].partition(")")[0]), row["line"]
             assert record.pid is None or f"pid={record.pid}" in row["line"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fairlead.xid import Kind, XidLine, parse, read
+from fairlead.xid import XidKind, XidLine, parse, read
 from fairlead.xid.line import NAME_MAX, address
-from fairlead.xid.log import message
+from fairlead.xid.log_file import message
 from fairlead.xid.nvlink5 import Registers
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -22,22 +22,24 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
     [
         (
             "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
-            XidLine(kind=Kind.XID, code=79, pci="0000:3b:00.0", pid=1234, process="python3", text="GPU has fallen off the bus."),
+            XidLine(
+                kind=XidKind.XID, code=79, pci="0000:3b:00.0", pid=1234, process="python3", text="GPU has fallen off the bus."
+            ),
         ),
-        ("NVRM: Xid (PCI:0000:3F:00): 46", XidLine(kind=Kind.XID, code=46, pci="0000:3f:00.0")),
-        ("NVRM: Xid (PCI:0000:3f:00): 64, ", XidLine(kind=Kind.XID, code=64, pci="0000:3f:00.0")),
-        ("NVRM: Xid (PCI:00000000:3f:00): 64,", XidLine(kind=Kind.XID, code=64, pci="0000:3f:00.0")),
-        ("NVRM: Xid (PCI:00010000:3f:00): 64,", XidLine(kind=Kind.XID, code=64, pci="10000:3f:00.0")),
-        ("NVRM: Xid (PCI:000d:00:00.1): 64,", XidLine(kind=Kind.XID, code=64, pci="000d:00:00.1")),
-        ("NVRM: Xid (PCI:...): 145, x", XidLine(kind=Kind.XID, code=145, pci="", text="x")),
+        ("NVRM: Xid (PCI:0000:3F:00): 46", XidLine(kind=XidKind.XID, code=46, pci="0000:3f:00.0")),
+        ("NVRM: Xid (PCI:0000:3f:00): 64, ", XidLine(kind=XidKind.XID, code=64, pci="0000:3f:00.0")),
+        ("NVRM: Xid (PCI:00000000:3f:00): 64,", XidLine(kind=XidKind.XID, code=64, pci="0000:3f:00.0")),
+        ("NVRM: Xid (PCI:00010000:3f:00): 64,", XidLine(kind=XidKind.XID, code=64, pci="10000:3f:00.0")),
+        ("NVRM: Xid (PCI:000d:00:00.1): 64,", XidLine(kind=XidKind.XID, code=64, pci="000d:00:00.1")),
+        ("NVRM: Xid (PCI:...): 145, x", XidLine(kind=XidKind.XID, code=145, pci="", text="x")),
         (
             "NVRM: Xid (0000:03:00): 14, Channel 00000001",
-            XidLine(kind=Kind.XID, code=14, pci="0000:03:00.0", text="Channel 00000001"),
+            XidLine(kind=XidKind.XID, code=14, pci="0000:03:00.0", text="Channel 00000001"),
         ),
         (
             "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
             XidLine(
-                kind=Kind.XID,
+                kind=XidKind.XID,
                 code=94,
                 pci="0000:01:00.0",
                 gi=5,
@@ -48,7 +50,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         (
             "NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:01): 13, pid=7, name=a b, Graphics Exception: ESR 0x1=0x2",
             XidLine(
-                kind=Kind.XID,
+                kind=XidKind.XID,
                 code=13,
                 pci="0000:01:00.0",
                 gi=5,
@@ -60,12 +62,12 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         ),
         (
             "NVRM: Xid (PCI:0000:19:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error",
-            XidLine(kind=Kind.XID, code=48, pci="0000:19:00.0", text="An uncorrectable double bit error"),
+            XidLine(kind=XidKind.XID, code=48, pci="0000:19:00.0", text="An uncorrectable double bit error"),
         ),
         (
             "NVRM: Xid (PCI:0000:ba:00): 45, pid=1818989, name=python3, Ch 00000002 caused by previous Xid 145",
             XidLine(
-                kind=Kind.XID,
+                kind=XidKind.XID,
                 code=45,
                 pci="0000:ba:00.0",
                 pid=1818989,
@@ -77,7 +79,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         (
             "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x0)",
             XidLine(
-                kind=Kind.XID,
+                kind=XidKind.XID,
                 code=149,
                 pci="0008:01:00.0",
                 text="NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x0)",
@@ -90,7 +92,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         (
             "NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray::WorkerDict, RLW_RXPIPE Nonfatal XC0 i0 Link 12 (0x04)",
             XidLine(
-                kind=Kind.XID,
+                kind=XidKind.XID,
                 code=145,
                 pci="0019:01:00.0",
                 pid=876766,
@@ -104,7 +106,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         (
             "NVRM: Xid (PCI:0018:01:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x1 (PF FLR)",
             XidLine(
-                kind=Kind.XID,
+                kind=XidKind.XID,
                 code=154,
                 pci="0018:01:00.0",
                 text="GPU recovery action changed from 0x4 (Drain and Reset) to 0x1 (PF FLR)",
@@ -114,7 +116,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         (
             "nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",
             XidLine(
-                kind=Kind.SXID,
+                kind=XidKind.SXID,
                 code=20009,
                 pci="0000:06:00.0",
                 text="Non-fatal, Link 04 RX Short Error Rate",
@@ -124,16 +126,16 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         ),
         (
             "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Data {0x000001c0, 0x00bd5c8a}",
-            XidLine(kind=Kind.SXID, code=12028, pci="0000:84:00.0", text="Data {0x000001c0, 0x00bd5c8a}", follows=True),
+            XidLine(kind=XidKind.SXID, code=12028, pci="0000:84:00.0", text="Data {0x000001c0, 0x00bd5c8a}", follows=True),
         ),
         (
             "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
-            XidLine(kind=Kind.BUS_LOST, code=79, pci="0000:01:00.0", text="GPU has fallen off the bus"),
+            XidLine(kind=XidKind.BUS_LOST, code=79, pci="0000:01:00.0", text="GPU has fallen off the bus"),
         ),
         (
             "NVRM: The NVIDIA GPU 0000:b3:00.0\\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has"
             "\\x0aNVRM: fallen off the bus and is not responding to commands.",
-            XidLine(kind=Kind.BUS_LOST, code=79, pci="0000:b3:00.0", text="GPU has fallen off the bus"),
+            XidLine(kind=XidKind.BUS_LOST, code=79, pci="0000:b3:00.0", text="GPU has fallen off the bus"),
         ),
     ],
 )
@@ -336,9 +338,9 @@ def test_every_recorded_xid_and_sxid_line_decodes_and_nothing_else_does() -> Non
         if row["xid"] or row["sxid"]:
             assert line is not None, row["line"]
             assert line.code == int(row["xid"] or row["sxid"]), row["line"]
-            assert line.kind is (Kind.XID if row["xid"] else Kind.SXID)
+            assert line.kind is (XidKind.XID if row["xid"] else XidKind.SXID)
         elif row["class"] == "fallen-off":
-            assert line is not None and line.kind is Kind.BUS_LOST, row["line"]
+            assert line is not None and line.kind is XidKind.BUS_LOST, row["line"]
         else:
             assert line is None, row["line"]
     assert sum(1 for r in rows if r["xid"]) >= 90

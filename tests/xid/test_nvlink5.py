@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,3 +145,11 @@ def test_recorded_nvlink_lines_decode() -> None:
             decoded += found.nvlink is not None
             assert line.fatal is not False or found.service is Service.KEEP, row["line"]
     assert decoded == whole >= 30
+
+
+def test_a_row_is_shown_with_the_keys_of_the_first_release() -> None:
+    """``fairlead xid --json`` prints them."""
+    row = means("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x0 0x0)").nvlink
+    assert row is not None and list(msgspec.to_builtins(row)) == [
+        "unit", "layout", "part", "error_status", "reason", "action", "severity", "look", "effect", "injected",
+    ]  # fmt: skip

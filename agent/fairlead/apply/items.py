@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.apply.report import Item, Step
 from fairlead.host import change as changing
-from fairlead.model import tuned
+from fairlead.model import tuned_profile
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Packages
 from fairlead.model.facts import Node
 from fairlead.model.setting import Setting
@@ -26,7 +26,7 @@ def item(
     *,
     planned: tuple[AnyChange, ...],
     todo: tuple[AnyChange, ...],
-    outcomes: tuple[changing.Outcome, ...],
+    outcomes: tuple[changing.ChangeOutcome, ...],
     rest: tuple[AnyChange, ...] | Item,
     dry_run: bool,
 ) -> Item:
@@ -57,22 +57,22 @@ def item(
 
 def with_second_writer(item: Item, after: Node) -> Item:
     """Add a hint where tuned may set the values of this item back."""
-    writer = tuned.second_writer(after.texts) if item.steps and not item.hint else ""
+    writer = tuned_profile.second_writer(after.texts) if item.steps and not item.hint else ""
     return msgspec.structs.replace(item, hint=f"{writer} and may set it back: declare settings.tuned") if writer else item
 
 
-def _failures(outcomes: tuple[changing.Outcome, ...]) -> list[changing.Outcome]:
+def _failures(outcomes: tuple[changing.ChangeOutcome, ...]) -> list[changing.ChangeOutcome]:
     return [o for o in outcomes if not o.done and not o.skipped]
 
 
-def _waiting(outcomes: tuple[changing.Outcome, ...]) -> list[changing.Outcome]:
+def _waiting(outcomes: tuple[changing.ChangeOutcome, ...]) -> list[changing.ChangeOutcome]:
     return [o for o in outcomes if not o.done and o.skipped]
 
 
 def _state(
     planned: tuple[AnyChange, ...],
     todo: tuple[AnyChange, ...],
-    outcomes: tuple[changing.Outcome, ...],
+    outcomes: tuple[changing.ChangeOutcome, ...],
     rest: tuple[AnyChange, ...],
     *,
     dry_run: bool,
@@ -96,7 +96,7 @@ def _state(
     return "changed", _first([c.why for c in planned])
 
 
-def _steps(planned: tuple[AnyChange, ...], outcomes: tuple[changing.Outcome, ...]) -> tuple[Step, ...]:
+def _steps(planned: tuple[AnyChange, ...], outcomes: tuple[changing.ChangeOutcome, ...]) -> tuple[Step, ...]:
     results = {id(o.change): o for o in outcomes}
     return tuple(
         Step(

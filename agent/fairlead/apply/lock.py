@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fairlead.errors import HostError, next_step
 from fairlead.host import change as changing
 from fairlead.host.clock import boottime
+from fairlead.host.file_lock import locked_within
 from fairlead.host.root import Root
 
 APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
@@ -54,15 +53,9 @@ def _locked(path: str) -> int:
     LOCK_SECONDS, OSError.
     """
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    end = time.monotonic() + LOCK_SECONDS
     lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() > end:
-                os.close(lock)
-                words = f"another fairlead apply runs here for more than {LOCK_SECONDS:.0f} s"
-                raise HostError(words, hint="look at it, then try again") from None
-            time.sleep(0.05)
+    if locked_within(lock, LOCK_SECONDS):
+        return lock
+    os.close(lock)
+    words = f"another fairlead apply runs here for more than {LOCK_SECONDS:.0f} s"
+    raise HostError(words, hint="look at it, then try again")

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from fairlead.errors import ExitCode
 from fairlead.model.change import Disruption, Layer
-from fairlead.nccl.fleet import Port
+from fairlead.nccl.compute_ports import Port
 
 Phase = Literal["all", "boot"]
 

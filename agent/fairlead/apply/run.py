@@ -20,7 +20,7 @@ from fairlead.host.root import Root
 from fairlead.model.change import AnyChange, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
-from fairlead.nccl import fleet
+from fairlead.nccl import compute_ports
 
 PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
 
@@ -161,17 +161,17 @@ class Run:
         """How many changes were made; in a dry run, how many would be."""
         return sum(len(work.todo) if dry_run else sum(o.done for o in work.done) for work in self._work.values())
 
-    def ports(self, node: Node) -> tuple[fleet.Port, ...]:
+    def ports(self, node: Node) -> tuple[compute_ports.Port, ...]:
         """NCCL's ports on this node, which are compared with those of the other nodes of its class."""
         routes = node.texts.get("/proc/net/route")
         exclude = getattr(self._settings["nccl"][1], "exclude", ()) if "nccl" in self._settings else ()
-        return fleet.ports(node, exclude=exclude, routes=routes if isinstance(routes, str) else "")
+        return compute_ports.ports(node, exclude=exclude, routes=routes if isinstance(routes, str) else "")
 
     def _plan(self, name: str, node: Node) -> tuple[AnyChange, ...] | Item:
         setting, want = self._settings[name]
         return plan(setting, want, node, self._document.unsupported, image=self.image)
 
-    def _make(self, changes: Sequence[AnyChange]) -> tuple[changing.Outcome, ...]:
+    def _make(self, changes: Sequence[AnyChange]) -> tuple[changing.ChangeOutcome, ...]:
         """Make the changes of one setting. NVML is let go of while the driver's modules are loaded anew."""
         nvml = self._nvml
         reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)

@@ -34,7 +34,7 @@ def _found(document: Document, root: Root, undo: str) -> list[tuple[str, File]]:
     return found
 
 
-def _item(file: File, outcome: changing.Outcome | None) -> Item:
+def _item(file: File, outcome: changing.ChangeOutcome | None) -> Item:
     words = f"{file.path}: nothing is declared any more; " + ("removed" if file.content is None else "as it was before fairlead")
     state = "would_change" if outcome is None else "changed" if outcome.done else "failed"
     message = words if outcome is None or outcome.done else outcome.message

@@ -48,14 +48,16 @@ class Work:
         self._now = {"busy": busy, "drained": drained}
         self.planned = planned
         self.todo = tuple(c for c in planned if c.disruption.allowed(**self._now))
-        self.done: tuple[changing.Outcome, ...] = ()
+        self.done: tuple[changing.ChangeOutcome, ...] = ()
 
     @property
     def stopped_a_unit(self) -> bool:
         """Whether a unit was stopped that may have written the same values between the first reading and its end (irqbalance)."""
         return any(isinstance(o.change, Unit) and o.done and not o.skipped for o in self.done)
 
-    def add(self, moved: tuple[AnyChange, ...], make: Callable[[Sequence[AnyChange]], tuple[changing.Outcome, ...]]) -> bool:
+    def add(
+        self, moved: tuple[AnyChange, ...], make: Callable[[Sequence[AnyChange]], tuple[changing.ChangeOutcome, ...]]
+    ) -> bool:
         """Make the changes of a second plan, in place of earlier ones of the same targets. Returns whether there were any."""
         again = tuple(c for c in moved if c.disruption.allowed(**self._now))
         targets = {changing.target(c) for c in again}

@@ -31,7 +31,7 @@ _FAILED = re.compile(
 )
 _BUFFER = re.compile(rf"Buffer I/O error on dev(?:ice)? {_DEVICE},")
 _NVME = re.compile(r"nvme (nvme\d{1,5}): (?:I/O (?:tag )?\d.{1,80} timeout|I/O timeout|controller is down; will reset)")
-_NVME_GONE = re.compile(r"nvme (nvme\d{1,5}): (?:Removing after probe failure|Disabling device after reset failure)")
+_NVME_REMOVED = re.compile(r"nvme (nvme\d{1,5}): (?:Removing after probe failure|Disabling device after reset failure)")
 _RAID = re.compile(rf"md/raid\d{{0,2}}:?(md\w{{1,32}}): Disk failure on {_DEVICE}")
 _PASSING = ("new", "resetting", "connecting")
 
@@ -61,7 +61,7 @@ def _finding(level: Level, device: str, summary: str, **more: str) -> Finding:
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log(past)
-    yield from _told(node, past, params)
+    yield from _from_log(node, past, params)
     for host in host_of(node):
         if isinstance(host, Finding):
             yield host
@@ -86,14 +86,14 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _told(node: Node, past: Past, params: Params) -> Iterator[Finding]:
+def _from_log(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     failed: dict[str, list[KernelRecord]] = {}
     lost: dict[str, KernelRecord] = {}
     raid: dict[str, KernelRecord] = {}
     strange: list[KernelRecord] = []
     for record in past.records:
         text = record.text
-        if match := _NVME_GONE.match(text):
+        if match := _NVME_REMOVED.match(text):
             lost[match[1]] = record
         elif match := _RAID.match(text):
             if is_image(match[1], node):
@@ -141,7 +141,7 @@ def _request(text: str) -> re.Match[str] | None:
 
 def kind(text: str) -> str:
     """Records that say something of the node's own disks: what, and of which."""
-    if match := _NVME_GONE.match(text):
+    if match := _NVME_REMOVED.match(text):
         return f"gone {match[1]}"
     if match := _RAID.match(text):
         return f"raid {match[1]} {match[2]}"

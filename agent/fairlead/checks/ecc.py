@@ -67,11 +67,11 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
     """One finding per GPU for all that should answer and does not."""
-    dark = _dark(gpu.ecc)
-    if not dark:
+    unreadable = _unreadable_names(gpu.ecc)
+    if not unreadable:
         return
-    lost = [name for name in dark if was_readable(gpu, f"ecc.{name}", past)]
-    never = [name for name in dark if name not in lost and not name.startswith("mode_")]
+    lost = [name for name in unreadable if was_readable(gpu, f"ecc.{name}", past)]
+    never_read = [name for name in unreadable if name not in lost and not name.startswith("mode_")]
     if lost:
         what = "counters" if any("corrected" in name for name in lost) else "state"
         yield with_action(
@@ -82,12 +82,14 @@ def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
             service=Service.DRAIN_AFTER_JOB,
             evidence_id=f"gone={','.join(lost)}",
         )
-    if never:
-        yield with_action(Level.UNKNOWN, f"ECC of GPU {gpu.pci} cannot be read ({', '.join(never)})", Action.NONE, device=gpu.pci)
+    if never_read:
+        yield with_action(
+            Level.UNKNOWN, f"ECC of GPU {gpu.pci} cannot be read ({', '.join(never_read)})", Action.NONE, device=gpu.pci
+        )
 
 
 @lru_cache(maxsize=64)  # the same of each GPU, look after look
-def _dark(ecc: Ecc | Missing) -> tuple[str, ...]:
+def _unreadable_names(ecc: Ecc | Missing) -> tuple[str, ...]:
     values = [(n, ecc if isinstance(ecc, Missing) else getattr(ecc, n)) for n in FIELDS]
     return tuple(name for name, value in values if isinstance(value, Missing) and value.why is Why.UNREADABLE)
 

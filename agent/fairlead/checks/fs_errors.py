@@ -28,7 +28,7 @@ from fairlead.model.unread import host_of, is_image, known_device, record_id, un
 Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
 _JUDGED = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
 _DEVICE = r"([A-Za-z0-9-]{1,32})"
-_GONE = (
+_SHUT_DOWN = (
     re.compile(rf"EXT4-fs \({_DEVICE}\): Remounting filesystem read-only"),
     re.compile(
         rf"XFS \({_DEVICE}\): (?:Filesystem has been shut down|Log I/O Error Detected|"
@@ -67,17 +67,17 @@ def _warn(device: str, summary: str, evidence: str) -> Finding:
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log(past)
-    told = [(*found, record) for record in past.records if (found := _read(record.text)) is not None]
-    told = [each for each in told if not is_image(each[1], node)]
-    ours = [(shut, device, record) for shut, device, record in told if known_device(device, node, past)]
-    gone = {device: record for shut, device, record in ours if shut}
-    for device, record in gone.items():
+    reported = [(*found, record) for record in past.records if (found := _read(record.text)) is not None]
+    reported = [each for each in reported if not is_image(each[1], node)]
+    ours = [(shut, device, record) for shut, device, record in reported if known_device(device, node, past)]
+    shut_down = {device: record for shut, device, record in ours if shut}
+    for device, record in shut_down.items():
         yield _drain(device, f"the file system on {device} was shut down for errors", _where(record), record_id(record, node))
     for _, device, record in ours:
-        if device not in gone:
+        if device not in shut_down:
             yield _warn(device, f"the file system on {device} found errors", _where(record))
-    if len(told) > len(ours):
-        strange = next(record for _, device, record in told if not known_device(device, node, past))
+    if len(reported) > len(ours):
+        strange = next(record for _, device, record in reported if not known_device(device, node, past))
         yield _warn("", "the kernel log tells of file systems on devices that this node does not have", _where(strange))
     for host in host_of(node):
         if isinstance(host, Finding):
@@ -86,7 +86,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if isinstance(host.mounts, Missing):
             yield unread("the mount table", host.mounts)
         else:
-            yield from _read_only(host, host.mounts, set(gone), params)
+            yield from _read_only(host, host.mounts, set(shut_down), params)
         if isinstance(host.fs_errors, Missing):
             yield unread("the errors that ext4 counts", host.fs_errors)
             return
@@ -95,7 +95,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 continue
             if isinstance(ext4.errors, Missing):
                 yield unread(f"the error count of {ext4.device}", ext4.errors, ext4.device)
-            elif ext4.errors > params.counted_errors_max and ext4.device not in gone:
+            elif ext4.errors > params.counted_errors_max and ext4.device not in shut_down:
                 yield _warn(ext4.device, f"{ext4.errors} errors in the file system on {ext4.device}: fsck", "errors_count")
 
 
@@ -105,14 +105,14 @@ def _where(record: KernelRecord) -> str:
 
 def _read(text: str) -> tuple[bool, str] | None:
     """Whether a record says that a file system was shut down (else: found errors), and its device; None for other records."""
-    for pattern in (*_GONE, *_ERROR):
+    for pattern in (*_SHUT_DOWN, *_ERROR):
         match = pattern.match(text[:400])
         if match is not None:
-            return None if match[1].startswith("loop") else (pattern in _GONE, match[1])
+            return None if match[1].startswith("loop") else (pattern in _SHUT_DOWN, match[1])
     return None
 
 
-def _read_only(host: Host, mounts: tuple[MountPoint, ...], told: set[str], params: Params) -> Iterator[Finding]:
+def _read_only(host: Host, mounts: tuple[MountPoint, ...], reported: set[str], params: Params) -> Iterator[Finding]:
     on_purpose = {m.device for m in mounts if m.flagged_read_only and m.kind in _JUDGED}
     by_path = {m.path: m for m in mounts}
     seen: set[str] = set()
@@ -122,7 +122,7 @@ def _read_only(host: Host, mounts: tuple[MountPoint, ...], told: set[str], param
         if not turned or mount.kind not in _JUDGED or device.startswith("loop") or mount.device in seen | host.images:
             continue
         seen.add(mount.device)
-        if device not in told:
+        if device not in reported:
             yield _drain(device, f"the file system on {device} ({mount.path}) became read-only", f"{mount.kind}, mountinfo")
     for path in params.writable:
         found = by_path.get(path)

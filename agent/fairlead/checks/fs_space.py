@@ -54,16 +54,16 @@ def _space(space: Space, params: Params) -> Iterator[Finding]:
         silent = unreadable(f"statfs waits for {space.waiting_seconds:.0f} s")
         yield unread(f"the free space of {space.path}", silent, space.path)
         return
-    for what, left, total, warn, drain in (
+    for what, free, total, warn, drain in (
         ("bytes", space.available_bytes, space.total_bytes, params.free_percent_warn, params.free_percent_drain),
         ("inodes", space.free_inodes, space.total_inodes, params.free_inodes_percent_warn, params.free_inodes_percent_drain),
     ):
-        if isinstance(left, Missing) or isinstance(total, Missing):
-            yield unread(f"the free {what} of {space.path}", left if isinstance(left, Missing) else total, space.path)  # type: ignore[arg-type]
+        if isinstance(free, Missing) or isinstance(total, Missing):
+            yield unread(f"the free {what} of {space.path}", free if isinstance(free, Missing) else total, space.path)  # type: ignore[arg-type]
             continue
         if not total:
             continue
-        percent = 100 * left / total
+        percent = 100 * free / total
         if percent >= warn:
             continue
         bad = percent < drain
@@ -71,7 +71,7 @@ def _space(space: Space, params: Params) -> Iterator[Finding]:
             level=Level.DRAIN if bad else Level.WARN,
             device=space.path,
             summary=f"{space.path} has {percent:.1f} % of its {what} left",
-            evidence=(f"{left} of {total} {what}",),
+            evidence=(f"{free} of {total} {what}",),
             service=Service.DRAIN_AFTER_JOB if bad else Service.KEEP,
             fault=what,
         )

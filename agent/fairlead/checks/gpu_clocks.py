@@ -48,9 +48,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             yield from _application(gpu)
         full = params.full_hertz if params.full_hertz is not None else gpu.load.clock_sm_max_hertz
         if isinstance(full, Missing) or isinstance(gpu.clock_sm_hertz, Missing):
-            gone = next(v for v in (full, gpu.clock_sm_hertz) if isinstance(v, Missing))
-            if gone.why is Why.UNREADABLE:
-                yield unread(f"the SM clock of GPU {gpu.pci}", gone, gpu.pci)
+            missing = next(v for v in (full, gpu.clock_sm_hertz) if isinstance(v, Missing))
+            if missing.why is Why.UNREADABLE:
+                yield unread(f"the SM clock of GPU {gpu.pci}", missing, gpu.pci)
             continue
         least = params.share_min * full
         if past.available and isinstance(node.uptime_seconds, float):

@@ -19,7 +19,7 @@ from fairlead.model.check import Check, CheckParams, Past
 from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
-from fairlead.model.gpu_load import Fabric
+from fairlead.model.gpu_load import GpuFabric
 from fairlead.model.unread import unlisted
 
 NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
@@ -50,7 +50,7 @@ def _finding(gpu: str, level: Level, words: str, *, evidence_id: str = "") -> Fi
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted(node)
-    joined: list[tuple[Gpu, Fabric]] = []
+    joined: list[tuple[Gpu, GpuFabric]] = []
     for gpu in readable_gpus(node):
         fabric = gpu.load.fabric
         if isinstance(fabric, Missing):
@@ -65,7 +65,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from _together(joined)
 
 
-def _state(pci: str, fabric: Fabric, params: Params) -> Iterator[Finding]:
+def _state(pci: str, fabric: GpuFabric, params: Params) -> Iterator[Finding]:
     if fabric.state == COMPLETED:
         if fabric.status:
             yield _finding(pci, Level.DRAIN, f"GPU {pci} could not join its NVLink fabric (NVML {fabric.status})")
@@ -91,12 +91,12 @@ def _health(pci: str, mask: int) -> Iterator[Finding]:
         yield _finding(pci, Level.WARN, f"NVLink fabric of GPU {pci}: its fabric manager is not connected", evidence_id="manager")
 
 
-def _together(joined: list[tuple[Gpu, Fabric]]) -> Iterator[Finding]:
+def _together(joined: list[tuple[Gpu, GpuFabric]]) -> Iterator[Finding]:
     """One finding for each GPU that is not where most of the node's are."""
-    places = Counter((f.cluster, f.clique) for _, f in joined)
-    if len(places) < 2:
+    cliques = Counter((f.cluster, f.clique) for _, f in joined)
+    if len(cliques) < 2:
         return
-    usual = min(places, key=lambda place: (-places[place], place))
+    usual = min(cliques, key=lambda clique: (-cliques[clique], clique))
     for gpu, fabric in joined:
         if (fabric.cluster, fabric.clique) != usual:
             other = "cluster" if fabric.cluster != usual[0] else f"clique {fabric.clique} instead of {usual[1]}"

@@ -1,6 +1,6 @@
 """The boards that sit in this node are the ones that a person knows of: none swapped, none moved to another slot.
 
-Serial number (nvmlDeviceGetSerial), else UUID, by PCI address, compared with what was first seen there (``Past.boards``,
+Serial number (nvmlDeviceGetSerial), else UUID, by PCI address, compared with what was first seen there (``Past.gpu_cards``,
 which only `fairlead clear` on the device forgets). Not a fault of the hardware: a swap that nobody has told of mixes up
 RMA cases, strikes and error trends, which all follow the serial. A board that is missing is the business of `gpu_count`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import boards_of, listed_gpus
+from fairlead.model.device import gpu_cards_of, listed_gpus
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.model.unread import unlisted
@@ -24,17 +24,17 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted(node)
-    here = boards_of(node)
+    here = gpu_cards_of(node)
     if not past.available and here:
         yield Finding(level=Level.OK, summary="needs to know the boards of earlier", needs_history=True)
     for gpu in listed_gpus(node):
-        known, board = past.boards.get(gpu.pci), here.get(gpu.pci)
-        if board is None and not gpu.lost:
+        known, card = past.gpu_cards.get(gpu.pci), here.get(gpu.pci)
+        if card is None and not gpu.lost:
             yield _finding(gpu.pci, Level.UNKNOWN, f"GPU {gpu.pci} says neither its serial nor its UUID")
-        if board is None:
+        if card is None:
             continue
-        earlier = next((slot for slot, there in past.boards.items() if there == board and slot != gpu.pci), "")
-        same = board == known or _same(known, gpu.uuid)
+        earlier = next((slot for slot, there in past.gpu_cards.items() if there == card and slot != gpu.pci), "")
+        same = card == known or _same(known, gpu.uuid)
         if (known is None or same) and not earlier:
             continue
         if isinstance(gpu.serial, Missing) and known and not known.startswith("GPU-"):
@@ -46,7 +46,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         else:
             words = f"GPU {gpu.pci} is another board than before: swapped?"
         was = "none" if known is None or same else known
-        yield _finding(gpu.pci, Level.WARN, words, f"{was} before, {board} now; {CONFIRM}", f"board={board}")
+        yield _finding(gpu.pci, Level.WARN, words, f"{was} before, {card} now; {CONFIRM}", f"board={card}")
 
 
 def _same(known: str | None, uuid: str | Missing) -> bool:

@@ -64,22 +64,22 @@ def _pooled(gpu: Gpu, node: Node) -> bool:
 
 def _processes(gpu: Gpu, processes: tuple[GpuProcess, ...], params: Params) -> Iterator[Finding]:
     foreign: list[str] = []
-    gone: list[str] = []
+    ended: list[str] = []
     for process in processes:
         owner = process.owner
         if isinstance(owner, Missing):
             yield unread(f"whose process {process.pid} on GPU {gpu.pci} is", owner, gpu.pci)
         elif owner.gone:
-            gone.append(str(process.pid))
+            ended.append(str(process.pid))
         elif owner.job is None and not any(fnmatchcase(owner.unit, pattern) for pattern in params.allowed_units):
             whose = f"user {owner.uid}" if owner.uid is not None else owner.unit or "no unit"
             foreign.append(f"{process.pid} ({whose})")
     if foreign:
         words = f"processes of no job on GPU {gpu.pci}"
         yield with_action(Level.DRAIN, words, Action.NONE, _some(foreign), device=gpu.pci, evidence_id=",".join(foreign))
-    if gone:
+    if ended:
         words = f"GPU {gpu.pci} is held by processes that have ended"
-        yield with_action(Level.DRAIN, words, Action.RESET_GPU, _some(gone), device=gpu.pci, evidence_id=",".join(gone))
+        yield with_action(Level.DRAIN, words, Action.RESET_GPU, _some(ended), device=gpu.pci, evidence_id=",".join(ended))
 
 
 def _some(pids: list[str]) -> str:

@@ -49,9 +49,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             continue
         on = window.grown(SEEN, load.seen.brake_seconds) or 0.0
         counted = window.grown(COUNTED, load.events.hw_power_brake_slowdown_seconds) or 0.0
-        share = min(1.0, max(on, counted) / watched)
-        if share > params.share_max:
-            said = f"{100 * share:.0f} % of {watched:.0f} s"
+        fraction = min(1.0, max(on, counted) / watched)
+        if fraction > params.share_max:
+            said = f"{100 * fraction:.0f} % of {watched:.0f} s"
             action, service = Action.CHECK_HARDWARE, Service.DRAIN_AFTER_JOB
             words = f"the power brake slows GPU {gpu.pci}"
             yield with_action(Level.DRAIN, words, action, said, device=gpu.pci, service=service)

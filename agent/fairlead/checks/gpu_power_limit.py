@@ -37,9 +37,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         limit = gpu.power_limit_watts
         want = params.limit_watts if params.limit_watts is not None else gpu.load.power_default_watts
         if isinstance(limit, Missing) or isinstance(want, Missing):
-            gone = next(v for v in (limit, want) if isinstance(v, Missing))
-            if gone.why is Why.UNREADABLE:
-                yield unread(f"the power limit of GPU {gpu.pci}", gone, gpu.pci)
+            missing = next(v for v in (limit, want) if isinstance(v, Missing))
+            if missing.why is Why.UNREADABLE:
+                yield unread(f"the power limit of GPU {gpu.pci}", missing, gpu.pci)
         elif limit < want - _TOLERANCE_WATTS:
             yield _finding(gpu, Level.DRAIN, f"the power limit of GPU {gpu.pci} is {limit:.0f} W, {want:.0f} W expected")
         elif params.limit_watts is not None and limit > want + _TOLERANCE_WATTS:

@@ -18,7 +18,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check import Check, CheckParams, Past
-from fairlead.model.device import gone, not_under_mig, readable_gpus
+from fairlead.model.device import newly_unreadable, not_under_mig, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.unread import unlisted
@@ -39,9 +39,9 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted(node)
     for gpu in readable_gpus(node):
-        dark = gone(gpu, past)
-        lost = {n: why for n, why in dark.items() if not (_excused(n, params.ignore) or not_under_mig(gpu, n, why))}
-        if any(_RESET_REQUIRED in why.detail for why in (*_silent(gpu), *dark.values())):
+        silenced = newly_unreadable(gpu, past)
+        lost = {n: why for n, why in silenced.items() if not (_excused(n, params.ignore) or not_under_mig(gpu, n, why))}
+        if any(_RESET_REQUIRED in why.detail for why in (*_silent(gpu), *silenced.values())):
             yield with_action(
                 Level.DRAIN,
                 f"GPU {gpu.pci} must be reset before it can be used again",

@@ -22,7 +22,7 @@ from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_a
 from fairlead.model.load_window import BUSY, Window, blind, is_busy, reason_seconds, sums
 from fairlead.model.unread import unlisted
 
-Share = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 HW, HW_THERMAL, HW_BRAKE = "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"
 SW_THERMAL, SW_POWER = "sw_thermal_slowdown", "sw_power_cap"
 SAMPLES = (BUSY, *(f"load.{reason}" for reason in (HW, HW_THERMAL, HW_BRAKE, SW_THERMAL, SW_POWER)))
@@ -34,21 +34,21 @@ class Params(CheckParams, frozen=True, kw_only=True):
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which shares are measured.")] = 1800
     load_least_seconds: Annotated[int, Meta(ge=10, description="No share of less time under load than this.")] = 180
     hw_thermal_share_max: Annotated[
-        Share, Meta(description="Share of time under load in hardware thermal slowdown that is accepted.")
+        Fraction, Meta(description="Share of time under load in hardware thermal slowdown that is accepted.")
     ] = 0.02
     hw_slowdown_share_max: Annotated[
-        Share, Meta(description="The same for hardware slowdown that neither heat nor power brake explains.")
+        Fraction, Meta(description="The same for hardware slowdown that neither heat nor power brake explains.")
     ] = 0.05
-    sw_thermal_share_max: Annotated[Share, Meta(description="The same for software thermal slowdown, from which it warns.")] = (
-        0.25
-    )
+    sw_thermal_share_max: Annotated[
+        Fraction, Meta(description="The same for software thermal slowdown, from which it warns.")
+    ] = 0.25
     sw_power_cap_share_max: Annotated[
-        Share, Meta(description="The same for the software power cap, from which it warns; 1: never.")
+        Fraction, Meta(description="The same for the software power cap, from which it warns; 1: never.")
     ] = 1.0
 
 
-def _finding(gpu: Gpu, level: Level, words: str, share: float, loaded: float) -> Finding:
-    summary, said = f"GPU {gpu.pci} {words}", f"{100 * share:.0f} % of {loaded:.0f} s under load"
+def _finding(gpu: Gpu, level: Level, words: str, fraction: float, loaded: float) -> Finding:
+    summary, said = f"GPU {gpu.pci} {words}", f"{100 * fraction:.0f} % of {loaded:.0f} s under load"
     service = Service.DRAIN_AFTER_JOB
     return with_action(level, summary, Action.CHECK_HARDWARE, said, device=gpu.pci, service=service, fault=words)
 
@@ -59,7 +59,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield from blind(gpu)
         if past.available and isinstance(node.uptime_seconds, float):
             window = Window(past, gpu, node.uptime_seconds, params.window_seconds, params.load_least_seconds / 2)
-            yield from _shares(gpu, window, params)
+            yield from _fractions(gpu, window, params)
         elif is_busy(gpu) and isinstance(gpu.throttle_reasons, int) and gpu.throttle_reasons & _BAD:
             yield Finding(
                 level=Level.OK,
@@ -69,25 +69,25 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             )
 
 
-def _shares(gpu: Gpu, window: Window, params: Params) -> Iterator[Finding]:
+def _fractions(gpu: Gpu, window: Window, params: Params) -> Iterator[Finding]:
     seen = gpu.load.seen
     loaded = window.grown(BUSY, seen.busy_seconds)
     if loaded is None or loaded < params.load_least_seconds:
         return
-    share = {}
+    fraction = {}
     for reason in (HW, HW_THERMAL, HW_BRAKE, SW_THERMAL, SW_POWER):
-        share[reason] = (window.grown(f"load.{reason}", reason_seconds(seen, reason)) or 0.0) / loaded
+        fraction[reason] = (window.grown(f"load.{reason}", reason_seconds(seen, reason)) or 0.0) / loaded
     counted = window.grown(COUNTED, gpu.load.events.hw_thermal_slowdown_seconds) or 0.0
-    share[HW_THERMAL] = max(share[HW_THERMAL], min(1.0, counted / loaded))
-    other = share[HW] - share[HW_THERMAL] - share[HW_BRAKE]
-    if share[HW_THERMAL] > params.hw_thermal_share_max:
-        yield _finding(gpu, Level.DRAIN, "is slowed by heat (hardware)", share[HW_THERMAL], loaded)
+    fraction[HW_THERMAL] = max(fraction[HW_THERMAL], min(1.0, counted / loaded))
+    other = fraction[HW] - fraction[HW_THERMAL] - fraction[HW_BRAKE]
+    if fraction[HW_THERMAL] > params.hw_thermal_share_max:
+        yield _finding(gpu, Level.DRAIN, "is slowed by heat (hardware)", fraction[HW_THERMAL], loaded)
     if other > params.hw_slowdown_share_max:
         yield _finding(gpu, Level.DRAIN, "is slowed by its hardware", other, loaded)
-    if share[SW_THERMAL] > params.sw_thermal_share_max:
-        yield _finding(gpu, Level.WARN, "is slowed by heat (software)", share[SW_THERMAL], loaded)
-    if share[SW_POWER] > params.sw_power_cap_share_max:
-        yield _finding(gpu, Level.WARN, "is held at its power cap", share[SW_POWER], loaded)
+    if fraction[SW_THERMAL] > params.sw_thermal_share_max:
+        yield _finding(gpu, Level.WARN, "is slowed by heat (software)", fraction[SW_THERMAL], loaded)
+    if fraction[SW_POWER] > params.sw_power_cap_share_max:
+        yield _finding(gpu, Level.WARN, "is held at its power cap", fraction[SW_POWER], loaded)
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:

@@ -53,7 +53,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log(past)
-    yield from _told(node, past)
+    yield from _from_log(node, past)
     for host in host_of(node):
         if isinstance(host, Finding):
             yield host
@@ -71,12 +71,12 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield from _counted(controller, node, past, params)
 
 
-def _told(node: Node, past: Past) -> Iterator[Finding]:
+def _from_log(node: Node, past: Past) -> Iterator[Finding]:
     """One finding for each source of the log; the newest record is its evidence."""
     found: dict[tuple[str, str], list[KernelRecord]] = {}
     sections = [match for record in past.records if (match := _SECTION.match(record.text))]
-    told = {match[1] for match in sections}
-    only_pcie = told - {match[1] for match in sections if not match[2]}
+    described = {match[1] for match in sections}
+    only_pcie = described - {match[1] for match in sections if not match[2]}
     for record in past.records:
         status = _STATUS.match(record.text)
         if status is not None:
@@ -87,7 +87,7 @@ def _told(node: Node, past: Past) -> Iterator[Finding]:
             match = pattern.match(record.text)
             if match is not None:
                 event = match.groupdict().get("event")
-                if event in only_pcie or (event and event not in told and age_seconds(record, node) < SECTION_SECONDS):
+                if event in only_pcie or (event and event not in described and age_seconds(record, node) < SECTION_SECONDS):
                     break
                 device = match[1].lower() if source == "EDAC" else ""
                 found.setdefault((source, device), []).append(record)

@@ -62,13 +62,13 @@ def _finding(gpu: Gpu, level: Level, summary: str, evidence: str, *, evidence_id
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted(node)
-    told = _records(node, past, params)
+    reported = _records(node, past, params)
     known = series(past)
     paths = {d.address: d.path for d in node.pci}
     for gpu in readable_gpus(node):
         yield from _unreadable(gpu)
         path = paths.get(gpu.pci, (gpu.pci,))
-        record = next((told[a] for a in reversed(path) if a in told), None)
+        record = next((reported[a] for a in reversed(path) if a in reported), None)
         if record is not None:
             yield _finding(
                 gpu,
@@ -78,7 +78,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 evidence_id=f"{record.boot_id or node.boot_id}:{record.sequence}",
             )
         if not isinstance(node.uptime_seconds, Missing):
-            yield from _rates(gpu, node.uptime_seconds, known, params, fatal_told=record is not None)
+            yield from _rates(gpu, node.uptime_seconds, known, params, fatal_reported=record is not None)
 
 
 def _unreadable(gpu: Gpu) -> Iterator[Finding]:
@@ -94,7 +94,7 @@ def _unreadable(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _rates(
-    gpu: Gpu, now: float, known: Mapping[tuple[str, str], tuple[Sample, ...]], params: Params, *, fatal_told: bool
+    gpu: Gpu, now: float, known: Mapping[tuple[str, str], tuple[Sample, ...]], params: Params, *, fatal_reported: bool
 ) -> Iterator[Finding]:
     def grown(name: str, value: object) -> Growth | None:
         if type(value) is not int or value == 0:
@@ -117,7 +117,7 @@ def _rates(
         if many is not None and 0 < params.nonfatal_per_hour_max <= many.per_hour:
             yield _finding(gpu, Level.WARN, f"too many non-fatal PCIe errors at {where} {gpu.pci}", _amount(many))
         many = grown(f"{part}.fatal", counts.fatal)
-        if many is not None and many.per_hour > params.fatal_per_hour_max and not fatal_told:
+        if many is not None and many.per_hour > params.fatal_per_hour_max and not fatal_reported:
             yield _finding(gpu, Level.DRAIN, f"fatal PCIe error at {where} {gpu.pci}", _amount(many))
 
 

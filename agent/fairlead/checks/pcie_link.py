@@ -52,9 +52,9 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
     width = least(*(link.width_current for link in readings))
     if width is None:
         if not (isinstance(gpu.pcie, Missing) and gpu.pcie.why is Why.UNSUPPORTED):
-            gone = was_readable(gpu, "pcie.width_current", past)
-            words = "cannot be read any more" if gone else "cannot be read"
-            yield judged.finding(Level.DRAIN if gone else Level.UNKNOWN, words)
+            lost = was_readable(gpu, "pcie.width_current", past)
+            words = "cannot be read any more" if lost else "cannot be read"
+            yield judged.finding(Level.DRAIN if lost else Level.UNKNOWN, words)
         return
     yield from judged.narrow(width, possible.width, params.gpu_width)
     if not is_busy(gpu, params.load_percent):

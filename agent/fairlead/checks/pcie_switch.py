@@ -35,8 +35,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     gpus = listed_gpus(node)
     adapters = {n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function}
     below = [d for a in (*(g.pci for g in gpus), *adapters) if (d := devices.get(a)) is not None]
-    busy = {place for g in gpus if is_busy(g, params.load_percent) and g.pci in devices for place in devices[g.pci].path}
-    for address in sorted({place for d in below for place in d.path[1:-1]}):
+    busy = {bridge for g in gpus if is_busy(g, params.load_percent) and g.pci in devices for bridge in devices[g.pci].path}
+    for address in sorted({bridge for d in below for bridge in d.path[1:-1]}):
         switch = devices.get(address)
         if switch is not None and switch.bridge_role == "switch_upstream":
             yield from _link(switch, able(switch.link, port_above(switch, devices)), busy=address in busy)

@@ -74,9 +74,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) -> Iterator[Finding]:
     name = f"{port.name}/{port.port}"
     known_not = ("rx_icrc_encapsulated",) if node.virtual is True else ()
-    gone = [c for c in LIMITS if isinstance(port.counters.get(c), Missing) and c not in known_not]
-    if gone:
-        yield unread(f"{', '.join(gone)} of port {name}", port.counters[gone[0]], name)  # type: ignore[arg-type]
+    missing = [c for c in LIMITS if isinstance(port.counters.get(c), Missing) and c not in known_not]
+    if missing:
+        yield unread(f"{', '.join(missing)} of port {name}", port.counters[missing[0]], name)  # type: ignore[arg-type]
     fast: list[str] = []
     full: list[str] = []
     late = False

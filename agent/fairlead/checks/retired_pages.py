@@ -53,13 +53,13 @@ def _counted(gpu: Gpu, pages: RetiredPages, params: Params) -> Iterator[Finding]
     if pages.pending is True:
         words = f"retirement of memory pages is pending on GPU {gpu.pci}"
         yield with_action(Level.DRAIN, words, Action.RESET_GPU, counts, device=gpu.pci, service=Service.DRAIN_AFTER_JOB)
-    dark = [n for n in pages.__struct_fields__ if _dark(getattr(pages, n))]
-    if dark:
-        words = f"retired pages of GPU {gpu.pci} cannot be read ({', '.join(dark)})"
+    unread_names = [n for n in pages.__struct_fields__ if _unreadable(getattr(pages, n))]
+    if unread_names:
+        words = f"retired pages of GPU {gpu.pci} cannot be read ({', '.join(unread_names)})"
         yield Finding(level=Level.UNKNOWN, device=gpu.pci, summary=words)
 
 
-def _dark(value: object) -> bool:
+def _unreadable(value: object) -> bool:
     return isinstance(value, Missing) and value.why is Why.UNREADABLE
 
 

@@ -22,7 +22,7 @@ from fairlead.model.trend import counters
 from fairlead.model.unread import unlisted
 
 MONTH_DAYS = 30
-UNCORRECTED, WORN = "remap.uncorrected", "remap.worn_banks"
+UNCORRECTED, USED_SPARE_ROWS = "remap.uncorrected", "remap.worn_banks"
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -41,59 +41,68 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted(node)
     for gpu in readable_gpus(node):
-        remap = gpu.remap
-        if isinstance(remap, Missing):
-            gone = was_readable(gpu, "remap", past)
-            if (isinstance(gpu.retired, RetiredPages) and not gone) or not_under_mig(gpu, "remap", remap):
-                continue  # before Ampere it retires pages; under MIG the recovery action still says what is due
-            if remap.why is Why.UNREADABLE:
-                yield Finding(
-                    level=Level.DRAIN if gone else Level.UNKNOWN,
-                    device=gpu.pci,
-                    summary=f"row remapping of GPU {gpu.pci} cannot be read{' any more: reset_gpu' if gone else ''}",
-                    evidence=(remap.detail,) if remap.detail else (),
-                    action=Action.RESET_GPU if gone else Action.NONE,
-                    service=Service.DRAIN_AFTER_JOB if gone else Service.KEEP,
-                )
-            continue
-        yield from _trend(gpu, remap, past, params)
-        counts = f"remapped rows: {remap.corrected} corrected, {remap.uncorrected} uncorrected"
-        if remap.failed:
-            yield Finding(
-                level=Level.DRAIN,
-                device=gpu.pci,
-                summary=f"row remapping failed on GPU {gpu.pci}: contact_support (RMA)",
-                evidence=(counts,),
-                action=Action.CONTACT_SUPPORT,
-            )
-        if remap.pending:
-            yield with_action(
-                Level.DRAIN,
-                f"row remapping is pending on GPU {gpu.pci}",
-                Action.RESET_GPU,
-                counts,
-                device=gpu.pci,
-                service=Service.DRAIN_AFTER_JOB,
-            )
-        low = 0 if isinstance(remap.histogram, Missing) else sum(remap.histogram[3:])
-        if low > params.banks_low:
-            yield Finding(
-                level=Level.WARN,
-                device=gpu.pci,
-                summary=f"{low} memory banks of GPU {gpu.pci} have few or no spare rows left",
-                evidence=(counts,),
-            )
-        if remap.uncorrected >= params.uncorrected_rows:
-            yield Finding(
-                level=Level.WARN,
-                device=gpu.pci,
-                summary=f"{remap.uncorrected} rows of GPU {gpu.pci} were remapped for uncorrectable errors",
-                evidence=(counts,),
-                action=Action.CONTACT_SUPPORT,
-            )
+        if isinstance(gpu.remap, Missing):
+            yield from _unread(gpu, gpu.remap, past)
+        else:
+            yield from _trend(gpu, gpu.remap, past, params)
+            yield from _now(gpu, gpu.remap, params)
 
 
-def worn(remap: RowRemap) -> int | None:
+def _unread(gpu: Gpu, remap: Missing, past: Past) -> Iterator[Finding]:
+    """Before Ampere a GPU retires pages instead; under MIG the recovery action still says what is due."""
+    lost = was_readable(gpu, "remap", past)
+    if (isinstance(gpu.retired, RetiredPages) and not lost) or not_under_mig(gpu, "remap", remap):
+        return
+    if remap.why is Why.UNREADABLE:
+        yield Finding(
+            level=Level.DRAIN if lost else Level.UNKNOWN,
+            device=gpu.pci,
+            summary=f"row remapping of GPU {gpu.pci} cannot be read{' any more: reset_gpu' if lost else ''}",
+            evidence=(remap.detail,) if remap.detail else (),
+            action=Action.RESET_GPU if lost else Action.NONE,
+            service=Service.DRAIN_AFTER_JOB if lost else Service.KEEP,
+        )
+
+
+def _now(gpu: Gpu, remap: RowRemap, params: Params) -> Iterator[Finding]:
+    """What one reading says."""
+    counts = f"remapped rows: {remap.corrected} corrected, {remap.uncorrected} uncorrected"
+    if remap.failed:
+        yield Finding(
+            level=Level.DRAIN,
+            device=gpu.pci,
+            summary=f"row remapping failed on GPU {gpu.pci}: contact_support (RMA)",
+            evidence=(counts,),
+            action=Action.CONTACT_SUPPORT,
+        )
+    if remap.pending:
+        yield with_action(
+            Level.DRAIN,
+            f"row remapping is pending on GPU {gpu.pci}",
+            Action.RESET_GPU,
+            counts,
+            device=gpu.pci,
+            service=Service.DRAIN_AFTER_JOB,
+        )
+    low = 0 if isinstance(remap.histogram, Missing) else sum(remap.histogram[3:])
+    if low > params.banks_low:
+        yield Finding(
+            level=Level.WARN,
+            device=gpu.pci,
+            summary=f"{low} memory banks of GPU {gpu.pci} have few or no spare rows left",
+            evidence=(counts,),
+        )
+    if remap.uncorrected >= params.uncorrected_rows:
+        yield Finding(
+            level=Level.WARN,
+            device=gpu.pci,
+            summary=f"{remap.uncorrected} rows of GPU {gpu.pci} were remapped for uncorrectable errors",
+            evidence=(counts,),
+            action=Action.CONTACT_SUPPORT,
+        )
+
+
+def used_spare_rows(remap: RowRemap) -> int | None:
     """Banks that have used up part of their spare rows (partial, low, none)."""
     return None if isinstance(remap.histogram, Missing) else sum(remap.histogram[2:])
 
@@ -112,7 +121,12 @@ def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Fi
     device = device_of(gpu)
     for name, now, limit, words in (
         (UNCORRECTED, remap.uncorrected, params.rows_per_month, "rows of GPU {} were remapped for uncorrectable errors"),
-        (WORN, worn(remap), params.banks_per_month, "memory banks of GPU {} have begun to run out of spare rows"),
+        (
+            USED_SPARE_ROWS,
+            used_spare_rows(remap),
+            params.banks_per_month,
+            "memory banks of GPU {} have begun to run out of spare rows",
+        ),
     ):
         if now is None or limit == 0 or now < limit:  # it cannot have grown by more than it is
             continue
@@ -133,7 +147,12 @@ def daily(node: Node) -> Iterator[tuple[str, str, float]]:
     """Rows remapped for uncorrectable errors, and banks that have used up spare rows."""
     for gpu in listed_gpus(node):
         if isinstance(gpu.remap, RowRemap):
-            yield from counters([(device_of(gpu), UNCORRECTED, gpu.remap.uncorrected), (device_of(gpu), WORN, worn(gpu.remap))])
+            yield from counters(
+                [
+                    (device_of(gpu), UNCORRECTED, gpu.remap.uncorrected),
+                    (device_of(gpu), USED_SPARE_ROWS, used_spare_rows(gpu.remap)),
+                ]
+            )
 
 
 check = Check(

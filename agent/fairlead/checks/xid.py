@@ -28,7 +28,7 @@ from fairlead.model.device import gpu_addresses, listed_gpus, was_readable
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import OVERRUN, Action, Finding, Level, Mode, Service
 from fairlead.model.unread import age_seconds, record_id, unread_log
-from fairlead.xid import Kind, XidLine, parse, read
+from fairlead.xid import XidKind, XidLine, parse, read
 from fairlead.xid.catalogue import ENTRIES, recovery
 from fairlead.xid.line import is_part
 from fairlead.xid.meaning import Meaning, meaning
@@ -79,7 +79,7 @@ def site_key(key: str) -> bool:
 
 def key_of(line: XidLine) -> str:
     """The key of ``services`` and ``actions`` that a line's code has."""
-    return f"sxid {line.code}" if line.kind is Kind.SXID else str(line.code)
+    return f"sxid {line.code}" if line.kind is XidKind.SXID else str(line.code)
 
 
 _Lines = tuple[tuple[KernelRecord, XidLine], ...]
@@ -102,9 +102,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log(past)
     records = tuple(sorted((r for r in past.records if _this_boot(r, node)), key=lambda r: r.sequence))
     ours = gpu_addresses(node, past)
-    known = tuple((records[place], line) for place, line in read(r.text for r in records))
+    known = tuple((records[index], line) for index, line in read(r.text for r in records))
     lines = tuple((record, line) for record, line in known if _is_ours(line, ours))
-    yield from _elsewhere({line.pci: (record, line) for record, line in known if not _is_ours(line, ours)}, node, params)
+    yield from _at_unknown_address({line.pci: (record, line) for record, line in known if not _is_ours(line, ours)}, node, params)
     driver = _driver(node)
     drained: dict[str, list[Finding]] = {}
     suspects = {finding.device: finding for finding in _suspects(lines, node, params, driver)}
@@ -119,16 +119,16 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         yield finding
     yield from suspects.values()
     yield from _by_nvml(node, past, drained)
-    if past.overrun and (told := _lost_records(node, past, params)):
-        yield told
+    if past.overrun and (reported := _lost_records(node, past, params)):
+        yield reported
 
 
 def _is_ours(line: XidLine, ours: frozenset[str] | None) -> bool:
     """Whether a line's GPU is the node's; of a line without an address, and of NVSwitches, that is not asked."""
-    return ours is None or line.kind is Kind.SXID or not line.pci or line.pci in ours
+    return ours is None or line.kind is XidKind.SXID or not line.pci or line.pci in ours
 
 
-def _elsewhere(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
+def _at_unknown_address(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
     """Faults of GPUs that this node does not have, the last of each address."""
     for pci, (record, line) in last.items():
         if age_seconds(record, node) <= params.remember_seconds:
@@ -174,7 +174,7 @@ def _driver(node: Node) -> str:
 
 
 def _of_a_job(line: XidLine, driver: str) -> bool:
-    return line.kind is Kind.XID and line.code != 45 and meaning(line, driver).blames == "application"
+    return line.kind is XidKind.XID and line.code != 45 and meaning(line, driver).blames == "application"
 
 
 def _faults(lines: _Lines, driver: str) -> list[_Fault]:
@@ -183,7 +183,7 @@ def _faults(lines: _Lines, driver: str) -> list[_Fault]:
     for record, line in lines:
         if line.follows:
             continue
-        if line.code == 45 and line.kind is Kind.XID:
+        if line.code == 45 and line.kind is XidKind.XID:
             if line.caused_by is not None and line.caused_by != 45:
                 _note(faults, replace(line, code=line.caused_by), record, driver, hint="named by an Xid 45")
             continue
@@ -197,7 +197,7 @@ def _note(
     faults: dict[tuple[str, str, int, int | None], _Fault], line: XidLine, record: KernelRecord, driver: str, *, hint: str = ""
 ) -> None:
     """Count a line in. What is lighter than what is known of its device (a link's Nonfatal after its Fatal) is no news of it."""
-    group = "sxid" if line.kind is Kind.SXID else "xid"
+    group = "sxid" if line.kind is XidKind.SXID else "xid"
     key = (group, line.pci, line.code, line.link if line.fatal is not None else None)
     known = faults.get(key)
     jobs = frozenset(record.jobs)
@@ -232,8 +232,8 @@ def _finding(fault: _Fault, node: Node, params: Params, driver: str) -> Finding 
     if service is Service.KEEP and age_seconds(fault.last, node) > params.remember_seconds:
         return None
     line = fault.line
-    name = "SXid" if line.kind is Kind.SXID else "Xid"
-    where = f"{'NVSwitch' if line.kind is Kind.SXID else 'GPU'} {line.pci}" if line.pci else "an unnamed GPU"
+    name = "SXid" if line.kind is XidKind.SXID else "Xid"
+    where = f"{'NVSwitch' if line.kind is XidKind.SXID else 'GPU'} {line.pci}" if line.pci else "an unnamed GPU"
     link = ", all links" if line.link == -1 else f", link {line.link}" if line.link is not None else ""
     follow_up = "" if action is Action.NONE else f": {action.value}"
     blame = _whose(fault.jobs) if means.blames == "application" else ""
@@ -287,15 +287,15 @@ def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterato
     for pci, users in found.items():
         if len(users) < params.suspect_users:
             continue
-        faulted = sum(any(code != KILLED for code, _ in told) for told in users.values())
+        faulted = sum(any(code != KILLED for code, _ in reported) for reported in users.values())
         drains = params.suspect_service is not Service.KEEP and faulted >= params.suspect_users
-        codes = ", ".join(str(code) for code in sorted({code for told in users.values() for code, _ in told}))
-        newest = max((told[0][1] for told in users.values()), key=lambda record: record.sequence)
+        codes = ", ".join(str(code) for code in sorted({code for reported in users.values() for code, _ in reported}))
+        newest = max((reported[0][1] for reported in users.values()), key=lambda record: record.sequence)
         yield Finding(
             level=Level.DRAIN if drains else Level.WARN,
             device=pci,
             summary=f"GPU {pci} is suspect: jobs of {len(users)} users faulted on it (Xid {codes}): check_hardware",
-            evidence=(_jobs({job for told in users.values() for _, record in told for job in record.jobs}),),
+            evidence=(_jobs({job for reported in users.values() for _, record in reported for job in record.jobs}),),
             action=Action.CHECK_HARDWARE,
             service=params.suspect_service if drains else Service.KEEP,
             evidence_id=f"{record_id(newest, node)}:users",
@@ -335,7 +335,7 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
         if number == 0:
             continue
         words, action, service = recovery(number)
-        if any(_covers(told, action, service) for told in drained.get(gpu.pci, ())):
+        if any(_covers(reported, action, service) for reported in drained.get(gpu.pci, ())):
             continue
         yield Finding(
             level=Level.DRAIN,
@@ -348,10 +348,10 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
         )
 
 
-def _covers(told: Finding, action: Action, service: Service) -> bool:
+def _covers(reported: Finding, action: Action, service: Service) -> bool:
     """Whether what the log asks for is as much as that: a reboot resets the GPU too."""
-    enough = told.action is action or (told.action, action) == (Action.REBOOT_NODE, Action.RESET_GPU)
-    return enough and told.service in (Service.DRAIN_NOW, service)
+    enough = reported.action is action or (reported.action, action) == (Action.REBOOT_NODE, Action.RESET_GPU)
+    return enough and reported.service in (Service.DRAIN_NOW, service)
 
 
 def kind(text: str) -> str:

@@ -14,7 +14,7 @@ from fairlead.measure.jobs import PREFIX, Jobs
 from fairlead.measure.store import Store
 from fairlead.measure.tool import Outcome
 from fairlead.model.nodelist import expand, fold
-from fairlead.model.plain import page
+from fairlead.model.plain_text import page
 
 if TYPE_CHECKING:
     from fairlead.measure.plan import Plan

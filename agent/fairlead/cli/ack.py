@@ -19,7 +19,7 @@ from fairlead.cli.told import account, ask
 from fairlead.daemon.requests.audit_trail import Trail, new_id
 from fairlead.errors import ExitCode, InputMissing, NeedsRoot, UsageError
 from fairlead.host.pci import normal_address
-from fairlead.policy.request import Ack, Undo
+from fairlead.policy.state_requests import Ack, Undo
 
 
 def register(parser: argparse.ArgumentParser) -> None:

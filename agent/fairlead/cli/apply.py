@@ -128,7 +128,9 @@ def _undo(root: Root, args: argparse.Namespace, *, busy: bool, drained: bool) ->
     nvml = _nvml(root, document)
     try:
         if args.dry_run:
-            outcomes = tuple(change.Outcome(change=c, done=True, message=change.diff(c)) for _, c in change.undo_changes(root))
+            outcomes = tuple(
+                change.ChangeOutcome(change=c, done=True, message=change.diff(c)) for _, c in change.undo_changes(root)
+            )
         else:
             outcomes = change.undo_all(root, nvml_set=nvml.set, busy=busy, drained=drained)
     finally:

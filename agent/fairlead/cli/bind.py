@@ -15,7 +15,7 @@ from fairlead.cli.show import columns, print_json
 from fairlead.errors import ExitCode, UsageError
 from fairlead.host.allowed import allowed_cpus
 from fairlead.host.gather import gather
-from fairlead.host.recorded import refuse_broken
+from fairlead.host.recorded_tree import refuse_broken
 from fairlead.model.cpulist import as_cpu_set, parse_cpulist
 from fairlead.topology.binding.node_binding import BindingPlan, plan_binding
 

@@ -22,7 +22,7 @@ from fairlead.host.clock import boot_id, boottime
 from fairlead.host.kmsg import Follower
 from fairlead.host.pci import normal_address
 from fairlead.host.root import Root
-from fairlead.policy.request import Clear
+from fairlead.policy.state_requests import Clear
 
 
 def register(parser: argparse.ArgumentParser) -> None:

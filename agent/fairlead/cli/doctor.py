@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from fairlead import config
 from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing
-from fairlead.slurm import conf as slurm_conf
+from fairlead.slurm import slurm_conf
 from fairlead.slurm.amend import amend
-from fairlead.slurm.review import Remark, review
+from fairlead.slurm.conf_review import Remark, review
 
 HOOKS = (
     "/etc/slurm/prolog.d/50-fairlead",

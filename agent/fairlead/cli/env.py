@@ -14,10 +14,10 @@ import os
 
 from fairlead.cli.show import columns, print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing, UsageError
+from fairlead.jobenv.environment_text import explain, published
 from fairlead.jobenv.never import NEVER, SITE
-from fairlead.jobenv.render import explain, published
-from fairlead.jobenv.table import ROWS, Row, assemble
-from fairlead.nccl.conf import parse
+from fairlead.jobenv.variable_table import ROWS, VariableRow, assemble
+from fairlead.nccl.nccl_conf import parse
 
 TABLE = "/run/fairlead/env"
 PRESETS = "/run/fairlead/presets"
@@ -65,7 +65,7 @@ def _list(as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _known() -> tuple[Row, ...]:
+def _known() -> tuple[VariableRow, ...]:
     """Every row that this node's document knows of, with its reasons; of a document that cannot be read, the fixed ones."""
     from fairlead import config
 

@@ -57,7 +57,7 @@ def _xid(code: int) -> dict[str, Any]:
     return data
 
 
-def _change(change: versions.Change) -> dict[str, str]:
+def _change(change: versions.VersionChange) -> dict[str, str]:
     upto = f" to below {_dotted(change.before)}" if change.before else " and newer"
     return {
         "drivers": f"{_dotted(change.first)}{upto}",
@@ -86,7 +86,7 @@ def _units(code: int) -> list[dict[str, str]]:
             "reason": reason,
             "severity": rule.severity,
             "action": rule.action.value + (f", promoted: {rule.promoted.value}" if rule.promoted else ""),
-            "look": rule.look,
+            "look": rule.investigate,
             "effect": rule.effect,
         }
         for unit, reason, rule in rows

@@ -14,10 +14,10 @@ from fairlead.cli.recorded import recorded_nvml
 from fairlead.errors import DataError, InputMissing, UsageError
 from fairlead.model.facts import Missing
 from fairlead.model.nodelist import expand, fold, is_name
-from fairlead.slurm import conf
+from fairlead.slurm import slurm_conf
 from fairlead.topology.fabric import ibnetdiscover, lldp, nvlink_domains, scalable_units
 from fairlead.topology.fabric.scalable_units import Blocks, SwitchTree
-from fairlead.topology.fabric.switch_fabric import AdapterRule, Fabric, attach, merged
+from fairlead.topology.fabric.switch_fabric import AdapterRule, SwitchFabric, attach, merged
 
 FILE_BYTES = 1 << 30
 _GUID = re.compile(r"0x([0-9a-fA-F]{1,16})")
@@ -44,7 +44,7 @@ def wanted_nodes(args: argparse.Namespace) -> frozenset[str]:
     """The nodes that must be there, by --nodes and --slurm-conf; empty where neither is given."""
     found = expanded(args.nodes, "--nodes") if args.nodes else frozenset()
     if args.slurm_conf:
-        read = conf.parse(args.slurm_conf, lambda path: text_if_there(path, FILE_BYTES))
+        read = slurm_conf.parse(args.slurm_conf, lambda path: text_if_there(path, FILE_BYTES))
         for line in read.nodes:
             if line["nodename"].upper() != "DEFAULT":
                 found |= expanded(line["nodename"], args.slurm_conf)
@@ -92,7 +92,9 @@ def topologies(
     return made, tuple(notes)
 
 
-def _of_fabric(fabric: Fabric, rule: AdapterRule, kind: str, sizes: tuple[int, ...]) -> tuple[SwitchTree | Blocks, list[str]]:
+def _of_fabric(
+    fabric: SwitchFabric, rule: AdapterRule, kind: str, sizes: tuple[int, ...]
+) -> tuple[SwitchTree | Blocks, list[str]]:
     attached = attach(fabric, rule)
     notes = []
     if attached.unnamed:
@@ -108,7 +110,7 @@ def _of_fabric(fabric: Fabric, rule: AdapterRule, kind: str, sizes: tuple[int, .
     return made, [*notes, *made.notes]
 
 
-def _fabric(args: argparse.Namespace) -> Fabric:
+def _fabric(args: argparse.Namespace) -> SwitchFabric:
     parts = []
     for path in args.ibnetdiscover:
         part = ibnetdiscover.parse(_text(path), path)

@@ -13,7 +13,7 @@ from fairlead.cli.fleet_look import Look, Looks
 from fairlead.cli.fleet_table import changes, lines, summary, table
 from fairlead.cli.show import columns
 from fairlead.errors import ExitCode, SlurmUnavailable
-from fairlead.model.plain import page
+from fairlead.model.plain_text import page
 from fairlead.provision.terminal_frame import Screen, drawable
 
 if TYPE_CHECKING:

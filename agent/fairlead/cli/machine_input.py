@@ -12,7 +12,7 @@ from fairlead.cli import look
 from fairlead.cli.recorded import machine, recorded_nvml
 from fairlead.errors import DataError, InputMissing, UsageError
 from fairlead.host.gather import gather
-from fairlead.host.recorded import refuse_broken
+from fairlead.host.recorded_tree import refuse_broken
 from fairlead.host.root import Root
 from fairlead.model.facts import Node
 from fairlead.model.nodelist import in_order, is_name

@@ -12,7 +12,7 @@ from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, HostError, UsageError
 from fairlead.host.gather import gather
 from fairlead.model.facts import Missing, unreadable
-from fairlead.nccl.conf import is_ours, render
+from fairlead.nccl.nccl_conf import is_ours, render
 from fairlead.settings import nccl
 
 REVIEW_DAYS = 365

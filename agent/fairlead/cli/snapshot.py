@@ -25,7 +25,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    from fairlead.host.snapshot import snapshot
+    from fairlead.host.tree_snapshot import snapshot
 
     target = Path(args.target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

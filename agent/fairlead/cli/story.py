@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fairlead.cli.audit import from_data, line
 from fairlead.cli.show import age_text, state_word
 from fairlead.cli.times import local
-from fairlead.model.plain import aside, word
+from fairlead.model.plain_text import aside, word
 from fairlead.policy.ownership import MAINTAIN, normalise, parse, strip_suffixes
 from fairlead.policy.tracks import EARLIER
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from fairlead.model.plain import shown
+from fairlead.model.plain_text import shown
 
 _COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # as cli/show.py writes it
 

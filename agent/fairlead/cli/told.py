@@ -18,7 +18,7 @@ from fairlead.history.sqlite_file import FILE
 from fairlead.host.process import command, real_uid
 from fairlead.model.json_text import NOT_JSON
 from fairlead.policy import PolicyState
-from fairlead.policy.request import Request
+from fairlead.policy.state_requests import Request
 
 WAIT_SECONDS = 20.0
 

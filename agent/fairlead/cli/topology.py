@@ -12,7 +12,7 @@ from fairlead.cli.recorded import machine, recorded_nvml
 from fairlead.cli.show import print_json
 from fairlead.errors import ExitCode, HostError
 from fairlead.host.gather import gather
-from fairlead.host.recorded import refuse_broken
+from fairlead.host.recorded_tree import refuse_broken
 from fairlead.topology.picture.machine_report import matrix, report
 
 

@@ -17,7 +17,7 @@ from fairlead.cli.story import SHOWN, owner, steps, story
 from fairlead.cli.told import agent_pid
 from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable
-from fairlead.model.plain import one_line, printable
+from fairlead.model.plain_text import one_line, printable
 
 SSH_SECONDS = 15
 AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for

@@ -26,7 +26,7 @@ import msgspec
 
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, UsageError
 from fairlead.xid.decode import Decoded, decode
-from fairlead.xid.log import Messages
+from fairlead.xid.log_file import Messages
 from fairlead.xid.versions import parse_version
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)

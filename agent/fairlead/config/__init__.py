@@ -27,7 +27,7 @@ from fairlead.config.document import (
 )
 
 if TYPE_CHECKING:
-    from fairlead.config.accept import AcceptOptions
+    from fairlead.config.accept_options import AcceptOptions
     from fairlead.config.fabric import fabric_layer, fabric_names, load_fabric
     from fairlead.config.site import (
         AnsibleOptions,

@@ -19,7 +19,7 @@ from fairlead import checks as check_list
 from fairlead import settings as setting_list
 from fairlead.config import document_json
 from fairlead.errors import ConfigError, DataError, InputMissing
-from fairlead.jobenv.table import FabricRow
+from fairlead.jobenv.variable_table import FabricRow
 from fairlead.model.check import CheckParams
 from fairlead.model.setting import Want
 from fairlead.policy import Rules
@@ -338,9 +338,9 @@ def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
 
 def _check_extras(origin: str, layer: Mapping[str, Any]) -> None:
     """What only the nodes would refuse otherwise: variables of the site's own that must not be set."""
-    from fairlead.jobenv.render import render
-    from fairlead.jobenv.table import of_fabric
-    from fairlead.nccl.conf import fault
+    from fairlead.jobenv.environment_text import render
+    from fairlead.jobenv.variable_table import of_fabric
+    from fairlead.nccl.nccl_conf import fault
 
     options = layer.get("jobenv", {})
     presets = options.get("presets", {})
@@ -358,9 +358,9 @@ def _check_extras(origin: str, layer: Mapping[str, Any]) -> None:
     except DataError as e:
         raise ConfigError(origin, "jobenv.fabric", str(e)) from None
     nccl = layer.get("settings", {}).get("nccl", {})
-    given = [("extra", n, v) for n, v in nccl.get("extra", {}).items()]
-    given += [("variables", v["name"], v["value"]) for v in nccl.get("variables", ())]
-    for table, name, value in given:
+    declared = [("extra", n, v) for n, v in nccl.get("extra", {}).items()]
+    declared += [("variables", v["name"], v["value"]) for v in nccl.get("variables", ())]
+    for table, name, value in declared:
         reason = fault(name, value)
         if reason:
             raise ConfigError(origin, f"settings.nccl.{table}.{name}", reason)

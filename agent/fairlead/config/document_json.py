@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead.errors import ConfigError
 from fairlead.model.json_text import NOT_JSON
-from fairlead.model.plain import shown
+from fairlead.model.plain_text import shown
 
 MAX_BYTES = 4 << 20  # a document of a node with every key set has some ten thousand bytes
 _ERROR_MAX_CHARACTERS = 300

@@ -10,8 +10,8 @@ import msgspec
 from fairlead import assets
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Fabric
-from fairlead.nccl.conf import fault
-from fairlead.nccl.version import parse, within
+from fairlead.nccl.nccl_conf import fault
+from fairlead.nccl.nccl_version import parse, within
 
 
 def fabric_names() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from fairlead.model.finding import Level
 from fairlead.policy import PolicyState
-from fairlead.policy.state import ACKNOWLEDGED_MAX, identity
+from fairlead.policy.policy_state import ACKNOWLEDGED_MAX, identity
 
 
 class KnownEvidence(Struct, frozen=True, kw_only=True):

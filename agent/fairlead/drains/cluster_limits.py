@@ -1,4 +1,4 @@
-"""Asks the rules that look across nodes (``policy.fleet``) whether one node may be drained, or may stay drained.
+"""Asks the rules that look across nodes (``policy.drain_limits``) whether one node may be drained, or may stay drained.
 
 It remembers slurmctld's topology, which is read once, and since when an order has been waiting for room. One thread uses it;
 only ``topology`` and ``crowd`` are read elsewhere."""
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from fairlead.errors import FairleadError
 from fairlead.host import log
-from fairlead.policy import fleet
-from fairlead.policy.fleet import Fault, Group, Hold, Kind, Look, Seen
+from fairlead.policy import drain_limits
+from fairlead.policy.decision_rules import Rules
+from fairlead.policy.drain_limits import DrainCause, DrainLimit, Group, LimitKind, ListedNode, NodeList
 from fairlead.policy.ownership import Token
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState
-from fairlead.slurm.topology import NodeGroup
+from fairlead.slurm.node_groups import NodeGroup
 
 RETRY_SECONDS, RETRY_MAX_SECONDS = 30.0, 3600.0
 FORGET_SECONDS = 900.0  # an order that was not asked about for so long is a new one when it comes again
@@ -52,7 +52,7 @@ class ClusterLimits:
         if self._read_topology is None:
             return
         try:
-            self._groups = tuple(Group(Kind(g.kind), g.name, g.nodes) for g in self._read_topology())
+            self._groups = tuple(Group(LimitKind(g.kind), g.name, g.nodes) for g in self._read_topology())
         except FairleadError as e:
             self.topology = f"unknown: {e}"
             self.due = self._clock() + min(RETRY_MAX_SECONDS, RETRY_SECONDS * 2.0**self._failures)
@@ -61,7 +61,9 @@ class ClusterLimits:
             return
         self._failures = 0
         self.due = float("inf")
-        kinds = ", ".join(f"{sum(g.kind is kind for g in self._groups)} {kind.value}" for kind in (Kind.SWITCH, Kind.BLOCK))
+        kinds = ", ".join(
+            f"{sum(g.kind is kind for g in self._groups)} {kind.value}" for kind in (LimitKind.SWITCH, LimitKind.BLOCK)
+        )
         self.topology = kinds if self._groups else "none: slurmctld knows no switch and no block"
 
     def take_over(self, before: ClusterLimits) -> None:
@@ -69,44 +71,44 @@ class ClusterLimits:
         self._waiting, self._certain, self._contested = before._waiting, before._certain, before._contested
         self.crowd = before.crowd
 
-    def why_no_room(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> Hold | None:
+    def why_no_room(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> DrainLimit | None:
         """Return the limit that forbids to drain this node now; None: it may be drained."""
         self._certain = token.token if certain else ""
         fault = self._fault(token)
-        hold = fleet.room(self._poll(me, listed), fault, self.rules, time.time())
+        hold = drain_limits.room(self._poll(me, listed), fault, self.rules, time.time())
         self._note(fault, hold)
         return hold
 
-    def why_not_keep(self, me: str, token: Token, listed: Sequence[NodeState]) -> Hold | None:
+    def why_not_keep(self, me: str, token: Token, listed: Sequence[NodeState]) -> DrainLimit | None:
         """Return the limit because of which our drain may not stay; None: it may."""
         fault = self._fault(token)
         waited = self._contested == token.token
-        hold = fleet.overshoot(self._poll(me, listed), fault, self.rules, waited=waited)
+        hold = drain_limits.overshoot(self._poll(me, listed), fault, self.rules, waited=waited)
         self._contested = token.token if hold is not None and hold.wait else ""
         self._note(fault, hold)
         if hold is None:
             self._waiting.pop((fault.check, fault.job), None)
         return hold
 
-    def _fault(self, token: Token) -> Fault:
-        job = fleet.job_of(token.summary)
+    def _fault(self, token: Token) -> DrainCause:
+        job = drain_limits.job_of(token.summary)
         first, last = self._waiting.get((token.check, job), (0.0, 0.0))
         now = self._clock()
         waited = now - first if last and now - last < FORGET_SECONDS else 0.0
-        return Fault(check=token.check, job=job, certain=token.token == self._certain, waited=waited)
+        return DrainCause(check=token.check, job=job, certain=token.token == self._certain, waited=waited)
 
-    def _note(self, fault: Fault, hold: Hold | None) -> None:
+    def _note(self, fault: DrainCause, hold: DrainLimit | None) -> None:
         """Remember since when common cause or a suspect job keeps this order waiting."""
         now = self._clock()
         self._waiting = {order: times for order, times in self._waiting.items() if now - times[1] < FORGET_SECONDS}
         if fault.waited or (hold is not None and hold.kind.suspicion):
             self._waiting[fault.check, fault.job] = (now - fault.waited, now)
 
-    def _poll(self, me: str, listed: Sequence[NodeState]) -> Look:
+    def _poll(self, me: str, listed: Sequence[NodeState]) -> NodeList:
         self.crowd = max(sum(n.drained for n in listed), len(listed) // 10)  # it is a while until all are listed again
-        return Look(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
+        return NodeList(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
 
 
-def _seen(n: NodeState) -> Seen:
+def _seen(n: NodeState) -> ListedNode:
     time = float(n.reason_time)
-    return Seen(name=n.name, available=n.available, drained=n.drained, reason=n.reason, time=time, partitions=n.partitions)
+    return ListedNode(name=n.name, available=n.available, drained=n.drained, reason=n.reason, time=time, partitions=n.partitions)

@@ -20,8 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.errors import SlurmUnavailable
+from fairlead.host.atomic_file import write_atomic
 from fairlead.host.bounded_disk import Direct, Storage
-from fairlead.host.files import write_atomic
 from fairlead.host.root import Root
 from fairlead.model.json_text import NOT_JSON
 from fairlead.policy.ownership import MANUAL, Token
@@ -69,7 +69,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
 
     Of the last reading that showed it on the node, ours or a person's in its place: seen, its time, by slurmctld's clock or
     somewhat earlier; boot, this node's boot id; reboot, what slurmctld said of a reboot; known, the names of the evidence
-    that the agent knew before it (``policy.state.identity``), which is what a person acknowledges who lifts the drain.
+    that the agent knew before it (``policy.policy_state.identity``), which is what a person acknowledges who lifts the drain.
     freed: a person has lifted it with `fairlead resume`. theirs: words of a person that our resume has lifted by mistake
     and that are to be put back.
     """

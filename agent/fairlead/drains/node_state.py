@@ -16,8 +16,8 @@ from fairlead.drains.ledger import Entry, Ledger, Phase, Reboot
 from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
 from fairlead.drains.outcome import Outcome, Result, result, who
 from fairlead.errors import SlurmUnavailable
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, reboot_mark, rebooting
-from fairlead.policy.rules import Rules
 from fairlead.policy.tracks import of_the_past
 from fairlead.slurm.client import NodeState, SlurmClient, Stamp
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import Owner, Token, classify
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import NodeState, SlurmClient
 
 STALE_SECONDS = 2.0  # how long a reading is good for

@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from fairlead.policy.fleet import Hold
+from fairlead.policy.decision_rules import DRIVER_CHECKS, SETTING_PREFIX
+from fairlead.policy.drain_limits import DrainLimit
 from fairlead.policy.ownership import in_maintenance, keep_off, strip_suffixes
-from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX
 from fairlead.slurm.client import NodeState
 
 CONTEST_SECONDS = (1.5, 2.0)  # how long others are given to undo theirs: an overshoot lasts at most 5 s
@@ -48,7 +48,7 @@ class Result(Struct, frozen=True, kw_only=True):
     detail: str = ""
     states: frozenset[str] = frozenset()
     window_seconds: float = 0.0
-    limit: Hold | None = None
+    limit: DrainLimit | None = None
     undone: bool = False
     marked: bool = False
     known: tuple[str, ...] = ()

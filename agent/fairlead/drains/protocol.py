@@ -17,7 +17,7 @@ from fairlead.drains.cluster_limits import ClusterLimits
 from fairlead.drains.ledger import Entry, Ledger, Phase
 from fairlead.drains.node_state import DrainLoss, NodeDrainState
 from fairlead.drains.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
-from fairlead.policy.fleet import Hold
+from fairlead.policy.drain_limits import DrainLimit
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
 from fairlead.slurm.client import NodeState
 
@@ -250,7 +250,7 @@ class DrainProtocol:
 
     def _on_still_drained(self, entry: Entry, mine: NodeState, listed: tuple[NodeState, ...]) -> Steps:
         """Keep our drain, which a reading has just shown, or undo it where it is past a limit that looks across nodes."""
-        over: Hold | None = None
+        over: DrainLimit | None = None
         if listed and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             over = self.state.limits.why_not_keep(self.node, entry.token, listed)
         if over is not None and over.wait:

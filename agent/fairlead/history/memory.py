@@ -23,8 +23,8 @@ from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.kernel_text import NAME_MAX, begins_with_a_name
-from fairlead.policy.state import PolicyState
-from fairlead.xid import Kind as Line
+from fairlead.policy.policy_state import PolicyState
+from fairlead.xid import XidKind as Line
 from fairlead.xid import parse
 from fairlead.xid.meaning import meaning
 
@@ -79,7 +79,7 @@ class History:
                 records=tuple(self._records.values()),
                 samples=self._series.all(),
                 readable=frozenset(self._readable),
-                boards=dict(self._boards),
+                gpu_cards=dict(self._boards),
                 devices=self._devices,
                 daily=self._days.past(time.time()),
                 overrun=self.overrun,
@@ -221,7 +221,9 @@ class History:
 
     def save_state(self, state: PolicyState) -> None:
         """Save the policy's state when it says something new (a mere count of clean sweeps does not)."""
-        data = msgspec.json.encode(replace(state, clean_sweeps=min(state.clean_sweeps, 3), clean_looks=min(state.clean_looks, 3)))
+        data = msgspec.json.encode(
+            replace(state, clean_sweeps=min(state.clean_sweeps, 3), thorough_clean_sweeps=min(state.thorough_clean_sweeps, 3))
+        )
         if data != self._saved_state:
             self._saved_state = data
             self._write((PUT, [("state", data)]))

@@ -29,8 +29,10 @@ def counts(root: Root, address: str) -> Counts:
     values = [_total(root, f"{DEVICES}/{address}/{file}", word) for file, word in FILES.items()]
     if all(v is None for v in values):
         return None
-    told = [unreadable(f"{DEVICES}/{address}/{f}: no such file") if v is None else v for f, v in zip(FILES, values, strict=True)]
-    return AerCounts(correctable=told[0], nonfatal=told[1], fatal=told[2])
+    counts = [
+        unreadable(f"{DEVICES}/{address}/{f}: no such file") if v is None else v for f, v in zip(FILES, values, strict=True)
+    ]
+    return AerCounts(correctable=counts[0], nonfatal=counts[1], fatal=counts[2])
 
 
 def _total(root: Root, path: str, word: str) -> int | Missing | None:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
-from fairlead.host.gpu_load import LoadSums
-from fairlead.host.host_facts import HostLooks
+from fairlead.host.gpu_load_reader import LoadSums
+from fairlead.host.host_facts_reader import HostReader
 from fairlead.host.owners import Owners
 from fairlead.host.root import Root
 from fairlead.host.software import software
@@ -65,7 +65,7 @@ class Gatherer:
         self._globs: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[int, ...] | None] = {}
         self._processes = process.Found()
-        self._looks = HostLooks(root, wanted, once=not slow_seconds) if wanted is not None else None
+        self._host_reader = HostReader(root, wanted, once=not slow_seconds) if wanted is not None else None
         self._host: Host | Missing = unreadable("not read")
         self._load_sums = LoadSums()
         self._devices: tuple[PciDevice, ...] = ()
@@ -75,7 +75,7 @@ class Gatherer:
         self._owners = Owners(root)
         self._software = Software()
 
-    def look_closely(self) -> None:
+    def read_thoroughly(self) -> None:
         """The next look is thorough."""
         self._next_thorough = 0.0
 
@@ -99,15 +99,15 @@ class Gatherer:
         if thorough:
             self._software = software(root)
             self._next_thorough = now + self._slow_seconds
-            self._look_at_cpus(now)
+            self._read_cpus(now)
             self._aer = aer.of_gpus(root, nvidia_gpus(devices))
             self._links = kfd.links(root) if any(d.vendor == _AMD for d in devices) else ()
             if self._virtual is None or isinstance(self._virtual, Missing):
                 self._virtual = kernel.virtual(root)
         if thorough or not self._nics:
             self._nics = network.nics(root, devices)
-        if thorough and self._looks is not None:
-            self._host = self._looks.look(self._nics)
+        if thorough and self._host_reader is not None:
+            self._host = self._host_reader.read(self._nics)
         self._module = kernel.module_version(root)
         if isinstance(self._boot_id, Missing):
             self._boot_id = kernel.boot_id(root)
@@ -132,8 +132,8 @@ class Gatherer:
 
     def end(self) -> None:
         """End the processes that still look for us."""
-        if self._looks is not None:
-            self._looks.end()
+        if self._host_reader is not None:
+            self._host_reader.end()
 
     def _gpus(self, gpus: tuple[Gpu, ...], now: float, *, thorough: bool) -> tuple[Gpu, ...]:
         said, whole = self._gpus_said
@@ -142,7 +142,7 @@ class Gatherer:
             self._gpus_said = gpus, whole
         return self._load_sums.add(whole, now)
 
-    def _look_at_cpus(self, now: float) -> None:
+    def _read_cpus(self, now: float) -> None:
         """Some thousand files that change only when CPUs or memory go on- or offline: read again then, or once in a while."""
         signature = cpus.signature(self._root)
         if signature != self._cpu_signature or now >= self._next_cpus:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from fairlead.host import gpu_details, gpu_health, gpu_load, gpu_state
+from fairlead.host import gpu_details_reader, gpu_health_reader, gpu_load_reader, gpu_state_reader
 from fairlead.host.gpu_reader import GPU_IS_LOST, GpuReader, return_text
 from fairlead.host.pci import normal_address
 from fairlead.model.facts import (
@@ -81,10 +81,10 @@ class Converter:
             throttle_reasons=part(_throttle, "throttle_reasons"),
             utilization_percent=part(_busy, "utilization.gpu_percent"),
             processes=part(_processes, "processes"),
-            retired=part(gpu_health.retired, "retired_pages"),
-            details=part(gpu_details.details, *gpu_details.PARTS),
-            state=part(gpu_state.state, *gpu_state.PARTS),
-            load=part(gpu_load.load, *gpu_load.PARTS),
+            retired=part(gpu_health_reader.retired, "retired_pages"),
+            details=part(gpu_details_reader.details, *gpu_details_reader.PARTS),
+            state=part(gpu_state_reader.state, *gpu_state_reader.PARTS),
+            load=part(gpu_load_reader.load, *gpu_load_reader.PARTS),
         )
 
 
@@ -146,7 +146,7 @@ def _settled(position: int, read: GpuReader) -> dict[str, Any]:
         "mig_current": read.flag("mig_mode.current", "mig_current"),
         "mig_pending": read.flag("mig_mode.pending", "mig_pending"),
         "recovery_action": read.number("recovery_action", "recovery_action"),
-        "inforom_valid": gpu_health.inforom_valid(read),
+        "inforom_valid": gpu_health_reader.inforom_valid(read),
     }
 
 

@@ -19,12 +19,12 @@ _LINK_MB = 50_000  # one xGMI link of MI200 and MI300, a direction
 def links(root: Root) -> tuple[GpuLink, ...]:
     """Every xGMI connection between two GPUs once, by address; () where there is no such driver."""
     numbers = [n for n in root.names(NODES) if n.isascii() and n.isdigit() and len(n) < 5]
-    places = {n: place for n in numbers if (place := _place(_properties(root, f"{NODES}/{n}/properties")))}
+    addresses = {n: address for n in numbers if (address := _pci_address(_properties(root, f"{NODES}/{n}/properties")))}
     found: dict[tuple[str, str], int] = {}
-    for number, own in places.items():
+    for number, own in addresses.items():
         for name in root.names(f"{NODES}/{number}/io_links"):
             link = _properties(root, f"{NODES}/{number}/io_links/{name}/properties")
-            other = places.get(str(link.get("node_to", -1)))
+            other = addresses.get(str(link.get("node_to", -1)))
             if link.get("type") == _XGMI and other is not None and other != own:
                 pair = (min(own, other), max(own, other))
                 found[pair] = max(found.get(pair, 1), link.get("max_bandwidth", 0) // _LINK_MB)
@@ -41,7 +41,7 @@ def _properties(root: Root, path: str) -> dict[str, int]:
     return found
 
 
-def _place(properties: dict[str, int]) -> str:
+def _pci_address(properties: dict[str, int]) -> str:
     """The PCI address of a GPU node; "" for a CPU's."""
     at = properties.get("location_id", 0)
     if not at:

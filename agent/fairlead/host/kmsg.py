@@ -24,7 +24,7 @@ from fairlead.host.hung_trace import HungTrace, is_ours
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.kernel_text import begins_with_a_name, is_whole, lacks_its_device, name_follows
-from fairlead.model.plain import printable
+from fairlead.model.plain_text import printable
 
 RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX; a smaller buffer gives EINVAL
 BATCH_RECORDS = 2000
@@ -75,7 +75,7 @@ class Follower:
 
     ``fileno()`` is ready for reading when ``read()`` has something (-1: nothing to wait for, read now and then).
     ``cursor``: the last sequence number read from a character device; given to the next Follower *of the same boot*,
-    nothing counts twice. ``overruns``: records lost to the ring buffer. ``malformed``: lines that were no record.
+    nothing counts twice. ``overruns``: records lost to the ring buffer.
     ``state``: None, or why the source cannot be read; it is tried again at every ``read()``, once a second at most.
     """
 
@@ -84,7 +84,6 @@ class Follower:
         self.boot_id = boot_id
         self.cursor = cursor
         self.overruns = 0
-        self.malformed = 0
         self.state: Missing | None = unreadable(f"{path}: not opened")
         self._fd = -1
         self._is_device = False
@@ -159,7 +158,7 @@ class Follower:
                 continue
             if not data:
                 break
-            self._take(data, found)
+            self._take_record(data, found)
         return found
 
     def _parse(self, data: bytes, *, names_devices: bool = False) -> KernelRecord | None:
@@ -169,7 +168,7 @@ class Follower:
             self._cut_until = number + FOLLOWED
         return parse(data, self.boot_id, names_devices=names_devices, cut=cut)
 
-    def _take(self, data: bytes, found: list[KernelRecord]) -> None:
+    def _take_record(self, data: bytes, found: list[KernelRecord]) -> None:
         record = self._parse(data, names_devices=True)
         sequence = record.sequence if record is not None else _sequence(data)
         if sequence is not None:
@@ -205,12 +204,10 @@ class Follower:
             for line in lines:
                 if self._skipping:
                     self._skipping = False
-                    self.malformed += 1
                 elif line and not line.startswith(b" "):
                     record = self._parse(line)
                     sequence = record.sequence if record is not None else _sequence(line)
                     self._add(record, sequence, found)
-                    self.malformed += sequence is None
             if len(self._partial) > _PARTIAL_MAX_BYTES:
                 self._partial = b""
                 self._skipping = True

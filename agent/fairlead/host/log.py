@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import sys
 
-from fairlead.model.plain import printable
+from fairlead.model.plain_text import printable
 
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
 _lost = 0

@@ -111,9 +111,9 @@ def _interface(root: Root, name: str, pci: dict[str, PciDevice]) -> Nic | None:
 
 def _address(root: Root, folder: str) -> str:
     """The PCI function behind a class device: the last address on its path (virtio devices sit one level below)."""
-    place = root.readlink(folder)  # of class devices on a PCI bus it says it all: "../../devices/pci0000:15/..."
-    if isinstance(place, str) and "/devices/pci" in place:
-        return next((c for c in reversed(place.split("/")) if ADDRESS.fullmatch(c)), "")
+    target = root.readlink(folder)  # of class devices on a PCI bus it says it all: "../../devices/pci0000:15/..."
+    if isinstance(target, str) and "/devices/pci" in target:
+        return next((c for c in reversed(target.split("/")) if ADDRESS.fullmatch(c)), "")
     if not root.exists(f"{folder}/device"):
         path = root.real(folder)
         if "/devices/pci" not in path:

@@ -73,7 +73,7 @@ class Worker:
         self._hung_since = 0.0
         self._codes: list[int] = []
         self._result: NvmlResult | None = None
-        self._told: dict[str, Any] = {}  # by this worker, last
+        self._last_snapshot: dict[str, Any] = {}  # by this worker, last
 
     # -- sweeps --
 
@@ -139,13 +139,13 @@ class Worker:
         if not self._send(f"set {pci} {what} {value}\n"):
             raise HostError(f"{pci}: cannot set {what}: {self._why_down.detail}")
         while not self._codes:
-            left = end - time.monotonic()
-            if left <= 0 or self._process is None:
+            remaining = end - time.monotonic()
+            if remaining <= 0 or self._process is None:
                 beat = self._beat()
                 late = f"{beat[0]} has not come back" if beat else "no answer"
                 why = late if self._process is not None else self._why_down.detail
                 raise HostError(f"{pci}: cannot set {what}: {why} within {deadline_seconds:g} s")
-            self._wait(left)
+            self._wait(remaining)
             self._advance()
         if self._codes[0]:
             raise HostError(f"{pci}: cannot set {what} to {value}: {return_text(self._codes[0])}")
@@ -315,19 +315,19 @@ class Worker:
                 break
             payload = bytes(self._buffer[FRAME.size : FRAME.size + size])
             del self._buffer[: FRAME.size + size]
-            self._take(kind, payload)
+            self._take_frame(kind, payload)
 
-    def _take(self, kind: int, payload: bytes) -> None:
+    def _take_frame(self, kind: int, payload: bytes) -> None:
         try:
             value = msgspec.json.decode(payload)
-            value = after(self._told, value) if kind == ord("D") else value
+            value = after(self._last_snapshot, value) if kind == ord("D") else value
         except (*NOT_JSON, LookupError, TypeError, ValueError, AttributeError):
             self._kill_now()
             return
         if kind == ord("R") and isinstance(value, dict):
             self._codes.append(int(value.get("code", 999)))
         elif kind in (ord("S"), ord("D")) and isinstance(value, dict):
-            self._told, self._failures, self._stale, self._hurried = value, 0, False, False
+            self._last_snapshot, self._failures, self._stale, self._hurried = value, 0, False, False
             self._hung = self._last_crash = None
             if self._asked_at is not None and not self._killed:
                 self._answer(value)

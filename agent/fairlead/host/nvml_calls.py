@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fairlead.host.nvml_fields import Place
+from fairlead.host.nvml_fields import ValuePath
 from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, NOT_SUPPORTED, Beat, Json, entry
 
 PROBE_AGAIN_SECONDS = 600.0
@@ -23,17 +23,17 @@ _NEW = -1  # no code of NVML's
 class Call:
     """One prepared call: its name, the function with its arguments, and what to do with the answer."""
 
-    __slots__ = ("args", "code", "fn", "key", "merge", "name", "not_before", "part", "place", "store")
+    __slots__ = ("args", "code", "fn", "key", "merge", "name", "not_before", "part", "span", "store")
 
     def __init__(  # noqa: PLR0917
-        self, fn: Any, name: str, where: Place, args: tuple[Any, ...], store: Callable[[], Any], place: slice
+        self, fn: Any, name: str, where: ValuePath, args: tuple[Any, ...], store: Callable[[], Any], span: slice
     ) -> None:
         self.fn = fn
         self.name = name.encode()
         self.part, self.key = where
         self.args = args
         self.store = store
-        self.place = place  # of the answer in the room
+        self.span = span  # of the answer in the room
         self.not_before = 0.0
         self.code = _NEW  # of the last answer
         self.merge = self.part == "remap"  # two calls make this part
@@ -57,7 +57,7 @@ class Calls:
         for call in self.all:
             call.not_before, call.code = 0.0, _NEW
 
-    def run(self, handle: Any, now: float, values: Json, news: Json, *, told: bool = True) -> int:
+    def run(self, handle: Any, now: float, values: Json, news: Json, *, report_values: bool = True) -> int:
         """Makes them, and puts those parts of ``values`` that say something new into ``news``. 0, or the code that says it is no
         use to ask this GPU more. A call that says twice that it is not supported is not made again for ``PROBE_AGAIN_SECONDS``.
         told False: what they say can wait, whether they answer cannot."""
@@ -76,9 +76,9 @@ class Calls:
                 if code != call.code:
                     call.code = code
                     parts.add(call.part)
-        if told and self._room != self._said:
+        if report_values and self._room != self._said:
             before, self._said = self._said, bytes(self._room)
-            parts.update(call.part for call in self.all if self._said[call.place] != before[call.place])
+            parts.update(call.part for call in self.all if self._said[call.span] != before[call.span])
         for call in self.all if parts else ():
             if call.part in parts:
                 _put(call, values, news)
@@ -98,9 +98,9 @@ class Calls:
 
     def add(self, name: str, part: str, key: str | None, store: Callable[[], Any], *args: Any) -> None:
         """A call of the GPU's handle and ``args``, which answers where room was made since the call before."""
-        place = slice(self._taken, self._used)
+        span = slice(self._taken, self._used)
         self._taken = self._used
-        self.all.append(Call(entry(self._lib, name), name, (part, key), args, store, place))
+        self.all.append(Call(entry(self._lib, name), name, (part, key), args, store, span))
 
     def uint(self, name: str, part: str, key: str | None = None, *before: Any, scale: int = 1) -> None:
         """A call that answers with an unsigned int."""

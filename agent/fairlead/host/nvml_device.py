@@ -79,7 +79,7 @@ class Device:
         slow = now >= self._slow_due
         rare = now >= self._rare_due
         near = closely or slow or self._near_due
-        code = self._run(self._fast, now) or self._run(self._vital, now, told=near)
+        code = self._run(self._fast, now) or self._run(self._vital, now, report_values=near)
         code = code or (self._run(self._near, now) if near else 0)
         code = code or (self._run(self._slow, now) if slow else 0) or (self._run(self._rare, now) if rare else 0)
         if not code and (slow or (closely and self._links.fewer)):
@@ -119,8 +119,8 @@ class Device:
         error = {"error": code}
         self.values = {**dict.fromkeys(sorted(read), error), **self.identity}
 
-    def _run(self, calls: Calls, now: float, *, told: bool = True) -> int:
-        return calls.run(self.handle, now, self.values, self._news, told=told)
+    def _run(self, calls: Calls, now: float, *, report_values: bool = True) -> int:
+        return calls.run(self.handle, now, self.values, self._news, report_values=report_values)
 
     def _read_fields(self, now: float, *, near: bool) -> int:
         if now >= self._batch_due:

@@ -11,10 +11,10 @@ from typing import Any
 
 from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Json
 
-Place = tuple[str, str | None]  # in a GPU's entry of nvml.json
+ValuePath = tuple[str, str | None]  # in a GPU's entry of nvml.json
 
 # nvml.h, NVML_FI_*: id -> place in nvml.json
-FAST_FIELDS: dict[int, Place] = {  # judged at every sweep
+FAST_FIELDS: dict[int, ValuePath] = {  # judged at every sweep
     3: ("ecc", "volatile_corrected"),
     4: ("ecc", "volatile_uncorrected"),
     5: ("ecc", "aggregate_corrected"),
@@ -24,7 +24,7 @@ FAST_FIELDS: dict[int, Place] = {  # judged at every sweep
     31: ("retired_pages", "pending"),
     230: ("recovery_action", None),
 }
-NEAR_FIELDS: dict[int, Place] = {  # read when a GPU is looked at closely
+NEAR_FIELDS: dict[int, ValuePath] = {  # read when a GPU is looked at closely
     82: ("temperature", "memory_celsius"),
     83: ("power", "energy_millijoules"),
     94: ("pcie", "replays"),

@@ -14,7 +14,7 @@ FRAME = struct.Struct("<IB")
 FRAME_MAX_BYTES = 8 << 20
 
 
-class Told:
+class SentParts:
     """What the parent has been told. Of a GPU with some forty parts a few say something new from one second to the next. What
     it is given is not changed afterwards: what is the same object says the same."""
 
@@ -44,12 +44,12 @@ class Told:
         return b"S", snapshot
 
 
-def after(told: Json, news: Json) -> Json:
+def after(last: Json, news: Json) -> Json:
     """The snapshot that frame D means after the snapshot ``told``; what has not changed are the very same objects.
 
     Raises LookupError, TypeError, ValueError, AttributeError for what no worker says after that snapshot.
     """
-    gpus = list(told["gpus"])
+    gpus = list(last["gpus"])
     for position, parts in news["gpus"].items():
         gpus[int(position)] = {**gpus[int(position)], **parts}
-    return {**told, "gpus": gpus}
+    return {**last, "gpus": gpus}

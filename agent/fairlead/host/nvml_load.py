@@ -54,13 +54,13 @@ def _fabric(calls: Calls, structs: Any) -> None:
     if calls.has("nvmlDeviceGetGpuFabricInfoV"):
         kind, name = structs.c_nvmlGpuFabricInfo_v2_t, "nvmlDeviceGetGpuFabricInfoV"
     info = calls.new(kind())
-    calls.add(name, "fabric", None, partial(_place, info), ctypes.byref(info))
+    calls.add(name, "fabric", None, partial(_fabric_entry, info), ctypes.byref(info))
 
 
-def _place(info: Any) -> Json:
-    place = {"state": info.state, "status": info.status, "clique_id": info.cliqueId,
+def _fabric_entry(info: Any) -> Json:
+    entry = {"state": info.state, "status": info.status, "clique_id": info.cliqueId,
              "cluster_uuid": bytes(info.clusterUuid).hex()}  # fmt: skip
-    return {**place, "health_mask": info.healthMask} if hasattr(info, "healthMask") else place
+    return {**entry, "health_mask": info.healthMask} if hasattr(info, "healthMask") else entry
 
 
 class ClockEvents:

@@ -26,7 +26,7 @@ from typing import Any
 
 from fairlead.host import nvml_set
 from fairlead.host.nvml_device import Device
-from fairlead.host.nvml_frames import BEAT, FRAME, Told
+from fairlead.host.nvml_frames import BEAT, FRAME, SentParts
 from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Beat, Json, bus_id, entry
 from fairlead.host.nvml_mig import Mig
 
@@ -275,7 +275,7 @@ def main(beat_fd: int) -> None:
         if answers == 2:  # the agent's: `fairlead apply` and `check` ask once, or once before and once after
             encode = _quick()
 
-    session, told = Session(beat), Told()
+    session, sent = Session(beat), SentParts()
     frozen = False
     pending = b""
     while data := os.read(0, 4096):
@@ -284,7 +284,7 @@ def main(beat_fd: int) -> None:
             words = line.decode("ascii", "replace").split()
             if words[:1] == ["sweep"]:
                 snapshot = session.sweep(closely=words[1:] == ["closely"])
-                answer(*told.frame(snapshot))
+                answer(*sent.frame(snapshot))
                 if not frozen:
                     frozen = True
                     gc.freeze()

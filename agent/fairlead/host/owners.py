@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from fairlead.host import job_records
 from fairlead.host.root import Root
 from fairlead.model.facts import Gpu, Missing
-from fairlead.model.gpu_load import Owner
+from fairlead.model.gpu_load import ProcessOwner
 
 _JOB = r"job_(?P<%s>\d{1,10})(?=/|$)"
 _STEP = re.compile(
@@ -31,19 +31,19 @@ _TEXT = re.compile(r"[^A-Za-z0-9_.@:-]")
 _UNIT_CHARACTERS = 60
 
 
-class Step(NamedTuple):
+class JobStep(NamedTuple):
     """A step of Slurm's. job: 0 where its group has a SLUID that no record of the prolog's names."""
 
     job: int
     step: str
 
 
-def step_of(text: str, jobs: Callable[[], Mapping[str, int]]) -> Step | None:
+def step_of(text: str, jobs: Callable[[], Mapping[str, int]]) -> JobStep | None:
     """The step that the content of /proc/PID/cgroup names. jobs: the jobs by SLUID, asked only where one is to be named."""
     for path in _paths(text):
         if found := _STEP.match(path):
             number = found["v2"] or found["v1"]
-            return Step(int(number) if number else jobs().get(found["sluid"], 0), found["step"] or "")
+            return JobStep(int(number) if number else jobs().get(found["sluid"], 0), found["step"] or "")
     return None
 
 
@@ -56,17 +56,17 @@ def jobs_of(root: Root) -> Callable[[], Mapping[str, int]]:
     return cache(lambda: job_records.by_sluid(root.join(job_records.FOLDER)))
 
 
-def owner_of(text: str, jobs: Callable[[], Mapping[str, int]] = dict) -> Owner:
+def owner_of(text: str, jobs: Callable[[], Mapping[str, int]] = dict) -> ProcessOwner:
     """The owner that the content of /proc/PID/cgroup names."""
     if step := step_of(text, jobs):
-        return Owner(job=step.job)
+        return ProcessOwner(job=step.job)
     paths = _paths(text)
     for path in paths:
         if session := _SESSION.match(path):
-            return Owner(uid=int(session[1]))
+            return ProcessOwner(uid=int(session[1]))
     units = [unit[1] for path in paths if (unit := _SYSTEM.match(path))]
     outer = [path.split("/")[1] for path in paths if path.strip("/")]
-    return Owner(unit=_TEXT.sub("_", (units or outer or [""])[0])[:_UNIT_CHARACTERS])
+    return ProcessOwner(unit=_TEXT.sub("_", (units or outer or [""])[0])[:_UNIT_CHARACTERS])
 
 
 class Owners:
@@ -74,7 +74,7 @@ class Owners:
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        self._known: dict[int, Owner | Missing] = {}
+        self._known: dict[int, ProcessOwner | Missing] = {}
         self._jobs = jobs_of(root)
 
     def attribute(self, gpus: tuple[Gpu, ...], *, again: bool) -> tuple[Gpu, ...]:
@@ -87,16 +87,16 @@ class Owners:
         self._jobs = jobs_of(self._root)
         return tuple(self._one(gpu, before.get) for gpu in gpus)
 
-    def _one(self, gpu: Gpu, known: Callable[[int], Owner | Missing | None]) -> Gpu:
+    def _one(self, gpu: Gpu, known: Callable[[int], ProcessOwner | Missing | None]) -> Gpu:
         if isinstance(gpu.processes, Missing) or not gpu.processes:
             return gpu
         for process in gpu.processes:
             if process.pid not in self._known:
-                self._known[process.pid] = known(process.pid) or self._look(process.pid)
+                self._known[process.pid] = known(process.pid) or self._read_owner(process.pid)
         return replace(gpu, processes=tuple(replace(p, owner=self._known[p.pid]) for p in gpu.processes))
 
-    def _look(self, pid: int) -> Owner | Missing:
+    def _read_owner(self, pid: int) -> ProcessOwner | Missing:
         text = self._root.read_text(f"/proc/{pid}/cgroup", 65536)
         if text is None:
-            return Owner(gone=True)
+            return ProcessOwner(gone=True)
         return text if isinstance(text, Missing) else owner_of(text, self._jobs)

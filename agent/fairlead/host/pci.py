@@ -60,7 +60,7 @@ class Tour:
         self._said: dict[str, tuple[bytes | Missing | None, ...]] = {}  # speed and width as last read
         self._inodes: dict[str, int] = {}  # a device that went and came back has another: nothing known of it holds
         self._now: dict[str, int] = {}  # the same, as just listed
-        self._given_away: frozenset[str] = frozenset()  # to virtual machines, as the driver for that says
+        self._passed_through: frozenset[str] = frozenset()  # to virtual machines, as the driver for that says
         self._of_nvidia: frozenset[str] = frozenset()  # GPUs that NVIDIA's driver names
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
@@ -69,7 +69,7 @@ class Tour:
         if not thorough and names == self._names:
             return self._said_last
         self._names, self._now = names, self._root.inodes(DEVICES)
-        self._given_away = frozenset(self._root.names(f"/sys/bus/pci/drivers/{_VFIO}"))
+        self._passed_through = frozenset(self._root.names(f"/sys/bus/pci/drivers/{_VFIO}"))
         self._of_nvidia = frozenset(self._root.names(_NVIDIA_GPUS))
         known, self._known = self._known, {}
         for name in names:
@@ -85,7 +85,7 @@ class Tour:
         if nameless or self._now.get(old.address) != self._inodes.get(old.address):
             return self._first(old.address)
         new = old
-        if (old.address in self._given_away) != (old.driver == _VFIO) and (driver := self._driver(folder)) != old.driver:
+        if (old.address in self._passed_through) != (old.driver == _VFIO) and (driver := self._driver(folder)) != old.driver:
             new = replace(new, driver=driver)
         if old.class_code >> 16 in _JUDGED or old.bridge_role == "switch_upstream" or isinstance(old.link, Missing):
             new = self._with_link(new, folder)

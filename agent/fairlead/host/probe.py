@@ -102,7 +102,7 @@ class Probes:
             question.waiting_seconds()
             question.ask()
 
-    def settle(self) -> None:
+    def wait_once(self) -> None:
         """Wait for what has never been answered, within the bound; once."""
         until = time.monotonic() + self._wait_seconds
         self._wait_seconds = 0.0

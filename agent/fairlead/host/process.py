@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fairlead.host import modinfo, mount_table, packages, unit_state
+from fairlead.host import installed_packages, modinfo, mount_table, unit_state
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 
@@ -129,8 +129,8 @@ def read_text(root: Root, path: str, found: Found | None = None, *, search: bool
         return modinfo.text(root, path)
     if path.startswith(unit_state.PREFIX):
         return unit_state.text(root, path)
-    if path in (packages.PACKAGES, packages.KERNELS):
-        return packages.text(root, path)
+    if path in (installed_packages.PACKAGES, installed_packages.KERNELS):
+        return installed_packages.text(root, path)
     if path == "/proc/mounts":
         return mount_table.text(root, path)
     if not root.is_live or not path.startswith("/proc/@"):

@@ -33,7 +33,7 @@ class TimeUp(Exception):
     """The removal has taken as long as it may."""
 
 
-class Place(NamedTuple):
+class FolderPosition(NamedTuple):
     """Where the walk is. top: the folder that others are moved up to; rights: whose it is; depth: below it; tops: so far."""
 
     top: int
@@ -95,7 +95,7 @@ class Removal:
             self._failed(e)
             return
         if is_folder:
-            self._folder(up, name, Place(-1, self.uid, 0, 0))
+            self._folder(up, name, FolderPosition(-1, self.uid, 0, 0))
         else:
             self._unlink(up, name)
 
@@ -137,22 +137,22 @@ class Removal:
         finally:
             _set("setfsuid", before)
 
-    def _folder(self, up: int, name: str, place: Place) -> None:
+    def _folder(self, up: int, name: str, position: FolderPosition) -> None:
         """As long as that removes anything: who still runs in there may add to it."""
         found = self.enter(up, name)
         if found is None:
             return
         inner, rights = found
         try:
-            if place.top < 0 or rights != place.rights:
-                place = Place(inner, rights, 0, place.tops + 1)
-            if place.tops > TOPS:
+            if position.top < 0 or rights != position.rights:
+                position = FolderPosition(inner, rights, 0, position.tops + 1)
+            if position.tops > TOPS:
                 self.stays.add(f"more than {TOPS} changes of the owner, one folder in the other")
                 return
             while True:
                 before = self.removed
                 with self._rights(rights):
-                    self._empty(inner, place)
+                    self._empty(inner, position)
                 try:
                     os.rmdir(name, dir_fd=up)
                 except OSError as e:
@@ -165,15 +165,15 @@ class Removal:
         finally:
             os.close(inner)
 
-    def _empty(self, folder: int, place: Place) -> None:
+    def _empty(self, folder: int, position: FolderPosition) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if time.monotonic() > self.deadline:
                     raise TimeUp
                 if not entry.is_dir(follow_symlinks=False):
                     self._unlink(folder, entry.name)
-                elif place.depth < DEPTH or not self._move_up(folder, entry.name, place):
-                    self._folder(folder, entry.name, place._replace(depth=place.depth + 1))
+                elif position.depth < DEPTH or not self._move_up(folder, entry.name, position):
+                    self._folder(folder, entry.name, position._replace(depth=position.depth + 1))
 
     def _unlink(self, folder: int, name: str) -> None:
         try:
@@ -183,17 +183,17 @@ class Removal:
         else:
             self.removed += 1
 
-    def _move_up(self, folder: int, name: str, place: Place) -> bool:
+    def _move_up(self, folder: int, name: str, position: FolderPosition) -> bool:
         """False for a folder of another owner's, which begins a top of its own."""
         found = self.enter(folder, name)  # a folder that its owner cannot write to cannot be moved (rename(2), EACCES)
         if found is None:
             return True
         os.close(found[0])
-        if found[1] != place.rights:
+        if found[1] != position.rights:
             return False
         self._moved += 1
         try:
-            os.rename(name, f".fairlead.{os.getpid()}.{self._moved}", src_dir_fd=folder, dst_dir_fd=place.top)
+            os.rename(name, f".fairlead.{os.getpid()}.{self._moved}", src_dir_fd=folder, dst_dir_fd=position.top)
         except OSError as e:
             self._failed(e)
         return True

@@ -14,7 +14,7 @@ import stat
 from fairlead.model.facts import Missing, unreadable
 
 READ_MAX_BYTES = 4 << 20
-PLACES_MAX = 2000  # some hundred files are read again and again
+PATHS_MAX = 2000  # some hundred files are read again and again
 _LINKS_MAX = 40  # as the kernel: more is ELOOP
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _SPACE = " \t\n\r\v\f\0"
@@ -26,7 +26,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 class Root:
     """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
-    __slots__ = ("_aliases", "_base", "_links", "_places", "is_live", "left_out", "path", "reading")
+    __slots__ = ("_aliases", "_base", "_links", "_unresolved_paths", "is_live", "left_out", "path", "reading")
 
     def __init__(self, path: str = "/") -> None:
         self.path = os.path.abspath(path)
@@ -34,7 +34,7 @@ class Root:
         self._base = "" if self.is_live else os.path.realpath(self.path)
         self.reading = ""  # the file that is being read: should it never answer, another thread can name it
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
-        self._places: dict[str, str] = {}  # what lies in these
+        self._unresolved_paths: dict[str, str] = {}  # what lies in these
         self._aliases: dict[str, tuple[int, int, str]] = {}  # its links: inode and time of change, and where they lead
         self.left_out: frozenset[str] = frozenset()
         said = None if self.is_live else self.read_text(f"/{LEFT_OUT}")
@@ -47,7 +47,7 @@ class Root:
         """The path on this machine of the node's ``path``; in a recorded tree with all links resolved inside it."""
         if self.is_live:
             return path if path.startswith("/") else "/" + path
-        candidate = self._place(path)
+        candidate = self._unresolved(path)
         try:
             info = os.lstat(candidate)
         except OSError:
@@ -59,9 +59,9 @@ class Root:
             known = self._aliases[candidate] = (info.st_ino, info.st_ctime_ns, self._resolve(path))
         return known[2]
 
-    def _place(self, path: str) -> str:
+    def _unresolved(self, path: str) -> str:
         """As ``join``, but for a link in the last place: that stays one."""
-        if (known := self._places.get(path)) is not None:
+        if (known := self._unresolved_paths.get(path)) is not None:
             return known
         folder, _, name = path.strip("/").rpartition("/")
         if name in ("", ".", ".."):
@@ -72,17 +72,17 @@ class Root:
             if not os.path.isdir(resolved):
                 return f"{resolved}/{name}"
             self._links[folder] = resolved
-        place = f"{resolved}/{name}"
-        if len(self._places) < PLACES_MAX:
-            self._places[path] = place
-        return place
+        unresolved = f"{resolved}/{name}"
+        if len(self._unresolved_paths) < PATHS_MAX:
+            self._unresolved_paths[path] = unresolved
+        return unresolved
 
     def open(self, path: str) -> int:
         """A descriptor to read ``path`` with, which a FIFO or a device does not hold up. Raises OSError."""
         if self.is_live:
             return os.open(self.join(path), _READ)
         try:
-            return os.open(self._place(path), _READ | os.O_NOFOLLOW)
+            return os.open(self._unresolved(path), _READ | os.O_NOFOLLOW)
         except OSError as e:
             if e.errno != errno.ELOOP:
                 raise
@@ -184,7 +184,7 @@ class Root:
     def readlink(self, path: str) -> str | Missing | None:
         """The target of a symbolic link as it is written; None when there is no link."""
         try:
-            return os.readlink(self.join(path.rstrip("/")) if self.is_live else self._place(path))
+            return os.readlink(self.join(path.rstrip("/")) if self.is_live else self._unresolved(path))
         except OSError as e:
             return None if e.errno in (*ABSENT, errno.EINVAL) else _failed(path, e)
 

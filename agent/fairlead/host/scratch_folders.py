@@ -15,14 +15,14 @@ not one more for each job, and jobs get no folder until the disk answers.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sys
 import time
 
 from fairlead.host import job_records, scratch
+from fairlead.host.file_lock import locked_within
 from fairlead.host.removal import TimeUp
-from fairlead.host.scratch_sweep import RUN, UID_MAX, Place, Sweep, ended_jobs, opened, records, say
+from fairlead.host.scratch_sweep import RUN, UID_MAX, ScratchDisk, Sweep, ended_jobs, opened, records, say
 
 SECONDS = 3000.0  # then it goes on with the timer's next start; the unit ends it after an hour
 LOCK_SECONDS = 3.0
@@ -61,7 +61,7 @@ def make_own(up: int, name: str, shown: str) -> None:
         raise Refused(f"{shown} is no folder: remove it") from None
 
 
-def make_for_users(here: int, jobs: job_records.Jobs, told: set[int]) -> None:
+def make_for_users(here: int, jobs: job_records.Jobs, already_said: set[int]) -> None:
     """A folder for each user who has a job here. Where these lie only root can make names. What one user cannot have is said once
     for each (``told``) and stops nothing: removing what ended jobs left is what makes room."""
     for uid in {job.uid for job in jobs.known if job.id in jobs.running and job.uid is not None}:
@@ -75,9 +75,9 @@ def make_for_users(here: int, jobs: job_records.Jobs, told: set[int]) -> None:
         except OSError as e:
             if e.errno not in _ONE_USERS:
                 raise
-            if uid not in told:
+            if uid not in already_said:
                 say(f"no folder for user {uid}: {e.strerror}")
-            told.add(uid)
+            already_said.add(uid)
 
 
 def publish(folder: str) -> None:
@@ -94,7 +94,7 @@ def publish(folder: str) -> None:
     os.rename(f"{RUN}/.scratch.new", f"{RUN}/scratch")
 
 
-def sweep_in_child(place: Place, top: int, deadline: float) -> int:
+def sweep_in_child(disk: ScratchDisk, top: int, deadline: float) -> int:
     """Start it; the process's number. This one goes on making folders for users meanwhile."""
     pid = os.fork()
     if pid:
@@ -102,7 +102,7 @@ def sweep_in_child(place: Place, top: int, deadline: float) -> int:
     status = 1
     try:
         os.nice(19)
-        sweep = Sweep(place, deadline)
+        sweep = Sweep(disk, deadline)
         try:
             sweep.all(top)
             status = 0
@@ -116,64 +116,56 @@ def sweep_in_child(place: Place, top: int, deadline: float) -> int:
         os._exit(status)
 
 
-def make_room(place: Place, top: int, deadline: float) -> None:
+def make_room(disk: ScratchDisk, top: int, deadline: float) -> None:
     """Where the disk is so full that this boot's folder cannot be made: remove what earlier boots left, and wait for that."""
     try:
-        os.mkdir(place.boot, 0o711, dir_fd=top)
+        os.mkdir(disk.boot, 0o711, dir_fd=top)
     except OSError as e:
         if e.errno not in _FULL:
             raise
-        os.waitpid(sweep_in_child(place, top, deadline), 0)
+        os.waitpid(sweep_in_child(disk, top, deadline), 0)
 
 
 def work(base: str, boot: str, deadline: float) -> None:
     """Raises Refused, OSError."""
     if why := scratch.fault(base):
         raise Refused(why)
-    place = Place(base, boot)
+    disk = ScratchDisk(base, boot)
     with opened(base) as up:
         make_own(up, scratch.NAME, f"{base}/{scratch.NAME}")
         with opened(scratch.NAME, up) as top:
             if not lies_there(boot, top):
-                make_room(place, top, deadline)
+                make_room(disk, top, deadline)
             make_own(top, boot, f"{base}/{scratch.NAME}/{boot}")
             with opened(boot, top) as here:
-                serve(place, top, here, deadline)
+                serve(disk, top, here, deadline)
 
 
-def serve(place: Place, top: int, here: int, deadline: float) -> None:
+def serve(disk: ScratchDisk, top: int, here: int, deadline: float) -> None:
     """Make folders for users, and remove what ended jobs left, until no more jobs have ended. ``here``: this boot's folder."""
-    told: set[int] = set()
+    already_said: set[int] = set()
     status, pause = 0, FIRST_POLL_SECONDS
     while status == 0 and time.monotonic() < deadline:
-        make_for_users(here, records(), told)
-        publish(f"{place.base}/{scratch.NAME}/{place.boot}")
+        make_for_users(here, records(), already_said)
+        publish(f"{disk.base}/{scratch.NAME}/{disk.boot}")
         known = ended_jobs()
-        child, finished = sweep_in_child(place, top, deadline), 0
+        child, finished = sweep_in_child(disk, top, deadline), 0
         while not finished and time.monotonic() < deadline:
             finished, status = os.waitpid(child, os.WNOHANG)
             if not finished:
                 time.sleep(pause)
                 pause = min(2 * pause, POLL_SECONDS)
-                make_for_users(here, records(), told)
+                make_for_users(here, records(), already_said)
         if status == 0 and not ended_jobs() - known:
-            make_for_users(here, records(), told)
+            make_for_users(here, records(), already_said)
             return
 
 
 def take_lock(base: str) -> None:
     """Until this process and its child have ended. Raises Refused where an earlier one does not end."""
     lock = os.open(f"{RUN}/.scratch{base.replace('/', '-')}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise Refused(f"{base}: the program started before this one does not end: does the disk hang?") from None
-            time.sleep(POLL_SECONDS)
-        else:
-            return
+    if not locked_within(lock, LOCK_SECONDS, poll_seconds=POLL_SECONDS):
+        raise Refused(f"{base}: the program started before this one does not end: does the disk hang?")
 
 
 def main(arguments: list[str]) -> int:

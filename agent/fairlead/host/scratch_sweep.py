@@ -37,7 +37,7 @@ _BOOT = re.compile(r"[0-9a-f]{8}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Place(NamedTuple):
+class ScratchDisk(NamedTuple):
     """The disk's folder, and the name of this boot's below it."""
 
     base: str
@@ -95,7 +95,7 @@ def has_process(is_theirs: Callable[[int], bool]) -> bool:
 def over(found: list[str], jobs: job_records.Jobs, ended: frozenset[str], busy: Callable[[], bool]) -> list[str]:
     """Those folders of a user in this boot that no job uses any more. In doubt a job does."""
     starts = {f"{job.id}.{job.started}": job.id in jobs.running for job in jobs.known if job.started}
-    gone = []
+    unused_names = []
     for name in found:
         job = _JOB.fullmatch(name)
         if name in starts or name in ended:
@@ -104,11 +104,11 @@ def over(found: list[str], jobs: job_records.Jobs, ended: frozenset[str], busy: 
             unused = True  # an earlier start of a job that was requeued
         else:
             unused = not busy()
-        gone += [name] if unused else []
-    return gone
+        unused_names += [name] if unused else []
+    return unused_names
 
 
-class Told:
+class SaidOnce:
     """What was said of a disk. The same is said once and not at every pass, which is several times a job."""
 
     def __init__(self, base: str) -> None:
@@ -145,10 +145,10 @@ class Told:
 class Sweep:
     """One pass over what jobs have left."""
 
-    def __init__(self, place: Place, deadline: float) -> None:
-        self._place = place
+    def __init__(self, disk: ScratchDisk, deadline: float) -> None:
+        self._disk = disk
         self._deadline = deadline
-        self._told = Told(place.base)
+        self._said_once = SaidOnce(disk.base)
         self._subuids: SubUids | None = None  # read once, and only where there is a stranger's id
         self._busy: dict[int, bool] = {}
         self._unfinished: set[int] = set()
@@ -161,12 +161,12 @@ class Sweep:
         for boot in filter(_BOOT.fullmatch, names(top)):
             try:
                 with opened(boot, top) as folder:
-                    self._users(folder, boot, ended if boot == self._place.boot else None)
+                    self._users(folder, boot, ended if boot == self._disk.boot else None)
             except NotADirectoryError:
                 continue
-            if boot != self._place.boot:
+            if boot != self._disk.boot:
                 _rmdir(boot, top)
-        self._told.keep()
+        self._said_once.keep()
         whose = {f"{job.id}.{job.started}": job.uid for job in records().known}
         for name in all_ended:
             uid = whose.get(name)  # the agent forgets a record soon after the job: then it may be of anybody who is not done
@@ -180,16 +180,16 @@ class Sweep:
         users = [int(n) for n in names(folder) if n.isascii() and n.isdigit() and int(n) <= UID_MAX]
         random.shuffle(users)  # who takes all the time of a pass is not the first in the next one too
         for uid in users:
-            if not self._user(folder, uid, f"{self._place.base}/{scratch.NAME}/{boot}/{uid}", ended):
+            if not self._user(folder, uid, f"{self._disk.base}/{scratch.NAME}/{boot}/{uid}", ended):
                 self._unfinished.add(uid)
-                self._told.say(uid, f"what ended jobs of user {uid} left takes too long: it goes on later")
+                self._said_once.say(uid, f"what ended jobs of user {uid} left takes too long: it goes on later")
             if ended is None:
                 _rmdir(str(uid), folder)
 
     def _holds(self, uid: int, other: int) -> bool:
         if self._subuids is None:
             self._subuids = SubUids()
-        return self._subuids.held(other, by=uid)
+        return self._subuids.assigned_to(other, by=uid)
 
     def _has_process(self, uid: int) -> bool:
         """Asked once for each user: that is a walk through /proc."""
@@ -213,7 +213,7 @@ class Sweep:
         except TimeUp:
             return False
         except OSError as e:  # of this user alone
-            self._told.say(uid, f"the folders of user {uid}: {e.strerror}")
+            self._said_once.say(uid, f"the folders of user {uid}: {e.strerror}")
             return True
         finally:
             if inner >= 0:
@@ -246,7 +246,7 @@ class Sweep:
         if removal.others:
             whose = ", ".join(map(str, sorted(removal.others)))
             why += f" (folders of user {whose}, not in this user's range of /etc/subuid)"
-        self._told.say(
+        self._said_once.say(
             removal.uid, f"{which} of user {removal.uid} could not be removed whole: {why}; look at {path}, remove it as root"
         )
 

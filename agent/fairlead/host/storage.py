@@ -97,10 +97,10 @@ def nvme(root: Root) -> tuple[NvmeController, ...] | Missing:
 
 def _address(root: Root, folder: str) -> str:
     """The PCI function on the path of a class device, whose link says it all: "../../devices/pci0000:15/..."."""
-    place = root.readlink(folder)
-    if not isinstance(place, str) or "/devices/pci" not in place:
-        place = root.real(folder)
-    return next((c for c in reversed(place.split("/")) if ADDRESS.fullmatch(c)), "")
+    target = root.readlink(folder)
+    if not isinstance(target, str) or "/devices/pci" not in target:
+        target = root.real(folder)
+    return next((c for c in reversed(target.split("/")) if ADDRESS.fullmatch(c)), "")
 
 
 def mounts(root: Root) -> tuple[MountPoint, ...] | Missing:

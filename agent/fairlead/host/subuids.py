@@ -36,7 +36,7 @@ class SubUids:
         self._owners: dict[int, frozenset[int]] = {}
         self._ranges = [found for line in _lines(subuid) if (found := _range(line, accounts)) is not None]
 
-    def held(self, uid: int, by: int) -> bool:
+    def assigned_to(self, uid: int, by: int) -> bool:
         """Whether ``uid`` is one of those that user ``by`` holds, and nobody else's."""
         if not FIRST <= uid <= LAST or self._accounts is None or uid in self._accounts:
             return False

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.errors import HostError
-from fairlead.host.change.files import write_file
+from fairlead.host.atomic_file import write_file
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, StuckCall, unreadable
 from fairlead.model.json_text import NOT_JSON

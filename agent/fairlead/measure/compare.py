@@ -14,7 +14,7 @@ from fairlead.measure.judge import Class, Judgement, class_of, judge
 from fairlead.measure.plan import Plan, Target
 from fairlead.measure.store import Kind, Store
 from fairlead.measure.tool import Figure, Outcome, worst
-from fairlead.model.apart import apart
+from fairlead.model.isolated import isolated
 from fairlead.model.json_text import NOT_JSON
 
 WHYS_MAX = 3
@@ -205,7 +205,7 @@ def _judged(
         outcome, why = verdict(node, target, judgements)
         return outcome, why, judgements
 
-    return apart(each, lambda why: (Outcome.UNKNOWN, f"not judged: {why}", {}))
+    return isolated(each, lambda why: (Outcome.UNKNOWN, f"not judged: {why}", {}))
 
 
 def _alike(target: Target, tool: str, figures: Sequence[Figure], others: Class) -> Judgements:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead import config
-from fairlead.config.accept import AcceptOptions
+from fairlead.config.accept_options import AcceptOptions
 from fairlead.errors import ConfigError, UsageError
 from fairlead.measure.jobs import PREFIX
 from fairlead.measure.script import Step, limit_minutes, script

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from fairlead.measure.script import Step
 from fairlead.measure.tool import Outcome, Said, Tool, can_be, last_line
-from fairlead.model.apart import apart
-from fairlead.model.plain import one_line
+from fairlead.model.isolated import isolated
+from fairlead.model.plain_text import one_line
 
 #: Signals that a program brings upon itself; others come from outside and say nothing of the node (signal(7)).
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP})
@@ -113,7 +113,7 @@ def _is_number(word: str) -> bool:
 def said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) -> Said:
     """What a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that it did not
     get to or that was ended with it."""
-    return apart(
+    return isolated(
         lambda: _bounded(_said(tool, step, ran, gpus_wanted, ended)),
         lambda why: Said(outcome=Outcome.UNKNOWN, why=f"its output cannot be read: {one_line(why, NAME_MAX)}"),
     )

@@ -24,7 +24,7 @@ from fairlead.measure.script import Step
 from fairlead.measure.store import RAW_MAX, Result, Store
 from fairlead.measure.tool import Outcome, Said
 from fairlead.measure.tools import load
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
 from fairlead.slurm.client import NodeState
 
 #: States in which a node starts no job. Others (a reservation's MAINT, powered down) may still come.

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from fairlead.model.plain import shown
+from fairlead.model.plain_text import shown
 
 
 class Outcome(StrEnum):

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Mode, named
 from fairlead.model.host_facts import Wanted
+from fairlead.model.rma import with_rma_details
 
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
 
@@ -71,7 +72,7 @@ class Past(Struct, frozen=True, kw_only=True):
     """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
 
     ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
-    ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``boards``: the board
+    ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``gpu_cards``: the board
     (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``daily``: by counter, oldest first.
     ``devices``: block devices and memory controllers that were there at any time in this boot, by their names in /sys.
     ``log``: why the kernel log cannot be read now, None when it can.
@@ -81,7 +82,7 @@ class Past(Struct, frozen=True, kw_only=True):
     records: tuple[KernelRecord, ...] = ()
     samples: tuple[Sample, ...] = ()
     readable: frozenset[str] = frozenset()
-    boards: Mapping[str, str] = {}
+    gpu_cards: Mapping[str, str] = {}
     devices: frozenset[str] = frozenset()
     daily: tuple[Daily, ...] = ()
     overrun: int = 0  # kernel records of this boot lost to ring buffer overruns,
@@ -132,8 +133,8 @@ class Check(Struct, frozen=True, kw_only=True):
         return self.judge.__module__.rpartition(".")[2]
 
     def findings(self, node: Node, past: Past, params: Any) -> Iterator[Finding]:
-        """What it finds, under its name."""
-        return named(self.name, self.judge(node, past, params))
+        """What it finds, under its name, with what an RMA needs where one is due."""
+        return (with_rma_details(f, node) for f in named(self.name, self.judge(node, past, params)))
 
     def heeds(self, text: str) -> bool:
         """Whether a record that begins as this check asks for matters to it."""

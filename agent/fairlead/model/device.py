@@ -39,7 +39,7 @@ def names_of(gpu: Gpu) -> tuple[str, ...]:
     return (gpu.pci,) if isinstance(gpu.serial, Missing) else (gpu.serial, gpu.pci)
 
 
-def boards_of(node: Node) -> dict[str, str]:
+def gpu_cards_of(node: Node) -> dict[str, str]:
     """Which board sits where: serial, else UUID, by PCI address, of the GPUs that say so."""
     known = {} if isinstance(node.gpus, Missing) else {g.pci: (g.serial, g.uuid) for g in node.gpus if g.pci and not g.lost}
     named = {pci: next((n for n in names if isinstance(n, str)), "") for pci, names in known.items()}
@@ -51,7 +51,7 @@ def gpu_addresses(node: Node, past: Past) -> frozenset[str] | None:
     boot or another. None where that cannot be told."""
     if isinstance(node.gpus, Missing) or not node.pci or any(not gpu.pci for gpu in node.gpus):
         return None
-    return frozenset((*(g.pci for g in node.gpus), *(d.address for d in node.pci if d.vendor == _NVIDIA), *past.boards))
+    return frozenset((*(g.pci for g in node.gpus), *(d.address for d in node.pci if d.vendor == _NVIDIA), *past.gpu_cards))
 
 
 def readable_fields(node: Node) -> frozenset[str]:
@@ -83,7 +83,7 @@ def _fields(value: Struct, prefix: str) -> Iterator[str]:
 
 @lru_cache(maxsize=64)  # the links of a GPU are most of its facts, and change least
 def _fields_of(items: tuple[Struct, ...], prefix: str) -> tuple[str, ...]:
-    return tuple(f for place, item in enumerate(items) for f in (f"{prefix}{place}", *_fields(item, f"{prefix}{place}.")))
+    return tuple(f for index, item in enumerate(items) for f in (f"{prefix}{index}", *_fields(item, f"{prefix}{index}.")))
 
 
 def field(gpu: Gpu, name: str) -> object:
@@ -112,14 +112,14 @@ def _with_a_past(gpu: Gpu, past: Past) -> tuple[str, ...]:
     return () if new_here else names_of(gpu)
 
 
-def gone(gpu: Gpu, past: Past) -> dict[str, Missing]:
+def newly_unreadable(gpu: Gpu, past: Past) -> dict[str, Missing]:
     """Every fact of a GPU, by its dotted name, that could be read earlier and cannot now. What the profile excuses, and what
     is above or below something that is listed, is not."""
     if not past.readable:
         return {}
-    dark = tuple(_unreadable(gpu, ""))
-    lost = _read_once(tuple(name for name, _ in dark), _with_a_past(gpu, past), past.readable)
-    return {name: why for name, why in dark if name in lost} if lost else {}
+    silent = tuple(_unreadable(gpu, ""))
+    lost = _read_once(tuple(name for name, _ in silent), _with_a_past(gpu, past), past.readable)
+    return {name: why for name, why in silent if name in lost} if lost else {}
 
 
 @lru_cache(maxsize=32)  # what a GPU has never said it does not say at the next look either
@@ -142,7 +142,7 @@ def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:
 
 @lru_cache(maxsize=64)
 def _unreadable_of(items: tuple[Struct, ...], prefix: str) -> tuple[tuple[str, Missing], ...]:
-    found = [dark for place, item in enumerate(items) for dark in _unreadable(item, f"{prefix}{place}.")]
+    found = [silent for index, item in enumerate(items) for silent in _unreadable(item, f"{prefix}{index}.")]
     return *found, (f"{prefix}{len(items)}", _NOT_THERE)  # the first one past the end: was there one?
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts, RetiredPages
-from fairlead.model.gpu_load import NOT_READ, GpuLoad, Owner, Software
+from fairlead.model.gpu_load import NOT_READ, GpuLoad, ProcessOwner, Software
 from fairlead.model.gpu_state import GpuState
 from fairlead.model.host_facts import Host
 from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
@@ -72,7 +72,7 @@ class GpuProcess(Struct, frozen=True):
 
     pid: int
     used_bytes: int
-    owner: Owner | Missing = NOT_READ
+    owner: ProcessOwner | Missing = NOT_READ
 
 
 class Gpu(Struct, frozen=True, kw_only=True):

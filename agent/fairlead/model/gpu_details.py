@@ -1,4 +1,5 @@
-"""What a GPU says of itself that no check judges by its value: that it goes on saying it is judged (``checks.gpu_readings``)."""
+"""Static facts of a GPU (part number, VBIOS, ...). No check looks at their values: ``checks.gpu_readings`` warns when one that
+used to be readable is unreadable, and ``model.rma`` shows those that a vendor asks for."""
 
 from __future__ import annotations
 

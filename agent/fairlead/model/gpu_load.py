@@ -27,7 +27,7 @@ REASONS = (
 LOAD_PERCENT = 50
 
 
-class Fabric(Struct, frozen=True, kw_only=True):
+class GpuFabric(Struct, frozen=True, kw_only=True):
     """A GPU's place in its NVLink fabric (nvmlDeviceGetGpuFabricInfoV, nvml.h nvmlGpuFabricInfo_v2_t).
 
     state: 0 not supported, 1 not started, 2 in progress, 3 completed. status: an nvmlReturn_t, meant once it is completed.
@@ -87,12 +87,12 @@ class GpuLoad(Struct, frozen=True, kw_only=True):
     clock_sm_max_hertz: int | Missing = NOT_READ
     power_default_watts: float | Missing = NOT_READ
     power_maximum_watts: float | Missing = NOT_READ
-    fabric: Fabric | Missing = NOT_READ
+    fabric: GpuFabric | Missing = NOT_READ
     events: ClockEvents = ClockEvents()
     seen: LoadSeen = LoadSeen()
 
 
-class Owner(Struct, frozen=True, kw_only=True):
+class ProcessOwner(Struct, frozen=True, kw_only=True):
     """Whom a process on a GPU belongs to, by its control group, which no user can choose (/proc/PID/cgroup).
 
     job: the Slurm job; 0 for one that cannot be named (Slurm 26.05's SLUID without a record). unit: the systemd unit below

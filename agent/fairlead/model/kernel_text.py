@@ -18,7 +18,7 @@ import re
 
 from msgspec import Struct
 
-from fairlead.model.plain import printable
+from fairlead.model.plain_text import printable
 
 NAME_MAX = 15  # bytes of a task's name; characters are never more
 _LOG_PREFIX_MAX = 128  # of the netfilter log: NF_LOG_PREFIXLEN, include/net/netfilter/nf_log.h

@@ -14,12 +14,12 @@ from fairlead.model.unread import unread
 
 BUSY = "load.busy_seconds"
 _IDLE = 0x001
-_PLACES = {name: place for place, (_, name) in enumerate(REASONS)}
+_INDEX = {name: index for index, (_, name) in enumerate(REASONS)}
 
 
 def reason_seconds(seen: LoadSeen, reason: str) -> float:
     """Loaded seconds with this reason of ``REASONS``."""
-    return seen.reasons_seconds[_PLACES[reason]]
+    return seen.reasons_seconds[_INDEX[reason]]
 
 
 def is_busy(gpu: Gpu, percent: int = LOAD_PERCENT) -> bool:
@@ -64,6 +64,6 @@ def blind(gpu: Gpu) -> Iterator[Finding]:
     """UNKNOWN where utilisation or the reasons cannot be read. In MIG mode the driver gives no utilisation of the whole GPU."""
     mig = gpu.mig_current is True
     values = [gpu.throttle_reasons] if mig else [gpu.throttle_reasons, gpu.utilization_percent]
-    gone = next((v for v in values if isinstance(v, Missing) and v.why.value == "unreadable"), None)
-    if gone is not None:
-        yield unread(f"what GPU {gpu.pci} does under load", gone, gpu.pci)
+    missing = next((v for v in values if isinstance(v, Missing) and v.why.value == "unreadable"), None)
+    if missing is not None:
+        yield unread(f"what GPU {gpu.pci} does under load", missing, gpu.pci)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
-from fairlead.model import tuned
+from fairlead.model import tuned_profile
 from fairlead.model.change import AnyChange, Disruption, Layer
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, named
@@ -68,7 +68,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     def wanted_reads(self, want: Want) -> tuple[str, ...]:
         """All files whose text it needs for ``want``."""
-        return self.reads + (self.reads_for(want) if self.reads_for else ()) + (tuned.READS if self.tuned_too else ())
+        return self.reads + (self.reads_for(want) if self.reads_for else ()) + (tuned_profile.READS if self.tuned_too else ())
 
 
 def drift(name: str, setting: Setting, want: Want, node: Node, unsupported: Collection[str] = ()) -> Iterable[Finding]:
@@ -99,7 +99,7 @@ def _drift(setting: Setting, want: Want, node: Node, unsupported: Collection[str
             service=Service.DRAIN_AFTER_JOB,
         )
         return
-    rival = tuned.second_writer(node.texts) if setting.tuned_too else ""
+    rival = tuned_profile.second_writer(node.texts) if setting.tuned_too else ""
     for change in changes:
         pending = change.layer is Layer.PENDING_REBOOT
         yield Finding(

@@ -10,14 +10,10 @@ from fairlead.model.check import Past, Sample
 
 
 class Growth(Struct, frozen=True):
-    """``amount`` more in ``seconds``; ``per_hour``, ``per_minute`` and ``per_second`` are means over that time."""
+    """``amount`` more in ``seconds``; ``per_hour`` and ``per_minute`` are means over that time."""
 
     amount: float
     seconds: float
-
-    @property
-    def per_second(self) -> float:
-        return self.amount / self.seconds
 
     @property
     def per_minute(self) -> float:

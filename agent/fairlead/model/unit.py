@@ -36,7 +36,7 @@ def reads_of(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{PREFIX}{name}" for name in names)
 
 
-def seen(node: Node, name: str) -> UnitSeen | Missing:
+def unit_seen(node: Node, name: str) -> UnitSeen | Missing:
     """The unit called ``name``; one that the machine's reader does not know of is not installed."""
     text = node.text(f"{PREFIX}{name}")
     if isinstance(text, Missing):

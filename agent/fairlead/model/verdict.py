@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from fairlead.errors import DataError
-from fairlead.model.plain import one_line as one_line  # noqa: PLC0414
+from fairlead.model.plain_text import one_line as one_line  # noqa: PLC0414
 
 WIRE_VERSION = "1"
 TEXT_MAX = 400

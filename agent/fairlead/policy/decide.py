@@ -15,24 +15,32 @@ from msgspec.structs import replace
 from fairlead.model.finding import Finding, Level, Service
 from fairlead.model.verdict import State
 from fairlead.policy import ladder
-from fairlead.policy.fleet import certain
+from fairlead.policy.decision_rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
+from fairlead.policy.decision_text import Order, line, proof_words, summary, weight
+from fairlead.policy.drain_limits import certain
 from fairlead.policy.ownership import MANUAL
-from fairlead.policy.resume import by_hand, is_clean, may_resume
-from fairlead.policy.rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
-from fairlead.policy.state import Now, PolicyState, Proof, Rung, Track, identity
-from fairlead.policy.tracks import advance, says_nothing_new, seen, severity_of, start_of_boot, still_meant, unseen
-from fairlead.policy.words import Order, line, proof_words, summary, weight
+from fairlead.policy.policy_state import EscalationStep, Now, PolicyState, Proof, Track, identity
+from fairlead.policy.return_to_service import by_hand, is_clean, may_resume
+from fairlead.policy.tracks import (
+    advance,
+    count_at_least,
+    earlier_boot_only,
+    says_nothing_new,
+    severity_of,
+    start_of_boot,
+    still_meant,
+)
 
 
 class Decision(Struct, frozen=True, kw_only=True):
     """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
 
     reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame, if it is one.
-    certain: the device is gone for any job (``policy.fleet``). limited: a rule across nodes alone holds the drain, whose
-    parts these are. counted: findings that drain. held: findings at DRAIN that do not; why_held: one line for each. waits:
-    the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is told
-    to Slurm. rungs: of findings that want more than their check asks for
-    (``ladder.told`` says so of one). prove: resumed but for the return-to-service command, which may run now.
+    certain: the device is gone for any job (``policy.drain_limits``). limited: a rule across nodes alone holds the drain, whose
+    parts these are. counted: findings that drain. suppressed: findings at DRAIN that do not; why_suppressed: one line for each.
+    waits: the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is
+    told to Slurm. escalations: of findings that want more than their check asks for (``ladder.as_escalated`` says so of one).
+    prove: resumed but for the return-to-service command, which may run now.
     """
 
     order: Order
@@ -46,12 +54,12 @@ class Decision(Struct, frozen=True, kw_only=True):
     certain: bool = False
     limited: bool = False
     counted: tuple[Finding, ...] = ()
-    held: tuple[Finding, ...] = ()
-    why_held: tuple[str, ...] = ()
+    suppressed: tuple[Finding, ...] = ()
+    why_suppressed: tuple[str, ...] = ()
     waits: bool = False
     warned: tuple[Finding, ...] = ()
     unknown: tuple[Finding, ...] = ()
-    rungs: dict[str, Rung] = {}
+    escalations: dict[str, EscalationStep] = {}
     prove: bool = False
 
 
@@ -73,7 +81,7 @@ def decide(
     found: dict[str, list[Finding]] = {}
     for finding in findings:
         found.setdefault(finding.key, []).append(finding)
-    started = replace(start_of_boot(state, now), boards=ladder.boards(state.boards, now))
+    started = replace(start_of_boot(state, now), gpu_serials=ladder.gpu_serials(state.gpu_serials, now))
     judged = frozenset(policies) | {f[0].check for f in found.values()} if ran is None else frozenset(ran)
     blind = {f[0].check for f in found.values() if any(x.level is Level.UNKNOWN and not x.device for x in f)}
     tracks: dict[str, Track] = {}
@@ -98,18 +106,18 @@ def decide(
     clean = is_clean(started, tracks, policies, never, now=now, rules=rules)
     sweeps = 0 if not clean else started.clean_sweeps + (1 if now.full_sweep else 0)
     thorough = now.full_sweep and judged >= policies.keys()
-    looks = 0 if not clean else started.clean_looks + (1 if thorough else 0)
+    thorough_sweeps = 0 if not clean else started.thorough_clean_sweeps + (1 if thorough else 0)
     following = replace(
         started,
         tracks=tracks,
         ran=ran_now,
         clean_sweeps=sweeps,
-        clean_looks=looks,
+        thorough_clean_sweeps=thorough_sweeps,
         acknowledged=tuple(a for a in started.acknowledged if still_meant(a, tracks, now)),
         strikes=ladder.strikes(started, tracks, policies, now, rules),
         reboots=ladder.reboots(state, policies, now, rules),
     )
-    following = replace(following, ladder=ladder.climb(state, following, policies, now, rules))
+    following = replace(following, ladder=ladder.escalate(state, following, policies, now, rules))
     return _conclude(following, policies, never, now, rules)
 
 
@@ -133,91 +141,124 @@ def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) 
         return ""
     if now.boot_seconds < policy.boot_grace_seconds:
         return "boot grace"
-    return f"not confirmed: {seen(track.window, severity)} of {policy.needed(severity)}"
+    return f"not confirmed: {count_at_least(track.window, severity)} of {policy.needed(severity)}"
+
+
+class _Sorted(Struct, kw_only=True):
+    """The findings of all tracks by what they do; see ``Decision``. waiting: drains that wait for the job's end. limited:
+    suppressed by nothing but a rule across nodes. suppressed: with the reason."""
+
+    unknown: list[Finding]
+    counted: list[Finding] = []
+    waiting: list[Finding] = []
+    limited: list[Finding] = []
+    suppressed: list[tuple[Finding, str]] = []
+    warned: list[Finding] = []
+
+
+def _sort(state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules) -> _Sorted:
+    """Sort what the tracks hold, and the checks that have never run, which are unknown."""
+    found = _Sorted(unknown=list(never))
+    acknowledged = set(state.acknowledged)
+    for key, track in state.tracks.items():
+        name, _, device = key.partition("/")
+        policy = policy_for(name, policies)
+        found.unknown += [f for f in track.found if f.level is Level.UNKNOWN]
+        if track.level is Level.UNKNOWN and not any(f.level is Level.UNKNOWN for f in track.found):
+            found.unknown.append(Finding(check=name, level=Level.UNKNOWN, device=device, summary="just readable again"))
+        if track.level is not Level.OK:  # a warning that is confirmed
+            found.warned += [
+                f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)
+            ]
+        if track.level is Level.DRAIN:
+            _sort_drains(found, track, policy, now, rules, why_not=_why_not(name, policies, now, rules))
+        else:
+            found.suppressed += [(f, _unconfirmed(f, track, policy, now)) for f in track.bad]
+        found.suppressed += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
+        if track.level is Level.WARN and not track.found:
+            found.warned.append(Finding(check=name, level=Level.WARN, device=device, summary="just well again"))
+    found.unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # its silence explains others'
+    return found
+
+
+def _sort_drains(found: _Sorted, track: Track, policy: CheckPolicy, now: Now, rules: Rules, *, why_not: str) -> None:
+    """Sort the findings of a track at DRAIN. ``why_not``: why nothing of this check drains now, or ""."""
+    for finding in track.bad:
+        waits = _waits(finding, track, now, rules)
+        why = why_not or earlier_boot_only(track, now) or _unconfirmed(finding, track, policy, now)
+        if why := why or ("" if certain(finding) else now.suspicion):
+            found.suppressed.append((finding, why))
+            if why in (now.over_budget, now.suspicion) and not waits:
+                found.limited.append(finding)
+        elif waits:
+            found.waiting.append(finding)
+        else:
+            found.counted.append(finding)
 
 
 def _conclude(
     state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules
 ) -> Decision:
-    counted: list[Finding] = []
-    waiting: list[Finding] = []
-    limited: list[Finding] = []  # held by nothing but a rule across nodes
-    held: list[tuple[Finding, str]] = []
-    warned: list[Finding] = []
-    unknown: list[Finding] = list(never)
-    for key, track in state.tracks.items():
-        name = key.partition("/")[0]
-        policy = policy_for(name, policies)
-        unknown += [f for f in track.found if f.level is Level.UNKNOWN]
-        if track.level is Level.UNKNOWN and not any(f.level is Level.UNKNOWN for f in track.found):
-            unknown.append(Finding(check=name, level=Level.UNKNOWN, device=key.partition("/")[2], summary="just readable again"))
-        if track.level is not Level.OK:  # a warning that is confirmed
-            warned += [f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)]
-        stop = _why_not(name, policies, now, rules)
-        if track.level is Level.DRAIN:
-            for finding in track.bad:
-                why = stop or unseen(track, now) or _unconfirmed(finding, track, policy, now)
-                if why := why or ("" if certain(finding) else now.suspicion):
-                    held.append((finding, why))
-                    if why in (now.over_budget, now.suspicion) and not _waits(finding, track, now, rules):
-                        limited.append(finding)
-                elif _waits(finding, track, now, rules):
-                    waiting.append(finding)
-                else:
-                    counted.append(finding)
-        else:
-            held += [(f, _unconfirmed(f, track, policy, now)) for f in track.bad]
-        acknowledged = set(state.acknowledged)
-        held += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
-        if track.level is Level.WARN and not track.found:
-            warned.append(Finding(check=name, level=Level.WARN, device=key.partition("/")[2], summary="just well again"))
-    drains = tuple(sorted((*counted, *waiting), key=weight))
-    rungs = ladder.raised(state, now)
-    tied = by_hand(state, policies, now, rules)
-    order = Order.KEEP
-    ready = now.drained and not drains and not tied and may_resume(state, policies, now, rules)
+    found = _sort(state, policies, never, now, rules)
+    escalations = ladder.raised(state, now)
+
+    def escalated(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        return tuple(ladder.as_escalated(f, escalations) for f in findings)
+
+    drains = tuple(sorted((*found.counted, *found.waiting), key=weight))
+    resume_by_hand = by_hand(state, policies, now, rules)
+    ready = now.drained and not drains and not resume_by_hand and may_resume(state, policies, now, rules)
     prove = ready and bool(rules.return_command) and now.drain_check != MANUAL
-    if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
-        order = Order.RESUME
-    elif counted and not now.drained:
-        order = Order.DRAIN
-    held = sorted(((ladder.told(f, rungs), why) for f, why in held), key=lambda h: weight(h[0]))
-    unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # the driver's silence explains others'
-    levels = [Level.DRAIN] * bool(drains) + [Level.UNKNOWN] * bool(unknown) + [Level.WARN] * bool(warned or held)
-    level = next(iter(levels), Level.OK)
-    word = _word(order, level, now, unknown=bool(unknown))
+    order = _order(found, ready=ready, prove=prove, now=now)
+    level = _level(found, drains)
     drained_for = _drained_for(state, drains, order, now)
-    drains = tuple(ladder.told(f, rungs) for f in drains)
-    top = tuple(ladder.told(f, rungs) for f in sorted(counted or limited, key=weight)) or drains
+    drains = escalated(drains)
+    suppressed = sorted(((ladder.as_escalated(f, escalations), why) for f, why in found.suppressed), key=lambda s: weight(s[0]))
+    top = escalated(sorted(found.counted or found.limited, key=weight)) or drains
     return Decision(
         order=order,
         level=level,
-        state_word=word,
+        state_word=_word(order, level, now, unknown=bool(found.unknown)),
         text=line(
             order=order,
             drains=drains,
-            due=bool(counted),
-            held=held,
-            unknown=unknown,
-            warned=warned,
+            due=bool(found.counted),
+            suppressed=suppressed,
+            unknown=found.unknown,
+            warned=found.warned,
             drained=now.drained,
-            back=f"{tied}: resume by hand" if tied else proof_words(now) if prove else "",
+            back=f"{resume_by_hand}: resume by hand" if resume_by_hand else proof_words(now) if prove else "",
         ),
         state=replace(state, drained=now.drained, drained_for=drained_for),
         reason_check=top[0].check if top else "",
         reason_summary=summary(top),
         job=_blamed(top[0], state) if top else None,
-        certain=any(certain(f) for f in counted or limited),
-        limited=bool(limited) and not counted and not now.drained,
+        certain=any(certain(f) for f in found.counted or found.limited),
+        limited=bool(found.limited) and not found.counted and not now.drained,
         counted=drains,
-        held=tuple(f for f, _ in held),
-        why_held=tuple(why for _, why in held),
-        waits=bool(waiting) and not counted and not now.drained,
-        warned=tuple(warned),
-        unknown=tuple(unknown),
-        rungs=rungs,
+        suppressed=tuple(f for f, _ in suppressed),
+        why_suppressed=tuple(why for _, why in suppressed),
+        waits=bool(found.waiting) and not found.counted and not now.drained,
+        warned=tuple(found.warned),
+        unknown=tuple(found.unknown),
+        escalations=escalations,
         prove=prove and not now.job_running,
     )
+
+
+def _order(found: _Sorted, *, ready: bool, prove: bool, now: Now) -> Order:
+    """``ready``: the node may be resumed; ``prove``: once the return-to-service command has passed."""
+    if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
+        return Order.RESUME
+    return Order.DRAIN if found.counted and not now.drained else Order.KEEP
+
+
+def _level(found: _Sorted, drains: tuple[Finding, ...]) -> Level:
+    if drains:
+        return Level.DRAIN
+    if found.unknown:
+        return Level.UNKNOWN
+    return Level.WARN if found.warned or found.suppressed else Level.OK
 
 
 def _blamed(finding: Finding, state: PolicyState) -> int | None:

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Mapping
 from msgspec.structs import replace
 
 from fairlead.model.finding import Action, Finding, Level
-from fairlead.policy.rules import SETTING_PREFIX, CheckPolicy, Rules, enforced
-from fairlead.policy.state import Now, PolicyState, Rung, Track, identity
+from fairlead.policy.decision_rules import SETTING_PREFIX, CheckPolicy, Rules, enforced
+from fairlead.policy.policy_state import EscalationStep, Now, PolicyState, Track, identity
 from fairlead.policy.tracks import severity_of
 
 STEPS = (Action.RESTART_APP, Action.RESET_GPU, Action.REBOOT_NODE, Action.CHECK_HARDWARE, Action.CONTACT_SUPPORT)
@@ -30,7 +30,7 @@ def order_of(step: Action) -> int:
     return STEPS.index(step) if step in STEPS else -1
 
 
-def boards(before: Mapping[str, str], now: Now) -> dict[str, str]:
+def gpu_serials(before: Mapping[str, str], now: Now) -> dict[str, str]:
     """Serial by PCI address, as last read; a board that was seen to move has left its old place."""
     moved = set(now.serials.values())
     kept = {pci: serial for pci, serial in before.items() if serial not in moved or pci in now.serials}
@@ -45,7 +45,7 @@ def names(check: str, device: str, known: Mapping[str, str], now: Now) -> tuple[
     return tuple(missing) or (NODE,)
 
 
-def left(name: str, known: Mapping[str, str]) -> bool:
+def replaced(name: str, known: Mapping[str, str]) -> bool:
     """Whether a board has left this node: its serial was known here and another one sits in its place."""
     return name != NODE and ":" not in name and name not in known.values()
 
@@ -53,7 +53,7 @@ def left(name: str, known: Mapping[str, str]) -> bool:
 def strikes(
     before: PolicyState, tracks: Mapping[str, Track], policies: dict[str, CheckPolicy], now: Now, rules: Rules
 ) -> dict[str, tuple[float, ...]]:
-    """One strike each time something of a board, or of the node, comes to drain. ``before.boards`` is up to date."""
+    """One strike each time something of a board, or of the node, comes to drain. ``before.gpu_serials`` is up to date."""
     kept = {
         device: times
         for device, all_times in before.strikes.items()
@@ -64,7 +64,7 @@ def strikes(
         check, _, device = key.partition("/")
         was = before.tracks.get(key, Track()).level
         if track.level is Level.DRAIN and was is not Level.DRAIN and _counts(check) and enforced(check, policies, rules):
-            struck.update(names(check, device, before.boards, now))
+            struck.update(names(check, device, before.gpu_serials, now))
     newest = max(STRIKES_KEPT, rules.strikes_max)
     return {**kept, **{device: (*kept.get(device, ()), now.wall_seconds)[-newest:] for device in struck}}
 
@@ -79,75 +79,79 @@ def reboots(before: PolicyState, policies: dict[str, CheckPolicy], now: Now, rul
     return (*kept, now.wall_seconds - now.boot_seconds) if faulty or before.drained_for else kept
 
 
-def climb(
+def escalate(
     before: PolicyState,
     following: PolicyState,
     policies: dict[str, CheckPolicy],
     now: Now,
     rules: Rules,
-) -> dict[str, Rung]:
+) -> dict[str, EscalationStep]:
     """The ladder after this sweep. ``before``: as last saved; ``following``: with this sweep's tracks, boards and reboots."""
-    rungs = dict(_kept(before, now, rules))
+    escalations = dict(_kept(before, now, rules))
     if not rules.ladder_window_seconds:
         return {}
     for name, check, finding in _faults(following, now):
-        rung = rungs.get(name)
+        escalation = escalations.get(name)
         if order_of(finding.action) < 0:
             continue
-        if rung is not None and rung.open:
-            if order_of(finding.action) > order_of(rung.step):
-                rungs[name] = replace(rung, step=finding.action, why="")
+        if escalation is not None and escalation.open:
+            if order_of(finding.action) > order_of(escalation.step):
+                escalations[name] = replace(escalation, step=finding.action, why="")
             continue
-        rungs[name] = _begin(rung, finding, len(following.reboots), now, rules, tie=enforced(check, policies, rules))
-    return rungs
+        escalations[name] = _begin(
+            escalation, finding, len(following.reboots), now, rules, may_need_person=enforced(check, policies, rules)
+        )
+    return escalations
 
 
-def _begin(rung: Rung | None, finding: Finding, booted: int, now: Now, rules: Rules, *, tie: bool) -> Rung:
+def _begin(
+    escalation: EscalationStep | None, finding: Finding, booted: int, now: Now, rules: Rules, *, may_need_person: bool
+) -> EscalationStep:
     """A fault comes, for the first time or again."""
     step, taken, why = finding.action, 0, ""
-    if rung is not None and order_of(rung.step) >= order_of(step):
-        step, taken = rung.step, rung.taken + 1
+    if escalation is not None and order_of(escalation.step) >= order_of(step):
+        step, taken = escalation.step, escalation.taken + 1
         if taken >= rules.ladder_repeats:
             why = f"again after {step.value}"
             step, taken = STEPS[min(order_of(step) + 1, len(STEPS) - 1)], 0
         elif order_of(step) > order_of(finding.action):
-            why = rung.why
+            why = escalation.why
     if step is Action.REBOOT_NODE and rules.reboots_max and booted >= rules.reboots_max:
         step, taken, why = Action.CHECK_HARDWARE, 0, f"rebooted {booted} times for faults"
     raised = order_of(step) > order_of(finding.action)
-    tied = tie and raised and order_of(step) >= order_of(Action.CHECK_HARDWARE)
-    return Rung(
+    needs_person = may_need_person and raised and order_of(step) >= order_of(Action.CHECK_HARDWARE)
+    return EscalationStep(
         key=finding.key,
         step=step,
         taken=taken,
         since_seconds=now.wall_seconds,
         why=why,
-        tied=tied or bool(rung and rung.tied),
+        manual_resume=needs_person or bool(escalation and escalation.manual_resume),
     )
 
 
-def _kept(before: PolicyState, now: Now, rules: Rules) -> Iterator[tuple[str, Rung]]:
+def _kept(before: PolicyState, now: Now, rules: Rules) -> Iterator[tuple[str, EscalationStep]]:
     """What the ladder holds as this sweep begins: episodes that a boot or the return to service has ended are closed."""
     booted = bool(before.boot_id) and before.boot_id != now.boot_id
     for name, known in before.ladder.items():
-        rung = replace(known, drained=True) if known.open and known.key in before.drained_for else known
-        if booted and rung.open:
-            least = rung.step if order_of(rung.step) >= order_of(Action.REBOOT_NODE) else Action.REBOOT_NODE
-            rung = replace(
-                rung,
+        escalation = replace(known, drained=True) if known.open and known.key in before.drained_for else known
+        if booted and escalation.open:
+            least = escalation.step if order_of(escalation.step) >= order_of(Action.REBOOT_NODE) else Action.REBOOT_NODE
+            escalation = replace(
+                escalation,
                 open=False,
                 drained=False,
                 step=least,
                 since_seconds=now.wall_seconds,
-                taken=rung.taken * (least is rung.step),
+                taken=escalation.taken * (least is escalation.step),
             )
-        elif now.returned and rung.open and rung.drained:
-            rung = replace(rung, open=False, drained=False, since_seconds=now.wall_seconds)
+        elif now.returned and escalation.open and escalation.drained:
+            escalation = replace(escalation, open=False, drained=False, since_seconds=now.wall_seconds)
         if now.returned:
-            rung = replace(rung, tied=False)
-        stands = rung.tied or (rung.open and now.drained)
-        if stands or rung.since_seconds > now.wall_seconds - rules.ladder_window_seconds:
-            yield name, rung
+            escalation = replace(escalation, manual_resume=False)
+        unfinished = escalation.manual_resume or (escalation.open and now.drained)
+        if unfinished or escalation.since_seconds > now.wall_seconds - rules.ladder_window_seconds:
+            yield name, escalation
 
 
 def _faults(state: PolicyState, now: Now) -> Iterator[tuple[str, str, Finding]]:
@@ -159,7 +163,7 @@ def _faults(state: PolicyState, now: Now) -> Iterator[tuple[str, str, Finding]]:
             continue
         for finding in track.bad:
             if finding in track.found and severity_of(finding) <= track.confirmed and identity(finding) not in known:
-                yield name_of(finding, names(check, device, state.boards, now)), check, finding
+                yield name_of(finding, names(check, device, state.gpu_serials, now)), check, finding
 
 
 def name_of(finding: Finding, of: Collection[str]) -> str:
@@ -171,38 +175,38 @@ def _counts(check: str) -> bool:
     return not check.startswith(SETTING_PREFIX)  # drift is nobody's board
 
 
-def raised(state: PolicyState, now: Now) -> dict[str, Rung]:
-    """The rungs that ask for more than their check does, by ``told_by`` of the finding."""
+def raised(state: PolicyState, now: Now) -> dict[str, EscalationStep]:
+    """The escalations that ask for more than their check does, by ``escalation_key`` of the finding."""
     found = {}
     for name, _, finding in _faults(state, now):
-        rung = state.ladder.get(name)
-        if rung is not None and order_of(rung.step) > order_of(finding.action) >= 0:
-            found[told_by(finding)] = rung
+        escalation = state.ladder.get(name)
+        if escalation is not None and order_of(escalation.step) > order_of(finding.action) >= 0:
+            found[escalation_key(finding)] = escalation
     return found
 
 
-def told_by(finding: Finding) -> str:
+def escalation_key(finding: Finding) -> str:
     """What a raised rung is looked up by."""
     return f"{finding.key}#{finding.fault}"
 
 
-def told(finding: Finding, rungs: Mapping[str, Rung]) -> Finding:
+def as_escalated(finding: Finding, escalations: Mapping[str, EscalationStep]) -> Finding:
     """The finding as people read it: with the step that the ladder has come to, and why."""
-    rung = rungs.get(told_by(finding))
-    if rung is None or finding.level is not Level.DRAIN or order_of(rung.step) <= order_of(finding.action):
+    escalation = escalations.get(escalation_key(finding))
+    if escalation is None or finding.level is not Level.DRAIN or order_of(escalation.step) <= order_of(finding.action):
         return finding
-    words = f": {rung.step.value} ({rung.why})" if rung.why else f": {rung.step.value}"
+    words = f": {escalation.step.value} ({escalation.why})" if escalation.why else f": {escalation.step.value}"
     asked = f": {finding.action.value}"
     summary = finding.summary.replace(asked, words, 1) if asked in finding.summary else finding.summary + words
-    return replace(finding, action=rung.step, summary=summary)
+    return replace(finding, action=escalation.step, summary=summary)
 
 
-def tie(state: PolicyState) -> str:
+def manual_resume_reason(state: PolicyState) -> str:
     """Why the ladder leaves the resume to a person, or ""."""
-    for name, rung in sorted(state.ladder.items()):
+    for name, escalation in sorted(state.ladder.items()):
         fault, _, of = name.partition("/")
-        here = [n for n in of.split("+") if not left(n, state.boards)]
-        if rung.tied and here:
-            places = [next((pci for pci, serial in state.boards.items() if serial == n), n) for n in here]
-            return f"{fault} on {', '.join(places)} {rung.why or 'again'} wants {rung.step.value}"
+        here = [n for n in of.split("+") if not replaced(n, state.gpu_serials)]
+        if escalation.manual_resume and here:
+            addresses = [next((pci for pci, serial in state.gpu_serials.items() if serial == n), n) for n in here]
+            return f"{fault} on {', '.join(addresses)} {escalation.why or 'again'} wants {escalation.step.value}"
     return ""

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from fairlead.errors import DataError
 from fairlead.model.verdict import one_line
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 
 REASON_MAX = 240
 PROLOG_ERROR = "Prolog error"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from fairlead.model.finding import Finding, Level, Service
-from fairlead.policy.rules import CheckPolicy, Severity
-from fairlead.policy.state import Now, PolicyState, Track, identity, rank
+from fairlead.policy.decision_rules import CheckPolicy, Severity
+from fairlead.policy.policy_state import Now, PolicyState, Track, identity, rank
 
 EARLIER = "seen before the reboot, not since"
 _BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # a kernel record's evidence begins with its boot
@@ -31,7 +31,7 @@ def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
     }
     if not now.drained:
         tracks = {key: _without_log(track, state.boot_id) for key, track in tracks.items()}
-    begun = replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, clean_looks=0, tracks=tracks)
+    begun = replace(state, boot_id=now.boot_id, ran=frozenset(), clean_sweeps=0, thorough_clean_sweeps=0, tracks=tracks)
     return begun if now.drained else _confirmed_in_this_boot(begun)
 
 
@@ -70,7 +70,7 @@ def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> boo
     return evidence.startswith(f"{now.boot_id}:") or key in tracks
 
 
-def unseen(track: Track, now: Now) -> str:
+def earlier_boot_only(track: Track, now: Now) -> str:
     """Why what an earlier boot has found drains no node that is not drained, in one line; "" where this boot says so too."""
     return EARLIER if track.earlier and not now.drained else ""
 
@@ -88,7 +88,7 @@ def severity_of(finding: Finding) -> Severity:
     return Severity.AFTER_JOB if finding.service is Service.DRAIN_AFTER_JOB else Severity.NOW
 
 
-def seen(window: tuple[int, ...], severity: Severity) -> int:
+def count_at_least(window: tuple[int, ...], severity: Severity) -> int:
     """How many sweeps of the window had a finding at least so severe."""
     return sum(1 for s in window if s >= severity)
 
@@ -105,23 +105,27 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
     worst = max(map(severity_of, bad), default=Severity.WARN if raw is Level.WARN else Severity.NONE)
     window = (*track.window, min(worst, Severity.WARN) if grace else worst)[-policy.confirm_of :]
     if raw is Level.DRAIN:
-        enough = (s for s in (Severity.AFTER_JOB, Severity.NOW) if s <= worst and seen(window, s) >= policy.needed(s))
+        enough = (s for s in (Severity.AFTER_JOB, Severity.NOW) if s <= worst and count_at_least(window, s) >= policy.needed(s))
         confirmed_now = Severity.NONE if grace else max(enough, default=Severity.NONE)
         confirmed = max(track.confirmed, confirmed_now)
         earlier = track.confirmed_earlier and confirmed_now < confirmed
-        stood = track.level is Level.DRAIN
-        level = Level.DRAIN if stood or any(severity_of(f) <= confirmed for f in bad) else max(track.level, Level.WARN, key=rank)
+        was_draining = track.level is Level.DRAIN
+        level = (
+            Level.DRAIN
+            if was_draining or any(severity_of(f) <= confirmed for f in bad)
+            else max(track.level, Level.WARN, key=rank)
+        )
         since, jobs = track.since_seconds, track.jobs
-        if level is Level.DRAIN and not stood:
+        if level is Level.DRAIN and not was_draining:
             since, jobs = now.wall_seconds, None if now.job_running and not now.jobs else now.jobs
         job = now.job if {identity(f) for f in bad} - {identity(f) for f in track.bad} else track.job
         track = Track(level=level, window=window, confirmed=confirmed, bad=bad, found=found)
         return replace(track, since_seconds=since, jobs=jobs, job=job, confirmed_earlier=earlier)
-    if raw is Level.WARN and track.level is Level.OK and seen(window, Severity.WARN) < policy.needed(Severity.WARN):
+    if raw is Level.WARN and track.level is Level.OK and count_at_least(window, Severity.WARN) < policy.needed(Severity.WARN):
         return replace(track, window=window, clean=0, floor=Level.OK, found=found, bad=())
     if rank(raw) >= rank(track.level):
         return replace(track, level=raw, window=window, confirmed=0, clean=0, floor=Level.OK, found=found, bad=())
-    if raw is Level.UNKNOWN or _stands(track, now):  # neither "cannot be read" nor a log cut short is getting better
+    if raw is Level.UNKNOWN or _lasts_this_boot(track, now):  # neither "cannot be read" nor a log cut short is getting better
         return replace(track, window=window, clean=0, floor=Level.OK, found=found)
     clean = track.clean + (1 if now.full_sweep else 0)
     floor = max(track.floor, raw, key=rank)
@@ -130,6 +134,6 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
     return replace(track, window=window, clean=clean, floor=floor, found=found)
 
 
-def _stands(track: Track, now: Now) -> bool:
+def _lasts_this_boot(track: Track, now: Now) -> bool:
     """Kernel log evidence of this boot does not go away by itself, even when the record does: reboot or acknowledge it."""
     return any(f.evidence_id.startswith(f"{now.boot_id}:") for f in track.bad)

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from fairlead.errors import DataError
-from fairlead.model.apart import apart
-from fairlead.model.plain import one_line
+from fairlead.model.isolated import isolated
+from fairlead.model.plain_text import one_line
 from fairlead.model.verdict import State, parse_line
-from fairlead.policy.rules import SETTING_PREFIX
+from fairlead.policy.decision_rules import SETTING_PREFIX
 from fairlead.provision.agent_status import Status, status_of
 from fairlead.provision.node_answer import SAID, TEXT_MAX
 from fairlead.provision.ssh import ANSWER_MAX_BYTES
@@ -207,7 +207,7 @@ class SshAccounts:
 
         def account(node: str, address: str) -> AgentAccount:
             said = bytes(answers.get(address, b"")), bytes(errors.get(address, b""))
-            return apart(
+            return isolated(
                 lambda: long if address in endless else self._account(node, address, *said, codes.get(address)),
                 lambda why: AgentAccount(reached=False, trouble=why),
             )

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
 from fairlead.provision.node_answer import SAID, TEXT_MAX
 
 MANY = 5000

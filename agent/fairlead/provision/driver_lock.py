@@ -19,8 +19,8 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
+from fairlead.config.driver_lock import SCHEMA, Lock, LockedSet
 from fairlead.config.driver_rules import driver_version, numbers
-from fairlead.config.lock import SCHEMA, Lock, LockedSet
 from fairlead.errors import ConfigError, DataError, InputMissing, ProvisionError
 from fairlead.model.change import Package
 from fairlead.settings.driver import DriverWant

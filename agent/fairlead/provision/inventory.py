@@ -12,7 +12,7 @@ from msgspec import Struct
 from fairlead import config
 from fairlead.config import Document, Site
 from fairlead.errors import ConfigError, InputMissing, SlurmError, UsageError
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
 from fairlead.slurm.scontrol import Scontrol, rows
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")

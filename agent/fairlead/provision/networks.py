@@ -8,15 +8,15 @@ from functools import partial
 import msgspec
 
 from fairlead.config import Site
-from fairlead.model.apart import apart
-from fairlead.nccl.fleet import Port, compare
+from fairlead.model.isolated import isolated
+from fairlead.nccl.compute_ports import Port, compare
 from fairlead.provision.inventory import members
 from fairlead.provision.provision_report import ClassDifference, NodeResult
 
 
 def differences(site: Site, results: Sequence[NodeResult]) -> tuple[ClassDifference, ...]:
     """By class. Nodes that said nothing (not reached, an older fairlead) are not compared."""
-    said = {r.node: some for r in results if (some := apart(partial(_ports, r.apply), lambda why: None)) is not None}
+    said = {r.node: some for r in results if (some := isolated(partial(_ports, r.apply), lambda why: None)) is not None}
     found = []
     for name, nodes in members(site).items():
         found += [ClassDifference(name=name, difference=d) for d in compare({n: said[n] for n in nodes if n in said})]

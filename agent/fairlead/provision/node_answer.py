@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fairlead.model.plain import one_line, page
+from fairlead.model.plain_text import one_line, page
 
 LINE_MAX = 8 << 20  # characters of one answer
 TEXT_MAX = 2000  # of a message; far below what any is

@@ -19,10 +19,10 @@ from pathlib import Path, PurePosixPath
 
 import fairlead
 from fairlead import assets
-from fairlead.config.lock import NAME as LOCK
-from fairlead.config.lock import load_lock
+from fairlead.config.driver_lock import NAME as LOCK
+from fairlead.config.driver_lock import load_lock
 from fairlead.errors import DataError, InputMissing
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
 from fairlead.provision import wheel_lock, wheels
 from fairlead.provision.offline_bundle import README, SUMS, WHEELS_FOR
 from fairlead.provision.wheel_tags import choose, normal

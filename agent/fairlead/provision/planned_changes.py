@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from fairlead.model.apart import apart
-from fairlead.model.plain import aside
+from fairlead.model.isolated import isolated
+from fairlead.model.plain_text import aside
 from fairlead.provision.inventory import fold
 from fairlead.provision.node_answer import HINT
 from fairlead.provision.provision_report import WAITS, NodeResult, advice, located, shortened, theirs
@@ -97,7 +97,7 @@ def of_result(result: NodeResult) -> NodePlan:
 
 def of_one(result: NodeResult) -> NodePlan:
     """The same; what cannot be read is this node's failure alone."""
-    return apart(lambda: of_result(result), lambda why: NodePlan(node=result.node, state="failed", failures=(why,), hint=HINT))
+    return isolated(lambda: of_result(result), lambda why: NodePlan(node=result.node, state="failed", failures=(why,), hint=HINT))
 
 
 def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct, field
 
 from fairlead.errors import ExitCode
-from fairlead.model.plain import aside, one_line
-from fairlead.nccl.fleet import Difference
+from fairlead.model.plain_text import aside, one_line
+from fairlead.nccl.compute_ports import PortDifference
 from fairlead.provision.inventory import fold
 from fairlead.provision.node_answer import HINT, SAID, TEXT_MAX
 
@@ -53,7 +53,7 @@ class ClassDifference(Struct, frozen=True, kw_only=True):
     """A difference between the nodes of one class (a site's name for it)."""
 
     name: str
-    difference: Difference
+    difference: PortDifference
 
     def text(self) -> str:
         """One line: "class h100: gpu[3,17]: ports: 7 InfiniBand up, mlx5_3 down; the other 410 have 8 InfiniBand up"."""

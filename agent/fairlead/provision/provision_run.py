@@ -25,8 +25,8 @@ from msgspec import Struct
 from fairlead import assets
 from fairlead.config import Site
 from fairlead.errors import InputMissing, ProvisionError, UsageError
-from fairlead.model.apart import apart
-from fairlead.model.plain import one_line
+from fairlead.model.isolated import isolated
+from fairlead.model.plain_text import one_line
 from fairlead.provision import wheels
 from fairlead.provision.ansible_lock import locked_command
 from fairlead.provision.interrupt import interruptible
@@ -208,7 +208,7 @@ def _add_result(
     def read() -> NodeResult:
         return with_origin(node_result(node, kind, str(data.get("task", "")), data.get("res") or {}), origins[node])
 
-    result = apart(read, lambda why: NodeResult(node=node, state="failed", message=why, failures=(why,), hint=HINT))
+    result = isolated(read, lambda why: NodeResult(node=node, state="failed", message=why, failures=(why,), hint=HINT))
     results[node] = result
     if not result.no_wheel:  # fetching may help: said when it is known
         shown.done(result)

@@ -8,7 +8,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
 
 KEPT_LINES = 200
 

@@ -21,7 +21,7 @@ from fairlead.model.check import KernelRecord
 from fairlead.model.kernel_text import begins_with_a_name
 from fairlead.replay.timestamps import NO_YEAR, Stamp, stamp
 from fairlead.xid.decode import BOOT
-from fairlead.xid.log import Messages, journal
+from fairlead.xid.log_file import Messages, journal
 from fairlead.xid.versions import loaded
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)

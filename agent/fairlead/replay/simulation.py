@@ -25,7 +25,7 @@ from fairlead.model.facts import Driver, Missing, Node, unreadable
 from fairlead.model.finding import Finding, Service
 from fairlead.model.host_facts import Host
 from fairlead.policy import Decision, Now, Order, PolicyState, Proof, acknowledge, decide
-from fairlead.policy.state import identity, standing
+from fairlead.policy.policy_state import identity, remembered_findings
 from fairlead.replay.recording import Boot, Progress, Recording
 from fairlead.replay.timestamps import show
 
@@ -151,7 +151,7 @@ class _Replay:
 
     def _known(self) -> None:
         """Acknowledge what stood when a person resumed the node, as an agent noted at the time."""
-        self.state = acknowledge(self.state, standing(self.state))  # what stood at that time of the recording
+        self.state = acknowledge(self.state, remembered_findings(self.state))  # what stood at that time of the recording
         self.drained, self.returned = "", True
         self._event("acknowledged", text="a person resumed the node")
         self._decide(set())
@@ -211,7 +211,9 @@ class _Replay:
         self.returned = False
         ran = self.policies.keys() if woken is None else woken
         decision = decide(findings, self.policies, self.state, now, self.document.policy, ran=ran)
-        same = replace(decision.state, clean_sweeps=0, clean_looks=0) == replace(self.state, clean_sweeps=0, clean_looks=0)
+        same = replace(decision.state, clean_sweeps=0, thorough_clean_sweeps=0) == replace(
+            self.state, clean_sweeps=0, thorough_clean_sweeps=0
+        )
         self._same = self._same + 1 if same and decision.order is Order.KEEP else 0
         self.state = decision.state
         self._tell(decision)
@@ -238,7 +240,7 @@ class _Replay:
             if (finding.key, finding.fault) not in self.also:
                 self.also.add((finding.key, finding.fault))
                 self._event("also", finding)
-        for finding, why in zip(decision.held, decision.why_held, strict=True):
+        for finding, why in zip(decision.suppressed, decision.why_suppressed, strict=True):
             self._once(f"held {finding.key} {finding.fault} {why.partition(':')[0]}", "held", finding, why=why)
         for finding in decision.warned:
             if finding.summary != "just well again":

@@ -82,7 +82,7 @@ def _words(observed: Observed, what: str, wanted: Range | None) -> dict[str, str
     return {f"{pci} {what}": f"{wanted[0]}-{wanted[1]}" for pci in observed.gpus} if wanted else {}
 
 
-def _noted(note: str | None) -> dict[str, str]:
+def _recorded_locks(note: str | None) -> dict[str, str]:
     lines = [line.split() for line in (note or "").splitlines()]
     return {f"{words[0]} {words[1]}": words[2] for words in lines if len(words) == 3}
 
@@ -97,11 +97,11 @@ def plan(want: ClocksWant, observed: Observed) -> tuple[AnyChange, ...]:
             _check("sm_megahertz", want.sm_megahertz, pci, clocks.sm_most)
         if want.memory_megahertz:
             _check("memory_megahertz", want.memory_megahertz, pci, clocks.memory_most)
-    noted = _noted(observed.note)
+    recorded = _recorded_locks(observed.note)
     changes: list[AnyChange] = []
-    for target in sorted({*locks, *noted}):
+    for target in sorted({*locks, *recorded}):
         pci, what = target.split()
-        now, value = noted.get(target, "off"), locks.get(target, "off")
+        now, value = recorded.get(target, "off"), locks.get(target, "off")
         seen = observed.gpus.get(pci)
         above = what == "locked_clocks" and seen and want.sm_megahertz and seen.sm > want.sm_megahertz[1] + _TOLERANCE_MEGAHERTZ
         if now == value and not above:
@@ -113,7 +113,7 @@ def plan(want: ClocksWant, observed: Observed) -> tuple[AnyChange, ...]:
         elif value == "off":
             why = f"{kind} clock of GPU {pci} is locked to {now} MHz, and nothing is declared any more"
         changes.append(_nvml(pci, what, why, value, now))
-    if noted != locks:
+    if recorded != locks:
         text = "".join(f"{target} {value}\n" for target, value in sorted(locks.items())) or None
         why = f"{NOTE} does not say what is locked"
         changes.append(

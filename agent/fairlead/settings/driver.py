@@ -73,7 +73,7 @@ class Installed(Struct, frozen=True):
     """A package as dpkg knows it. ``whole``: installed and configured, nothing left half done."""
 
     version: str
-    held: bool
+    on_hold: bool
     whole: bool
 
 
@@ -148,7 +148,7 @@ def former(pin: str | None) -> dict[str, str]:
 
 def plan(want: DriverWant, observed: Observed) -> tuple[AnyChange, ...]:
     if not want.version and not want.branch and not want.packages:
-        return _given_up(observed)
+        return _no_longer_declared(observed)
     if not want.packages or not want.version:
         raise ConfigError("node.json", "settings.driver.packages", "the document has no set", hint="run `fairlead lock`")
     changes = _packages(want, observed)
@@ -173,10 +173,10 @@ def _file(path: str, content: str | None, before: str | None, why: str, disrupti
     )
 
 
-def _given_up(observed: Observed) -> tuple[AnyChange, ...]:
+def _no_longer_declared(observed: Observed) -> tuple[AnyChange, ...]:
     """No driver is declared any more: what fairlead keeps others from is given free; packages stay as they are."""
-    held = tuple((p, text) for p, text in ((PIN, observed.pin), (UNATTENDED, observed.unattended)) if text is not None)
-    return tuple(_file(path, None, text, f"{path} is ours, and no driver is declared any more") for path, text in held)
+    ours = tuple((p, text) for p, text in ((PIN, observed.pin), (UNATTENDED, observed.unattended)) if text is not None)
+    return tuple(_file(path, None, text, f"{path} is ours, and no driver is declared any more") for path, text in ours)
 
 
 def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
@@ -193,7 +193,7 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
             )
         ):
             continue
-        if have is not None and have.held and have.version != package.version and package.name not in ours:
+        if have is not None and have.on_hold and have.version != package.version and package.name not in ours:
             raise ConfigError(
                 "apt-mark",
                 package.name,
@@ -205,7 +205,7 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
     remove = tuple(
         sorted(n for n, v in ours.items() if n not in names and n in observed.installed and observed.installed[n].version == v)
     )
-    loose = tuple(p.name for p in want.packages if want.hold and p.kept and not _held(p.name, observed, moved=p in install))
+    loose = tuple(p.name for p in want.packages if want.hold and p.kept and not _is_on_hold(p.name, observed, moved=p in install))
     if not install and not remove and not loose:
         return []
     before = tuple((n, observed.installed[n].version) for n in (*(p.name for p in install), *remove) if n in observed.installed)
@@ -227,9 +227,9 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
     ]
 
 
-def _held(name: str, observed: Observed, *, moved: bool) -> bool:
+def _is_on_hold(name: str, observed: Observed, *, moved: bool) -> bool:
     have = observed.installed.get(name)
-    return have is not None and have.held and not moved
+    return have is not None and have.on_hold and not moved
 
 
 def _why(

@@ -18,7 +18,7 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
 
 FILE = "/etc/systemd/journald.conf.d/90-fairlead.conf"
-PLACES = tuple(f"{place}/systemd/journald.conf.d/" for place in ("/etc", "/run", "/usr/lib"))
+FOLDERS = tuple(f"{folder}/systemd/journald.conf.d/" for folder in ("/etc", "/run", "/usr/lib"))
 UNIT, FLUSH = "systemd-journald.service", "systemd-journal-flush.service"
 
 
@@ -46,7 +46,7 @@ def observe(node: Node) -> Observed | Missing:
         return file
     later: dict[str, tuple[str, str]] = {}
     # A file in /etc hides one of the same name in /run, and that one in /usr/lib.
-    named = {path.rpartition("/")[2]: path for place in reversed(PLACES) for path in node.texts if path.startswith(place)}
+    named = {path.rpartition("/")[2]: path for folder in reversed(FOLDERS) for path in node.texts if path.startswith(folder)}
     for name, path in sorted(named.items()):
         text = node.texts[path]
         if isinstance(text, Missing):
@@ -87,5 +87,5 @@ setting = Setting(
     want=JournaldWant,
     observe=observe,
     plan=plan,
-    reads=(FILE, *(f"{place}*.conf" for place in PLACES)),
+    reads=(FILE, *(f"{folder}*.conf" for folder in FOLDERS)),
 )

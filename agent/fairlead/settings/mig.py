@@ -41,7 +41,7 @@ class MigWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ] = {}
 
 
-class State(Struct, frozen=True):
+class MigState(Struct, frozen=True):
     """``instances`` is () while MIG is off; ``profiles``: what the GPU offers, () while it does not say."""
 
     on: bool
@@ -58,13 +58,13 @@ class State(Struct, frozen=True):
 class Observed(Struct, frozen=True):
     """PCI address -> state; None: a GPU without MIG."""
 
-    gpus: dict[str, State | None]
+    gpus: dict[str, MigState | None]
 
 
 def observe(node: Node) -> Observed | Missing:
     if isinstance(node.gpus, Missing):
         return node.gpus
-    found: dict[str, State | None] = {}
+    found: dict[str, MigState | None] = {}
     for gpu in node.gpus:
         if gpu.lost:
             continue
@@ -75,11 +75,11 @@ def observe(node: Node) -> Observed | Missing:
         for value in (on, pending, instances, profiles):
             if isinstance(value, Missing):
                 return unreadable(f"MIG of GPU {gpu.pci}: {value.detail}")
-        found[gpu.pci] = State(on is True, pending is True, tuple(instances), tuple(profiles))  # type: ignore[arg-type]
+        found[gpu.pci] = MigState(on is True, pending is True, tuple(instances), tuple(profiles))  # type: ignore[arg-type]
     return Observed(found)
 
 
-def _check(key: str, geometry: tuple[str, ...], pci: str, state: State | None) -> None:
+def _check(key: str, geometry: tuple[str, ...], pci: str, state: MigState | None) -> None:
     hint = "`nvidia-smi mig -lgip` lists the profiles of a GPU with MIG on"
     if state is None:
         raise ConfigError("node.json", key, f"GPU {pci} has no MIG", hint="leave it out, or declare an empty list for it")
@@ -109,7 +109,7 @@ def plan(want: MigWant, observed: Observed) -> tuple[AnyChange, ...]:
     return tuple(changes)
 
 
-def _one(pci: str, state: State, geometry: tuple[str, ...]) -> list[AnyChange]:
+def _one(pci: str, state: MigState, geometry: tuple[str, ...]) -> list[AnyChange]:
     wanted = bool(geometry)
     value = ",".join(sorted(geometry)) or OFF
     if state.on != wanted and state.pending == wanted:

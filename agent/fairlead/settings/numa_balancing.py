@@ -16,7 +16,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, KernelValue, Layer
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
-from fairlead.model.sysctl import GLOBS, later_writers, unreadable_file
+from fairlead.model.sysctl_files import GLOBS, later_writers, unreadable_file
 
 VALUE = "/proc/sys/kernel/numa_balancing"
 KEY = "kernel.numa_balancing"

@@ -16,7 +16,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, Layer, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
-from fairlead.model.unit import UnitSeen, reads_of, seen
+from fairlead.model.unit import UnitSeen, reads_of, unit_seen
 
 FOLDER = "/etc/systemd/system"
 #: Without these a node is lost to Slurm, to its admins, or to fairlead.
@@ -51,7 +51,7 @@ def observe(node: Node) -> Observed | Missing:
     broken: dict[str, Missing] = {}
     for path, text in node.texts.items():
         if path.startswith("/@unit/"):
-            unit = seen(node, path.removeprefix("/@unit/"))
+            unit = unit_seen(node, path.removeprefix("/@unit/"))
             if isinstance(unit, Missing):
                 broken[path.removeprefix("/@unit/")] = unit
             else:

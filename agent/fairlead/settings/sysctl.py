@@ -18,7 +18,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, KernelValue, Layer
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
-from fairlead.model.sysctl import GLOBS, later_writers, proc_path, unreadable_file
+from fairlead.model.sysctl_files import GLOBS, later_writers, proc_path, unreadable_file
 
 FILE = "/etc/sysctl.d/90-fairlead-sysctl.conf"
 CONGESTION = "/proc/sys/net/ipv4/tcp_available_congestion_control"

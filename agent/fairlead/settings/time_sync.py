@@ -16,7 +16,7 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, Layer, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
-from fairlead.model.unit import UnitSeen, reads_of, seen
+from fairlead.model.unit import UnitSeen, reads_of, unit_seen
 
 #: Unit names of each program: Debian's first, then those of the EL family.
 UNITS = {
@@ -51,7 +51,7 @@ class Observed(Struct, frozen=True):
 def observe(node: Node) -> Observed | Missing:
     units: dict[str, UnitSeen] = {}
     for name in (n for names in UNITS.values() for n in names):
-        unit = seen(node, name)
+        unit = unit_seen(node, name)
         if isinstance(unit, Missing):
             return unit
         units[name] = unit

@@ -16,8 +16,8 @@ from fairlead.errors import ConfigError
 from fairlead.model.change import AnyChange, File, Layer, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
-from fairlead.model.tuned import COMM, PROFILE
-from fairlead.model.unit import PREFIX, seen
+from fairlead.model.tuned_profile import COMM, PROFILE
+from fairlead.model.unit import PREFIX, unit_seen
 
 UNIT = "tuned.service"
 MODE = "/etc/tuned/profile_mode"
@@ -44,11 +44,11 @@ def observe(node: Node) -> Observed | Missing:
     for value in (running, profile, mode):
         if isinstance(value, Missing):
             return value
-    unit = seen(node, UNIT)
+    unit = unit_seen(node, UNIT)
     if isinstance(unit, Missing):
         return unit
-    told = node.text(f"{PREFIX}{UNIT}") is not None
-    absent = "" if not told else "masked" if unit.load == "masked" else "" if unit.installed else "not installed"
+    known = node.text(f"{PREFIX}{UNIT}") is not None
+    absent = "" if not known else "masked" if unit.load == "masked" else "" if unit.installed else "not installed"
     return Observed(running is not None, None if profile is None else str(profile), None if mode is None else str(mode), absent)
 
 

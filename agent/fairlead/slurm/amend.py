@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fairlead.slurm.conf import PAIR, SlurmConf
+from fairlead.slurm.slurm_conf import PAIR, SlurmConf
 
 HEAD = "# For fairlead:"
 PROLOG, EPILOG = "/etc/slurm/prolog.d/50-fairlead", "/etc/slurm/epilog.d/50-fairlead"
@@ -41,9 +41,9 @@ def amend(text: str, conf: SlurmConf, *, pyxis: bool = False) -> Amended:
             notes.append(note)
         if not value:
             continue
-        place = _place(lines, key)
-        if place is not None:
-            first, after, whole = place
+        span = _span(lines, key)
+        if span is not None:
+            first, after, whole = span
             if whole:
                 lines[first:after] = [f"{key}={value}\n"]
             else:
@@ -102,7 +102,7 @@ def _more(conf: SlurmConf, key: str, word: str) -> str:
     return ",".join([*now, word])
 
 
-def _place(lines: list[str], key: str) -> tuple[int, int, bool] | None:
+def _span(lines: list[str], key: str) -> tuple[int, int, bool] | None:
     """(first line, line after it, whether nothing else is said there) of the last line that sets ``key``."""
     found: tuple[int, int, bool] | None = None
     at = 0

@@ -13,8 +13,8 @@ import re
 import time
 
 from fairlead.errors import InputMissing
-from fairlead.slurm.conf import parse
 from fairlead.slurm.scontrol import CONF_PATHS
+from fairlead.slurm.slurm_conf import parse
 
 TAIL_BYTES = 256 << 10
 _LINE = re.compile(

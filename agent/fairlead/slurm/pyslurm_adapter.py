@@ -24,8 +24,8 @@ import msgspec
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm import pyslurm_worker
 from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.node_groups import NodeGroup, expand
 from fairlead.slurm.scontrol import NO_ANSWER, Scontrol, plain, states_of
-from fairlead.slurm.topology import NodeGroup, expand
 
 LINE_MAX = 64 << 20
 #: Slurm's compact words (squeue(1), JOB STATE CODES) of the states in which a job has its nodes.

@@ -18,7 +18,7 @@ from functools import partial
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm.client import JobOn, NodeState, Stamp
-from fairlead.slurm.topology import NodeGroup, parse_topology
+from fairlead.slurm.node_groups import NodeGroup, parse_topology
 
 #: Where slurm.conf may be: a file of the node, or what a configless slurmd fetched (slurm.conf(5), "configless").
 CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -173,10 +173,10 @@ def _boottime() -> float:
 def _end_at(until: float) -> None:
     """In the child, right before exec: the last moment at which this program can look at the time. The timer outlasts exec
     (setitimer(2)), and the kernel keeps it, also where the agent is stopped meanwhile."""
-    left = until - _boottime()
-    if left <= 0:
+    remaining = until - _boottime()
+    if remaining <= 0:
         os._exit(_TOO_LATE)
-    signal.setitimer(signal.ITIMER_REAL, left)
+    signal.setitimer(signal.ITIMER_REAL, remaining)
 
 
 def plain(name: str) -> str:

@@ -23,8 +23,8 @@ def render_conf(made: SwitchTree | Blocks) -> str:
         return "".join(f"{line}\n" for line in [*lines, f"BlockSizes={','.join(map(str, made.sizes))}"])
     lines = []
     for switch in made.switches:
-        held = f"Nodes={fold(switch.nodes)}" if switch.nodes else f"Switches={fold(switch.switches)}"
-        lines.append(f"SwitchName={switch.name} {held}")
+        members = f"Nodes={fold(switch.nodes)}" if switch.nodes else f"Switches={fold(switch.switches)}"
+        lines.append(f"SwitchName={switch.name} {members}")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -3,6 +3,6 @@
 Formats: NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu/rc/kernel_rc.c and kernel-open/nvidia/nv.c.
 """
 
-from fairlead.xid.line import Kind, XidLine, parse, read
+from fairlead.xid.line import XidKind, XidLine, parse, read
 
-__all__ = ["Kind", "XidLine", "parse", "read"]
+__all__ = ["XidKind", "XidLine", "parse", "read"]

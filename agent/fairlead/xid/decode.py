@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from fairlead.model.finding import Action, Service
 from fairlead.xid.catalogue import look_up
-from fairlead.xid.line import Kind, XidLine, read
+from fairlead.xid.line import XidKind, XidLine, read
 from fairlead.xid.meaning import meaning
 from fairlead.xid.nvlink5 import NvlinkFault
 from fairlead.xid.versions import loaded
@@ -41,7 +41,7 @@ class Decoded(Struct, frozen=True, kw_only=True):
     """
 
     line: int
-    kind: Kind
+    kind: XidKind
     code: int
     pci: str
     mig: Instance | None
@@ -65,7 +65,7 @@ class _Faults:
         self._latest.clear()
 
     def note(self, line: XidLine) -> None:
-        if not line.pci or line.kind is Kind.SXID or line.code in NO_CAUSE:
+        if not line.pci or line.kind is XidKind.SXID or line.code in NO_CAUSE:
             return
         key = (line.pci, line.gi, line.ci, line.pid, line.code in RECORDS)
         self._latest.pop(key, None)
@@ -96,34 +96,34 @@ def _can_cause(fault: XidLine, line: XidLine, driver: str) -> bool:
 
 
 def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
-    """All recognised records of a log, in order and as they come. ``texts`` are messages without stamps (xid.log).
+    """All recognised records of a log, in order and as they come. ``texts`` are messages without stamps (xid.log_file).
 
     ``driver``: the version of the driver that printed it; "" for what the log itself says when the driver loads.
     """
     faults = _Faults()
-    told = driver
+    running = driver
 
     def watched() -> Iterator[str]:
-        nonlocal told
+        nonlocal running
         for text in texts:
             if text.startswith(BOOT):
                 faults.forget()
-                told = driver
+                running = driver
             elif not driver:
-                told = loaded(text) or told
+                running = loaded(text) or running
             yield text
 
-    for place, line in read(watched()):
-        means = meaning(line, told)
+    for index, line in read(watched()):
+        means = meaning(line, running)
         caused_by, blames = line.caused_by, means.blames
-        if line.kind is Kind.XID and line.code == CONSEQUENCE:
+        if line.kind is XidKind.XID and line.code == CONSEQUENCE:
             if caused_by is not None:
-                blames = look_up(caused_by, told).blames
-            elif (cause := faults.cause(line, told)) is not None:
-                caused_by, blames = cause.code, meaning(cause, told).blames
+                blames = look_up(caused_by, running).blames
+            elif (cause := faults.cause(line, running)) is not None:
+                caused_by, blames = cause.code, meaning(cause, running).blames
         faults.note(line)
         yield Decoded(
-            line=place + 1,
+            line=index + 1,
             kind=line.kind,
             code=line.code,
             pci=line.pci,

@@ -22,7 +22,7 @@ SPLIT_PENDING = 64  # GPUs whose message has begun and not ended
 SPLIT_REACH = 8  # records within which the three parts of a split message are looked for
 
 
-class Kind(StrEnum):
+class XidKind(StrEnum):
     XID = "xid"
     SXID = "sxid"
     BUS_LOST = "bus_lost"
@@ -37,7 +37,7 @@ class XidLine(Struct, frozen=True, kw_only=True):
     recovery: the action number that an Xid 154 line changed to.
     """
 
-    kind: Kind
+    kind: XidKind
     code: int
     pci: str
     gi: int | None = None
@@ -160,11 +160,11 @@ def parse(text: str) -> XidLine | None:
     if text.startswith("NVRM: GPU "):
         match = _LOST.match(text)
         if match and (pci := address(match[1])):
-            return XidLine(kind=Kind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")
+            return XidLine(kind=XidKind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")
     if text.startswith("NVRM: The NVIDIA GPU ") and (first := _SPLIT_FIRST.match(text)):
         flat = first[2].replace("\\x0a", " ").replace("NVRM: ", "")
         if "installed in this system has" in flat and "fallen off the bus" in flat and (pci := address(first[1])):
-            return XidLine(kind=Kind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")
+            return XidLine(kind=XidKind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")
     return None
 
 
@@ -178,7 +178,7 @@ def _parse_xid(text: str) -> XidLine | None:
     nvlink = _NVLINK.match(message) if int(code) in nvlink5.CODES else None
     recovery = _RECOVERY.match(message) if int(code) == 154 else None
     return XidLine(
-        kind=Kind.XID,
+        kind=XidKind.XID,
         code=int(code),
         pci=address(where),
         gi=int(gi) if gi else None,
@@ -208,7 +208,7 @@ def _parse_sxid(text: str) -> XidLine | None:
     severity = _SEVERITY.match(message)
     link = _LINK.search(message) if severity else None
     return XidLine(
-        kind=Kind.SXID,
+        kind=XidKind.SXID,
         code=int(code),
         pci=address(where),
         text=message,
@@ -227,18 +227,18 @@ def read(texts: Iterable[str]) -> Iterator[tuple[int, XidLine]]:
     records also open other, harmless messages ("is not supported by").
     """
     pending: list[tuple[str, int]] = []
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         line = parse(text)
         if line is not None:
-            yield place, line
+            yield index, line
             continue
         first = _SPLIT_FIRST.match(text)
         if first is not None:
-            pending = [*pending[-SPLIT_PENDING:], (address(first[1]), place)]
+            pending = [*pending[-SPLIT_PENDING:], (address(first[1]), index)]
         elif pending and _SPLIT_OTHER.match(text):
             pending.pop()
         elif pending and _SPLIT_LAST.match(text):
-            pending = [(pci, since) for pci, since in pending if pci and place - since <= SPLIT_REACH]
+            pending = [(pci, since) for pci, since in pending if pci and index - since <= SPLIT_REACH]
             if pending:
                 pci, _ = pending.pop(0)
-                yield place, XidLine(kind=Kind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")
+                yield index, XidLine(kind=XidKind.BUS_LOST, code=79, pci=pci, text="GPU has fallen off the bus")

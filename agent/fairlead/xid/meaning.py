@@ -7,7 +7,7 @@ from msgspec import Struct
 from fairlead.model.finding import Action, Service
 from fairlead.xid import nvlink5
 from fairlead.xid.catalogue import XidEntry, look_up, recovery
-from fairlead.xid.line import Kind, XidLine
+from fairlead.xid.line import XidKind, XidLine
 from fairlead.xid.sxids import sxid
 
 
@@ -31,7 +31,7 @@ def meaning(line: XidLine, driver: str = "") -> Meaning:
     An SXid or NVLink line (144 to 150) takes a node out of service only when it says Fatal itself; Xid 154 counts by the
     number of the action it changed to, not by its words, which differ between drivers.
     """
-    if line.kind is Kind.SXID:
+    if line.kind is XidKind.SXID:
         return _of_sxid(line)
     entry = look_up(line.code, driver)
     if line.code == 154 and line.recovery is not None:

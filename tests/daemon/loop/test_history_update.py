@@ -27,7 +27,7 @@ def test_history_without_a_folder_writes_no_file(tmp_path: Path, monkeypatch: py
     history = History("", "b")
     history.event("x", "y")
     history.add_boards({"0000:1b:00.0": "1"})
-    assert not history.on_disk and history.trouble == "" and history.past().boards
+    assert not history.on_disk and history.trouble == "" and history.past().gpu_cards
     history.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -39,12 +39,12 @@ def test_boards_are_known_as_first_seen_until_a_repair(tmp_path: Path) -> None:
     history.add_readable(frozenset({"1/x", "2/x"}))
     history.close()
     again = History(str(tmp_path), "next boot")
-    assert again.past().boards == {"0000:1b:00.0": "1", "0000:43:00.0": "2"}
+    assert again.past().gpu_cards == {"0000:1b:00.0": "1", "0000:43:00.0": "2"}
     again.forget(["0000:1b:00.0"])
     again.add_boards({"0000:1b:00.0": "9"})
-    assert again.past().boards == {"0000:1b:00.0": "9", "0000:43:00.0": "2"} and "2/x" in again.past().readable
+    assert again.past().gpu_cards == {"0000:1b:00.0": "9", "0000:43:00.0": "2"} and "2/x" in again.past().readable
     again.forget((), everything=True)
-    assert again.past().boards == {} and again.past().readable == frozenset()
+    assert again.past().gpu_cards == {} and again.past().readable == frozenset()
     again.close()
 
 

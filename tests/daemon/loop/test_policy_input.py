@@ -9,7 +9,7 @@ from fairlead.daemon.loop.policy_input import after_slurm
 from fairlead.daemon.slurmctld.slurm_state import SlurmState
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import PolicyState
-from fairlead.policy.state import Track, identity
+from fairlead.policy.policy_state import Track, identity
 
 BOOT, EARLIER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
 FOUND = Finding(check="xid", level=Level.DRAIN, device="gpu1", summary="Xid 79", evidence_id=f"{BOOT}:7")

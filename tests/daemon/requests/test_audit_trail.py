@@ -25,8 +25,8 @@ from fairlead.errors import HostError, InputMissing
 from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
 from fairlead.model.finding import Finding, Level
-from fairlead.policy.request import Ack, Clear
-from fairlead.policy.state import PolicyState, Track, identity
+from fairlead.policy.policy_state import PolicyState, Track, identity
+from fairlead.policy.state_requests import Ack, Clear
 from tests.daemon.conftest import PROJECT
 
 PCI = "0000:1b:00.0"

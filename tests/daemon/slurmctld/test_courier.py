@@ -17,8 +17,8 @@ from fairlead.drains.ledger import Ledger, Phase
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import DrainProtocol
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MANUAL
-from fairlead.policy.rules import Rules
 from fairlead.slurm.client import JobOn, NodeState, Stamp
 
 XID = Want(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0")

@@ -19,7 +19,7 @@ from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.host.slurmd import FIND_SECONDS, Slurmd
-from fairlead.policy.rules import Rules
+from fairlead.policy.decision_rules import Rules
 from tests.slurm import model
 
 XID = Want(kind="drain", check="xid", summary="gone")

@@ -11,7 +11,7 @@ from fairlead.host.clock import boottime
 from fairlead.host.job_records import Job, Jobs
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, Node
-from fairlead.xid import Kind, XidLine, parse
+from fairlead.xid import XidKind, XidLine, parse
 
 TOPOLOGY_MAX_BYTES = 1 << 20
 LINGER_SECONDS = 10  # a fault is printed while the job's processes end, which the epilog may overtake
@@ -47,7 +47,7 @@ class Blame:
         attributed = []
         for record in records:
             line = parse(record.text)
-            of_a_gpu = line is not None and line.kind is not Kind.SXID and line.pci and (line.gi is not None or order != {})
+            of_a_gpu = line is not None and line.kind is not XidKind.SXID and line.pci and (line.gi is not None or order != {})
             if line is None or not of_a_gpu or not self._jobs:
                 attributed.append(record)
                 continue

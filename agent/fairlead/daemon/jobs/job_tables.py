@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fairlead.config import Document
 from fairlead.host import scratch
-from fairlead.jobenv.render import render
-from fairlead.jobenv.table import assemble
+from fairlead.jobenv.environment_text import render
+from fairlead.jobenv.variable_table import assemble
 from fairlead.model.facts import Node
 from fairlead.settings import nccl
 

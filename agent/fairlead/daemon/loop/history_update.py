@@ -7,7 +7,7 @@ from collections.abc import Collection
 from fairlead import checks
 from fairlead.config import Document
 from fairlead.history.memory import History
-from fairlead.model.device import boards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import Missing, Node
 
 KEEP_SECONDS = 60.0  # what rarely changes is remembered this often at most: as counters are
@@ -42,4 +42,4 @@ def after_judging(
         if isinstance(node.driver.library_version, str) and fields:
             fields |= {f"{DRIVER}{node.driver.library_version}"}
         history.add_readable(fields)
-        history.add_boards(boards_of(node))
+        history.add_boards(gpu_cards_of(node))

@@ -57,7 +57,7 @@ from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order, decide
-from fairlead.policy.request import known_of
+from fairlead.policy.state_requests import known_of
 
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
 _NOTHING: frozenset[str] = frozenset()  # no check has judged anything: only what the decision depends on has changed

@@ -83,7 +83,7 @@ class Readers:
     def read_thoroughly(self) -> None:
         """Have the next sweep read everything, and ask a driver that hung."""
         if self._gatherer is not None:
-            self._gatherer.look_closely()
+            self._gatherer.read_thoroughly()
         if self.worker is not None:
             self.worker.hurry()
 

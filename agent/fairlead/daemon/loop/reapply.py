@@ -30,7 +30,7 @@ from fairlead.host.bounded_disk import Disk
 from fairlead.host.root import Root
 from fairlead.model.change import PciBits
 from fairlead.model.finding import Finding, Level
-from fairlead.policy.rules import SETTING_PREFIX
+from fairlead.policy.decision_rules import SETTING_PREFIX
 
 PROGRAM = "/opt/fairlead/current/bin/fairlead"
 UNIT = "fairlead-reapply"

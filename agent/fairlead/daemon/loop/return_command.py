@@ -21,8 +21,8 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.host import log
+from fairlead.host.atomic_file import write_atomic
 from fairlead.host.bounded_disk import Direct, Storage
-from fairlead.host.files import write_atomic
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line
 from fairlead.policy import Proof, Rules

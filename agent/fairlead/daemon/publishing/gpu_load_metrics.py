@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fairlead.model.facts import Gpu, Missing, Node
-from fairlead.model.gpu_load import REASONS, ClockEvents, Fabric, GpuLoad
+from fairlead.model.gpu_load import REASONS, ClockEvents, GpuFabric, GpuLoad
 
 _GAUGES = (
     ("margin_celsius", "temperature_margin_celsius", "Degrees to the slowdown, below 0 past it."),
@@ -51,7 +51,7 @@ def _fabric_and_processes(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
     )
     alone = GaugeMetricFamily("fairlead_gpu_processes_without_job", "Compute processes of no Slurm job.", labels=["pci"])
     for gpu in gpus:
-        if isinstance(gpu.load.fabric, Fabric):
+        if isinstance(gpu.load.fabric, GpuFabric):
             state.add_metric([gpu.pci], gpu.load.fabric.state)
         if not isinstance(gpu.processes, Missing):
             none = [p for p in gpu.processes if not isinstance(p.owner, Missing) and p.owner.job is None]

@@ -19,7 +19,7 @@ from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowR
 from fairlead.model.finding import Finding, Level
 from fairlead.model.gpu_load import REASONS
 from fairlead.model.verdict import State
-from fairlead.policy.fleet import Hold
+from fairlead.policy.drain_limits import DrainLimit
 
 _ECC = ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected")
 _LINK_ERRORS = (
@@ -73,7 +73,7 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     suppressed: tuple[Finding, ...] = ()
     drained: bool = False
-    limit: Hold | None = None
+    limit: DrainLimit | None = None
     slurm_up: bool = True
     sweeps: int = 0
     records: int = 0

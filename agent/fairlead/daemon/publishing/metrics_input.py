@@ -42,7 +42,7 @@ def metrics_input(
         expires_unix=born + (verdict.expires if verdict else boottime()),
         checks=tuple(sorted(state.modes.items())),
         findings=state.findings,
-        suppressed=decision.held,
+        suppressed=decision.suppressed,
         drained=state.slurm.drained,
         limit=state.slurm.limit,
         slurm_up=not state.slurm.error,

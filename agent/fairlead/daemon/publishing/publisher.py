@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from fairlead.config import Document
 from fairlead.errors import DataError, HostError
 from fairlead.host import log
+from fairlead.host.atomic_file import write_atomic, write_if_changed
 from fairlead.host.bounded_disk import Direct, Storage
 from fairlead.host.clock import boottime
-from fairlead.host.files import write_atomic, write_if_changed
 from fairlead.model.facts import Missing, Node
 from fairlead.model.verdict import State, Verdict, parse_line
 

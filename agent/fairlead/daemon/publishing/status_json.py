@@ -13,8 +13,7 @@ from fairlead.host.clock import boottime
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.finding import OVERRUN, Finding, Level, as_data
 from fairlead.policy import PolicyState, identity, ladder
-from fairlead.policy.state import Rung
-from fairlead.policy.state import standing as standing_findings
+from fairlead.policy.policy_state import EscalationStep, remembered_findings
 
 
 def status_json(
@@ -43,14 +42,15 @@ def status_json(
         "pid": os.getpid(),
         "boot_id": node.boot_id if node is not None and isinstance(node.boot_id, str) else "",
         "findings": [
-            {**_finding(f, decision.rungs), "mode": state.modes.get(f.check, "observe")}
+            {**_finding(f, decision.escalations), "mode": state.modes.get(f.check, "observe")}
             for f in state.findings
             if f.level is not Level.OK
         ],
         **remembered(decision.state),
         "gpus": [] if node is None or isinstance(node.gpus, Missing) else [_gpu(g) for g in node.gpus],
         "held": [
-            {"check": f.check, "summary": f.summary, "why": why} for f, why in zip(decision.held, decision.why_held, strict=True)
+            {"check": f.check, "summary": f.summary, "why": why}
+            for f, why in zip(decision.suppressed, decision.why_suppressed, strict=True)
         ],
         "drain": {"reason": slurm.reason, "since_unix": slurm.since} if slurm.drained else None,
         "hold": hold,
@@ -72,7 +72,7 @@ def status_json(
 def remembered(state: PolicyState) -> dict[str, object]:
     """Return what people may acknowledge or clear, from the policy's state: findings that stand, acknowledgements,
     strikes, ladder."""
-    bad = [f for f in standing_findings(state) if f.level is Level.DRAIN or (f.fault == OVERRUN and f.level is Level.WARN)]
+    bad = [f for f in remembered_findings(state) if f.level is Level.DRAIN or (f.fault == OVERRUN and f.level is Level.WARN)]
     return {
         "standing": [{"id": identity(f), "check": f.check, "device": f.device, "summary": f.summary} for f in bad],
         "acknowledged": list(state.acknowledged),
@@ -81,21 +81,25 @@ def remembered(state: PolicyState) -> dict[str, object]:
         "reboots": list(state.reboots),
         "ladder": {
             name: {
-                "step": rung.step.value,
-                "open": rung.open,
-                "since_unix": rung.since_seconds,
-                "why": rung.why,
-                "tied": rung.tied,
+                "step": escalation.step.value,
+                "open": escalation.open,
+                "since_unix": escalation.since_seconds,
+                "why": escalation.why,
+                "tied": escalation.manual_resume,
             }
-            for name, rung in state.ladder.items()
+            for name, escalation in state.ladder.items()
         },
     }
 
 
-def _finding(finding: Finding, rungs: Mapping[str, Rung]) -> dict[str, object]:
+def _finding(finding: Finding, escalations: Mapping[str, EscalationStep]) -> dict[str, object]:
     """Return a finding with the step that the ladder has come to; ``id`` is of what the check said, as acknowledgements are."""
-    escalated = ladder.told(finding, rungs)
-    raised = {"from": finding.action.value, "why": rungs[ladder.told_by(finding)].why} if escalated is not finding else None
+    escalated = ladder.as_escalated(finding, escalations)
+    raised = (
+        {"from": finding.action.value, "why": escalations[ladder.escalation_key(finding)].why}
+        if escalated is not finding
+        else None
+    )
     return {**as_data(escalated), "id": identity(finding), "raised": raised}
 
 

@@ -18,10 +18,10 @@ from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, HostError
 from fairlead.history.memory import History
 from fairlead.host import log
+from fairlead.host.atomic_file import write_atomic
 from fairlead.host.bounded_disk import Direct, Storage
-from fairlead.host.files import write_atomic
 from fairlead.policy import PolicyState
-from fairlead.policy.request import BYTES_MAX, Ack, Clear, Request, Undo, apply, decode, encode
+from fairlead.policy.state_requests import BYTES_MAX, Ack, Clear, Request, Undo, apply, decode, encode
 
 FOLDER = "requests"
 

@@ -8,14 +8,14 @@ from fairlead.drains.ledger import Entry, Phase
 from fairlead.drains.outcome import Outcome, Result
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order
-from fairlead.policy.fleet import Hold
+from fairlead.policy.drain_limits import DrainLimit
 
 
 class Want(Struct, frozen=True, kw_only=True):
     """Orders something of the courier. kind: keep, drain or resume; check, summary and job are the parts of the reason.
 
-    certain: see ``policy.fleet``. pending_room: keep the node as it is, and drain it as soon as the rules across nodes leave
-    room. fit: jobs may run here, so Slurm's mark for a job that our prolog refused is to be lifted.
+    certain: see ``policy.drain_limits``. pending_room: keep the node as it is, and drain it as soon as the rules across nodes
+    leave room. fit: jobs may run here, so Slurm's mark for a job that our prolog refused is to be lifted.
     """
 
     kind: str = "keep"
@@ -60,7 +60,7 @@ class SlurmState(Struct, frozen=True, kw_only=True):
     blocked_because: str = ""
     foreign: bool = False
     over_budget: str = ""
-    limit: Hold | None = None
+    limit: DrainLimit | None = None
     error: str = ""
     acknowledged: int = 0
     known: tuple[str, ...] = ()

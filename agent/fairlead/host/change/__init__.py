@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from fairlead.errors import FairleadError, HostError, next_step
-from fairlead.host.change import gpus, nvml_release, packages, reload
-from fairlead.host.change.files import write_file
+from fairlead.host.atomic_file import write_file
+from fairlead.host.change import apt_transaction, gpus, nvml_release, reload
+from fairlead.host.change.change_text import diff, target, verbs
 from fairlead.host.change.gpus import NvmlSet
-from fairlead.host.change.show import diff, target, verbs
 from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
 from fairlead.host.change.undo import UNDO, remember, undo_changes
 from fairlead.host.change.values import RefusedError, current_choice, write_bits, write_kernel_value
@@ -58,7 +58,7 @@ __all__ = [
 NOT_UNDONE = Unit | Module | BootLoader | Reboot | Packages | ModuleReload
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class ChangeOutcome(Struct, frozen=True, kw_only=True):
     """What became of one change. ``message`` is one line: what was done, or why it was not; ``hint``: what to do about that.
     ``skipped``: not for here (done), or not now (not done)."""
 
@@ -76,7 +76,7 @@ def execute(
     nvml_set: NvmlSet | None = None,
     undo: str = UNDO,
     run_dir: str = nvml_release.RUN_DIR,
-) -> tuple[Outcome, ...]:
+) -> tuple[ChangeOutcome, ...]:
     """Make the changes in order. One that fails does not stop the others, but that what the kernel refused is not persisted:
     no file of the same setting is written after it, and that nothing follows packages that did not move. Nothing is raised for
     a failure."""
@@ -84,18 +84,20 @@ def execute(
         return _execute(changes, root, nvml, undo, run_dir)
 
 
-def _execute(changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None, undo: str, run_dir: str) -> tuple[Outcome, ...]:
-    outcomes: list[Outcome] = []
+def _execute(
+    changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None, undo: str, run_dir: str
+) -> tuple[ChangeOutcome, ...]:
+    outcomes: list[ChangeOutcome] = []
     refused: set[str] = set()
     unmoved: set[str] = set()
     for change in changes:
         if change.setting in unmoved:
             words = f"{target(change)}: waits for the packages"
-            outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
+            outcomes.append(ChangeOutcome(change=change, done=False, skipped=True, message=words))
             continue
         if change.setting in refused and change.layer is Layer.PERSISTED:
             words = f"{target(change)}: not written, since the running system refused it"
-            outcomes.append(Outcome(change=change, done=False, message=words))
+            outcomes.append(ChangeOutcome(change=change, done=False, message=words))
             continue
         record = ""
         try:
@@ -106,7 +108,7 @@ def _execute(changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None,
             if record and isinstance(e, RefusedError):
                 os.unlink(record)  # nothing was changed, so there is nothing to undo, and a later reset takes nothing away
             words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
-            later = isinstance(e, packages.LaterError | reload.HeldError)
+            later = isinstance(e, apt_transaction.LaterError | reload.HeldError)
             if isinstance(change, Packages):
                 unmoved.add(change.setting)
             if isinstance(change, KernelValue | Nvml):
@@ -115,55 +117,55 @@ def _execute(changes: Iterable[AnyChange], root: Root, nvml_set: NvmlSet | None,
                     words = f"the kernel refuses {change.value!r} ({words})"
             hint = e.hint if isinstance(e, FairleadError) else next_step(e)
             message = f"{target(change)}: {words}"
-            outcomes.append(Outcome(change=change, done=False, skipped=later, message=message, hint=hint))
+            outcomes.append(ChangeOutcome(change=change, done=False, skipped=later, message=message, hint=hint))
     return tuple(outcomes)
 
 
-def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str = nvml_release.RUN_DIR) -> Outcome:
+def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str = nvml_release.RUN_DIR) -> ChangeOutcome:
     match change:
         case File():
             write_file(root.join(change.path), _bytes(change.content), change.mode)
-            return Outcome(
+            return ChangeOutcome(
                 change=change, done=True, message=f"{change.path}: {'removed' if change.content is None else 'written'}"
             )
         case KernelValue():
             write_kernel_value(change, root)
-            return Outcome(change=change, done=True, message=f"{change.path}: {change.before or '?'} -> {change.value}")
+            return ChangeOutcome(change=change, done=True, message=f"{change.path}: {change.before or '?'} -> {change.value}")
         case PciBits():
             word = write_bits(change, root)
-            return Outcome(change=change, done=True, message=f"{target(change)}: {change.before:#06x} -> {word:#06x}")
+            return ChangeOutcome(change=change, done=True, message=f"{target(change)}: {change.before:#06x} -> {word:#06x}")
         case Nvml():
             if nvml_set is None:
-                return Outcome(change=change, done=False, message=f"{target(change)}: NVML is not at hand")
+                return ChangeOutcome(change=change, done=False, message=f"{target(change)}: NVML is not at hand")
             nvml_set(change.pci, change.what, change.value)
-            return Outcome(change=change, done=True, message=f"{target(change)}: {change.before} -> {change.value}")
+            return ChangeOutcome(change=change, done=True, message=f"{target(change)}: {change.before} -> {change.value}")
         case Unit():
             if is_image(root) and change.enabled is not None:
                 enable_in_image(change, root)
                 words = f"{change.name}: {'enabled' if change.enabled else 'disabled'} in the image"
-                return Outcome(change=change, done=True, skipped=True, message=words)
+                return ChangeOutcome(change=change, done=True, skipped=True, message=words)
             if not root.is_live:
-                return Outcome(change=change, done=True, skipped=True, message=f"{change.name}: not a running system")
+                return ChangeOutcome(change=change, done=True, skipped=True, message=f"{change.name}: not a running system")
             for argv in commands(change):
                 systemctl(argv)
-            return Outcome(change=change, done=True, message=f"{change.name}: {', '.join(verbs(change))}")
+            return ChangeOutcome(change=change, done=True, message=f"{change.name}: {', '.join(verbs(change))}")
         case Reboot():
-            return Outcome(change=change, done=False, skipped=True, message=f"{change.what}: waits for a reboot")
+            return ChangeOutcome(change=change, done=False, skipped=True, message=f"{change.what}: waits for a reboot")
         case Packages():
-            if not packages.has_apt(root):
+            if not apt_transaction.has_apt(root):
                 if root.is_live:
                     raise HostError("no apt on this node", hint="only apt can be driven: docs/how-to/driver.md")
-                return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: no apt in this tree")
-            return Outcome(change=change, done=True, message=f"{target(change)}: {packages.install(change, root)}")
+                return ChangeOutcome(change=change, done=True, skipped=True, message=f"{target(change)}: no apt in this tree")
+            return ChangeOutcome(change=change, done=True, message=f"{target(change)}: {apt_transaction.install(change, root)}")
         case ModuleReload():
             if not root.is_live:
-                return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
-            return Outcome(change=change, done=True, message=reload.reload(change, root, run_dir))
+                return ChangeOutcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
+            return ChangeOutcome(change=change, done=True, message=reload.reload(change, root, run_dir))
         case Module() | BootLoader():
             if not root.is_live:
-                return Outcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
+                return ChangeOutcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
             made_anew(change)
-            return Outcome(change=change, done=True, message=f"{target(change)}: done")
+            return ChangeOutcome(change=change, done=True, message=f"{target(change)}: done")
 
 
 def _bytes(content: str | None) -> bytes | None:
@@ -172,28 +174,28 @@ def _bytes(content: str | None) -> bytes | None:
 
 def undo_all(
     root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False, drained: bool = False
-) -> tuple[Outcome, ...]:
+) -> tuple[ChangeOutcome, ...]:
     """Bring back the state before fairlead, last change first; the record of what came back is removed.
 
     busy, drained: as for apply; what may not be changed now stays, with its record, and its outcome is ``skipped``.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[ChangeOutcome] = []
     for path, change in reversed(undo_changes(root, undo)):
         if not change.disruption.allowed(busy=busy, drained=drained):
             words = f"{target(change)}: waits for {'a drained' if change.disruption is Disruption.DRAIN else 'an idle'} node"
-            outcomes.append(Outcome(change=change, done=False, skipped=True, message=words))
+            outcomes.append(ChangeOutcome(change=change, done=False, skipped=True, message=words))
             continue
         outcomes.append(undo_one(path, change, root, nvml_set))
     return tuple(outcomes)
 
 
-def undo_one(path: str, change: AnyChange, root: Root, nvml_set: NvmlSet | None = None) -> Outcome:
+def undo_one(path: str, change: AnyChange, root: Root, nvml_set: NvmlSet | None = None) -> ChangeOutcome:
     """Bring back one state that ``undo_changes`` gave with its record's ``path``; the record goes once that is done."""
     try:
         with gpus.setting(nvml_set, root, nvml_release.RUN_DIR) as nvml:
             outcome = _make(change, root, nvml)
     except (OSError, FairleadError) as e:
-        outcome = Outcome(change=change, done=False, message=f"{target(change)}: {e}")
+        outcome = ChangeOutcome(change=change, done=False, message=f"{target(change)}: {e}")
     if outcome.done:
         os.unlink(path)
     return outcome

@@ -21,14 +21,14 @@ _IN_USE = "NVML IN_USE (19)"  # host.gpu_reader.return_text
 def setting(nvml_set: NvmlSet | None, root: Root, run_dir: str) -> Iterator[NvmlSet | None]:
     """``nvml_set`` for one run of changes. From the first change in ``ALONE`` on the agent has let go of NVML, and what says
     IN_USE is tried again for a while; a GPU that another program holds stays so, and is said."""
-    with ExitStack() as held:
+    with ExitStack() as stack:
         end = 0.0
 
         def make(pci: str, what: str, value: int | str) -> None:
             nonlocal end
             assert nvml_set is not None  # noqa: S101  (narrows for mypy)
             if what in ALONE and root.is_live and not end:
-                held.enter_context(nvml_release.asked(run_dir))
+                stack.enter_context(nvml_release.asked(run_dir))
                 end = time.monotonic() + LET_GO_SECONDS
             while True:
                 try:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fairlead.host.change.files import write_file
+from fairlead.host.atomic_file import write_file
 from fairlead.host.clock import boottime
 
 RUN_DIR = "/run/fairlead"

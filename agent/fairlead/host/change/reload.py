@@ -10,7 +10,7 @@ import os
 import time
 
 from fairlead.errors import HostError
-from fairlead.host import packages
+from fairlead.host import installed_packages
 from fairlead.host.change import nvml_release
 from fairlead.host.change.tools import MODPROBE_SECONDS, run, systemctl
 from fairlead.host.root import Root
@@ -30,7 +30,7 @@ class HeldError(HostError):
 def reload(change: ModuleReload, root: Root, run_dir: str = nvml_release.RUN_DIR) -> str:
     """Take the modules out and put them in. Raises HeldError where a program holds a GPU, HostError."""
     release = root.value("/proc/sys/kernel/osrelease")
-    if isinstance(release, str) and packages.module_of(root, release) == "none":
+    if isinstance(release, str) and installed_packages.module_of(root, release) == "none":
         raise HeldError(f"the running kernel {release} has no NVIDIA module", hint="reboot: what is installed is loaded then")
     loaded = [m for m in MODULES if root.exists(f"/sys/module/{m}")]
     stopped: list[str] = []

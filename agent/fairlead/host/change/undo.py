@@ -9,8 +9,8 @@ import os
 from typing import Any
 
 from fairlead.errors import HostError, next_step
-from fairlead.host.change.files import write_file
-from fairlead.host.change.show import target
+from fairlead.host.atomic_file import write_file
+from fairlead.host.change.change_text import target
 from fairlead.host.change.values import current_choice
 from fairlead.host.root import Root
 from fairlead.model.change import AnyChange, Disruption, File, KernelValue, Nvml, PciBits

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from fairlead.policy.budget import allowed
+from fairlead.policy.drain_budget import allowed
 from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
 
 #: So long other runs have to undo their drains, and so long a node whose drain was undone has to answer slurmctld.

@@ -16,10 +16,10 @@ from msgspec import Struct
 from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.model.nodelist import expand
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
+from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MAINTAIN, Owner, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
-from fairlead.policy.rules import Rules
 from fairlead.provision.maintain import maintenance_steps
 from fairlead.provision.maintain.begin_limits import NodeAvailability
 from fairlead.provision.maintain.maintenance_steps import (

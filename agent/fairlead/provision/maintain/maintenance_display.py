@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from fairlead.model.plain import one_line
+from fairlead.model.plain_text import one_line
 from fairlead.provision.maintain.maintenance_steps import IN_WORK, MaintenanceStep, NodeWork
 from fairlead.provision.terminal_frame import Screen, drawable
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fairlead.config import Site
 from fairlead.errors import UsageError
-from fairlead.policy.budget import allowed
+from fairlead.policy.drain_budget import allowed
 from fairlead.policy.ownership import parse, strip_suffixes
 from fairlead.provision.inventory import Target, fold, targets
 from fairlead.provision.maintain import maintenance_steps

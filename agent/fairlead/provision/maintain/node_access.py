@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.config import Site
 from fairlead.errors import DataError, FairleadError
-from fairlead.model.apart import apart
+from fairlead.model.isolated import isolated
 from fairlead.model.verdict import one_line
 from fairlead.provision.agent_accounts import parse_account, parts_of, reading
 from fairlead.provision.agent_status import Status, status_of
@@ -73,7 +73,7 @@ class SshNodeAccess:
         if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
             return NodeReading(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
         declared = self._targets[node].document.node
-        return apart(lambda: parse_reading(out, declared), lambda why: NodeReading(trouble=why))
+        return isolated(lambda: parse_reading(out, declared), lambda why: NodeReading(trouble=why))
 
     def reboot(self, node: str, boot: str) -> str:
         # Only in the boot that is meant: an order that was late would reboot the node that has just come back.
@@ -89,7 +89,8 @@ class SshNodeAccess:
         except FairleadError as e:
             return {node: ApplyOutcome(trouble=f"{e}; next: {e.hint or unheard(nodes)}") for node in nodes}
         return {
-            result.node: apart(partial(apply_outcome, result), lambda why: ApplyOutcome(trouble=why)) for result in report.nodes
+            result.node: isolated(partial(apply_outcome, result), lambda why: ApplyOutcome(trouble=why))
+            for result in report.nodes
         }
 
     def forget(self, node: str) -> None:

@@ -106,15 +106,15 @@ def shared_uplinks(view: MachineView) -> Iterable[Finding]:
         tight[address] = (link.now, wanted, cards)
     for address in [a for a in tight if any(o != a and _worse(tight[o], tight[a]) for o in tight)]:
         del tight[address]
-    share = {card: up / len(cards) for up, _, cards in tight.values() for card in cards}
-    even = len(share) == len(view.gpus) and max(share.values(), default=0) <= 1.01 * min(share.values(), default=0)
+    bandwidth = {card: up / len(cards) for up, _, cards in tight.values() for card in cards}
+    even = len(bandwidth) == len(view.gpus) and max(bandwidth.values(), default=0) <= 1.01 * min(bandwidth.values(), default=0)
     joined = all(
         view.classes.smi(a.pci, b.pci).startswith(("NV", "XGMI")) for a in view.gpus for b in view.gpus if a.pci != b.pci
     )
     if even and joined:
         return
     for address, (up, wanted, cards) in sorted(tight.items()):
-        worst = up / len(cards) <= 1.01 * min(share.values())
+        worst = up / len(cards) <= 1.01 * min(bandwidth.values())
         yield finding(
             "uplink",
             address,

@@ -2,7 +2,7 @@
 
 NCCL: src/graph/{xml,topo,paths}.cc at 5067397. It knows no host bridges: its PHB is nvidia-smi's PHB and NODE.
 A class here is that of the wires. A communicator may then replace the way from a GPU to a far NIC by PXN, over NVLink and
-a GPU beside that NIC (``relay``); that depends on its ranks and on NCCL_PXN_DISABLE.
+a GPU beside that NIC; that depends on its ranks and on NCCL_PXN_DISABLE.
 nvidia-smi: the rule that reproduces published matrices; between host bridges of one NUMA node it was seen to say
 both NODE and SYS (nccl#1264, nccl#1453), for binding the two are one class.
 """
@@ -119,14 +119,3 @@ class PathClasses:
     def smi(self, a: str, b: str) -> str:
         one, two = self._by_pci.get(a), self._by_pci.get(b)
         return smi_gpus(self._node, one, two) if one is not None and two is not None else smi(self._node, a, b)
-
-    def relay(self, gpu: str, nic: str) -> str:
-        """Return the GPU over which PXN would reach ``nic``: joined to ``gpu`` by NVLink and beside the NIC; "" for none."""
-        own = self._by_pci.get(gpu)
-        if own is None or NCCL_ORDER.index(self.nccl(gpu, nic)) <= NCCL_ORDER.index("PXN"):
-            return ""
-        near = NCCL_ORDER.index("P2C")
-        for peer in self._gpus:
-            if peer.pci != gpu and links_between(own, peer) and NCCL_ORDER.index(self.nccl(peer.pci, nic)) <= near:
-                return peer.pci
-        return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fairlead.errors import DataError
-from fairlead.topology.fabric.switch_fabric import End, Fabric, is_aggregation
+from fairlead.topology.fabric.switch_fabric import End, SwitchFabric, is_aggregation
 
 _HINT = "take a whole dump again: ibnetdiscover > FILE"
 _SKIPPED = re.compile(
@@ -28,7 +28,7 @@ _UNLINKED = re.compile(r"(CA|SW|RT)\s+[0-9]+\s+([0-9]+)\s+0x([0-9a-f]{16})\s+\S+
 _SWITCHES = frozenset({"Switch", "SW", "S"})
 
 
-def parse(text: str, source: str = "ibnetdiscover") -> Fabric:
+def parse(text: str, source: str = "ibnetdiscover") -> SwitchFabric:
     """Return the fabric of a dump in either format; ids are GUIDs in 16 hex digits. Raise DataError for anything else.
 
     ``one_sided`` links are not refused here, see `refuse_cut`.
@@ -37,11 +37,11 @@ def parse(text: str, source: str = "ibnetdiscover") -> Fabric:
         raise DataError(f"{source}: cut off in its last line", hint=_HINT)
     reader = _Reader(source)
     for number, line in enumerate(text.splitlines(), 1):
-        reader.take(number, line.rstrip())
+        reader.read_line(number, line.rstrip())
     return reader.fabric()
 
 
-def refuse_cut(fabric: Fabric, source: str = "ibnetdiscover") -> None:
+def refuse_cut(fabric: SwitchFabric, source: str = "ibnetdiscover") -> None:
     """Raise DataError for a dump that is not whole: without a switch, or with links from one end only."""
     if not fabric.switches:
         raise DataError(f"{source}: no switch in it", hint=_HINT)
@@ -64,10 +64,10 @@ class _Reader:
         self._source = source
         self._switches: dict[str, str] = {}
         self._adapters: dict[str, str] = {}
-        self._told: set[tuple[End, End]] = set()
+        self._ends: set[tuple[End, End]] = set()
         self._here = ""
 
-    def take(self, number: int, line: str) -> None:
+    def read_line(self, number: int, line: str) -> None:
         if not line or _SKIPPED.fullmatch(line):
             return
         if match := _HEAD.fullmatch(line):
@@ -77,11 +77,11 @@ class _Reader:
             if not self._here:
                 raise self._wrong(number, line)
             self._see(match[2], match[3], match[6])
-            self._told.add(((self._here, int(match[1])), (match[3], int(match[4]))))
+            self._ends.add(((self._here, int(match[1])), (match[3], int(match[4]))))
         elif match := _LINKED.fullmatch(line):
             self._see(match[1], match[3], match[7])
             self._see(match[4], match[6], match[8])
-            self._told.add(((match[3], int(match[2])), (match[6], int(match[5]))))
+            self._ends.add(((match[3], int(match[2])), (match[6], int(match[5]))))
         elif match := _UNLINKED.fullmatch(line):
             self._see(match[1], match[3], match[4] if match[4] is not None else match[5])
         else:
@@ -93,15 +93,15 @@ class _Reader:
     def _wrong(self, number: int, line: str) -> DataError:
         return DataError(f"{self._source}: line {number} is none of ibnetdiscover's: {line[:60]!r}", hint=_HINT)
 
-    def fabric(self) -> Fabric:
+    def fabric(self) -> SwitchFabric:
         both = self._switches.keys() & self._adapters.keys()
         if both:
             raise DataError(f"{self._source}: {min(both)} is both a switch and an adapter", hint=_HINT)
-        one_sided = sorted((a, b) for a, b in self._told if (b, a) not in self._told and not self._of_sharp(a, b))
-        return Fabric(
+        one_sided = sorted((a, b) for a, b in self._ends if (b, a) not in self._ends and not self._of_sharp(a, b))
+        return SwitchFabric(
             switches=dict(sorted(self._switches.items())),
             adapters=dict(sorted(self._adapters.items())),
-            links=frozenset((min(pair), max(pair)) for pair in self._told),
+            links=frozenset((min(pair), max(pair)) for pair in self._ends),
             one_sided=tuple(f"{self._words(a)} to {self._words(b)}" for a, b in one_sided),
         )
 

@@ -13,13 +13,13 @@ import msgspec
 
 from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
-from fairlead.topology.fabric.switch_fabric import End, Fabric
+from fairlead.topology.fabric.switch_fabric import End, SwitchFabric
 
 _HINT = "take it again on that node: lldpctl -f json > NODE.json"
 _FORWARDS = frozenset({"bridge", "router"})
 
 
-def parse(texts: Mapping[str, str]) -> Fabric:
+def parse(texts: Mapping[str, str]) -> SwitchFabric:
     """Return the fabric of several systems' outputs, by system name. Ids are names; a switch that was asked itself is one switch
     with the neighbour of that name. Raises DataError, one line with the system, for what is no such output."""
     heard = [(system, *each) for system, text in sorted(texts.items()) for each in _neighbours(system, text)]
@@ -38,7 +38,7 @@ def parse(texts: Mapping[str, str]) -> Fabric:
         if system in switches or forwards:
             pair = (end(system, interface), end(name, port))
             links.add((min(pair), max(pair)))
-    return Fabric(switches=switches, adapters=adapters, links=frozenset(links))
+    return SwitchFabric(switches=switches, adapters=adapters, links=frozenset(links))
 
 
 def _neighbours(system: str, text: str) -> Iterator[tuple[str, str, str, bool]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from fairlead.model.nodelist import in_order, natural
-from fairlead.topology.fabric.switch_fabric import Attached, Fabric, by_name, switch_names
+from fairlead.topology.fabric.switch_fabric import Attached, SwitchFabric, by_name, switch_names
 
 TOP = "fabric"
 
@@ -73,8 +73,8 @@ def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[
     found: dict[frozenset[str], list[str]] = {}
     notes = []
     for leaves in ranked:
-        shares = sorted(((len(leaves & core), core) for core in found), key=lambda share: (-share[0], sorted(share[1])))
-        fitting = [core for count, core in shares if count == shares[0][0] and 2 * count > min(len(leaves), len(core))]
+        overlaps = sorted(((len(leaves & core), core) for core in found), key=lambda overlap: (-overlap[0], sorted(overlap[1])))
+        fitting = [core for count, core in overlaps if count == overlaps[0][0] and 2 * count > min(len(leaves), len(core))]
         if len(fitting) != 1:
             found[leaves] = list(groups[leaves])
             continue
@@ -88,7 +88,7 @@ def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[
     return tuple(ScalableUnit(nodes=tuple(in_order(found[core])), leaves=core) for core in found), tuple(notes)
 
 
-def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
+def switch_tree(fabric: SwitchFabric, attached: Attached) -> SwitchTree:
     """Return the leaves (units) and the switches that join them. Names come from the switches': equal fabrics give equal trees.
 
     Where the input knows no link between switches (LLDP asked on nodes only), all leaves are put below one top switch, and
@@ -116,7 +116,7 @@ def switch_tree(fabric: Fabric, attached: Attached) -> SwitchTree:
         homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switches}
         for switch in switches:
             homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}
-        wider = {name: held | homes[name] for name, held in level.items()}
+        wider = {name: hosts | homes[name] for name, hosts in level.items()}
         level, made = _level(pairs, wider, ranks=ranks, rank=0, every=every, names=names)
         switches += made
     if len(level) > 1:
@@ -139,7 +139,7 @@ def _level(
     above: dict[str, set[str]] = {}
     made = []
     for component in joined:
-        below = in_order(name for name, held in level.items() if held & component)
+        below = in_order(name for name, hosts in level.items() if hosts & component)
         if len(below) < 2:
             above.update((name, level[name] | component) for name in below)
             continue
@@ -171,7 +171,7 @@ def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), not
     return Blocks(blocks=made, sizes=sizes, notes=notes)
 
 
-def unit_blocks(fabric: Fabric, attached: Attached, sizes: tuple[int, ...] = ()) -> Blocks:
+def unit_blocks(fabric: SwitchFabric, attached: Attached, sizes: tuple[int, ...] = ()) -> Blocks:
     """Return each scalable unit as a block. Raise ValueError as `blocks` does."""
     found, notes = scalable_units(attached)
     return blocks({switch.name: switch.nodes for switch, _ in _named(found, switch_names(fabric))}, sizes, notes)
@@ -214,7 +214,7 @@ def _ranks(pairs: tuple[tuple[str, str], ...], leaves: set[str]) -> dict[str, in
     return ranks
 
 
-def _components(pairs: tuple[tuple[str, str], ...], within: set[str], held: Iterable[set[str]]) -> list[set[str]]:
+def _components(pairs: tuple[tuple[str, str], ...], within: set[str], hosts: Iterable[set[str]]) -> list[set[str]]:
     """Return the parts that are connected by links ``within`` these switches; each set in ``held`` counts as connected."""
     root: dict[str, str] = {}
 
@@ -224,7 +224,7 @@ def _components(pairs: tuple[tuple[str, str], ...], within: set[str], held: Iter
             at = root[at]
         return at
 
-    for group in held:
+    for group in hosts:
         ordered = sorted(group)
         for other in ordered:
             root[find(other)] = find(ordered[0])

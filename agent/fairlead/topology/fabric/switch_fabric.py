@@ -23,7 +23,7 @@ NAME_MAX = 64  # of a switch (topology.conf(5))
 End = tuple[str, int]  # id of a switch or adapter, port number
 
 
-class Fabric(Struct, frozen=True, kw_only=True):
+class SwitchFabric(Struct, frozen=True, kw_only=True):
     """``switches`` and ``adapters``: id to description. ``links``: pairs of ends, each pair in order and once.
 
     ``one_sided``: links that only one end reports, in words; a whole dump of an InfiniBand fabric has none.
@@ -63,10 +63,10 @@ class Attached(Struct, frozen=True, kw_only=True):
     unnamed: dict[str, int]
 
 
-def merged(fabrics: Iterable[Fabric]) -> Fabric:
+def merged(fabrics: Iterable[SwitchFabric]) -> SwitchFabric:
     """Return several fabrics, or planes of one, as one fabric."""
     every = list(fabrics)
-    return Fabric(
+    return SwitchFabric(
         switches={i: words for f in every for i, words in f.switches.items()},
         adapters={i: words for f in every for i, words in f.adapters.items()},
         links=frozenset(link for f in every for link in f.links),
@@ -93,7 +93,7 @@ def node_of(identity: str, description: str, rule: AdapterRule) -> str:
     return "" if host.lower() in UNSET or not is_name(host) else host
 
 
-def attach(fabric: Fabric, rule: AdapterRule) -> Attached:
+def attach(fabric: SwitchFabric, rule: AdapterRule) -> Attached:
     """Return which node is connected to which switches."""
     nodes: dict[str, set[str]] = {}
     others: set[str] = set()
@@ -126,7 +126,7 @@ def _chosen(description: str, rule: AdapterRule) -> bool:
     return bool(match and match[2] and rule.ports.fullmatch(match[2]))
 
 
-def switch_names(fabric: Fabric) -> dict[str, str]:
+def switch_names(fabric: SwitchFabric) -> dict[str, str]:
     """Return a unique name for each switch by id: its own, or one made of its id where that is the vendor's or not unique.
 
     ``MF0;leaf-01:MQM9701/U1`` is the switch leaf-01; a switch of several chips has one description for all.

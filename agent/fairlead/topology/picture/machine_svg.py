@@ -12,7 +12,7 @@ from fairlead.model.finding import Finding, Level
 from fairlead.topology.audit.layout_audit import audit
 from fairlead.topology.audit.machine_view import MachineView
 from fairlead.topology.distances.path_classes import links_between
-from fairlead.topology.picture.svg_layout import LEAF, PLACE_HIGH, PLACE_TOP, TOP, DeviceBox, SvgLayout, layout
+from fairlead.topology.picture.svg_layout import LEAF, NUMA_BOX_HIGH, NUMA_BOX_TOP, TOP, DeviceBox, SvgLayout, layout
 
 RED, AMBER, INK, FAINT = "#c62828", "#e08e00", "#37474f", "#78909c"
 FILL = {"gpu": "#dcedc8", "nic": "#cfe3f7", "nvme": "#eceff1", "switch": "#ffe8c6", "root": "#ffffff"}
@@ -79,15 +79,15 @@ def _numa_boxes(plan: SvgLayout) -> list[str]:
     out = []
     for number, left, wide in plan.packages:
         if number >= 0:
-            out.append(_rect(left - 8, TOP, wide + 16, PLACE_HIGH + 38, "#eceff7", "#9fa8c9", 10))
+            out.append(_rect(left - 8, TOP, wide + 16, NUMA_BOX_HIGH + 38, "#eceff7", "#9fa8c9", 10))
             out.append(_text(left, TOP + 18, f"package {number}", size=12, weight="bold"))
     for numa_box in plan.numa_boxes:
         known = numa_box.package >= 0
         fill, edge = ("#ffffff", "#7986b5") if known else ("#fff8e1", AMBER)
-        out.append(_rect(numa_box.x, PLACE_TOP, numa_box.wide, PLACE_HIGH, fill, edge, 6, dash="" if known else "6 4"))
+        out.append(_rect(numa_box.x, NUMA_BOX_TOP, numa_box.wide, NUMA_BOX_HIGH, fill, edge, 6, dash="" if known else "6 4"))
         for i, line in enumerate(numa_box.lines):
             text, size = fit(line, numa_box.wide - 14, 11 if i else 13, bold=not i)
-            out.append(_text(numa_box.x + 8, PLACE_TOP + 18 + 17 * i, text, size=size, weight="" if i else "bold"))
+            out.append(_text(numa_box.x + 8, NUMA_BOX_TOP + 18 + 17 * i, text, size=size, weight="" if i else "bold"))
     return out
 
 
@@ -95,7 +95,7 @@ def _lines(view: MachineView, box: DeviceBox, marks: dict[str, list[tuple[int, s
     """Return the lines from a host bridge to its NUMA node, or from a box to those below with the link's width and generation."""
     out = []
     if box.kind == "root":
-        out.append(_path(f"M{box.x:.1f} {PLACE_TOP + PLACE_HIGH} V{box.y - 10:.1f}", FAINT, 1.5))
+        out.append(_path(f"M{box.x:.1f} {NUMA_BOX_TOP + NUMA_BOX_HIGH} V{box.y - 10:.1f}", FAINT, 1.5))
     for child in box.below:
         link = view.link(child.address)
         bad = _colour(marks, child.address, view)
@@ -208,8 +208,8 @@ def _legend(plan: SvgLayout, top: float) -> tuple[list[str], float]:
         out.append(_path(f"M{at:.1f} {top + 7:.1f} h16", colour, 3))
         out.append(_text(at + 22, top + 11, word, size=11))
         at += 42 + 6.6 * len(word)
-    if plan.apart:
-        out.append(_text(24, top + 36, plan.apart, size=11))
+    if plan.detached:
+        out.append(_text(24, top + 36, plan.detached, size=11))
         top += 22
     return out, top + 40
 

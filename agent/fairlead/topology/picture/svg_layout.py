@@ -14,8 +14,8 @@ from fairlead.topology.audit.machine_view import MachineView
 from fairlead.topology.distances import locality, pci_tree
 from fairlead.topology.distances.accelerators import pci_key
 
-LEAF, GAP, PLACE_MIN = 92, 8, 156
-TOP, PLACE_TOP, PLACE_HIGH = 44, 70, 76
+LEAF, GAP, NUMA_BOX_MIN = 92, 8, 156
+TOP, NUMA_BOX_TOP, NUMA_BOX_HIGH = 44, 70, 76
 ROOT_Y, SWITCH_Y, STEP = 176, 232, 62
 NVME = 0x0108
 
@@ -45,14 +45,14 @@ class NumaBox:
     lines: tuple[str, ...]
     roots: list[DeviceBox] = field(default_factory=list)
     x: float = 0.0  # of its left side
-    wide: float = PLACE_MIN
+    wide: float = NUMA_BOX_MIN
 
 
 @dataclass
 class SvgLayout:
     numa_boxes: list[NumaBox]
     packages: list[tuple[int, float, float]]  # number, left, width
-    apart: str  # NUMA nodes that are not drawn, in words
+    detached: str  # NUMA nodes that are not drawn, in words
     leaf_y: float
     wide: float
 
@@ -65,7 +65,7 @@ class SvgLayout:
 
 def layout(view: MachineView) -> SvgLayout:
     """Return the layout of one machine."""
-    numa_boxes, apart = _numa_boxes(view)
+    numa_boxes, detached = _numa_boxes(view)
     by_numa = {numa_box.numa: numa_box for numa_box in numa_boxes}
     for root in _roots(view):
         homes = [view.numa(leaf.address) for leaf in root.leaves()]
@@ -77,27 +77,27 @@ def layout(view: MachineView) -> SvgLayout:
     numa_boxes.sort(key=lambda p: (p.package < 0, p.package, p.numa))
     depth = max((_depth(root) for numa_box in numa_boxes for root in numa_box.roots), default=0)
     leaf_y = SWITCH_Y + STEP * depth + 18
-    left = 24.0
+    x = 24.0
     packages: list[tuple[int, float, float]] = []
     last = None
     for numa_box in numa_boxes:
         if last is not None and numa_box.package != last.package:
-            left += 20
+            x += 20
         last = numa_box
-        numa_box.x = left
+        numa_box.x = x
         inner = sum(_width(root) for root in numa_box.roots) + GAP * max(0, len(numa_box.roots) - 1)
-        numa_box.wide = max(PLACE_MIN, inner)
-        at = left + (numa_box.wide - inner) / 2
+        numa_box.wide = max(NUMA_BOX_MIN, inner)
+        at = x + (numa_box.wide - inner) / 2
         for root in numa_box.roots:
             _position(root, at, 0, leaf_y)
             at += _width(root) + GAP
         if packages and packages[-1][0] == numa_box.package:
             number, start, _ = packages[-1]
-            packages[-1] = (number, start, left + numa_box.wide - start)
+            packages[-1] = (number, start, x + numa_box.wide - start)
         else:
-            packages.append((numa_box.package, left, numa_box.wide))
-        left += numa_box.wide + 12
-    return SvgLayout(numa_boxes, packages, apart, leaf_y, max(left + 12, 720))
+            packages.append((numa_box.package, x, numa_box.wide))
+        x += numa_box.wide + 12
+    return SvgLayout(numa_boxes, packages, detached, leaf_y, max(x + 12, 720))
 
 
 def _numa_boxes(view: MachineView) -> tuple[list[NumaBox], str]:
@@ -183,13 +183,13 @@ def _width(box: DeviceBox) -> float:
     return max(count * LEAF + (count - 1) * GAP, LEAF)
 
 
-def _position(box: DeviceBox, left: float, depth: int, leaf_y: float) -> None:
+def _position(box: DeviceBox, x: float, depth: int, leaf_y: float) -> None:
     box.wide = LEAF if not box.below else min(_width(box), 2 * LEAF if box.kind == "switch" else LEAF)
-    box.x = left + _width(box) / 2
+    box.x = x + _width(box) / 2
     box.y = leaf_y if not box.below else ROOT_Y if box.kind == "root" else SWITCH_Y + STEP * (depth - 1)
     for child in box.below:
-        _position(child, left, depth + 1, leaf_y)
-        left += _width(child) + GAP
+        _position(child, x, depth + 1, leaf_y)
+        x += _width(child) + GAP
 
 
 def _short(text: str, most: int) -> str:

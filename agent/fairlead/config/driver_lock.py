@@ -1,0 +1,126 @@
+"""fairlead.lock, beside the site's declaration: for each declared driver the exact packages, with their hashes.
+
+`fairlead lock` writes it (provision.lock); here it is read, held against what is declared, and laid over a node's document. What
+the site declares and the lock does not have, or has of another kind, is refused before any node is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from fairlead.config.driver_rules import Set, architecture, faults
+from fairlead.errors import ConfigError, InputMissing
+from fairlead.model.change import Package
+from fairlead.settings.driver import DriverWant
+
+NAME = "fairlead.lock"
+SCHEMA = 1
+DECLARED = ("branch", "version", "module", "install")  # what a set answers to; an empty version or branch is open
+
+
+class LockedSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One set: what was declared when it was resolved, and what that came to."""
+
+    version: str
+    branch: str
+    module: str
+    install: tuple[str, ...]
+    architecture: str
+    packages: tuple[Package, ...]
+
+
+class Lock(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema: int
+    sets: dict[str, LockedSet] = {}
+
+
+_read: dict[str, tuple[tuple[int, int], Lock]] = {}
+
+
+def path_beside(site_file: str) -> str:
+    """Where the lock of a site lies."""
+    return os.path.join(os.path.dirname(os.path.abspath(site_file)), NAME)
+
+
+def load_lock(path: str) -> Lock:
+    """Read a lock; the same file is read once. Raises InputMissing, ConfigError."""
+    try:
+        info = os.stat(path)
+        stamp = (info.st_mtime_ns, info.st_ino)
+        if path in _read and _read[path][0] == stamp:
+            return _read[path][1]
+        with open(path, "rb") as f:
+            lock = msgspec.convert(tomllib.load(f), Lock)
+    except FileNotFoundError:
+        raise InputMissing(f"{path}: no such file", hint="write it with `fairlead lock`") from None
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None
+    except (ValueError, RecursionError, msgspec.ValidationError) as e:
+        raise ConfigError(path, "", f"not a lock: {e}", hint="write it anew with `fairlead lock`") from None
+    if lock.schema != SCHEMA:
+        raise ConfigError(path, "schema", f"{lock.schema} is not readable by this version, which reads {SCHEMA}")
+    _read[path] = (stamp, lock)
+    return lock
+
+
+def declared(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> DriverWant | None:
+    """The driver that layers declare, later ones winning; None where they declare none, or one that is not managed."""
+    table: dict[str, Any] = {}
+    for origin, layer in layers:
+        settings = layer.get("settings", {})
+        settings = settings.get("driver", {}) if isinstance(settings, Mapping) else {}
+        if isinstance(settings, Mapping):
+            if "packages" in settings:
+                words = "not for hand-writing: it comes out of the lock"
+                raise ConfigError(origin, "settings.driver.packages", words, hint="declare settings.driver.install")
+            table.update(settings)
+    try:
+        want = msgspec.convert(table, DriverWant)
+    except msgspec.ValidationError:
+        return None  # the layer's own check says what is wrong, with its file and key
+    return want if want.managed and (want.version or want.branch) else None
+
+
+def lock_layer(
+    site_file: str, node: str, layers: Sequence[tuple[str, Mapping[str, Any]]], profile: str
+) -> tuple[str, dict[str, Any]] | None:
+    """What the lock adds to a node's document. Raises ConfigError with file, key and node where it does not fit."""
+    want = declared(layers)
+    if want is None:
+        return None
+    path = path_beside(site_file)
+    if not os.path.exists(path):
+        words = f"node {node} is to have a driver, and there is no {path}"
+        raise ConfigError(site_file, "settings.driver", words, hint="write it with `fairlead lock`")
+    found = load_lock(path).sets.get(want.set)
+    key = f"sets.{want.set}"
+    if found is None:
+        raise ConfigError(path, key, f"node {node} wants this set, and it is not there", hint="run `fairlead lock`")
+    for name in DECLARED:
+        own, locked = getattr(want, name), getattr(found, name)
+        if own and own != locked and not (name == "install" and set(own) == set(locked)):
+            words = f"is {_plain(locked)}, and node {node} is declared with {_plain(own)}"
+            raise ConfigError(path, f"{key}.{name}", words, hint="run `fairlead lock` again")
+    refuse(found, path, key, architecture(want.gpu, profile), node)
+    packages = [msgspec.to_builtins(p) for p in found.packages]
+    return path, {"settings": {"driver": {"version": found.version, "branch": found.branch, "packages": packages}}}
+
+
+def refuse(found: LockedSet, path: str, key: str, gpu: str, node: str = "") -> None:
+    """Raises ConfigError for a set that is known to be bad, with the first reason, and how many more there are."""
+    chosen = Set(version=found.version, branch=found.branch, module=found.module, gpu=gpu, packages=found.packages)
+    against = faults(chosen)
+    if against:
+        more = f" (and {len(against) - 1} more)" if len(against) > 1 else ""
+        of = f", of node {node}" if node else ""
+        raise ConfigError(path, f"{key}{of}", f"{against[0].text}{more}", hint="`fairlead lock --check` lists every reason")
+
+
+def _plain(value: object) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,82 @@
+"""A file put in place whole or not at all: a reader, a crash and a power cut see the old content or the new."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) -> None:
+    """Write ``data`` to ``temporary`` beside ``path``, with exactly this mode, and rename it. Raises OSError, and leaves no
+    temporary file behind then. A left-over of that name is overwritten. sync: on the disk when this returns, name and content
+    (fsync(2) of the file, then of its folder)."""
+    try:
+        fd = os.open(temporary, _NEW, 0o600)
+    except FileExistsError:
+        os.unlink(temporary)
+        fd = os.open(temporary, _NEW, 0o600)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if sync:
+        sync_folder(os.path.dirname(path) or ".")
+
+
+def write_file(path: str, content: bytes | None, mode: int = 0o644) -> None:
+    """Put ``content`` at ``path`` whole or not at all (None removes it); owner root, exact ``mode``. Raises OSError.
+
+    A left-over of a killed run is overwritten by the next.
+    """
+    folder, name = os.path.split(path)
+    if content is None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        sync_folder(folder)
+        return
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    replace(path, content, temporary=os.path.join(folder, f".{name}.fairlead-new"), mode=mode, sync=True)
+
+
+def sync_folder(folder: str) -> None:
+    """fsync(2) of a folder: names that came and went are on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: str, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
+    """Replace ``path`` by a new file with ``data``. Readers see the old content or the new. Raises OSError.
+
+    sync: on the disk when this returns.
+    """
+    replace(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode, sync=sync)
+
+
+def write_if_changed(path: str, data: bytes, *, mode: int = 0o644) -> bool:
+    """write_atomic where the content differs; whether it did. Raises OSError."""
+    try:
+        with open(path, "rb") as f:
+            if f.read() == data:
+                return False
+    except OSError:
+        pass
+    write_atomic(path, data, mode=mode)
+    return True

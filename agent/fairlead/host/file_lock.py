@@ -1,0 +1,26 @@
+"""The wait for a file lock: neither flock(2) nor fcntl(2) has one that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable
+
+
+def locked_within(
+    fd: int, seconds: float, *, take: Callable[[int, int], object] = fcntl.flock, poll_seconds: float = 0.05
+) -> bool:
+    """Take the exclusive lock of an open file, once its other holder has let go of it; whether that was within ``seconds``.
+
+    take: ``fcntl.flock``, or ``fcntl.lockf`` where the other program locks so (apt, dpkg). Raises OSError for a file that
+    cannot be locked at all.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            take(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES, by system
+            if time.monotonic() > end:
+                return False
+        time.sleep(poll_seconds)

@@ -1,0 +1,152 @@
+"""What a job script, an environment file or a nccl.conf sets: names and values with their lines. Reads, never runs.
+
+Understood: shell (``export A=b``, ``A=b command``, ``env A=b``, ``setenv A b``), srun and sbatch (``--export=ALL,A=b``),
+mpirun (``-x A=b``), Dockerfiles (``ENV A=b``), Python (``os.environ["A"] = "b"``), YAML (``A: b``) and nccl.conf. A value
+that holds a variable is not known (None). Comments, and text that echo prints, set nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+_NAME = r"(?:NCCL|UCX|CUDA|SLURM|SRUN)_[A-Z0-9_]+"
+_QUOTED = r"(?<!\\)\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
+# An unquoted value ends at a blank or a shell operator, and in a list of --export where the next name begins.
+_SHELL = re.compile(rf"(?<![\w$\[.{{-])({_NAME})=({_QUOTED}|(?:(?!,[A-Za-z_]\w*=)[^\s;&|)\"'])*)")
+_PYTHON = re.compile(
+    rf"""(?:environ|env)(?:\[\s*|\.setdefault\(\s*)["']({_NAME})["']\s*(?:\]\s*=(?!=)|,)\s*(?:str\(\s*)?([^\s,)#]+)"""
+)
+_SPACED = re.compile(rf"^\s*(?:setenv|ENV)\s+({_NAME})[\s=]+({_QUOTED}|\S+)")
+_YAML = re.compile(rf"^\s*(?:-\s*)?[\"']?({_NAME})[\"']?:\s+({_QUOTED}|[^\s#]+)")
+_COMMENT = re.compile(rf"({_QUOTED})|(?:(?<=\s)|^)#.*$", re.MULTILINE)
+_SILENT = re.compile(r"^\s*(?:echo|printf|print|unset)\b")
+_ALLOW = re.compile(r"fairlead:\s*allow\s+([a-z0-9, -]+)")
+_LINES_MAX = 100_000
+LINE_MAX = 4096  # characters of a line, and of a command over several lines, that are looked at
+
+#: Options of srun, sbatch and salloc that say how large a task is.
+_OPTIONS = {
+    "cpus_per_task": re.compile(r"(?:--cpus-per-task[=\s]\s*|(?<![\w-])-c[=\s]?\s*)(\d{1,9})\b"),
+    "tasks_per_node": re.compile(r"--ntasks-per-node[=\s]\s*(\d{1,9})\b"),
+}
+
+
+class ScriptLine(Struct, frozen=True, kw_only=True):
+    """One command: lines joined at a backslash, without comments. ``number``: of its first line. ``text``: as it runs."""
+
+    number: int
+    text: str
+    allowed: frozenset[str] = frozenset()
+
+
+class Assignment(Struct, frozen=True, kw_only=True):
+    """``value``: None where it is worked out when the script runs."""
+
+    name: str
+    value: str | None
+    line: ScriptLine
+
+
+class Script(Struct, frozen=True, kw_only=True):
+    """A file as read. ``conf``: it is a nccl.conf. ``raw``: its lines as they stand.
+
+    cpus_per_task, tasks_per_node: as asked of Slurm, None where the file does not say.
+    """
+
+    lines: tuple[ScriptLine, ...]
+    assignments: tuple[Assignment, ...]
+    raw: tuple[str, ...]
+    conf: bool = False
+    cpus_per_task: int | None = None
+    tasks_per_node: int | None = None
+
+
+def read(text: str, *, conf: bool = False) -> Script:
+    """A file's text as a Script; reads at most 100,000 lines, and of each at most ``LINE_MAX`` characters."""
+    raw = tuple(line[:LINE_MAX] for line in text.splitlines()[:_LINES_MAX])
+    lines = tuple(_conf_lines(raw) if conf else _joined(raw))
+    found = _conf(lines) if conf else (a for line in lines for a in _assigned(line))
+    return Script(
+        lines=lines,
+        assignments=tuple(found),
+        raw=raw,
+        conf=conf,
+        cpus_per_task=None if conf else _option(raw, "cpus_per_task"),
+        tasks_per_node=None if conf else _option(raw, "tasks_per_node"),
+    )
+
+
+def _option(raw: tuple[str, ...], name: str) -> int | None:
+    """What the file asks for: the #SBATCH lines first, else the first srun or salloc."""
+    pattern = _OPTIONS[name]
+    commands = [x for x in raw if x[:1] != "#" and re.search(r"\b(?:srun|salloc|sbatch)\b", x)]
+    for line in [x for x in raw if x.startswith("#SBATCH")] + commands:
+        if match := pattern.search(line):
+            return int(match[1])
+    return None
+
+
+def _joined(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
+    allowed: frozenset[str] = frozenset()
+    parts: list[str] = []
+    first = 1
+    for number, text in enumerate(raw, 1):
+        if match := _ALLOW.search(text):
+            allowed |= frozenset(match[1].replace(",", " ").split())
+        bare = "" if text.startswith("#SBATCH") else _COMMENT.sub(lambda m: m[1] or "", text)
+        if text.startswith("#SBATCH") and "--export" in text:
+            bare = text.removeprefix("#SBATCH")
+        first = first if parts else number
+        if bare.rstrip().endswith("\\"):
+            parts.append(bare.rstrip()[:-1])
+            continue
+        whole = " ".join((*parts, bare))[:LINE_MAX]
+        parts = []
+        if whole.strip():
+            yield ScriptLine(number=first, text=whole, allowed=allowed)
+            allowed = frozenset()  # a line of comment allows the command after it, one behind a command that command
+    if parts:
+        yield ScriptLine(number=first, text=" ".join(parts)[:LINE_MAX], allowed=allowed)
+
+
+def _assigned(line: ScriptLine) -> Iterator[Assignment]:
+    if _SILENT.match(line.text):
+        return
+    seen = set()
+    for pattern in (_SPACED, _YAML, _PYTHON, _SHELL):
+        for match in pattern.finditer(line.text):
+            if match.start(1) not in seen:
+                seen.add(match.start(1))
+                yield Assignment(name=match[1], value=_value(match[2], python=pattern is _PYTHON), line=line)
+
+
+def _value(text: str, *, python: bool) -> str | None:
+    """The literal value; None for one with a variable in it, in Python for anything but a string or a number."""
+    quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
+    if python:
+        return text[1:-1] if quoted else text if text.isdecimal() else None
+    if text[:1] != "'" and ("$" in text or "`" in text):
+        return None
+    return text[1:-1] if quoted else text
+
+
+def _conf_lines(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
+    """NCCL takes a line as it stands; only a # in the first column makes a comment (src/misc/param.cc, setEnvFile)."""
+    allowed: frozenset[str] = frozenset()
+    for number, text in enumerate(raw, 1):
+        if text.startswith("#"):
+            match = _ALLOW.search(text)
+            allowed = frozenset(match[1].replace(",", " ").split()) if match else allowed
+        elif text.strip():
+            yield ScriptLine(number=number, text=text, allowed=allowed)
+            allowed = frozenset()
+
+
+def _conf(lines: tuple[ScriptLine, ...]) -> Iterator[Assignment]:
+    for line in lines:
+        name, equals, value = line.text.partition("=")
+        if equals and re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+            yield Assignment(name=name, value=value, line=line)

@@ -1,0 +1,25 @@
+"""What a vendor asks for when a GPU is returned (RMA): shown as evidence of every finding that says contact_support."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Action, Finding
+
+
+def with_rma_details(finding: Finding, node: Node) -> Finding:
+    """The finding with the serial, part number, VBIOS and InfoROM of its GPU, as far as they can be read."""
+    if finding.action is not Action.CONTACT_SUPPORT or isinstance(node.gpus, Missing):
+        return finding
+    for gpu in node.gpus:
+        if gpu.pci and gpu.pci == finding.device:
+            named = {
+                "serial": gpu.serial,
+                "part": gpu.details.board_part_number,
+                "VBIOS": gpu.details.vbios_version,
+                "InfoROM": gpu.details.inforom_image_version,
+            }
+            words = ", ".join(f"{name} {value}" for name, value in named.items() if isinstance(value, str))
+            return replace(finding, evidence=(*finding.evidence, f"for an RMA: {words}")) if words else finding
+    return finding

@@ -1,0 +1,211 @@
+"""The rules that look across nodes: budgets, the common cause, the suspect job. One question before a drain, one after.
+
+Agents decide alone and at the same time, and slurmctld has no lock to offer. So each looks at the list of nodes before
+it drains (``room``) and again after it (``overshoot``). A drain stands only where the list read *after* it is within
+every limit: of all drains that stand, the one whose list was read last has seen the others, so the limit holds in the
+end whatever the order. Which of several goes is agreed by (reason time, name): those past the limit undo their own at
+once, those within it wait once for that and look again. Reason times are whole seconds of slurmctld's clock.
+
+What covers what is in docs/explanation/many-nodes-at-once.md: budgets cover every drain; common cause and suspect job cover
+neither a person's drain nor a device that is certainly gone (``CERTAIN``). Drains by ``fairlead maintain`` count nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fairlead.model.finding import Action, Finding
+from fairlead.policy.decision_rules import Rules
+from fairlead.policy.drain_budget import allowed, seats
+from fairlead.policy.ownership import MAINTAIN, MANUAL, parse
+
+#: Check and action of findings that are the driver's own word on a device that no next job can use, whoever broke it:
+#: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), a failed row remap and too many retired pages (GPU Memory Error
+#: Management, RMA), and NVML's RESET_REQUIRED.
+CERTAIN = frozenset(
+    {
+        ("xid", Action.REBOOT_NODE),
+        ("xid", Action.CHECK_HARDWARE),
+        ("row_remap", Action.CONTACT_SUPPORT),
+        ("retired_pages", Action.CONTACT_SUPPORT),
+        ("gpu_readings", Action.RESET_GPU),
+    }
+)
+#: Check and fault of what is no word of the driver's: the GPU under which jobs of several users fault.
+ONLY_LIKELY = frozenset({("xid", "users")})
+_JOB = re.compile(r"(?:^| )job=([0-9]{1,19})\Z")
+
+
+class LimitKind(StrEnum):
+    """What kind of limit. Common cause and suspect job are suspicions: they hold nothing that is certain."""
+
+    PARTITION = "partition"
+    SWITCH = "switch"
+    BLOCK = "block"
+    COMMON_CAUSE = "common_cause"
+    SUSPECT_JOB = "suspect_job"
+
+    @property
+    def suspicion(self) -> bool:
+        return self in (LimitKind.COMMON_CAUSE, LimitKind.SUSPECT_JOB)
+
+
+class ListedNode(Struct, frozen=True, kw_only=True):
+    """A node as slurmctld lists it. ``time``: reason time, Unix seconds. ``available``: new jobs may start there."""
+
+    name: str
+    available: bool = True
+    drained: bool = False
+    reason: str = ""
+    time: float = 0.0
+    partitions: tuple[str, ...] = ()
+
+
+class Group(Struct, frozen=True):
+    """Nodes that slurmctld's topology puts together: under one leaf switch, or in one block."""
+
+    kind: LimitKind
+    name: str
+    nodes: frozenset[str]
+
+
+class NodeList(Struct, frozen=True, kw_only=True):
+    """All nodes as slurmctld lists them at one time, for the node ``me``, with the groups of its topology."""
+
+    me: str
+    nodes: tuple[ListedNode, ...]
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def mine(self) -> ListedNode | None:
+        return next((n for n in self.nodes if n.name == self.me), None)
+
+
+class DrainCause(Struct, frozen=True, kw_only=True):
+    """What a node is to be drained for. job: the job to blame. certain: see ``CERTAIN``. waited: seconds that this order
+    has already been held by common cause or suspect job."""
+
+    check: str
+    job: int | None = None
+    certain: bool = False
+    waited: float = 0.0
+
+
+class LimitUse(Struct, frozen=True, kw_only=True):
+    """``allowed`` nodes may be out. ours: (time, name) of the nodes that fairlead drained; others: names of the rest."""
+
+    kind: LimitKind
+    name: str
+    allowed: int
+    total: int = 0
+    ours: frozenset[tuple[float, str]] = frozenset()
+    others: frozenset[str] = frozenset()
+
+    def out(self, but: str) -> frozenset[str]:
+        """Names of the nodes that are out, without one."""
+        return (self.others | {name for _, name in self.ours}) - {but}
+
+
+class DrainLimit(Struct, frozen=True, kw_only=True):
+    """The limit that forbids a drain, or that undoes it. ``text``: one line for the verdict. ``wait``: list the nodes again
+    first."""
+
+    kind: LimitKind
+    name: str
+    text: str
+    wait: bool = False
+
+
+def certain(finding: Finding) -> bool:
+    """Is the device gone for good or until the next boot, whoever caused it?"""
+    return (finding.check, finding.action) in CERTAIN and (finding.check, finding.fault) not in ONLY_LIKELY
+
+
+def job_of(summary: str) -> int | None:
+    """The job that a reason of fairlead's blames (``... job=ID`` at its end), or None."""
+    match = _JOB.search(summary)
+    return int(match[1]) if match else None
+
+
+def room(listed: NodeList, fault: DrainCause, rules: Rules, now: float) -> DrainLimit | None:
+    """Before draining: the first limit that leaves no room for one more node; None for room. ``now``: Unix seconds."""
+    for limit in limits(listed, fault, rules, now):
+        out = limit.out(listed.me)
+        if len(out) >= limit.allowed:
+            return _drain_limit(limit, out, rules)
+    return None
+
+
+def overshoot(listed: NodeList, fault: DrainCause, rules: Rules, *, waited: bool = False) -> DrainLimit | None:
+    """After draining: None when the drain may stand; else undo it, or with ``wait`` look once more (then: ``waited``)."""
+    mine = listed.mine
+    if mine is None:
+        return None
+    waits: DrainLimit | None = None
+    for limit in limits(listed, fault, rules, mine.time):
+        out = limit.out(listed.me)
+        if len(out) < limit.allowed:
+            continue
+        ahead = sum(each < (mine.time, listed.me) for each in limit.ours)
+        if waited or ahead >= seats(limit.allowed, len(limit.others - {listed.me})):
+            return _drain_limit(limit, out, rules)
+        waits = waits or replace(_drain_limit(limit, out, rules), wait=True)
+    return waits
+
+
+def limits(listed: NodeList, fault: DrainCause, rules: Rules, drain_time: float) -> Iterator[LimitUse]:
+    """Every limit that applies to this node's drain. The window of common cause ends at ``drain_time`` (slurmctld's clock)."""
+    counted = [n for n in listed.nodes if not (n.drained and n.reason.startswith(MAINTAIN))]
+    for partition in listed.mine.partitions if listed.mine else ():
+        members = [n for n in counted if partition in n.partitions]
+        total = sum(partition in n.partitions for n in listed.nodes)
+        yield _budget(LimitKind.PARTITION, partition, members, total, allowed(rules.budget_percent, rules.budget_nodes, total))
+    for group in listed.groups:
+        if listed.me in group.nodes:
+            members = [n for n in counted if n.name in group.nodes]
+            total = sum(n.name in group.nodes for n in listed.nodes)
+            yield _budget(group.kind, group.name, members, total, allowed(rules.budget_group_percent, 0, total))
+    if fault.certain or fault.check == MANUAL:
+        return
+    drains = [(n, t) for n in counted if n.drained and n.name != listed.me and (t := parse(n.reason)) and t.check != MANUAL]
+    if rules.suspect_job_nodes and fault.job is not None and not _over(fault.waited, rules.suspect_job_hold_seconds):
+        named = frozenset((n.time, n.name) for n, token in drains if job_of(token.summary) == fault.job)
+        yield LimitUse(kind=LimitKind.SUSPECT_JOB, name=str(fault.job), allowed=rules.suspect_job_nodes, ours=named)
+    if rules.common_cause_nodes and not _over(fault.waited, rules.common_cause_hold_seconds):
+        since = drain_time - fault.waited - rules.common_cause_window_seconds
+        alike = frozenset((n.time, n.name) for n, token in drains if token.check == fault.check and n.time >= since)
+        yield LimitUse(kind=LimitKind.COMMON_CAUSE, name=fault.check, allowed=rules.common_cause_nodes, ours=alike)
+
+
+def _over(waited: float, limit: int) -> bool:
+    return bool(limit) and waited >= limit
+
+
+def _budget(kind: LimitKind, name: str, members: Sequence[ListedNode], total: int, may: int) -> LimitUse:
+    out = [n for n in members if not n.available]
+    ours = frozenset((n.time, n.name) for n in out if n.drained and parse(n.reason))
+    others = frozenset(n.name for n in out) - {name for _, name in ours}
+    return LimitUse(kind=kind, name=name, allowed=may, total=total, ours=ours, others=others)
+
+
+def _drain_limit(limit: LimitUse, out: frozenset[str], rules: Rules) -> DrainLimit:
+    where = ", ".join(sorted(out)[:3]) + (", ..." if len(out) > 3 else "")
+    if limit.kind is LimitKind.COMMON_CAUSE:
+        text = f"common cause: {limit.name} drained {len(out)} other nodes within {rules.common_cause_window_seconds} s"
+        text += f" ({where}), {_for(rules.common_cause_hold_seconds)}"
+    elif limit.kind is LimitKind.SUSPECT_JOB:
+        text = f"job {limit.name} is the suspect: drains of {len(out)} other nodes blame it ({where})"
+        text += f", {_for(rules.suspect_job_hold_seconds)}"
+    else:
+        text = f"drain budget of {limit.kind.value} {limit.name} is used up: {len(out)} of {limit.total} nodes are out"
+        text += f", {limit.allowed} may be"
+    return DrainLimit(kind=limit.kind, name=limit.name, text=text)
+
+
+def _for(seconds: int) -> str:
+    return f"held for {seconds} s at most" if seconds else "held until a person acts"

@@ -1,0 +1,206 @@
+"""A site's Slurm configuration looked over: what fairlead needs there, what hurts, and why. Changes nothing.
+
+Each remark cites what it rests on: slurm.conf(5), Slurm's "Prolog and Epilog Guide", or an issue thread.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from fairlead.slurm.slurm_conf import SlurmConf
+
+PROLOG_NAME = "50-fairlead"
+
+
+class Remark(Struct, frozen=True, kw_only=True):
+    """``level``: ok | note | warn | wrong. ``fix``: the line to write, or what to do."""
+
+    level: str
+    what: str
+    why: str = ""
+    fix: str = ""
+    source: str = ""
+
+
+def review(conf: SlurmConf, *, hooks: Iterable[str], plugstack: str, version: tuple[int, int] | None) -> Iterator[Remark]:
+    """Remarks on a slurm.conf. ``hooks``: paths of our hooks as installed; ``plugstack``: text of plugstack.conf."""
+    installed = tuple(hooks)
+    yield from _hook_line(conf, "Prolog", installed, f"/etc/slurm/prolog.d/{PROLOG_NAME}")
+    yield from _hook_line(conf, "Epilog", installed, f"/etc/slurm/epilog.d/{PROLOG_NAME}")
+    yield from _hook_line(conf, "TaskProlog", installed, "/etc/slurm/fairlead/task-prolog")
+    yield from _hook_line(conf, "HealthCheckProgram", installed, "/etc/slurm/fairlead/health-check")
+    yield from _prolog_behaviour(conf)
+    yield from _limits(conf)
+    yield from _binding(conf)
+    yield from _pyxis(conf, plugstack, version)
+    yield from _spank(plugstack)
+
+
+def _hook_line(conf: SlurmConf, key: str, installed: tuple[str, ...], standard: str) -> Iterator[Remark]:
+    value = conf.get(key)
+    ours = next((p for p in installed if p.rsplit("/", 2)[-2:] == standard.rsplit("/", 2)[-2:]), standard)
+    if not value:
+        target = f"{ours.rsplit('/', 1)[0]}/*" if key in {"Prolog", "Epilog"} else ours
+        yield Remark(
+            level="wrong", what=f"{key} is not set", why=f"without it {_LOST[key]}", fix=f"{key}={target}", source="slurm.conf(5)"
+        )
+    elif any(fnmatch.fnmatchcase(ours, pattern.strip()) for pattern in value.split(",")):
+        yield Remark(level="ok", what=f"{key}={value}")
+    elif key == "TaskProlog":
+        yield Remark(
+            level="warn",
+            what=f"TaskProlog={value} is the site's own",
+            why="Slurm runs one task prolog; fairlead's runs yours first and passes its output and status on",
+            fix=f'TaskProlog={ours}, and hooks.site_task_prolog = "{value}" in site.toml',
+            source="slurm.conf(5) TaskProlog",
+        )
+    else:
+        yield Remark(
+            level="wrong",
+            what=f"{key}={value} does not run {ours}",
+            why=f"without it {_LOST[key]}",
+            fix=f"{key}={ours} or its folder as a glob",
+        )
+
+
+_LOST = {
+    "Prolog": "jobs start on nodes that the agent has found broken",
+    "Epilog": "the end of a job asks for no fresh look at the GPUs",
+    "TaskProlog": "jobs get neither environment nor binding",
+    "HealthCheckProgram": "nothing on the node notes a dead agent",
+}
+
+
+def _prolog_behaviour(conf: SlurmConf) -> Iterator[Remark]:
+    flags = conf.options("PrologFlags")
+    if not flags & {"alloc", "contain", "x11", "runinjob"}:
+        yield Remark(
+            level="wrong",
+            what="PrologFlags lacks Alloc",
+            why="without it the prolog runs at the first step, after salloc has handed out a broken node",
+            fix=f"PrologFlags={','.join(sorted({*(f.capitalize() for f in flags), 'Alloc'}))}",
+            source="slurm.conf(5) PrologFlags",
+        )
+    if "nohold_on_prolog_fail" not in conf.options("SchedulerParameters"):
+        yield Remark(
+            level="warn",
+            what="SchedulerParameters lacks nohold_on_prolog_fail",
+            why="a batch job that a prolog refused stays held until a person releases it; with it the job is tried again"
+            " elsewhere after two minutes",
+            fix="SchedulerParameters=...,nohold_on_prolog_fail",
+            source="slurm.conf(5) SchedulerParameters; docs/how-to/refused-jobs.md; measured on 22.05, 24.11, 26.05",
+        )
+    if conf.get("JobRequeue", "1") == "0":
+        yield Remark(
+            level="warn",
+            what="JobRequeue=0",
+            why="a batch job that a prolog refused is cancelled, unless it was submitted with --requeue",
+            fix="JobRequeue=1, and users of jobs that must not run twice add --no-requeue",
+            source="slurm.conf(5) JobRequeue; docs/how-to/refused-jobs.md",
+        )
+    timeout = conf.get("PrologEpilogTimeout") or conf.get("PrologTimeout")
+    if not timeout or timeout in {"65534", "0"}:
+        yield Remark(
+            level="note",
+            what="PrologEpilogTimeout is not set",
+            why="another prolog of the site that hangs then holds its job for ever (fairlead's own cannot hang)",
+            fix="PrologEpilogTimeout=300",
+            source="slurm.conf(5)",
+        )
+    interval = conf.get("HealthCheckInterval", "0")
+    if conf.get("HealthCheckProgram") and interval in {"", "0"}:
+        yield Remark(
+            level="warn", what="HealthCheckInterval is 0", why="HealthCheckProgram never runs", fix="HealthCheckInterval=300"
+        )
+    if conf.get("ReturnToService", "0") == "2":
+        yield Remark(
+            level="note",
+            what="ReturnToService=2",
+            why="a DOWN node returns by itself when slurmd registers; drains are not touched by it",
+            source="slurm.conf(5) ReturnToService",
+        )
+
+
+def _limits(conf: SlurmConf) -> Iterator[Remark]:
+    excepted = conf.options("PropagateResourceLimitsExcept")
+    propagated = conf.get("PropagateResourceLimits", "ALL").upper()
+    if "memlock" not in excepted and "all" not in excepted and propagated != "NONE":
+        yield Remark(
+            level="warn",
+            what="MEMLOCK is propagated from the submit host",
+            why="a login node's small memlock limit reaches the tasks and RDMA registration fails, whatever slurmd's unit says",
+            fix="PropagateResourceLimitsExcept=MEMLOCK",
+            source="slurm.conf(5) PropagateResourceLimits",
+        )
+
+
+def _binding(conf: SlurmConf) -> Iterator[Remark]:
+    plugins = conf.options("TaskPlugin")
+    if conf.get("TaskProlog") and not any(p.endswith("affinity") for p in plugins):
+        yield Remark(
+            level="warn",
+            what="TaskPlugin lacks task/affinity",
+            why="Slurm deals out no CPU masks, so there is nothing for the task prolog to put in order",
+            fix="TaskPlugin=task/affinity,task/cgroup",
+            source="slurm.conf(5) TaskPlugin",
+        )
+
+
+def _pyxis(conf: SlurmConf, plugstack: str, version: tuple[int, int] | None) -> Iterator[Remark]:
+    lines = [ln for ln in plugstack.splitlines() if "pyxis" in ln and not ln.lstrip().startswith("#")]
+    if not lines or not conf.get("TaskProlog"):
+        return
+    if version is None:
+        yield Remark(
+            level="warn", what="pyxis with TaskProlog, and this Slurm's version is not known", why=_PYXIS_WHY, fix=_PYXIS_FIX
+        )
+    elif version >= (24, 11):
+        yield Remark(
+            level="wrong",
+            what=f"pyxis with TaskProlog on Slurm {version[0]}.{version[1]:02d}",
+            why=_PYXIS_WHY,
+            fix=_PYXIS_FIX,
+            source="NVIDIA/pyxis issue 163",
+        )
+    else:
+        yield Remark(
+            level="warn",
+            what="pyxis with TaskProlog",
+            why="the task prolog runs inside the container, where a missing file ends the task",
+            fix="mount /etc/slurm/fairlead and /run/fairlead into containers (enroot mounts.d)",
+            source="NVIDIA/pyxis issue 83",
+        )
+
+
+def _spank(plugstack: str) -> Iterator[Remark]:
+    """How our plugin stands in plugstack.conf."""
+    lines = [words for line in plugstack.splitlines() if len(words := line.partition("#")[0].split()) > 1]
+    names = [words[1].rpartition("/")[2] for words in lines]
+    if "fairlead.so" not in names:
+        return
+    at = names.index("fairlead.so")
+    if lines[at][0] != "optional":
+        yield Remark(
+            level="wrong",
+            what=f"plugstack.conf: fairlead.so is {lines[at][0]}",
+            why="a required plugin that is missing, or built for another release, stops every srun and sbatch",
+            fix=f"optional {' '.join(lines[at][1:])}",
+            source="spank(8) CONFIGURATION",
+        )
+    if any("pyxis" in name for name in names[:at]):
+        yield Remark(
+            level="warn",
+            what="plugstack.conf: fairlead.so comes after pyxis",
+            why="pyxis enters the container in task_init, in the order of the file: ours then finds no /run/fairlead",
+            fix="list fairlead.so before pyxis",
+            source="spank(8), NVIDIA/pyxis",
+        )
+
+
+_PYXIS_WHY = (
+    "from 24.11 on slurmstepd starts the task prolog by running itself inside the container, where its libraries are missing"
+)
+_PYXIS_FIX = "take TaskProlog out on partitions with containers, or use the SPANK plugin listed before pyxis"
