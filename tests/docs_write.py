@@ -18,7 +18,7 @@ from msgspec import Struct
 from fairlead import __version__, checks, config, settings
 from fairlead.cli import COMMANDS, command_parser
 from fairlead.cli.explain import _parameters
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config.accept import AcceptOptions
 from fairlead.config.document import AgentOptions, HookOptions, JobEnvOptions, SlurmOptions
 from fairlead.config.site import AnsibleOptions

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.daemon import remember
 from fairlead.daemon.judge import judge, reads, wanted
 from fairlead.host.gather import Gatherer

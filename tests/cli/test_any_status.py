@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fairlead.cli import main
 from fairlead.cli.fleet_table import lines, summary, table
-from fairlead.cli.story import steps, story
+from fairlead.cli.why_text import steps, why_text
 from fairlead.errors import DataError
 from fairlead.provision.accounts import parse_account
 from fairlead.provision.agent_status import Account, Status, account_of
@@ -98,7 +98,7 @@ def test_why_over_ssh(account: dict[str, Any], slurm: dict[str, Any] | None) -> 
         assert str(e).isprintable()
         return
     agent: dict[str, Any] = dict(found["agent"])
-    told = story("n1", agent, slurm, list(found.get("audit", [])))
+    told = why_text("n1", agent, slurm, list(found.get("audit", [])))
     assert all(line.isprintable() for line in told)
     for line in [*steps("n1", agent, slurm, "ours"), *steps("n1", agent, slurm, "foreign"), *steps("n1", agent, slurm, "")]:
         safe(line)

@@ -327,16 +327,16 @@ def test_the_command_line_reads_the_trail(folders: tuple[str, str], trail: Trail
 
 
 def test_the_account_of_an_agent_that_ended_well_is_on_disk(folders: tuple[str, str]) -> None:
-    from fairlead.cli.told import account
+    from fairlead.cli.agent_client import node_status
 
-    assert account(*folders) == {}
+    assert node_status(*folders) == {}
     ready(folders).close()
-    assert [r["id"] for r in account(*folders)["standing"]] == [identity(FOUND)]
+    assert [r["id"] for r in node_status(*folders)["standing"]] == [identity(FOUND)]
     (Path(folders[1]) / "status.json").write_bytes(msgspec.json.encode({**remembered(PolicyState()), "pid": 7}))
-    assert account(*folders)["standing"] == []  # the agent's own word is the newer one
+    assert node_status(*folders)["standing"] == []  # the agent's own word is the newer one
     Path(folders[0], "history.sqlite").write_bytes(b"damaged" * 1000)
     (Path(folders[1]) / "status.json").unlink()
-    assert account(*folders) == {}
+    assert node_status(*folders) == {}
 
 
 def test_where_the_log_stands_is_asked_only_of_a_device(tmp_path: Path) -> None:

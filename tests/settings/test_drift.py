@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead import config, settings
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config import Document
 from fairlead.daemon.judge import judge, reads, wanted
 from fairlead.daemon.rules import policies_of

@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> ExitCode:
 
     path = args.store or (site.accept.store if site is not None else "") or default_path()
     if args.show or args.history or args.cancel:
-        from fairlead.cli import accept_show
+        from fairlead.cli import accept_text
 
-        return accept_show.run(args, path)
+        return accept_text.run(args, path)
     return _resume(args, path) if args.resume else _measure(args, site, path)
 
 
@@ -104,7 +104,7 @@ def _measure(args: argparse.Namespace, site: config.Site | None, path: str) -> E
     _make_folder(plan.folder)
     store = Store(path)
     try:
-        _refuse_held(jobs, store, {t.node for t in plan.targets})
+        _refuse_running(jobs, store, {t.node for t in plan.targets})
         packed = msgspec.json.encode(plan)
         store.begin(plan.run, user=user(), host=os.uname().nodename, folder=plan.folder, plan=packed, fairlead=__version__)
         Run(plan, jobs, store, lambda line: _tell(args, line)).measure()
@@ -114,10 +114,10 @@ def _measure(args: argparse.Namespace, site: config.Site | None, path: str) -> E
 
 
 def _show(args: argparse.Namespace, store: Store, run: str) -> ExitCode:
-    from fairlead.cli import accept_show
+    from fairlead.cli import accept_text
     from fairlead.measure.compare import judge_run
 
-    return accept_show.show(judge_run(store, run), as_json=args.json)
+    return accept_text.show(judge_run(store, run), as_json=args.json)
 
 
 def _nodes(args: argparse.Namespace, jobs: Jobs) -> list[str]:
@@ -150,7 +150,7 @@ def _make_folder(folder: str) -> None:
         raise HostError(f"--folder {folder}: {e.strerror}", hint="name one that this host and the nodes share") from None
 
 
-def _refuse_held(jobs: Jobs, store: Store, nodes: set[str]) -> None:
+def _refuse_running(jobs: Jobs, store: Store, nodes: set[str]) -> None:
     """Jobs of a dead run on these nodes: say so and how to go on. Raises FairleadError with 75."""
     from fairlead.measure.jobs import PREFIX
     from fairlead.measure.run import alive
@@ -159,13 +159,13 @@ def _refuse_held(jobs: Jobs, store: Store, nodes: set[str]) -> None:
         name = job.name.removeprefix(PREFIX)
         rows = store.read("SELECT pid, host, began FROM run WHERE run = ?", (name,))
         if job.node in nodes and rows and not alive(*rows[0]):
-            raise _HeldError(
+            raise _RunAliveError(
                 f"job {job.id} of run {name}, which was killed, still has {job.node}",
                 hint=f"fairlead accept --resume {name} takes it up; --cancel {name} ends it",
             )
 
 
-class _HeldError(FairleadError):
+class _RunAliveError(FairleadError):
     exit_code = ExitCode.TRY_AGAIN
 
 
@@ -190,7 +190,7 @@ def _resume(args: argparse.Namespace, path: str) -> ExitCode:
 
 
 def _dry(plan: Plan, *, as_json: bool) -> ExitCode:
-    from fairlead.cli.show import print_json
+    from fairlead.cli.output import print_json
     from fairlead.measure.jobs import submit_command
 
     made = [

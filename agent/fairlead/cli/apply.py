@@ -15,7 +15,7 @@ import sys
 
 from fairlead import config, settings
 from fairlead.apply import ApplyReport, Nvml, TreeNvml, apply
-from fairlead.cli.show import print_json
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, NeedsRoot, NodeBusy, UsageError
 from fairlead.host import change, process
 from fairlead.host.root import Root

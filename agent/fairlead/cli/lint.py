@@ -11,8 +11,8 @@ import os
 
 import msgspec
 
-from fairlead.cli.given import text_of
-from fairlead.cli.show import print_json
+from fairlead.cli.input_files import text_of
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, UsageError
 from fairlead.jobenv.lint import Finding, Level, Site, lint
 from fairlead.jobenv.script import read

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from fairlead import config
-from fairlead.cli.look import DOCUMENT
-from fairlead.cli.show import print_json
+from fairlead.cli.output import print_json
+from fairlead.cli.read_machine import DOCUMENT
 from fairlead.daemon.recording import Recording, read, read_log
 from fairlead.daemon.replay import Difference, Event, Replayed, compare, prefixes, replay
 from fairlead.errors import ConfigError, DataError, ExitCode, InputMissing, UsageError

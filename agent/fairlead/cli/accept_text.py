@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from fairlead.cli.show import columns, print_json
+from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.measure.collective import size_text
 from fairlead.measure.compare import Judged, NodeResult, RunResult, ToolResult, load, share
