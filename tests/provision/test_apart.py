@@ -106,7 +106,7 @@ COLLECT = {
     "fairlead.provision.maintain.node": ("parse_look", "outcome"),
     "fairlead.provision.plan": ("of_result",),
     "fairlead.provision.networks": ("_ports",),
-    "fairlead.measure.report": ("_said",),
+    "fairlead.measure.job_output": ("_said",),
 }
 
 
