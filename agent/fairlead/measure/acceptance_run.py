@@ -300,8 +300,10 @@ class AcceptanceRun:
         """Why a job wrote nothing."""
         ended = ENDS.get(progress.state, f"it ended as {progress.state}")
         if progress.state == "COMPLETED":
-            return f"job {progress.job} ended, but its output is not in {self.plan.folder}: "
+            return (
+                f"job {progress.job} ended, but its output is not in {self.plan.folder}: "
                 "do the nodes share that folder? see --folder"
+            )
         if progress.state.startswith("CANCELLED"):
             with suppress(SlurmError):
                 self._read_node_states()
