@@ -10,7 +10,7 @@ import importlib
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -319,29 +319,49 @@ def without_counts(path: Path, text: str) -> str:
     return _COUNTS.sub("N", text) if path in (ARCHITECTURE, ROOMS) else text
 
 
-def files() -> dict[Path, str]:
-    """Every generated file and what it must hold."""
-    readme = ROOT / "README.md"
-    drawn = rooms.rooms_of(ROOT)
-    return {
-        ROOMS: rooms.draw(drawn, "The rooms of fairlead"),
-        ARCHITECTURE: with_block(ARCHITECTURE.read_text(), "rooms", rooms.page_block(drawn, rooms.room_sentences())),
-        ROOT / "docs/man/fairlead.1": man_page(),
-        ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion(),
-        ROOT / "docs/reference/checks.md": reference("checks"),
-        ROOT / "docs/reference/settings.md": reference("settings"),
-        ROOT / "docs/reference/profiles.md": profiles_page(),
-        ROOT / "docs/reference/node-states.md": node_states_page(),
-        ROOT / "docs/reference/policy.md": policy_page(),
-        ROOT / "docs/reference/options.md": options_page(),
-        ROOT / "docs/reference/metrics.md": metrics_page(),
-        ROOT / "docs/images/width-x8.svg": picture(),
-        readme: with_block(readme.read_text(), "checks and settings", readme_table()),
-    }
+def decisions_table() -> str:
+    """Number, title, date and status of each decision."""
+    out = ["| number | decision | date | status |", "|---|---|---|---|"]
+    for path in sorted((ROOT / "docs/decisions").glob("[0-9]*.md")):
+        match = DECISION.match(path.read_text())
+        if match is None:
+            raise SystemExit(f"{path.relative_to(ROOT)}: its third line is not 'Date: YYYY-MM-DD. Status: accepted.'")
+        number, title, date, status = match.groups()
+        status = re.sub(r"\]\((?=\d)", "](decisions/", status)
+        out.append(row(number, f"[{title}](decisions/{path.name})", date, status))
+    return "\n".join([*out, ""])
+
+
+#: The first three lines of a decision.
+DECISION = re.compile(r"# (\d+)\. ([^\n]+)\n\nDate: (\d{4}-\d\d-\d\d)\. Status: ((?:accepted|superseded by \[)[^\n]*)\.\n")
+
+
+def architecture_page() -> str:
+    return with_block(ARCHITECTURE.read_text(), "rooms", rooms.page_block(rooms.rooms_of(ROOT), rooms.room_sentences()))
+
+
+#: Every generated file, and what it must hold.
+GENERATED: dict[Path, Callable[[], str]] = {
+    ROOMS: lambda: rooms.draw(rooms.rooms_of(ROOT), "The rooms of fairlead"),
+    ARCHITECTURE: architecture_page,
+    ROOT / "docs/man/fairlead.1": man_page,
+    ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion,
+    ROOT / "docs/reference/checks.md": lambda: reference("checks"),
+    ROOT / "docs/reference/settings.md": lambda: reference("settings"),
+    ROOT / "docs/reference/profiles.md": profiles_page,
+    ROOT / "docs/reference/node-states.md": node_states_page,
+    ROOT / "docs/reference/policy.md": policy_page,
+    ROOT / "docs/reference/options.md": options_page,
+    ROOT / "docs/reference/metrics.md": metrics_page,
+    ROOT / "docs/images/width-x8.svg": picture,
+    ROOT / "docs/README.md": lambda: with_block((ROOT / "docs/README.md").read_text(), "decisions", decisions_table()),
+    ROOT / "README.md": lambda: with_block((ROOT / "README.md").read_text(), "checks and settings", readme_table()),
+}
 
 
 def main() -> int:
-    for path, text in files().items():
+    for path, write in GENERATED.items():
+        text = write()
         if not path.exists() or path.read_text() != text:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

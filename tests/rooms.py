@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -44,6 +45,7 @@ class Rooms:
         return [(a, b) for a, b in sorted(self.arrows) if self.floor(b) >= self.floor(a)]
 
 
+@cache
 def rooms_of(tree: Path) -> Rooms:
     package = tree / "agent/fairlead"
     config = tomllib.loads((tree / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

@@ -78,13 +78,13 @@ def safe(shown: str) -> None:
 
 
 FINDING = {"check": EVIL, "summary": EVIL, "level": "drain", "device": EVIL, "mode": "enforce", "id": EVIL}
-TOLD = {"who": EVIL, "reason": EVIL}
+HOLD = {"who": EVIL, "reason": EVIL}
 LIMIT = {"held": EVIL, "over_budget": EVIL, "limit": {"kind": EVIL, "name": EVIL}}
 OFTEN = f"fairlead, {EVIL} drained too often: resume by hand"
 
 
 @given(ACCOUNTS, st.sampled_from(SLURM))
-@example({"agent": {"state": "drain", "text": OFTEN, "status": {"findings": [FINDING], "hold": TOLD, "slurm": LIMIT}}}, None)
+@example({"agent": {"state": "drain", "text": OFTEN, "status": {"findings": [FINDING], "hold": HOLD, "slurm": LIMIT}}}, None)
 @example({"agent": {"state": "ok", "status": {"findings": [{**FINDING, "action": "reset_gpu"}], "acknowledged": [EVIL]}}}, None)
 @example(
     {"agent": {"state": "ok", "status": {"findings": [{**FINDING, "action": EVIL, "raised": {"from": EVIL, "why": EVIL}}]}}}, None

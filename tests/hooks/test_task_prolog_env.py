@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairlead.jobenv.render import published, render, told
+from fairlead.jobenv.render import published, recorded, render
 from fairlead.jobenv.table import ROWS
 from tests.hooks.stage import HOOKS, SHELLS, Ran, Stage
 from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step, table
@@ -272,12 +272,12 @@ def test_what_fairlead_set_says_of_a_value(stage: Stage, shell: str) -> None:
     plain = "".join(c for c in map(chr, range(0x21, 0x7F)) if c.isalnum() or c in "_:./@,=^%#~+-")
     (stage.run / "env").write_text(table(f"NCCL_DEBUG\talways\t{plain}\tfull"))
     said = exports(run(stage, shell, JOB))
-    assert said == {"NCCL_DEBUG": plain, "FAIRLEAD_SET": f"NCCL_DEBUG:{told(plain)}"} and told(plain) == f"={plain}"
+    assert said == {"NCCL_DEBUG": plain, "FAIRLEAD_SET": f"NCCL_DEBUG:{recorded(plain)}"} and recorded(plain) == f"={plain}"
     assert exports(run(stage, shell, {**JOB, **said})) == {}, "nothing is new"
     odd = "".join(map(chr, range(0x21, 0x7F)))
     (stage.run / "env").write_text(render((), extra={"OURS": odd, "LONG": "'" * 201}))
     said = exports(run(stage, shell, JOB))
-    assert said == {"OURS": odd, "LONG": "'" * 201, "FAIRLEAD_SET": f"OURS:{told(odd)}|LONG:{told(chr(39) * 201)}"}
+    assert said == {"OURS": odd, "LONG": "'" * 201, "FAIRLEAD_SET": f"OURS:{recorded(odd)}|LONG:{recorded(chr(39) * 201)}"}
     assert exports(run(stage, shell, {**JOB, **said})) == {}
     assert set(exports(run(stage, shell, {**JOB, **said, "OURS": "mine"}))) == set(), "the user's"
     assert published((stage.run / "env").read_text(), ())[0].value == odd

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.cli import main
-from fairlead.jobenv.lint import RULES, Level, Site, lint
+from fairlead.jobenv.lint import RULES, LintLevel, ScriptSite, lint
 from fairlead.jobenv.script import read
 
 
 def rules(text: str, *, conf: bool = False, **site: object) -> list[tuple[str, str]]:
-    return [(f.rule, f.level.value) for f in lint(read(text, conf=conf), Site(**site))]  # type: ignore[arg-type]
+    return [(f.rule, f.level.value) for f in lint(read(text, conf=conf), ScriptSite(**site))]  # type: ignore[arg-type]
 
 
 BAD = [
@@ -199,4 +199,4 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_any_text(text: str, conf: bool) -> None:
     for finding in lint(read(text, conf=conf)):
-        assert 1 <= finding.line <= len(text.splitlines()) and isinstance(finding.level, Level)
+        assert 1 <= finding.line <= len(text.splitlines()) and isinstance(finding.level, LintLevel)

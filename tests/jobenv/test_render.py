@@ -7,8 +7,8 @@ import pytest
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.render import END, HEAD, explain, render, told
-from fairlead.jobenv.table import ROWS, Level, When
+from fairlead.jobenv.render import END, HEAD, explain, recorded, render
+from fairlead.jobenv.table import ROWS, ProfileLevel, When
 
 
 def test_every_row_says_why_and_who_says_so() -> None:
@@ -25,8 +25,8 @@ def test_the_file_is_complete_and_splits_into_five() -> None:
     assert (lines[0], lines[-1]) == (HEAD, END + "'")
     for line in lines[1:-1]:
         _, when, value, level, said = line.split("\t")
-        assert said == ("-" if value.startswith("@") else told(value))
-        assert When(when.partition("!")[0].partition(":")[0]) and Level(level)
+        assert said == ("-" if value.startswith("@") else recorded(value))
+        assert When(when.partition("!")[0].partition(":")[0]) and ProfileLevel(level)
     assert "NCCL_DEBUG" not in render(skip=["NCCL_DEBUG"])
 
 
@@ -68,9 +68,9 @@ def test_explain_tells_ours_from_the_users() -> None:
 
 
 def test_what_is_told_of_values() -> None:
-    assert told("WARN") == "=WARN" and told("=ib0,ib1") == "==ib0,ib1"
-    assert told("a b").isdigit() and told("a b") != told("b a")
-    assert told("a|b").isdigit(), "it parts the entries"
+    assert recorded("WARN") == "=WARN" and recorded("=ib0,ib1") == "==ib0,ib1"
+    assert recorded("a b").isdigit() and recorded("a b") != recorded("b a")
+    assert recorded("a|b").isdigit(), "it parts the entries"
 
 
 def test_the_sites_own_variables() -> None:

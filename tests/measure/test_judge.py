@@ -122,11 +122,11 @@ def test_the_order_does_not_matter(value: float, siblings: list[list[float]], re
 
 
 @given(figure, st.floats(0.1, 1), others, st.none() | figure)
-def test_slower_is_never_better(value: float, share: float, siblings: list[list[float]], reference: float | None) -> None:
+def test_slower_is_never_better(value: float, fraction: float, siblings: list[list[float]], reference: float | None) -> None:
     order = (P, W, U, F)
 
     def rank(judgement: Judgement) -> int:
         return order.index(judgement.outcome)
 
-    slow, fast = (judge(v, siblings=siblings, reference=reference) for v in (value * share, value))
+    slow, fast = (judge(v, siblings=siblings, reference=reference) for v in (value * fraction, value))
     assert rank(slow) >= rank(fast)

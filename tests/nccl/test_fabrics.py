@@ -218,11 +218,11 @@ def test_a_vendors_platform_is_left_alone(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", ["infiniband", "roce", "tcp", "azure-nd-h100", "oci-bm-h100"])
 def test_what_is_written_is_nothing_that_lint_warns_of(name: str, tmp_path: Path) -> None:
-    from fairlead.jobenv.lint import Level, lint
+    from fairlead.jobenv.lint import LintLevel, lint
     from fairlead.jobenv.script import read
-    from fairlead.nccl.conf import Line, render
+    from fairlead.nccl.conf import ConfLine, render
 
-    lines = tuple(Line(v.name, v.value, v.why) for v in config.load_fabric(name).variables if v.where == "node")
-    text = render((*lines, Line("NCCL_IB_HCA", "=mlx5_1,mlx5_10", "w"), Line("NCCL_SOCKET_IFNAME", "=eth0", "w"))) or ""
-    found = [f for f in lint(read(text, conf=True)) if f.level is not Level.INFO]
+    lines = tuple(ConfLine(v.name, v.value, v.why) for v in config.load_fabric(name).variables if v.where == "node")
+    text = render((*lines, ConfLine("NCCL_IB_HCA", "=mlx5_1,mlx5_10", "w"), ConfLine("NCCL_SOCKET_IFNAME", "=eth0", "w"))) or ""
+    found = [f for f in lint(read(text, conf=True)) if f.level is not LintLevel.INFO]
     assert [f.message for f in found] == []

@@ -149,7 +149,7 @@ def test_any_text_of_the_kernel_is_taken(routes: str, mounts: str) -> None:
 @given(st.dictionaries(st.text(max_size=12), st.text(max_size=12), max_size=4))
 def test_what_is_written_is_what_nccl_reads(values: dict[str, str]) -> None:
     good = {f"NCCL_X{i}": v for i, v in enumerate(values.values()) if not conf.fault(f"NCCL_X{i}", v)}
-    text = conf.render(tuple(conf.Line(n, v, "because") for n, v in good.items()))
+    text = conf.render(tuple(conf.ConfLine(n, v, "because") for n, v in good.items()))
     assert conf.parse(text or "") == good and (text is None or conf.is_ours(text))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairlead.cli import main
 from fairlead.errors import DataError
-from fairlead.nccl.results import ERRORS_MAX, Run, parse
+from fairlead.nccl.results import ERRORS_MAX, NcclRun, parse
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared/data/nccltests"
 
@@ -36,7 +36,7 @@ PER_ITERATION = "time algbw busbw #wrong i_min i_max i_p99 i_cv%"
 FOOT = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 9.84\n#\n# Collective test concluded: all_reduce_perf\n"
 
 
-def one(text: str) -> Run:
+def one(text: str) -> NcclRun:
     (run,) = parse(text)
     return run
 

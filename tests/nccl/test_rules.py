@@ -248,7 +248,7 @@ def test_variables_of_a_profile_keep_to_their_nccl_and_give_way_to_the_site() ->
     assert values({"variables": (old,), "nccl_version": "2.19.3"}, seen(())) == {"NCCL_X": "1"}
     always = replace(old, nccl="")
     made = nccl.draft(nccl.NcclWant(variables=(always,)), seen(()))
-    assert made.lines == (conf.Line("NCCL_X", "1", "because [vendor]"),)
+    assert made.lines == (conf.ConfLine("NCCL_X", "1", "because [vendor]"),)
     assert values({"variables": (always,), "extra": {"NCCL_X": "2"}}, seen(())) == {"NCCL_X": "2"}
 
 

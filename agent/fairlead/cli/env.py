@@ -16,7 +16,7 @@ from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing, UsageError
 from fairlead.jobenv.never import NEVER, SITE
 from fairlead.jobenv.render import explain, published
-from fairlead.jobenv.table import ROWS, Row, assemble
+from fairlead.jobenv.table import ROWS, JobVariable, assemble
 from fairlead.nccl.conf import parse
 
 TABLE = "/run/fairlead/env"
@@ -65,7 +65,7 @@ def _list(as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _known() -> tuple[Row, ...]:
+def _known() -> tuple[JobVariable, ...]:
     """Every row that this node's document knows of, with its reasons; of a document that cannot be read, the fixed ones."""
     from fairlead import config
 

@@ -57,7 +57,7 @@ def _xid(code: int) -> dict[str, Any]:
     return data
 
 
-def _change(change: versions.Change) -> dict[str, str]:
+def _change(change: versions.CatalogueChange) -> dict[str, str]:
     upto = f" to below {_dotted(change.before)}" if change.before else " and newer"
     return {
         "drivers": f"{_dotted(change.first)}{upto}",

@@ -14,7 +14,7 @@ import msgspec
 from fairlead.cli.input_files import text_of
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, UsageError
-from fairlead.jobenv.lint import Finding, Level, Site, lint
+from fairlead.jobenv.lint import LintLevel, ScriptFinding, ScriptSite, lint
 from fairlead.jobenv.script import read
 
 SIZE_MAX = 4 << 20  # bytes
@@ -30,7 +30,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     try:
-        site = Site(nccl=tuple(map(int, args.nccl.split("."))), fabric=args.fabric)
+        site = ScriptSite(nccl=tuple(map(int, args.nccl.split("."))), fabric=args.fabric)
     except ValueError:
         raise UsageError(f"--nccl {args.nccl}: not a version such as 2.27 or 2.27.5") from None
     found = []
@@ -45,13 +45,13 @@ def run(args: argparse.Namespace) -> ExitCode:
             print(f"    {finding.suggestion}\n    source: {finding.source}")
         print(_count(found) if found else "clean")
     levels = {finding.level for _, finding in found}
-    return ExitCode.DRAIN if Level.ERROR in levels else ExitCode.WARN if Level.WARN in levels else ExitCode.OK
+    return ExitCode.DRAIN if LintLevel.ERROR in levels else ExitCode.WARN if LintLevel.WARN in levels else ExitCode.OK
 
 
-def _as_data(path: str, finding: Finding) -> dict[str, object]:
+def _as_data(path: str, finding: ScriptFinding) -> dict[str, object]:
     return {"file": path, **msgspec.to_builtins(finding)}
 
 
-def _count(found: list[tuple[str, Finding]]) -> str:
-    counts = [(level, sum(f.level is level for _, f in found)) for level in (Level.ERROR, Level.WARN, Level.INFO)]
+def _count(found: list[tuple[str, ScriptFinding]]) -> str:
+    counts = [(level, sum(f.level is level for _, f in found)) for level in (LintLevel.ERROR, LintLevel.WARN, LintLevel.INFO)]
     return ", ".join(f"{number} {level}" for level, number in counts if number)

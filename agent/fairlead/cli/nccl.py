@@ -16,7 +16,7 @@ import msgspec
 from fairlead.cli.input_files import text_of
 from fairlead.cli.output import columns
 from fairlead.errors import DataError, ExitCode, UsageError
-from fairlead.nccl.results import Run, parse
+from fairlead.nccl.results import NcclRun, parse
 
 SIZE_MAX = 64 << 20  # bytes; -I with -J of many ranks makes a few MiB
 
@@ -58,19 +58,19 @@ def run(args: argparse.Namespace) -> ExitCode:
     return max((_code(each) for each in runs), default=ExitCode.OK)
 
 
-def _code(each: Run) -> ExitCode:
+def _code(each: NcclRun) -> ExitCode:
     if not each.passed:
         return ExitCode.DRAIN
     return ExitCode.OK if each.checked else ExitCode.WARN
 
 
-def _as_data(each: Run) -> dict[str, object]:
+def _as_data(each: NcclRun) -> dict[str, object]:
     data: dict[str, object] = msgspec.to_builtins(each)
     del data["checked"]
     return data
 
 
-def _as_text(each: Run) -> str:
+def _as_text(each: NcclRun) -> str:
     what = " ".join(
         (
             each.collective or "unknown collective",

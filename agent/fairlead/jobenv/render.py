@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
-from fairlead.jobenv.table import ROWS, Level, Row, When
+from fairlead.jobenv.table import ROWS, JobVariable, ProfileLevel, When
 
 HEAD = "fl_rows='"
 END = "."
 
 
-def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
-    """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL TOLD``, then a line with a dot (the file is complete).
+def render(rows: Iterable[JobVariable] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
+    """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL RECORDED``, then a line with a dot (the file is complete).
 
     All of it is one assignment of a shell, in quotes, which a shell reads at once; its ``read`` makes a system call for each
-    character. WHEN: Row.condition. TOLD: ``told`` of a literal value, - of a rule. A row that names another in ``unless``
+    character. WHEN: Row.condition. RECORDED: ``recorded`` of a literal value, - of a rule. A row that names another in ``unless``
     must come after it.
 
     ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
@@ -27,7 +27,9 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
     unwanted = {*skip, *(extra or {})}
     lines = []
     own = [
-        Row(name=name, when=When.ALWAYS, value=value, level=Level.FULL, what="the site's", why="the site's", source="site")
+        JobVariable(
+            name=name, when=When.ALWAYS, value=value, level=ProfileLevel.FULL, what="the site's", why="the site's", source="site"
+        )
         for name, value in (extra or {}).items()
     ]
     for row in (*(r for r in rows if r.name not in unwanted), *own):
@@ -39,7 +41,7 @@ def render(rows: Iterable[Row] = ROWS, *, skip: Iterable[str] = (), extra: Mappi
             raise DataError(f"job environment: {row.name}: a value is one printable line")
         if row in own and row.value.startswith("@"):
             raise DataError(f"job environment: {row.name}: a value of the site's does not begin with @")
-        fields = (row.name, row.condition, row.value, row.level.value, "-" if row.value.startswith("@") else told(row.value))
+        fields = (row.name, row.condition, row.value, row.level.value, "-" if row.value.startswith("@") else recorded(row.value))
         lines.append("\t".join(fields) + "\n")
     return quoted("".join(lines) + END)
 
@@ -49,7 +51,7 @@ def quoted(table: str) -> str:
     return HEAD + "\n" + table.replace("'", "'\\''") + "'\n"
 
 
-def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
+def published(text: str, known: Iterable[JobVariable]) -> tuple[JobVariable, ...]:
     """The rows of a text that ``render`` made, with the reasons of the ``known`` rows of the same names; () where it is cut off.
 
     A row that is not known is the site's own.
@@ -61,7 +63,7 @@ def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
         return ()
     for line in lines[1:-1]:
         fields = line.split("\t")
-        if len(fields) != 5 or fields[3] not in set(Level):
+        if len(fields) != 5 or fields[3] not in set(ProfileLevel):
             return ()
         condition, _, unless = fields[1].partition("!")
         when, _, least = condition.partition(":")
@@ -69,11 +71,11 @@ def published(text: str, known: Iterable[Row]) -> tuple[Row, ...]:
             return ()
         row = named.get(fields[0])
         rows.append(
-            Row(
+            JobVariable(
                 name=fields[0],
                 when=When(when),
                 value=fields[2],
-                level=Level(fields[3]),
+                level=ProfileLevel(fields[3]),
                 what=row.what if row else "the site's own",
                 why=row.why if row else "declared in jobenv.extra, or in a preset",
                 source=row.source if row else "site",
@@ -88,7 +90,7 @@ def explain(
     environment: Mapping[str, str],
     profile: str = "full",
     *,
-    rows: Iterable[Row] = ROWS,
+    rows: Iterable[JobVariable] = ROWS,
     conf: Mapping[str, str] | None = None,
 ) -> list[dict[str, str]]:
     """Every row beside a job's environment: ``{"name", "now", "origin", "overrides", "when", "rule", "what", "why", "source"}``.
@@ -100,12 +102,12 @@ def explain(
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
     lines = []
     for row in rows:
-        if profile == "off" or row.name in skipped or (profile == "minimal" and row.level is not Level.MINIMAL):
+        if profile == "off" or row.name in skipped or (profile == "minimal" and row.level is not ProfileLevel.MINIMAL):
             continue
         now = environment.get(row.name)
         origin = "-" if now is None else "user"
         if row.name in ours:
-            origin = "fairlead" if now is not None and told(now) == ours[row.name] else "user"
+            origin = "fairlead" if now is not None and recorded(now) == ours[row.name] else "user"
         lines.append(
             {
                 "name": row.name,
@@ -140,7 +142,7 @@ def explain(
 _PLAIN = re.compile(r"[A-Za-z0-9_:./@,=^%#~+-]+")
 
 
-def told(value: str) -> str:
+def recorded(value: str) -> str:
     """What FAIRLEAD_SET says of a value that fairlead has set: the value itself behind ``=``; of one that cannot stand there,
     which only the table gives, a number."""
     return f"={value}" if _PLAIN.fullmatch(value) else str(zlib.crc32(value.encode()))

@@ -34,7 +34,7 @@ _OPTIONS = {
 }
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class ScriptLine(Struct, frozen=True, kw_only=True):
     """One command: lines joined at a backslash, without comments. ``number``: of its first line. ``text``: as it runs."""
 
     number: int
@@ -47,7 +47,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
     name: str
     value: str | None
-    line: Line
+    line: ScriptLine
 
 
 class Script(Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Script(Struct, frozen=True, kw_only=True):
     cpus_per_task, tasks_per_node: as asked of Slurm, None where the file does not say.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[ScriptLine, ...]
     assignments: tuple[Assignment, ...]
     raw: tuple[str, ...]
     conf: bool = False
@@ -89,7 +89,7 @@ def _option(raw: tuple[str, ...], name: str) -> int | None:
     return None
 
 
-def _joined(raw: tuple[str, ...]) -> Iterator[Line]:
+def _joined(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
     allowed: frozenset[str] = frozenset()
     parts: list[str] = []
     first = 1
@@ -106,13 +106,13 @@ def _joined(raw: tuple[str, ...]) -> Iterator[Line]:
         whole = " ".join((*parts, bare))[:LINE_MAX]
         parts = []
         if whole.strip():
-            yield Line(number=first, text=whole, allowed=allowed)
+            yield ScriptLine(number=first, text=whole, allowed=allowed)
             allowed = frozenset()  # a line of comment allows the command after it, one behind a command that command
     if parts:
-        yield Line(number=first, text=" ".join(parts)[:LINE_MAX], allowed=allowed)
+        yield ScriptLine(number=first, text=" ".join(parts)[:LINE_MAX], allowed=allowed)
 
 
-def _assigned(line: Line) -> Iterator[Assignment]:
+def _assigned(line: ScriptLine) -> Iterator[Assignment]:
     if _SILENT.match(line.text):
         return
     seen = set()
@@ -133,7 +133,7 @@ def _value(text: str, *, python: bool) -> str | None:
     return text[1:-1] if quoted else text
 
 
-def _conf_lines(raw: tuple[str, ...]) -> Iterator[Line]:
+def _conf_lines(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
     """NCCL takes a line as it stands; only a # in the first column makes a comment (src/misc/param.cc, setEnvFile)."""
     allowed: frozenset[str] = frozenset()
     for number, text in enumerate(raw, 1):
@@ -141,11 +141,11 @@ def _conf_lines(raw: tuple[str, ...]) -> Iterator[Line]:
             match = _ALLOW.search(text)
             allowed = frozenset(match[1].replace(",", " ").split()) if match else allowed
         elif text.strip():
-            yield Line(number=number, text=text, allowed=allowed)
+            yield ScriptLine(number=number, text=text, allowed=allowed)
             allowed = frozenset()
 
 
-def _conf(lines: tuple[Line, ...]) -> Iterator[Assignment]:
+def _conf(lines: tuple[ScriptLine, ...]) -> Iterator[Assignment]:
     for line in lines:
         name, equals, value = line.text.partition("=")
         if equals and re.fullmatch(r"[A-Z][A-Z0-9_]*", name):

@@ -25,17 +25,17 @@ class When(StrEnum):
     GPUS = "gpus"  # more than one GPU: several on this node, or several tasks that have one
     NODES = "nodes"  # more than one node
     DISTRIBUTED = "distributed"  # more than one node, or more than one task
-    SHARE = "share"  # a task of several on a node, at most one GPU each, whose CPUs fairlead knows
+    BOUND = "share"  # a task of several on a node, at most one GPU each, whose CPUs fairlead knows
 
 
-class Level(StrEnum):
+class ProfileLevel(StrEnum):
     """MINIMAL rows are set with FAIRLEAD_PROFILE=minimal too."""
 
     MINIMAL = "minimal"
     FULL = "full"
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class JobVariable(Struct, frozen=True, kw_only=True):
     """One variable. ``value``: literal, or a rule of the task prolog: @cores, @first_host, @port, @scratch.
 
     at_least: of NODES, how many. unless: not where the user has set that other variable, which says the same.
@@ -44,7 +44,7 @@ class Row(Struct, frozen=True, kw_only=True):
     name: str
     when: When
     value: str
-    level: Level
+    level: ProfileLevel
     what: str
     why: str
     source: str
@@ -57,40 +57,40 @@ class Row(Struct, frozen=True, kw_only=True):
         return f"{self.when.value}{f':{self.at_least}' if self.at_least else ''}{f'!{self.unless}' if self.unless else ''}"
 
 
-ROWS: tuple[Row, ...] = (
-    Row(
+ROWS: tuple[JobVariable, ...] = (
+    JobVariable(
         name="CUDA_DEVICE_ORDER",
         when=When.ALWAYS,
         value="PCI_BUS_ID",
-        level=Level.MINIMAL,
+        level=ProfileLevel.MINIMAL,
         what="CUDA counts GPUs in PCI order",
         why="rank i then means the same GPU to CUDA, nvidia-smi, NCCL and the CPU binding; CUDA's default puts the fastest first",
         source="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables",
     ),
-    Row(
+    JobVariable(
         name="NCCL_DEBUG",
         when=When.ALWAYS,
         value="WARN",
-        level=Level.FULL,
+        level=ProfileLevel.FULL,
         what="NCCL prints the error text when it fails",
         why="without it a failing NCCL call returns a number only; WARN prints nothing while all is well",
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug",
     ),
-    Row(
+    JobVariable(
         name="OMP_NUM_THREADS",
-        when=When.SHARE,
+        when=When.BOUND,
         value="@cores",
-        level=Level.FULL,
+        level=ProfileLevel.FULL,
         what="as many OpenMP threads as the task has physical cores",
         why="torchrun and some libraries assume 1 where it is unset, others all CPUs of the node",
         source="https://docs.pytorch.org/docs/stable/elastic/run.html",
     ),
     *(
-        Row(
+        JobVariable(
             name=name,
-            when=When.SHARE,
+            when=When.BOUND,
             value="@cores",
-            level=Level.FULL,
+            level=ProfileLevel.FULL,
             what=f"as many threads of {whose} as the task has physical cores",
             why=why,
             source=source,
@@ -123,39 +123,39 @@ ROWS: tuple[Row, ...] = (
             ),
         )
     ),
-    Row(
+    JobVariable(
         name="MASTER_ADDR",
         when=When.DISTRIBUTED,
         value="@first_host",
-        level=Level.FULL,
+        level=ProfileLevel.FULL,
         what="the first host of the step, where rank 0 listens",
         why="torch.distributed's env:// rendezvous needs it; every script works it out by hand",
         source="https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
     ),
-    Row(
+    JobVariable(
         name="MASTER_PORT",
         when=When.DISTRIBUTED,
         value="@port",
-        level=Level.FULL,
+        level=ProfileLevel.FULL,
         what="20000 to 32749 by job and step number",
         why="two jobs or steps on one node must not meet on one port; the range lies below net.ipv4.ip_local_port_range",
         source="https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
     ),
-    Row(
+    JobVariable(
         name="TORCH_NCCL_TRACE_BUFFER_SIZE",
         when=When.GPUS,
         value="2000",
-        level=Level.FULL,
+        level=ProfileLevel.FULL,
         what="PyTorch remembers the last 2000 collectives",
         why="makes a hang diagnosable (flight recorder); costs some kilobytes",
         source="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
         unless="TORCH_FR_BUFFER_SIZE",  # its name since PyTorch 2.9, which still reads this one
     ),
-    Row(
+    JobVariable(
         name="TORCH_NCCL_DUMP_ON_TIMEOUT",
         when=When.GPUS,
         value="1",
-        level=Level.FULL,
+        level=ProfileLevel.FULL,
         what="PyTorch writes the remembered collectives when one times out",
         why="the trace is of use only when it is written",
         source="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
@@ -163,17 +163,17 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def of_interface(name: str) -> tuple[Row, ...]:
+def of_interface(name: str) -> tuple[JobVariable, ...]:
     """Gloo's interface: the one of NCCL's sockets on this node, "" where it is not known."""
     if not name:
         return ()
     why = "Gloo listens where the host name leads, which is the loopback on many systems; NCCL's sockets use this interface too"
     return (
-        Row(
+        JobVariable(
             name="GLOO_SOCKET_IFNAME",
             when=When.NODES,
             value=name,
-            level=Level.FULL,
+            level=ProfileLevel.FULL,
             what="the interface that reaches the other nodes",
             why=why,
             source="https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use",
@@ -181,7 +181,7 @@ def of_interface(name: str) -> tuple[Row, ...]:
     )
 
 
-def of_scratch(folder: str) -> tuple[Row, ...]:
+def of_scratch(folder: str) -> tuple[JobVariable, ...]:
     """Temporary files and caches of compilers below ``folder`` on a local disk; "" for none declared."""
     if not folder:
         return ()
@@ -196,21 +196,23 @@ def of_scratch(folder: str) -> tuple[Row, ...]:
          "its default is in /tmp, one folder for all jobs of a user", "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_configuration_tutorial.html"),
     )  # fmt: skip
     return tuple(
-        Row(name=name, when=when, value=f"@scratch:{folder}:{sub}", level=Level.FULL, what=what, why=why, source=source)
+        JobVariable(
+            name=name, when=when, value=f"@scratch:{folder}:{sub}", level=ProfileLevel.FULL, what=what, why=why, source=source
+        )
         for name, when, sub, what, why, source in rows
     )
 
 
-def rail_only(declared: bool) -> tuple[Row, ...]:
+def rail_only(declared: bool) -> tuple[JobVariable, ...]:
     """NCCL_CROSS_NIC=0, for a fabric whose rails are joined nowhere."""
     if not declared:
         return ()
     return (
-        Row(
+        JobVariable(
             name="NCCL_CROSS_NIC",
             when=When.NODES,
             value="0",
-            level=Level.FULL,
+            level=ProfileLevel.FULL,
             what="each ring stays on one rail",
             why="the site's rails are not joined: NCCL's default tries a way from rail to rail and ends with a timeout",
             source="https://github.com/NVIDIA/nccl/issues/2013",
@@ -229,18 +231,18 @@ class FabricRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     source: str = ""
 
 
-def of_fabric(rows: Iterable[FabricRow]) -> tuple[Row, ...]:
+def of_fabric(rows: Iterable[FabricRow]) -> tuple[JobVariable, ...]:
     """The fabric profile's variables. Raises DataError for a condition that is none."""
     found = []
     for row in rows:
         match = re.fullmatch(r"nodes(?::([0-9]{1,5}))?", row.when)
         if not match or not re.fullmatch(r"[A-Z0-9_]*", row.unless):
             raise DataError(f"job environment: {row.name}: when is nodes or nodes:N, unless a variable's name")
-        made = Row(
+        made = JobVariable(
             name=row.name,
             when=When.NODES,
             value=row.value,
-            level=Level.FULL,
+            level=ProfileLevel.FULL,
             what="from the fabric profile",
             why=row.why,
             source=row.source,
@@ -258,7 +260,7 @@ def assemble(
     scratch: str = "",
     crosses_rails: bool = True,
     master_suffix: str = "",
-) -> tuple[Row, ...]:
+) -> tuple[JobVariable, ...]:
     """All rows of one node. interface: NCCL's here. scratch: the folder on a local disk. master_suffix: what makes a host's name
     that of its address on the fast network (JUWELS: "i"). Raises DataError."""
     own = of_fabric(fabric)

@@ -10,7 +10,7 @@ import re
 
 from fairlead.errors import DataError
 from fairlead.measure.tool import Figure, MeasuredOutcome, Tool, ToolReading, last_line, unread
-from fairlead.nccl.results import Run, parse
+from fairlead.nccl.results import NcclRun, parse
 
 # Of errors: what says that the run could not be set up, or that its text is damaged, and nothing of the GPUs.
 _NOT_OF_THE_GPUS = re.compile(
@@ -117,7 +117,7 @@ def of(collective: str, summary: str) -> Tool:
     )
 
 
-def _versions(run: Run, out: str) -> dict[str, str]:
+def _versions(run: NcclRun, out: str) -> dict[str, str]:
     found = {"nccl-tests": run.version} if run.version else {}
     if match := _SAID_VERSION.search(out):
         found["nccl"] = match[1]

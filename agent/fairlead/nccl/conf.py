@@ -50,7 +50,7 @@ RANK_CONSISTENT = frozenset(
 )
 
 
-class Line(Struct, frozen=True):
+class ConfLine(Struct, frozen=True):
     """One assignment and the reason that stands above it."""
 
     name: str
@@ -69,7 +69,7 @@ class Problem(Struct, frozen=True):
 class Draft(Struct, frozen=True, kw_only=True):
     """What should stand in the file. notes: what was left alone and why, for people."""
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ConfLine, ...] = ()
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
@@ -102,6 +102,6 @@ def fault(name: str, value: str) -> str:
     return ""
 
 
-def render(lines: tuple[Line, ...]) -> str | None:
+def render(lines: tuple[ConfLine, ...]) -> str | None:
     """The file's text, or None when there is nothing to say."""
     return HEADER + "".join(f"# {x.why}\n{x.name}={x.value}\n" for x in lines) if lines else None

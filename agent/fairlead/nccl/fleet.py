@@ -29,7 +29,7 @@ class Port(Struct, frozen=True, kw_only=True):
     network: str = ""
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class NetworkDifference(Struct, frozen=True, kw_only=True):
     """Nodes of a class that are unlike the most: ``said`` of them, ``usual`` of the ``others``."""
 
     nodes: tuple[str, ...]
@@ -78,9 +78,9 @@ def _text(route: Route) -> str:
     return f"{dots}/{route.mask.bit_count()}"
 
 
-def compare(nodes: Mapping[str, Sequence[Port]]) -> tuple[Difference, ...]:
+def compare(nodes: Mapping[str, Sequence[Port]]) -> tuple[NetworkDifference, ...]:
     """What is unlike, by aspect; a node with another number of ports is not judged further."""
-    found: list[Difference] = []
+    found: list[NetworkDifference] = []
     rest = dict(nodes)
     for aspect, value_of in (("ports", _count), ("rate", _rates), ("MTU", _mtus), ("rails", _rails)):
         values = {name: value_of(some) for name, some in rest.items()}
@@ -97,13 +97,15 @@ def compare(nodes: Mapping[str, Sequence[Port]]) -> tuple[Difference, ...]:
     return tuple(found)
 
 
-def _difference(aspect: str, nodes: tuple[str, ...], value: tuple[str, ...], usual: tuple[str, ...], others: int) -> Difference:
+def _difference(
+    aspect: str, nodes: tuple[str, ...], value: tuple[str, ...], usual: tuple[str, ...], others: int
+) -> NetworkDifference:
     if aspect == "ports":
-        return Difference(nodes=nodes, aspect=aspect, said=value[0], usual=usual[0], others=others)
+        return NetworkDifference(nodes=nodes, aspect=aspect, said=value[0], usual=usual[0], others=others)
     at = [i for i, (a, b) in enumerate(zip(value, usual, strict=True)) if a != b]  # the same number of ports
     said = ", ".join(f"{value[i]} on rail {i}" for i in at)
     wanted = tuple(dict.fromkeys(usual[i] for i in at))
-    return Difference(nodes=nodes, aspect=aspect, said=said, usual=", ".join(wanted), others=others)
+    return NetworkDifference(nodes=nodes, aspect=aspect, said=said, usual=", ".join(wanted), others=others)
 
 
 def _count(some: Sequence[Port]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from fairlead.model.facts import Missing, Nic, PciDevice
 NVIDIA = 0x10DE
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class HcaChoice(Struct, frozen=True, kw_only=True):
     """``compute``: names of the ports for NCCL. ``default``: those NCCL would take itself once all are up, so that a port that
     comes and goes changes no file. ``problems``: why the set cannot be trusted. ``left_out``: why, by name of each port that is
     not compute. ``ports``: the compute ports themselves, by PCI address, which is NCCL's order. ``down``: names of ports that
@@ -64,7 +64,7 @@ def choose(
     expected: int | None,
     exclude: tuple[str, ...] = (),
     other_traffic: Mapping[str, str] | None = None,
-) -> Choice:
+) -> HcaChoice:
     """Return which ports of ``nics`` are compute ports.
 
     ``expected``: how many ports the profile declares, None when it says nothing. ``exclude``: the site's names, or prefixes with
@@ -79,7 +79,7 @@ def choose(
     compute = _fastest(active)
     left_out |= {names.of(n): "another link layer or rate" for n in active if n not in compute}
     left_out |= {names.of(n): _state(n) for n in down}
-    return Choice(
+    return HcaChoice(
         compute=names.in_order(compute),
         default=names.in_order(rdma),
         left_out=left_out,

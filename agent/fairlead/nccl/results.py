@@ -47,7 +47,7 @@ _FAILS = re.compile(
 _WARNS, _WARNS_OF = re.compile("NCCL WARN ", re.IGNORECASE), re.compile("fail|error|abort|timeout", re.IGNORECASE)
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class NcclRow(Struct, frozen=True, kw_only=True):
     """One measurement: ``time_us`` of one operation, bandwidths in 10^9 byte/s; ``wrong``: None where it was not checked."""
 
     bytes: int
@@ -61,7 +61,7 @@ class Row(Struct, frozen=True, kw_only=True):
 _DELTA = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class NcclRun(Struct, frozen=True, kw_only=True):
     """One run of one test. None: the output does not say. ``complete``: both lines of the footer are there.
 
     wrong_total: over every row, and what the footer counts beyond them. checked: the data was compared somewhere.
@@ -71,7 +71,7 @@ class Run(Struct, frozen=True, kw_only=True):
     collective: str | None = None
     version: str | None = None
     ranks: int | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[NcclRow, ...] = ()
     complete: bool = False
     wrong_total: int = 0
     checked: bool = False
@@ -91,7 +91,7 @@ class _Open(Struct):
     version: str | None = None
     header: tuple[str, ...] = ()
     ranks: dict[int, set[str]] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[NcclRow] = field(default_factory=list)
     bounds: bool = False
     average: bool = False
     out_of_bounds: int = 0
@@ -103,7 +103,7 @@ class _Open(Struct):
             self.errors.setdefault(shown(text.strip()[: 4 * _TEXT_MAX], "?")[:_TEXT_MAX])
 
 
-def parse(text: str) -> tuple[Run, ...]:
+def parse(text: str) -> tuple[NcclRun, ...]:
     """The runs in an output, text or JSON. Raises DataError when nothing in it is of nccl-tests."""
     if text.lstrip()[:1] == "{":
         return (_from_json(text),)
@@ -115,7 +115,7 @@ def parse(text: str) -> tuple[Run, ...]:
     return runs
 
 
-def _from_lines(lines: Iterable[str]) -> Iterator[Run]:
+def _from_lines(lines: Iterable[str]) -> Iterator[NcclRun]:
     run = _Open()
     touched = False
     for whole in lines:
@@ -174,7 +174,7 @@ def _fails(line: str) -> bool:
     return _FAILS.search(line) is not None or (warns is not None and _WARNS_OF.search(line, warns.end()) is not None)
 
 
-def _rows(run: _Open, line: str) -> tuple[Row, ...] | None:
+def _rows(run: _Open, line: str) -> tuple[NcclRow, ...] | None:
     """Both sides of a row (one, where only in-place was run); None when it cannot be read."""
     size, _, kind, *rest = line.split()
     while rest and _STAMP.match(rest[-1]):
@@ -200,7 +200,7 @@ def _rows(run: _Open, line: str) -> tuple[Row, ...] | None:
         if not all(map(math.isfinite, (time, algbw, busbw))):
             return None
         inplace = len(rest) == wide or start > 0
-        sides.append(Row(bytes=int(size), time_us=time, algbw_gbps=algbw, busbw_gbps=busbw, wrong=wrong, inplace=inplace))
+        sides.append(NcclRow(bytes=int(size), time_us=time, algbw_gbps=algbw, busbw_gbps=busbw, wrong=wrong, inplace=inplace))
     run.compared |= old and any(rest[at] != "N/A" for at in range(3, len(rest), wide))
     return tuple(sides)
 
@@ -220,13 +220,13 @@ def _wrong(word: str) -> int | None:
     return None if word == "N/A" else int(value) if math.isfinite(value) else 1
 
 
-def _close(run: _Open) -> Run:
+def _close(run: _Open) -> NcclRun:
     if any(len(processes) > 1 for processes in run.ranks.values()):
         run.error("several processes call themselves the same rank: built without MPI, each measured itself alone")
     if run.bounds and not run.rows:
         run.error("no row of results")
     counted = sum(row.wrong or 0 for row in run.rows)
-    return Run(
+    return NcclRun(
         collective=run.collective,
         version=run.version,
         ranks=max(run.ranks) + 1 if run.ranks else None,
@@ -266,7 +266,7 @@ class _Average(Struct):
     okay: bool | str = "unchecked"
 
 
-class _File(Struct):
+class _ResultsFile(Struct):
     args: list[str] = []
     config: dict[str, Any] = {}
     results: list[_Result] | None = None
@@ -275,9 +275,9 @@ class _File(Struct):
     errors: list[str] | None = None
 
 
-def _from_json(text: str) -> Run:
+def _from_json(text: str) -> NcclRun:
     try:
-        file = msgspec.json.decode(text, type=_File)
+        file = msgspec.json.decode(text, type=_ResultsFile)
     except NOT_JSON as e:  # a run that was killed leaves half a document
         raise DataError(f"not a whole JSON report of nccl-tests: {e}", hint="parse the text output of that run instead") from None
     if file.results is None and "nthreads" not in file.config:
@@ -313,9 +313,9 @@ def _from_json(text: str) -> Run:
     return _close(run)
 
 
-def _json_row(size: int, side: _Side, *, inplace: bool) -> Row:
+def _json_row(size: int, side: _Side, *, inplace: bool) -> NcclRow:
     time = side.time if side.time is not None else side.cpu_time
     if time is None:
         raise DataError(f"not a whole JSON report of nccl-tests: the result of {size} bytes has no time")
     wrong = None if side.nwrong is None else int(side.nwrong)
-    return Row(bytes=size, time_us=time, algbw_gbps=side.alg_bw, busbw_gbps=side.bus_bw, wrong=wrong, inplace=inplace)
+    return NcclRow(bytes=size, time_us=time, algbw_gbps=side.alg_bw, busbw_gbps=side.bus_bw, wrong=wrong, inplace=inplace)

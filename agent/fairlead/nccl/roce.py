@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 
 from fairlead.model.facts import Gid, Missing, Nic
-from fairlead.nccl.conf import Draft, Line, Problem
+from fairlead.nccl.conf import ConfLine, Draft, Problem
 
 DYNAMIC_SINCE = (2, 21)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -49,9 +49,11 @@ def draft(ports: tuple[Nic, ...], *, version: tuple[int, ...], subnet: str = "",
 def _by_address(ports: tuple[Nic, ...], subnet: str) -> Draft:
     found = {n.name: addresses(n) for n in ports}
     family: dict[str, list[Address]] = {name: [a for a in some if a.version == 4] for name, some in found.items()}
-    lines: list[Line] = []
+    lines: list[ConfLine] = []
     if not any(family.values()) and all(found.values()) and found:
-        lines.append(Line("NCCL_IB_ADDR_FAMILY", "AF_INET6", "The compute ports have IPv6 addresses only; NCCL looks for IPv4."))
+        lines.append(
+            ConfLine("NCCL_IB_ADDR_FAMILY", "AF_INET6", "The compute ports have IPv6 addresses only; NCCL looks for IPv4.")
+        )
         family = {name: list(some) for name, some in found.items()}
     without = [name for name, some in family.items() if not some]
     if without and len(without) < len(family):
@@ -78,7 +80,7 @@ def _by_address(ports: tuple[Nic, ...], subnet: str) -> Draft:
         )
     if several:
         why = f"{', '.join(several)}: several RoCE v2 addresses; those of the compute network count."
-        lines.append(Line("NCCL_IB_ADDR_RANGE", str(net), why))
+        lines.append(ConfLine("NCCL_IB_ADDR_RANGE", str(net), why))
     return Draft(lines=tuple(lines))
 
 
@@ -98,7 +100,7 @@ def _by_index(ports: tuple[Nic, ...], gid_index: int | None) -> Draft:
         reason = f"index {gid_index} is no RoCE v2 address of IPv4 on {wrong}"
         return Draft(problems=(Problem("NCCL_IB_GID_INDEX", reason, "see show_gids on the node, and settings.nccl.gid_index"),))
     why = f"RoCE v2 and IPv4 on all {len(ports)} compute ports; NCCL before 2.21 does not look for it."
-    return Draft(lines=(Line("NCCL_IB_GID_INDEX", str(gid_index), why),))
+    return Draft(lines=(ConfLine("NCCL_IB_GID_INDEX", str(gid_index), why),))
 
 
 def _gids(nic: Nic) -> tuple[Gid, ...]:

@@ -11,12 +11,12 @@ import ipaddress
 from msgspec import Struct
 
 from fairlead.model.facts import Nic
-from fairlead.nccl.conf import Draft, Line, Problem
+from fairlead.nccl.conf import ConfLine, Draft, Problem
 from fairlead.nccl.route import connected, default_interface, default_interface6, parse_addresses6, parse_routes
 
 NAME = "NCCL_SOCKET_IFNAME"
 NEVER = ("lo", "docker", "br-", "veth", "cni", "cali", "flannel", "tun", "tap", "virbr", "dummy", "kube")
-FAMILY = Line("NCCL_SOCKET_FAMILY", "AF_INET6", "The addresses of this network are IPv6; NCCL takes IPv4 first.")
+FAMILY = ConfLine("NCCL_SOCKET_FAMILY", "AF_INET6", "The addresses of this network are IPv6; NCCL takes IPv4 first.")
 
 
 class Network(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ def draft(wish: str, network: Network) -> Draft:
     if wish != "auto":
         return _named(wish, "Declared by the site.", network)
     name, why = default_interface(parse_routes(network.routes)), "The interface of the default route."
-    family: tuple[Line, ...] = ()
+    family: tuple[ConfLine, ...] = ()
     if not name and (name := default_interface6(network.routes6)):
         family = (FAMILY,)
     usable = [n.name for n in network.nics if not n.rdma and n.state == "UP" and not n.master and not n.name.startswith(NEVER)]
@@ -53,7 +53,7 @@ def draft(wish: str, network: Network) -> Draft:
         name, why = usable[0], "The only interface that is up."
     if not name or name.startswith(NEVER):
         return Draft(notes=(f"no interface for NCCL's sockets is certain ({name or 'no default route'}): it chooses itself",))
-    return Draft(lines=(Line(NAME, f"={name}", why), *family))
+    return Draft(lines=(ConfLine(NAME, f"={name}", why), *family))
 
 
 def _named(name: str, why: str, network: Network) -> Draft:
@@ -62,7 +62,7 @@ def _named(name: str, why: str, network: Network) -> Draft:
         return Draft(problems=(Problem(NAME, f"no interface {name} on this node", "see settings.nccl.socket_interface"),))
     if state not in ("UP", "there"):
         return Draft(problems=(Problem(NAME, f"interface {name} is {state}", "bring it up"),))
-    return Draft(lines=(Line(NAME, f"={name}", why),))
+    return Draft(lines=(ConfLine(NAME, f"={name}", why),))
 
 
 def _in_network(wish: str, network: Network) -> Draft:

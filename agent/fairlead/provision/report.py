@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from fairlead.errors import ExitCode
 from fairlead.model.plain import aside, one_line
-from fairlead.nccl.fleet import Difference
+from fairlead.nccl.fleet import NetworkDifference
 from fairlead.provision.answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.inventory import fold
 
@@ -53,7 +53,7 @@ class ClassDifference(Struct, frozen=True, kw_only=True):
     """A difference between the nodes of one class (a site's name for it)."""
 
     name: str
-    difference: Difference
+    difference: NetworkDifference
 
     def text(self) -> str:
         """One line: "class h100: gpu[3,17]: ports: 7 InfiniBand up, mlx5_3 down; the other 410 have 8 InfiniBand up"."""

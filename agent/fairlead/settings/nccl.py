@@ -19,7 +19,7 @@ from fairlead.model.change import File
 from fairlead.model.facts import Missing, Nic, Node, PciDevice
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl import roce, socket, topology_file, version
-from fairlead.nccl.conf import Draft, Line, Problem, fault, is_ours, render
+from fairlead.nccl.conf import ConfLine, Draft, Problem, fault, is_ours, render
 from fairlead.nccl.hca import choose
 from fairlead.nccl.route import connected, other_traffic, parse_routes
 
@@ -125,13 +125,13 @@ def _hcas(want: NcclWant, seen: Observed) -> Draft:
         down = ", ".join(f"{p} is {choice.left_out[p]}" for p in choice.down)
         notes = (f"{down}; how many ports there must be is not declared (settings.nccl.hcas)",)
     others = tuple(p for p in choice.default if p not in choice.compute and p not in choice.down)
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ConfLine, ...] = ()
     if choice.compute and others:  # else NCCL takes exactly these by itself
         reasons = ", ".join(f"{p} {choice.left_out.get(p, 'left out')}" for p in others)
         if want.hcas is None:  # nothing declared how many there should be: a list could be too short, an exclusion cannot
-            lines = (Line("NCCL_IB_HCA", "^=" + ",".join(others), f"All HCAs but these: {reasons}."),)
+            lines = (ConfLine("NCCL_IB_HCA", "^=" + ",".join(others), f"All HCAs but these: {reasons}."),)
         else:
-            lines = (Line("NCCL_IB_HCA", "=" + ",".join(choice.compute), f"The compute HCAs by exact name; not {reasons}."),)
+            lines = (ConfLine("NCCL_IB_HCA", "=" + ",".join(choice.compute), f"The compute HCAs by exact name; not {reasons}."),)
     made = Draft(lines=lines, notes=notes)
     if choice.ports and all(n.link_layer == "Ethernet" for n in choice.ports):
         numbers = version.parse(want.nccl_version)
@@ -151,14 +151,14 @@ def _topology(want: NcclWant, seen: Observed) -> Draft:
     wrong = topology_file.fault(text, seen.pci)
     if wrong:
         return Draft(problems=(Problem("NCCL_TOPO_FILE", f"{want.topology_file} {wrong}", "use the file of this machine type"),))
-    return Draft(lines=(Line("NCCL_TOPO_FILE", want.topology_file, "A virtual machine hides its PCIe topology."),))
+    return Draft(lines=(ConfLine("NCCL_TOPO_FILE", want.topology_file, "A virtual machine hides its PCIe topology."),))
 
 
 def _stated(want: NcclWant) -> Draft:
     lines, notes, numbers = [], [], version.parse(want.nccl_version)
     for v in want.variables:
         if version.within(numbers, v.nccl):
-            lines.append(Line(v.name, v.value, f"{v.why} [{v.source}]" if v.source else v.why))
+            lines.append(ConfLine(v.name, v.value, f"{v.why} [{v.source}]" if v.source else v.why))
         else:
             notes.append(f"{v.name} is for NCCL {v.nccl}")
     return Draft(lines=tuple(lines), notes=tuple(notes))
@@ -181,7 +181,7 @@ def draft(want: NcclWant, seen: Observed) -> Draft:
     made += _topology(want, seen)
     made += _stated(want)
     lines = [x for x in made.lines if x.name not in want.extra]
-    lines += [Line(name, value, "Declared by the site.") for name, value in sorted(want.extra.items())]
+    lines += [ConfLine(name, value, "Declared by the site.") for name, value in sorted(want.extra.items())]
     return Draft(lines=tuple(lines), notes=made.notes, problems=made.problems)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from fairlead.model.finding import Action
-from fairlead.xid.nvlink5_rules import ANY, FATAL, LINK_FATAL, LINK_REASONS, LINK_UNIT, NONFATAL, UNITS, Rule, Unit
+from fairlead.xid.nvlink5_rules import ANY, FATAL, LINK_FATAL, LINK_REASONS, LINK_UNIT, NONFATAL, UNITS, NvlinkRule, NvlinkUnit
 from fairlead.xid.versions import parse_version
 
 CODES = range(144, 151)
@@ -67,7 +67,7 @@ def fault(code: int, unit: str, registers: Registers, driver: str = "") -> Nvlin
     return None
 
 
-def _is(unit: Unit, names: frozenset[str], intr_info: int, layout: str) -> bool:
+def _is(unit: NvlinkUnit, names: frozenset[str], intr_info: int, layout: str) -> bool:
     name, bits, mask = (unit.v1_name, unit.v1, 0x3FF) if layout == "V1" else (unit.v2_name, unit.v2, 0x7F)
     return name in names and intr_info & mask == bits
 
@@ -82,7 +82,9 @@ def _by_reason(unit: str, registers: Registers, layout: str) -> NvlinkFault | No
     return None if row is None else _made(unit, LINK_UNIT, row[1], registers, layout, reason=row[0])
 
 
-def _by_status(unit: str, known: Unit, rules: tuple[Rule, ...], registers: Registers, layout: str) -> NvlinkFault | None:
+def _by_status(
+    unit: str, known: NvlinkUnit, rules: tuple[NvlinkRule, ...], registers: Registers, layout: str
+) -> NvlinkFault | None:
     if _why(registers.intr_info):
         return None
     for rule in rules:
@@ -91,7 +93,7 @@ def _by_status(unit: str, known: Unit, rules: tuple[Rule, ...], registers: Regis
     return None
 
 
-def _made(unit: str, known: Unit, rule: Rule, registers: Registers, layout: str, *, reason: str = "") -> NvlinkFault:
+def _made(unit: str, known: NvlinkUnit, rule: NvlinkRule, registers: Registers, layout: str, *, reason: str = "") -> NvlinkFault:
     promoted = rule.promoted is not None and registers.intr_info & _PROMOTED[layout]
     return NvlinkFault(
         unit=unit,

@@ -41,7 +41,7 @@ GPU_STOPS = "the whole GPU stops; packets may be lost at the peer"
 FATAL, LINK_FATAL, NONFATAL = "fatal", "link fatal", "not fatal"
 
 
-class Unit(Struct, frozen=True):
+class NvlinkUnit(Struct, frozen=True):
     """One unit: its names in lines of V1 and V2, and what IntrInfo holds then (V1: 10 bits, V2: 7 bits)."""
 
     code: int
@@ -52,7 +52,7 @@ class Unit(Struct, frozen=True):
     words: str
 
 
-class Rule(Struct, frozen=True):
+class NvlinkRule(Struct, frozen=True):
     """What an error status of a unit asks for. promoted: what, when the promotion bit of IntrInfo is set."""
 
     status: int
@@ -64,144 +64,147 @@ class Rule(Struct, frozen=True):
 
 
 _CORRECTED = (NONE, "", NONFATAL)
-_SOFTWARE = Rule(0x80000000, NONE, SUPPORT, NONFATAL)
+_SOFTWARE = NvlinkRule(0x80000000, NONE, SUPPORT, NONFATAL)
 
 
-def _tlw(first: int, effect: str) -> tuple[Rule, ...]:
+def _tlw(first: int, effect: str) -> tuple[NvlinkRule, ...]:
     return (
-        Rule(first, *_CORRECTED),
-        Rule(first << 1, NONE, SUPPORT, NONFATAL, effect),
-        Rule(first << 2, RESET, SUPPORT, FATAL, DBE_LOSS),
+        NvlinkRule(first, *_CORRECTED),
+        NvlinkRule(first << 1, NONE, SUPPORT, NONFATAL, effect),
+        NvlinkRule(first << 2, RESET, SUPPORT, FATAL, DBE_LOSS),
         _SOFTWARE,
     )
 
 
-UNITS: tuple[tuple[Unit, tuple[Rule, ...]], ...] = (
+UNITS: tuple[tuple[NvlinkUnit, tuple[NvlinkRule, ...]], ...] = (
     (
-        Unit(144, "SAW_MVB", "SAW_MVB", 0b0000100001, 0b0000001, "buffer of the link wrapper"),
+        NvlinkUnit(144, "SAW_MVB", "SAW_MVB", 0b0000100001, 0b0000001, "buffer of the link wrapper"),
         (
-            Rule(0x01, NONE, SUPPORT, NONFATAL, POISON),
-            Rule(0x02, RESET, SUPPORT, FATAL, DBE),
-            Rule(0x04, *_CORRECTED),
-            Rule(0x08, NONE, SUPPORT, NONFATAL, PEER_POISON),
-            Rule(0x10, RESET, SUPPORT, FATAL, DBE),
-            Rule(0x20, *_CORRECTED),
+            NvlinkRule(0x01, NONE, SUPPORT, NONFATAL, POISON),
+            NvlinkRule(0x02, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x04, *_CORRECTED),
+            NvlinkRule(0x08, NONE, SUPPORT, NONFATAL, PEER_POISON),
+            NvlinkRule(0x10, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x20, *_CORRECTED),
         ),
     ),
-    (Unit(145, "RLW_CTRL", "RLW_CTRL", 0b0001100010, 0b0000011, "request layer: control"), (_SOFTWARE,)),
+    (NvlinkUnit(145, "RLW_CTRL", "RLW_CTRL", 0b0001100010, 0b0000011, "request layer: control"), (_SOFTWARE,)),
     (
-        Unit(145, "RLW_REMAP", "RLW_REMAP", 0b0010000010, 0b0000100, "request layer: address remapping"),
+        NvlinkUnit(145, "RLW_REMAP", "RLW_REMAP", 0b0010000010, 0b0000100, "request layer: address remapping"),
         (
-            Rule(0x001, EVAL, SUPPORT, NONFATAL, APP_DIES),
-            Rule(0x002, EVAL, SUPPORT, NONFATAL, APP_DIES),
-            Rule(0x004, EVAL, LINK_DOWN, NONFATAL, APP_DIES),
-            Rule(0x008, EVAL, LINK_DOWN, NONFATAL, APP_DIES),
-            Rule(0x010, EVAL, LINK_DOWN, NONFATAL, APP_DIES),
-            Rule(0x020, EVAL, LINK_DOWN, NONFATAL, APP_DIES),
-            Rule(0x040, RESET, SUPPORT, FATAL, DBE),
-            Rule(0x080, RESET, SUPPORT, FATAL, DBE),
-            Rule(0x100, *_CORRECTED),
-            Rule(0x200, *_CORRECTED),
+            NvlinkRule(0x001, EVAL, SUPPORT, NONFATAL, APP_DIES),
+            NvlinkRule(0x002, EVAL, SUPPORT, NONFATAL, APP_DIES),
+            NvlinkRule(0x004, EVAL, LINK_DOWN, NONFATAL, APP_DIES),
+            NvlinkRule(0x008, EVAL, LINK_DOWN, NONFATAL, APP_DIES),
+            NvlinkRule(0x010, EVAL, LINK_DOWN, NONFATAL, APP_DIES),
+            NvlinkRule(0x020, EVAL, LINK_DOWN, NONFATAL, APP_DIES),
+            NvlinkRule(0x040, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x080, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x100, *_CORRECTED),
+            NvlinkRule(0x200, *_CORRECTED),
             _SOFTWARE,
         ),
     ),
     (
-        Unit(145, "RLW_RSPCOL", "RLW_RSPCOL", 0b0010100010, 0b0000101, "request layer: response collector"),
-        (Rule(0x1, *_CORRECTED), Rule(0x2, RESET, SUPPORT, FATAL, DBE), _SOFTWARE),
+        NvlinkUnit(145, "RLW_RSPCOL", "RLW_RSPCOL", 0b0010100010, 0b0000101, "request layer: response collector"),
+        (NvlinkRule(0x1, *_CORRECTED), NvlinkRule(0x2, RESET, SUPPORT, FATAL, DBE), _SOFTWARE),
     ),
     (
-        Unit(145, "RLW_RXPIPE", "RLW_RXPIPE", 0b0011000010, 0b0000110, "request layer: receive pipe"),
+        NvlinkUnit(145, "RLW_RXPIPE", "RLW_RXPIPE", 0b0011000010, 0b0000110, "request layer: receive pipe"),
         (
-            Rule(0x1, NONE, SUPPORT, NONFATAL, LOSS_PEER, RESET),
-            Rule(0x2, NONE, SUPPORT, NONFATAL, LOSS_PEER, RESET),
-            Rule(0x4, NONE, SUPPORT, NONFATAL, LOSS_HERE, RESET),
-            Rule(0x8, NONE, SUPPORT, NONFATAL),
+            NvlinkRule(0x1, NONE, SUPPORT, NONFATAL, LOSS_PEER, RESET),
+            NvlinkRule(0x2, NONE, SUPPORT, NONFATAL, LOSS_PEER, RESET),
+            NvlinkRule(0x4, NONE, SUPPORT, NONFATAL, LOSS_HERE, RESET),
+            NvlinkRule(0x8, NONE, SUPPORT, NONFATAL),
             _SOFTWARE,
         ),
     ),
     (
-        Unit(145, "RLW_SRC_TRACK", "RLW_SRC_TRACK", 0b0011100010, 0b0000111, "request layer: source tracker"),
+        NvlinkUnit(145, "RLW_SRC_TRACK", "RLW_SRC_TRACK", 0b0011100010, 0b0000111, "request layer: source tracker"),
         (
-            Rule(0x01, RESET, SUPPORT, FATAL, DBE),
-            Rule(0x02, *_CORRECTED),
-            Rule(0x04, EVAL, "", NONFATAL, APP_DIES),
-            Rule(0x08, EVAL, "", NONFATAL, APP_DIES),
-            Rule(0x10, RESET, SUPPORT, FATAL, DBE),
-            Rule(0x20, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x01, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x02, *_CORRECTED),
+            NvlinkRule(0x04, EVAL, "", NONFATAL, APP_DIES),
+            NvlinkRule(0x08, EVAL, "", NONFATAL, APP_DIES),
+            NvlinkRule(0x10, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x20, RESET, SUPPORT, FATAL, DBE),
             _SOFTWARE,
         ),
     ),
     (
-        Unit(145, "RLW_TAGSTATE", "RLW_TAGSTATE", 0b0100000010, 0b0001000, "request layer: tag state"),
+        NvlinkUnit(145, "RLW_TAGSTATE", "RLW_TAGSTATE", 0b0100000010, 0b0001000, "request layer: tag state"),
         (
-            Rule(0x000001, *_CORRECTED),
-            Rule(0x000002, RESET, SUPPORT, FATAL, DBE),
-            Rule(0x010000, *_CORRECTED),
-            Rule(0x020000, RESET, SUPPORT, FATAL, DBE),
-            Rule(0x100000, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x000001, *_CORRECTED),
+            NvlinkRule(0x000002, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x010000, *_CORRECTED),
+            NvlinkRule(0x020000, RESET, SUPPORT, FATAL, DBE),
+            NvlinkRule(0x100000, RESET, SUPPORT, FATAL, DBE),
             _SOFTWARE,
         ),
     ),
     (
-        Unit(146, "TLW_CTRL", "TLW_CTRL", 0b0100100011, 0b0001001, "transaction layer: control"),
+        NvlinkUnit(146, "TLW_CTRL", "TLW_CTRL", 0b0100100011, 0b0001001, "transaction layer: control"),
         _tlw(1, PEER_POISON),
     ),
-    (Unit(146, "TLW_RX", "TLW_RX_PIPE0", 0b0101000011, 0b0001010, "transaction layer: receive"), _tlw(1, POISON)),
-    (Unit(146, "TLW_RX", "TLW_RX_PIPE1", 0b0101000011, 0b0001011, "transaction layer: receive"), _tlw(1, POISON)),
-    (Unit(146, "TLW_TX", "TLW_TX_PIPE0", 0b0101100011, 0b0001100, "transaction layer: transmit"), _tlw(1, POISON)),
-    (Unit(146, "TLW_TX", "TLW_TX_PIPE1", 0b0101100011, 0b0001101, "transaction layer: transmit"), _tlw(1, POISON)),
+    (NvlinkUnit(146, "TLW_RX", "TLW_RX_PIPE0", 0b0101000011, 0b0001010, "transaction layer: receive"), _tlw(1, POISON)),
+    (NvlinkUnit(146, "TLW_RX", "TLW_RX_PIPE1", 0b0101000011, 0b0001011, "transaction layer: receive"), _tlw(1, POISON)),
+    (NvlinkUnit(146, "TLW_TX", "TLW_TX_PIPE0", 0b0101100011, 0b0001100, "transaction layer: transmit"), _tlw(1, POISON)),
+    (NvlinkUnit(146, "TLW_TX", "TLW_TX_PIPE1", 0b0101100011, 0b0001101, "transaction layer: transmit"), _tlw(1, POISON)),
     (
-        Unit(147, "TREX", "TREX", 0b0110000100, 0b0001110, "traffic test unit"),
-        (Rule(0x1, NONE, SUPPORT, NONFATAL), _SOFTWARE),
+        NvlinkUnit(147, "TREX", "TREX", 0b0110000100, 0b0001110, "traffic test unit"),
+        (NvlinkRule(0x1, NONE, SUPPORT, NONFATAL), _SOFTWARE),
     ),
-    (Unit(148, "NVLPW_CTRL", "NVLPW", 0b0000000101, 0b0001111, "link partition control"), (_SOFTWARE,)),
+    (NvlinkUnit(148, "NVLPW_CTRL", "NVLPW", 0b0000000101, 0b0001111, "link partition control"), (_SOFTWARE,)),
     (
-        Unit(149, "NETIR", "NETIR_INT", 0b0000000110, 0b0011000, "network interface: interrupt"),
-        (Rule(ANY, RESET, SOLO, LINK_FATAL, LOSS),),
-    ),
-    (
-        Unit(149, "NETIR_BER_EVENT", "NETIR_BER_EVENT", 0b1000100110, 0b0010011, "network interface: bit error rate"),
-        tuple(Rule(status, NONE, CABLES, NONFATAL) for status in range(4)),
+        NvlinkUnit(149, "NETIR", "NETIR_INT", 0b0000000110, 0b0011000, "network interface: interrupt"),
+        (NvlinkRule(ANY, RESET, SOLO, LINK_FATAL, LOSS),),
     ),
     (
-        Unit(149, "NETIR_MFDE_EVENT", "NETIR_MFDE_EVENT", 0b1001000110, 0b0010100, "network interface: firmware event"),
+        NvlinkUnit(149, "NETIR_BER_EVENT", "NETIR_BER_EVENT", 0b1000100110, 0b0010011, "network interface: bit error rate"),
+        tuple(NvlinkRule(status, NONE, CABLES, NONFATAL) for status in range(4)),
+    ),
+    (
+        NvlinkUnit(149, "NETIR_MFDE_EVENT", "NETIR_MFDE_EVENT", 0b1001000110, 0b0010100, "network interface: firmware event"),
         (
-            Rule(0x1, RESET, SUPPORT, FATAL, GPU_STOPS),
-            Rule(0x3, *_CORRECTED),
-            Rule(0x4, RESET, SUPPORT, FATAL, GPU_STOPS),
-            Rule(0x5, RESET, SUPPORT, FATAL, GPU_STOPS),
-            Rule(0x7, RESET, SUPPORT, FATAL, GPU_STOPS),
+            NvlinkRule(0x1, RESET, SUPPORT, FATAL, GPU_STOPS),
+            NvlinkRule(0x3, *_CORRECTED),
+            NvlinkRule(0x4, RESET, SUPPORT, FATAL, GPU_STOPS),
+            NvlinkRule(0x5, RESET, SUPPORT, FATAL, GPU_STOPS),
+            NvlinkRule(0x7, RESET, SUPPORT, FATAL, GPU_STOPS),
         ),
     ),
     (
-        Unit(150, "MSE_WATCHDOG", "MSE_WATCHDOG", 0b0000000000, 0b0000000, "management engine: watchdog"),
-        (Rule(0x0, RESET, SUPPORT, FATAL, "the whole GPU stops"), Rule(0xFFFFFFFF, RESET, SUPPORT, FATAL, "the whole GPU stops")),
+        NvlinkUnit(150, "MSE_WATCHDOG", "MSE_WATCHDOG", 0b0000000000, 0b0000000, "management engine: watchdog"),
+        (
+            NvlinkRule(0x0, RESET, SUPPORT, FATAL, "the whole GPU stops"),
+            NvlinkRule(0xFFFFFFFF, RESET, SUPPORT, FATAL, "the whole GPU stops"),
+        ),
     ),
 )
 
-LINK_UNIT = Unit(149, "NETIR_LINK_EVT", "NETIR_LINK_DOWN", 0b0111000110, 0b0010001, "network interface: link down")
+LINK_UNIT = NvlinkUnit(149, "NETIR_LINK_EVT", "NETIR_LINK_DOWN", 0b0111000110, 0b0010001, "network interface: link down")
 
 #: Bits 25:20 of IntrInfo, why the link went down: in words, and what NVIDIA asks for. Others are not in NVIDIA's table.
-LINK_REASONS: dict[int, tuple[str, Rule]] = {
-    0: ("no reason told", Rule(ANY, RESET, SOLO, LINK_FATAL, LOSS)),
-    1: ("unknown reason", Rule(ANY, RESET, DAILY, LINK_FATAL, LOSS)),
-    2: ("high bit error rate", Rule(ANY, RESET, SIGNAL, LINK_FATAL, LOSS)),
-    4: ("alignment lost", Rule(ANY, RESET, SIGNAL, LINK_FATAL, LOSS)),
-    10: ("retransmission timed out", Rule(ANY, RESET, SIGNAL, LINK_FATAL, LOSS)),
-    15: ("taken down out of band", Rule(ANY, RESET, SOFTWARE, LINK_FATAL, LOSS)),
-    16: ("taken down out of band, high bit error rate", Rule(ANY, RESET, SOFTWARE_SIGNAL, LINK_FATAL, LOSS)),
-    17: ("taken down in band", Rule(ANY, RESET, SOFTWARE, LINK_FATAL, LOSS)),
-    18: ("taken down in band, high bit error rate", Rule(ANY, RESET, SOFTWARE_SIGNAL, LINK_FATAL, LOSS)),
-    21: ("the peer trains anew", Rule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
-    22: ("taken down by management", Rule(ANY, RESET, SOFTWARE, LINK_FATAL, LOSS)),
-    32: ("the peer went to sleep", Rule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
-    33: ("the peer was disabled", Rule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
-    34: ("the peer was disabled and locked", Rule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
-    35: ("the peer is too hot", Rule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
-    36: ("the peer was forced down", Rule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
-    37: ("the peer was reset", Rule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
-    38: ("reset without a power cycle", Rule(ANY, NONE, SOFTWARE, LINK_FATAL, LOSS)),
-    40: ("forced down by hardware", Rule(ANY, NONE, HOST, FATAL, GPU_STOPS)),
-    42: ("did not wake from low power", Rule(ANY, RESET, CABLES, LINK_FATAL, LOSS)),
-    43: ("too many error recoveries", Rule(ANY, RESET, CABLES, LINK_FATAL, LOSS)),
+LINK_REASONS: dict[int, tuple[str, NvlinkRule]] = {
+    0: ("no reason told", NvlinkRule(ANY, RESET, SOLO, LINK_FATAL, LOSS)),
+    1: ("unknown reason", NvlinkRule(ANY, RESET, DAILY, LINK_FATAL, LOSS)),
+    2: ("high bit error rate", NvlinkRule(ANY, RESET, SIGNAL, LINK_FATAL, LOSS)),
+    4: ("alignment lost", NvlinkRule(ANY, RESET, SIGNAL, LINK_FATAL, LOSS)),
+    10: ("retransmission timed out", NvlinkRule(ANY, RESET, SIGNAL, LINK_FATAL, LOSS)),
+    15: ("taken down out of band", NvlinkRule(ANY, RESET, SOFTWARE, LINK_FATAL, LOSS)),
+    16: ("taken down out of band, high bit error rate", NvlinkRule(ANY, RESET, SOFTWARE_SIGNAL, LINK_FATAL, LOSS)),
+    17: ("taken down in band", NvlinkRule(ANY, RESET, SOFTWARE, LINK_FATAL, LOSS)),
+    18: ("taken down in band, high bit error rate", NvlinkRule(ANY, RESET, SOFTWARE_SIGNAL, LINK_FATAL, LOSS)),
+    21: ("the peer trains anew", NvlinkRule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
+    22: ("taken down by management", NvlinkRule(ANY, RESET, SOFTWARE, LINK_FATAL, LOSS)),
+    32: ("the peer went to sleep", NvlinkRule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
+    33: ("the peer was disabled", NvlinkRule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
+    34: ("the peer was disabled and locked", NvlinkRule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
+    35: ("the peer is too hot", NvlinkRule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
+    36: ("the peer was forced down", NvlinkRule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
+    37: ("the peer was reset", NvlinkRule(ANY, RESET, PEER, LINK_FATAL, LOSS)),
+    38: ("reset without a power cycle", NvlinkRule(ANY, NONE, SOFTWARE, LINK_FATAL, LOSS)),
+    40: ("forced down by hardware", NvlinkRule(ANY, NONE, HOST, FATAL, GPU_STOPS)),
+    42: ("did not wake from low power", NvlinkRule(ANY, RESET, CABLES, LINK_FATAL, LOSS)),
+    43: ("too many error recoveries", NvlinkRule(ANY, RESET, CABLES, LINK_FATAL, LOSS)),
 }

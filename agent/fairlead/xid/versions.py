@@ -31,7 +31,7 @@ def loaded(text: str) -> str:
     return match[1].rstrip(".") if match else ""
 
 
-class Change(Struct, frozen=True):
+class CatalogueChange(Struct, frozen=True):
     """What a code meant for drivers from ``first`` to below ``before`` (() open). Only what differs from the catalogue."""
 
     code: int
@@ -52,8 +52,8 @@ def _header(version: str) -> str:
 
 _KEY_ROTATION = "Confidential computing: this code was moved to 151 with driver 555. NVIDIA says of 151: restart the VM."
 
-CHANGES: tuple[Change, ...] = (
-    Change(
+CHANGES: tuple[CatalogueChange, ...] = (
+    CatalogueChange(
         51,
         (600,),
         (),
@@ -65,7 +65,7 @@ CHANGES: tuple[Change, ...] = (
         "The driver's scheduler met a broken channel group. The 154 that follows says whether the GPU needs a reset.",
         "line of a 6xx driver, public note of 2026; not in nverror.h to 595",
     ),
-    Change(
+    CatalogueChange(
         139,
         (535, 43, 9),
         (550,),
@@ -77,7 +77,7 @@ CHANGES: tuple[Change, ...] = (
         "The code of the CUDA fast path error in branch 535; it became 141 with driver 550, where NVIDIA says: ignore.",
         _header("535.104.05"),
     ),
-    Change(
+    CatalogueChange(
         144,
         (550, 40, 63),
         (555,),
@@ -143,7 +143,7 @@ NOTES: dict[int, str] = {
 }
 
 
-def change_of(code: int, driver: str) -> Change | None:
+def change_of(code: int, driver: str) -> CatalogueChange | None:
     """What ``code`` means for this driver where that differs from the catalogue; None where it does not, or is not known."""
     version = parse_version(driver) if driver else None
     if version is None:
