@@ -94,7 +94,7 @@ def _as_text(each: NcclRun) -> str:
     return "\n".join(lines)
 
 
-def _why_not(each: Run) -> str:
+def _why_not(each: NcclRun) -> str:
     """What is wrong with a run that is no proof: it failed, or only a part of its output is here."""
     wrong = f"{each.wrong_total} wrong values" if each.wrong_total else ""
     none = "" if each.rows else "no row of results"
