@@ -10,7 +10,7 @@ import importlib
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from msgspec import Struct
 from fairlead import __version__, checks, config, settings
 from fairlead.cli import COMMANDS, command_parser
 from fairlead.cli.explain import _parameters
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config.accept_options import AcceptOptions
 from fairlead.config.document import AgentOptions, HookOptions, JobEnvOptions, SlurmOptions
 from fairlead.config.site import AnsibleOptions
@@ -30,6 +30,7 @@ from fairlead.measure.collective import size_text
 from fairlead.model.check import CheckParams
 from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
+from tests import rooms
 from tests.lab.trees import MACHINES
 from tests.slurm import node_states
 
@@ -312,26 +313,59 @@ def with_block(text: str, name: str, body: str) -> str:
     return re.sub(re.escape(begin) + r".*?" + re.escape(end), lambda _: f"{begin}\n{body}\n{end}", text, flags=re.DOTALL)
 
 
-def files() -> dict[Path, str]:
-    """Every generated file and what it must hold."""
-    readme = ROOT / "README.md"
-    return {
-        ROOT / "docs/man/fairlead.1": man_page(),
-        ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion(),
-        ROOT / "docs/reference/checks.md": reference("checks"),
-        ROOT / "docs/reference/settings.md": reference("settings"),
-        ROOT / "docs/reference/profiles.md": profiles_page(),
-        ROOT / "docs/reference/node-states.md": node_states_page(),
-        ROOT / "docs/reference/policy.md": policy_page(),
-        ROOT / "docs/reference/options.md": options_page(),
-        ROOT / "docs/reference/metrics.md": metrics_page(),
-        ROOT / "docs/images/width-x8.svg": picture(),
-        readme: with_block(readme.read_text(), "checks and settings", readme_table()),
-    }
+ARCHITECTURE, ROOMS = ROOT / "docs/explanation/architecture.md", ROOT / "docs/images/rooms.svg"
+#: Numbers of lines and files change with every commit: `make docs` writes them, and a page that has older ones is no stale page.
+_COUNTS = re.compile(r"\d+(?= lines<)|(?<=\| )\d+(?= \|)")
+
+
+def without_counts(path: Path, text: str) -> str:
+    """What of a generated file has to be current."""
+    return _COUNTS.sub("N", text) if path in (ARCHITECTURE, ROOMS) else text
+
+
+def decisions_table() -> str:
+    """Number, title, date and status of each decision."""
+    out = ["| number | decision | date | status |", "|---|---|---|---|"]
+    for path in sorted((ROOT / "docs/decisions").glob("[0-9]*.md")):
+        match = DECISION.match(path.read_text())
+        if match is None:
+            raise SystemExit(f"{path.relative_to(ROOT)}: its third line is not 'Date: YYYY-MM-DD. Status: accepted.'")
+        number, title, date, status = match.groups()
+        status = re.sub(r"\]\((?=\d)", "](decisions/", status)
+        out.append(row(number, f"[{title}](decisions/{path.name})", date, status))
+    return "\n".join([*out, ""])
+
+
+#: The first three lines of a decision.
+DECISION = re.compile(r"# (\d+)\. ([^\n]+)\n\nDate: (\d{4}-\d\d-\d\d)\. Status: ((?:accepted|superseded by \[)[^\n]*)\.\n")
+
+
+def architecture_page() -> str:
+    return with_block(ARCHITECTURE.read_text(), "rooms", rooms.page_block(rooms.rooms_of(ROOT), rooms.room_sentences()))
+
+
+#: Every generated file, and what it must hold.
+GENERATED: dict[Path, Callable[[], str]] = {
+    ROOMS: lambda: rooms.draw(rooms.rooms_of(ROOT), "The rooms of fairlead"),
+    ARCHITECTURE: architecture_page,
+    ROOT / "docs/man/fairlead.1": man_page,
+    ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion,
+    ROOT / "docs/reference/checks.md": lambda: reference("checks"),
+    ROOT / "docs/reference/settings.md": lambda: reference("settings"),
+    ROOT / "docs/reference/profiles.md": profiles_page,
+    ROOT / "docs/reference/node-states.md": node_states_page,
+    ROOT / "docs/reference/policy.md": policy_page,
+    ROOT / "docs/reference/options.md": options_page,
+    ROOT / "docs/reference/metrics.md": metrics_page,
+    ROOT / "docs/images/width-x8.svg": picture,
+    ROOT / "docs/README.md": lambda: with_block((ROOT / "docs/README.md").read_text(), "decisions", decisions_table()),
+    ROOT / "README.md": lambda: with_block((ROOT / "README.md").read_text(), "checks and settings", readme_table()),
+}
 
 
 def main() -> int:
-    for path, text in files().items():
+    for path, write in GENERATED.items():
+        text = write()
         if not path.exists() or path.read_text() != text:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

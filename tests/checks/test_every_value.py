@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.daemon.loop import history_update
 from fairlead.host.gather import Gatherer
 from fairlead.host.root import Root

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from fairlead import config
-from fairlead.cli.look import past_of
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.machine_tree import recorded_nvml
+from fairlead.cli.read_machine import past_of
 from fairlead.config import Document
 from fairlead.config.site import profile_layer
 from fairlead.host.gather import gather

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fairlead.cli import main
 from fairlead.cli.fleet_table import lines, summary, table
-from fairlead.cli.story import steps, story
+from fairlead.cli.why_text import steps, why_text
 from fairlead.errors import DataError
 from fairlead.provision.agent_accounts import parse_account
 from fairlead.provision.agent_status import Status, WhyAnswer, account_of
@@ -78,13 +78,13 @@ def safe(shown: str) -> None:
 
 
 FINDING = {"check": EVIL, "summary": EVIL, "level": "drain", "device": EVIL, "mode": "enforce", "id": EVIL}
-TOLD = {"who": EVIL, "reason": EVIL}
+HOLD = {"who": EVIL, "reason": EVIL}
 LIMIT = {"held": EVIL, "over_budget": EVIL, "limit": {"kind": EVIL, "name": EVIL}}
 OFTEN = f"fairlead, {EVIL} drained too often: resume by hand"
 
 
 @given(ACCOUNTS, st.sampled_from(SLURM))
-@example({"agent": {"state": "drain", "text": OFTEN, "status": {"findings": [FINDING], "hold": TOLD, "slurm": LIMIT}}}, None)
+@example({"agent": {"state": "drain", "text": OFTEN, "status": {"findings": [FINDING], "hold": HOLD, "slurm": LIMIT}}}, None)
 @example({"agent": {"state": "ok", "status": {"findings": [{**FINDING, "action": "reset_gpu"}], "acknowledged": [EVIL]}}}, None)
 @example(
     {"agent": {"state": "ok", "status": {"findings": [{**FINDING, "action": EVIL, "raised": {"from": EVIL, "why": EVIL}}]}}}, None
@@ -98,7 +98,7 @@ def test_why_over_ssh(account: dict[str, Any], slurm: dict[str, Any] | None) -> 
         assert str(e).isprintable()
         return
     agent: dict[str, Any] = dict(found["agent"])
-    told = story("n1", agent, slurm, list(found.get("audit", [])))
+    told = why_text("n1", agent, slurm, list(found.get("audit", [])))
     assert all(line.isprintable() for line in told)
     for line in [*steps("n1", agent, slurm, "ours"), *steps("n1", agent, slurm, "foreign"), *steps("n1", agent, slurm, "")]:
         safe(line)

@@ -42,7 +42,7 @@ def broken(folder: Path, change: Change) -> str:
     return "node.json"
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     """Exit code and the error, which is one line and at most one hint."""
     code = main(words)
     lines = capsys.readouterr().err.splitlines()
@@ -85,7 +85,7 @@ DOCUMENTS: dict[str, tuple[Change, str]] = {
 def test_documents(here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], name: str) -> None:
     change, expected = DOCUMENTS[name]
     broken(here, change)
-    code, line = told(capsys, *words)
+    code, line = run(capsys, *words)
     assert (code, expected in line) == (78, True), line
 
 
@@ -95,16 +95,16 @@ def test_documents(here: Path, capsys: pytest.CaptureFixture[str], words: tuple[
 )
 def test_no_document_at_all(here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], text: bytes) -> None:
     (here / "node.json").write_bytes(text)
-    code, line = told(capsys, *words)
+    code, line = run(capsys, *words)
     assert (code, "node.json: " in line) == (78, True), line
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=[" ".join(w[:2]) if w[0] == "config" else w[0] for w in COMMANDS])
 def test_missing_and_unreadable_documents(here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
-    assert told(capsys, *words)[0] == 66
-    assert "node.json: no such file" in told(capsys, *words)[1]
+    assert run(capsys, *words)[0] == 66
+    assert "node.json: no such file" in run(capsys, *words)[1]
     (here / "node.json").mkdir()
-    code, line = told(capsys, *words)
+    code, line = run(capsys, *words)
     assert (code, "node.json: Is a directory" in line) == (66, True), line
 
 
@@ -157,8 +157,8 @@ def test_table(here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str,
     (here / "bad.toml").write_text("schema = \n")
     (here / "key.toml").write_text('schema = 1\ngeneration = 1\n[classes.a]\nnodes = "n1"\nprofil = "hgx-h100"\n')
     (here / "profile.toml").write_text('schema = 1\ngeneration = 1\n[classes.a]\nnodes = "n1"\nprofile = "hgx-h1000"\n')
-    assert told(capsys, *words)[0] == code
-    assert expected in told(capsys, *words)[1]
+    assert run(capsys, *words)[0] == code
+    assert expected in run(capsys, *words)[1]
 
 
 def test_odd_trees_are_judged_and_never_a_bug(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.cli import main, story
+from fairlead.cli import main, why_text
+from fairlead.cli.audited import AuditOutcome
 from fairlead.cli.drain import tell
-from fairlead.cli.noted import Note
 from fairlead.drains.outcome import Outcome, Result
 from fairlead.errors import ExitCode
 from fairlead.provision.maintain.maintenance_journal import Journal
@@ -61,13 +61,13 @@ def test_runs_and_their_steps_are_shown(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_why_sends_a_drain_of_maintenance_to_the_admin_host() -> None:
     slurm = {"state": "IDLE+DRAIN", "reason": "fairlead:maintain:abcdef123456 driver 580", "reason_user": "root"}
-    said = " ".join(story.steps("gpu1", {"state": "ok", "status": {}}, slurm, story.ORPHAN))
+    said = " ".join(why_text.steps("gpu1", {"state": "ok", "status": {}}, slurm, why_text.ORPHAN))
     assert "leave it to `fairlead maintain` on the admin host" in said and "--adopt" not in said
 
 
 def test_a_drain_of_maintenance_is_explained_on_the_node(capsys: pytest.CaptureFixture[str]) -> None:
     """`fairlead resume` there does not lift it, and says who does."""
     found = Result(outcome=Outcome.ORPHAN, detail="DRAIN+IDLE by root: fairlead:maintain:abcdef123456 driver 580")
-    assert tell("gpu1", found, as_json=False, note=Note()) == ExitCode.TRY_AGAIN
+    assert tell("gpu1", found, as_json=False, note=AuditOutcome()) == ExitCode.TRY_AGAIN
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("gpu1: orphan: DRAIN+IDLE by root: fairlead:maintain:") and "fairlead maintain --resume" in second

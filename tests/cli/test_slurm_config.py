@@ -271,7 +271,7 @@ def test_a_lost_gpu_never_shrinks_gres_conf(run: Run, small: Path, tmp_path: Pat
 
 
 def test_published_topology_files(run: Run, small: Path, tmp_path: Path) -> None:
-    from fairlead.cli.recorded import recorded_nvml
+    from fairlead.cli.machine_tree import recorded_nvml
     from fairlead.host.gather import gather
     from fairlead.host.root import Root
     from fairlead.topology.binding.published_files import render_topology

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fairlead.cli import main
-from fairlead.cli.noted import actor
-from fairlead.cli.story import DOWN, FOREIGN, FREE, MANUAL, ORPHAN, OURS, UNASKED, owner, steps, story
+from fairlead.cli.audited import actor
+from fairlead.cli.why_text import DOWN, FOREIGN, FREE, MANUAL, ORPHAN, OURS, UNASKED, owner, steps, why_text
 from tests.daemon.conftest import PROJECT
 
 PCI = "0000:1b:00.0"
@@ -125,7 +125,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] =
 def test_after_a_reboot_and_a_slurmctld_without_its_state_no_line_contradicts_another() -> None:
     """The agent still has its drain, Slurm has none, and no person has resumed anything."""
     account = agent("drain", "drained by fairlead, recovering", **BAD, drain={"reason": REASON})
-    told = "\n".join(story("n1", account, slurm("IDLE")))
+    told = "\n".join(why_text("n1", account, slurm("IDLE")))
     assert "has gone since the agent last looked" in told
     for wrong in ("nobody drained it", "resumed by a person", "nothing here drains", "nothing to do"):
         assert wrong not in told
@@ -166,7 +166,7 @@ def wrong_words(facts: str) -> tuple[str, ...]:
 def test_nobody_is_said_to_have_done_what_nobody_did(state: str, ledger: str | None, facts: str) -> None:
     """Whatever the agent has in its ledger, Slurm shows and the checks have found."""
     status = {**FACTS[facts], "drain": {"reason": ledger} if ledger else None}
-    told = "\n".join(story("n1", agent("warn", **status), IN_SLURM[state])).lower()
+    told = "\n".join(why_text("n1", agent("warn", **status), IN_SLURM[state])).lower()
     assert [words for words in wrong_words(facts) if words in told] == [], told
     assert "next:" in told
 
@@ -176,7 +176,7 @@ def test_the_next_steps(name: str) -> None:
     account, state, expected = SITUATIONS[name]
     told = steps("n1", account, state, owner(state, account.get("status")))
     assert len(told) == len(expected) and all(part in step for part, step in zip(expected, told, strict=True)), told
-    lines = story("n1", account, state)
+    lines = why_text("n1", account, state)
     assert [line for line in lines if line.startswith("next:")] == [f"next:     {step}" for step in told]
     assert all("\n" not in line for line in lines)
 
@@ -195,7 +195,7 @@ def test_the_whole_story_of_a_drain() -> None:
     )
     entry = {"unix": 1e9 + 2, "id": "a", "what": "drained", "who": "agent", "args": {"reason": REASON}, "outcome": "done"}
     torn: list[object] = [7, {"unix": "x"}, None]
-    told = "\n".join(story("n1", account, OWN, [entry, *torn]))
+    told = "\n".join(why_text("n1", account, OWN, [entry, *torn]))
     for part in ("fairlead's own drain", "record 7", "meaning:  ", "mode enforce: may drain", "serial 1651, 2 strikes: 2001-"):
         assert part in told
     past = [line for line in told.splitlines() if line.startswith("past:")]
@@ -204,7 +204,7 @@ def test_the_whole_story_of_a_drain() -> None:
 
 def test_held_says_so_once() -> None:
     account = agent("warn", **BAD, held=[{"check": "xid", "summary": XID["summary"], "why": "held by an admin"}])
-    told = "\n".join(story("n1", account, slurm("IDLE")))
+    told = "\n".join(why_text("n1", account, slurm("IDLE")))
     assert told.count("held by an admin") == 1 and "\nheld:" not in told
 
 
@@ -289,7 +289,7 @@ def test_a_node_whose_root_is_hostile_tells_no_story_but_its_own(
 
 def test_who_gave_a_command_is_known_through_sudo(tmp_path: Path) -> None:
     """sudo takes SSH_CONNECTION out of the environment; the shell that it was called from still has it."""
-    code = 'from fairlead.cli.noted import actor; a = actor(); print(a.who, a.uid, a.client or "-")'
+    code = 'from fairlead.cli.audited import actor; a = actor(); print(a.who, a.uid, a.client or "-")'
     inner = f"env -u SSH_CONNECTION {sys.executable} -c '{code}'; true"
     env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "SSH_CONNECTION": "10.0.0.5 50022 10.0.0.1 22", "SUDO_USER": "ann"}
     done = subprocess.run(["sh", "-c", inner], env=env, capture_output=True, text=True, check=True)
@@ -315,7 +315,7 @@ def test_who_gave_a_command_is_known_through_sudo(tmp_path: Path) -> None:
     ],
 )
 def test_whose_word_the_action_is(changes: dict[str, str], whose: str) -> None:
-    lines = story("gpu7", agent(findings=[{**XID, **changes}]), None)
+    lines = why_text("gpu7", agent(findings=[{**XID, **changes}]), None)
     assert [line for line in lines if line.startswith("  do:")] == [
         f"  do:       {changes.get('action', 'reboot_node')} ({whose}`fairlead explain {changes.get('check', 'xid')}`)"
     ]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.measure.judge import Judgement, judge
-from fairlead.measure.tool import Outcome, worst
+from fairlead.measure.judge_figure import Judgement, judge
+from fairlead.measure.tool import MeasuredOutcome, worst
 
-P, W, F, U = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.UNKNOWN
+P, W, F, U = MeasuredOutcome.PASS, MeasuredOutcome.WARN, MeasuredOutcome.FAIL, MeasuredOutcome.UNKNOWN
 
 
 def nodes(*values: float) -> list[list[float]]:
@@ -52,7 +52,7 @@ def nodes(*values: float) -> list[list[float]]:
         (100, nodes(math.nan, math.inf, 0, -1), None, U, "no reference"),
     ],
 )
-def test_judge(value: float, siblings: list[list[float]], reference: float | None, outcome: Outcome, says: str) -> None:
+def test_judge(value: float, siblings: list[list[float]], reference: float | None, outcome: MeasuredOutcome, says: str) -> None:
     judgement = judge(value, siblings=siblings, reference=reference)
     assert judgement.outcome is outcome, judgement
     assert says in judgement.why
@@ -81,7 +81,7 @@ def test_faster_is_noted_and_passes() -> None:
 
 def test_worst() -> None:
     assert worst(()) is U
-    assert worst((P, Outcome.ABSENT)) is Outcome.ABSENT
+    assert worst((P, MeasuredOutcome.ABSENT)) is MeasuredOutcome.ABSENT
     assert worst((P, W, U)) is U and worst((U, F, P)) is F and worst((P, P)) is P
 
 
@@ -122,11 +122,11 @@ def test_the_order_does_not_matter(value: float, siblings: list[list[float]], re
 
 
 @given(figure, st.floats(0.1, 1), others, st.none() | figure)
-def test_slower_is_never_better(value: float, share: float, siblings: list[list[float]], reference: float | None) -> None:
+def test_slower_is_never_better(value: float, fraction: float, siblings: list[list[float]], reference: float | None) -> None:
     order = (P, W, U, F)
 
     def rank(judgement: Judgement) -> int:
         return order.index(judgement.outcome)
 
-    slow, fast = (judge(v, siblings=siblings, reference=reference) for v in (value * share, value))
+    slow, fast = (judge(v, siblings=siblings, reference=reference) for v in (value * fraction, value))
     assert rank(slow) >= rank(fast)

@@ -13,10 +13,10 @@ import time
 import pytest
 
 from fairlead.errors import HostError
-from fairlead.measure import plan as planning
-from fairlead.measure.jobs import Jobs
-from fairlead.measure.run import Run
-from fairlead.measure.store import Store
+from fairlead.measure import acceptance_plan
+from fairlead.measure.acceptance_run import AcceptanceRun
+from fairlead.measure.results_store import ResultStore
+from fairlead.measure.slurm_jobs import AcceptanceJobs
 from tests.measure.conftest import Site
 
 pytestmark = [pytest.mark.slurm]
@@ -163,13 +163,13 @@ def test_no_script_is_written_through_a_link_that_a_node_has_put_there(site: Sit
     site.write()
     precious = site.folder / "precious"
     precious.write_text("precious")
-    plan = planning.make(["n1"], None, profile="hgx-h100", folder=str(site.folder / "out"))
+    plan = acceptance_plan.make(["n1"], None, profile="hgx-h100", folder=str(site.folder / "out"))
     (site.folder / "out").mkdir()
     (site.folder / "out" / f"{plan.job_name}.n1.sh").symlink_to(precious)
-    store = Store(str(site.folder / "accept.sqlite"))
-    jobs = Jobs(conf="/etc/slurm/slurm.conf", bin_dir=str(site.slurm.bin))
+    store = ResultStore(str(site.folder / "accept.sqlite"))
+    jobs = AcceptanceJobs(conf="/etc/slurm/slurm.conf", bin_dir=str(site.slurm.bin))
     with pytest.raises(HostError, match="File exists"):
-        Run(plan, jobs, store, lambda text: None).measure()
+        AcceptanceRun(plan, jobs, store, lambda text: None).measure()
     store.close()
     assert precious.read_text() == "precious" and site.jobs() == []
 

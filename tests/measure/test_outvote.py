@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.measure import compare, report
-from fairlead.measure.compare import RunResult, judge_run
-from fairlead.measure.judge import judge
-from fairlead.measure.plan import Plan, Target
-from fairlead.measure.report import Ran
-from fairlead.measure.script import Step
-from fairlead.measure.store import Result, Store
-from fairlead.measure.tool import Figure, Outcome, Said
+from fairlead.measure import job_output, run_judgement
+from fairlead.measure.acceptance_plan import AcceptancePlan, PlannedNode
+from fairlead.measure.job_output import ToolRun
+from fairlead.measure.job_script import ToolStep
+from fairlead.measure.judge_figure import judge
+from fairlead.measure.results_store import ResultStore, StoredResult
+from fairlead.measure.run_judgement import RunResult, judge_run
+from fairlead.measure.tool import Figure, MeasuredOutcome, ToolReading
 from fairlead.measure.tools import copy, ib_write_bw, load
 
-P, W, F, U = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.UNKNOWN
-STEP = Step(name="copy", command=copy.tool.command, seconds=600)
+P, W, F, U = MeasuredOutcome.PASS, MeasuredOutcome.WARN, MeasuredOutcome.FAIL, MeasuredOutcome.UNKNOWN
+STEP = ToolStep(name="copy", command=copy.tool.command, seconds=600)
 
 
 def output(pairs: int, value: object, *, ranks: int = 8, rows: int = 1) -> str:
@@ -35,9 +35,9 @@ def output(pairs: int, value: object, *, ranks: int = 8, rows: int = 1) -> str:
     return json.dumps({"nvbandwidth": {"version": "0.8", "testcases": cases}})
 
 
-def said(pairs: int, value: object, *, ranks: int = 8, rows: int = 1, gpus: int | None = 8) -> Said:
-    return report.said(
-        copy.tool, STEP, Ran(out=output(pairs, value, ranks=ranks, rows=rows), status=0, begun=True), gpus, "ended"
+def said(pairs: int, value: object, *, ranks: int = 8, rows: int = 1, gpus: int | None = 8) -> ToolReading:
+    return job_output.said(
+        copy.tool, STEP, ToolRun(out=output(pairs, value, ranks=ranks, rows=rows), status=0, begun=True), gpus, "ended"
     )
 
 
@@ -45,21 +45,21 @@ def pairs_of(*values: float) -> tuple[Figure, ...]:
     return tuple(Figure(name="device_to_device", value=v, unit="GB/s", device=f"gpu{at}") for at, v in enumerate(values))
 
 
-def judged(store: Store, run: str, nodes: Mapping[str, tuple[Figure, ...]]) -> RunResult:
+def judged(store: ResultStore, run: str, nodes: Mapping[str, tuple[Figure, ...]]) -> RunResult:
     """A run of these figures, put into the store as they stand, and judged."""
-    targets = tuple(Target(node=node, class_name="h100", gpus=8, steps=(STEP,), needed=("copy",)) for node in nodes)
-    plan = Plan(run=run, mark="#m", folder="/f", max_wait_seconds=1, targets=targets)
+    targets = tuple(PlannedNode(node=node, class_name="h100", gpus=8, steps=(STEP,), needed=("copy",)) for node in nodes)
+    plan = AcceptancePlan(run=run, mark="#m", folder="/f", max_wait_seconds=1, targets=targets)
     store.begin(run, user="root", host="h", folder="/f", plan=msgspec.json.encode(plan), fairlead="0")
     for node, figures in nodes.items():
-        result = Result(tool="copy", command=STEP.command, outcome=P, figures=figures)
+        result = StoredResult(tool="copy", command=STEP.command, outcome=P, figures=figures)
         store.submitted(run, node, "h100", 1)
         store.measured(run, node, U, "not judged yet", kind="8 x H100", driver="580", gpus=(), results=[result])
     return judge_run(store, run)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
+def store(tmp_path: Path) -> ResultStore:
+    return ResultStore(str(tmp_path / "store"))
 
 
 # --- figures that none can be ---
@@ -77,7 +77,7 @@ def test_the_smallest_figures_that_can_be_are_read() -> None:
 
 
 @pytest.mark.parametrize("value", [5e-324, 1e-320, 1e-7, math.inf, -math.inf])
-def test_a_figure_of_one_node_never_ends_the_judging_of_the_others(store: Store, value: float) -> None:
+def test_a_figure_of_one_node_never_ends_the_judging_of_the_others(store: ResultStore, value: float) -> None:
     """Whatever is in the store: each healthy node is judged, in this run and in later ones."""
     healthy = {f"n{n}": pairs_of(390, 391, 392) for n in range(4)}
     found = judged(store, "r1", {**healthy, "evil": pairs_of(value, value, value)})
@@ -95,15 +95,17 @@ def test_tiny_figures_raise_nothing(values: list[float]) -> None:
         assert judgement.mad is None or judgement.mad > 0
 
 
-def test_what_cannot_be_judged_of_one_node_is_unknown_of_that_node_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = compare.judge
+def test_what_cannot_be_judged_of_one_node_is_unknown_of_that_node_alone(
+    store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_judgement.judge
 
     def broken(value: float, **more: object) -> object:
         if value == 13:
             raise ZeroDivisionError
         return whole(value, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compare, "judge", broken)
+    monkeypatch.setattr(run_judgement, "judge", broken)
     found = judged(store, "r", {**{f"n{n}": pairs_of(390, 391, 392) for n in range(4)}, "evil": pairs_of(390, 13, 390)})
     assert [n.outcome for n in found.nodes] == [P, P, P, P, U]
     assert "not judged" in found.nodes[-1].why and "ZeroDivisionError" in found.nodes[-1].why and found.ended is not None
@@ -123,7 +125,7 @@ def test_a_node_has_one_vote_however_many_figures_it_writes(figures: int, hostil
         assert judge(365, siblings=siblings).outcome is W
 
 
-def test_a_node_has_one_vote_in_a_run_and_in_the_store(store: Store) -> None:
+def test_a_node_has_one_vote_in_a_run_and_in_the_store(store: ResultStore) -> None:
     healthy = pairs_of(*(388.0 + n % 5 for n in range(56)))
     nodes = {f"n{n}": healthy for n in range(8)} | {"evil": pairs_of(*[600.0] * 3738)}
     found = judged(store, "r1", nodes)
@@ -179,7 +181,7 @@ def test_a_pair_that_cannot_reach_each_other_is_no_fault() -> None:
 def test_sixteen_gpus_are_read_and_no_more_than_any_node_has() -> None:
     assert len(said(16, 390, ranks=16, gpus=16).figures) == 240 + 32
     assert said(40, 390, ranks=40, gpus=None).outcome is U
-    assert report.FIGURES_MAX <= 600
+    assert job_output.FIGURES_MAX <= 600
 
 
 ADAPTER = "# device {} port 1 rate 400 Gb/sec (4X NDR)\n #bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]\n"
@@ -199,7 +201,7 @@ ROW = " 8388608 5000 394.1 393.7 0.005866\n"
         (ADAPTER.format("a") + ROW + ADAPTER.format("b") + ROW + "# devices 2 of 1\n", U),
     ],
 )
-def test_adapters_have_one_figure_a_size(text: str, outcome: Outcome) -> None:
+def test_adapters_have_one_figure_a_size(text: str, outcome: MeasuredOutcome) -> None:
     found = ib_write_bw.read(text, "")
     assert found.outcome is outcome, found
     assert load()["ib_write_bw"].read(text, "") == found
@@ -208,9 +210,9 @@ def test_adapters_have_one_figure_a_size(text: str, outcome: Outcome) -> None:
 # --- time ---
 
 
-def test_as_many_figures_as_are_read_are_judged_in_time(store: Store) -> None:
+def test_as_many_figures_as_are_read_are_judged_in_time(store: ResultStore) -> None:
     """64 nodes at the bound of figures, and a second run that reads all of them from the store."""
-    nodes = {f"n{n:02}": pairs_of(*(390 + (n * 7 + at) % 50 / 10 for at in range(report.FIGURES_MAX))) for n in range(64)}
+    nodes = {f"n{n:02}": pairs_of(*(390 + (n * 7 + at) % 50 / 10 for at in range(job_output.FIGURES_MAX))) for n in range(64)}
     began = time.process_time()
     assert {n.outcome for n in judged(store, "r1", nodes).nodes} == {P}
     assert {n.outcome for n in judged(store, "r2", {"m": nodes["n00"]}).nodes} == {P}

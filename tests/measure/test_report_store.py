@@ -13,29 +13,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError, HostError, InputMissing
-from fairlead.measure import report
-from fairlead.measure.jobs import parse as parse_jobs
-from fairlead.measure.report import Ran
-from fairlead.measure.run import FILE_MAX
-from fairlead.measure.script import Step, limit_minutes, script
-from fairlead.measure.store import Result, Store
-from fairlead.measure.tool import Figure, Outcome
+from fairlead.measure import job_output
+from fairlead.measure.acceptance_run import FILE_MAX
+from fairlead.measure.job_output import ToolRun
+from fairlead.measure.job_script import ToolStep, limit_minutes, script
+from fairlead.measure.results_store import ResultStore, StoredResult
+from fairlead.measure.slurm_jobs import parse as parse_jobs
+from fairlead.measure.tool import Figure, MeasuredOutcome
 from fairlead.measure.tools import load
 from tests.measure.conftest import install
 
 MARK = "#fairlead-0123456789abcdef"
 
 
-def ran(folder: Path, *steps: Step, prelude: str = "", gpus: int | None = 8) -> report.Report:
+def ran(folder: Path, *steps: ToolStep, prelude: str = "", gpus: int | None = 8) -> job_output.JobOutput:
     path = folder / "job.sh"
     path.write_text(script(MARK, "n1", steps, gpus=gpus, prelude=prelude))
     env = {"PATH": f"{install(folder)}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
     done = subprocess.run(["/bin/sh", str(path)], env=env, capture_output=True, text=True, timeout=60, check=False)
-    return report.parse(MARK, done.stdout, done.stderr)
+    return job_output.parse(MARK, done.stdout, done.stderr)
 
 
-def step(name: str, command: str, seconds: int = 5) -> Step:
-    return Step(name=name, command=command, seconds=seconds)
+def step(name: str, command: str, seconds: int = 5) -> ToolStep:
+    return ToolStep(name=name, command=command, seconds=seconds)
 
 
 def test_the_script_runs_each_tool_to_its_end(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_time_limit_holds_all_deadlines() -> None:
 
 @given(st.text(), st.text())
 def test_any_text_is_a_report(out: str, err: str) -> None:
-    found = report.parse(MARK, f"{MARK} node n1\n{out}", err)
+    found = job_output.parse(MARK, f"{MARK} node n1\n{out}", err)
     assert found.node and not found.done
 
 
@@ -81,7 +81,7 @@ def test_a_cut_report_has_no_more_than_what_was_there(end: int) -> None:
     whole = (
         f"\n{MARK} node n1\n\n{MARK} begin a\nrow\n\n{MARK} end a 0 2\n\n{MARK} begin b\nrow\n\n{MARK} end b 0 2\n\n{MARK} done\n"
     )
-    found = report.parse(MARK, whole[:end])
+    found = job_output.parse(MARK, whole[:end])
     assert found.done is (end >= len(whole) - 1)
     for name in found.ran:
         assert found.ran[name].status in (None, 0) and found.ran[name].out.split("#")[0] in "row\n\n"
@@ -90,21 +90,25 @@ def test_a_cut_report_has_no_more_than_what_was_there(end: int) -> None:
 @pytest.mark.parametrize(
     ("run", "outcome", "says"),
     [
-        (Ran(), Outcome.UNKNOWN, "not run: the job ended"),
-        (Ran(begun=True, out="x"), Outcome.UNKNOWN, "not finished: the job ended"),
-        (Ran(begun=True, status=127), Outcome.ABSENT, "not installed"),
-        (Ran(begun=True, status=126), Outcome.ABSENT, "not installed"),
-        (Ran(begun=True, status=124), Outcome.FAIL, "hung, ended after 5 s: no output"),
-        (Ran(begun=True, status=137, seconds=20), Outcome.FAIL, "hung"),
-        (Ran(begun=True, status=137, seconds=2), Outcome.UNKNOWN, "ended from outside (SIGKILL)"),
-        (Ran(begun=True, status=143, seconds=2), Outcome.UNKNOWN, "ended from outside (SIGTERM), the job ended: no output"),
-        (Ran(begun=True, status=134), Outcome.FAIL, "crashed (SIGABRT)"),
-        (Ran(begun=True, status=0), Outcome.UNKNOWN, "no report of dcgmi diag"),
-        (Ran(begun=True, status=255, err="Error: unable to connect"), Outcome.UNKNOWN, "unable to connect"),
+        (ToolRun(), MeasuredOutcome.UNKNOWN, "not run: the job ended"),
+        (ToolRun(begun=True, out="x"), MeasuredOutcome.UNKNOWN, "not finished: the job ended"),
+        (ToolRun(begun=True, status=127), MeasuredOutcome.ABSENT, "not installed"),
+        (ToolRun(begun=True, status=126), MeasuredOutcome.ABSENT, "not installed"),
+        (ToolRun(begun=True, status=124), MeasuredOutcome.FAIL, "hung, ended after 5 s: no output"),
+        (ToolRun(begun=True, status=137, seconds=20), MeasuredOutcome.FAIL, "hung"),
+        (ToolRun(begun=True, status=137, seconds=2), MeasuredOutcome.UNKNOWN, "ended from outside (SIGKILL)"),
+        (
+            ToolRun(begun=True, status=143, seconds=2),
+            MeasuredOutcome.UNKNOWN,
+            "ended from outside (SIGTERM), the job ended: no output",
+        ),
+        (ToolRun(begun=True, status=134), MeasuredOutcome.FAIL, "crashed (SIGABRT)"),
+        (ToolRun(begun=True, status=0), MeasuredOutcome.UNKNOWN, "no report of dcgmi diag"),
+        (ToolRun(begun=True, status=255, err="Error: unable to connect"), MeasuredOutcome.UNKNOWN, "unable to connect"),
     ],
 )
-def test_how_a_tool_ended(run: Ran, outcome: Outcome, says: str) -> None:
-    said = report.said(load()["dcgm"], step("dcgm", "x"), run, 8, "the job ended")
+def test_how_a_tool_ended(run: ToolRun, outcome: MeasuredOutcome, says: str) -> None:
+    said = job_output.said(load()["dcgm"], step("dcgm", "x"), run, 8, "the job ended")
     assert said.outcome is outcome and says in said.why, said
 
 
@@ -126,14 +130,16 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("tool", load())
 def test_no_output_of_a_tool_breaks_a_run_or_gets_to_a_terminal_as_it_came(tool: str, name: str, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
+    store = ResultStore(str(tmp_path / "store"))
     store.submitted("r", "n1", "h100", 1)
     for status in (0, 1, 134, None):
-        run = Ran(begun=True, status=status, out=HOSTILE[name], err=f"{EVIL}{EVIL}\n")
-        said = report.said(load()[tool], step(tool, "x"), run, 8, "the job ended")
+        run = ToolRun(begun=True, status=status, out=HOSTILE[name], err=f"{EVIL}{EVIL}\n")
+        said = job_output.said(load()[tool], step(tool, "x"), run, 8, "the job ended")
         texts = [said.why, *said.notes, *said.versions, *said.versions.values(), *(f.device for f in said.figures)]
-        assert said.outcome is not Outcome.PASS and all(t.isprintable() and len(t) <= 800 for t in texts)
-        result = Result(tool=tool, command="x", outcome=said.outcome, why=said.why, versions=said.versions, figures=said.figures)
+        assert said.outcome is not MeasuredOutcome.PASS and all(t.isprintable() and len(t) <= 800 for t in texts)
+        result = StoredResult(
+            tool=tool, command="x", outcome=said.outcome, why=said.why, versions=said.versions, figures=said.figures
+        )
         store.measured("r", "n1", said.outcome, "", kind="", driver="", gpus=(), results=[result])
     store.close()
 
@@ -142,8 +148,8 @@ def test_no_line_of_a_job_breaks_its_report(tmp_path: Path) -> None:
     many, digits = "".join(f"{n}, GPU-{n}, s, 0:1:2.0, x, 1\n" for n in range(5000)), "9" * 5000
     inventory = f'{digits}, GPU-1, s, 00000000:1B:00.0, x, 1\n\u0661, GPU-2, s, p, x, 1\n3, GPU-{", ".join([EVIL] * 5)}\n"\n'
     text = f"{MARK} node n1\n{MARK} begin inventory\n{inventory}{many}\n{MARK} end inventory 0 1\n{MARK} end x {digits} 1\n"
-    gpus = report.parse(MARK, text + f"{MARK} begin a\n{MARK} end a {digits} {digits}\n").gpus
-    assert len(gpus) <= report.LINES_MAX and {g.index for g in gpus} >= {0, 3}
+    gpus = job_output.parse(MARK, text + f"{MARK} begin a\n{MARK} end a {digits} {digits}\n").gpus
+    assert len(gpus) <= job_output.LINES_MAX and {g.index for g in gpus} >= {0, 3}
     assert all(t.isprintable() and len(t) <= 110 for g in gpus for t in (g.uuid, g.serial, g.pci, g.name, g.driver))
 
 
@@ -153,7 +159,7 @@ def test_as_much_as_is_read_of_a_job_costs_this_host_little(said: str) -> None:
     text = f"{MARK} node n1\n" + said * (FILE_MAX // len(said.encode()))
     tracemalloc.start()
     try:
-        found = report.parse(MARK, text, text)
+        found = job_output.parse(MARK, text, text)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -164,10 +170,10 @@ def test_as_much_as_is_read_of_a_job_costs_this_host_little(said: str) -> None:
 def test_fewer_gpus_than_declared_is_a_failure() -> None:
     text = "64 16 float sum -1 1.0 1.0 470.0 0 1.0 1.0 480.0 0\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 475\n"
     ranks = "".join(f"#  Rank  {n} Group  0 Pid 1{n} on n1 device {n} [0000:1b:00] X\n" for n in range(7))
-    run = Ran(begun=True, status=0, out=ranks + text)
-    said = report.said(load()["all_reduce"], step("all_reduce", "x"), run, 8, "")
-    assert said.outcome is Outcome.FAIL and said.why == "7 GPUs took part, the node should have 8"
-    assert report.said(load()["all_reduce"], step("all_reduce", "x"), run, None, "").outcome is Outcome.PASS
+    run = ToolRun(begun=True, status=0, out=ranks + text)
+    said = job_output.said(load()["all_reduce"], step("all_reduce", "x"), run, 8, "")
+    assert said.outcome is MeasuredOutcome.FAIL and said.why == "7 GPUs took part, the node should have 8"
+    assert job_output.said(load()["all_reduce"], step("all_reduce", "x"), run, None, "").outcome is MeasuredOutcome.PASS
 
 
 def test_squeue() -> None:
@@ -179,18 +185,18 @@ def test_squeue() -> None:
 
 
 def put(
-    store: Store, run: str, node: str, value: float, *, outcome: str = "pass", command: str = "x", driver: str = "580"
+    store: ResultStore, run: str, node: str, value: float, *, outcome: str = "pass", command: str = "x", driver: str = "580"
 ) -> None:
     if not store.read("SELECT 1 FROM run WHERE run = ?", (run,)):
         store.begin(run, user="root", host="h", folder="/f", plan=b"{}", fairlead="1")
     store.submitted(run, node, "h100", 1)
     figure = Figure(name="busbw", value=value, unit="GB/s", bytes=64)
-    result = Result(tool="all_reduce", command=command, outcome=outcome, figures=(figure,), out="text\0\udcff", err="")
+    result = StoredResult(tool="all_reduce", command=command, outcome=outcome, figures=(figure,), out="text\0\udcff", err="")
     store.measured(run, node, "unknown", "not judged yet", kind="8 x H100", driver=driver, gpus=(), results=[result])
 
 
 def test_who_is_a_sibling(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "a/b.sqlite"))
+    store = ResultStore(str(tmp_path / "a/b.sqlite"))
     put(store, "r1", "n1", 1.0)
     put(store, "r2", "n1", 2.0)  # newer
     put(store, "r2", "n2", 3.0)
@@ -213,13 +219,13 @@ def test_who_is_a_sibling(tmp_path: Path) -> None:
 
 def test_what_is_no_store_of_ours(tmp_path: Path) -> None:
     with pytest.raises(InputMissing, match="no results yet"):
-        Store(str(tmp_path / "none"), make=False)
+        ResultStore(str(tmp_path / "none"), make=False)
     (tmp_path / "text").write_text("not a database, and long enough to be looked at by SQLite as one" * 20)
     with pytest.raises(HostError, match="not a database"):
-        Store(str(tmp_path / "text"))
+        ResultStore(str(tmp_path / "text"))
     newer = sqlite3.connect(tmp_path / "newer")
     newer.execute("PRAGMA user_version = 9")
     newer.commit()
     newer.close()
     with pytest.raises(DataError, match="schema 9"):
-        Store(str(tmp_path / "newer"))
+        ResultStore(str(tmp_path / "newer"))

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.measure import collective, tools
-from fairlead.measure.tool import Outcome, Said
+from fairlead.measure.tool import MeasuredOutcome, ToolReading
 from fairlead.measure.tools import copy, dcgm, gemm, ib_write_bw
 from tests.measure.conftest import install
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared/data/nccltests"
-P, W, F, U = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.UNKNOWN
+P, W, F, U = MeasuredOutcome.PASS, MeasuredOutcome.WARN, MeasuredOutcome.FAIL, MeasuredOutcome.UNKNOWN
 
 
 class Standin:
@@ -46,7 +46,7 @@ class Standin:
         )
         return done.returncode, done.stdout, done.stderr
 
-    def said(self, tool: str, mode: str = "ok") -> Said:
+    def said(self, tool: str, mode: str = "ok") -> ToolReading:
         _, out, err = self.run(tool, mode)
         return tools.load()[tool].read(out, err)
 
@@ -83,7 +83,7 @@ def test_the_folder_is_the_list() -> None:
         ("dcgm", "refused", U, "Unable to connect to host engine"),
     ],
 )
-def test_standins(standin: Standin, tool: str, mode: str, outcome: Outcome, says: str) -> None:
+def test_standins(standin: Standin, tool: str, mode: str, outcome: MeasuredOutcome, says: str) -> None:
     said = standin.said(tool, mode)
     assert said.outcome is outcome, said
     assert says in said.why
@@ -214,7 +214,7 @@ def test_ib_write_bw(standin: Standin, tmp_path: Path) -> None:
     said = ib_write_bw.read(out, err)
     assert said.outcome is U and said.why.startswith("mlx5_0/1, mlx5_2/1: ")
     _, out, err = standin.run("ib_write_bw", command=ib_write_bw.COMMAND.replace("/sys/class/infiniband", str(tmp_path / "none")))
-    assert (ib_write_bw.read(out, err).outcome, ib_write_bw.read(out, err).why) == (Outcome.ABSENT, "no RDMA adapter")
+    assert (ib_write_bw.read(out, err).outcome, ib_write_bw.read(out, err).why) == (MeasuredOutcome.ABSENT, "no RDMA adapter")
     (tmp_path / "mlx5_0/ports/1/state").write_text("1: DOWN\n")
     (tmp_path / "mlx5_2/ports/1/state").write_text("2: INIT\n")
     _, out, err = standin.run("ib_write_bw", command=command)
@@ -230,7 +230,7 @@ def test_ib_write_bw_in_other_units_is_no_figure() -> None:
     assert said.outcome is U and "report_gbits" in said.why
 
 
-READERS: dict[str, Callable[[str, str], Said]] = {name: tool.read for name, tool in tools.load().items()}
+READERS: dict[str, Callable[[str, str], ToolReading]] = {name: tool.read for name, tool in tools.load().items()}
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("ansible_runner")
 
 from fairlead import config
-from fairlead.measure import report as job
-from fairlead.measure.run import FILE_MAX, _written
-from fairlead.measure.script import Step
-from fairlead.measure.tool import Outcome
+from fairlead.measure import job_output as job
+from fairlead.measure.acceptance_run import FILE_MAX, _written
+from fairlead.measure.job_script import ToolStep
+from fairlead.measure.tool import MeasuredOutcome
 from fairlead.measure.tools import load
 from fairlead.provision.agent_accounts import SshAccounts
 from fairlead.provision.inventory import targets
@@ -232,10 +232,12 @@ def accept(attack: str, request: pytest.FixtureRequest) -> None:
         return
     path.write_text(outputs(NODES[attack])[attack])
     read = job.parse(MARK, _written(str(path)).decode("utf-8", "replace"))
-    assert read.node == (HONEST if attack == "another node's name" else NODES[attack])  # refused by name: measure.run._collect
-    step = Step(name=TOOL, command="x", seconds=5)
-    said = job.said(load()[TOOL], step, read.ran.get(TOOL, job.Ran()), 8, "the job ended")
-    assert said.outcome is not Outcome.PASS and strange("".join([said.why, *said.notes, *said.versions])) == []
+    assert read.node == (
+        HONEST if attack == "another node's name" else NODES[attack]
+    )  # refused by name: measure.acceptance_run._collect
+    step = ToolStep(name=TOOL, command="x", seconds=5)
+    said = job.said(load()[TOOL], step, read.ran.get(TOOL, job.ToolRun()), 8, "the job ended")
+    assert said.outcome is not MeasuredOutcome.PASS and strange("".join([said.why, *said.notes, *said.versions])) == []
 
 
 # -- the table ----------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ COLLECT = {
     "fairlead.provision.maintain.node_access": ("parse_reading", "apply_outcome"),
     "fairlead.provision.planned_changes": ("of_result",),
     "fairlead.provision.networks": ("_ports",),
-    "fairlead.measure.report": ("_said",),
+    "fairlead.measure.job_output": ("_said",),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead import config
-from fairlead.cli.times import window
+from fairlead.cli.time_options import window
 from fairlead.errors import UsageError
 from fairlead.provision.maintain.begin_limits import NodeAvailability
 from fairlead.provision.maintain.controller import Listing

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead import config, settings
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config import Document
 from fairlead.host.gather import gather
 from fairlead.host.root import Root

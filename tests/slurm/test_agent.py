@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.cli.story import story
+from fairlead.cli.why_text import why_text
 from fairlead.model.verdict import State
 from tests.daemon.conftest import XID79, Agent
 from tests.lab.cluster import Cluster
@@ -246,7 +246,7 @@ def test_the_return_command_decides_and_the_same_fault_again_is_for_a_person(
     agent.until(lambda: "check_hardware" in (agent.run_dir / "metrics.prom").read_text(), "the step in the metrics")
     (finding,) = agent.status()["findings"]
     assert (finding["action"], finding["raised"]["from"]) == ("check_hardware", "reboot_node")
-    why = "\n".join(story("n1", {"status": agent.status(), "state": "drain"}, None))
+    why = "\n".join(why_text("n1", {"status": agent.status(), "state": "drain"}, None))
     assert "check_hardware (again after reboot_node; the check alone says reboot_node" in why and "reboots:  1 for faults" in why
     metrics = (agent.run_dir / "metrics.prom").read_text()
     assert 'step="check_hardware"} 1.0' in metrics and "fairlead_reboots_for_faults 1.0" in metrics

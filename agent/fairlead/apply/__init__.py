@@ -7,8 +7,8 @@ kernel or hardware, read back), pending (what must happen before it is effective
 """
 
 from fairlead.apply.lock import applying
-from fairlead.apply.report import ApplyReport, Item, Phase, Step
-from fairlead.apply.run import Nvml, apply
+from fairlead.apply.report import AppliedStep, ApplyReport, Item, Phase
+from fairlead.apply.run import NvmlCalls, apply
 from fairlead.host.tree_nvml import TreeNvml
 
-__all__ = ["ApplyReport", "Item", "Nvml", "Phase", "Step", "TreeNvml", "apply", "applying"]
+__all__ = ["AppliedStep", "ApplyReport", "Item", "NvmlCalls", "Phase", "TreeNvml", "apply", "applying"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fairlead.apply.report import Item, Step
+from fairlead.apply.report import AppliedStep, Item
 from fairlead.host import change as changing
 from fairlead.model import tuned_profile
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Packages
@@ -96,10 +96,10 @@ def _state(
     return "changed", _first([c.why for c in planned])
 
 
-def _steps(planned: tuple[AnyChange, ...], outcomes: tuple[changing.ChangeOutcome, ...]) -> tuple[Step, ...]:
+def _steps(planned: tuple[AnyChange, ...], outcomes: tuple[changing.ChangeOutcome, ...]) -> tuple[AppliedStep, ...]:
     results = {id(o.change): o for o in outcomes}
     return tuple(
-        Step(
+        AppliedStep(
             target=changing.target(c),
             why=c.why,
             layer=c.layer,

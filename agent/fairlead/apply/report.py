@@ -13,7 +13,7 @@ from fairlead.nccl.compute_ports import Port
 Phase = Literal["all", "boot"]
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class AppliedStep(Struct, frozen=True, kw_only=True):
     """One change of the plan. done None: not tried (a dry run, or the node is busy)."""
 
     target: str
@@ -41,7 +41,7 @@ class Item(Struct, frozen=True, kw_only=True):
     pending: str = ""
     message: str = ""
     hint: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[AppliedStep, ...] = ()
 
 
 class ApplyReport(Struct, frozen=True, kw_only=True):

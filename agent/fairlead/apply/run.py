@@ -12,7 +12,7 @@ from fairlead.apply import items, undeclared
 from fairlead.apply.image import left_by_image, note_left
 from fairlead.apply.lock import APPLYING_SECONDS, applying
 from fairlead.apply.report import ApplyReport, Item, Phase
-from fairlead.apply.work import Work, plan
+from fairlead.apply.work import ApplyWork, plan
 from fairlead.config import Document
 from fairlead.host import change as changing
 from fairlead.host.gather import gather
@@ -34,7 +34,7 @@ class Answer(Protocol):
     def stuck(self) -> StuckCall | None: ...
 
 
-class Nvml(Protocol):
+class NvmlCalls(Protocol):
     """The NVML worker, or a machine tree in its place."""
 
     def sweep(self) -> Answer: ...
@@ -51,7 +51,7 @@ def apply(
     phase: Phase = "all",
     busy: bool = False,
     drained: bool = False,
-    nvml: Nvml | None = None,
+    nvml: NvmlCalls | None = None,
     undo: str = changing.UNDO,
     only: Sequence[str] = (),
 ) -> ApplyReport:
@@ -60,7 +60,7 @@ def apply(
     busy: a job runs here, so only changes that no job can notice are made. drained: no job runs and none can come, so changes are
     made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all that are declared.
     """
-    run = Run(document, root, phase=phase, only=only, nvml=nvml, undo=undo)
+    run = ApplyRun(document, root, phase=phase, only=only, nvml=nvml, undo=undo)
     before = run.observe()
     run.plan(before, busy=busy, drained=drained)
     after = before if dry_run else run.execute(before)
@@ -93,17 +93,17 @@ def chosen(document: Document, phase: Phase, left: Collection[str] = ()) -> dict
     return {n: (every[n], document.settings[n]) for n in names}
 
 
-class Run:
+class ApplyRun:
     """The settings of one run. Its methods are called in the order in which they stand here."""
 
     def __init__(
-        self, document: Document, root: Root, *, phase: Phase, only: Sequence[str], nvml: Nvml | None, undo: str
+        self, document: Document, root: Root, *, phase: Phase, only: Sequence[str], nvml: NvmlCalls | None, undo: str
     ) -> None:
         declared = chosen(document, phase, left_by_image(root))
         self._settings = {name: pair for name, pair in declared.items() if not only or name in only}
         self._document, self._root, self._nvml, self._undo = document, root, nvml, undo
         self._without_plan: dict[str, Item] = {}
-        self._work: dict[str, Work] = {}
+        self._work: dict[str, ApplyWork] = {}
         self.image = changing.is_image(root)
 
     def observe(self) -> Node:
@@ -123,7 +123,7 @@ class Run:
             if isinstance(planned, Item):
                 self._without_plan[name] = msgspec.structs.replace(planned, setting=name)
             else:
-                self._work[name] = Work(planned, busy=busy, drained=drained)
+                self._work[name] = ApplyWork(planned, busy=busy, drained=drained)
 
     def execute(self, before: Node) -> Node:
         """Make what may be made now. Returns the node after it.

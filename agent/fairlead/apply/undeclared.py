@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlead.apply.report import Item, Step
+from fairlead.apply.report import AppliedStep, Item
 from fairlead.config import Document
 from fairlead.host import change as changing
 from fairlead.host.root import Root
@@ -38,7 +38,7 @@ def _item(file: File, outcome: changing.ChangeOutcome | None) -> Item:
     words = f"{file.path}: nothing is declared any more; " + ("removed" if file.content is None else "as it was before fairlead")
     state = "would_change" if outcome is None else "changed" if outcome.done else "failed"
     message = words if outcome is None or outcome.done else outcome.message
-    step = Step(
+    step = AppliedStep(
         target=file.path,
         why=words,
         layer=file.layer,

@@ -41,7 +41,7 @@ def plan(
         return Item(setting="", state="refused", persisted="no", effective="no", message=str(e), hint=e.hint)
 
 
-class Work:
+class ApplyWork:
     """The changes of one setting. ``planned``: all of them; ``todo``: those that may be made now; ``done``: their outcomes."""
 
     def __init__(self, planned: tuple[AnyChange, ...], *, busy: bool, drained: bool) -> None:

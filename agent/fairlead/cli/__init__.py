@@ -16,7 +16,7 @@ from fairlead.errors import ExitCode, FairleadError
 COMMANDS = {
     "check": "judge this node (or a machine tree) once",
     "status": "the agent's verdict on this node, and its age",
-    "why": "the story behind a node's state: finding, evidence, rule, what to do next",
+    "why": "why a node is in its state: finding, evidence, rule, what to do next",
     "explain": "what a check, a setting or an Xid means",
     "xid": "decode the Xid and SXid lines of a kernel log",
     "lint": "harmful settings in job scripts and nccl.conf",

@@ -20,9 +20,9 @@ from fairlead import config
 from fairlead.errors import ExitCode, FairleadError, HostError, InputMissing, UsageError
 
 if TYPE_CHECKING:
-    from fairlead.measure.jobs import Jobs
-    from fairlead.measure.plan import Plan
-    from fairlead.measure.store import Store
+    from fairlead.measure.acceptance_plan import AcceptancePlan
+    from fairlead.measure.results_store import ResultStore
+    from fairlead.measure.slurm_jobs import AcceptanceJobs
 
 SITE = "/etc/fairlead/site.toml"
 
@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.time < 0 or args.max_wait <= 0:
         raise UsageError("--time and --max-wait: more than nothing")
     site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
-    from fairlead.measure.store import default_path
+    from fairlead.measure.results_store import default_path
 
     path = args.store or (site.accept.store if site is not None else "") or default_path()
     if args.show or args.history or args.cancel:
-        from fairlead.cli import accept_show
+        from fairlead.cli import accept_text
 
-        return accept_show.run(args, path)
+        return accept_text.run(args, path)
     return _resume(args, path) if args.resume else _measure(args, site, path)
 
 
@@ -79,17 +79,17 @@ def _measure(args: argparse.Namespace, site: config.Site | None, path: str) -> E
     import msgspec
 
     from fairlead import __version__
-    from fairlead.measure import plan as planning
-    from fairlead.measure.jobs import Jobs, user
-    from fairlead.measure.run import Run
-    from fairlead.measure.store import Store
+    from fairlead.measure import acceptance_plan
+    from fairlead.measure.acceptance_run import AcceptanceRun
+    from fairlead.measure.results_store import ResultStore
+    from fairlead.measure.slurm_jobs import AcceptanceJobs, user
 
-    jobs = Jobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
+    jobs = AcceptanceJobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
     more = list(args.sbatch)
     more += [f"--partition={args.partition}"] if args.partition else []
     more += [f"--reservation={args.reservation}"] if args.reservation else []
     folder = args.folder or (site.accept.folder if site is not None else "") or "fairlead-accept"
-    plan = planning.make(
+    plan = acceptance_plan.make(
         _nodes(args, jobs),
         site,
         profile=args.profile,
@@ -102,25 +102,25 @@ def _measure(args: argparse.Namespace, site: config.Site | None, path: str) -> E
     if args.dry_run:
         return _dry(plan, as_json=args.json)
     _make_folder(plan.folder)
-    store = Store(path)
+    store = ResultStore(path)
     try:
-        _refuse_held(jobs, store, {t.node for t in plan.targets})
+        _refuse_running(jobs, store, {t.node for t in plan.targets})
         packed = msgspec.json.encode(plan)
         store.begin(plan.run, user=user(), host=os.uname().nodename, folder=plan.folder, plan=packed, fairlead=__version__)
-        Run(plan, jobs, store, lambda line: _tell(args, line)).measure()
+        AcceptanceRun(plan, jobs, store, lambda line: _tell(args, line)).measure()
         return _show(args, store, plan.run)
     finally:
         store.close()
 
 
-def _show(args: argparse.Namespace, store: Store, run: str) -> ExitCode:
-    from fairlead.cli import accept_show
-    from fairlead.measure.compare import judge_run
+def _show(args: argparse.Namespace, store: ResultStore, run: str) -> ExitCode:
+    from fairlead.cli import accept_text
+    from fairlead.measure.run_judgement import judge_run
 
-    return accept_show.show(judge_run(store, run), as_json=args.json)
+    return accept_text.show(judge_run(store, run), as_json=args.json)
 
 
-def _nodes(args: argparse.Namespace, jobs: Jobs) -> list[str]:
+def _nodes(args: argparse.Namespace, jobs: AcceptanceJobs) -> list[str]:
     """The nodes by name, in Slurm's order. Raises UsageError, InputMissing."""
     from fairlead.model.nodelist import expand, in_order
 
@@ -150,48 +150,48 @@ def _make_folder(folder: str) -> None:
         raise HostError(f"--folder {folder}: {e.strerror}", hint="name one that this host and the nodes share") from None
 
 
-def _refuse_held(jobs: Jobs, store: Store, nodes: set[str]) -> None:
+def _refuse_running(jobs: AcceptanceJobs, store: ResultStore, nodes: set[str]) -> None:
     """Jobs of a dead run on these nodes: say so and how to go on. Raises FairleadError with 75."""
-    from fairlead.measure.jobs import PREFIX
-    from fairlead.measure.run import alive
+    from fairlead.measure.acceptance_run import alive
+    from fairlead.measure.slurm_jobs import PREFIX
 
     for job in jobs.own():
         name = job.name.removeprefix(PREFIX)
         rows = store.read("SELECT pid, host, began FROM run WHERE run = ?", (name,))
         if job.node in nodes and rows and not alive(*rows[0]):
-            raise _HeldError(
+            raise _RunAliveError(
                 f"job {job.id} of run {name}, which was killed, still has {job.node}",
                 hint=f"fairlead accept --resume {name} takes it up; --cancel {name} ends it",
             )
 
 
-class _HeldError(FairleadError):
+class _RunAliveError(FairleadError):
     exit_code = ExitCode.TRY_AGAIN
 
 
 def _resume(args: argparse.Namespace, path: str) -> ExitCode:
-    from fairlead.measure.compare import load
-    from fairlead.measure.jobs import Jobs
-    from fairlead.measure.run import Run, alive
-    from fairlead.measure.store import Store
+    from fairlead.measure.acceptance_run import AcceptanceRun, alive
+    from fairlead.measure.results_store import ResultStore
+    from fairlead.measure.run_judgement import load
+    from fairlead.measure.slurm_jobs import AcceptanceJobs
 
-    store = Store(path, make=False)
+    store = ResultStore(path, make=False)
     try:
         found = load(store, args.resume)
         pid, host, began = store.read("SELECT pid, host, began FROM run WHERE run = ?", (found.run,))[0]
         if found.ended is None:
             if pid != os.getpid() and alive(pid, host, began):
                 raise UsageError(f"run {found.run} is still at work (process {pid} on {host})")
-            jobs = Jobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
-            Run(found.plan, jobs, store, lambda line: _tell(args, line)).measure(resumed=True)
+            jobs = AcceptanceJobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
+            AcceptanceRun(found.plan, jobs, store, lambda line: _tell(args, line)).measure(resumed=True)
         return _show(args, store, found.run)
     finally:
         store.close()
 
 
-def _dry(plan: Plan, *, as_json: bool) -> ExitCode:
-    from fairlead.cli.show import print_json
-    from fairlead.measure.jobs import submit_command
+def _dry(plan: AcceptancePlan, *, as_json: bool) -> ExitCode:
+    from fairlead.cli.output import print_json
+    from fairlead.measure.slurm_jobs import submit_command
 
     made = [
         (

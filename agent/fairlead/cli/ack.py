@@ -12,10 +12,10 @@ import os
 from typing import Any
 
 from fairlead import config
-from fairlead.cli.noted import actor, noted
-from fairlead.cli.show import columns, print_json
-from fairlead.cli.times import local
-from fairlead.cli.told import account, ask
+from fairlead.cli.agent_client import ask, node_status
+from fairlead.cli.audited import actor, audited
+from fairlead.cli.output import columns, print_json
+from fairlead.cli.time_options import local
 from fairlead.daemon.requests.audit_trail import Trail, new_id
 from fairlead.errors import ExitCode, InputMissing, NeedsRoot, UsageError
 from fairlead.host.pci import normal_address
@@ -39,14 +39,14 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not args.list and bool(args.what) == args.all:
         raise UsageError("ack needs CHECK or CHECK/DEVICE, or --all", hint="`fairlead why` names the findings")
     agent = config.load_document(args.document).agent
-    known = account(agent.state_dir, agent.run_dir)
+    known = node_status(agent.state_dir, agent.run_dir)
     if args.list:
         return _list(known, Trail(agent.state_dir, agent.run_dir), as_json=args.json)
     if os.geteuid() != 0:
         raise NeedsRoot("ack changes what drains this node; run it as root")
     if not known:
         raise InputMissing(f"{agent.run_dir}: no account of the agent", hint="is fairlead-agent.service running?")
-    among = _acknowledged(known) if args.undo else _standing(known)
+    among = _acknowledged(known) if args.undo else _unacknowledged(known)
     chosen = among if args.all else _chosen(args.what, among, undo=args.undo)
     shown = [f"{row['name']}: {row['summary']}" for row in chosen]
     if args.dry_run or not chosen:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     evidence = tuple(row["id"] for row in chosen)
     command = "ack --undo" if args.undo else "ack"
-    with noted(agent.state_dir, agent.run_dir, command, why=args.reason, args={"evidence": ", ".join(evidence)}) as note:
+    with audited(agent.state_dir, agent.run_dir, command, why=args.reason, args={"evidence": ", ".join(evidence)}) as note:
         kind = Undo if args.undo else Ack
         note.detail = ask(agent.state_dir, agent.run_dir, kind(id=new_id(), evidence=evidence, who=actor().who, why=args.reason))
     if args.json:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _standing(known: dict[str, Any]) -> list[dict[str, str]]:
+def _unacknowledged(known: dict[str, Any]) -> list[dict[str, str]]:
     """Findings that drain or would, and are not acknowledged."""
     done = set(known.get("acknowledged", []))
     rows = [r for r in known.get("standing", []) if r["id"] not in done]

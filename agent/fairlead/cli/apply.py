@@ -14,8 +14,8 @@ import os
 import sys
 
 from fairlead import config, settings
-from fairlead.apply import ApplyReport, Nvml, TreeNvml, apply
-from fairlead.cli.show import print_json
+from fairlead.apply import ApplyReport, NvmlCalls, TreeNvml, apply
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, NeedsRoot, NodeBusy, UsageError
 from fairlead.host import change, process
 from fairlead.host.root import Root
@@ -110,7 +110,7 @@ def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:
     return busy, args.phase == "boot" and root.is_live and not busy and process.find("slurmd") is None
 
 
-def _nvml(root: Root, document: config.Document) -> Nvml:
+def _nvml(root: Root, document: config.Document) -> NvmlCalls:
     if not root.is_live:
         return TreeNvml(root)
     from fairlead.host.nvml import Worker
@@ -118,7 +118,7 @@ def _nvml(root: Root, document: config.Document) -> Nvml:
     return Worker(document.agent.nvml_deadline_seconds)
 
 
-def _close(nvml: Nvml) -> None:
+def _close(nvml: NvmlCalls) -> None:
     if not isinstance(nvml, TreeNvml):
         nvml.close()  # type: ignore[attr-defined]
 

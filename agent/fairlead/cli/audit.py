@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from fairlead.cli.show import print_json
-from fairlead.cli.times import FORMS, local, moment
+from fairlead.cli.output import print_json
+from fairlead.cli.time_options import FORMS, local, parse_time
 from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail
 from fairlead.errors import ExitCode, InputMissing
 
@@ -29,7 +29,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    since = moment(args.since, "--since") if args.since else 0.0
+    since = parse_time(args.since, "--since") if args.since else 0.0
     trail = Trail(args.state_dir, args.run_dir)
     entries = trail.read(since)
     if trail.trouble and not entries:

@@ -10,8 +10,8 @@ import argparse
 
 import msgspec
 
-from fairlead.cli.recorded import machine, recorded_nvml
-from fairlead.cli.show import columns, print_json
+from fairlead.cli.machine_tree import machine, recorded_nvml
+from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, UsageError
 from fairlead.host.allowed import allowed_cpus
 from fairlead.host.gather import gather

@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Iterator
 
 from fairlead import checks, settings
-from fairlead.cli import look
-from fairlead.cli.show import print_json, state_word
+from fairlead.cli import read_machine
+from fairlead.cli.output import print_json, state_word
 from fairlead.errors import ExitCode, UsageError
 from fairlead.model.finding import Finding, Level, as_data, worst
 
@@ -20,7 +20,7 @@ NAMES_SHOWN = 4  # of checks that say the same
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    look.register(parser)
+    read_machine.register(parser)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a check, or setting.NAME; may be repeated")
     parser.add_argument("--json", action="store_true")
 
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     for name in args.only:
         if name not in known:
             raise UsageError(f"--only {name}: no such check", hint=f"known: {', '.join(sorted(known))}")
-    document = look.document_for(args)
-    node, past = look.look(args, document)
+    document = read_machine.document_for(args)
+    node, past = read_machine.read_machine(args, document)
     findings = sorted(judge(document, node, past, args.only or None), key=lambda f: (-_rank(f.level), f.check, f.device))
     level = worst(tuple(f for f in findings if not f.needs_history))
     if args.json:

@@ -13,9 +13,9 @@ import stat
 from typing import Any
 
 from fairlead import config
-from fairlead.cli.noted import actor, noted
-from fairlead.cli.show import print_json
-from fairlead.cli.told import account, ask
+from fairlead.cli.agent_client import ask, node_status
+from fairlead.cli.audited import actor, audited
+from fairlead.cli.output import print_json
 from fairlead.daemon.requests.audit_trail import new_id
 from fairlead.errors import ExitCode, InputMissing, NeedsRoot, UsageError
 from fairlead.host.clock import boot_id, boottime
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     agent = config.load_document(args.document).agent
     if os.geteuid() != 0:
         raise NeedsRoot("clear changes what drains this node; run it as root")
-    known = account(agent.state_dir, agent.run_dir)
+    known = node_status(agent.state_dir, agent.run_dir)
     if not known:
         raise InputMissing(f"{agent.run_dir}: no account of the agent", hint="is fairlead-agent.service running?")
     devices = () if args.all else names_of(args.device, known)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         else:
             print("\n".join([f"would close as repaired: {words}", *(f"  {line}" for line in closes)]))
         return ExitCode.OK
-    with noted(agent.state_dir, agent.run_dir, "clear", why=args.reason, args={"devices": words}) as note:
+    with audited(agent.state_dir, agent.run_dir, "clear", why=args.reason, args={"devices": words}) as note:
         request = Clear(
             id=new_id(),
             who=actor().who,

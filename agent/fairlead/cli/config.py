@@ -12,7 +12,7 @@ import argparse
 from typing import Any
 
 from fairlead import config
-from fairlead.cli.show import columns, print_json
+from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, InputMissing, UsageError
 
 

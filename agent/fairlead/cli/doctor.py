@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 
 from fairlead import config
-from fairlead.cli.show import print_json
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing
 from fairlead.slurm import slurm_conf
 from fairlead.slurm.amend import amend
@@ -53,9 +53,9 @@ def _text(root: str, path: str) -> str | None:
         raise InputMissing(f"{path}: {e.strerror}") from None
 
 
-def _conf_path(root: str, given: str) -> str:
-    for path in (given, os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"):
-        if path and (path == given or _text(root, path) is not None):
+def _conf_path(root: str, named: str) -> str:
+    for path in (named, os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"):
+        if path and (path == named or _text(root, path) is not None):
             return path
     raise InputMissing("no slurm.conf found", hint="name it with --slurm-conf")
 

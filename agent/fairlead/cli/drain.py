@@ -10,9 +10,9 @@ import os
 import time
 
 from fairlead import config
-from fairlead.cli.noted import Note, noted
-from fairlead.cli.show import print_json
-from fairlead.cli.told import account, wake_agent
+from fairlead.cli.agent_client import node_status, wake_agent
+from fairlead.cli.audited import AuditOutcome, audited
+from fairlead.cli.output import print_json
 from fairlead.drains.from_document import drain_protocol
 from fairlead.drains.ledger import Ledger, machine_id
 from fairlead.drains.outcome import CONTEST_SECONDS, Outcome, Result, finish
@@ -45,14 +45,14 @@ def protocol(path: str) -> DrainProtocol:
     name = document.slurm_node
     folders = (document.agent.state_dir, document.agent.run_dir)
     ledger = Ledger(*folders, node=name, machine=machine_id(Root("/")))
-    told = account(*folders)
-    made = drain_protocol(document, ledger, boot_id=told.get("boot_id") or boot_id(Root("/")))
-    if "standing" in told:  # what whoever gives the command could see: a resume acknowledges that
-        made.state.known = tuple(finding["id"] for finding in told["standing"])
+    status = node_status(*folders)
+    made = drain_protocol(document, ledger, boot_id=status.get("boot_id") or boot_id(Root("/")))
+    if "standing" in status:  # what whoever gives the command could see: a resume acknowledges that
+        made.state.known = tuple(finding["id"] for finding in status["standing"])
     return made
 
 
-def tell(node: str, result: Result, *, as_json: bool, note: Note) -> ExitCode:
+def tell(node: str, result: Result, *, as_json: bool, note: AuditOutcome) -> ExitCode:
     """Print and note what came of it."""
     note.outcome, note.detail = result.outcome.value, result.detail
     if as_json:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     drain = protocol(args.document)
     if args.dry_run:
         return dry(drain, f"would drain with: {args.reason}", as_json=args.json)
-    with noted(*drain.ledger.folders, "drain", why=args.reason) as note:
+    with audited(*drain.ledger.folders, "drain", why=args.reason) as note:
         drain.limits.refresh()  # switches and blocks have a budget of their own
         with drain.ledger.locked():
             result = finish(drain.drain(MANUAL, args.reason))
@@ -91,6 +91,6 @@ def dry(drain: DrainProtocol, would: str, *, lift: bool = False, adopt: bool = F
         states = sorted(state.states)
         print_json({"node": drain.node, "states": states, "reason": state.reason, "would": would, "refused": refused})
     else:
-        told = f"{would}; it would be refused: {refused}" if refused else would
-        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; {told}")
+        answer = f"{would}; it would be refused: {refused}" if refused else would
+        print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; {answer}")
     return ExitCode.OK

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from fairlead.cli.show import columns, print_json
+from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing, UsageError
 from fairlead.jobenv.environment_text import explain, published
 from fairlead.jobenv.never import NEVER, SITE
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> ExitCode:
             raise UsageError("env list takes no --job")
         return _list(args.json)
     if not args.job:
-        return _explain([{"job": os.environ.get("SLURM_JOB_ID", ""), **_told(dict(os.environ))}], as_json=args.json)
+        return _explain([{"job": os.environ.get("SLURM_JOB_ID", ""), **_variables(dict(os.environ))}], as_json=args.json)
     from fairlead.host.environments import of_job
 
     tasks = of_job(args.job)
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> ExitCode:
             f"job {args.job}: no task on this node whose environment you may read",
             hint=f"on a node of the job, as its user: srun --jobid={args.job} --overlap fairlead env explain",
         )
-    told = [{"job": args.job, "step": t.step, "rank": t.rank, "pid": t.pid, **_told(t.environment)} for t in tasks]
-    return _explain(told, as_json=args.json)
+    explained = [{"job": args.job, "step": t.step, "rank": t.rank, "pid": t.pid, **_variables(t.environment)} for t in tasks]
+    return _explain(explained, as_json=args.json)
 
 
 def _list(as_json: bool) -> ExitCode:
@@ -90,7 +90,7 @@ def _text(path: str) -> str:
         return ""
 
 
-def _told(environment: dict[str, str]) -> dict[str, object]:
+def _variables(environment: dict[str, str]) -> dict[str, object]:
     """What is said of one environment, by what is published on this node."""
     profile = environment.get("FAIRLEAD_PROFILE") or "full"
     table = TABLE
@@ -99,15 +99,23 @@ def _told(environment: dict[str, str]) -> dict[str, object]:
         if "/" in profile or not os.path.isfile(table):
             profile = "off"
     rows = published(_text(table), _known()) or ROWS
-    told = explain(environment, profile, rows=rows, conf=parse(_text(CONF)))
-    return {"profile": environment.get("FAIRLEAD_PROFILE") or "full", "set": "FAIRLEAD_SET" in environment, "variables": told}
+    variables = explain(environment, profile, rows=rows, conf=parse(_text(CONF)))
+    return {
+        "profile": environment.get("FAIRLEAD_PROFILE") or "full",
+        "set": "FAIRLEAD_SET" in environment,
+        "variables": variables,
+    }
 
 
-def _explain(told: list[dict[str, object]], *, as_json: bool) -> ExitCode:
+def _explain(explained: list[dict[str, object]], *, as_json: bool) -> ExitCode:
     if as_json:
-        print_json({k: v for k, v in told[0].items() if k != "set"} if len(told) == 1 and "step" not in told[0] else told)
+        print_json(
+            {k: v for k, v in explained[0].items() if k != "set"}
+            if len(explained) == 1 and "step" not in explained[0]
+            else explained
+        )
         return ExitCode.OK
-    for number, each in enumerate(told):
+    for number, each in enumerate(explained):
         if number:
             print()
         _print(each)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from fairlead import checks, settings
-from fairlead.cli.show import columns, print_json
+from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, InputMissing
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.cli.show import columns
+from fairlead.cli.output import columns
 from fairlead.errors import InputMissing, UsageError
 from fairlead.model.finding import Action, Service
 from fairlead.xid import elsewhere, nvlink5, nvlink5_rules, versions

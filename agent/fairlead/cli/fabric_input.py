@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Iterator
 from functools import partial
 
-from fairlead.cli.given import text_if_there
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.input_files import text_if_there
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.errors import DataError, InputMissing, UsageError
 from fairlead.model.facts import Missing
 from fairlead.model.nodelist import expand, fold, is_name

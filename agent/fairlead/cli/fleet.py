@@ -14,12 +14,12 @@ import time
 from typing import TYPE_CHECKING
 
 from fairlead import config
-from fairlead.cli.show import columns, print_json, state_word
+from fairlead.cli.output import columns, print_json, state_word
 from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.provision.terminal_frame import beneath
 
 if TYPE_CHECKING:
-    from fairlead.cli.fleet_look import Look
+    from fairlead.cli.fleet_poll import FleetPoll
 
 SITE = "/etc/fairlead/site.toml"
 
@@ -41,14 +41,14 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    from fairlead.cli.fleet_look import Looks
+    from fairlead.cli.fleet_poll import FleetPoller
 
     if args.watch is not None and args.watch < 1:
         raise UsageError("--watch: a second at least")
     if args.timeout is not None and not 0.5 <= args.timeout <= 600:
         raise UsageError("--timeout: from half a second to ten minutes")
     site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
-    looks = Looks(
+    poller = FleetPoller(
         site,
         nodelist=args.nodelist,
         partition=args.partition,
@@ -57,23 +57,23 @@ def run(args: argparse.Namespace) -> ExitCode:
         program=args.ssh,
         conf=args.slurm_conf,
         bin_dir=args.bin_dir,
-        told=answered if sys.stderr.isatty() and args.watch is None else None,
+        on_answer=answered if sys.stderr.isatty() and args.watch is None else None,
     )
     if args.watch is not None:
         from fairlead.cli.fleet_watch import watch
 
-        return watch(looks, args.watch, each=args.each, as_json=args.json)
+        return watch(poller, args.watch, each=args.each, as_json=args.json)
     try:
-        look = looks.look()
+        poll = poller.poll()
     finally:
         if sys.stderr.isatty():
             beneath(sys.stderr).write("\r\x1b[K")
-    if not look.rows:
+    if not poll.rows:
         raise InputMissing(f"Slurm has no node {args.nodelist or ''}{args.partition and f' in {args.partition}'}".rstrip())
     if args.json:
-        print_json(look.data())
+        print_json(poll.data())
     else:
-        print(text(look, each=args.each))
+        print(text(poll, each=args.each))
     return ExitCode.OK
 
 
@@ -83,14 +83,14 @@ def answered(done: int, total: int) -> None:
     sys.stderr.flush()
 
 
-def text(look: Look, *, each: bool) -> str:
+def text(poll: FleetPoll, *, each: bool) -> str:
     """The table with its summary, as plain columns; colours of the state on a terminal."""
     from fairlead.cli.fleet_table import summary, table
 
-    head, rows = table(look.folds(each=each), time.time())
+    head, rows = table(poll.folds(each=each), time.time())
     drawn = columns(rows, head).splitlines()
     if head[1] == "VERDICT":  # coloured where it stands, since a colour has a width of its own
         at = drawn[0].index("VERDICT")
         for i, (_, word, *_) in enumerate(rows, 1):
             drawn[i] = drawn[i][:at] + state_word(word) + drawn[i][at + len(word) :]
-    return "\n".join((*drawn, summary(look.rows, look.seconds)))
+    return "\n".join((*drawn, summary(poll.rows, poll.seconds)))

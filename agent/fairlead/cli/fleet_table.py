@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ClusterShell.NodeSet import NodeSet
 
-from fairlead.cli.show import age_text
+from fairlead.cli.output import age_text
 from fairlead.provision.roster import NOT_ASKED, WORDS, RosterFold, RosterRow
 
 HEAD = ("NODES", "VERDICT", "SLURM", "JOBS", "LOOKED", "PROFILE", "DRIFT", "AGENT", "DRIVER", "SLURMD", "BY", "SINCE", "WHY")
@@ -50,8 +50,8 @@ def summary(rows: Sequence[RosterRow], seconds: float) -> str:
     jobs = len({job for r in rows for job in r.jobs})
     out = sum(not r.slurm.startswith("up") for r in rows)
     words = ", ".join(f"{n} {w}" for n, w in counts if n and w != NOT_ASKED)
-    told = [words, f"{out} out of service", f"{jobs} job{'' if jobs == 1 else 's'}", f"asked in {seconds:.1f} s"]
-    return f"{len(rows)} node{'' if len(rows) == 1 else 's'}: {'; '.join(t for t in told if t)}"
+    parts = [words, f"{out} out of service", f"{jobs} job{'' if jobs == 1 else 's'}", f"asked in {seconds:.1f} s"]
+    return f"{len(rows)} node{'' if len(rows) == 1 else 's'}: {'; '.join(t for t in parts if t)}"
 
 
 def lines(folds: Iterable[RosterFold]) -> list[str]:
@@ -73,7 +73,7 @@ def changes(before: Sequence[RosterRow], after: Sequence[RosterRow], at: float) 
     return [f"{clock} {NodeSet.fromlist(nodes)}: {said}" for said, nodes in found.items()]
 
 
-def _said(row: RosterRow, told: str) -> str:
+def _said(row: RosterRow, why_short: str) -> str:
     who = f" by {row.out_of_service.name}" if row.out_of_service is not None else ""
-    why = f": {told[:WHY_MAX]}" if told else ""
+    why = f": {why_short[:WHY_MAX]}" if why_short else ""
     return f"{', '.join(w for w in (row.word, row.slurm) if w != NOT_ASKED)}{who}{why}"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairlead.cli.fleet_look import Look, Looks
+from fairlead.cli.fleet_poll import FleetPoll, FleetPoller
 from fairlead.cli.fleet_table import changes, lines, summary, table
-from fairlead.cli.show import columns
+from fairlead.cli.output import columns
 from fairlead.errors import ExitCode, SlurmUnavailable
 from fairlead.model.plain_text import page
 from fairlead.provision.terminal_frame import Screen, drawable
@@ -24,60 +24,60 @@ GIVEN_UP, WHY_LEAST = ("SLURMD", "AGENT", "DRIVER", "PROFILE", "LOOKED", "SINCE"
 STYLES = {"ok": "green", "warn": "yellow", "drain": "red", "unknown": "magenta", "stale": "magenta"}
 
 
-def watch(looks: Looks, every: float, *, each: bool, as_json: bool) -> ExitCode:
-    """Look until interrupted. A slurmctld that does not answer is told, and asked again."""
+def watch(poller: FleetPoller, every: float, *, each: bool, as_json: bool) -> ExitCode:
+    """Poll until interrupted. Where slurmctld does not answer, an error is printed and it is asked again."""
     try:
         if as_json:
-            _again(looks, every, _json, _told)
+            _again(poller, every, _json, _print_error)
         elif drawable(sys.stdout):
-            _live(looks, every, each=each)
+            _live(poller, every, each=each)
         else:
-            _plain(looks, every)
+            _plain(poller, every)
     except KeyboardInterrupt:
         pass
     return ExitCode.OK
 
 
 def _again(
-    looks: Looks,
+    poller: FleetPoller,
     every: float,
-    show: Callable[[Look], None],
+    show: Callable[[FleetPoll], None],
     fail: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     while True:
         began = time.monotonic()
         try:
-            show(looks.look())
+            show(poller.poll())
         except SlurmUnavailable as e:
             fail(str(e))
         pause(max(0.0, began + every - time.monotonic()))
 
 
-def _told(error: str) -> None:
+def _print_error(error: str) -> None:
     sys.stderr.write(f"fairlead fleet: {error}\n")
     sys.stderr.flush()
 
 
-def _json(look: Look) -> None:
-    sys.stdout.write(msgspec.json.encode(look.data()).decode() + "\n")
+def _json(poll: FleetPoll) -> None:
+    sys.stdout.write(msgspec.json.encode(poll.data()).decode() + "\n")
     sys.stdout.flush()
 
 
-def _plain(looks: Looks, every: float) -> None:
-    before: list[Look] = []
+def _plain(poller: FleetPoller, every: float) -> None:
+    before: list[FleetPoll] = []
 
-    def show(look: Look) -> None:
-        said = changes(before[0].rows, look.rows, look.at) if before else [*lines(look.folds()), summary(look.rows, look.seconds)]
-        before[:] = [look]
+    def show(poll: FleetPoll) -> None:
+        said = changes(before[0].rows, poll.rows, poll.at) if before else [*lines(poll.folds()), summary(poll.rows, poll.seconds)]
+        before[:] = [poll]
         for line in said:
             print(line, flush=True)
 
-    _again(looks, every, show, _told)
+    _again(poller, every, show, _print_error)
 
 
-def _live(looks: Looks, every: float, *, each: bool) -> None:
-    last: list[Look] = []
+def _live(poller: FleetPoller, every: float, *, each: bool) -> None:
+    last: list[FleetPoll] = []
     failed = [""]
     with Screen() as screen:
 
@@ -85,8 +85,8 @@ def _live(looks: Looks, every: float, *, each: bool) -> None:
             if last or failed[0]:
                 screen.draw(frame(last, failed[0], screen.width, screen.height, each=each))
 
-        def show(look: Look) -> None:
-            last[:], failed[0] = [look], ""
+        def show(poll: FleetPoll) -> None:
+            last[:], failed[0] = [poll], ""
             draw()
 
         def fail(error: str) -> None:
@@ -100,17 +100,17 @@ def _live(looks: Looks, every: float, *, each: bool) -> None:
                 if screen.resized():
                     draw()
 
-        _again(looks, every, show, fail, pause)
+        _again(poller, every, show, fail, pause)
 
 
-def frame(last: Sequence[Look], failed: str, width: int, height: int, *, each: bool) -> Group:
+def frame(last: Sequence[FleetPoll], failed: str, width: int, height: int, *, each: bool) -> Group:
     """What is drawn: at most ``height`` lines, none of which wraps."""
     from rich.console import Group
     from rich.text import Text
 
     drawn: list[Text] = []
-    for look in last:
-        head, rows = narrowed(*table(look.folds(each=each), time.time()), width)
+    for poll in last:
+        head, rows = narrowed(*table(poll.folds(each=each), time.time()), width)
         at = head.index("VERDICT") if "VERDICT" in head else -1
         lines = columns(rows, head).splitlines()
         room = height - 1 - bool(failed)
@@ -123,8 +123,8 @@ def frame(last: Sequence[Look], failed: str, width: int, height: int, *, each: b
                 line.stylize(STYLES.get(row[at], "bold red"), column, column + len(row[at]))
         if len(cut) < len(lines):
             drawn.append(Text(f"... and {len(lines) - len(cut)} rows more: a higher window, or a nodelist", style="dim"))
-        clock = time.strftime("%H:%M:%S", time.localtime(look.at))
-        drawn.append(Text(f"{clock}  {summary(look.rows, look.seconds)}", style="dim"))
+        clock = time.strftime("%H:%M:%S", time.localtime(poll.at))
+        drawn.append(Text(f"{clock}  {summary(poll.rows, poll.seconds)}", style="dim"))
     if failed:
         drawn.append(Text(page(failed), style="bold red"))
     for line in drawn:

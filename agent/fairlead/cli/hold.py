@@ -14,10 +14,10 @@ import time
 
 import msgspec
 
-from fairlead.cli.noted import Note, actor, noted
-from fairlead.cli.show import print_json
-from fairlead.cli.times import FORMS, local, moment
-from fairlead.cli.told import wake_agent
+from fairlead.cli.agent_client import wake_agent
+from fairlead.cli.audited import AuditOutcome, actor, audited
+from fairlead.cli.output import print_json
+from fairlead.cli.time_options import FORMS, local, parse_time
 from fairlead.drains.admin_hold import read_hold
 from fairlead.drains.ledger import Ledger
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError("hold needs --reason TEXT, --release or --show")
     if args.until and args.release:
         raise UsageError("--until belongs to a hold, not to its release")
-    until = moment(args.until, "--until", ahead=True) if args.until else None
+    until = parse_time(args.until, "--until", ahead=True) if args.until else None
     paths = [os.path.join(folder, "hold") for folder in (args.state_dir, args.run_dir)]
     if args.dry_run:
         return _dry(args, paths, until)
@@ -53,14 +53,14 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise NeedsRoot("hold changes what the agent may do; run it as root")
     command = "hold --release" if args.release else "hold"
     more = {"until": local(until)} if until else {}
-    with noted(args.state_dir, args.run_dir, command, why=args.reason, args=more) as note:
+    with audited(args.state_dir, args.run_dir, command, why=args.reason, args=more) as result:
         if args.release:
-            text = _release(paths, note)
+            text = _release(paths, result)
         else:
-            text = _hold(args, paths, until, note)
+            text = _hold(args, paths, until, result)
         wake_agent(args.run_dir)
     if args.json:
-        print_json({"held": not args.release, "outcome": note.outcome, "detail": note.detail})
+        print_json({"held": not args.release, "outcome": result.outcome, "detail": result.detail})
     else:
         print(text)
     return ExitCode.OK
@@ -90,18 +90,18 @@ def _show(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _release(paths: list[str], note: Note) -> str:
+def _release(paths: list[str], result: AuditOutcome) -> str:
     there = [path for path in paths if os.path.lexists(path)]
     for path in there:
         try:
             os.unlink(path)
         except OSError as e:
             raise HostError(f"{path}: {e.strerror}") from None
-    note.outcome = "released" if there else "was not held"
+    result.outcome = "released" if there else "was not held"
     return "hold released; the agent acts again at its next sweep" if there else "it was not held"
 
 
-def _hold(args: argparse.Namespace, paths: list[str], until: float | None, note: Note) -> str:
+def _hold(args: argparse.Namespace, paths: list[str], until: float | None, result: AuditOutcome) -> str:
     record: dict[str, object] = {"who": actor().who, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "reason": args.reason}
     if until is not None:
         record |= {"until_unix": until, "until": local(until)}
@@ -116,10 +116,10 @@ def _hold(args: argparse.Namespace, paths: list[str], until: float | None, note:
     if len(troubles) == len(paths):
         raise HostError("; ".join(troubles), hint="the agent is not held; `touch /etc/fairlead/disabled` stops it and the hooks")
     if troubles:
-        note.detail = f"{troubles[0]}; held in {paths[1]}, which a reboot clears"
-        print(f"fairlead hold: {note.detail}", file=sys.stderr)
+        result.detail = f"{troubles[0]}; held in {paths[1]}, which a reboot clears"
+        print(f"fairlead hold: {result.detail}", file=sys.stderr)
     with Ledger(args.state_dir, args.run_dir, node="").locked():
         pass  # what the agent had begun is over; what it begins from now on sees the hold
-    note.outcome = "held"
+    result.outcome = "held"
     end = f"until {local(until)}, or " if until is not None else "until "
     return f"held: the agent reports, but neither drains nor resumes this node {end}`fairlead hold --release`"

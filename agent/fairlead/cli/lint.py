@@ -11,8 +11,8 @@ import os
 
 import msgspec
 
-from fairlead.cli.given import text_of
-from fairlead.cli.show import print_json
+from fairlead.cli.input_files import text_of
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, UsageError
 from fairlead.jobenv.batch_script import read
 from fairlead.jobenv.script_lint import LintFinding, LintLevel, LintSite, lint

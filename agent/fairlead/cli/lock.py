@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from fairlead import config
-from fairlead.cli.show import print_json
+from fairlead.cli.output import print_json
 from fairlead.config import driver_rules
 from fairlead.config.driver_lock import Lock, LockedSet, load_lock, path_beside
 from fairlead.config.site import Site

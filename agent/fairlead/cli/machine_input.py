@@ -8,8 +8,8 @@ import re
 
 from msgspec.structs import replace
 
-from fairlead.cli import look
-from fairlead.cli.recorded import machine, recorded_nvml
+from fairlead.cli import read_machine
+from fairlead.cli.machine_tree import machine, recorded_nvml
 from fairlead.errors import DataError, InputMissing, UsageError
 from fairlead.host.gather import gather
 from fairlead.host.recorded_tree import refuse_broken
@@ -56,7 +56,7 @@ def _read(source: str, args: argparse.Namespace) -> SlurmNode:
     else:
         root = machine(path)
         refuse_broken(root)
-        raw = look.live_nvml(10.0)[0] if root.is_live else recorded_nvml(path)
+        raw = read_machine.live_nvml(10.0)[0] if root.is_live else recorded_nvml(path)
         facts = gather(root, raw, reads=("/proc/meminfo",))
         node = of_node(facts, memory_mib=_memory(facts), socket=socket, kernel=_kernel(root, facts), kind=args.type)
     return replace(node, name=name) if name else node

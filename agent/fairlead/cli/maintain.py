@@ -26,9 +26,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fairlead import config
-from fairlead.cli.maintain_look import TRIES, controller_of, journal_of, listed, report_now, say, tell_standing, tell_unknown
-from fairlead.cli.show import columns, print_json
-from fairlead.cli.times import local, span, window
+from fairlead.cli.maintain_slurm import (
+    TRIES,
+    controller_of,
+    journal_of,
+    listed,
+    name_drained_nodes,
+    name_unknown_drains,
+    report_now,
+    say,
+)
+from fairlead.cli.output import columns, print_json
+from fairlead.cli.time_options import local, span, window
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmError, UsageError
 
 if TYPE_CHECKING:
@@ -113,7 +122,7 @@ def run(args: argparse.Namespace) -> ExitCode:
             return _show(args, args.show)
         return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
     except DataError:  # the journal is lost or damaged: the drains that it hides are named first
-        tell_standing(args)
+        name_drained_nodes(args)
         raise
 
 
@@ -126,7 +135,7 @@ def _new(args: argparse.Namespace) -> ExitCode:
     listing = controller.listing()
     prepared = prepare(site, _asked(args), listing)
     if args.dry_run:
-        from fairlead.cli.maintain_outlook import outlook
+        from fairlead.cli.maintain_dry_run import outlook
 
         return outlook(args, site, prepared, controller)
     journal = journal_of(args)
@@ -135,7 +144,7 @@ def _new(args: argparse.Namespace) -> ExitCode:
         if one.work.slurm not in {w.slurm for w in prepared.works}:  # those are taken up
             say(one.line)
     if not args.take_over:
-        tell_unknown(journal, listing, args.journal)
+        name_unknown_drains(journal, listing, args.journal)
     begun = journal.begin(prepared.plan, prepared.works, site=os.path.abspath(site.file), who=who)
     return _drive(args, journal, begun)
 
@@ -187,7 +196,7 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
         found = journal.replan(found, plan)
     listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
     if listing is not None:
-        tell_unknown(journal, listing, args.journal)
+        name_unknown_drains(journal, listing, args.journal)
     return _drive(args, journal, found)
 
 
@@ -287,7 +296,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
     runs = journal.runs()
     listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
     if listing is not None:
-        tell_unknown(journal, listing, args.journal)
+        name_unknown_drains(journal, listing, args.journal)
     if args.json:
         print_json(
             [{"run": r.id, "state": r.state, "began": r.began, "ended": r.ended, "who": r.who, "plan": r.plan} for r in runs]

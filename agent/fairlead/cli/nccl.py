@@ -13,8 +13,8 @@ import argparse
 
 import msgspec
 
-from fairlead.cli.given import text_of
-from fairlead.cli.show import columns
+from fairlead.cli.input_files import text_of
+from fairlead.cli.output import columns
 from fairlead.errors import DataError, ExitCode, UsageError
 from fairlead.nccl.results import NcclTestRun, parse
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from fairlead import config
-from fairlead.cli.look import document_for
-from fairlead.cli.recorded import machine
-from fairlead.cli.show import print_json
+from fairlead.cli.machine_tree import machine
+from fairlead.cli.output import print_json
+from fairlead.cli.read_machine import document_for
 from fairlead.errors import ExitCode, HostError, UsageError
 from fairlead.host.gather import gather
 from fairlead.model.facts import Missing, unreadable

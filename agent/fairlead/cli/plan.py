@@ -18,8 +18,8 @@ import msgspec
 
 from fairlead import config, settings
 from fairlead.cli import provision
-from fairlead.cli.recorded import machine
-from fairlead.cli.show import print_json
+from fairlead.cli.machine_tree import machine
+from fairlead.cli.output import print_json
 from fairlead.config import Document
 from fairlead.errors import DataError, ExitCode, UsageError
 from fairlead.host import kernel

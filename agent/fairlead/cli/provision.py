@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead import config
-from fairlead.cli.noted import actor
-from fairlead.cli.show import print_json
+from fairlead.cli.audited import actor
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.host.change import write_file
 

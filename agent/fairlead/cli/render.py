@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairlead import config, settings
 from fairlead.cli import provision
-from fairlead.cli.show import print_json
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode
 
 

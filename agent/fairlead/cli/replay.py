@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from fairlead import config
-from fairlead.cli.look import DOCUMENT
-from fairlead.cli.show import print_json
+from fairlead.cli.output import print_json
+from fairlead.cli.read_machine import DOCUMENT
 from fairlead.errors import ConfigError, DataError, ExitCode, InputMissing, UsageError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import one_line

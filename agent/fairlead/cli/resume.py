@@ -10,10 +10,10 @@ import argparse
 import os
 from contextlib import suppress
 
+from fairlead.cli.agent_client import wake_agent
+from fairlead.cli.audited import audited
 from fairlead.cli.drain import dry, options, protocol, tell
-from fairlead.cli.noted import noted
 from fairlead.cli.status import read_verdict
-from fairlead.cli.told import wake_agent
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import ExitCode
 from fairlead.model.verdict import State, Verdict
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         ours = f"ours is {entry.token.text!r}" if entry else "the ledger knows no drain of ours"
         return dry(drain, ours, lift=True, adopt=args.adopt, as_json=args.json)
     more = {"adopt": "yes"} if args.adopt else {}
-    with noted(*drain.ledger.folders, "resume", why=args.reason, args=more) as note:
+    with audited(*drain.ledger.folders, "resume", why=args.reason, args=more) as note:
         with drain.ledger.locked():
             if args.adopt:
                 adopted = finish(drain.adopt())

@@ -43,52 +43,52 @@ def run(args: argparse.Namespace) -> ExitCode:
     telling = args.dry_run or args.json
     if not command and not telling:
         raise UsageError("no command", hint="fairlead run -- CMD ...")
-    told: dict[str, Any] = {"rank": None, "ranks": None, "source": None, "gpus": [], "cpus": None, "memory": None, "notes": []}
+    result: dict[str, Any] = {"rank": None, "ranks": None, "source": None, "gpus": [], "cpus": None, "memory": None, "notes": []}
     try:
-        _bind(told, dict(os.environ), args.gpus_per_rank, apply=not telling)
+        _bind(result, dict(os.environ), args.gpus_per_rank, apply=not telling)
     except Doubt as e:
-        told["notes"].append(str(e))
+        result["notes"].append(str(e))
     except Exception as e:  # whatever it is, it is not the command's fault
-        told["notes"].append(f"{type(e).__name__}: {e}")
+        result["notes"].append(f"{type(e).__name__}: {e}")
     if args.json:
         import json
 
-        print(json.dumps(told, indent=2))
+        print(json.dumps(result, indent=2))
     elif args.dry_run:
-        print(_text(told))
+        print(_text(result))
     if telling:
         return ExitCode.OK
     if args.verbose:
-        print(f"fairlead run: {_text(told)}", file=sys.stderr, flush=True)
+        print(f"fairlead run: {_text(result)}", file=sys.stderr, flush=True)
     return _become(command)
 
 
-def _bind(told: dict[str, Any], env: dict[str, str], per_rank: int | None, *, apply: bool) -> None:
-    """Plan and (with ``apply``) bind; ``told`` gets what is bound. Raises Doubt, what was bound before it then stays bound."""
+def _bind(result: dict[str, Any], env: dict[str, str], per_rank: int | None, *, apply: bool) -> None:
+    """Plan and (with ``apply``) bind; ``result`` gets what is bound. Raises Doubt, what was bound before it then stays bound."""
     cpus_wanted, memory_wanted = rank_binding.wanted_bindings(env)
     if not cpus_wanted and not memory_wanted:
         raise Doubt("FAIRLEAD_PROFILE or FAIRLEAD_SKIP says no")
     _switched_off(env)
     me = rank_binding.local_rank(env)
-    told |= {"rank": me.number, "ranks": me.ranks, "source": me.source}
+    result |= {"rank": me.number, "ranks": me.ranks, "source": me.source}
     own = own_task.affinity()
     text, published = _topology()
     machine = binding_plan.parse_topology(text)
     gpus = rank_binding.visible_gpus(machine, rank_binding.pci_by_uuid(text), env, published=published)
     binding = rank_binding.plan_rank(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
-    told["gpus"] = [gpu.pci for gpu in binding.gpus]
+    result["gpus"] = [gpu.pci for gpu in binding.gpus]
     if any(not gpu.near for gpu in binding.gpus):
-        told["notes"].append("where a GPU is is not known: an even share")
+        result["notes"].append("where a GPU is is not known: an even share")
     if cpus_wanted:
         if apply and binding.cpus != own:
             own_task.set_affinity(binding.cpus)
-        told["cpus"] = format_cpu_set(binding.cpus)
+        result["cpus"] = format_cpu_set(binding.cpus)
     if memory_wanted and binding.memory is not None and (cpus_wanted or binding.cpus == own):
         if own_task.memory_policy() != own_task.MPOL_DEFAULT:
             raise Doubt("a memory policy is set: it stays")
         if apply:
             own_task.prefer_memory(binding.memory)
-        told["memory"] = f"preferred:{binding.memory}"
+        result["memory"] = f"preferred:{binding.memory}"
 
 
 def _switched_off(env: dict[str, str]) -> None:
@@ -122,10 +122,10 @@ def _topology() -> tuple[str, bool]:
     return text, False
 
 
-def _text(told: dict[str, Any]) -> str:
-    bound = [f"{key} {told[key]}" for key in ("cpus", "memory") if told[key]]
-    who = f"rank {told['rank']} of {told['ranks']}: " if told["source"] else ""
-    return who + "; ".join([", ".join(bound) or "unchanged", *told["notes"]])
+def _text(result: dict[str, Any]) -> str:
+    bound = [f"{key} {result[key]}" for key in ("cpus", "memory") if result[key]]
+    who = f"rank {result['rank']} of {result['ranks']}: " if result["source"] else ""
+    return who + "; ".join([", ".join(bound) or "unchanged", *result["notes"]])
 
 
 def _become(command: list[str]) -> NoReturn:

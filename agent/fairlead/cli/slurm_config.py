@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from fairlead.cli import fabric_input, machine_input
-from fairlead.cli.given import text_if_there
-from fairlead.cli.show import print_json
+from fairlead.cli.input_files import text_if_there
+from fairlead.cli.output import print_json
 from fairlead.errors import DataError, ExitCode, HostError, UsageError
 from fairlead.model.nodelist import fold
 from fairlead.slurm_config import running_conf

@@ -10,15 +10,16 @@ import argparse
 import os
 from pathlib import Path
 
-from fairlead import judge, settings
-from fairlead.cli import look
-from fairlead.cli.recorded import machine, recorded_nvml
-from fairlead.cli.show import print_json
+from fairlead import settings
+from fairlead.cli import read_machine
+from fairlead.cli.machine_tree import machine, recorded_nvml
+from fairlead.cli.output import print_json
+from fairlead.daemon import judge
 from fairlead.errors import ExitCode, UsageError
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    look.register(parser)
+    read_machine.register(parser)
     parser.add_argument("target", help="a folder that does not exist yet")
     parser.add_argument("--redact", action="store_true", help="replace serials, UUIDs, MAC addresses and GUIDs")
     parser.add_argument("--json", action="store_true")
@@ -31,8 +32,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: is there already", hint="name a new folder")
     root = machine(args.root)
-    document = look.document_for(args)
-    raw = look.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
+    document = read_machine.document_for(args)
+    raw = read_machine.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
     reads = [path for setting in settings.load().values() for path in setting.reads]
     snapshot(root, raw, target, redact=args.redact, reads=(*reads, *judge.reads(document)))
     count = sum(len(files) for _, _, files in os.walk(target))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.cli.show import age_text, print_json, state_word
+from fairlead.cli.output import age_text, print_json, state_word
 from fairlead.errors import DataError, ExitCode
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import State, Verdict, parse_line

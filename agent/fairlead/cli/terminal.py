@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 
 from fairlead.model.plain_text import shown
 
-_COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # as cli/show.py writes it
+_COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # as cli/output.py writes it
 
 
 class _Printable:

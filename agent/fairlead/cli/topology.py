@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from fairlead.cli import look
-from fairlead.cli.recorded import machine, recorded_nvml
-from fairlead.cli.show import print_json
+from fairlead.cli import read_machine
+from fairlead.cli.machine_tree import machine, recorded_nvml
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError
 from fairlead.host.gather import gather
 from fairlead.host.recorded_tree import refuse_broken
@@ -17,16 +17,16 @@ from fairlead.topology.picture.machine_report import matrix, report
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    look.register(parser)
+    read_machine.register(parser)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--svg", default="", metavar="FILE", help="also draw the machine, with what the audit found")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    document = look.document_for(args)
+    document = read_machine.document_for(args)
     root = machine(args.root)
     refuse_broken(root)
-    raw = look.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
+    raw = read_machine.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
     node = gather(root, raw, reads=("/proc/cpuinfo",), unsupported=document.unsupported)
     if args.svg:
         from fairlead.topology.picture.machine_svg import draw

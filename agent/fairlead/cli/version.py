@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from fairlead import __version__
-from fairlead.cli.show import print_json
+from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode
 
 

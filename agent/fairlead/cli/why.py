@@ -1,4 +1,4 @@
-"""The story behind a node's state: what Slurm says, what to do next, the findings with their evidence, who did what.
+"""Why a node is in its state: what Slurm says, what to do next, the findings with their evidence, who did what.
 
 Without NODE: this node. With NODE: Slurm is asked here, the node's agent over ssh (--site names how to reach it).
 """
@@ -11,10 +11,10 @@ import shlex
 from typing import Any
 
 from fairlead.cli import status as status_command
+from fairlead.cli.agent_client import agent_pid
 from fairlead.cli.audit import STATE_DIR, as_data
-from fairlead.cli.show import print_json
-from fairlead.cli.story import SHOWN, owner, steps, story
-from fairlead.cli.told import agent_pid
+from fairlead.cli.output import print_json
+from fairlead.cli.why_text import SHOWN, owner, steps, why_text
 from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable
 from fairlead.model.plain_text import one_line, printable
@@ -43,7 +43,7 @@ def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
-    """The agent's own account, over ssh. Failing to reach it is part of the story, not an error."""
+    """The agent's own account, over ssh. Failing to reach it is part of the answer, not an error."""
     from fairlead.provision.agent_status import account_of
     from fairlead.provision.node_answer import SAID
     from fairlead.provision.ssh import SSH_ARGS, ask
@@ -104,6 +104,6 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json({"node": name, "owner": whose, "next": todo, "slurm": slurm, "agent": agent, "audit": audit})
     else:
         print(name)
-        told = story(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)
-        print("\n".join(f"  {printable(line)}" for line in told))  # another node may have said it
+        lines = why_text(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)
+        print("\n".join(f"  {printable(line)}" for line in lines))  # another node may have said it
     return ExitCode.OK

@@ -73,7 +73,7 @@ def _print_all(source: BinaryIO, name: str, driver: str, *, as_json: bool) -> Ex
     """Prints each record as it is read. Raises DataError at the end where "none" would say more than is known."""
     live = not _is_regular(source)
     found = 0
-    log = _Log(source, name)
+    log = _LogFile(source, name)
     for record in decode(log.texts(), driver):
         if not found and not as_json:
             _print_line(_row(_HEAD))
@@ -92,7 +92,7 @@ def _is_regular(source: BinaryIO) -> bool:
         return False
 
 
-class _Log:
+class _LogFile:
     """A log that is read once: its messages, and whether it was a kernel log that could be read."""
 
     def __init__(self, source: BinaryIO, name: str) -> None:

@@ -62,7 +62,7 @@ class Set(Struct, frozen=True, kw_only=True):
         return (p for p in self.packages if wanted.fullmatch(p.name))
 
 
-class Rule(Struct, frozen=True, kw_only=True):
+class DriverRule(Struct, frozen=True, kw_only=True):
     """``broken``: what is wrong with a set, nothing when it is right. ``why`` and ``source`` are told with it. read: the day on
     which the source was last read, YYYY-MM-DD."""
 
@@ -73,7 +73,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     read: str
 
 
-class Fault(Struct, frozen=True, kw_only=True):
+class DriverFault(Struct, frozen=True, kw_only=True):
     """One reason against a set."""
 
     rule: str
@@ -189,16 +189,16 @@ def _peermem(s: Set) -> Iterator[str]:
 
 READ = "2026-11-22"
 _GUIDE = "NVIDIA Driver Installation Guide"
-RULES: tuple[Rule, ...] = (
-    Rule(name="branch", broken=_branch_of, why="both are declared and must agree", source="fairlead", read=READ),
-    Rule(
+RULES: tuple[DriverRule, ...] = (
+    DriverRule(name="branch", broken=_branch_of, why="both are declared and must agree", source="fairlead", read=READ),
+    DriverRule(
         name="module",
         broken=_module,
         why="one of both kinds is what the kernel loads",
         source=f"{_GUIDE}, Kernel modules; the packages' own descriptions (DKMS source, DKMS source open flavor)",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="open_from_turing",
         broken=_open_needs,
         why="it needs the GPU's own system processor, which Turing was the first to have",
@@ -206,21 +206,21 @@ RULES: tuple[Rule, ...] = (
         " open-gpu-kernel-modules issue 19",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="proprietary_before_blackwell",
         broken=_proprietary_ends,
         why="Grace Hopper and Blackwell GPUs work with the open modules only",
         source="NVIDIA developer blog, NVIDIA Transitions Fully Towards Open-Source GPU Kernel Modules (July 2024)",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="known_gpu",
         broken=_known_gpu,
         why="it would not find the GPUs",
         source="NVIDIA Data Center Drivers, CUDA Toolkit, Driver, and Architecture Matrix; CUDA Toolkit release notes",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="userland",
         broken=_userland,
         why="module, GSP firmware and libraries must be of one release, else they refuse each other"
@@ -228,49 +228,49 @@ RULES: tuple[Rule, ...] = (
         source="open-gpu-kernel-modules README; NVML API reference, nvmlReturn_t; deepops issue 1186",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="fabric_manager",
         broken=_same(r"nvidia-fabricmanager(-dev)?(-\d+)?", r"nvidia-fabric-manager.*", r"libnvidia-nscq(-\d+)?"),
         why="it compares its version with the loaded driver's and ends where they differ, and no CUDA program starts",
         source="NVIDIA Fabric Manager User Guide, Overview; gpu-operator issue 544; gpu-driver-container issue 735",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="imex",
         broken=_same(r"nvidia-imex(-\d+)?"),
         why="it compares its version with the loaded driver's and ends where they differ",
         source="NVIDIA IMEX Service Guide, Getting Started, Other NVIDIA Software Packages",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="dcgm_generation",
         broken=_dcgm,
         why="DCGM 3.3.9 does not work with driver 580 (CUDA 13): its health check drained each node after its job",
         source="cluster-toolkit pull request 5821",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="dcgm_cuda",
         broken=_dcgm_cuda,
         why="drivers before 580 know CUDA 12 at most",
         source="NVIDIA Data Center Drivers, Supported Drivers and CUDA Toolkit Versions",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="container_toolkit",
         broken=_toolkit,
         why="CVE-2025-23266 (mended in 1.17.8) and CVE-2026-24260 (mended in 1.19.1); and its parts go together",
         source="NVIDIA security bulletins, Container Toolkit, July 2025 and June 2026 (answer 5850)",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="gdrcopy",
         broken=_gdrcopy,
         why="each asks the other for 2.0 at least, and ends where it is older",
         source="gdrcopy, src/gdrapi.c (gdr_open) and src/gdrdrv/gdrdrv.h (MINIMUM_GDR_API_VERSION)",
         read=READ,
     ),
-    Rule(
+    DriverRule(
         name="peermem",
         broken=_peermem,
         why="nvidia_peermem of the driver replaces it, and it gets no more mending; dma-buf needs neither",
@@ -280,9 +280,9 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def faults(chosen: Set) -> tuple[Fault, ...]:
+def faults(chosen: Set) -> tuple[DriverFault, ...]:
     """Every reason against the set; () when nothing is known to be wrong with it."""
-    return tuple(Fault(rule=r.name, what=what, why=r.why, source=r.source) for r in RULES for what in r.broken(chosen))
+    return tuple(DriverFault(rule=r.name, what=what, why=r.why, source=r.source) for r in RULES for what in r.broken(chosen))
 
 
 def architecture(declared: str, profile: str, table: Mapping[str, str] = PROFILES) -> str:

@@ -25,7 +25,7 @@ class When(StrEnum):
     GPUS = "gpus"  # more than one GPU: several on this node, or several tasks that have one
     NODES = "nodes"  # more than one node
     DISTRIBUTED = "distributed"  # more than one node, or more than one task
-    SHARE = "share"  # a task of several on a node, at most one GPU each, whose CPUs fairlead knows
+    BOUND = "share"  # a task of several on a node, at most one GPU each, whose CPUs fairlead knows
 
 
 class ValueLevel(StrEnum):
@@ -78,7 +78,7 @@ ROWS: tuple[VariableRow, ...] = (
     ),
     VariableRow(
         name="OMP_NUM_THREADS",
-        when=When.SHARE,
+        when=When.BOUND,
         value="@cores",
         level=ValueLevel.FULL,
         what="as many OpenMP threads as the task has physical cores",
@@ -88,7 +88,7 @@ ROWS: tuple[VariableRow, ...] = (
     *(
         VariableRow(
             name=name,
-            when=When.SHARE,
+            when=When.BOUND,
             value="@cores",
             level=ValueLevel.FULL,
             what=f"as many threads of {whose} as the task has physical cores",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fairlead.errors import DataError
-from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
+from fairlead.measure.tool import Figure, MeasuredOutcome, Tool, ToolReading, last_line, unread
 from fairlead.nccl.results import NcclTestRun, parse
 
 # Of errors: what says that the run could not be set up, or that its text is damaged, and nothing of the GPUs.
@@ -21,7 +21,7 @@ _LIBRARY = re.compile(r"^# nccl-tests version .*\bnccl-library=(\d{1,9})", re.M)
 _SAID_VERSION = re.compile(r"NCCL version (\d[\w.]*?)(?:\+cuda(\d[\d.]*))?\s", re.M)
 
 
-def read(collective: str, out: str, err: str) -> Said:
+def read(collective: str, out: str, err: str) -> ToolReading:
     """What an output says; errors that ranks wrote to standard error count as those of standard output do."""
     try:
         aside = tuple(e for run in parse(err) for e in run.errors)
@@ -31,7 +31,7 @@ def read(collective: str, out: str, err: str) -> Said:
         runs = parse(out)
     except DataError:
         if bad := [e for e in aside if not _NOT_OF_THE_GPUS.search(e)]:
-            return Said(outcome=Outcome.FAIL, why=bad[0])
+            return ToolReading(outcome=MeasuredOutcome.FAIL, why=bad[0])
         return unread("no output of nccl-tests", out, err)
     run = runs[-1]
     versions = _versions(run, out)
@@ -40,24 +40,28 @@ def read(collective: str, out: str, err: str) -> Said:
     wrong = sum(each.wrong_total for each in runs)
     bad = [e for e in errors if not _NOT_OF_THE_GPUS.search(e)]
     if wrong:
-        return Said(outcome=Outcome.FAIL, why=f"{wrong} wrong values", ranks=run.ranks, versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.FAIL, why=f"{wrong} wrong values", ranks=run.ranks, versions=versions)
     if bad:
-        return Said(outcome=Outcome.FAIL, why=bad[0], ranks=run.ranks, versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.FAIL, why=bad[0], ranks=run.ranks, versions=versions)
     if errors:
-        return Said(outcome=Outcome.UNKNOWN, why=f"damaged or not set up: {errors[0]}", ranks=run.ranks, versions=versions)
+        return ToolReading(
+            outcome=MeasuredOutcome.UNKNOWN, why=f"damaged or not set up: {errors[0]}", ranks=run.ranks, versions=versions
+        )
     if not all(each.complete for each in runs) or not rows:
         why = f"incomplete, its footer is missing: {so_far(out)}"
-        return Said(outcome=Outcome.UNKNOWN, why=why, ranks=run.ranks, versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=why, ranks=run.ranks, versions=versions)
     if any(each.collective not in (None, collective) for each in runs):
-        return Said(outcome=Outcome.UNKNOWN, why=f"it is of {run.collective}, not of {collective}", versions=versions)
+        return ToolReading(
+            outcome=MeasuredOutcome.UNKNOWN, why=f"it is of {run.collective}, not of {collective}", versions=versions
+        )
     if hole := _hole(out, {row.bytes for row in rows}):
-        return Said(outcome=Outcome.UNKNOWN, why=f"damaged: {hole}", ranks=run.ranks, versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"damaged: {hole}", ranks=run.ranks, versions=versions)
     size = max(row.bytes for row in rows)
     sides = [row.busbw_gbps for row in rows if row.bytes == size]
     figure = Figure(name="busbw", value=sum(sides) / len(sides), unit="GB/s", bytes=size)
     checked = all(each.checked for each in runs)
-    return Said(
-        outcome=Outcome.PASS if checked else Outcome.WARN,
+    return ToolReading(
+        outcome=MeasuredOutcome.PASS if checked else MeasuredOutcome.WARN,
         why="" if checked else "the data was never checked: its option -c 1 does",
         figures=(figure,),
         ranks=run.ranks,

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from fairlead.model.plain_text import shown
 
 
-class Outcome(StrEnum):
+class MeasuredOutcome(StrEnum):
     """What became of a measurement, or of a node. ABSENT: the tool is not installed there."""
 
     PASS = "pass"  # noqa: S105  # no password
@@ -25,12 +25,12 @@ class Outcome(StrEnum):
 
 
 #: A failure is certain whatever else is not known; what is not known is never a pass.
-_ORDER = (Outcome.PASS, Outcome.ABSENT, Outcome.WARN, Outcome.UNKNOWN, Outcome.FAIL)
+_ORDER = (MeasuredOutcome.PASS, MeasuredOutcome.ABSENT, MeasuredOutcome.WARN, MeasuredOutcome.UNKNOWN, MeasuredOutcome.FAIL)
 
 
-def worst(outcomes: tuple[Outcome, ...]) -> Outcome:
+def worst(outcomes: tuple[MeasuredOutcome, ...]) -> MeasuredOutcome:
     """The worst of them; UNKNOWN of none."""
-    return max(outcomes, key=_ORDER.index, default=Outcome.UNKNOWN)
+    return max(outcomes, key=_ORDER.index, default=MeasuredOutcome.UNKNOWN)
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -53,13 +53,13 @@ def can_be(value: float) -> bool:
     return math.isfinite(value) and (value == 0 or FIGURE_MIN <= abs(value) < FIGURE_MAX)
 
 
-class Said(Struct, frozen=True, kw_only=True):
+class ToolReading(Struct, frozen=True, kw_only=True):
     """What an output says by itself, before anything is compared: PASS, WARN, FAIL or UNKNOWN, and why.
 
     ranks: GPUs that took part, where the output says so. versions: of what ran, by name.
     """
 
-    outcome: Outcome
+    outcome: MeasuredOutcome
     why: str = ""
     figures: tuple[Figure, ...] = ()
     ranks: int | None = None
@@ -76,7 +76,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     summary: str
     command: str
     seconds: int
-    read: Callable[[str, str], Said]
+    read: Callable[[str, str], ToolReading]
     so_far: Callable[[str], str]
     needed: bool = True
 
@@ -90,7 +90,7 @@ def last_line(*texts: str) -> str:
     return ""
 
 
-def unread(what: str, out: str, err: str) -> Said:
+def unread(what: str, out: str, err: str) -> ToolReading:
     """An output that is not of the tool, or not whole."""
     said = last_line(err, out)
-    return Said(outcome=Outcome.UNKNOWN, why=f"{what}{f': {said}' if said else ''}")
+    return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"{what}{f': {said}' if said else ''}")

@@ -268,7 +268,7 @@ class _Average(Struct):
     okay: bool | str = "unchecked"
 
 
-class _File(Struct):
+class _ResultsFile(Struct):
     args: list[str] = []
     config: dict[str, Any] = {}
     results: list[_Result] | None = None
@@ -279,7 +279,7 @@ class _File(Struct):
 
 def _from_json(text: str) -> NcclTestRun:
     try:
-        file = msgspec.json.decode(text, type=_File)
+        file = msgspec.json.decode(text, type=_ResultsFile)
     except NOT_JSON as e:  # a run that was killed leaves half a document
         raise DataError(f"not a whole JSON report of nccl-tests: {e}", hint="parse the text output of that run instead") from None
     if file.results is None and "nthreads" not in file.config:

@@ -10,7 +10,7 @@ from fairlead.model.cpulist import format_cpulist
 from fairlead.model.nodelist import fold, in_order
 from fairlead.slurm_config.slurm_node import GpuGres, SlurmNode
 
-MEMORY_SHARE = 100  # nodes whose memory differs by less than 1/100 are equal: firmware and kernel take a little more or less
+MEMORY_FRACTION = 100  # nodes whose memory differs by less than 1/100 are equal: firmware and kernel take a little more or less
 
 
 def gres_lines(node: SlurmNode, autodetect: str = "") -> tuple[str, ...]:
@@ -110,4 +110,4 @@ def _equal(a: SlurmNode, b: SlurmNode) -> bool:
         return False
     if a.memory_mib is None or b.memory_mib is None:
         return a.memory_mib == b.memory_mib
-    return (b.memory_mib - a.memory_mib) * MEMORY_SHARE <= a.memory_mib
+    return (b.memory_mib - a.memory_mib) * MEMORY_FRACTION <= a.memory_mib

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from fairlead import config
 from fairlead.daemon.publishing.status_json import remembered
-from fairlead.daemon.requests import audit_trail
 from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail, new_id
-from fairlead.daemon.requests.spool import Requests, decode, put
+from fairlead.daemon.requests.spool import Requests, audit_trail, decode, put
 from fairlead.errors import HostError, InputMissing
 from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
@@ -94,7 +93,7 @@ def test_it_grows_to_a_bound_and_keeps_the_newest(trail: Trail, monkeypatch: pyt
 def test_many_writers_lose_nothing(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight processes, 25 entries each; the file is turned over on the way."""
     code = (
-        "import sys; from fairlead.daemon.requests import audit_trail\n"
+        "import sys; from fairlead.daemon.requests.spool import audit_trail\n"
         "from tests.daemon.requests.test_audit_trail import entry\n"
         "audit_trail.ROTATE_BYTES = 20000\n"
         "for n in range(25): audit_trail.Trail(*sys.argv[1:3]).add(entry(f'{sys.argv[3]} {n}'))\n"
@@ -328,16 +327,16 @@ def test_the_command_line_reads_the_trail(folders: tuple[str, str], trail: Trail
 
 
 def test_the_account_of_an_agent_that_ended_well_is_on_disk(folders: tuple[str, str]) -> None:
-    from fairlead.cli.told import account
+    from fairlead.cli.agent_client import node_status
 
-    assert account(*folders) == {}
+    assert node_status(*folders) == {}
     ready(folders).close()
-    assert [r["id"] for r in account(*folders)["standing"]] == [identity(FOUND)]
+    assert [r["id"] for r in node_status(*folders)["standing"]] == [identity(FOUND)]
     (Path(folders[1]) / "status.json").write_bytes(msgspec.json.encode({**remembered(PolicyState()), "pid": 7}))
-    assert account(*folders)["standing"] == []  # the agent's own word is the newer one
+    assert node_status(*folders)["standing"] == []  # the agent's own word is the newer one
     Path(folders[0], "history.sqlite").write_bytes(b"damaged" * 1000)
     (Path(folders[1]) / "status.json").unlink()
-    assert account(*folders) == {}
+    assert node_status(*folders) == {}
 
 
 def test_where_the_log_stands_is_asked_only_of_a_device(tmp_path: Path) -> None:

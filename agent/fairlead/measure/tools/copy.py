@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
+from fairlead.measure.tool import Figure, MeasuredOutcome, Tool, ToolReading, last_line, unread
 from fairlead.model.json_text import NOT_JSON
 
 NAMES = {
@@ -28,17 +28,17 @@ _FAULT = re.compile(r"^(?:\[?CUDA_ERROR_|\[cudaError|NVML_ERROR|.*\bERROR\b|.*[V
 Matrix = list[list[str]]
 
 
-def read(out: str, err: str) -> Said:
+def read(out: str, err: str) -> ToolReading:
     """Figures of the tests in ``NAMES``; FAIL where a test ended with an error, which is how wrong data shows."""
     try:
         found, versions = _of_json(out) if out.lstrip()[:1] == "{" else _of_text(out)
     except ValueError as e:
         return unread(f"damaged output of nvbandwidth: {e}", "", "")
     except _Failed as e:
-        return Said(outcome=Outcome.FAIL, why=str(e)[:200])
+        return ToolReading(outcome=MeasuredOutcome.FAIL, why=str(e)[:200])
     fault = _FAULT.search(err)
     if fault:
-        return Said(outcome=Outcome.FAIL, why=fault[0][:200])
+        return ToolReading(outcome=MeasuredOutcome.FAIL, why=fault[0][:200])
     if not found:
         return unread("no output of nvbandwidth", out, err)
     if odd := _misshapen(found):
@@ -55,11 +55,13 @@ def read(out: str, err: str) -> Said:
             return unread(f"damaged output of nvbandwidth: {name}: {e}", "", "")
     missing = [name for name in NAMES if name not in found]
     if missing:
-        return Said(outcome=Outcome.UNKNOWN, why=f"incomplete: no {', '.join(missing)}", versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"incomplete: no {', '.join(missing)}", versions=versions)
     if not figures:
-        return Said(outcome=Outcome.UNKNOWN, why="; ".join(notes) or "no figure", versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why="; ".join(notes) or "no figure", versions=versions)
     gpus = len({f.device for f in figures if f.name == "host_to_device"})
-    return Said(outcome=Outcome.PASS, figures=tuple(figures), ranks=gpus or None, versions=versions, notes=tuple(notes))
+    return ToolReading(
+        outcome=MeasuredOutcome.PASS, figures=tuple(figures), ranks=gpus or None, versions=versions, notes=tuple(notes)
+    )
 
 
 def _misshapen(found: dict[str, Matrix | None]) -> str:

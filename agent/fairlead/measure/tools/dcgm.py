@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from fairlead.measure.tool import Outcome, Said, Tool, last_line, unread
+from fairlead.measure.tool import MeasuredOutcome, Tool, ToolReading, last_line, unread
 from fairlead.model.json_text import NOT_JSON
 
 
-def read(out: str, err: str) -> Said:
+def read(out: str, err: str) -> ToolReading:
     """FAIL where a test failed anywhere; UNKNOWN where none ran."""
     start, end = out.find("{"), out.rfind("}")
     try:
@@ -32,10 +32,10 @@ def read(out: str, err: str) -> Said:
         return unread("no report of dcgmi diag", out, err)
     versions = {k: v for k, v in versions.items() if v}
     if fault:
-        return Said(outcome=Outcome.UNKNOWN, why=f"dcgmi: {str(fault)[:200]}", versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"dcgmi: {str(fault)[:200]}", versions=versions)
     failed = [f"{name}{f' on GPU {gpu}' if gpu else ''}: {why or word}" for name, gpu, word, why in tests if word == "fail"]
     if failed:
-        return Said(outcome=Outcome.FAIL, why="; ".join(failed[:3])[:400], versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.FAIL, why="; ".join(failed[:3])[:400], versions=versions)
     skipped = sorted({name for name, _, word, _ in tests if word == "skip"})
     odd = sorted(
         {f"{name}: {word or 'no status'}" for name, _, word, _ in tests if word not in ("pass", "skip", "not run", "warn")}
@@ -45,10 +45,10 @@ def read(out: str, err: str) -> Said:
     notes = (f"skipped: {', '.join(skipped)}",) if skipped else ()
     if not passed or odd:
         why = f"no test passed{f', {notes[0]}' if notes else ''}" if not odd else "; ".join(odd[:3])[:400]
-        return Said(outcome=Outcome.UNKNOWN, why=why, versions=versions)
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=why, versions=versions)
     if warned:
-        return Said(outcome=Outcome.WARN, why="; ".join(warned[:3])[:400], versions=versions, notes=notes)
-    return Said(outcome=Outcome.PASS, versions=versions, notes=notes)
+        return ToolReading(outcome=MeasuredOutcome.WARN, why="; ".join(warned[:3])[:400], versions=versions, notes=notes)
+    return ToolReading(outcome=MeasuredOutcome.PASS, versions=versions, notes=notes)
 
 
 def _tests(diagnostic: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
+from fairlead.measure.tool import Figure, MeasuredOutcome, Tool, ToolReading, last_line, unread
 
 _PERCENT = re.compile(r"^\d{1,3}(?:\.\d+)?$")
 _CALCS = re.compile(r"^(-?\d+) \((\d+(?:\.\d+)?) Gflop/s\)$")
@@ -20,7 +20,7 @@ _RESULT = re.compile(r"^\s*GPU (\d+): (OK|FAULTY)\s*$", re.M)
 _TESTED = re.compile(r"^Tested (\d+) GPUs:", re.M)
 
 
-def read(out: str, err: str) -> Said:
+def read(out: str, err: str) -> ToolReading:
     """GPUs as gpu_burn numbers them."""
     lines = _progress(out)
     if not lines:
@@ -33,25 +33,25 @@ def read(out: str, err: str) -> Said:
             return unread("damaged output of gpu_burn", f"proc'd: {calculated[:80]} errors: {wrong[:80]}", "")
         for gpu, (calc, error) in enumerate(zip(calcs, errors, strict=True)):
             if error[2] == "DIED" or int(calc[1]) < 0:
-                return Said(outcome=Outcome.FAIL, why=f"GPU {gpu}: the work on it died")
+                return ToolReading(outcome=MeasuredOutcome.FAIL, why=f"GPU {gpu}: the work on it died")
             if int(error[1]):
-                return Said(outcome=Outcome.FAIL, why=f"GPU {gpu}: {error[1]} wrong results")
+                return ToolReading(outcome=MeasuredOutcome.FAIL, why=f"GPU {gpu}: {error[1]} wrong results")
             if percent >= 50 and float(calc[2]) > 0:
                 samples.setdefault(gpu, []).append(float(calc[2]))
     tested, results = _TESTED.search(out), dict(_RESULT.findall(out))
     faulty = [gpu for gpu, word in results.items() if word == "FAULTY"]
     if faulty:
-        return Said(outcome=Outcome.FAIL, why=f"GPU {', '.join(faulty)}: FAULTY")
+        return ToolReading(outcome=MeasuredOutcome.FAIL, why=f"GPU {', '.join(faulty)}: FAULTY")
     if not tested or len(results) != int(tested[1]) or not results:
-        return Said(outcome=Outcome.UNKNOWN, why=f"incomplete, no result of every GPU: {so_far(out)}")
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"incomplete, no result of every GPU: {so_far(out)}")
     without = [gpu for gpu in results if int(gpu) not in samples]
     if without:
-        return Said(outcome=Outcome.UNKNOWN, why=f"GPU {', '.join(without)}: no figure; it ran too short a time")
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"GPU {', '.join(without)}: no figure; it ran too short a time")
     figures = [
         Figure(name="tflops", value=median(values) / 1000, unit="Tflop/s", device=f"gpu{gpu}")
         for gpu, values in sorted(samples.items())
     ]
-    return Said(outcome=Outcome.PASS, figures=tuple(figures), ranks=len(results))
+    return ToolReading(outcome=MeasuredOutcome.PASS, figures=tuple(figures), ranks=len(results))
 
 
 def _progress(out: str) -> list[tuple[float, str, str]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from fairlead.measure.tool import Figure, Outcome, Said, Tool, last_line, unread
+from fairlead.measure.tool import Figure, MeasuredOutcome, Tool, ToolReading, last_line, unread
 
 SIZE = 8388608
 _DEVICE = re.compile(r"^# device (\S+) port (\d+) rate (\d+(?:\.\d+)?) Gb/sec")
@@ -43,7 +43,7 @@ done
 echo "# devices $n of $all\""""
 
 
-def read(out: str, err: str) -> Said:
+def read(out: str, err: str) -> ToolReading:
     """ABSENT where there is no adapter; UNKNOWN where none has an active port, or one of them gave no figure."""
     figures: list[Figure] = []
     seen: list[str] = []
@@ -56,7 +56,7 @@ def read(out: str, err: str) -> Said:
             unit = match[2]
         elif (match := _ROW.match(line)) and device and unit:
             if unit != "Gb/sec" or float(match[4]) <= 0:
-                return Said(outcome=Outcome.UNKNOWN, why=f"{device}: {match[4]} {unit}: it needs --report_gbits")
+                return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"{device}: {match[4]} {unit}: it needs --report_gbits")
             name = f"rate_{float(rate):g}".replace(".", "_")
             figures.append(Figure(name=name, value=float(match[4]), unit="Gb/s", device=device, bytes=int(match[1])))
         elif match := _END.match(line):
@@ -65,16 +65,16 @@ def read(out: str, err: str) -> Said:
     if not whole:
         return unread("incomplete output of ib_write_bw" if seen else "no output of ib_write_bw", out, err)
     if not adapters:
-        return Said(outcome=Outcome.ABSENT, why="no RDMA adapter")
+        return ToolReading(outcome=MeasuredOutcome.ABSENT, why="no RDMA adapter")
     if not seen:
-        return Said(outcome=Outcome.UNKNOWN, why="no RDMA adapter has an active port")
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why="no RDMA adapter has an active port")
     once = {(f.device, f.bytes) for f in figures}
     if not len(seen) == len(set(seen)) == active <= adapters or len(once) != len(figures):
         return unread(f"damaged output of ib_write_bw: {len(figures)} figures of {len(seen)} of {active} adapters", "", "")
     if without:
         fault = next((line.strip() for line in (err + "\n" + out).splitlines() if _FAULT.search(line)), "no figure")
-        return Said(outcome=Outcome.UNKNOWN, why=f"{', '.join(without)}: {fault[:200]}", figures=tuple(figures))
-    return Said(outcome=Outcome.PASS, figures=tuple(figures))
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"{', '.join(without)}: {fault[:200]}", figures=tuple(figures))
+    return ToolReading(outcome=MeasuredOutcome.PASS, figures=tuple(figures))
 
 
 def so_far(out: str) -> str:

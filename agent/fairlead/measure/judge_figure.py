@@ -20,7 +20,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from fairlead.measure.tool import Outcome, can_be, worst
+from fairlead.measure.tool import MeasuredOutcome, can_be, worst
 
 FAIL_RATIO = 0.85
 WARN_RATIO = 0.95
@@ -34,7 +34,7 @@ OWN_MIN = 3  # other devices of the same node
 class Judgement(Struct, frozen=True, kw_only=True):
     """median: of the class, None where it does not count. mad: in the figure's unit, with its floor; None where it does not."""
 
-    outcome: Outcome
+    outcome: MeasuredOutcome
     why: str
     median: float | None = None
     mad: float | None = None
@@ -98,14 +98,14 @@ def judge(
     Figures that are not positive, and those that no tool can have measured, are left out; such a ``value`` is UNKNOWN.
     """
     if not _sound(value) and value != 0:
-        return Judgement(outcome=Outcome.UNKNOWN, why=f"{value} is no measurement")
+        return Judgement(outcome=MeasuredOutcome.UNKNOWN, why=f"{value} is no measurement")
     reference = reference if reference is not None and _sound(reference) else None
     others = siblings if isinstance(siblings, Class) else class_of(siblings)
     centre, mad = others.median, others.mad
-    said: list[tuple[Outcome, str]] = []
+    said: list[tuple[MeasuredOutcome, str]] = []
     notes: list[str] = []
     if reference is not None:
-        outcome = Outcome.FAIL if value < FAIL_RATIO * reference else Outcome.PASS
+        outcome = MeasuredOutcome.FAIL if value < FAIL_RATIO * reference else MeasuredOutcome.PASS
         said.append((outcome, f"{value / reference:.2f} of the reference {reference:g}"))
     if centre is not None:
         said.append(_by_class(value, centre, mad, others.nodes))
@@ -113,27 +113,27 @@ def judge(
             notes.append(f"{(value - centre) / mad:.0f} MAD above the class: is it measured right?")
     mine = [v for v in own if _sound(v)]
     if len(mine) >= OWN_MIN and value < WARN_RATIO * median(mine):
-        said.append((Outcome.WARN, f"{value / median(mine):.2f} of its siblings on the node, {median(mine):.4g}"))
+        said.append((MeasuredOutcome.WARN, f"{value / median(mine):.2f} of its siblings on the node, {median(mine):.4g}"))
     if reference is None and centre is None:
-        said.append((Outcome.UNKNOWN, f"no reference: {no_reference}, and {_few(others.nodes)}"))
+        said.append((MeasuredOutcome.UNKNOWN, f"no reference: {no_reference}, and {_few(others.nodes)}"))
     elif reference is None:
         notes.append(f"{no_reference}: the class alone judges")
     elif centre is None:
         notes.append(f"{_few(others.nodes)}: the reference alone judges")
     outcome = worst(tuple(o for o, _ in said))
-    why = ", ".join(text for o, text in said if o is outcome or o is Outcome.FAIL)
+    why = ", ".join(text for o, text in said if o is outcome or o is MeasuredOutcome.FAIL)
     return Judgement(
         outcome=outcome, why=why, median=centre, mad=mad, nodes=others.nodes, reference=reference, notes=tuple(notes)
     )
 
 
-def _by_class(value: float, centre: float, mad: float | None, nodes: int) -> tuple[Outcome, str]:
+def _by_class(value: float, centre: float, mad: float | None, nodes: int) -> tuple[MeasuredOutcome, str]:
     text = f"{value / centre:.2f} of the class median {centre:.4g} ({nodes} other nodes)"
     if value < FAIL_RATIO * centre:
-        return Outcome.FAIL, text
+        return MeasuredOutcome.FAIL, text
     if mad is not None and value < centre - MADS * mad:
-        return Outcome.WARN, f"{text}, {(centre - value) / mad:.1f} MAD below it"
-    return (Outcome.WARN if value < WARN_RATIO * centre else Outcome.PASS), text
+        return MeasuredOutcome.WARN, f"{text}, {(centre - value) / mad:.1f} MAD below it"
+    return (MeasuredOutcome.WARN if value < WARN_RATIO * centre else MeasuredOutcome.PASS), text
 
 
 def _few(nodes: int) -> str:

@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.errors import DataError, HostError, InputMissing
-from fairlead.measure.judge import Judgement
-from fairlead.measure.report import Gpu
+from fairlead.measure.job_output import ReportedGpu
+from fairlead.measure.judge_figure import Judgement
 from fairlead.measure.tool import FIGURE_MAX, FIGURE_MIN, Figure
 
 SCHEMA = 1
@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS figure (run TEXT NOT NULL, node TEXT NOT NULL, tool T
 Kind = tuple[str, int, str]  #: name, bytes and unit of a figure: what may be compared
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class StoredResult(Struct, frozen=True, kw_only=True):
     """One tool on one node. ``outcome``: what it said by itself; figures are judged apart."""
 
     tool: str
@@ -66,7 +66,7 @@ def default_path() -> str:
     return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "fairlead/accept.sqlite")
 
 
-class Store:
+class ResultStore:
     """The file at ``path``. Every method may raise HostError, with one line: nothing is half written."""
 
     def __init__(self, path: str, *, make: bool = True) -> None:
@@ -140,8 +140,8 @@ class Store:
         *,
         kind: str,
         driver: str,
-        gpus: Sequence[Gpu],
-        results: Sequence[Result],
+        gpus: Sequence[ReportedGpu],
+        results: Sequence[StoredResult],
     ) -> None:
         """What a node's job gave, before it is compared. kind: model and number of its GPUs."""
         data = [

@@ -9,18 +9,18 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.errors import DataError, InputMissing
+from fairlead.measure.acceptance_plan import AcceptancePlan, PlannedNode
 from fairlead.measure.collective import size_text
-from fairlead.measure.judge import Class, Judgement, class_of, judge
-from fairlead.measure.plan import Plan, Target
-from fairlead.measure.store import Kind, Store
-from fairlead.measure.tool import Figure, Outcome, worst
+from fairlead.measure.judge_figure import Class, Judgement, class_of, judge
+from fairlead.measure.results_store import Kind, ResultStore
+from fairlead.measure.tool import Figure, MeasuredOutcome, worst
 from fairlead.model.isolated import isolated
 from fairlead.model.json_text import NOT_JSON
 
 WHYS_MAX = 3
 
 
-class Judged(Struct, frozen=True, kw_only=True):
+class JudgedFigure(Struct, frozen=True, kw_only=True):
     """A figure and how it compares; ``judgement`` is None where the run ended before."""
 
     figure: Figure
@@ -31,27 +31,27 @@ class ToolResult(Struct, frozen=True, kw_only=True):
     """One tool on one node. ``said``: what it said by itself."""
 
     tool: str
-    said: Outcome
+    said: MeasuredOutcome
     why: str
     command: str
     seconds: int
     notes: tuple[str, ...]
     versions: dict[str, str]
-    figures: tuple[Judged, ...]
+    figures: tuple[JudgedFigure, ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> MeasuredOutcome:
         """With that of its figures, which are UNKNOWN until they are judged."""
-        return worst((self.said, *(f.judgement.outcome if f.judgement else Outcome.UNKNOWN for f in self.figures)))
+        return worst((self.said, *(f.judgement.outcome if f.judgement else MeasuredOutcome.UNKNOWN for f in self.figures)))
 
 
-class NodeResult(Struct, frozen=True, kw_only=True):
+class MeasuredNode(Struct, frozen=True, kw_only=True):
     node: str
     job: int | None
     class_name: str
     kind: str
     driver: str
-    outcome: Outcome
+    outcome: MeasuredOutcome
     why: str
     serials: tuple[str, ...]
     tools: tuple[ToolResult, ...]
@@ -64,22 +64,22 @@ class RunResult(Struct, frozen=True, kw_only=True):
     user: str
     folder: str
     fairlead: str
-    plan: Plan
-    nodes: tuple[NodeResult, ...]
+    plan: AcceptancePlan
+    nodes: tuple[MeasuredNode, ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> MeasuredOutcome:
         return worst(tuple(n.outcome for n in self.nodes))
 
 
-def load(store: Store, run: str) -> RunResult:
+def load(store: ResultStore, run: str) -> RunResult:
     """A run as the store has it. Raises InputMissing, DataError, HostError."""
     rows = store.read("SELECT run, began, ended, user, folder, fairlead, plan FROM run WHERE run = ?", (run,))
     if not rows:
         raise InputMissing(f"{store.path} has no run {run}", hint="fairlead accept --history lists them")
     name, began, ended, user, folder, version, packed = rows[0]
     try:
-        plan = msgspec.json.decode(packed, type=Plan)
+        plan = msgspec.json.decode(packed, type=AcceptancePlan)
     except NOT_JSON as e:
         raise DataError(f"{store.path}: the plan of run {run} cannot be read: {e}") from None
     nodes = store.read("SELECT node, job, class, kind, driver, outcome, why FROM node WHERE run = ?", (run,))
@@ -88,9 +88,9 @@ def load(store: Store, run: str) -> RunResult:
     return RunResult(run=name, began=began, ended=ended, user=user, folder=folder, fairlead=version, plan=plan, nodes=tuple(made))
 
 
-def _node(store: Store, run: str, row: tuple[Any, ...]) -> NodeResult:
+def _node(store: ResultStore, run: str, row: tuple[Any, ...]) -> MeasuredNode:
     node, job, class_name, kind, driver, outcome, why = row
-    figures: dict[str, list[Judged]] = {}
+    figures: dict[str, list[JudgedFigure]] = {}
     for tool, name, size, device, value, unit, word, text, median, mad, nodes, reference, notes in store.read(
         "SELECT tool, name, bytes, device, value, unit, outcome, why, median, mad, nodes, reference, notes FROM figure"
         " WHERE run = ? AND node = ? ORDER BY tool, name, bytes, length(device), device",
@@ -99,7 +99,7 @@ def _node(store: Store, run: str, row: tuple[Any, ...]) -> NodeResult:
         judgement = None
         if word is not None:
             judgement = Judgement(
-                outcome=Outcome(word),
+                outcome=MeasuredOutcome(word),
                 why=text,
                 median=median,
                 mad=mad,
@@ -108,7 +108,7 @@ def _node(store: Store, run: str, row: tuple[Any, ...]) -> NodeResult:
                 notes=tuple(msgspec.json.decode(notes)),
             )
         figure = Figure(name=name, value=value, unit=unit, device=device, bytes=size)
-        figures.setdefault(tool, []).append(Judged(figure=figure, judgement=judgement))
+        figures.setdefault(tool, []).append(JudgedFigure(figure=figure, judgement=judgement))
     tools = []
     for tool, command, word, text, notes, seconds, versions in store.read(
         "SELECT tool, command, outcome, why, notes, seconds, versions FROM result WHERE run = ? AND node = ?", (run, node)
@@ -116,7 +116,7 @@ def _node(store: Store, run: str, row: tuple[Any, ...]) -> NodeResult:
         tools.append(
             ToolResult(
                 tool=tool,
-                said=Outcome(word),
+                said=MeasuredOutcome(word),
                 why=text,
                 command=command,
                 seconds=seconds,
@@ -126,20 +126,20 @@ def _node(store: Store, run: str, row: tuple[Any, ...]) -> NodeResult:
             )
         )
     serials = store.read("SELECT serial FROM gpu WHERE run = ? AND node = ? ORDER BY number", (run, node))
-    return NodeResult(
+    return MeasuredNode(
         node=node,
         job=job,
         class_name=class_name,
         kind=kind,
         driver=driver,
-        outcome=Outcome(outcome),
+        outcome=MeasuredOutcome(outcome),
         why=why,
         serials=tuple(s for (s,) in serials),
         tools=tuple(tools),
     )
 
 
-def judge_run(store: Store, run: str) -> RunResult:
+def judge_run(store: ResultStore, run: str) -> RunResult:
     """Judge every node of a run, and write that down. Raises HostError."""
     result = load(store, run)
     targets = {t.node: t for t in result.plan.targets}
@@ -168,7 +168,7 @@ def judge_run(store: Store, run: str) -> RunResult:
 Measured = dict[tuple[str, str, str, str, Kind], dict[str, list[float]]]
 
 
-def _measured(nodes: Sequence[NodeResult]) -> Measured:
+def _measured(nodes: Sequence[MeasuredNode]) -> Measured:
     """The figures that count for others."""
     found: Measured = {}
     for node in nodes:
@@ -190,11 +190,11 @@ Judgements = dict[tuple[str, Figure], Judgement]
 
 
 def _judged(
-    node: NodeResult, target: Target, here: Measured, there: Mapping[str, Mapping[Kind, Mapping[str, list[float]]]]
-) -> tuple[Outcome, str, Judgements]:
+    node: MeasuredNode, target: PlannedNode, here: Measured, there: Mapping[str, Mapping[Kind, Mapping[str, list[float]]]]
+) -> tuple[MeasuredOutcome, str, Judgements]:
     """How a node and each of its figures compare. What nobody has thought of leaves this node not known, and no other one."""
 
-    def each() -> tuple[Outcome, str, Judgements]:
+    def each() -> tuple[MeasuredOutcome, str, Judgements]:
         judgements: Judgements = {}
         for tool in node.tools:
             for kind, figures in _by_kind(tool).items():
@@ -205,10 +205,10 @@ def _judged(
         outcome, why = verdict(node, target, judgements)
         return outcome, why, judgements
 
-    return isolated(each, lambda why: (Outcome.UNKNOWN, f"not judged: {why}", {}))
+    return isolated(each, lambda why: (MeasuredOutcome.UNKNOWN, f"not judged: {why}", {}))
 
 
-def _alike(target: Target, tool: str, figures: Sequence[Figure], others: Class) -> Judgements:
+def _alike(target: PlannedNode, tool: str, figures: Sequence[Figure], others: Class) -> Judgements:
     """Figures of one kind, of a node's devices: what they are compared with is the same for all, but for themselves."""
     values = [f.value for f in figures]
     reference, without = reference_of(target, tool, figures[0])
@@ -221,10 +221,10 @@ def _alike(target: Target, tool: str, figures: Sequence[Figure], others: Class) 
 
 def _sound(tool: ToolResult) -> bool:
     """Did the tool itself find nothing wrong? Its figures then count for others, however they compare."""
-    return tool.said in (Outcome.PASS, Outcome.WARN)
+    return tool.said in (MeasuredOutcome.PASS, MeasuredOutcome.WARN)
 
 
-def reference_of(target: Target, tool: str, figure: Figure) -> tuple[float | None, str]:
+def reference_of(target: PlannedNode, tool: str, figure: Figure) -> tuple[float | None, str]:
     """The profile's reference, or why there is none."""
     fits = [r for r in target.references if r.measure == f"{tool}.{figure.name}" and r.unit == figure.unit]
     for r in fits:
@@ -235,32 +235,36 @@ def reference_of(target: Target, tool: str, figure: Figure) -> tuple[float | Non
     return None, f"profile {target.profile} has no reference" if target.profile else "no profile is declared"
 
 
-def verdict(node: NodeResult, target: Target, judgements: Mapping[tuple[str, Figure], Judgement]) -> tuple[Outcome, str]:
+def verdict(
+    node: MeasuredNode, target: PlannedNode, judgements: Mapping[tuple[str, Figure], Judgement]
+) -> tuple[MeasuredOutcome, str]:
     """The node's outcome and its one line: the worst first, each device of a tool once."""
-    said: list[tuple[Outcome, str]] = []
+    said: list[tuple[MeasuredOutcome, str]] = []
     for tool in node.tools:
-        if tool.said is Outcome.ABSENT:
-            said.append((Outcome.UNKNOWN if tool.tool in target.needed else Outcome.ABSENT, f"{tool.tool}: {tool.why}"))
+        if tool.said is MeasuredOutcome.ABSENT:
+            said.append(
+                (MeasuredOutcome.UNKNOWN if tool.tool in target.needed else MeasuredOutcome.ABSENT, f"{tool.tool}: {tool.why}")
+            )
             continue
         said.append((tool.said, f"{tool.tool}: {tool.why}"))
-        by_outcome: dict[Outcome, list[tuple[Figure, Judgement]]] = {}
+        by_outcome: dict[MeasuredOutcome, list[tuple[Figure, Judgement]]] = {}
         for (name, figure), judgement in judgements.items():
             if name == tool.tool:
                 by_outcome.setdefault(judgement.outcome, []).append((figure, judgement))
         for outcome, all_of_it in by_outcome.items():
-            figure, judgement = min(all_of_it, key=lambda pair: share(*pair))
+            figure, judgement = min(all_of_it, key=lambda pair: fraction_of_class(*pair))
             more = f" (and {len(all_of_it) - 1} more figures)" if len(all_of_it) > 1 else ""
             said.append((outcome, f"{tool.tool} {figure_text(figure)}: {judgement.why}{more}"))
-    known = tuple(o for o, _ in said if o is not Outcome.ABSENT)
+    known = tuple(o for o, _ in said if o is not MeasuredOutcome.ABSENT)
     outcome = worst(known)
-    if outcome is Outcome.PASS:
+    if outcome is MeasuredOutcome.PASS:
         return outcome, ""
     whys = [text for o, text in said if o is outcome] or ["nothing was measured"]
     rest = f"; and {len(whys) - WHYS_MAX} more" if len(whys) > WHYS_MAX else ""
     return outcome, "; ".join(whys[:WHYS_MAX]) + rest
 
 
-def share(figure: Figure, judgement: Judgement | None) -> float:
+def fraction_of_class(figure: Figure, judgement: Judgement | None) -> float:
     """Of the class median, of the reference, or of nothing: by what figures of several kinds can be put in order."""
     to = (judgement.median or judgement.reference) if judgement else None
     return figure.value / (to or 1)

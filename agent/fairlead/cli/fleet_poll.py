@@ -1,4 +1,4 @@
-"""One look at the fleet: Slurm's listing and the agents' accounts, at the same time."""
+"""Polls the fleet: Slurm's listing and the agents' accounts, at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AGENTS_SECONDS = 30.0  # a watch asks the agents no more often
 ALL_SECONDS, EACH_SECONDS = 10.0, 0.1
 
 
-class Look(Struct, frozen=True, kw_only=True):
+class FleetPoll(Struct, frozen=True, kw_only=True):
     """rows: in Slurm's order. at: Unix time. seconds: how long it took."""
 
     rows: tuple[RosterRow, ...]
@@ -39,9 +39,9 @@ class Look(Struct, frozen=True, kw_only=True):
         return {"at_unix": round(self.at, 3), "seconds": round(self.seconds, 3), **as_data(self.rows)}
 
 
-class Looks:
-    """Looks at one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most (None: by their
-    number); ``told``: of how many have answered, see SshAccounts."""
+class FleetPoller:
+    """Polls one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most (None: by their
+    number); ``on_answer``: called with how many have answered, see SshAccounts."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Looks:
         conf: str = "",
         bin_dir: str = "/usr/bin",
         source: AccountSource | None = None,
-        told: Callable[[int, int], None] | None = None,
+        on_answer: Callable[[int, int], None] | None = None,
     ) -> None:
         try:
             self._wanted = {str(n) for n in NodeSet(nodelist)} if nodelist else set()
@@ -67,12 +67,12 @@ class Looks:
         self._site, self._program, self._seconds = site, program, seconds
         self._agents = agents
         self._source = source
-        self._on_answer = told
+        self._on_answer = on_answer
         self._accounts: dict[str, AgentAccount] = {}
         self._asked: set[str] = set()
         self._accounts_at = float("-inf")
 
-    def look(self) -> Look:
+    def poll(self) -> FleetPoll:
         """Raises SlurmUnavailable, SlurmError. Agents that were asked less than ``AGENTS_SECONDS`` ago are not asked again."""
         began, at = time.monotonic(), time.time()
         nodes = [n for n in listed(self._client) if self._chosen(n)]
@@ -81,7 +81,7 @@ class Looks:
             self._accounts = self._fetch({name: self._hosts.get(name, name) for name in sorted(names)})
             self._asked, self._accounts_at = names, time.monotonic()
         made = rows(nodes, self._accounts if self._agents else None)
-        return Look(rows=made, at=at, seconds=time.monotonic() - began)
+        return FleetPoll(rows=made, at=at, seconds=time.monotonic() - began)
 
     def _chosen(self, node: Listed) -> bool:
         name, partitions = node.state.name, node.state.partitions

@@ -1,4 +1,4 @@
-"""One look at this machine, or at a recorded tree, for commands that read a machine."""
+"""Reads this machine, or a machine tree, once: for the commands that need its facts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from fairlead import config
-from fairlead.cli.recorded import machine, recorded_nvml
+from fairlead.cli.machine_tree import machine, recorded_nvml
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
 from fairlead.judge import reads, wanted
@@ -50,8 +50,8 @@ def live_nvml(deadline_seconds: float) -> tuple[dict[str, Any] | Missing, StuckC
         worker.close()
 
 
-def look(args: argparse.Namespace, document: config.Document) -> tuple[Node, Past]:
-    """The node now, and what one look can know of its past: the kernel records that are still there."""
+def read_machine(args: argparse.Namespace, document: config.Document) -> tuple[Node, Past]:
+    """The node now, and what one reading can know of its past: the kernel records that are still there."""
     root = machine(args.root)
     stuck = None
     if root.is_live:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from fairlead.cli.show import print_json
+from fairlead.cli.output import print_json
 from fairlead.config import Site
 from fairlead.errors import ExitCode
 from fairlead.provision.maintain.controller import Controller
@@ -23,8 +23,8 @@ def outlook(args: argparse.Namespace, site: Site, prepared: Prepared, controller
     if os.path.exists(args.journal):
         left = Journal(args.journal, write=False).earlier_reasons(w.slurm for w in prepared.works)
     lines = lines_of(prepared, controller, controller.listing(), left)
-    given = {"quiet": args.quiet, "wheel": args.wheel, "wheelhouse": args.wheelhouse}
-    would = provision(site, ProvisionOptions(nodelist=args.nodelist, check=True, drained=True, **given))
+    options = {"quiet": args.quiet, "wheel": args.wheel, "wheelhouse": args.wheelhouse}
+    would = provision(site, ProvisionOptions(nodelist=args.nodelist, check=True, drained=True, **options))
     if args.json:
         print_json({"schema": 1, "dry_run": True, "plan": prepared.plan, "limits": lines, "apply": would})
     else:

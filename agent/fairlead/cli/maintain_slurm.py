@@ -36,31 +36,31 @@ def journal_of(args: argparse.Namespace, *, write: bool = True) -> Journal:
     try:
         return Journal(args.journal, write=write)
     except InputMissing:
-        tell_standing(args)
+        name_drained_nodes(args)
         raise
 
 
-def tell_standing(args: argparse.Namespace) -> None:
+def name_drained_nodes(args: argparse.Namespace) -> None:
     """Name all nodes that stand drained by a maintenance: no journal says which run has them."""
     listing = listed(controller_of(args), "whether a drain of maintenance stands is not known")
     if listing is not None:
-        tell_unknown(None, listing, args.journal)
+        name_unknown_drains(None, listing, args.journal)
 
 
 def listed(controller: Controller, unknown: str, *, tries: int = 1) -> Listing | None:
     """All nodes as slurmctld has them; None where it does not answer, and then ``unknown`` is said."""
-    for left in range(tries - 1, -1, -1):
+    for tries_left in range(tries - 1, -1, -1):
         try:
             return controller.listing()
         except SlurmError as e:
-            if not left or not isinstance(e, SlurmUnavailable):
+            if not tries_left or not isinstance(e, SlurmUnavailable):
                 say(f"{e}: {unknown}")
                 return None
             time.sleep(1)
     return None
 
 
-def tell_unknown(journal: Journal | None, listing: Listing, path: str) -> None:
+def name_unknown_drains(journal: Journal | None, listing: Listing, path: str) -> None:
     """Name the nodes that stand drained by a maintenance which this journal does not know, and what to do."""
     from fairlead.provision.inventory import fold
     from fairlead.provision.maintain.returned_drains import unknown_drains

@@ -1,4 +1,4 @@
-"""A node's story as lines: what stands, whose it is, what to do next; then the evidence for it, and how it came to this.
+"""The lines of `fairlead why`: the node's state, who owns the drain, the next step; then the evidence and the history.
 
 Read at night by somebody who has not seen the node before: first what to do, then why.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairlead.cli.audit import from_data, line
-from fairlead.cli.show import age_text, state_word
-from fairlead.cli.times import local
+from fairlead.cli.output import age_text, state_word
+from fairlead.cli.time_options import local
 from fairlead.model.plain_text import aside, word
 from fairlead.policy.ownership import MAINTAIN, normalise, parse, strip_suffixes
 from fairlead.policy.tracks import EARLIER
@@ -68,8 +68,8 @@ def owner(slurm: Table | None, status: Table | None) -> str:
     return OURS if strip_suffixes(reason) == (status.get("drain") or {}).get("reason") else ORPHAN
 
 
-def story(node: str, agent: Table, slurm: Table | None, audit: Sequence[object] = (), *, shown: int = SHOWN) -> list[str]:
-    """The lines of the account. ``agent``: as `fairlead status --json`; ``slurm``: states, reason, reason_user, reason_unix,
+def why_text(node: str, agent: Table, slurm: Table | None, audit: Sequence[object] = (), *, shown: int = SHOWN) -> list[str]:
+    """Return the lines. ``agent``: as `fairlead status --json`; ``slurm``: states, reason, reason_user, reason_unix,
     or error; ``audit``: entries of the trail as JSON data."""
     status: Table = agent.get("status") or {}
     whose = owner(slurm, status)
@@ -307,9 +307,9 @@ def _troubles(status: Table) -> Iterator[str]:
 def _past(status: Table, audit: Sequence[object], shown: int) -> Iterator[str]:
     """What people and the agent did, and how the verdict changed, in one order of time."""
     entries = [e for e in map(from_data, audit) if e is not None]
-    told = [(e.unix, line(e)) for e in entries]
+    past = [(e.unix, line(e)) for e in entries]
     for event in status.get("history", []):
         name, unix = event.get("event", ""), event.get("unix_seconds", 0)
         if not entries or name not in _IN_THE_TRAIL:
-            told.append((unix, f"{local(unix)}  {name} {event.get('text', '')}".rstrip()))
-    yield from (f"past:     {text}" for _, text in sorted(told)[len(told) - min(shown, len(told)) :])
+            past.append((unix, f"{local(unix)}  {name} {event.get('text', '')}".rstrip()))
+    yield from (f"past:     {text}" for _, text in sorted(past)[max(0, len(past) - shown) :])

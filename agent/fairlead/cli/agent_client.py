@@ -1,4 +1,4 @@
-"""Commands speak to the agent: its account of the node, waking it, and a request in its spool."""
+"""How commands speak to the agent: they read its status, wake it, and put requests into its spool."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fairlead.policy.state_requests import Request
 WAIT_SECONDS = 20.0
 
 
-def account(state_dir: str, run_dir: str) -> dict[str, Any]:
-    """What the agent publishes; where it has published nothing since the boot, what it remembers on disk. {} for neither."""
+def node_status(state_dir: str, run_dir: str) -> dict[str, Any]:
+    """Return the status that the agent has published since the boot, else what its state on disk says, else {}."""
     status = read_status(run_dir)
     if "standing" in status:
         return status
@@ -64,7 +64,7 @@ def _hidden(pid: int) -> bool:
 
 
 def wake_agent(run_dir: str) -> bool:
-    """Have the agent look at Slurm and at its spool now; whether one runs."""
+    """Ask the agent for a sweep and for its spool now. Return whether an agent runs."""
     pid = agent_pid(run_dir)
     if pid:
         try:

@@ -12,8 +12,8 @@ import signal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.measure.script import Step
-from fairlead.measure.tool import Outcome, Said, Tool, can_be, last_line
+from fairlead.measure.job_script import ToolStep
+from fairlead.measure.tool import MeasuredOutcome, Tool, ToolReading, can_be, last_line
 from fairlead.model.isolated import isolated
 from fairlead.model.plain_text import one_line
 
@@ -29,7 +29,7 @@ FIGURES_MAX = 600
 MARKS_MAX, MARK_LINE_MAX = 1000, 1000  # of one job: two a tool
 
 
-class Ran(Struct, frozen=True, kw_only=True):
+class ToolRun(Struct, frozen=True, kw_only=True):
     """One tool. ``status``: of the shell, None while it has not ended. ``begun``: whether the job came to it."""
 
     out: str = ""
@@ -39,7 +39,7 @@ class Ran(Struct, frozen=True, kw_only=True):
     begun: bool = False
 
 
-class Gpu(Struct, frozen=True, kw_only=True):
+class ReportedGpu(Struct, frozen=True, kw_only=True):
     """A GPU as nvidia-smi said it in the job."""
 
     index: int
@@ -50,27 +50,27 @@ class Gpu(Struct, frozen=True, kw_only=True):
     driver: str
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class JobOutput(Struct, frozen=True, kw_only=True):
     """node: on which it ran, "" where it did not say. done: it came to its end. cut: it wrote more than is read."""
 
     node: str
-    ran: dict[str, Ran]
+    ran: dict[str, ToolRun]
     done: bool
     cut: bool = False
 
     @property
-    def gpus(self) -> tuple[Gpu, ...]:
-        return gpus(self.ran.get("inventory", Ran()).out)
+    def gpus(self) -> tuple[ReportedGpu, ...]:
+        return gpus(self.ran.get("inventory", ToolRun()).out)
 
 
-def parse(mark: str, out: str, err: str = "", *, cut: bool = False) -> Report:
+def parse(mark: str, out: str, err: str = "", *, cut: bool = False) -> JobOutput:
     """The report in a job's output and error file."""
-    ran: dict[str, Ran] = {}
+    ran: dict[str, ToolRun] = {}
     aside = {name: text for name, text, _, _ in _framed(mark, err)[0]}
     frames, node, done = _framed(mark, out)
     for name, text, status, seconds in frames:
-        ran[name] = Ran(out=text, err=aside.get(name, ""), status=status, seconds=seconds, begun=True)
-    return Report(node=node, ran=ran, done=done, cut=cut)
+        ran[name] = ToolRun(out=text, err=aside.get(name, ""), status=status, seconds=seconds, begun=True)
+    return JobOutput(node=node, ran=ran, done=done, cut=cut)
 
 
 def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]], str, bool]:
@@ -93,7 +93,7 @@ def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]
     return frames, node, done
 
 
-def gpus(text: str) -> tuple[Gpu, ...]:
+def gpus(text: str) -> tuple[ReportedGpu, ...]:
     """GPUs of nvidia-smi's CSV; a line that is none is left out. PCI addresses as everywhere in fairlead."""
     found = []
     for line in text.splitlines()[:LINES_MAX]:
@@ -102,7 +102,9 @@ def gpus(text: str) -> tuple[Gpu, ...]:
             index, uuid, serial, pci, name, driver = words
             domain, _, rest = pci.lower().partition(":")  # nvidia-smi writes the domain with eight digits
             serial = "" if serial.startswith("[") else serial  # [N/A], [Unknown Error]
-            found.append(Gpu(index=int(index), uuid=uuid, serial=serial, pci=f"{domain[-4:]}:{rest}", name=name, driver=driver))
+            found.append(
+                ReportedGpu(index=int(index), uuid=uuid, serial=serial, pci=f"{domain[-4:]}:{rest}", name=name, driver=driver)
+            )
     return tuple(found)
 
 
@@ -110,20 +112,22 @@ def _is_number(word: str) -> bool:
     return word.isascii() and word.isdecimal() and len(word) <= 9
 
 
-def said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) -> Said:
+def said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, ended: str) -> ToolReading:
     """What a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that it did not
     get to or that was ended with it."""
     return isolated(
         lambda: _bounded(_said(tool, step, ran, gpus_wanted, ended)),
-        lambda why: Said(outcome=Outcome.UNKNOWN, why=f"its output cannot be read: {one_line(why, NAME_MAX)}"),
+        lambda why: ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"its output cannot be read: {one_line(why, NAME_MAX)}"),
     )
 
 
-def _bounded(said: Said) -> Said:
+def _bounded(said: ToolReading) -> ToolReading:
     """The same with no more of it, and no other text, than a table can show. A figure that none can be makes all unknown."""
     few = len(said.figures) <= FIGURES_MAX
     if not few or not all(can_be(f.value) and 0 <= f.bytes < 1 << 53 for f in said.figures):
-        return Said(outcome=Outcome.UNKNOWN, why="its output has figures that none can be", versions=_versions(said))
+        return ToolReading(
+            outcome=MeasuredOutcome.UNKNOWN, why="its output has figures that none can be", versions=_versions(said)
+        )
     return replace(
         said,
         why=one_line(said.why, WHY_MAX),
@@ -133,49 +137,51 @@ def _bounded(said: Said) -> Said:
     )
 
 
-def _versions(said: Said) -> dict[str, str]:
+def _versions(said: ToolReading) -> dict[str, str]:
     return {one_line(k, NAME_MAX): one_line(v, NAME_MAX) for k, v in list(said.versions.items())[:20]}
 
 
-def _said(tool: Tool, step: Step, ran: Ran, gpus_wanted: int | None, ended: str) -> Said:
+def _said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, ended: str) -> ToolReading:
     if not ran.begun:
-        return Said(outcome=Outcome.UNKNOWN, why=f"not run: {ended}")
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"not run: {ended}")
     if ran.status is None:
-        return Said(outcome=Outcome.UNKNOWN, why=f"not finished: {ended}; {tool.so_far(ran.out)}")
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"not finished: {ended}; {tool.so_far(ran.out)}")
     if ran.status in (126, 127):
-        return Said(outcome=Outcome.ABSENT, why="not installed")
+        return ToolReading(outcome=MeasuredOutcome.ABSENT, why="not installed")
     if ran.status == 124 or (ran.status == 137 and ran.seconds >= step.seconds):
-        return Said(outcome=Outcome.FAIL, why=f"hung, ended after {step.seconds} s: {tool.so_far(ran.out)}")
+        return ToolReading(outcome=MeasuredOutcome.FAIL, why=f"hung, ended after {step.seconds} s: {tool.so_far(ran.out)}")
     if 128 < ran.status <= 192:
         return _signalled(tool, ran, ended)
     read = tool.read(ran.out, ran.err)
-    if ran.status and read.outcome in (Outcome.PASS, Outcome.WARN):
-        return Said(
-            outcome=Outcome.UNKNOWN, why=f"ended with {ran.status}: {last_line(ran.err, ran.out)}", versions=read.versions
+    if ran.status and read.outcome in (MeasuredOutcome.PASS, MeasuredOutcome.WARN):
+        return ToolReading(
+            outcome=MeasuredOutcome.UNKNOWN, why=f"ended with {ran.status}: {last_line(ran.err, ran.out)}", versions=read.versions
         )
-    if gpus_wanted and read.ranks is not None and read.ranks != gpus_wanted and read.outcome is not Outcome.FAIL:
+    if gpus_wanted and read.ranks is not None and read.ranks != gpus_wanted and read.outcome is not MeasuredOutcome.FAIL:
         why = f"{read.ranks} GPUs took part, the node should have {gpus_wanted}"
-        return Said(outcome=Outcome.FAIL, why=why, figures=read.figures, ranks=read.ranks, versions=read.versions)
+        return ToolReading(outcome=MeasuredOutcome.FAIL, why=why, figures=read.figures, ranks=read.ranks, versions=read.versions)
     return read
 
 
-def hung(tool: Tool, step: Step, ran: Ran) -> Said:
+def hung(tool: Tool, step: ToolStep, ran: ToolRun) -> ToolReading:
     """A tool that the job's time limit has met: its own deadline could not end it."""
     return _bounded(
-        Said(outcome=Outcome.FAIL, why=f"hung, and could not be ended after {step.seconds} s: {tool.so_far(ran.out)}")
+        ToolReading(
+            outcome=MeasuredOutcome.FAIL, why=f"hung, and could not be ended after {step.seconds} s: {tool.so_far(ran.out)}"
+        )
     )
 
 
-def _signalled(tool: Tool, ran: Ran, ended: str) -> Said:
+def _signalled(tool: Tool, ran: ToolRun, ended: str) -> ToolReading:
     number = (ran.status or 0) - 128
     try:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
     read = tool.read(ran.out, ran.err)
-    if read.outcome is Outcome.FAIL and "Segmentation fault" not in read.why:
+    if read.outcome is MeasuredOutcome.FAIL and "Segmentation fault" not in read.why:
         return read  # what it said before says more
     crashed = number in {int(s) for s in CRASHES}
     how = f"crashed ({name})" if crashed else f"ended from outside ({name}), {ended}"
     why = f"{how}: {tool.so_far(ran.out)}"
-    return Said(outcome=Outcome.FAIL if crashed else Outcome.UNKNOWN, why=why, versions=read.versions)
+    return ToolReading(outcome=MeasuredOutcome.FAIL if crashed else MeasuredOutcome.UNKNOWN, why=why, versions=read.versions)

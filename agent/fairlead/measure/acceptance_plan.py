@@ -12,21 +12,21 @@ from msgspec.structs import replace
 from fairlead import config
 from fairlead.config.accept_options import AcceptOptions
 from fairlead.errors import ConfigError, UsageError
-from fairlead.measure.jobs import PREFIX
-from fairlead.measure.script import Step, limit_minutes, script
+from fairlead.measure.job_script import ToolStep, limit_minutes, script
+from fairlead.measure.slurm_jobs import PREFIX
 from fairlead.measure.tools import load
 from fairlead.model.nodelist import expand
 from fairlead.model.profile import Peak, Reference
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class PlannedNode(Struct, frozen=True, kw_only=True):
     """One node. gpus: how many it should have, None where nobody has declared it. needed: tools without which it is not known."""
 
     node: str
     class_name: str = ""
     profile: str = ""
     gpus: int | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ToolStep, ...] = ()
     needed: tuple[str, ...] = ()
     prelude: str = ""
     sbatch: tuple[str, ...] = ()
@@ -46,24 +46,24 @@ class Target(Struct, frozen=True, kw_only=True):
         return not short and self.minutes >= limit_minutes(self.steps)
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class AcceptancePlan(Struct, frozen=True, kw_only=True):
     """A run. mark: what stands before each line of its jobs' scripts that is not a tool's."""
 
     run: str
     mark: str
     folder: str
     max_wait_seconds: float
-    targets: tuple[Target, ...]
+    targets: tuple[PlannedNode, ...]
 
     @property
     def job_name(self) -> str:
         return PREFIX + self.run
 
-    def base(self, target: Target) -> str:
+    def base(self, target: PlannedNode) -> str:
         """Path of a node's files, without their ending."""
         return f"{self.folder}/{self.job_name}.{target.node}"
 
-    def script(self, target: Target) -> str:
+    def script(self, target: PlannedNode) -> str:
         return script(self.mark, target.node, target.steps, gpus=target.gpus, prelude=target.prelude)
 
 
@@ -77,7 +77,7 @@ def make(
     folder: str = "",
     time_minutes: int = 0,
     max_wait_seconds: float = 3600,
-) -> Plan:
+) -> AcceptancePlan:
     """profile: instead of what the site says. tools: only these, each of them then needed. Raises ConfigError, UsageError."""
     known = load()
     unknown = [name for name in tools if name not in known]
@@ -87,7 +87,7 @@ def make(
     run = secrets.token_hex(6)
     targets = tuple(_target(node, site, classes.get(node, ()), profile, tools) for node in nodes)
     targets = tuple(replace(t, sbatch=(*t.sbatch, *sbatch), time_minutes=time_minutes) for t in targets)
-    return Plan(
+    return AcceptancePlan(
         run=run, mark=f"#fairlead-{secrets.token_hex(8)}", folder=folder, max_wait_seconds=max_wait_seconds, targets=targets
     )
 
@@ -107,7 +107,7 @@ def _classes(site: config.Site | None) -> dict[str, list[config.NodeClass]]:
 
 def _target(
     node: str, site: config.Site | None, classes: Sequence[config.NodeClass], profile_name: str, tools: Sequence[str]
-) -> Target:
+) -> PlannedNode:
     if profile_name or site is None:
         document = config.profile_document(node, profile_name)
     else:
@@ -116,7 +116,7 @@ def _target(
     options = classes[0].accept if classes else site.accept if site is not None else AcceptOptions()
     steps, needed = _steps(site.file if site is not None else "", options, tools)
     expected = getattr(document.checks["gpu_count"], "expected", None)
-    return Target(
+    return PlannedNode(
         node=node,
         class_name=",".join(c.name for c in classes) or document.profile,
         profile=document.profile,
@@ -130,7 +130,7 @@ def _target(
     )
 
 
-def _steps(where: str, options: AcceptOptions, tools: Sequence[str]) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+def _steps(where: str, options: AcceptOptions, tools: Sequence[str]) -> tuple[tuple[ToolStep, ...], tuple[str, ...]]:
     known = load()
     for key, names in (("tools", options.tools), ("commands", options.commands), ("seconds", options.seconds)):
         for name in names:
@@ -138,7 +138,7 @@ def _steps(where: str, options: AcceptOptions, tools: Sequence[str]) -> tuple[tu
                 raise ConfigError(where, f"accept.{key}", f"no tool {name!r}", hint=f"known: {', '.join(known)}")
     chosen = tuple(dict.fromkeys(tools)) or tuple(dict.fromkeys(options.tools)) or tuple(known)
     steps = tuple(
-        Step(
+        ToolStep(
             name=name,
             command=options.commands.get(name, known[name].command),
             seconds=options.seconds.get(name, known[name].seconds),

@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct
 
 from fairlead.errors import HostError, SlurmError, SlurmUnavailable
-from fairlead.measure import report
-from fairlead.measure.jobs import WAITING, Job, Jobs, by_node
-from fairlead.measure.plan import Plan, Target, gpu_kind
-from fairlead.measure.script import Step
-from fairlead.measure.store import RAW_MAX, Result, Store
-from fairlead.measure.tool import Outcome, Said
+from fairlead.measure import job_output
+from fairlead.measure.acceptance_plan import AcceptancePlan, PlannedNode, gpu_kind
+from fairlead.measure.job_script import ToolStep
+from fairlead.measure.results_store import RAW_MAX, ResultStore, StoredResult
+from fairlead.measure.slurm_jobs import WAITING, AcceptanceJob, AcceptanceJobs, by_node
+from fairlead.measure.tool import MeasuredOutcome, ToolReading
 from fairlead.measure.tools import load
 from fairlead.model.plain_text import one_line
 from fairlead.slurm.client import NodeState
@@ -32,7 +32,7 @@ BLOCKED = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", 
 LATE_SECONDS = 20.0  # from a job's end to its output on this host: a network file system shows it later
 OVER_SECONDS = 600.0  # beyond its time limit: slurmctld has forgotten it, or its processes cannot be killed
 SILENT_SECONDS = 900.0  # without an answer of slurmctld
-WAIT_TOLD_SECONDS = 5.0  # a job that waits no longer is not worth a line
+WAIT_REPORT_SECONDS = 5.0  # a job that waits no longer is not worth a line
 NODES_SECONDS = 10.0  # between two looks at the nodes' states
 FILE_MAX = 8 << 20  # bytes of one job: far above what the tools write
 
@@ -51,10 +51,10 @@ ENDS = {
 }
 
 
-class Seat(Struct, kw_only=True):
-    """A node's place in the run. ended: when its job was first seen to have ended, monotonic."""
+class NodeProgress(Struct, kw_only=True):
+    """How far a node is in the run. ended: when its job was first seen to have ended, monotonic."""
 
-    target: Target
+    target: PlannedNode
     job: int | None = None
     since: float = 0.0
     running: float = 0.0
@@ -65,13 +65,13 @@ class Seat(Struct, kw_only=True):
     done: bool = False
 
 
-class Run:
+class AcceptanceRun:
     """``tell`` takes each line of progress."""
 
-    def __init__(self, plan: Plan, jobs: Jobs, store: Store, tell: Callable[[str], None]) -> None:
+    def __init__(self, plan: AcceptancePlan, jobs: AcceptanceJobs, store: ResultStore, tell: Callable[[str], None]) -> None:
         self.plan = plan
         self._jobs, self._store, self._tell = jobs, store, tell
-        self._seats = [Seat(target=target) for target in plan.targets]
+        self._nodes_progress = [NodeProgress(target=target) for target in plan.targets]
         self._stop = threading.Event()
         self._nodes: dict[str, NodeState] = {}
         self._nodes_at = 0.0
@@ -90,8 +90,8 @@ class Run:
                 raise
             if self._stop.is_set():
                 self._cancel()
-                for seat in self._open():
-                    self._close(seat, "the run was interrupted")
+                for progress in self._open():
+                    self._close(progress, "the run was interrupted")
                 self._store.ended(self.plan.run)
                 raise KeyboardInterrupt
 
@@ -116,41 +116,41 @@ class Run:
         else:
             self._tell("its jobs are cancelled")
 
-    def _open(self) -> list[Seat]:
-        return [seat for seat in self._seats if not seat.done]
+    def _open(self) -> list[NodeProgress]:
+        return [progress for progress in self._nodes_progress if not progress.done]
 
     # -- submitting -------------------------------------------------------------------------------
 
     def _submit(self) -> None:
-        self._look_at_nodes()
-        for seat in self._seats:
+        self._read_node_states()
+        for progress in self._nodes_progress:
             if self._stop.is_set():
                 return
-            node = seat.target.node
-            self._store.submitted(self.plan.run, node, seat.target.class_name, None)
+            node = progress.target.node
+            self._store.submitted(self.plan.run, node, progress.target.class_name, None)
             if why := self._blocked(node):
-                self._close(seat, f"not submitted: {why}")
+                self._close(progress, f"not submitted: {why}")
                 continue
-            path = f"{self.plan.base(seat.target)}.sh"
-            self._write(path, self.plan.script(seat.target))
+            path = f"{self.plan.base(progress.target)}.sh"
+            self._write(path, self.plan.script(progress.target))
             try:
-                seat.job = self._jobs.submit(
+                progress.job = self._jobs.submit(
                     path,
                     node,
                     name=self.plan.job_name,
-                    minutes=seat.target.minutes,
-                    more=seat.target.sbatch,
+                    minutes=progress.target.minutes,
+                    more=progress.target.sbatch,
                     folder=self.plan.folder,
                 )
             except SlurmUnavailable:
                 raise
             except SlurmError as e:
                 if not self._stop.is_set():
-                    self._close(seat, f"not submitted: {e}")
+                    self._close(progress, f"not submitted: {e}")
                 continue
-            seat.since = time.monotonic()
-            self._store.submitted(self.plan.run, node, seat.target.class_name, seat.job)
-        count = sum(seat.job is not None for seat in self._seats)
+            progress.since = time.monotonic()
+            self._store.submitted(self.plan.run, node, progress.target.class_name, progress.job)
+        count = sum(progress.job is not None for progress in self._nodes_progress)
         self._tell(f"run {self.plan.run}: {count} jobs submitted, scripts and outputs in {self.plan.folder}")
 
     def _write(self, path: str, text: str) -> None:
@@ -163,19 +163,19 @@ class Run:
             raise HostError(f"{path}: {e.strerror}", hint="--folder names a folder that this host and the nodes share") from None
 
     def _find(self) -> None:
-        """The seats of a run that ended without its will: those measured are left alone, of the others the job is looked for."""
+        """Takes up a run that was killed: nodes that were measured are left alone, and the job of each other node is searched."""
         known = {n: (j, w) for n, j, w in self._store.read("SELECT node, job, why FROM node WHERE run = ?", (self.plan.run,))}
         there = by_node(self._jobs.seen(self.plan.job_name))
-        for seat in self._seats:
-            node = seat.target.node
+        for progress in self._nodes_progress:
+            node = progress.target.node
             job, why = known.get(node, (None, ""))
             if node in known and why != "not measured":
-                seat.done = True
+                progress.done = True
                 continue
-            seat.job, seat.since = job or (there[node].id if node in there else None), time.monotonic()
-            self._store.submitted(self.plan.run, node, seat.target.class_name, seat.job)
-            if seat.job is None:
-                self._close(seat, "the run was killed before its job was submitted")
+            progress.job, progress.since = job or (there[node].id if node in there else None), time.monotonic()
+            self._store.submitted(self.plan.run, node, progress.target.class_name, progress.job)
+            if progress.job is None:
+                self._close(progress, "the run was killed before its job was submitted")
         self._store.taken_over(self.plan.run)
         self._tell(f"run {self.plan.run}: {len(self._open())} jobs taken up again")
 
@@ -195,50 +195,50 @@ class Run:
                 self._tell(f"waiting for slurmctld: {e}")
             self._stop.wait(min(5.0, 0.3 + (time.monotonic() - began) / 60))
 
-    def _step(self, seen: dict[str, Job]) -> None:
+    def _step(self, seen: dict[str, AcceptanceJob]) -> None:
         now = time.monotonic()
-        if now - self._nodes_at > NODES_SECONDS and any(not seat.running for seat in self._open()):
-            self._look_at_nodes()
-        for seat in self._open():
-            job = seen.get(seat.target.node)
-            if seat.ended or job is None or job.ended:
-                self._ended(seat, job, now)
+        if now - self._nodes_at > NODES_SECONDS and any(not progress.running for progress in self._open()):
+            self._read_node_states()
+        for progress in self._open():
+            job = seen.get(progress.target.node)
+            if progress.ended or job is None or job.ended:
+                self._ended(progress, job, now)
             elif job.state in WAITING:
-                self._waiting(seat, job, now)
+                self._waiting(progress, job, now)
             else:
-                if not seat.running:
-                    seat.running = now
-                    self._tell(f"{seat.target.node}: job {job.id} runs, {seat.target.minutes} min at most")
-                if now - seat.running > seat.target.minutes * 60 + OVER_SECONDS:
+                if not progress.running:
+                    progress.running = now
+                    self._tell(f"{progress.target.node}: job {job.id} runs, {progress.target.minutes} min at most")
+                if now - progress.running > progress.target.minutes * 60 + OVER_SECONDS:
                     self._jobs.cancel_one(job.id, self.plan.job_name)
-                    self._close(seat, f"job {job.id} is {job.state} beyond its time limit")
+                    self._close(progress, f"job {job.id} is {job.state} beyond its time limit")
 
-    def _waiting(self, seat: Seat, job: Job, now: float) -> None:
-        if job.reason != seat.reason and now - seat.since > WAIT_TOLD_SECONDS:
-            seat.reason = job.reason
-            self._tell(f"{seat.target.node}: job {job.id} waits: {job.reason or job.state}")
-        blocked = self._blocked(seat.target.node)
-        late = now - seat.since > self.plan.max_wait_seconds
+    def _waiting(self, progress: NodeProgress, job: AcceptanceJob, now: float) -> None:
+        if job.reason != progress.reason and now - progress.since > WAIT_REPORT_SECONDS:
+            progress.reason = job.reason
+            self._tell(f"{progress.target.node}: job {job.id} waits: {job.reason or job.state}")
+        blocked = self._blocked(progress.target.node)
+        late = now - progress.since > self.plan.max_wait_seconds
         if blocked or late:
             self._jobs.cancel_one(job.id, self.plan.job_name)
             waited = f"did not start in {self.plan.max_wait_seconds:g} s ({job.reason or job.state})"
-            self._close(seat, f"job {job.id} {f'waited while {blocked}' if blocked else waited}; it is cancelled")
+            self._close(progress, f"job {job.id} {f'waited while {blocked}' if blocked else waited}; it is cancelled")
 
-    def _ended(self, seat: Seat, job: Job | None, now: float) -> None:
+    def _ended(self, progress: NodeProgress, job: AcceptanceJob | None, now: float) -> None:
         """Its job has ended, or slurmctld has forgotten it: its output may take a while to be seen here."""
-        if not seat.ended:
+        if not progress.ended:
             if job is None:
-                seat.missing += 1
-                if seat.missing < 3:
+                progress.missing += 1
+                if progress.missing < 3:
                     return
-            seat.ended = now
-            seat.state = job.state if job is not None else self._jobs.accounted(seat.job or 0)
-        read = self._report(seat)
-        if read.done or read.cut or now - seat.ended > (LATE_SECONDS if seat.state in ("COMPLETED", "") else 2.0):
-            self._collect(seat, read)
+            progress.ended = now
+            progress.state = job.state if job is not None else self._jobs.accounted(progress.job or 0)
+        read = self._report(progress)
+        if read.done or read.cut or now - progress.ended > (LATE_SECONDS if progress.state in ("COMPLETED", "") else 2.0):
+            self._collect(progress, read)
 
-    def _look_at_nodes(self) -> None:
-        self._nodes = {n.name: n for n in self._jobs.nodes([seat.target.node for seat in self._seats])}
+    def _read_node_states(self) -> None:
+        self._nodes = {n.name: n for n in self._jobs.nodes([progress.target.node for progress in self._nodes_progress])}
         self._nodes_at = time.monotonic()
 
     def _blocked(self, node: str) -> str:
@@ -249,76 +249,79 @@ class Run:
         words = sorted(state.states & BLOCKED)
         if not words:
             return ""
-        why = f" ({one_line(state.reason, report.WHY_MAX)})" if state.reason else ""
+        why = f" ({one_line(state.reason, job_output.WHY_MAX)})" if state.reason else ""
         return f"the node is in state {'+'.join(words)}{why} and starts no job"
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def _report(self, seat: Seat) -> report.Report:
-        base = self.plan.base(seat.target)
+    def _report(self, progress: NodeProgress) -> job_output.JobOutput:
+        base = self.plan.base(progress.target)
         said = [_written(path) for path in (f"{base}.out", f"{base}.err")]
         cut = any(len(each) >= FILE_MAX for each in said)
-        return report.parse(self.plan.mark, *(each.decode("utf-8", "replace") for each in said), cut=cut)
+        return job_output.parse(self.plan.mark, *(each.decode("utf-8", "replace") for each in said), cut=cut)
 
-    def _collect(self, seat: Seat, read: report.Report) -> None:
-        target = seat.target
+    def _collect(self, progress: NodeProgress, read: job_output.JobOutput) -> None:
+        target = progress.target
         if not read.node:
-            self._close(seat, self._no_output(seat))
+            self._close(progress, self._no_output(progress))
             return
         if read.node != target.node:
-            self._close(seat, f"its output says that it is of another node: {one_line(read.node, report.NAME_MAX)}")
+            self._close(progress, f"its output says that it is of another node: {one_line(read.node, job_output.NAME_MAX)}")
             return
-        ended = ENDS.get(seat.state, f"the job ended as {seat.state}")
-        if seat.state.startswith("CANCELLED"):
+        ended = ENDS.get(progress.state, f"the job ended as {progress.state}")
+        if progress.state.startswith("CANCELLED"):
             ended = "the job was cancelled by somebody"
         if read.cut:
             ended = f"its output is longer than {FILE_MAX >> 20} MiB, of which the rest is not read"
         tools, results = load(), []
         for step in target.steps:
-            ran = read.ran.get(step.name, report.Ran())
-            said = report.said(tools[step.name], step, ran, target.gpus, ended)
-            if ran.begun and ran.status is None and seat.state == "TIMEOUT" and target.roomy:
-                said = report.hung(tools[step.name], step, ran)
+            ran = read.ran.get(step.name, job_output.ToolRun())
+            said = job_output.said(tools[step.name], step, ran, target.gpus, ended)
+            if ran.begun and ran.status is None and progress.state == "TIMEOUT" and target.roomy:
+                said = job_output.hung(tools[step.name], step, ran)
             results.append(_result(step, ran, said))
         gpus = read.gpus
         driver = next((g.driver for g in gpus), "") or next((r.versions["driver"] for r in results if "driver" in r.versions), "")
         kind = gpu_kind([g.name for g in gpus])
-        known = all(r.outcome in (Outcome.PASS, Outcome.WARN, Outcome.ABSENT) for r in results)
+        known = all(r.outcome in (MeasuredOutcome.PASS, MeasuredOutcome.WARN, MeasuredOutcome.ABSENT) for r in results)
         self._store.measured(
             self.plan.run,
             target.node,
-            Outcome.UNKNOWN,
+            MeasuredOutcome.UNKNOWN,
             "not judged yet" if known else "not judged yet; see its tools",
             kind=kind,
             driver=driver,
             gpus=gpus,
             results=results,
         )
-        self._finish(seat, "measured" if read.done and not read.cut else ended)
+        self._finish(progress, "measured" if read.done and not read.cut else ended)
 
-    def _no_output(self, seat: Seat) -> str:
+    def _no_output(self, progress: NodeProgress) -> str:
         """Why a job wrote nothing."""
-        ended = ENDS.get(seat.state, f"it ended as {seat.state}")
-        if seat.state == "COMPLETED":
+        ended = ENDS.get(progress.state, f"it ended as {progress.state}")
+        if progress.state == "COMPLETED":
             return (
-                f"job {seat.job} ended, but its output is not in {self.plan.folder}: do the nodes share that folder? see --folder"
+                f"job {progress.job} ended, but its output is not in {self.plan.folder}: "
+                "do the nodes share that folder? see --folder"
             )
-        if seat.state.startswith("CANCELLED"):
+        if progress.state.startswith("CANCELLED"):
             with suppress(SlurmError):
-                self._look_at_nodes()
-            blocked = self._blocked(seat.target.node)
-            return f"job {seat.job} was cancelled before it began" + (f"; {blocked}" if blocked else " by somebody")
-        return f"job {seat.job} gave no output: {ended}"
+                self._read_node_states()
+            blocked = self._blocked(progress.target.node)
+            return f"job {progress.job} was cancelled before it began" + (f"; {blocked}" if blocked else " by somebody")
+        return f"job {progress.job} gave no output: {ended}"
 
-    def _close(self, seat: Seat, why: str) -> None:
+    def _close(self, progress: NodeProgress, why: str) -> None:
         """A node that was not measured."""
-        self._store.measured(self.plan.run, seat.target.node, Outcome.UNKNOWN, why, kind="", driver="", gpus=(), results=())
-        self._finish(seat, why)
+        self._store.measured(
+            self.plan.run, progress.target.node, MeasuredOutcome.UNKNOWN, why, kind="", driver="", gpus=(), results=()
+        )
+        self._finish(progress, why)
 
-    def _finish(self, seat: Seat, said: str) -> None:
-        seat.done = True
-        done = sum(s.done for s in self._seats)
-        self._tell(f"[{done}/{len(self._seats)}] {seat.target.node}: {said}")
+    def _finish(self, progress: NodeProgress, said: str) -> None:
+        progress.done = True
+        done = sum(s.done for s in self._nodes_progress)
+        self._tell(f"[{done}/{len(self._nodes_progress)}] {progress.target.node}: {said}")
 
 
 def _written(path: str) -> bytes:
@@ -330,8 +333,8 @@ def _written(path: str) -> bytes:
         return b""
 
 
-def _result(step: Step, ran: report.Ran, said: Said) -> Result:
-    return Result(
+def _result(step: ToolStep, ran: job_output.ToolRun, said: ToolReading) -> StoredResult:
+    return StoredResult(
         tool=step.name,
         command=step.command,
         outcome=said.outcome,

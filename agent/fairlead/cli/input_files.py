@@ -1,4 +1,4 @@
-"""Files that a command was given."""
+"""Reads the files that a command line names."""
 
 from __future__ import annotations
 

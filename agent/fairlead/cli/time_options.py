@@ -21,7 +21,7 @@ def span(text: str, option: str) -> float:
     return float(int(match[1]) * _SECONDS[match[2]])
 
 
-def moment(text: str, option: str, *, ahead: bool = False) -> float:
+def parse_time(text: str, option: str, *, ahead: bool = False) -> float:
     """Unix time of ``text``; a span counts from now, back or ``ahead``. Raises UsageError."""
     match = _SPAN.fullmatch(text.strip())
     if match:
@@ -41,9 +41,9 @@ def window(text: str, option: str) -> tuple[float, float]:
     the begin. Raises UsageError."""
     first, slash, last = text.partition("/")
     if not slash:
-        return 0.0, moment(text, option, ahead=True)
-    opens = time.time() + span(first, option) if _SPAN.fullmatch(first.strip()) else moment(first, option)
-    closes = opens + span(last, option) if _SPAN.fullmatch(last.strip()) else moment(last, option, ahead=True)
+        return 0.0, parse_time(text, option, ahead=True)
+    opens = time.time() + span(first, option) if _SPAN.fullmatch(first.strip()) else parse_time(first, option)
+    closes = opens + span(last, option) if _SPAN.fullmatch(last.strip()) else parse_time(last, option, ahead=True)
     if closes <= max(opens, time.time()):
         raise UsageError(f"{option} {text}: ends before it begins" if closes <= opens else f"{option} {text}: is past")
     return opens, closes

@@ -1,4 +1,4 @@
-"""Who gave a command, and its two lines in the audit trail: before it begins and with what came of it."""
+"""Who gave a command, and the two lines that it leaves in the audit trail: before it begins, and with its outcome."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Actor(Struct, frozen=True, kw_only=True):
     client: str
 
 
-class Note:
-    """What came of it; the command sets it."""
+class AuditOutcome:
+    """The outcome that the second line of the trail gets; the command sets it."""
 
     outcome = "done"
     detail = ""
@@ -49,8 +49,13 @@ def actor() -> Actor:
 
 
 @contextmanager
-def noted(state_dir: str, run_dir: str, what: str, *, why: str = "", args: dict[str, str] | None = None) -> Iterator[Note]:
-    """Note what is done inside. A trail that cannot be written is said in one line and stops nothing."""
+def audited(
+    state_dir: str, run_dir: str, what: str, *, why: str = "", args: dict[str, str] | None = None
+) -> Iterator[AuditOutcome]:
+    """Write two lines into the audit trail: one before the body runs, one with its outcome.
+
+    A trail that cannot be written is named in one line on standard error, and stops nothing.
+    """
     trail = Trail(state_dir, run_dir)
     by = actor()
     entry = Entry(
@@ -65,7 +70,7 @@ def noted(state_dir: str, run_dir: str, what: str, *, why: str = "", args: dict[
         why=why,
     )
     trail.add(entry)
-    note = Note()
+    note = AuditOutcome()
     try:
         yield note
     except FairleadError as e:

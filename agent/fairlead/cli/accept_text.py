@@ -6,32 +6,32 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from fairlead.cli.show import columns, print_json
+from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.measure.collective import size_text
-from fairlead.measure.compare import Judged, NodeResult, RunResult, ToolResult, load, share
-from fairlead.measure.jobs import PREFIX, Jobs
-from fairlead.measure.store import Store
-from fairlead.measure.tool import Outcome
+from fairlead.measure.results_store import ResultStore
+from fairlead.measure.run_judgement import JudgedFigure, MeasuredNode, RunResult, ToolResult, fraction_of_class, load
+from fairlead.measure.slurm_jobs import PREFIX, AcceptanceJobs
+from fairlead.measure.tool import MeasuredOutcome
 from fairlead.model.nodelist import expand, fold
 from fairlead.model.plain_text import page
 
 if TYPE_CHECKING:
-    from fairlead.measure.plan import Plan
+    from fairlead.measure.acceptance_plan import AcceptancePlan
 
 EXITS = {
-    Outcome.PASS: ExitCode.OK,
-    Outcome.WARN: ExitCode.WARN,
-    Outcome.FAIL: ExitCode.DRAIN,
-    Outcome.UNKNOWN: ExitCode.UNKNOWN,
-    Outcome.ABSENT: ExitCode.UNKNOWN,
+    MeasuredOutcome.PASS: ExitCode.OK,
+    MeasuredOutcome.WARN: ExitCode.WARN,
+    MeasuredOutcome.FAIL: ExitCode.DRAIN,
+    MeasuredOutcome.UNKNOWN: ExitCode.UNKNOWN,
+    MeasuredOutcome.ABSENT: ExitCode.UNKNOWN,
 }
-_MARKS = {Outcome.WARN: " !", Outcome.FAIL: " !!", Outcome.UNKNOWN: " ?"}
+_MARKS = {MeasuredOutcome.WARN: " !", MeasuredOutcome.FAIL: " !!", MeasuredOutcome.UNKNOWN: " ?"}
 
 
 def run(args: argparse.Namespace, path: str) -> ExitCode:
     """--show, --history and --cancel."""
-    store = Store(path, make=False)
+    store = ResultStore(path, make=False)
     try:
         if args.history:
             return _history(store, _wanted(args.nodelist), as_json=args.json)
@@ -59,14 +59,14 @@ def _wanted(nodelist: str) -> set[str]:
         raise UsageError(str(e), hint="such as gpu[01-16]") from None
 
 
-def _last(store: Store) -> str:
+def _last(store: ResultStore) -> str:
     rows = store.read("SELECT run FROM run ORDER BY began DESC LIMIT 1")
     if not rows:
         raise InputMissing(f"{store.path}: no run in it yet", hint="fairlead accept NODELIST measures nodes")
     return str(rows[0][0])
 
 
-def _history(store: Store, nodes: set[str], *, as_json: bool) -> ExitCode:
+def _history(store: ResultStore, nodes: set[str], *, as_json: bool) -> ExitCode:
     rows = store.read(
         "SELECT run.run, began, ended, user, node, outcome, why FROM run LEFT JOIN node USING (run) ORDER BY began, node"
     )
@@ -92,9 +92,9 @@ def _history(store: Store, nodes: set[str], *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _cancel(store: Store, args: argparse.Namespace) -> ExitCode:
+def _cancel(store: ResultStore, args: argparse.Namespace) -> ExitCode:
     found = load(store, args.cancel)
-    jobs = Jobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
+    jobs = AcceptanceJobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
     left = [job for job in jobs.seen(PREFIX + found.run) if not job.ended]
     if not args.dry_run:
         jobs.cancel(PREFIX + found.run)
@@ -118,7 +118,7 @@ def show(result: RunResult, *, as_json: bool, only: set[str] | None = None) -> E
     return EXITS[worst]
 
 
-def _text(result: RunResult, nodes: list[NodeResult]) -> str:
+def _text(result: RunResult, nodes: list[MeasuredNode]) -> str:
     tools = list(dict.fromkeys(step.name for target in result.plan.targets for step in target.steps))
     table = []
     for node in nodes:
@@ -143,22 +143,22 @@ def _cell(tool: ToolResult | None) -> str:
     if tool is None:
         return "-"
     if not tool.figures:
-        return tool.why if tool.said is Outcome.ABSENT else tool.outcome
+        return tool.why if tool.said is MeasuredOutcome.ABSENT else tool.outcome
     lowest = _lowest(tool)
     return f"{lowest.figure.value:.4g} {lowest.figure.unit}{_MARKS.get(tool.outcome, '')}"
 
 
-def _lowest(tool: ToolResult) -> Judged:
+def _lowest(tool: ToolResult) -> JudgedFigure:
     """The figure that decides: of the worst outcome, the lowest beside its class."""
     judged = [f for f in tool.figures if f.judgement is not None and f.judgement.outcome is tool.outcome]
-    return min(judged or tool.figures, key=lambda f: share(f.figure, f.judgement))
+    return min(judged or tool.figures, key=lambda f: fraction_of_class(f.figure, f.judgement))
 
 
 def _notes(tool: ToolResult) -> list[str]:
     return list(dict.fromkeys(note for f in tool.figures if f.judgement for note in f.judgement.notes))
 
 
-def _peaks(plan: Plan, nodes: list[NodeResult]) -> list[str]:
+def _peaks(plan: AcceptancePlan, nodes: list[MeasuredNode]) -> list[str]:
     """The share of the theoretical peak, as information: lowest and highest over the nodes."""
     peaks = {p.measure: p for target in plan.targets for p in target.peaks}
     seen: dict[str, list[float]] = {}
@@ -179,7 +179,7 @@ def _peaks(plan: Plan, nodes: list[NodeResult]) -> list[str]:
     return lines
 
 
-def _data(result: RunResult, nodes: list[NodeResult]) -> dict[str, Any]:
+def _data(result: RunResult, nodes: list[MeasuredNode]) -> dict[str, Any]:
     peaks = {t.node: {p.measure: p for p in t.peaks} for t in result.plan.targets}
     return {
         "run": result.run,
@@ -217,7 +217,7 @@ def _data(result: RunResult, nodes: list[NodeResult]) -> dict[str, Any]:
     }
 
 
-def _figure(tool: str, each: Judged, peaks: dict[str, Any]) -> dict[str, Any]:
+def _figure(tool: str, each: JudgedFigure, peaks: dict[str, Any]) -> dict[str, Any]:
     figure, judgement = each.figure, each.judgement
     peak = peaks.get(f"{tool}.{figure.name}")
     data: dict[str, Any] = {

@@ -17,7 +17,7 @@ GRACE_SECONDS = 15  # from SIGTERM to SIGKILL
 INVENTORY = "nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id,name,driver_version --format=csv,noheader"
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class ToolStep(Struct, frozen=True, kw_only=True):
     """A tool of a job: its shell command and its deadline in seconds."""
 
     name: str
@@ -25,12 +25,12 @@ class Step(Struct, frozen=True, kw_only=True):
     seconds: int
 
 
-def limit_minutes(steps: Sequence[Step]) -> int:
+def limit_minutes(steps: Sequence[ToolStep]) -> int:
     """The job's time limit: all deadlines, and two minutes for the rest. Whole minutes, as Slurm counts."""
     return -(-(sum(step.seconds + GRACE_SECONDS for step in steps) + INVENTORY_SECONDS + 120) // 60)
 
 
-def script(mark: str, node: str, steps: Sequence[Step], *, gpus: int | None = None, prelude: str = "") -> str:
+def script(mark: str, node: str, steps: Sequence[ToolStep], *, gpus: int | None = None, prelude: str = "") -> str:
     """The job's script. ``gpus``: how many the node should have; None: as many as it has."""
     count = str(gpus) if gpus else '$(nvidia-smi -L 2>/dev/null | grep -c "^GPU ")'
     lines = [

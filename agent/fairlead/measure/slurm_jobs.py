@@ -23,7 +23,7 @@ WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUE
 RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"})
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class AcceptanceJob(Struct, frozen=True, kw_only=True):
     """A job as squeue has it. ``node``: the one that it asked for. ``reason``: why it waits."""
 
     id: int
@@ -45,7 +45,7 @@ def user() -> str:
         return str(os.geteuid())
 
 
-class Jobs(Scontrol):
+class AcceptanceJobs(Scontrol):
     """sbatch, squeue and scancel, as the caller."""
 
     def environment(self) -> Mapping[str, str]:
@@ -60,15 +60,15 @@ class Jobs(Scontrol):
             raise SlurmError(f"sbatch: its answer is no job number: {' '.join(said)[:100]!r}")
         return int(number)
 
-    def seen(self, name: str) -> tuple[Job, ...]:
+    def seen(self, name: str) -> tuple[AcceptanceJob, ...]:
         """The jobs of this name that slurmctld still knows, ended ones too."""
         return self._listed(["-n", name])
 
-    def own(self) -> tuple[Job, ...]:
+    def own(self) -> tuple[AcceptanceJob, ...]:
         """All jobs of the caller's that any run of accept has submitted and that have not ended."""
         return tuple(j for j in self._listed(["-u", user()]) if j.name.startswith(PREFIX) and not j.ended)
 
-    def _listed(self, which: Sequence[str]) -> tuple[Job, ...]:
+    def _listed(self, which: Sequence[str]) -> tuple[AcceptanceJob, ...]:
         return parse(self.ask(["squeue", "-h", "-a", "-t", "all", *which, "-o", "%A|%T|%n|%j|%r"]))
 
     def cancel(self, name: str) -> None:
@@ -108,7 +108,7 @@ def _literal(path: str) -> str:
     return path.replace("%", "%%")
 
 
-def parse(text: str) -> tuple[Job, ...]:
+def parse(text: str) -> tuple[AcceptanceJob, ...]:
     """Jobs of squeue's ``%A|%T|%n|%j|%r`` lines. Raises SlurmError for what is none."""
     found = []
     for line in text.splitlines():
@@ -116,10 +116,10 @@ def parse(text: str) -> tuple[Job, ...]:
         if len(words) != 5 or not words[0].isdecimal():
             raise SlurmError(f"squeue: its output is not what was asked for: {line[:80]!r}")
         number, state, node, name, reason = words
-        found.append(Job(id=int(number), name=name, node=node, state=state, reason="" if reason == "None" else reason))
+        found.append(AcceptanceJob(id=int(number), name=name, node=node, state=state, reason="" if reason == "None" else reason))
     return tuple(found)
 
 
-def by_node(jobs: Iterable[Job]) -> dict[str, Job]:
+def by_node(jobs: Iterable[AcceptanceJob]) -> dict[str, AcceptanceJob]:
     """The newest job for each node."""
     return {job.node: job for job in sorted(jobs, key=lambda job: job.id)}

@@ -1,0 +1,208 @@
+"""Names use the words of the glossary. A retired word names no file, class, function, parameter or attribute.
+
+``docs/reference/glossary.md`` has the retired words and what replaces them. Prose may use them as plain English, and so may the
+name of a test function, which is a sentence. No file and no class of the package has the same name in two folders.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "agent/fairlead"
+GLOSSARY = ROOT / "docs/reference/glossary.md"
+
+RETIRED = frozenset({
+    "board", "boards", "look", "looks", "looked", "looking", "lookout", "held", "stand", "stands", "stood", "standing", "place",
+    "places", "placed", "share", "shares", "deal", "deals", "dealt", "told", "untold", "noted", "given", "moment", "moments",
+    "senses", "presence", "story", "worn", "dark", "tie", "climb", "rung",
+})  # fmt: skip
+#: Parts of names that are plain English or the field's own. ``share_min`` and ``share_max`` bound a share of the time.
+PHRASES = ("look_up", "stand_in", "in_place", "out_of_place", "share_min", "share_max")
+#: Whole names that are not ours to choose.
+FIELD = {
+    "board_part_number": "NVML's name (nvmlDeviceGetBoardPartNumber)",
+    "board_limit_seconds": "NVML's name (NVML_PERF_POLICY_BOARD_LIMIT)",
+    "nic_board": "one printed circuit with several adapters",
+}
+#: Folders and files in which retired words are left. None may be added; one without any leaves the list.
+NOT_YET = frozenset({
+    "agent/fairlead/checks", "agent/fairlead/config", "agent/fairlead/daemon", "agent/fairlead/host", "agent/fairlead/model",
+    "agent/fairlead/policy", "agent/fairlead/provision", "agent/fairlead/settings", "agent/fairlead/slurm",
+    "agent/fairlead/topology", "agent/fairlead/xid", "slurm", "tests/alive", "tests/apply", "tests/bench", "tests/checks",
+    "tests/conftest.py", "tests/daemon", "tests/driver", "tests/faults", "tests/hooks", "tests/host", "tests/lab",
+    "tests/maintain", "tests/playbooks", "tests/policy", "tests/provision", "tests/rack", "tests/release", "tests/scorecard",
+    "tests/settings", "tests/slurm", "tests/slurm_conf", "tests/topology",
+})  # fmt: skip
+
+
+def tracked() -> list[str]:
+    run = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard", "agent", "tests", "release", "slurm"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return sorted(name for name in run.stdout.split("\0") if name and (ROOT / name).is_file())
+
+
+def room_of(file: str) -> str:
+    """``agent/fairlead/cli``, ``tests/cli``, ``release``, ``slurm``."""
+    parts = file.split("/")
+    return "/".join(parts[: {"agent": 3, "tests": 2}.get(parts[0], 1)])
+
+
+def words(name: str) -> list[str]:
+    """The words of a snake_case or CamelCase name, in lower case."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def retired(name: str) -> set[str]:
+    """The retired words in a name."""
+    if name in FIELD:
+        return set()
+    joined = f"_{'_'.join(words(name))}_"
+    for phrase in PHRASES:
+        joined = joined.replace(f"_{phrase}_", "_")
+    return RETIRED & set(joined.split("_"))
+
+
+def defined(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The names that a Python file defines, with their lines: functions, classes, parameters, attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+        if isinstance(node, ast.ClassDef | ast.Module):
+            for statement in node.body:
+                if isinstance(statement, ast.Assign | ast.AnnAssign):
+                    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                    yield from ((statement.lineno, target.id) for target in targets if isinstance(target, ast.Name))
+
+
+def names(file: str, text: str) -> Iterator[tuple[int, str]]:
+    """The names of a file: its folder and itself, what Python defines in it, what begins with ``fl_`` in shell, C and Lua."""
+    yield from ((0, Path(part).stem) for part in file.split("/"))
+    if file.endswith(".py") or text.startswith("#!/usr/bin/env python3"):
+        yield from ((line, name) for line, name in defined(ast.parse(text)) if not name.startswith("test_"))
+    elif file.endswith((".c", ".h", ".lua", ".sh")) or text.startswith(("#!/bin/sh", "#!/bin/bash")):
+        for number, line in enumerate(text.splitlines(), 1):
+            yield from ((number, name) for name in re.findall(r"\bfl_\w+", line))
+
+
+def violations(files: Iterable[str]) -> dict[str, list[str]]:
+    """``file:line name`` by room."""
+    found: dict[str, list[str]] = {}
+    for file in files:
+        try:
+            text = (ROOT / file).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            text = ""  # an archive or a picture: its own name alone
+        bad = [f"{file}:{line} {name}" for line, name in names(file, text) if retired(name)]
+        if bad:
+            found.setdefault(room_of(file), []).extend(bad)
+    return found
+
+
+def test_no_name_has_a_retired_word() -> None:
+    new = {room: sorted(set(bad)) for room, bad in violations(tracked()).items() if room not in NOT_YET}
+    assert not new, f"these words are retired ({GLOSSARY.relative_to(ROOT)} says what to write): {new}"
+
+
+def test_a_room_without_retired_words_leaves_the_list() -> None:
+    done = NOT_YET - violations(tracked()).keys()
+    assert not done, f"no retired word is left there, take them off NOT_YET: {sorted(done)}"
+
+
+def test_the_glossary_says_what_to_write_for_each_retired_word() -> None:
+    rows = [line.split("|")[1] for line in GLOSSARY.read_text().splitlines() if line.startswith("| `")]
+    listed = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+    assert listed >= RETIRED, f"without a row: {sorted(RETIRED - listed)}"
+
+
+@pytest.mark.parametrize("name", ["Board", "_board", "nvml_places", "HELD_MAX", "fl_dealt", "LookForGpus", "told2", "NVMLPlace"])
+def test_a_planted_name_is_found(name: str) -> None:
+    assert retired(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["placeholder", "shared", "dashboard", "understand", "catalogue.look_up", "busbw_in_place", "ideal", "standby", "shareable"],
+)
+def test_plain_english_stays(name: str) -> None:
+    assert not retired(name)
+
+
+def test_every_kind_of_name_is_read(tmp_path: Path) -> None:
+    python = """
+held = 1
+class Look:
+    stood: int = 0
+    def place(self, told, *, noted=1):
+        self.moment = told
+        local = lambda given: given
+def test_what_was_told(share): ...
+"""
+    found = [name for _, name in names("tests/story.py", python) if retired(name)]
+    assert sorted(found) == sorted(["story", "held", "Look", "stood", "place", "told", "noted", "moment", "given", "share"])
+    assert [name for _, name in names("slurm/x.c", "static int fl_dealt; int held;") if retired(name)] == ["fl_dealt"]
+
+
+# -- one name, one thing ------------------------------------------------------------------------------
+
+#: Files in these folders have the name of what a site or a user writes: a command, a check, a setting, a measurement.
+SITE_NAMED = {"cli", "checks", "settings", "measure/tools"}
+#: Names that several files still have, by what they are. None may be added; one that is unique leaves the list.
+SAME_FILES = frozenset({
+    "accept", "audit", "bundle", "check", "clock", "conf", "drain", "files", "fleet", "gpu_details", "gpu_health", "gpu_load",
+    "gpu_state", "host_facts", "lint", "lock", "log", "packages", "plan", "render", "replay", "report", "resume", "rules",
+    "run", "snapshot", "status", "sysctl", "table", "topology", "tuned", "version",
+})  # fmt: skip
+SAME_CLASSES = frozenset({
+    "Asked", "ClockEvents", "Entry", "Fabric", "Hold", "Kind", "Lines", "Node", "Now", "Observed", "Outcome", "OverSsh",
+    "Owner", "Place", "Reboot", "Report", "Seen", "Silent", "Stamp", "State", "Step", "Want",
+})  # fmt: skip
+
+
+def modules() -> dict[str, set[str]]:
+    """The folders below agent/fairlead that have a file of each name. A command may be called as a check or a setting is."""
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        folder = path.parent.relative_to(PACKAGE).as_posix()
+        if not path.stem.startswith("__"):
+            found.setdefault(path.stem, set()).add(folder)
+    return {name: folders for name, folders in found.items() if not (folders <= SITE_NAMED and _site_named(name, folders))}
+
+
+def _site_named(name: str, folders: set[str]) -> bool:
+    return "cli" not in folders or name in COMMANDS
+
+
+def classes() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).add(path.parent.relative_to(PACKAGE).as_posix())
+    return found
+
+
+@pytest.mark.parametrize(("find", "known"), [(modules, SAME_FILES), (classes, SAME_CLASSES)], ids=["files", "classes"])
+def test_no_name_is_in_two_folders(find: Callable[[], dict[str, set[str]]], known: frozenset[str]) -> None:
+    double = {name: sorted(folders) for name, folders in find().items() if len(folders) > 1}
+    new = {name: folders for name, folders in double.items() if name not in known}
+    assert not new, f"say in the name what it is of: {new}"
+    unique = known - double.keys()
+    assert not unique, f"no longer in two folders, take it off the list: {sorted(unique)}"
