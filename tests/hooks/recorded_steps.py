@@ -75,7 +75,9 @@ class Site:
 
 
 def hexes(masks: list[int], node: Node) -> str:
-    return ",".join(f"0x{mask:0{(len(node.cpus) + 3) // 4}X}" for mask in masks)
+    """As Slurm writes them: all as wide as the node, whose CPU numbers may have gaps."""
+    digits = (max((cpu.id for cpu in node.cpus), default=0) + 4) // 4
+    return ",".join(f"0x{mask:0{digits}X}" for mask in masks)
 
 
 def swapped(calls: list[str], masks: list[int]) -> list[int] | None:

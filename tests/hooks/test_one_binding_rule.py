@@ -25,7 +25,7 @@ from tests.hooks.stage import Stage, needs_root
 from tests.hooks.steps import step
 from tests.lab import spank, trees
 from tests.topology.build import gpu
-from tests.topology.trees import NAMES, READS
+from tests.topology.trees import NAMES, READS, recorded_names
 from tests.topology.trees import node as node_of
 
 pytestmark = pytest.mark.root
@@ -39,7 +39,7 @@ def machine_tree(name: str) -> Node:
         tree = str(trees.ensure() / name)
         return gather(Root(tree), recorded_nvml(tree), reads=READS)
     node = node_of(name)
-    if node.gpus:
+    if name not in recorded_names():
         return node
     return msgspec.structs.replace(node, gpus=tuple(gpu(i, d.address, nvlinks=0) for i, d in enumerate(on_the_bus(node))))
 

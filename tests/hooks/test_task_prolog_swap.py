@@ -1,4 +1,4 @@
-"""Shares of one size, each in one place: the task prolog swaps them without Python, as the planner would, or leaves them to it.
+"""CPU sets of one size, each in one NUMA domain: the task prolog swaps them as the planner would, or leaves them to it.
 
 /usr/bin/taskset is a recorder here, and the step's cpuset a file, so that nodes of any size can be tried.
 """
@@ -42,20 +42,20 @@ def cyclic(node: Node, tasks: int, cores: int, *, threads: int = 1, sockets: int
 
 
 def test_the_ready_plan_moves_only_who_is_far(site: Site) -> None:
-    """Its shares dealt by chance: who has one of the own place starts no process, and the planner would say the same."""
+    """Its CPU sets assigned by chance: a task that has one of its own domain starts no process, and the planner would say the same."""
     chance = random.Random(8)
     for tasks, node in ((8, hgx()), (8, hgx(threads=2)), (4, hgx(numa=[1, 1, 0, 0, 1, 1, 0, 0])), (16, hgx(numa_per_socket=4))):
         made = published_files.planner_machine(node)
-        shares = [int(line.split("\t")[7], 16) for line in published_files.render_plans(node)[tasks].splitlines()]
-        first = min(shares, key=lambda mask: mask & -mask)
-        masks = [mask for mask in shares if mask != first]
+        cpu_sets = [int(line.split("\t")[7], 16) for line in published_files.render_plans(node)[tasks].splitlines()]
+        first = min(cpu_sets, key=lambda mask: mask & -mask)
+        masks = [mask for mask in cpu_sets if mask != first]
         chance.shuffle(masks)
         masks.insert(0, first)
         calls = site.calls(node, hexes(masks, node), "0,1,2,3,4,5,6,7", plans=published_files.plan_files(node))
         after = swapped(calls, masks)
         assert after is not None and sorted(after) == sorted(masks)
         alike = binding_plan.tasks_by_numa_domain(binding_plan.assign_gpus(made.gpus, tasks))
-        far = sorted(i for group in alike for i in group if masks[i] not in {shares[t] for t in group})
+        far = sorted(i for group in alike for i in group if masks[i] not in {cpu_sets[t] for t in group})
         assert far
         assert [int(call.split()[0]) for call in calls] == far
         bind = hexes(masks, node)
@@ -97,18 +97,18 @@ def test_swapped_without_python(site: Site, shell: str, case: str) -> None:
 
 
 def assert_planned(node: Node, masks: list[int], after: list[int], gpus: str) -> None:
-    """The shares are those that Slurm dealt, by other tasks; sizes and hardware threads stay; nothing is far from its GPU."""
+    """The CPU sets are those that Slurm assigned, by other tasks; sizes and hardware threads stay; nothing is far from its GPU."""
     machine = published_files.planner_machine(node)
     assert sorted(after) == sorted(masks)
-    places = [g for g in machine.gpus if str(g.index) in gpus.split(",")]
-    for before, now, hand in zip(masks, after, binding_plan.assign_gpus(places, len(masks)), strict=True):
-        assert binding_plan.distance(machine, now, hand) == 0
+    wanted = [g for g in machine.gpus if str(g.index) in gpus.split(",")]
+    for before, now, own in zip(masks, after, binding_plan.assign_gpus(wanted, len(masks)), strict=True):
+        assert binding_plan.distance(machine, now, own) == 0
         before_on, now_on = ([n for c in machine.cores if (n := (mask & c.cpus).bit_count())] for mask in (before, now))
         assert sorted(before_on) == sorted(now_on)
 
 
 @pytest.mark.parametrize("gpus", ["0,1,4,5", "3,4,5,6", "0,4"])
-def test_shares_that_are_all_in_one_place_stay(site: Site, gpus: str) -> None:
+def test_cpu_sets_that_are_all_in_one_numa_domain_stay(site: Site, gpus: str) -> None:
     """Slurm often packs a job's cores into one socket, wherever its GPUs are. The planner would say the same."""
     node, masks = hgx(), [block(14 * i, 14) for i in (0, 2, 1, 3)]
     site.cpuset("0-55", version=1)
@@ -119,12 +119,12 @@ def test_shares_that_are_all_in_one_place_stay(site: Site, gpus: str) -> None:
 
 TWO = cyclic(hgx(), 4, 14)
 LEFT_TO_THE_PLANNER = {
-    "a share on two sockets": (hgx(), [*TWO[:3], block(50, 14)], "0,1,4,5"),
-    "more tasks at a place than shares": (hgx(), TWO, "0,1,2,4"),
-    "shares of two sizes": (hgx(), [*TWO[:3], block(70, 13)], "0,1,4,5"),
+    "a CPU set on two sockets": (hgx(), [*TWO[:3], block(50, 14)], "0,1,4,5"),
+    "more tasks in a domain than CPU sets": (hgx(), TWO, "0,1,2,4"),
+    "CPU sets of two sizes": (hgx(), [*TWO[:3], block(70, 13)], "0,1,4,5"),
     "a core of two tasks": (hgx(threads=2), [block(0, 8), block(56, 8), block(112, 8), block(168, 8)], "0,1,4,5"),
     "both threads beside one": (hgx(threads=2), [block(0, 8), block(56, 4) | block(168, 4)], "0,4"),
-    "GPUs of one task in two places": (hgx(), TWO, "0,1,2,3,4"),
+    "GPUs of one task in two domains": (hgx(), TWO, "0,1,2,3,4"),
     "not in Slurm's order": (hgx(), TWO[::-1], "0,1,4,5"),
     "one CPU twice": (hgx(), [block(0, 14), block(56, 14), block(13, 14), block(70, 14)], "0,1,4,5"),
     "outside the cpuset": (hgx(), [block(0, 14), block(56, 14), block(97, 14), block(70, 14)], "0,1,4,5"),
@@ -157,7 +157,7 @@ def test_a_published_file_of_an_older_release(site: Site) -> None:
 
 
 def test_random_steps(site: Site) -> None:
-    """Nodes, allocations and shares by chance: all tasks swap or none, and then as planned; a step is never bound worse."""
+    """Nodes, allocations and CPU sets by chance: all tasks swap or none, and then as planned; a step is never bound worse."""
     chance = random.Random(5)
     found = {"swapped": 0, "planner": 0, "left": 0}
     for _ in range(40):
