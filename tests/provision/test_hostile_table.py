@@ -120,8 +120,8 @@ def apply_report(attack: str, request: pytest.FixtureRequest) -> None:
 # -- what a node says of its agent: fleet, why, maintain ---------------------------------------------------
 
 
-def statuses(name: str) -> dict[str, bytes]:
-    """status.json by attack."""
+def statuses(name: str, other: str = HONEST) -> dict[str, bytes]:
+    """status.json by attack; ``other``: the node whose name this one takes."""
     good: dict[str, Any] = {"slurm_node": name, "agent_version": "1", "findings": []}
     text = ESCAPES.replace("\ud800", "")  # half a character, which is no JSON to msgspec
     evil = {"check": text, "summary": text, "level": "drain", "device": text}
@@ -132,8 +132,18 @@ def statuses(name: str) -> dict[str, bytes]:
         "deep values": b'{"more": ' + DEEP + b"}",
         "paths": json.dumps({**good, "driver": "../../etc/passwd", "document": {"profile": "/etc/shadow"}}).encode(),
         "escape sequences": json.dumps({**good, "findings": [evil], "hold": {"who": text, "reason": text}}).encode(),
-        "another node's name": json.dumps({**good, "slurm_node": HONEST}).encode(),
+        "another node's name": json.dumps({**good, "slurm_node": other}).encode(),
     }
+
+
+def answers_as(desk: Desk, name: str, status: bytes) -> None:
+    """The node answers `head` (fleet, maintain) and `fairlead why` with this status.json."""
+    files = {"head": HEADS + b"==> /run/fairlead/status.json <==\n" + status + b"\n\n==> /dev/null <==\n"}
+    files["why"] = b'{"agent": {"state": "ok", "status": ' + status + b'}, "audit": []}'
+    for kind, content in files.items():
+        (desk.folder / "said" / f"{name}.{kind}").write_bytes(content)
+    script = f'case "$*" in *why*) kind=why ;; *) kind=head ;; esac\nexec cat {desk.folder}/said/{name}.$kind\n'
+    (desk.folder / "nodes" / name).write_text(script)
 
 
 #: Kept for what they are: texts that nothing opens or obeys.
@@ -150,13 +160,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Desk:
         if attack not in statuses(name) and attack != "extra keys ":
             made.says(name, b"#!/bin/sh\nexec yes endless\n")
             continue
-        status = statuses(name)[attack.strip()]
-        files = {"head": HEADS + b"==> /run/fairlead/status.json <==\n" + status + b"\n\n==> /dev/null <==\n"}
-        files["why"] = b'{"agent": {"state": "ok", "status": ' + status + b'}, "audit": []}'
-        for kind, content in files.items():
-            (made.folder / "said" / f"{name}.{kind}").write_bytes(content)
-        script = f'case "$*" in *why*) kind=why ;; *) kind=head ;; esac\nexec cat {made.folder}/said/{name}.$kind\n'
-        (made.folder / "nodes" / name).write_text(script)
+        answers_as(made, name, statuses(name)[attack.strip()])
     return made
 
 
