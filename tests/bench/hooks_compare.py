@@ -2,8 +2,9 @@
 
 TREE is a checkout (git worktree add --detach TREE COMMIT). Both trees' hooks run on the same laid-out node, one after the other
 in each round, the order changing from round to round: what else the machine does falls on both. A hook is timed from its start
-to its end; several tasks start together, and the last to end counts. CPU time is user and system time of all processes, divided by
-the number of tasks. Everything published is this checkout's, which TREE's hooks have to understand. The node's 112 CPUs are a file, and /usr/bin/taskset is true(1): as many programs start as on such a node.
+to its end; several tasks start together, and the last to end counts. CPU time is user and system time of all processes, divided
+by the number of tasks. Everything published is this checkout's, which TREE's hooks have to understand. The node's 112 CPUs are a
+file, and /usr/bin/taskset is true(1): as many programs start as on such a node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps on nodes of any size, as the task prolog sees them: which task asks taskset for which CPU set, and which asks the planner.
+"""Steps on nodes of any size: which task asks taskset for which CPU set, and which asks the planner.
 
 /usr/bin/taskset is a recorder here, the planner a recorder that fails, and the step's cpuset a file.
 """

@@ -1,4 +1,4 @@
-"""The shell's swap, the ready plan and the SPANK plug-in give every task the CPU set that the Python rule gives it, on all machines.
+"""Shell and SPANK plug-in give every task the CPU set that the Python rule gives it, on all machines.
 
 Those two are written in other languages so that no task waits for a Python. Steps of many shapes on every machine tree: whatever
 one of them answers has to be what binding_plan.py computes. What the shell leaves to Python needs no comparison.
@@ -56,8 +56,8 @@ def site() -> Iterator[Site]:
 
 
 def assigned_by_slurm(machine: Machine, tasks: int, cores: int, *, cyclic: str, threads: int, skip: int) -> list[int]:
-    """Masks as Slurm makes them: ``cores`` cores a task with ``threads`` CPUs of each, in blocks or in turns over the sockets or
-    NUMA nodes (``cyclic``: "", "package", "numa"); [] where there are too few. The first ``skip`` cores of each are another job's."""
+    """Masks as Slurm makes them: ``cores`` cores a task with ``threads`` CPUs of each, in blocks or in turns over the sockets
+    or NUMA nodes (``cyclic``: "", "package", "numa"); [] where there are too few. The first ``skip`` cores are another job's."""
     groups: dict[int, list[int]] = {}
     for core in machine.cores:
         cpus = [1 << cpu for cpu in range(core.cpus.bit_length()) if core.cpus >> cpu & 1]
@@ -97,7 +97,7 @@ def step_shapes(machine: Machine) -> list[tuple[list[int], str]]:
                         )
                         if made and tasks <= 16:
                             found[tuple(made), ",".join(map(str, gpus))] = None
-    drawn = chance.sample(list(found), min(len(found), 14))
+    drawn = chance.sample(list(found), min(len(found), 10))
     return [(list(masks), gpus) for masks, gpus in drawn]
 
 
@@ -135,7 +135,12 @@ def orders(cpu_sets: list[int], seed: int) -> list[list[int]]:
 
 def by_plugin(stage: Stage, masks: str, gpus: str) -> list[int]:
     """What the plug-in asks the kernel for, task by task; Slurm's mask where it asks for nothing."""
-    words = {"PATH": "/usr/bin:/bin", "STUB_TASKS": str(masks.count(",") + 1), "STUB_STEP": "0", **step(1, 0, masks=masks, gpus=gpus)}
+    words = {
+        "PATH": "/usr/bin:/bin",
+        "STUB_TASKS": str(masks.count(",") + 1),
+        "STUB_STEP": "0",
+        **step(1, 0, masks=masks, gpus=gpus),
+    }
     found = []
     for local, mask in enumerate(masks.split(",")):
         env = [f"{name}={value}" for name, value in {**words, "STUB_LOCAL": str(local), "SLURM_LOCALID": str(local)}.items()]
@@ -163,7 +168,7 @@ def test_the_shell_assigns_what_python_assigns(site: Site, name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_shell_and_plugin_apply_the_published_plan_alike(site: Site, name: str) -> None:
-    """The whole node: each task has the CPU set that the plan and the rule of keeping one's own give it, and no step gets worse."""
+    """The whole node: each task has the CPU set that the plan and the rule of keeping one's own give it; none gets worse."""
     node = machine_tree(name)
     machine = published_files.planner_machine(node)
     files = published_files.plan_files(node)

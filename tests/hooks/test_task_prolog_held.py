@@ -114,7 +114,15 @@ USERS = itertools.count(UNUSED + (1 << 23) + os.getpid(), 1 << 23)
 @contextmanager
 def at_the_limit(stage: Stage, most: int, there: int) -> Iterator[list[str]]:
     """The words before a hook of a user who may have ``most`` processes and has ``there``."""
-    limited = ["prlimit", f"--nproc={most}:{most}", "setpriv", f"--reuid={next(USERS)}", f"--regid={NOBODY}", "--clear-groups", "--"]
+    limited = [
+        "prlimit",
+        f"--nproc={most}:{most}",
+        "setpriv",
+        f"--reuid={next(USERS)}",
+        f"--regid={NOBODY}",
+        "--clear-groups",
+        "--",
+    ]
     words = [*limited, "sh", "-c", "while [ $((i += 1)) -lt $0 ]; do sleep 600 >&2 & done; echo there; wait", str(there)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, process_group=0) as others:
         try:
@@ -163,7 +171,7 @@ def test_below_the_limit_of_processes_the_task_is_bound(stage: Stage, shell: str
             task.wait()
 
 
-RECORDER = "#!/bin/sh\necho $1 >>/run/said/sleeps\nexec /run/sleep \"$@\"\n"
+RECORDER = '#!/bin/sh\necho $1 >>/run/said/sleeps\nexec /run/sleep "$@"\n'
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def cyclic(node: Node, tasks: int, cores: int, *, threads: int = 1, sockets: int
 
 
 def test_the_ready_plan_moves_only_who_is_far(site: Site) -> None:
-    """Its CPU sets assigned by chance: a task that has one of its own domain starts no process, and the planner would say the same."""
+    """Its CPU sets by chance: a task that has one of its own domain starts no process, and the planner would say the same."""
     chance = random.Random(8)
     for tasks, node in ((8, hgx()), (8, hgx(threads=2)), (4, hgx(numa=[1, 1, 0, 0, 1, 1, 0, 0])), (16, hgx(numa_per_socket=4))):
         made = published_files.planner_machine(node)
@@ -97,7 +97,7 @@ def test_swapped_without_python(site: Site, shell: str, case: str) -> None:
 
 
 def assert_planned(node: Node, masks: list[int], after: list[int], gpus: str) -> None:
-    """The CPU sets are those that Slurm assigned, by other tasks; sizes and hardware threads stay; nothing is far from its GPU."""
+    """The CPU sets are Slurm's, of other tasks; sizes and hardware threads stay; nothing is far from its GPU."""
     machine = published_files.planner_machine(node)
     assert sorted(after) == sorted(masks)
     wanted = [g for g in machine.gpus if str(g.index) in gpus.split(",")]
