@@ -16,6 +16,7 @@ import pytest
 from fairlead.cli.recorded import recorded_nvml
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.model.cpulist import format_cpu_set
 from fairlead.model.facts import Node
 from fairlead.topology.binding import binding_plan, published_files
 from fairlead.topology.binding.binding_plan import Machine
@@ -160,7 +161,7 @@ def test_the_shell_assigns_what_python_assigns(site: Site, name: str) -> None:
     machine = published_files.planner_machine(node)
     if not machine.gpus:
         pytest.skip("no GPU there")
-    site.cpuset(binding_plan.format_cpu_set(machine.online), version=1)
+    site.cpuset(format_cpu_set(machine.online), version=1)
     for masks, gpus in step_shapes(machine):
         after = swapped(site.calls(node, hexes(masks, node), gpus), masks)
         assert after is None or after == by_python(node, masks, gpus), (hexes(masks, node), gpus)
@@ -190,6 +191,6 @@ def test_the_shell_answers_many_steps_itself(site: Site) -> None:
     """Else the comparison above would compare nothing."""
     node = machine_tree("hgx-h100")
     machine = published_files.planner_machine(node)
-    site.cpuset(binding_plan.format_cpu_set(machine.online), version=1)
+    site.cpuset(format_cpu_set(machine.online), version=1)
     answers = [swapped(site.calls(node, hexes(masks, node), gpus), masks) for masks, gpus in step_shapes(machine)]
     assert sum(after is not None for after in answers) >= 5, answers
