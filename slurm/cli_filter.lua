@@ -5,7 +5,7 @@
 --   salloc has no --export: there the prolog sees `off` in the comment, and the others have no effect.
 -- - srun marks a --cpu-bind that the user typed (FAIRLEAD_CPU_BIND=user): the task prolog leaves that step's CPUs alone.
 -- - srun --gpus-per-task without a choice of --distribution, --cpu-bind or --gpu-bind gets --distribution=*:block: Slurm 22.05
---   deals GPU i to task i, but CPUs by turns of the sockets. With it task i has GPU i and CPUs near it on 22.05, 24.11 and 26.05 (tested).
+--   gives GPU i to task i, but CPUs by turns of the sockets. With it task i has GPU i and CPUs near it on 22.05, 24.11 and 26.05 (tested).
 --
 -- What is set travels in --export, the one way in which a cli_filter reaches a job's environment. A user's own --export stays, and
 -- gets these names added; --export=NONE and NIL stay as they are. What the environment says already wins over the comment, and a

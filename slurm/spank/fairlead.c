@@ -4,10 +4,11 @@
  *
  * - srun, sbatch and salloc get --fairlead=on|off|minimal. It becomes FAIRLEAD_PROFILE of the job.
  * - srun marks a --cpu-bind that the user chose (FAIRLEAD_CPU_BIND=user): a keyword equal to Slurm's default looks like it.
- * - In each task of a GPU step that has the whole node, before the task prolog and before a container: where Slurm dealt
- *   exactly the shares of the plan that the agent published (/run/fairlead/plans/N), the task gets the one nearest its GPU,
- *   and its memory is preferred there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. No
- *   plan is made here: without a published one, or in any doubt, nothing changes.
+ * - In each task of a GPU step that has the whole node, before the task prolog and before a container: where Slurm assigned
+ *   exactly the CPU sets of the plan that the agent published (/run/fairlead/plans/N), the task gets one near its GPU, and its
+ *   memory is preferred there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. No plan is made
+ *   here: without a published one, or in any doubt, nothing changes. tests/hooks/test_one_binding_rule.py compares what is applied
+ *   with the rule in Python.
  *
  * Every function returns ESPANK_SUCCESS: a plugin must not fail a job. Files are read without blocking, only regular ones of
  * root's, with a limit; the environment is the user's and only ever compared, counted or parsed with a limit. task_init runs
@@ -255,7 +256,7 @@ static int whole_node(const char *gpus) {
 
 /* Slurm's masks of all local tasks: without 0x and leading zeros, as the plans have them. Slurm writes its own with 0x, in
  * capital digits and one width; what a user typed stands there without 0x. Returns their number, 0 in doubt. */
-static int dealt(char *list, const char *masks[]) {
+static int slurms_masks(char *list, const char *masks[]) {
     size_t width = 0;
     int count = 0;
     char *next = list;
@@ -272,12 +273,13 @@ static int dealt(char *list, const char *masks[]) {
     return count;
 }
 
-/* The line of the ready plan with the share for local task `local`, where Slurm dealt exactly the plan's shares; NULL in doubt. A
- * task that was dealt a share of its own place keeps it, the others take in order what is left there, as in slurm/task-prolog. */
+/* The line of the ready plan with the CPU set for local task `local`, where Slurm assigned exactly the plan's CPU sets; NULL in doubt.
+ * A task that has a CPU set of its own NUMA domain keeps it, the others are given the rest of the domain in the order in which Slurm
+ * assigned it, as in slurm/task-prolog. */
 static const char *planned(const char *masks[], int tasks, int local) {
     static char text[TEXT_MAX];
     static const char *lines[TASKS_MAX];
-    static int wanted[TASKS_MAX], dealt_line[TASKS_MAX]; /* the place of each task's GPUs; which line is the share it was dealt */
+    static int domain[TASKS_MAX], assigned[TASKS_MAX]; /* of each task's GPUs; the line with the CPU set that it has */
     char path[64] = "/run/fairlead/plans/", word[CPUS_MAX / 4 + 1], digits[8];
     char *end = path + strlen(path);
     const char *line = text;
@@ -287,32 +289,32 @@ static const char *planned(const char *masks[], int tasks, int local) {
     while (count > 0) *end++ = digits[--count];
     *end = 0;
     if (slurp(path, text, sizeof text) <= 0 || text[strlen(text) - 1] != '\n') return NULL;
-    for (int i = 0; i < tasks; i++) dealt_line[i] = -1;
+    for (int i = 0; i < tasks; i++) assigned[i] = -1;
     for (; *line; line += strcspn(line, "\n") + 1, found++) {
         int owner = -1;
         if (found == tasks || !field(line, 0, word, sizeof word) || number(word, TASKS_MAX) != found) return NULL;
-        if (!field(line, 8, word, sizeof word) || (wanted[found] = (int)number(word, TASKS_MAX)) < 0 || wanted[found] >= tasks) return NULL;
+        if (!field(line, 8, word, sizeof word) || (domain[found] = (int)number(word, TASKS_MAX)) < 0 || domain[found] >= tasks) return NULL;
         if (!field(line, 7, word, sizeof word)) return NULL;
         for (int i = 0; i < tasks; i++)
             if (!strcmp(masks[i], word)) {
                 if (owner >= 0) return NULL;
                 owner = i;
             }
-        if (owner < 0 || dealt_line[owner] >= 0) return NULL;
-        dealt_line[owner] = found;
+        if (owner < 0 || assigned[owner] >= 0) return NULL;
+        assigned[owner] = found;
         lines[found] = line;
     }
     if (found != tasks) return NULL;
-    if (wanted[dealt_line[local]] == wanted[local]) return lines[dealt_line[local]];
-    for (int i = 0; i < local; i++) before += wanted[i] == wanted[local] && wanted[dealt_line[i]] != wanted[i];
+    if (domain[assigned[local]] == domain[local]) return lines[assigned[local]];
+    for (int i = 0; i < local; i++) before += domain[i] == domain[local] && domain[assigned[i]] != domain[i];
     for (int i = 0; i < tasks; i++)
-        if (wanted[dealt_line[i]] == wanted[local] && wanted[i] != wanted[local] && before-- == 0) return lines[dealt_line[i]];
+        if (domain[assigned[i]] == domain[local] && domain[i] != domain[local] && before-- == 0) return lines[assigned[i]];
     return NULL;
 }
 
 /* ---- binding ---- */
 
-/* From the CPUs that Slurm dealt to the planned ones; 1 when the task has those. A mask that somebody else changed since, or that
+/* From the CPUs that Slurm assigned to the planned ones; 1 when the task has those. A mask that somebody else changed since, or that
  * the kernel does not give as it stands (a cpuset), stays. */
 static int bind_cpus(const char *slurms, const char *line) {
     char word[CPUS_MAX / 4 + 1];
@@ -359,7 +361,7 @@ int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
     if (is_set(sp, "FAIRLEAD_SKIP") && (!*skip || skip[strspn(skip, names)])) return ESPANK_SUCCESS; /* malformed means off */
     if (!*gpus || in_list(skip, "CPUS") || !is_slurms(sp, gpus) || !whole_node(gpus)) return ESPANK_SUCCESS;
     env(sp, "SLURM_CPU_BIND_LIST", list, sizeof list);
-    count = dealt(list, masks);
+    count = slurms_masks(list, masks);
     if (count < 2 || (uint32_t)count != tasks || local >= count) return ESPANK_SUCCESS;
     if (!strchr("13579BDF", masks[0][strlen(masks[0]) - 1])) return ESPANK_SUCCESS; /* Slurm's first task has CPU 0 */
     line = planned(masks, count, local);

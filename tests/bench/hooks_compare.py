@@ -2,8 +2,9 @@
 
 TREE is a checkout (git worktree add --detach TREE COMMIT). Both trees' hooks run on the same laid-out node, one after the other
 in each round, the order changing from round to round: what else the machine does falls on both. A hook is timed from its start
-to its end; several tasks start together, and the last to end counts. Everything published is this checkout's, which TREE's hooks
-have to understand. The node's 112 CPUs are a file, and /usr/bin/taskset is true(1): as many programs start as on such a node.
+to its end; several tasks start together, and the last to end counts. CPU time is user and system time of all processes, divided
+by the number of tasks. Everything published is this checkout's, which TREE's hooks have to understand. The node's 112 CPUs are a
+file, and /usr/bin/taskset is true(1): as many programs start as on such a node.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ DISK = "/run/disk"
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": str(USER), "SLURM_JOB_GPUS": "0,1", "SLURM_JOB_COMMENT": ""}
 WHOLE = ",".join(f"0x{((1 << 14) - 1) << first:028X}" for first in (0, 56, 14, 70, 28, 84, 42, 98))
 PART = ",".join(f"0x{((1 << 13) - 1) << first:028X}" for first in (0, 56, 13, 69, 26, 82, 39, 95))
+PART_OF_TWO = ",".join(f"0x{((1 << 13) - 1) << first:028X}" for first in (0, 56))
 ALL_GPUS = "0,1,2,3,4,5,6,7"
 
 
@@ -48,9 +50,9 @@ class Case:
         return self.hook == "task-prolog"
 
 
-def tasks(masks: str) -> tuple[dict[str, str], ...]:
+def tasks(masks: str, gpus: str = ALL_GPUS) -> tuple[dict[str, str], ...]:
     own = {"SLURMD_NODENAME": "n1", "SLURM_TASK_PID": str(os.getpid()), "SLURM_CPUS_PER_TASK": "1"}
-    return tuple({**step(0, i, masks=masks, gpus=ALL_GPUS), **own} for i in range(masks.count(",") + 1))
+    return tuple({**step(0, i, masks=masks, gpus=gpus), **own} for i in range(masks.count(",") + 1))
 
 
 def cases() -> dict[str, Case]:
@@ -67,6 +69,8 @@ def cases() -> dict[str, Case]:
         "task prolog, 8 tasks, whole node": Case("task-prolog", tasks(WHOLE)),
         "task prolog, 8 tasks, part of a node": Case("task-prolog", tasks(PART)),
         "task prolog, 8 tasks, planner": Case("task-prolog", tasks(PART), planner=True),
+        "task prolog, 2 tasks, part of a node": Case("task-prolog", tasks(PART_OF_TWO, "0,4")),
+        "task prolog, 2 tasks, planner": Case("task-prolog", tasks(PART_OF_TWO, "0,4"), planner=True),
     }
 
 
@@ -97,19 +101,20 @@ def fresh_disk(case: Case) -> None:
         os.chown(old, USER, USER)
 
 
-def once(tree: Path, case: Case) -> float:
-    """Milliseconds until the last of them has ended."""
+def once(tree: Path, case: Case) -> tuple[float, float]:
+    """Milliseconds until the last of them has ended, and milliseconds of CPU time for each."""
     (RUN / "jobs/4711").write_text(f"1\trunning\t{USER}\t0,1\t100.00\t-\t-\t.\n")
     if case.disk:
         fresh_disk(case)
     words = [sys.executable, "-c", STARTER, str(tree / "slurm" / case.hook), str(USER if case.as_user else 0)]
     done = subprocess.run(words, input=json.dumps(case.environments), capture_output=True, text=True, check=True, timeout=120)
-    return float(done.stdout)
+    took, cpu = map(float, done.stdout.split())
+    return took, cpu / len(case.environments)
 
 
 #: Starts them as that user and tells how long they took; a Python of its own, so that the measurement stays root.
 STARTER = """
-import json, os, sys, time
+import json, os, resource, sys, time
 hook, user = sys.argv[1], int(sys.argv[2])
 environments = json.load(sys.stdin)
 if user:
@@ -120,23 +125,31 @@ pids = [os.posix_spawn("/bin/sh", ["sh", hook], each, file_actions=null) for eac
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 took = time.perf_counter() - begin
 assert not any(codes), codes
-print(took * 1000)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(took * 1000, (used.ru_utime + used.ru_stime) * 1000)
 """
 
 
 def measure(base: Path, rounds: int) -> None:
-    print(f"{'':42}{'before':>9}{'p90':>8}{'after':>9}{'p90':>8}{'difference of pairs':>22}   (ms, medians)")
+    print(f"{'':42}{'before':>9}{'p90':>8}{'after':>9}{'p90':>8}{'pairs':>9}{'CPU before':>12}{'after':>8}{'pairs':>8}", end="")
+    print("   (ms, medians; pairs: of the differences)")
     for name, case in cases().items():
         lay_out(case)
-        before, after = [], []
+        before: list[tuple[float, float]] = []
+        after: list[tuple[float, float]] = []
         for number in range(rounds + 2):
             order = ((base, before), (ROOT, after))
             for tree, took in order if number % 2 else order[::-1]:
                 took.append(once(tree, case))
         before, after = before[2:], after[2:]  # the first ones read files from disk
-        pairs = median([a - b for a, b in zip(after, before, strict=True)])
-        one, other = (f"{median(x):9.2f}{percentile(x, 90):8.2f}" for x in (before, after))
-        print(f"{name:42}{one}{other}{pairs:+22.2f}", flush=True)
+        old, new, old_cpu, new_cpu = ([each[i] for each in times] for i in (0, 1) for times in (before, after))
+        wall = "".join(f"{median(x):9.2f}{percentile(x, 90):8.2f}" for x in (old, new))
+        print(f"{name:42}{wall}{paired(old, new):+9.2f}{median(old_cpu):12.2f}{median(new_cpu):8.2f}", end="")
+        print(f"{paired(old_cpu, new_cpu):+8.2f}", flush=True)
+
+
+def paired(before: list[float], after: list[float]) -> float:
+    return median([b - a for a, b in zip(before, after, strict=True)])
 
 
 def stage() -> None:

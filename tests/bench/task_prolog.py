@@ -73,8 +73,8 @@ KINDS = {
     "least-8": Kind(f"{EIGHT} --gres=gpu:8", hook=BARE),
     "wrapper-8": Kind(f"{EIGHT} --gres=gpu:8", hook="", command=f"{TASKSET} true"),
     "whole-8": Kind(f"{EIGHT} --gres=gpu:8"),
-    "part-8": Kind("-n8 -c13 --gres=gpu:8"),  # no ready plan has these shares
-    "planner-8": Kind(f"{EIGHT} --gres=gpu:7"),  # five tasks for four shares of a socket
+    "part-8": Kind("-n8 -c13 --gres=gpu:8"),  # no ready plan has these CPU sets
+    "planner-8": Kind(f"{EIGHT} --gres=gpu:7"),  # five tasks for four CPU sets of a socket
     "none-2": Kind(f"{TWO} --gres=gpu:8", hook=""),
     "empty-2": Kind(f"{TWO} --gres=gpu:8", hook=NOTHING),
     "least-2": Kind(f"{TWO} --gres=gpu:8", hook=BARE),

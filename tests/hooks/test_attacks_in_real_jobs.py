@@ -85,9 +85,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def state(site: Cluster, job: int) -> str:
-    """Of the job's record on the node."""
+    """Of the job's record on the node; "" while one is being written."""
     record = site.node_dirs("r1").run / f"jobs/{job}"
-    return record.read_text().split("\t")[1] if record.exists() else ""
+    fields = record.read_text().split("\t") if record.exists() else []
+    return fields[1] if len(fields) > 1 else ""
 
 
 def idle(site: Cluster) -> bool:

@@ -101,7 +101,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 WHOLE = ("--exclusive", "-n1", "--gres=gpu:8")
-#: One core each, dealt in turn over the sockets: who is near keeps it, the others swap.
+#: One core each, assigned in turn over the sockets: who is near keeps it, the others swap.
 ONE = [str(cpu) for cpu in (0, 2, 1, 3, 56, 58, 57, 59)]
 
 
@@ -141,7 +141,7 @@ def test_one_core_on_a_whole_node_is_repaired_and_a_deliberate_one_is_not(site: 
 
 @ONE_RELEASE
 def test_cores_that_the_step_does_not_have_are_not_taken(site: Site) -> None:
-    """Core specialisation: the step's cpuset lacks the last core, or one that Slurm dealt; the job has the whole node."""
+    """Core specialisation: the step's cpuset lacks the last core, or one that Slurm assigned; the job has the whole node."""
     try:
         site.cpuset.write_text("0-110\n")
         assert [first(rows) for rows in site.batch("srun -n8 TASK; STEP=single srun -n1 TASK", *WHOLE).values()] == [ONE, ["0"]]
@@ -236,7 +236,7 @@ def test_array_tasks_and_parts_of_a_heterogeneous_job(site: Site) -> None:
 
 @EVERY
 def test_cli_filter_puts_gpus_per_task_right(site: Site) -> None:
-    """Slurm 22.05 deals GPU i to task i but CPUs by turns of the sockets: the filter asks for CPUs in order."""
+    """Slurm 22.05 assigns GPU i to task i but CPUs by turns of the sockets: the filter asks for CPUs in order."""
     lay = f"mkdir -p /tmp/lua && cp /etc/slurm/*.conf /run/lab-hooks{HOOKS}/cli_filter.lua /tmp/lua/ && chmod -R a+rX /tmp/lua"
     site.cluster.run(["/bin/sh", "-c", f"{lay} && echo CliFilterPlugins=cli_filter/lua >>/tmp/lua/slurm.conf"])
     conf = {"SLURM_CONF": "/tmp/lua/slurm.conf"}

@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.root, pytest.mark.slurm]
 TASK = 'echo "$SLURM_LOCALID $(taskset -cp $$ | sed "s/.*: //") ${OMP_NUM_THREADS:--} ${FAIRLEAD_SET:+set}"'
 CYCLIC = ["0-13", "56-69", "14-27", "70-83", "28-41", "84-97", "42-55", "98-111"]
 NEAR = ["0-13", "14-27", "28-41", "42-55", "56-69", "70-83", "84-97", "98-111"]
-#: What becomes of CYCLIC: who is near keeps the share, the others swap.
-SETTLED = ["0-13", "28-41", "14-27", "42-55", "56-69", "84-97", "70-83", "98-111"]
+#: What becomes of CYCLIC: who is near keeps the CPU set, the others swap.
+PERMUTED = ["0-13", "28-41", "14-27", "42-55", "56-69", "84-97", "70-83", "98-111"]
 PACKAGE = HOOKS.parent / "agent" / "fairlead"
 
 
@@ -75,7 +75,7 @@ def simulated(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 def test_the_cyclic_default_is_put_right(simulated: Cluster) -> None:
     found = tasks(simulated, "n1", "-n8", "-c14", "--gres=gpu:8")
-    assert cpus(found) == SETTLED
+    assert cpus(found) == PERMUTED
     assert {tuple(row[1:]) for row in found.values()} == {("14", "set")}
 
 
@@ -102,7 +102,7 @@ def test_the_users_binding_stays(simulated: Cluster, options: tuple[str, ...], e
     assert cpus(found) == expected
     assert {row[1] for row in found.values()} == {
         "14" if options[0].startswith("--gpu") else "-"
-    }  # threads by the share that Slurm dealt
+    }  # threads by the CPU set that Slurm assigned
 
 
 def test_off(simulated: Cluster) -> None:
@@ -132,7 +132,7 @@ def test_batch_job_with_a_step(simulated: Cluster) -> None:
     assert "batch 0-111\n" in said
     assert "order PCI_BUS_ID\n" in said
     found = {int(m[1]): m[2].split() for m in re.finditer(r"^(\d+) (.*)$", said, re.MULTILINE)}
-    assert cpus(found) == SETTLED
+    assert cpus(found) == PERMUTED
 
 
 def test_a_job_that_a_step_has_submitted(simulated: Cluster) -> None:
@@ -270,7 +270,7 @@ ONE_OF_ALL = ["trixie", *(pytest.param(s, marks=pytest.mark.slow) for s in SUITE
 @pytest.mark.parametrize("suite", ONE_OF_ALL)
 def test_specialised_cores_stay_the_systems(suite: str) -> None:
     """CoreSpecCount on real cpusets: a job with the whole node is never bound to the core that Slurm keeps from it, and where it
-    gave it up (--core-spec=0) the shares are dealt as on any node."""
+    gave it up (--core-spec=0) the CPU sets are assigned as on any node."""
     real_cpusets()
     hook, inside = HOOKS / "task-prolog", f"/run/lab-hooks{PACKAGE}"
     site = "TaskPluginParam=autobind=cores\nAllowSpecResourcesUsage=1"
@@ -319,7 +319,7 @@ def test_hardware_threads(suite: str, tmp_path: Path) -> None:
         (tmp_path / "cgroup" / name).write_text("0-31\n")
     binds: dict[str | Path, str] = {PACKAGE: f"/run/lab-hooks{PACKAGE}", tmp_path / "cgroup": "/sys/fs/cgroup"}
     hook = HOOKS / "task-prolog"
-    starts = [0, 4, 2, 6, 8, 12, 10, 14]  # dealt in turn over the sockets: who is near keeps its share, the others swap
+    starts = [0, 4, 2, 6, 8, 12, 10, 14]  # assigned in turn over the sockets: who is near keeps its CPU set, the others swap
     with running(Cluster(suite, nodes=1, simulated=True, cores=8, threads=2, task_prolog=hook, binds=binds)) as up:
         lay_out(up, "n1", hgx(cores=8, threads=2), python="/usr/bin/python3")
 
@@ -329,7 +329,7 @@ def test_hardware_threads(suite: str, tmp_path: Path) -> None:
 
         assert seen("-c4") == [[a, a + 1, a + 16, a + 17] for a in starts]
         assert seen("-c2", "--hint=nomultithread") == [[a, a + 1] for a in starts]
-        # Slurm lets two tasks share a core: the planner swaps whole shares.
+        # Slurm lets two tasks share a core: the planner swaps whole CPU sets.
         for count in (1, 3):
             off, on = (seen(f"-c{count}", f"--export=ALL,FAIRLEAD_PROFILE={profile}") for profile in ("off", "full"))
             assert sorted(on) == sorted(off) and off != on

@@ -54,7 +54,7 @@ WHOLE = ("-N1", "-n8", "-c14", "--gres=gpu:8", "-w", "n1")
 
 
 def test_in_a_batch_script(site: Cluster) -> None:
-    """Without binding every rank has all of the job's CPUs; `fairlead run` deals them; what mpirun bound itself stays."""
+    """Without binding every rank has all of the job's CPUs; `fairlead run` assigns them; what mpirun bound itself stays."""
     assert ranks(site, "mpirun -np 4 --bind-to none", *WHOLE) == {"n1": dict.fromkeys(range(4), "0-111")}
     assert ranks(site, f"mpirun -np 8 --bind-to none {RUN}", *WHOLE) == {"n1": dict(enumerate(NEAR))}
     assert ranks(site, f"mpirun -np 4 --bind-to core {RUN}", *WHOLE) == {"n1": {0: "0", 1: "56", 2: "1", 3: "57"}}
@@ -72,7 +72,7 @@ def test_inside_one_task(site: Cluster) -> None:
 
 
 def test_over_two_nodes(site: Cluster) -> None:
-    """orted is started by srun on each node, one task with all of the job's CPUs there; ranks are dealt on each node."""
+    """orted is started by srun on each node, one task with all of the job's CPUs there; ranks are assigned on each node."""
     two = ("-N2", "-n16", "-c14", "--gres=gpu:8")
     found = ranks(site, f"mpirun -np 16 --map-by ppr:8:node --bind-to none {RUN}", *two)
     assert found == {"n1": dict(enumerate(NEAR)), "n2": {8 + i: cpus for i, cpus in enumerate(NEAR)}}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.hooks.stage import HOOKS
-from tests.hooks.test_on_slurm import CYCLIC, NEAR, SETTLED, cpus, lay_out, tasks
+from tests.hooks.test_on_slurm import CYCLIC, NEAR, PERMUTED, cpus, lay_out, tasks
 from tests.lab import spank
 from tests.lab.cluster import Cluster
 from tests.lab.cpus import v1_controllers
@@ -100,7 +100,7 @@ def test_help_shows_the_switch(site: Site) -> None:
 
 def test_the_published_plan_and_the_users_choices(site: Site) -> None:
     found = site.seen(*EIGHT)
-    assert [row[0] for row in found] == SETTLED
+    assert [row[0] for row in found] == PERMUTED
     assert [row[3:] for row in found] == [[policy(0)]] * 4 + [[policy(1)]] * 4
     # The keyword is Slurm's default here: only the mark tells.
     chosen = site.seen(*EIGHT, "--cpu-bind=cores")
@@ -109,7 +109,7 @@ def test_the_published_plan_and_the_users_choices(site: Site) -> None:
     assert [row[0] for row in site.seen(*EIGHT, "--gpus-per-task=1")] == CYCLIC
     # A memory policy of the user's is no choice of CPUs, and stays: Slurm's own is a strict binding to node 0.
     for chosen in (site.seen(*EIGHT, "--mem-bind=map_mem:0"), site.seen(*EIGHT, SLURM_MEM_BIND="map_mem:0")):
-        assert [row[0] for row in chosen] == SETTLED
+        assert [row[0] for row in chosen] == PERMUTED
         assert {row[3] for row in chosen} == {"bind:0"}
 
 
@@ -143,7 +143,7 @@ def test_a_batch_job_and_its_steps(site: Site) -> None:
 def test_an_ordinary_user(site: Site) -> None:
     argv = ["/usr/bin/srun", "-w", "n1", *EIGHT, "-D", "/tmp", "/bin/sh", "-c", TASK]
     said = site.cluster.run(argv, user="alice", timeout=90).stdout
-    assert [line.split()[1] for line in sorted(said.splitlines())] == SETTLED
+    assert [line.split()[1] for line in sorted(said.splitlines())] == PERMUTED
 
 
 def test_without_a_published_plan_nothing_changes(site: Site) -> None:
@@ -164,8 +164,8 @@ def test_the_task_prolog_beside_it(site: Site) -> None:
         tasks(site.cluster, "n1", *EIGHT, prolog, *more, script=script)
         for more in ((), ("--fairlead=off",), ("--cpu-bind=cores",))
     ]
-    assert [cpus(found) for found in run] == [SETTLED, CYCLIC, CYCLIC]
-    assert [found[0][1] for found in run] == ["14", "-", "14"]  # the mark concerns CPUs; threads are by the share either way
+    assert [cpus(found) for found in run] == [PERMUTED, CYCLIC, CYCLIC]
+    assert [found[0][1] for found in run] == ["14", "-", "14"]  # the mark concerns CPUs; threads are by the CPU set either way
 
 
 def test_ranks_inside_one_task(site: Site) -> None:

@@ -124,7 +124,7 @@ def test_files_that_are_none(stage: Stage, kind: str, name: str) -> None:
 
 
 def test_torn_and_mixed_up_files_never_break_it(stage: Stage) -> None:
-    """Bytes changed, cut and doubled at random: the task runs, on one of the two CPUs that Slurm dealt to the step."""
+    """Bytes changed, cut and doubled at random: the task runs, on one of the two CPUs that Slurm assigned to the step."""
     lay_out(stage)
     dice = random.Random(4711)
     files = {stage.run / "plans/2": b"", stage.run / "topology": b"", stage.etc / "hooks": b""}

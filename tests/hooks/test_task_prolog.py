@@ -99,7 +99,7 @@ LEFT_ALONE: dict[str, dict[str, str]] = {
 }
 
 
-#: The CPUs stay as they are, and threads are counted by the mask that Slurm dealt.
+#: The CPUs stay as they are, and threads are counted by the mask that Slurm assigned.
 A_SHARE_OF_ITS_OWN = {
     "typed in another order",
     "a mask outside the node",

@@ -1,11 +1,10 @@
-"""Shares of one size, each in one place: the task prolog swaps them without Python, as the planner would, or leaves them to it.
+"""CPU sets of one size, each in one NUMA domain: the task prolog swaps them as the planner would, or leaves them to it.
 
 /usr/bin/taskset is a recorder here, and the step's cpuset a file, so that nodes of any size can be tried.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 
@@ -13,71 +12,11 @@ import pytest
 
 from fairlead.model.facts import Node
 from fairlead.topology.binding import binding_plan, published_files
-from tests.hooks.stage import HOOKS, SHELLS, Stage, needs_root
-from tests.hooks.steps import step
+from tests.hooks.recorded_steps import Site, hexes, swapped
+from tests.hooks.stage import Stage, needs_root
 from tests.topology.build import hgx
 
 pytestmark = pytest.mark.root
-SAID = "/run/fairlead/said/calls"
-RECORDER = f'#!/bin/sh\necho "$SLURM_LOCALID $1 $2" >>{SAID}\n'
-PLANNER = f'#!/bin/sh\necho "$SLURM_LOCALID planner" >>{SAID}\nexit 1\n'
-EVERY = f"""i=0
-while [ $i -lt $TASKS ]; do
-	SLURM_LOCALID=$i $SHELL_AND_HOOK >/dev/null || echo "$i failed $?" >>{SAID}
-	i=$((i + 1))
-done
-"""
-
-
-class Site:
-    """The stage, with a recorder in taskset's place, one that fails in the planner's, and cpusets that a test can write."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        top = stage.run.parent
-        (top / "recorder").write_text(RECORDER)
-        (top / "recorder").chmod(0o755)
-        (top / "cgroup").write_text("")
-        stage.inside("mount", "-t", "tmpfs", "tmpfs", "/sys/fs/cgroup")
-        stage.inside("mount", "--bind", "/run/recorder", "/usr/bin/taskset")
-        stage.inside("mount", "--bind", "/run/cgroup", f"/proc/{os.getpid()}/cgroup")
-        self.top = top.parent / "sys/fs/cgroup"
-
-    def cpuset(self, cpus: str, version: int) -> None:
-        """The step's cpuset, of cgroup v1 or v2. This process stands for the task."""
-        step = "/slurm/uid_0/job_1/step_0"
-        lines = {1: f"4:memory:/\n3:cpu,cpuset:{step}\n0::/\n", 2: f"0::{step}/user/task_1\n"}
-        (self.stage.run.parent / "cgroup").write_text(lines[version])
-        names = {1: f"cpuset{step}/cpuset.effective_cpus", 2: f"{step[1:]}/cpuset.cpus.effective"}
-        file = self.top / names[version]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{cpus}\n")
-
-    def calls(
-        self, node: Node | str, masks: str, gpus: str, shell: str = "dash", plans: dict[str, str] | None = None, **more: str
-    ) -> list[str]:
-        """What the tasks of one step called: ``LOCALID -p MASK``, ``LOCALID planner``; in the order of the tasks."""
-        self.stage.reset()
-        (self.stage.run / "said").mkdir()
-        (self.stage.run / "said").chmod(0o777)
-        (self.stage.run / "planner").write_text(PLANNER)
-        (self.stage.run / "planner").chmod(0o755)
-        self.stage.hooks_line(python="/run/fairlead/planner")
-        (self.stage.run / "plans").mkdir()
-        for name, text in (plans or {}).items():
-            (self.stage.run / "plans" / name).write_text(text)
-        (self.stage.run / "topology").write_text(node if isinstance(node, str) else published_files.render_topology(node))
-        env = {
-            **step(os.getpid(), 0, masks=masks, gpus=gpus, **more),
-            "TASKS": str(masks.count(",") + 1),
-            "SLURM_CPUS_PER_TASK": "1",
-            "SHELL_AND_HOOK": f"{' '.join(SHELLS[shell])} {HOOKS}/task-prolog",
-            "PATH": "/usr/bin:/bin",
-        }
-        ran = self.stage.command("/bin/sh", "-c", EVERY, env=env)
-        assert (ran.rc, ran.err) == (0, "")
-        said = self.stage.run / "said/calls"
-        return said.read_text().splitlines() if said.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +30,6 @@ def site() -> Iterator[Site]:
         stage.close()
 
 
-def hexes(masks: list[int], node: Node) -> str:
-    return ",".join(f"0x{mask:0{(len(node.cpus) + 3) // 4}X}" for mask in masks)
-
-
 def block(first: int, count: int) -> int:
     return ((1 << count) - 1) << first
 
@@ -106,34 +41,21 @@ def cyclic(node: Node, tasks: int, cores: int, *, threads: int = 1, sockets: int
     return [sum(block(first + t * total, cores) for t in range(threads)) for first in firsts]
 
 
-def swapped(calls: list[str], masks: list[int]) -> list[int] | None:
-    """The masks after the calls; None where the planner was asked, by every task."""
-    if any("planner" in call for call in calls):
-        assert calls == [f"{i} planner" for i in range(len(masks))]
-        return None
-    after = list(masks)
-    for call in calls:
-        local, option, mask = call.split()
-        assert option == "-p"
-        after[int(local)] = int(mask, 16)
-    return after
-
-
 def test_the_ready_plan_moves_only_who_is_far(site: Site) -> None:
-    """Its shares dealt by chance: who has one of the own place starts no process, and the planner would say the same."""
+    """Its CPU sets by chance: a task that has one of its own domain starts no process, and the planner would say the same."""
     chance = random.Random(8)
     for tasks, node in ((8, hgx()), (8, hgx(threads=2)), (4, hgx(numa=[1, 1, 0, 0, 1, 1, 0, 0])), (16, hgx(numa_per_socket=4))):
         made = published_files.planner_machine(node)
-        shares = [int(line.split("\t")[7], 16) for line in published_files.render_plans(node)[tasks].splitlines()]
-        first = min(shares, key=lambda mask: mask & -mask)
-        masks = [mask for mask in shares if mask != first]
+        cpu_sets = [int(line.split("\t")[7], 16) for line in published_files.render_plans(node)[tasks].splitlines()]
+        first = min(cpu_sets, key=lambda mask: mask & -mask)
+        masks = [mask for mask in cpu_sets if mask != first]
         chance.shuffle(masks)
         masks.insert(0, first)
         calls = site.calls(node, hexes(masks, node), "0,1,2,3,4,5,6,7", plans=published_files.plan_files(node))
         after = swapped(calls, masks)
         assert after is not None and sorted(after) == sorted(masks)
         alike = binding_plan.tasks_by_numa_domain(binding_plan.assign_gpus(made.gpus, tasks))
-        far = sorted(i for group in alike for i in group if masks[i] not in {shares[t] for t in group})
+        far = sorted(i for group in alike for i in group if masks[i] not in {cpu_sets[t] for t in group})
         assert far
         assert [int(call.split()[0]) for call in calls] == far
         bind = hexes(masks, node)
@@ -175,18 +97,18 @@ def test_swapped_without_python(site: Site, shell: str, case: str) -> None:
 
 
 def assert_planned(node: Node, masks: list[int], after: list[int], gpus: str) -> None:
-    """The shares are those that Slurm dealt, by other tasks; sizes and hardware threads stay; nothing is far from its GPU."""
+    """The CPU sets are Slurm's, of other tasks; sizes and hardware threads stay; nothing is far from its GPU."""
     machine = published_files.planner_machine(node)
     assert sorted(after) == sorted(masks)
-    places = [g for g in machine.gpus if str(g.index) in gpus.split(",")]
-    for before, now, hand in zip(masks, after, binding_plan.assign_gpus(places, len(masks)), strict=True):
-        assert binding_plan.distance(machine, now, hand) == 0
+    wanted = [g for g in machine.gpus if str(g.index) in gpus.split(",")]
+    for before, now, own in zip(masks, after, binding_plan.assign_gpus(wanted, len(masks)), strict=True):
+        assert binding_plan.distance(machine, now, own) == 0
         before_on, now_on = ([n for c in machine.cores if (n := (mask & c.cpus).bit_count())] for mask in (before, now))
         assert sorted(before_on) == sorted(now_on)
 
 
 @pytest.mark.parametrize("gpus", ["0,1,4,5", "3,4,5,6", "0,4"])
-def test_shares_that_are_all_in_one_place_stay(site: Site, gpus: str) -> None:
+def test_cpu_sets_that_are_all_in_one_numa_domain_stay(site: Site, gpus: str) -> None:
     """Slurm often packs a job's cores into one socket, wherever its GPUs are. The planner would say the same."""
     node, masks = hgx(), [block(14 * i, 14) for i in (0, 2, 1, 3)]
     site.cpuset("0-55", version=1)
@@ -197,12 +119,12 @@ def test_shares_that_are_all_in_one_place_stay(site: Site, gpus: str) -> None:
 
 TWO = cyclic(hgx(), 4, 14)
 LEFT_TO_THE_PLANNER = {
-    "a share on two sockets": (hgx(), [*TWO[:3], block(50, 14)], "0,1,4,5"),
-    "more tasks at a place than shares": (hgx(), TWO, "0,1,2,4"),
-    "shares of two sizes": (hgx(), [*TWO[:3], block(70, 13)], "0,1,4,5"),
+    "a CPU set on two sockets": (hgx(), [*TWO[:3], block(50, 14)], "0,1,4,5"),
+    "more tasks in a domain than CPU sets": (hgx(), TWO, "0,1,2,4"),
+    "CPU sets of two sizes": (hgx(), [*TWO[:3], block(70, 13)], "0,1,4,5"),
     "a core of two tasks": (hgx(threads=2), [block(0, 8), block(56, 8), block(112, 8), block(168, 8)], "0,1,4,5"),
     "both threads beside one": (hgx(threads=2), [block(0, 8), block(56, 4) | block(168, 4)], "0,4"),
-    "GPUs of one task in two places": (hgx(), TWO, "0,1,2,3,4"),
+    "GPUs of one task in two domains": (hgx(), TWO, "0,1,2,3,4"),
     "not in Slurm's order": (hgx(), TWO[::-1], "0,1,4,5"),
     "one CPU twice": (hgx(), [block(0, 14), block(56, 14), block(13, 14), block(70, 14)], "0,1,4,5"),
     "outside the cpuset": (hgx(), [block(0, 14), block(56, 14), block(97, 14), block(70, 14)], "0,1,4,5"),
@@ -235,7 +157,7 @@ def test_a_published_file_of_an_older_release(site: Site) -> None:
 
 
 def test_random_steps(site: Site) -> None:
-    """Nodes, allocations and shares by chance: all tasks swap or none, and then as planned; a step is never bound worse."""
+    """Nodes, allocations and CPU sets by chance: all tasks swap or none, and then as planned; a step is never bound worse."""
     chance = random.Random(5)
     found = {"swapped": 0, "planner": 0, "left": 0}
     for _ in range(40):

@@ -12,6 +12,7 @@ from tests.lab.roots import LabError
 
 SOURCE = Path(__file__).resolve().parents[2] / "slurm/spank/fairlead.c"
 STUB = Path(__file__).resolve().parents[1] / "hooks/spank_stub.c"
+AFFINITY = STUB.with_name("spank_affinity.c")
 #: Where the tests put it inside a root, as a site would.
 INSIDE = "/usr/lib/fairlead-spank/fairlead.so"
 
@@ -39,6 +40,11 @@ def stub() -> Path:
     """The plugin as a program (tests/hooks/spank_stub.c) with the sanitizers of gcc. Raises LabError."""
     flags = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-static-libasan"]
     return _built("trixie", "spank-stub", flags, [SOURCE, STUB])
+
+
+def on_any_cpus() -> Path:
+    """The plugin as a program that prints the mask that it asks for (tests/hooks/spank_affinity.c). Raises LabError."""
+    return _built("trixie", "spank-affinity", ["-std=gnu11", "-O1", "-g"], [SOURCE, STUB, AFFINITY])
 
 
 def _built(suite: str, kind: str, flags: list[str], sources: list[Path]) -> Path:

@@ -81,7 +81,7 @@ def numa_nodes(all_cpus: tuple[Cpu, ...]) -> tuple[NumaNode, ...]:
 def hgx(
     *, sockets: int = 2, cores: int = 56, threads: int = 1, gpus: int = 8, numa_per_socket: int = 1, numa: list[int] | None = None
 ) -> Node:
-    """GPUs dealt evenly over NUMA nodes (or as ``numa`` says), each with its NIC behind one switch on its own host bridge."""
+    """GPUs assigned evenly over NUMA nodes (or as ``numa`` says), each with its NIC behind one switch on its own host bridge."""
     all_cpus = cpus(sockets, cores, threads, numa_per_socket)
     nodes = numa_nodes(all_cpus)
     places = numa if numa is not None else [i * len(nodes) // gpus for i in range(gpus)]

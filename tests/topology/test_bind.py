@@ -146,17 +146,17 @@ def test_least_distance_by_trying_all(sockets: int, cores: int, numa: list[int],
     made = plan_binding(node, tasks)
     cost = by_facts(node)
     each = len(online) // tasks
-    hands = [t.gpus for t in made.tasks]
+    gpus_of_task = [t.gpus for t in made.tasks]
 
-    def deal(left: frozenset[int], rank: int) -> int:
+    def assign(left: frozenset[int], rank: int) -> int:
         if rank == tasks:
             return 0
         return min(
-            sum(cost[g][c] for g in hands[rank] for c in hand) + deal(left - set(hand), rank + 1)
-            for hand in itertools.combinations(sorted(left), each)
+            sum(cost[g][c] for g in gpus_of_task[rank] for c in cpus) + assign(left - set(cpus), rank + 1)
+            for cpus in itertools.combinations(sorted(left), each)
         )
 
-    assert made.distance == deal(frozenset(online), 0)
+    assert made.distance == assign(frozenset(online), 0)
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "hgx-a100", "l40s-pcie", "alps-gh200", "juwels-booster", "dgx-2"])
@@ -208,7 +208,7 @@ def test_unknown_places_are_split_evenly_and_it_is_said() -> None:
     assert [t.cpus for t in made.tasks] == ["0-27", "28-55", "56-83", "84-111"]
     (note,) = made.notes
     assert "the kernel does not say on which NUMA node it is" in note
-    assert "even shares" in note
+    assert "split evenly" in note
     assert all(g in note for t in made.tasks for g in t.gpus)
 
 

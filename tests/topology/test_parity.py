@@ -26,7 +26,7 @@ def test_lumi_g() -> None:
     reserved = sum(1 << core for core in range(0, 64, 8))
     allowed = (1 << 64) - 1 & ~reserved
     assert bound("lumi-g", 8, allowed=allowed) == published
-    # MPI only: map_cpu:49,57,17,25,1,9,33,41 are the first cores of these shares.
+    # MPI only: map_cpu:49,57,17,25,1,9,33,41 are the first cores of these CPU sets.
     first = [(m & -m).bit_length() - 1 for m in bound("lumi-g", 8, allowed=allowed)]
     assert first == [49, 57, 17, 25, 1, 9, 33, 41]
 
@@ -78,7 +78,7 @@ def test_alps(name: str) -> None:
 
 def test_marenostrum_5() -> None:
     """https://co-design.pop-coe.eu/experiments/gpu-affinity/mare-nostrum-5.html: GPUs 0 and 1 on NUMA node 0, 2 and 3 on 1,
-    map_cpu:0,20,40,60 on two sockets of 40 cores: the first cores of even shares."""
+    map_cpu:0,20,40,60 on two sockets of 40 cores: the first cores of even CPU sets."""
     from tests.topology.build import hgx
 
     made = plan_binding(hgx(sockets=2, cores=40, gpus=4), 4)

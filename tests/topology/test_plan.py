@@ -31,7 +31,7 @@ def total(machine: Machine, masks: list[int], gpus: list[GpuLocation]) -> int:
 
 
 def test_slurms_cyclic_default_is_put_right() -> None:
-    """8 tasks of 14 cores dealt in turn over two sockets: afterwards each is on its GPU's socket, the shares the same. Four
+    """8 tasks of 14 cores assigned in turn over two sockets: afterwards each is on its GPU's socket, the CPU sets the same. Four
     of them were there already, and have kept their own."""
     machine = published_files.planner_machine(hgx())
     cyclic = [block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)]
@@ -123,18 +123,18 @@ def test_cpulists_come_back(cpus: set[int]) -> None:
 
 
 @given(st.integers(1, 12), st.integers(1, 24))
-def test_gpus_are_dealt_in_order(count: int, tasks: int) -> None:
+def test_gpus_are_assigned_in_order(count: int, tasks: int) -> None:
     gpus = [GpuLocation(i, "", 0, 1) for i in range(count)]
-    hands = binding_plan.assign_gpus(gpus, tasks)
-    dealt = [g.index for hand in hands for g in hand]
-    assert len(hands) == tasks
-    assert all(hands)
-    assert sorted(set(dealt)) == list(range(count))
+    gpus_of_task = binding_plan.assign_gpus(gpus, tasks)
+    assigned = [g.index for own in gpus_of_task for g in own]
+    assert len(gpus_of_task) == tasks
+    assert all(gpus_of_task)
+    assert sorted(set(assigned)) == list(range(count))
     if tasks <= count:
-        assert dealt == sorted(dealt)
+        assert assigned == sorted(assigned)
     else:
-        assert dealt == [rank % count for rank in range(tasks)]
-    sizes = {dealt.count(i) for i in range(count)} if tasks > count else {len(h) for h in hands}
+        assert assigned == [rank % count for rank in range(tasks)]
+    sizes = {assigned.count(i) for i in range(count)} if tasks > count else {len(h) for h in gpus_of_task}
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -237,7 +237,7 @@ def masks_of(masks: list[int]) -> str:
     [
         ([block((i // 2) * 14 + (i % 2) * 56, 14) for i in range(8)], False, "28-41 14"),
         ([block((i // 2) + (i % 2) * 56, 1) for i in range(8)], False, "2 1"),
-        # One core each on a whole node, and nobody asked for a count: even shares of all cores.
+        # One core each on a whole node, and nobody asked for a count: even CPU sets of all cores.
         ([block((i // 2) + (i % 2) * 56, 1) for i in range(8)], True, "14-27 14"),
     ],
 )

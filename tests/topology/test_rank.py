@@ -1,4 +1,4 @@
-"""`fairlead run`'s plan: shares of one task's CPUs for its ranks, and every doubt that leaves a rank as it is."""
+"""`fairlead run`'s plan: parts of one task's CPUs for its ranks, and every doubt that leaves a rank as it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def machine_of(node: Node) -> tuple[Machine, dict[str, str]]:
 HGX = machine_of(hgx())
 
 
-def shares(
+def bindings(
     env: dict[str, str],
     ranks: int = 8,
     *,
@@ -50,7 +50,7 @@ def test_on_the_whole_node_it_is_the_published_plan(threads: int, ranks: int) ->
     node = hgx(threads=threads)
     whole = (1 << 112 * threads) - 1
     env = {**BATCH, "SLURM_CPUS_ON_NODE": str(112 * threads)}
-    found = shares(env, ranks, own=whole, cpuset=whole, node=node)
+    found = bindings(env, ranks, own=whole, cpuset=whole, node=node)
     published = [line.split("\t") for line in published_files.render_plans(node)[ranks].splitlines()]
     assert lists(found) == [row[1] for row in published]
     assert [s.memory for s in found] == [int(row[4]) if "," not in row[4] else None for row in published]
@@ -62,7 +62,7 @@ def test_shares_are_even_apart_and_within_the_tasks_cpus(own: int, ranks: int) -
     if own.bit_count() < ranks:
         return
     env = {**BATCH, "SLURM_CPUS_ON_NODE": str(own.bit_count())}
-    found = shares(env, ranks, own=own, cpuset=own)
+    found = bindings(env, ranks, own=own, cpuset=own)
     union = 0
     for each in found:
         assert each.cpus and not each.cpus & union and not each.cpus & ~own
@@ -74,7 +74,7 @@ def test_part_of_a_node() -> None:
     """GPUs 2 and 5 of 8, eight CPUs on either socket, devices constrained: the program counts them 0 and 1."""
     own = 0xFF | 0xFF << 56
     env = {**STEP, "SLURM_STEP_GPUS": "2,5", "CUDA_VISIBLE_DEVICES": "0,1", "SLURM_CPUS_ON_NODE": "16"}
-    found = shares(env, 2, own=own, cpuset=own)
+    found = bindings(env, 2, own=own, cpuset=own)
     assert lists(found) == ["0-7", "56-63"]
     assert [s.memory for s in found] == [0, 1]
     assert [[g.index for g in s.gpus] for s in found] == [[2], [5]]
@@ -89,29 +89,29 @@ def test_part_of_a_node() -> None:
     ],
 )
 def test_visible_devices_are_taken_in_their_order(visible: str, expected: list[int]) -> None:
-    found = shares({**BATCH, "CUDA_VISIBLE_DEVICES": visible}, len(expected))
+    found = bindings({**BATCH, "CUDA_VISIBLE_DEVICES": visible}, len(expected))
     assert [s.memory for s in found] == expected
 
 
 def test_fewer_ranks_than_gpus_wait_to_be_told() -> None:
     with pytest.raises(Doubt, match="--gpus-per-rank"):
-        shares(BATCH, 4)
-    assert [s.memory for s in shares(BATCH, 4, per_rank=2)] == [0, 0, 1, 1]
-    assert [s.memory for s in shares(BATCH, 4, per_rank=1)] == [0, 0, 0, 0]
+        bindings(BATCH, 4)
+    assert [s.memory for s in bindings(BATCH, 4, per_rank=2)] == [0, 0, 1, 1]
+    assert [s.memory for s in bindings(BATCH, 4, per_rank=1)] == [0, 0, 0, 0]
     near = {**STEP, "SLURM_STEP_GPUS": "0,1,2,3"}
-    assert [s.memory for s in shares(near, 2)] == [0, 0]  # whichever they use, it is in one place
+    assert [s.memory for s in bindings(near, 2)] == [0, 0]  # whichever they use, it is in one place
     with pytest.raises(Doubt, match="3 GPUs each"):
-        shares(BATCH, 4, per_rank=3)
+        bindings(BATCH, 4, per_rank=3)
 
 
 def test_memory_is_never_preferred_where_the_gpus_or_the_cpus_are_not() -> None:
-    assert [s.memory for s in shares(BATCH, 1)] == [None]  # torchrun itself: GPUs on both sockets
-    far = shares({**BATCH, "SLURM_CPUS_ON_NODE": "56"}, 8, own=(1 << 56) - 1, cpuset=(1 << 56) - 1)
+    assert [s.memory for s in bindings(BATCH, 1)] == [None]  # torchrun itself: GPUs on both sockets
+    far = bindings({**BATCH, "SLURM_CPUS_ON_NODE": "56"}, 8, own=(1 << 56) - 1, cpuset=(1 << 56) - 1)
     assert [s.memory for s in far] == [0, 0, 0, 0, None, None, None, None]
 
 
 def test_a_gpu_without_a_place_gets_an_even_share() -> None:
-    found = shares(BATCH, 8, node=hgx(numa=[-1] * 8))
+    found = bindings(BATCH, 8, node=hgx(numa=[-1] * 8))
     assert [s.cpus.bit_count() for s in found] == [14] * 8
     assert {s.memory for s in found} == {None}
 
@@ -134,18 +134,18 @@ def test_a_gpu_without_a_place_gets_an_even_share() -> None:
 )
 def test_doubts(change: dict[str, str], why: str) -> None:
     with pytest.raises(Doubt, match=why):
-        shares({**BATCH, **change}, 1)
+        bindings({**BATCH, **change}, 1)
 
 
-def test_gpus_dealt_to_several_tasks_are_a_doubt() -> None:
+def test_gpus_assigned_to_several_tasks_are_a_doubt() -> None:
     env = {**STEP, "SLURM_GTIDS": "0,1", "SLURM_GPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     with pytest.raises(Doubt, match="GPUs of its own"):
-        shares(env, 4)
+        bindings(env, 4)
 
 
 def test_more_ranks_than_cpus_is_a_doubt() -> None:
     with pytest.raises(Doubt, match="8 ranks on 2 CPUs"):
-        shares({**BATCH, "SLURM_CPUS_ON_NODE": "2"}, 8, own=3, cpuset=3)
+        bindings({**BATCH, "SLURM_CPUS_ON_NODE": "2"}, 8, own=3, cpuset=3)
 
 
 NARROW = (1 << 28) - 1
@@ -170,13 +170,13 @@ def test_who_narrowed_the_mask(env: dict[str, str], slurms: bool) -> None:
     assert rank_binding.is_slurms_mask(env, ALL, ALL)
 
 
-def test_a_slurm_task_keeps_the_mask_that_it_was_dealt() -> None:
+def test_a_slurm_task_keeps_the_mask_that_it_was_assigned() -> None:
     machine, uuids = HGX
     env = {**STEP, **MASKS, "SLURM_GPUS_ON_NODE": "8", "SLURM_GTIDS": "0,1"}
     gpus = rank_binding.visible_gpus(machine, uuids, {**env, "SLURM_STEP_GPUS": "0-7"}, published=True)
     found = rank_binding.plan_rank(machine, gpus, LocalRank(0, 2, rank_binding.SLURM), env, own=NARROW, cpuset=ALL, per_rank=4)
     assert (found.cpus, found.memory) == (NARROW, 0)
-    with pytest.raises(Doubt, match="dealt GPUs"):
+    with pytest.raises(Doubt, match="GPUs of its own"):
         rank_binding.plan_rank(machine, gpus[:4], LocalRank(0, 2, rank_binding.SLURM), env, own=NARROW, cpuset=ALL, per_rank=1)
 
 

@@ -41,11 +41,11 @@ def test_a_machine_of_the_world(name: str) -> None:
         assert all(masks)
         assert sum(m.bit_count() for m in masks) == sum(masks).bit_count()
         assert not sum(masks) & ~machine.online
-        # Every way round: dealt against the GPUs, they come back to the least distance.
-        hands = binding_plan.assign_gpus(machine.gpus, tasks)
-        best = sum(binding_plan.distance(machine, m, h) for m, h in zip(masks, hands, strict=True))
+        # Every way round: assigned against the GPUs, they come back to the least distance.
+        gpus_of_task = binding_plan.assign_gpus(machine.gpus, tasks)
+        best = sum(binding_plan.distance(machine, m, h) for m, h in zip(masks, gpus_of_task, strict=True))
         back = binding_plan.permute_cpu_sets(machine, masks[::-1], machine.gpus, machine.online)
-        assert sum(binding_plan.distance(machine, m, h) for m, h in zip(back, hands, strict=True)) == best
+        assert sum(binding_plan.distance(machine, m, h) for m, h in zip(back, gpus_of_task, strict=True)) == best
 
 
 EXPECTED = {

@@ -125,7 +125,7 @@ def _gpu_locations(node: Node, gpus: Sequence[Accelerator], notes: list[str]) ->
         where = locality.of_pci(node, gpu.pci)
         found.append(GpuLocation(gpu.index, gpu.pci, where.numa, as_cpu_set(where.cpus)))
         if where.note:
-            what = where.note if where.cpus else f"{where.note}: even shares of the CPUs instead of near ones"
+            what = where.note if where.cpus else f"{where.note}: the CPUs are split evenly instead of by nearness"
             said.setdefault(what, []).append(gpu.pci)
     notes += [f"GPU {', '.join(pci)}: {what}" for what, pci in said.items()]
     return found

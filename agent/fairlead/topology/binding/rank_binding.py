@@ -206,7 +206,7 @@ def plan_rank(
     if on_node.isascii() and on_node.isdigit() and binding_plan.count_cores(machine, own) > int(on_node):
         raise Doubt("the job has part of the node's CPUs, and nothing says which")
     if rank.source == SLURM and rank.ranks > 1 and len(gpus) != _number("SLURM_GPUS_ON_NODE", env.get("SLURM_GPUS_ON_NODE", "")):
-        raise Doubt("Slurm has dealt GPUs to the tasks")
+        raise Doubt("Slurm has given each task GPUs of its own")
     gpus_of_rank = gpus_of_ranks(gpus, rank.ranks, per_rank)
     cpus = own
     if rank.source != SLURM or own == cpuset:

@@ -45,7 +45,7 @@ def least_cost_flow(supply: list[int], demand: list[int], cost: list[tuple[int, 
                             reach[s], came_to_source[s], changed = at - cost[s][d], d, True
         d = min((d for d in range(len(demand)) if unmet[d]), key=lambda d: (sink[d], d))
         if sink[d] >= far:
-            raise Doubt("shares cannot be dealt")
+            raise Doubt("the CPUs do not suffice for all tasks")
         path, amount, end = [], unmet[d], d
         while True:
             s = came_to_sink[d]
@@ -91,7 +91,7 @@ def assign_pieces(pieces: list[CpuPiece], groups: list[list[int]], wanted: list[
 
 
 def proportional_parts(amount: int, unmet: list[int]) -> list[int]:
-    """Return ``amount`` in parts proportional to what each still wants, and take the parts off ``unmet``."""
+    """Return ``amount`` in parts proportional to what each still wants, and subtract the parts from ``unmet``."""
     found, upto, whole = [], 0, sum(unmet)
     for i, n in enumerate(unmet):
         found.append(amount * (upto + n) // whole - amount * upto // whole if whole else 0)

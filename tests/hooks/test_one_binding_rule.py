@@ -1,0 +1,196 @@
+"""Shell and SPANK plug-in give every task the CPU set that the Python rule gives it, on all machines.
+
+Those two are written in other languages so that no task waits for a Python. Steps of many shapes on every machine tree: whatever
+one of them answers has to be what binding_plan.py computes. What the shell leaves to Python needs no comparison.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import msgspec
+import pytest
+
+from fairlead.cli.recorded import recorded_nvml
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.model.cpulist import format_cpu_set
+from fairlead.model.facts import Node
+from fairlead.topology.binding import binding_plan, published_files
+from fairlead.topology.binding.binding_plan import Machine
+from fairlead.topology.distances.accelerators import on_the_bus
+from tests.hooks.recorded_steps import Site, hexes, swapped
+from tests.hooks.stage import Stage, needs_root
+from tests.hooks.steps import step
+from tests.lab import spank, trees
+from tests.topology.build import gpu
+from tests.topology.trees import NAMES, READS, recorded_names
+from tests.topology.trees import node as node_of
+
+pytestmark = pytest.mark.root
+KEPT = trees.names()
+
+
+@cache
+def machine_tree(name: str) -> Node:
+    """One of tests/machines, or of the models and recordings. Of a recording without NVML the GPUs are those on the bus."""
+    if name in KEPT:
+        tree = str(trees.ensure() / name)
+        return gather(Root(tree), recorded_nvml(tree), reads=READS)
+    node = node_of(name)
+    if name not in recorded_names():
+        return node
+    return msgspec.structs.replace(node, gpus=tuple(gpu(i, d.address, nvlinks=0) for i, d in enumerate(on_the_bus(node))))
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    if needs_root:
+        pytest.skip("needs root: the hooks run in a private mount namespace")
+    stage = Stage()
+    try:
+        yield Site(stage)
+    finally:
+        stage.close()
+
+
+def assigned_by_slurm(machine: Machine, tasks: int, cores: int, *, cyclic: str, threads: int, skip: int) -> list[int]:
+    """Masks as Slurm makes them: ``cores`` cores a task with ``threads`` CPUs of each, in blocks or in turns over the sockets
+    or NUMA nodes (``cyclic``: "", "package", "numa"); [] where there are too few. The first ``skip`` cores are another job's."""
+    groups: dict[int, list[int]] = {}
+    for core in machine.cores:
+        cpus = [1 << cpu for cpu in range(core.cpus.bit_length()) if core.cpus >> cpu & 1]
+        groups.setdefault(getattr(core, cyclic) if cyclic else 0, []).append(sum(cpus[:threads]))
+    free = [each[skip:] for each in groups.values()]
+    masks = []
+    for task in range(tasks):
+        own = free[task % len(free)]
+        if len(own) < cores:
+            return []
+        masks.append(sum(own[:cores]))
+        del own[:cores]
+    return masks
+
+
+def gpu_lists(machine: Machine) -> list[list[int]]:
+    """All GPUs; all but the first; every second one; one of each NUMA domain."""
+    indices = sorted(g.index for g in machine.gpus)
+    one_each = sorted({g.near: g.index for g in reversed(machine.gpus)}.values())
+    lists = [indices, indices[1:], indices[::2], one_each]
+    return [each for i, each in enumerate(lists) if each and each not in lists[:i]]
+
+
+def step_shapes(machine: Machine) -> list[tuple[list[int], str]]:
+    """Masks and GPU lists of steps, no two alike. Of all combinations some are drawn by chance, the same in every run."""
+    chance = random.Random(len(machine.cores))
+    threads = max(core.cpus.bit_count() for core in machine.cores)
+    found: dict[tuple[tuple[int, ...], str], None] = {}
+    for gpus in gpu_lists(machine):
+        for tasks in {2, 3, len(gpus), 2 * len(gpus)} - {1}:
+            most = len(machine.cores) // tasks
+            for cores in {1, 3, max(1, most - 1), most}:
+                for cyclic in ("package", "numa", ""):
+                    for skip in (0, 2):
+                        made = assigned_by_slurm(
+                            machine, tasks, cores, cyclic=cyclic, threads=chance.choice((1, threads)), skip=skip
+                        )
+                        if made and tasks <= 16:
+                            found[tuple(made), ",".join(map(str, gpus))] = None
+    drawn = chance.sample(list(found), min(len(found), 10))
+    return [(list(masks), gpus) for masks, gpus in drawn]
+
+
+def by_python(node: Node, masks: list[int], gpus: str) -> list[int]:
+    """What the planner answers, as masks; Slurm's own where it knows no plan."""
+    allowed = published_files.planner_machine(node).online
+    try:
+        said = binding_plan.answer_lines(
+            published_files.render_topology(node), hexes(masks, node), gpus, allowed=allowed, cpus_on_node=""
+        )
+    except binding_plan.Doubt:
+        return masks
+    words = [line.split()[0] for line in said]
+    return [mask if word == "-" else binding_plan.parse_cpu_set(word) for word, mask in zip(words, masks, strict=True)]
+
+
+def by_published_plan(machine: Machine, masks: list[int]) -> list[int]:
+    """The published plan, where each task that has a CPU set of its own NUMA domain already keeps it."""
+    planned = binding_plan.whole_node_cpu_sets(machine, len(masks))
+    groups = binding_plan.tasks_by_numa_domain(binding_plan.assign_gpus(machine.gpus, len(masks)))
+    patterns = binding_plan.threads_per_core(binding_plan.pieces_of_cores(machine, masks), len(masks))
+    binding_plan.keep_own_cpu_sets(masks, planned, groups, patterns)
+    return planned
+
+
+def orders(cpu_sets: list[int], seed: int) -> list[list[int]]:
+    """The CPU sets of a plan as Slurm may assign them, the one with the lowest CPU first: by number, by turns, and by chance."""
+    in_order = sorted(cpu_sets, key=lambda mask: mask & -mask)
+    half = (len(in_order) + 1) // 2
+    by_turns = [mask for pair in zip(in_order[:half], [*in_order[half:], 0], strict=False) for mask in pair if mask]
+    mixed = in_order[1:]
+    random.Random(seed).shuffle(mixed)
+    return [in_order, by_turns, [in_order[0], *mixed]]
+
+
+def by_plugin(stage: Stage, masks: str, gpus: str) -> list[int]:
+    """What the plug-in asks the kernel for, task by task; Slurm's mask where it asks for nothing."""
+    words = {
+        "PATH": "/usr/bin:/bin",
+        "STUB_TASKS": str(masks.count(",") + 1),
+        "STUB_STEP": "0",
+        **step(1, 0, masks=masks, gpus=gpus),
+    }
+    found = []
+    for local, mask in enumerate(masks.split(",")):
+        env = [f"{name}={value}" for name, value in {**words, "STUB_LOCAL": str(local), "SLURM_LOCALID": str(local)}.items()]
+        ran = stage.command("env", "-i", *env, str(spank.on_any_cpus()), "/bin/true")
+        assert (ran.rc, ran.err) == (0, "")
+        found.append(int(ran.out or mask, 16))
+    return found
+
+
+ALL = [*KEPT, *NAMES]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_shell_assigns_what_python_assigns(site: Site, name: str) -> None:
+    """Part of a node, without a ready plan. Either every task is bound as Python says, or every task asks Python."""
+    node = machine_tree(name)
+    machine = published_files.planner_machine(node)
+    if not machine.gpus:
+        pytest.skip("no GPU there")
+    site.cpuset(format_cpu_set(machine.online), version=1)
+    for masks, gpus in step_shapes(machine):
+        after = swapped(site.calls(node, hexes(masks, node), gpus), masks)
+        assert after is None or after == by_python(node, masks, gpus), (hexes(masks, node), gpus)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_shell_and_plugin_apply_the_published_plan_alike(site: Site, name: str) -> None:
+    """The whole node: each task has the CPU set that the plan and the rule of keeping one's own give it; none gets worse."""
+    node = machine_tree(name)
+    machine = published_files.planner_machine(node)
+    files = published_files.plan_files(node)
+    gpus = ",".join(str(index) for index in sorted(g.index for g in machine.gpus))
+    for tasks in [n for n in (2, len(machine.gpus), 2 * len(machine.gpus)) if n > 1 and f"{n}.ready" in files]:
+        for masks in orders(binding_plan.whole_node_cpu_sets(machine, tasks), tasks):
+            if not masks[0] & 1:
+                continue
+            wanted = by_published_plan(machine, masks)
+            listed = hexes(masks, node)
+            assert swapped(site.calls(node, listed, gpus, plans=files), masks) == wanted, listed
+            assert by_plugin(site.stage, listed, gpus) == wanted, listed
+            gpus_of_task = binding_plan.assign_gpus(machine.gpus, tasks)
+            least = binding_plan.total_distance(machine, by_python(node, masks, gpus), gpus_of_task)
+            assert binding_plan.total_distance(machine, wanted, gpus_of_task) == least, listed
+
+
+def test_the_shell_answers_many_steps_itself(site: Site) -> None:
+    """Else the comparison above would compare nothing."""
+    node = machine_tree("hgx-h100")
+    machine = published_files.planner_machine(node)
+    site.cpuset(format_cpu_set(machine.online), version=1)
+    answers = [swapped(site.calls(node, hexes(masks, node), gpus), masks) for masks, gpus in step_shapes(machine)]
+    assert sum(after is not None for after in answers) >= 5, answers
