@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ BAD = [
     ("export NCCL_IB_HCA=mlx5_1", ("hca-prefix", "warn")),
     ("export NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_10", ("hca-prefix", "warn")),
     ("export NCCL_IB_HCA=^mlx5_2:1", ("hca-prefix", "warn")),
+    ("export NCCL_IB_TIMEOUT=50", ("ib-bits", "warn")),
+    ("export NCCL_IB_RETRY_CNT=10", ("ib-bits", "warn")),
     ("export NCCL_DEBUG=INFO", ("debug-level", "info")),
     ("export CUDA_LAUNCH_BLOCKING=1", ("debug-level", "warn")),
     ("srun numactl --cpunodebind=0 --membind=0 ./a.out", ("numactl", "error")),
@@ -121,13 +124,13 @@ def test_every_way_to_set(text: str) -> None:
         "export NCCL_PROTO=^LL128",
         "export NCCL_P2P_DISABLE=0",
         "export NCCL_IB_TIMEOUT=0x16 NCCL_IB_SL=",
-        "export NCCL_IB_TIMEOUT=$T",
+        "export NCCL_IB_TIMEOUT=$T NCCL_IB_RETRY_CNT=7",
         "export NCCL_SOCKET_IFNAME=lo0,eth0 NCCL_DEBUG_SUBSYS=INIT NCCL_DEBUG_FILE=/tmp/%h",
         "export NCCL_HOME=/opt/nccl NCCL_TEST=all NCCL_DIR=/opt NCCL_TESTS_PATH=/opt/nccl-tests",
         "export NCCL_ASYNC_ERROR_HANDLING=1 NCCL_BLOCKING_WAIT=1 NCCL_IBEXT_DISABLE=1",
         "#SBATCH --nodes=1\nexport NCCL_SOCKET_IFNAME=lo",
-        "#SBATCH -N 2 --gres=gpu:8\nexport NCCL_IB_HCA=mlx5",
-        "#SBATCH -N 1 --gres=gpu:8\nexport NCCL_IB_HCA=mlx5_0",
+        "#SBATCH -N 2 --gres=gpu:8 -c 96\nexport NCCL_IB_HCA=mlx5",
+        "#SBATCH -N 1 --gres=gpu:8 -c 96\nexport NCCL_IB_HCA=mlx5_0",
         "#SBATCH -N 2 --gres=gpu:1 -c 8\nexport NCCL_IB_HCA=mlx5_0",
         "export CUDA_LAUNCH_BLOCKING=0",
         "srun numactl --membind=$NODE --cpunodebind=$NODE ./a",
@@ -203,6 +206,14 @@ def test_a_rule_can_be_allowed() -> None:
 def test_every_rule_is_tried_above() -> None:
     tried = {rule for _, (rule, _) in BAD} | {rule for rule, *_ in TWINS} | {"conf-syntax", "per-node"}
     assert tried == set(RULES)
+
+
+def test_the_page_lists_every_rule_with_its_levels() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/lint.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| ([a-z, ]+) \|", page, re.MULTILINE))
+    assert set(rows) == set(RULES)
+    said = {(rule, level) for rule, level in [f for _, f in BAD] + [(rule, level) for rule, level, *_ in TWINS]}
+    assert {(rule, level) for rule, level in said if level not in rows[rule].split(", ")} == set()
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> ExitCode:
             print(f"    {finding.suggestion}\n    source: {finding.source}")
         if found or not unread:
             print(_count(found) if found else "clean")
-    for e in unread[:-1]:
-        print(f"fairlead lint: {e}", file=sys.stderr)
+    for problem in unread[:-1]:
+        print(f"fairlead lint: {problem}", file=sys.stderr)
     if unread:
         raise unread[-1]
     levels = {finding.level for _, finding in found}

@@ -146,8 +146,10 @@ def _cpus(script: Script, site: Site) -> Found:
     """ "-c: ... The default is one processor per task" (sbatch(1)); a site may set DefCpuPerGPU (slurm.conf(5))."""
     shape = script.shape
     gpus = shape.gpus or 0
-    if not gpus or shape.cpus_per_gpu or shape.exclusive or not any(_TRAINS.search(x.text) for x in script.lines):
+    if not gpus or shape.cpus_per_gpu or shape.exclusive:
         return
+    if shape.tasks_on_node >= gpus and not any(_TRAINS.search(x.text) for x in script.lines):
+        return  # molecular dynamics and the like need one CPU for a GPU
     if (shape.cpus_per_task or 1) > 1 or shape.tasks_on_node > gpus:
         return
     told = shape.cpus_per_task == 1
@@ -189,7 +191,7 @@ def _late_option(script: Script, site: Site) -> Found:
         return
     inside = here_documents(script.raw)
     late = [(number, text.strip()) for number, text in directives(script.raw) if number > first and number not in inside]
-    if late:
+    if late and not any("$" in text for _, text in late):  # sbatch expands nothing: what is submitted is another text
         number, text = late[0]
         others = f" and {len(late) - 1} more are not asked for" if len(late) > 1 else " is not asked for"
         yield (
@@ -259,7 +261,7 @@ def _expandable(script: Script, site: Site) -> Found:
             )
 
 
-_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
+_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "NEPTUNE_API_TOKEN", "OPENAI_API_KEY")
 
 
 def _never(script: Script, site: Site) -> Found:
@@ -267,7 +269,7 @@ def _never(script: Script, site: Site) -> Found:
     torchrun = any(_TORCH.search(line.text) for line in script.lines)
     for a in script.assignments:
         value = a.value or ""
-        if a.name in _SECRETS and re.fullmatch(r"(?=.*\d)[\w-]{16,}", value) and not re.search(r"(?i)your|xxx|token", value):
+        if a.name in _SECRETS and re.fullmatch(r"(?=.*\d)[\w=+/.-]{16,}", value) and not re.search(r"(?i)your|xxx|token", value):
             text = f"{a.name} is a secret, and everybody who reads this file has it"
             yield a.line, Level.WARN, text, "keep it in a file with mode 600 and read it from there", "fairlead env list"
         elif a.name in {"NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"} and value:

@@ -267,6 +267,22 @@ def _hca_prefix(script: Script, site: Site) -> Found:
             )
 
 
+#: Of what InfiniBand keeps in a few bits: the largest value (InfiniBand specification, volume 1, 12.7.34 and 12.7.38).
+BITS = {"NCCL_IB_TIMEOUT": 31, "NCCL_IB_RETRY_CNT": 7}
+
+
+def _bits(script: Script, site: Site) -> Found:
+    for a in assigned(script, *BITS):
+        if (number(a.value) or 0) > BITS[a.name]:
+            yield (
+                a.line,
+                Level.WARN,
+                f"{a.name}={a.value}: InfiniBand has no value over {BITS[a.name]}: what the adapter makes of it is not defined",
+                "22 for a very large network" if a.name == "NCCL_IB_TIMEOUT" else "leave it unset: 7 is its default",
+                GUIDE + "#" + a.name.lower().replace("_", "-"),
+            )
+
+
 def _debug_level(script: Script, site: Site) -> Found:
     for a in assigned(script, "NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING"):
         if a.name == "NCCL_DEBUG" and (a.value or "").upper() in {"INFO", "TRACE", "ABORT"}:
@@ -324,6 +340,7 @@ RULES: dict[str, Rule] = {
     "loopback": _loopback,
     "hca-prefix": _hca_prefix,
     "one-hca": _one_hca,
+    "ib-bits": _bits,
     "debug-level": _debug_level,
     "conf-syntax": _conf_syntax,
     "per-node": _per_node,

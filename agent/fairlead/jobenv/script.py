@@ -16,7 +16,7 @@ from fairlead.jobenv.lint_shape import Shape, here_documents, shape_of
 
 _NAME = (
     r"(?:(?:NCCL|UCX|CUDA|SLURM|SRUN|TORCH|PYTORCH)_[A-Z0-9_]+|MASTER_ADDR|GLOO_SOCKET_IFNAME|OMP_PROC_BIND|NVIDIA_TF32_OVERRIDE"
-    r"|LD_PRELOAD|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|WANDB_API_KEY)"
+    r"|LD_PRELOAD|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|WANDB_API_KEY|NEPTUNE_API_TOKEN|OPENAI_API_KEY)"
 )
 _QUOTED = r"(?<!\\)\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
 # An unquoted value ends at a blank or a shell operator, and in a list of --export where the next name begins.
