@@ -86,6 +86,6 @@ def test_a_node_without_an_nvidia_gpu_needs_no_driver() -> None:
     unloaded = replace(node().driver, module_version=unreadable("not loaded"), library_version=NA)
     machine = node(driver=unloaded, gpus=unreadable("NVML: no library"))
     assert [f.level for f in judged(machine)] == [Level.DRAIN]
-    assert [f.level for f in judged(replace(machine, pci=()))] == [Level.DRAIN]  # nothing of the bus is known
+    assert [f.level for f in judged(replace(machine, pci=()))] == [Level.UNKNOWN]  # nothing of the bus is known
     none = tuple(d for d in machine.pci if d.class_code >> 8 != 0x0302)
     assert [f.level for f in judged(replace(machine, pci=none))] == [Level.UNKNOWN]  # gpu_count says how many there should be

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fairlead.model.check import Past
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.finding import Action, Level, Service
-from fairlead.model.host_facts import StuckTask, Tasks
+from fairlead.model.host_facts import Host, StuckTask, Tasks
 from tests.checks.hosts import NOW, host_node, judged
 from tests.checks.nodes import log
 
@@ -50,3 +51,21 @@ def test_an_unkillable_step_is_named_and_nothing_a_user_chose() -> None:
     assert told.level is Level.WARN and "evil" not in told.summary + str(told.evidence)
     assert judged("stuck_tasks", host_node(), log(record, seconds=NOW - 4000)) == []
     assert judged("stuck_tasks", asleep(300, kernel=True), kernel_threads=False) == []
+
+
+def test_a_kernel_that_tells_of_no_more_hangs_is_said_and_is_no_fault() -> None:
+    """Ten tasks that wait for a user's own server use up what the kernel tells: no user may make a node look broken by that."""
+    (note,) = judged("stuck_tasks", host_node(hung_task_warnings=0))
+    assert note.level is Level.OK and "hung_task_warnings" in note.summary and not note.needs_history
+    for well in (10, 1, -1, NA):
+        assert judged("stuck_tasks", host_node(hung_task_warnings=well)) == []
+    blind = asleep(130, killed=True)
+    assert isinstance(blind.host, Host)
+    found = judged("stuck_tasks", replace(blind, host=replace(blind.host, hung_task_warnings=0)))
+    assert sorted(f.level for f in found) == [Level.OK, Level.DRAIN], "the agent's own watch goes on"
+
+
+@pytest.mark.parametrize("seconds", [1.0, 400.0])
+def test_who_waits_for_a_vfork_child_or_a_server_is_left_out(seconds: float) -> None:
+    assert judged("stuck_tasks", asleep(seconds, vfork=True)) == []
+    assert judged("stuck_tasks", asleep(seconds, fuse=True, killed=True)) == []

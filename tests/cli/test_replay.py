@@ -20,6 +20,7 @@ from fairlead.cli import main
 from fairlead.daemon.recording import read_log
 from fairlead.daemon.replay import Replayed, prefixes, replay
 from fairlead.errors import DataError, ExitCode
+from tests.host.test_hung_trace import ANSWER, NFS, report
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 DBE = "NVRM: Xid (PCI:0000:3b:00): 48, pid=7, name=train, An uncorrectable double bit error (DBE) has been detected"
@@ -319,3 +320,26 @@ def test_an_endless_line_is_cut(tmp_path: Path) -> None:
         f.write(f"[ 1.0] {LOST}\n".encode() + b"[ 2.0] x" + b"y" * (5 << 20) + f"\n[ 3.0] {LOST}".encode())
     assert os.path.getsize(path) > 5 << 20
     assert main(["replay", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "[  110.500000] {}",
+        "3,{n},110500000,-;{}",
+        "2025-02-23T17:24:18+0100 gpu1 kernel: {}",
+        "Feb 23 16:24:18 gpu1 kernel: {}",
+        "{}",
+        '{{"__REALTIME_TIMESTAMP": "1740327858000000", "_BOOT_ID": "a", "_TRANSPORT": "kernel", "MESSAGE": "{}"}}',
+    ],
+)
+def test_a_hung_tasks_trace_is_read_as_by_the_agent(form: str) -> None:
+    """A user's process that waits for the user's own FUSE server is no hang; one that waits for NFS is."""
+    patterns = {"kernel_log": {"mode": "enforce", "patterns": [{"name": "hung", "regex": "INFO: task .*"}]}}
+    for frames, forged, hangs in ((ANSWER, False, 0), (NFS, False, 1), (NFS, True, 1)):
+        texts = report(4711, frames)
+        texts += ["INFO: task waits for FUSE: record 1, process 4711"] * forged
+        texts = [text.replace('"', "'") for text in texts] if form.startswith("{{") else texts
+        found = played(*(form.format(text, n=n) for n, text in enumerate(texts, 1)), checks=patterns)
+        told = [e.evidence for e in found.events if e.check == "kernel_log"]
+        assert [t[0].rpartition(" lines")[0] for t in told] == ["1"] * hangs

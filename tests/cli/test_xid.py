@@ -26,8 +26,8 @@ ARGV = [sys.executable, "-m", "fairlead", "xid", "decode"]
 ENV = {**{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}, "PYTHONPATH": str(ROOT / "agent")}
 
 
-def decoded(path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    assert main(["xid", "decode", str(path), "--json"]) == 0
+def decoded(path: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> list[dict[str, Any]]:
+    assert main(["xid", "decode", str(path), "--json"]) == code
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -187,15 +187,70 @@ def test_a_log_of_many_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_any_bytes_decode(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
     log = tmp_path / "log"
     log.write_bytes(content)
-    found = decoded(log, capsys)
+    code = main(["xid", "decode", str(log)])
+    assert code in (0, 65)
+    capsys.readouterr()
+    found = decoded(log, capsys, code)
     assert all(1 <= r["line"] <= content.count(b"\n") + 1 for r in found)
-    assert main(["xid", "decode", str(log)]) == 0
+    assert main(["xid", "decode", str(log)]) == code
     rows = capsys.readouterr().out.split("\n")
     assert len(rows) - 1 == (len(found) + 1 if found else 0)  # nothing in a log breaks a row
 
 
-def test_a_binary_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert decoded(Path(sys.executable).resolve(), capsys) == []
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "not a text file"),
+        (b"", "it is empty"),
+        (b"root:x:0:0:root:/root:/bin/bash\n" * 3, "no line of it is of a kernel log"),
+        (b"[    1.500000] usb 1-1: new\nhost | " + LOST.encode() + b"\n", "the first is line 2"),
+        (b"host | " + LOST.encode() + b"\n" + b"host | " + LOST.encode() + b"\n", "2 lines hold an Xid"),
+    ],
+)
+def test_what_cannot_be_read_is_never_none(
+    content: bytes | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(Path(sys.executable).resolve().read_bytes() if content is None else content)
+    for options in ([], ["--json"]):
+        assert main(["xid", "decode", str(log), *options]) == 65
+        out, err = capsys.readouterr()
+        assert out == "" and says in err and "no Xid" not in err and "next: " in err
+
+
+def test_an_error_that_is_decoded_is_printed_also_where_another_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"[    1.500000] {LOST}\nhost | {LOST}\n")
+    assert [r["line"] for r in decoded(log, capsys, 65)] == [1]
+
+
+def test_a_log_that_a_power_loss_filled_up_with_zeros_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"Jul 31 23:14:17 n1 kernel: x\n" + b"\0" * 5000 + b"Jul 31 23:14:18 n1 kernel: " + LOST.encode() + b"\n")
+    assert [r["code"] for r in decoded(log, capsys)] == [79]
+    assert main(["replay", str(log)]) == 0
+    assert "1 of them for the checks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("prefix", ["[ 1234.5] ", "Jul 31 23:14:18 host kernel: "])
+def test_a_bus_loss_in_one_record_of_three_lines(prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = ("The NVIDIA GPU 0000:b3:00.0", "(PCI ID: 10de:2330) installed in this system has", "fallen off the bus and is not")
+    log = tmp_path / "log"
+    log.write_text(prefix + ("\n" + " " * len(prefix)).join(f"NVRM: {part}" for part in parts) + " responding to commands.\n")
+    assert [(r["line"], r["kind"], r["pci"]) for r in decoded(log, capsys)] == [(3, "bus_lost", "0000:b3:00.0")]
+    assert main(["replay", str(log)]) == 0
+    assert "would have been drained 1 time" in capsys.readouterr().out
+
+
+def test_replay_never_passes_over_an_error_that_it_cannot_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"[    1.500000] usb 1-1: new\nhost | {LOST}\n")
+    for options in ([], ["--json"]):
+        assert main(["replay", str(log), *options]) == 65
+        out, err = capsys.readouterr()
+        assert out and "line 2" in err and "next: " in err
 
 
 def test_recorded_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,16 @@ def test_no_look_is_thorough_on_answers_of_an_earlier_one(tree: Path) -> None:
     assert gatherer.gather(None, closely=False).thorough  # wanted now
 
 
+def test_a_gpu_that_the_driver_names_is_one_where_sysfs_does_not_say_what_it_is(tree: Path) -> None:
+    addresses = ("0000:1b:00.0", "0000:1c:00.0")
+    for address in addresses:
+        device(tree, address)
+        for name in ("vendor", "class"):
+            (tree / "sys/bus/pci/devices" / address / name).unlink()
+    write(tree, f"/proc/driver/nvidia/gpus/{addresses[0]}/information", "Model: NVIDIA H100\n")
+    assert [d.address for d in nvidia_gpus(look(tree).pci)] == [addresses[0]]
+
+
 def test_a_gpu_lost_before_anyone_looked_gets_the_address_left_over() -> None:
     raw = nvml("hgx-h100")
     gone = raw["gpus"][3]

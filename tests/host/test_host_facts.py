@@ -59,6 +59,10 @@ def test_an_empty_tree_is_missing_in_its_places(tree: Path) -> None:
     for name in ("mounts", "tasks", "units", "clock", "memory_bytes", "smt", "cpus_online"):
         assert isinstance(getattr(found, name), Missing), name
     assert (found.ports, found.controllers, found.nvme, found.fs_errors) == ((), (), (), ())
+    assert isinstance(found.hung_task_warnings, Missing)
+    for said in (0, 10, -1):
+        write(tree, "/proc/sys/kernel/hung_task_warnings", f"{said}\n")
+        assert host(tree).hung_task_warnings == said
     write(tree, "/host.json", '{"clock": 3, "tasks": {"total": "x"}, "units": [{}]}')
     found = host(tree, Wanted(units=True))
     assert isinstance(found.clock, Missing) and "clock" in found.clock.detail

@@ -218,6 +218,29 @@ def test_command(text: str, code: int, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["nccl", "parse", str(tmp_path / "absent")]) == 66
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            HEAD + ROWS,
+            "INCOMPLETE: the footer is missing, so the run ended early or its output was cut; the 4 results that are here",
+        ),
+        (HEAD, "FAILED: the footer is missing, so the run ended early or its output was cut, no row of results"),
+        (HEAD + ROWS + "x: Test NCCL failure common.cu:1\n", "FAILED: the footer is missing"),
+        ("| payload | busbw |\n| 32KiB | 1.44GBps |\n", "it tells of bandwidths, but not in the form of nccl-tests: reformatted"),
+        ("busbw 450\n", "it tells of bandwidths"),
+        ("hello\n", "nothing in it is output of nccl-tests"),
+    ],
+)
+def test_what_is_no_whole_run_is_told_as_what_it_is(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.txt"
+    file.write_text(text)
+    assert main(["nccl", "parse", str(file)]) in (2, 65)
+    assert says in "".join(capsys.readouterr())
+
+
 #: What each sample is: passes, complete, peak bus bandwidth. The table of another benchmark is none of nccl-tests.
 SAMPLES: dict[str, tuple[bool, bool, float | None]] = {
     "aicr_gke_2.17.6": (True, True, 333.51),

@@ -7,6 +7,7 @@ had seen before it: that must not drain again. Where the contract leaves it open
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -144,16 +145,18 @@ def _of_others(record: Record, call: Call) -> Iterator[Broken]:
     asked = [each for each in record.calls if not each.update and 0 < each.ended <= call.began and each.said]
     if not asked:
         yield Broken("the agent reads before it writes", call.began, str(call))
-    elif _shows_held_by(whose, asked[-1].said):
+    elif _shows_held_by(whose, asked[-1].said, record.node):
         yield Broken("the agent changes nothing that it has seen to be another's", call.began, f"it had read {whose!r}: {call}")
     elif words and (took := call.sent - asked[-1].ended) > WINDOW_SECONDS * record.busy:
         how = f"{took:.1f} s after the answer the agent writes over {words!r}: {call}"
         yield Broken(f"a write rests on an answer of at most {WINDOW_SECONDS:g} s ago", call.began, how)
 
 
-def _shows_held_by(whose: str, said: str) -> bool:
-    """Whether Slurm's answer shows the node out of service with these words. Slurm keeps the reason of a drain that is over."""
-    return whose in said and any(word in said.replace(whose, "").upper() for word in ("DRAIN", "DOWN", "FAIL"))
+def _shows_held_by(whose: str, said: str, node: str) -> bool:
+    """Whether Slurm's answer shows this node out of service with these words. An answer may be about all nodes, a line each,
+    and Slurm keeps the reason of a drain that is over."""
+    rows = [row for row in said.splitlines() if re.match(rf"(NodeName=)?{re.escape(node)}\b", row) and whose in row]
+    return any(word in row.replace(whose, "").upper() for row in rows for word in ("DRAIN", "DOWN", "FAIL"))
 
 
 def _wrong_drain(record: Record, call: Call) -> Iterator[Broken]:

@@ -16,8 +16,10 @@ ANN = "ann: riser swap #365229"
         (f"n2@x@IDLE+DRAIN@x@{ANN}@x@root(0)@x@", True),
         (f"n2@x@idle+drain+reboot_requested@x@{ANN}@x@", True),
         ("n2@x@IDLE+DRAIN@x@another's@x@", False),
+        (f"n1@x@IDLE+DRAIN@x@{ANN}@x@\nn2@x@IDLE@x@{ANN}@x@\nn22@x@IDLE+DRAIN@x@{ANN}@x@", False),
+        (f"n1@x@IDLE@x@none@x@\nn2@x@IDLE+DRAIN@x@{ANN}@x@", True),
         ("", False),
     ],
 )
 def test_whose_words_hold_the_node(said: str, held: bool) -> None:
-    assert _shows_held_by(ANN, said) is held
+    assert _shows_held_by(ANN, said, "n2") is held

@@ -9,10 +9,12 @@ import pytest
 
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.model.facts import Missing, Node, NvLink, PciDevice, Why
+from fairlead.model.facts import Missing, Node, NvLink, PciDevice, Why, unreadable
 from fairlead.model.finding import Level
+from fairlead.model.pci_kind import kind_of
 from fairlead.topology.audit.layout_audit import audit
 from fairlead.topology.distances import path_classes
+from fairlead.topology.distances.accelerators import accelerators
 from fairlead.topology.picture.machine_report import matrix, report
 from tests.lab.pcitree import put
 from tests.lab.sites import write_site
@@ -165,6 +167,18 @@ def test_unknown_locality_is_split_evenly_and_said() -> None:
     assert [f["check"] for f in shown["audit"]].count("topology.locality") == 4
 
 
+@pytest.mark.parametrize("what", ["gpus", "nics", "both"])
+def test_no_nic_is_to_be_moved_where_nobody_knows_the_places(what: str) -> None:
+    unknown = Missing(Why.UNREADABLE, "numa_node is -1")
+    node = hgx()
+    if what != "nics":
+        node = hgx(numa=[-1] * 8)
+    if what != "gpus":
+        nics = {n.pci for n in node.nics}
+        node = replace(node, pci=tuple(replace(d, numa=unknown, path=(d.address,)) if d.address in nics else d for d in node.pci))
+    assert [f.summary for f in audit(node) if "move" in f.summary] == []
+
+
 def test_local_cpus_stand_in_for_a_missing_node() -> None:
     """POWER9 and some firmware: CPUs without a node. A list of all CPUs says nothing."""
     node = hgx(gpus=2, numa=[-1, -1])
@@ -190,6 +204,21 @@ def test_a_gpu_outside_the_tree_keeps_its_row() -> None:
     # And the GPU that the bus shows and the driver does not know has one too.
     assert [(g["index"], g["pci"], g["numa"]) for g in report(node)["gpus"]] == [(1, "0000:13:00.0", 0), (0, "0000:ff:00.0", -1)]
     assert "GPU0" in matrix(node)
+
+
+ES1000, W7900 = 0x515E, 0x7448
+
+
+@pytest.mark.parametrize(
+    ("device", "driver", "gpus"),
+    [(ES1000, "", 0), (ES1000, "radeon", 0), (W7900, "amdgpu", 1), (W7900, "", 1), (0x6898, "radeon", 0)],
+)
+def test_a_servers_console_is_no_gpu(device: int, driver: str, gpus: int) -> None:
+    machine = hgx(gpus=0)
+    chip = PciDevice(address=A, vendor=0x1002, device=device, class_code=0x030000, path=(A,), numa=0, link=link(), driver=driver)
+    facts = replace(machine, pci=(*machine.pci, chip), gpus=unreadable("no NVIDIA driver"))
+    assert len(accelerators(facts)) == gpus
+    assert [kind_of(chip)] == ["gpu" if gpus else ""]
 
 
 def test_amds_links(tmp_path: Path) -> None:

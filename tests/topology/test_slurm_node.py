@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -174,6 +175,9 @@ def test_a_published_topology_file_gives_the_same(tree: str) -> None:
         ("NVIDIA GeForce RTX 3090", "rtx_3090"),
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA GH200 120GB", "gh200"),
+        ("NVIDIA GH200/GB200", "gh200"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),
+        ("GRID A100X-40C", "a100x"),
         ("AMD MI250X", "mi250x"),
         ("NVIDIA GPU", "gpu"),
     ],
@@ -181,7 +185,7 @@ def test_a_published_topology_file_gives_the_same(tree: str) -> None:
 def test_types_are_part_of_what_slurm_detects(name: str, kind: str) -> None:
     """gres.conf(5): AutoDetect's type is the product's name in lower case with underscores."""
     assert gres_type(name) == kind
-    assert kind in name.lower().replace(" ", "_")
+    assert kind in name.lower().replace(" ", "_") and re.fullmatch(r"[a-z0-9_]+", kind)
 
 
 def test_what_a_running_file_names() -> None:

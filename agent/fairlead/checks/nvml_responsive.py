@@ -42,7 +42,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     module = node.driver.module_version
     if isinstance(module, Missing) and isinstance(node.gpus, Missing) and node.stuck is None:
         words = "the NVIDIA driver is not loaded"
-        if node.pci and not any(d.vendor == NVIDIA and kind_of(d) == "gpu" for d in node.pci):
+        if not node.pci:  # a machine that declares GPUs is judged by gpu_count
+            yield with_action(Level.UNKNOWN, f"{words}, and no PCI device could be read", Action.NONE, module.detail)
+        elif not any(d.vendor == NVIDIA and kind_of(d) == "gpu" for d in node.pci):
             words = f"{words}, and no NVIDIA GPU is on the PCI bus"
             yield with_action(Level.UNKNOWN, words, Action.NONE, module.detail)
         else:

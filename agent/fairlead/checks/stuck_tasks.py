@@ -3,9 +3,17 @@
 A task in state D that has not been scheduled for the window (kernel/hung_task.c judges the same, with its own 120 s, and
 writes "INFO: task ... blocked for more than ... seconds"). State D for a moment is what every disk read looks like. With
 SIGKILL pending (proc_pid_status(5), SigPnd and ShdPnd) the task cannot end: a Slurm step of it is unkillable, and a reboot is
-what helps. No process name is shown: users choose them. A task that waits for a FUSE server is left out, seen now
-(`StuckTask.fuse`) or in the trace that the kernel logs with it (`model.hung_tasks`): a user can hold processes of their own
-in this way, and a site's own FUSE mounts are declared to `hung_mounts`.
+what helps. No process name is shown: users choose them.
+
+Left out is what a user may do to processes of their own. A task that waits for a FUSE server, seen now (`StuckTask.fuse`) or in
+the trace that the kernel logs with it (`model.hung_tasks`); a site's own FUSE mounts are declared to `hung_mounts`. A task that
+waits for another of its process or of its user that waits for such a server: for a core dump, for the lock of the process's
+memory, for a folder's (`host.waits_for_others`); whoever of these waits for a disk is told by itself. A parent that waits for
+its child of vfork(2): SIGKILL ends that.
+
+The kernel tells of ten hung tasks in a boot and then of none (kernel.hung_task_warnings; -1: of all), and a user's own may use
+that up. The agent's watch of /proc does not depend on it and goes on. That the log is blind is said with level ok: it is no
+fault, and a user can bring it about.
 """
 
 from __future__ import annotations
@@ -48,10 +56,13 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     for host in host_of(node):
         if isinstance(host, Finding):
             yield host
-        elif isinstance(host.tasks, Missing):
+            continue
+        if host.hung_task_warnings == 0:
+            yield Finding(level=Level.OK, summary="the kernel logs no more hung tasks: kernel.hung_task_warnings is 0")
+        if isinstance(host.tasks, Missing):
             yield unread("the processes", host.tasks)
         else:
-            stuck = tuple(t for t in host.tasks.stuck if not t.fuse)
+            stuck = tuple(t for t in host.tasks.stuck if not (t.fuse or t.vfork))
             yield from _unkillable([t for t in stuck if t.killed and t.seconds >= params.killed_seconds])
             asleep = [t for t in stuck if not t.killed and t.seconds >= params.window_seconds]
             asleep = [t for t in asleep if params.kernel_threads or not t.kernel]

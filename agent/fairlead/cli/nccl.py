@@ -90,8 +90,15 @@ def _as_text(each: Run) -> str:
     if each.passed:
         lines.append("complete, nothing wrong" if each.checked else "complete, but the data was never checked (option -c 1 does)")
     else:
-        wrong = f"{each.wrong_total} wrong values" if each.wrong_total else ""
-        cut = "" if each.complete else "incomplete: the footer is missing, the run ended early"
-        none = "" if each.rows else "no row of results"
-        lines.append("FAILED: " + (", ".join(filter(None, (wrong, cut, none))) or "see the errors above"))
+        lines.append(_why_not(each))
     return "\n".join(lines)
+
+
+def _why_not(each: Run) -> str:
+    """What is wrong with a run that is no proof: it failed, or only a part of its output is here."""
+    wrong = f"{each.wrong_total} wrong values" if each.wrong_total else ""
+    none = "" if each.rows else "no row of results"
+    cut = "" if each.complete else "the footer is missing, so the run ended early or its output was cut"
+    if each.rows and cut and not wrong and not each.errors:
+        return f"INCOMPLETE: {cut}; the {len(each.rows)} results that are here have no wrong value"
+    return "FAILED: " + (", ".join(filter(None, (wrong, cut, none))) or "see the errors above")

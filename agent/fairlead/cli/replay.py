@@ -49,8 +49,11 @@ def run(args: argparse.Namespace) -> ExitCode:
     progress = _Progress()
     first: list[Replayed] = []
     second: list[Replayed] = []
+    hidden: list[str] = []
     for path in args.logs:
         recording = _recording(path, progress)
+        if recording.hidden:
+            hidden.append(f"{recording.name}: line {', '.join(map(str, recording.hidden[:8]))}")
         first.append(replay(recording, document, progress.tell))
         if other is not None:
             second.append(replay(recording, other, progress.tell))
@@ -61,11 +64,16 @@ def run(args: argparse.Namespace) -> ExitCode:
         if other is not None:
             data |= {"against": [_data(r) for r in second], "differences": msgspec.to_builtins(differences)}
         print_json(data)
-        return ExitCode.OK
-    for replayed in first:
-        _print(replayed)
-    if other is not None:
+    else:
+        for replayed in first:
+            _print(replayed)
+    if other is not None and not args.json:
         _print_differences(differences, args.policy or (DOCUMENT if os.path.exists(DOCUMENT) else "the defaults"), args.against)
+    if hidden:
+        raise DataError(
+            f"an Xid, SXid or bus loss stands behind a prefix that is not known, and is not judged: {'; '.join(hidden)}",
+            hint="cut the prefix off, so that the line begins with its time stamp, with kernel: or with NVRM:",
+        )
     return ExitCode.OK
 
 

@@ -24,9 +24,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
+from fairlead.errors import DataError, ExitCode, HostError, InputMissing, UsageError
 from fairlead.xid.decode import Decoded, decode
-from fairlead.xid.log import message
+from fairlead.xid.log import Messages
 from fairlead.xid.versions import parse_version
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
@@ -34,6 +34,8 @@ LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk
 _WORTH = re.compile(
     rb'NVRM|nvidia-nvswitch|detected NVSwitch |fallen off the bus|Linux version |-- (?:Boot|Reboot) |"MESSAGE" ?: ?\['
 )
+_HEAD_LINES = 1000  # at the beginning of a file, in which a kernel log shows that it is one
+_LOGS = "a kernel log is what dmesg, journalctl -k, /dev/kmsg or a syslog file gives"
 _HEAD = ("line", "kind", "code", "pci", "mig", "pid", "process", "action", "service", "caused_by", "blames", "text")
 _WIDTHS = (6, 8, 5, 12, 4, 7, 15, 15, 15, 9, 11, 0)  # fixed, so that a line is printed when it is read
 
@@ -53,11 +55,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.file == "-":
         if sys.stdin is None:
             raise InputMissing("standard input is closed")
-        _print_all(sys.stdin.buffer, "standard input", args.driver, as_json=args.json)
-        return ExitCode.OK
+        return _print_all(sys.stdin.buffer, "standard input", args.driver, as_json=args.json)
     with _open(args.file) as file:
-        _print_all(file, args.file, args.driver, as_json=args.json)
-    return ExitCode.OK
+        return _print_all(file, args.file, args.driver, as_json=args.json)
 
 
 def _open(path: str) -> BinaryIO:
@@ -69,16 +69,20 @@ def _open(path: str) -> BinaryIO:
         raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}", hint=hint) from None
 
 
-def _print_all(source: BinaryIO, name: str, driver: str, *, as_json: bool) -> None:
+def _print_all(source: BinaryIO, name: str, driver: str, *, as_json: bool) -> ExitCode:
+    """Prints each record as it is read. Raises DataError at the end where "none" would say more than is known."""
     live = not _is_regular(source)
     found = 0
-    for record in decode(_texts(source, name), driver):
+    log = _Log(source, name)
+    for record in decode(log.texts(), driver):
         if not found and not as_json:
             _print_line(_row(_HEAD))
         found += 1
         _print_line(json.dumps(msgspec.to_builtins(record)) if as_json else _row(_cells(record)), flush=live)
+    log.end(found)
     if not found and not as_json:
         print(f"{name}: no Xid, SXid or bus loss in it", file=sys.stderr)
+    return ExitCode.OK
 
 
 def _is_regular(source: BinaryIO) -> bool:
@@ -88,10 +92,47 @@ def _is_regular(source: BinaryIO) -> bool:
         return False
 
 
-def _texts(source: BinaryIO, name: str) -> Iterator[str]:
-    """The kernel's message of each line; "" for a line that cannot be of interest."""
-    while line := _read_line(source, name):
-        yield message(line.decode("utf-8", "replace")) if _WORTH.search(line) else ""
+class _Log:
+    """A log that is read once: its messages, and whether it was a kernel log that could be read."""
+
+    def __init__(self, source: BinaryIO, name: str) -> None:
+        self._source, self._name = source, name
+        self._lines = 0
+        self._of_a_kernel = False  # a line of it began as those of a kernel log do
+        self._binary = False
+        self._hidden: list[int] = []  # lines with an error behind a prefix that is not known
+
+    def texts(self) -> Iterator[str]:
+        """The kernel's message of each line; "" for a line that cannot be of interest."""
+        messages = Messages()
+        while line := _read_line(self._source, self._name):
+            self._lines += 1
+            line = line.lstrip(b"\0")  # what a power loss leaves in a file
+            self._binary = self._binary or b"\0" in line
+            worth = _WORTH.search(line)
+            if not worth and (self._of_a_kernel or self._lines > _HEAD_LINES):
+                yield ""
+                continue
+            found = messages.of(self._lines, line.decode("utf-8", "replace"))
+            self._of_a_kernel = self._of_a_kernel or found.known or bool(worth and worth.start() == 0)
+            if found.hides_an_error:
+                self._hidden.append(self._lines)
+            yield found.text if worth else ""
+
+    def end(self, found: int) -> None:
+        """Raises DataError where lines were not understood, or where it was no kernel log at all."""
+        if not self._lines:
+            raise DataError(f"{self._name}: it is empty, so nobody knows what the kernel said", hint=_LOGS)
+        if self._hidden:
+            many = f"{len(self._hidden)} lines hold" if len(self._hidden) > 1 else "1 line holds"
+            raise DataError(
+                f"{self._name}: {many} an Xid, SXid or bus loss behind a prefix that is not known, and not decoded; "
+                f"the first is line {self._hidden[0]}",
+                hint="cut the prefix off, so that the line begins with its time stamp, with kernel: or with NVRM:",
+            )
+        if not found and not self._of_a_kernel:
+            what = "not a text file" if self._binary else "no line of it is of a kernel log"
+            raise DataError(f"{self._name}: {what}", hint=_LOGS)
 
 
 def _read_line(source: BinaryIO, name: str) -> bytes:

@@ -17,10 +17,11 @@ from msgspec import Struct, field
 from fairlead.daemon.stamps import NO_YEAR, Stamp, stamp
 from fairlead.daemon.store import numbers
 from fairlead.errors import DataError, InputMissing
+from fairlead.host.hung_trace import HungTrace, is_ours
 from fairlead.model.check import KernelRecord
 from fairlead.model.kernel_text import begins_with_a_name
 from fairlead.xid.decode import BOOT
-from fairlead.xid.log import journal, message
+from fairlead.xid.log import Messages, journal
 from fairlead.xid.versions import loaded
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
@@ -48,7 +49,8 @@ class Boot(Struct, kw_only=True):
 
 class Recording(Struct, kw_only=True):
     """since_boot, dated: what its time is (see ``Stamp``); not timed: it has none. of_an_agent: its history, not a log.
-    recorded: what an agent noted at the time, (seconds, text)."""
+    recorded: what an agent noted at the time, (seconds, text). hidden: the numbers of lines that hold an Xid, SXid or bus
+    loss behind a prefix that is not known."""
 
     name: str
     boots: list[Boot] = field(default_factory=list)
@@ -58,6 +60,7 @@ class Recording(Struct, kw_only=True):
     timed: bool = True
     of_an_agent: bool = False
     recorded: list[tuple[float, str]] = field(default_factory=list)
+    hidden: list[int] = field(default_factory=list)
 
 
 Progress = Callable[[str, float], None]  # what is read, and how much of it
@@ -87,12 +90,19 @@ def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: P
         done += len(line)
         if number % 20000 == 0:
             progress(name, done / size if size else 0.0)
-        if b"\0" in line:
+        text = line.lstrip(b"\0")  # what a power loss leaves in a file
+        if b"\0" in text:
             raise DataError(
                 f"{name}: line {number}: not a text file", hint="a kernel log (dmesg, journalctl -k) or history.sqlite"
             )
-        text = line[:LINE_MAX]
-        if any(w in text for w in worth) or log.begins(number) or any(m in text for m in _MARKS) or text.startswith(b"{"):
+        text = text[:LINE_MAX]
+        if (
+            any(w in text for w in worth)
+            or log.begins(number)
+            or any(m in text for m in _MARKS)
+            or text.startswith(b"{")
+            or log.follows
+        ):
             log.take(number, text.decode("utf-8", "replace"))
     return log.finish(number, line[:LINE_MAX].decode("utf-8", "replace"))
 
@@ -118,6 +128,7 @@ class _Log:
     def __init__(self, name: str, prefixes: tuple[str, ...]) -> None:
         self.made = Recording(name=name)
         self._prefixes = prefixes
+        self._messages = Messages()
         self._boot_id = ""
         self._offset = 0.0  # from the stamps' time to the recording's: boots come one after another
         self._year = NO_YEAR
@@ -125,6 +136,12 @@ class _Log:
         self._now = 0.0
         self._stamped = False
         self._marked = False  # a boot begins with the next line that has a time
+        self._trace = HungTrace()
+
+    @property
+    def follows(self) -> bool:
+        """Whether a line may belong to the trace of a task that hangs."""
+        return self._trace.follows
 
     def begins(self, number: int) -> bool:
         """Whether the time at which the log begins is still looked for."""
@@ -136,10 +153,14 @@ class _Log:
         if line.startswith("{"):
             at, text, boot_id = _journal(line)
         else:
-            at, text = self._stamp(line), message(line)
+            found = self._messages.of(number, line)
+            at, text = self._stamp(line), found.text
+            if found.hides_an_error:
+                self.made.hidden.append(number)
         self._marked = self._marked or text.startswith(BOOT)
         wanted = text.startswith(self._prefixes)
         if at is None and not wanted:
+            self._follow(number, text)
             return
         back = at is not None and at.since_boot and at.seconds < self._raw - _BACK_SECONDS
         other = bool(boot_id and self._boot_id and boot_id != self._boot_id)
@@ -151,10 +172,20 @@ class _Log:
         boot = self.made.boots[-1]
         boot.ended = self._now
         boot.driver = loaded(text) or boot.driver
-        if wanted:
-            seconds = boot.up_seconds + self._now - boot.began
-            record = KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)
+        record = self._record(number, text)
+        if wanted and not is_ours(record):
             boot.records.append((number, record))
+        self._follow(number, text)
+
+    def _record(self, number: int, text: str) -> KernelRecord:
+        boot = self.made.boots[-1]
+        seconds = boot.up_seconds + self._now - boot.began
+        return KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)
+
+    def _follow(self, number: int, text: str) -> None:
+        """What the trace of a task that hangs says of it, as the agent adds it to the kernel log (``host.kmsg``)."""
+        if self.made.boots and (said := self._trace.take(number, self._record(number, text))):
+            self.made.boots[-1].records.append((number, said))
 
     def _stamp(self, line: str) -> Stamp | None:
         at = stamp(line, self._year)

@@ -2,7 +2,8 @@
 
 The same code decides as in the agent. What a log does not hold is not guessed: only checks that kernel records wake run,
 there are no jobs (a drain that waits for the job's end is told as one), slurmctld carries every order out at once, the
-budgets of other nodes have room, and a return-to-service command passes. Nothing here reads a clock or a random number.
+budgets of other nodes have room, a return-to-service command passes, and no virtiofs is mounted, so that a task whose trace
+shows a wait for a FUSE server is no hang. Nothing here reads a clock or a random number.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fairlead.daemon.stamps import show
 from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Driver, Missing, Node, unreadable
 from fairlead.model.finding import Finding, Service
+from fairlead.model.host_facts import Host
 from fairlead.policy import Decision, Now, Order, PolicyState, Proof, acknowledge, decide
 from fairlead.policy.state import identity, standing
 
@@ -305,6 +307,7 @@ def _node(name: str, boot: Boot, up_seconds: float) -> Node:
         nics=(),
         driver=Driver(module_version=boot.driver or gone, library_version=gone, nvml_version=gone, cuda_version=gone),
         gpus=gone,
+        host=Host(mounts=()),
     )
 
 

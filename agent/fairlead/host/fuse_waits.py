@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from fairlead.host import mount_table
 from fairlead.host.probe import Question
 from fairlead.host.root import Root
+from fairlead.host.task_files import waits_in
 from fairlead.model.hung_tasks import is_of_fuse_itself, waits_for_server
 
 Sleep = tuple[str, str, int]  # folder of the task, its start, its context switches: one wait
@@ -65,8 +66,7 @@ class FuseWaits:
             self._known[sleep] = here and mount_table.has_fuse(self._root, f"{folder}/mountinfo")
 
     def _by_wchan(self, folder: str) -> bool:
-        data = self._root.read_bytes(f"{folder}/wchan", 256, head=True)
-        return isinstance(data, bytes) and waits_for_server(data.decode("ascii", "replace").strip())
+        return waits_for_server(waits_in(self._root, folder))
 
     def end(self) -> None:
         if self._question is not None:

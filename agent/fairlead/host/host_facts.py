@@ -51,6 +51,7 @@ class HostLooks:
             memory_bytes=clock_state.memory_bytes(root),
             smt=root.value("/sys/devices/system/cpu/smt/control"),
             cpus_online=clock_state.cpus_online(root),
+            hung_task_warnings=root.number("/proc/sys/kernel/hung_task_warnings"),
         )
         if self._probes is None:
             return self._recorded(files)

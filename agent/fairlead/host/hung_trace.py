@@ -40,6 +40,11 @@ class HungTrace:
         self._began = False
         self._frames = 0
 
+    @property
+    def follows(self) -> bool:
+        """Whether the next record may still tell of the last hung task: then it has to be taken."""
+        return self._hung is not None
+
     def take(self, sequence: int, record: KernelRecord | None) -> KernelRecord | None:
         """The next record, None for one that is dropped; a record of ours when it says what the last hung task waits for."""
         if record is not None and (found := HUNG.match(record.text)):

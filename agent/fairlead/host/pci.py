@@ -24,6 +24,8 @@ _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
 _BROADCOM, _BRIDGE = 0x1000, 0x0604  # its switches tell their level by the subsystem id (topology.tree)
 _VFIO = "vfio-pci"
+_NVIDIA, _NVIDIA_GPUS = 0x10DE, "/proc/driver/nvidia/gpus"
+_THREE_D = 0x030200  # 3D controller (PCI Code and ID Assignment)
 _JUDGED = (0x02, 0x03, 0x12)  # network, display, accelerator: with switches, whose links change and are judged
 _CONTROLLED = (0x0300, 0x0302, 0x0200, 0x0207, 0x0108)  # GPUs, Ethernet, InfiniBand, NVMe (PCI Code and ID Assignment)
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
@@ -59,6 +61,7 @@ class Tour:
         self._inodes: dict[str, int] = {}  # a device that went and came back has another: nothing known of it holds
         self._now: dict[str, int] = {}  # the same, as just listed
         self._given_away: frozenset[str] = frozenset()  # to virtual machines, as the driver for that says
+        self._of_nvidia: frozenset[str] = frozenset()  # GPUs that NVIDIA's driver names
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
         """Every function by address. ``thorough`` False: of devices seen before, only presence."""
@@ -67,6 +70,7 @@ class Tour:
             return self._said_last
         self._names, self._now = names, self._root.inodes(DEVICES)
         self._given_away = frozenset(self._root.names(f"/sys/bus/pci/drivers/{_VFIO}"))
+        self._of_nvidia = frozenset(self._root.names(_NVIDIA_GPUS))
         known, self._known = self._known, {}
         for name in names:
             if ADDRESS.fullmatch(name):
@@ -95,6 +99,9 @@ class Tour:
         folder = f"{DEVICES}/{address}"
         self._inodes[address] = self._now.get(address, 0)
         vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class", CLASS_UNREADABLE)
+        if address in self._of_nvidia:  # the driver knows its own where sysfs says nothing
+            vendor = vendor or _NVIDIA
+            class_code = _THREE_D if class_code == CLASS_UNREADABLE else class_code
         numa = _numa(self._root, folder)
         broadcom = vendor == _BROADCOM and class_code >> 8 == _BRIDGE
         device = PciDevice(

@@ -2,24 +2,37 @@
 
 A task is stuck when it is in state D and has not been scheduled since (its context switches stand still, as in
 kernel/hung_task.c). State: proc_pid_stat(5); switches and pending signals: proc_pid_status(5); the step: its cgroup.
-Of a process the main thread is looked at, and all threads once that has died (Z) and they keep it. A machine with many
-processes is gone through in turns; those in state D are looked at every time.
+Of a process the main thread is looked at, and all threads once that has died (Z) and they keep it, or once it waits for another
+task (``waits_for_others``). A machine with many processes is gone through in turns; those in state D are looked at every time.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
-from fairlead.host.fuse_waits import FuseWaits
+from fairlead.host.fuse_waits import FuseWaits, Sleep
 from fairlead.host.owners import jobs_of, step_of
 from fairlead.host.root import Root
+from fairlead.host.task_files import stat_fields, status, waits_in
+from fairlead.host.waits_for_others import asking, beside, excused, waits_for_another, waits_for_vfork
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.host_facts import StuckTask, Tasks
 
 TURN = 400  # processes a look: about 10 ms
 _ASKED_SECONDS = 10.0  # of a task that sleeps for so long it is asked what it waits for
-_SIGKILL = 1 << 8
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
+Key = tuple[str, str]  # folder of the task, its start
+
+
+class _Slept(NamedTuple):
+    """Since when a task has not been scheduled. for_another: it sleeps where tasks wait for one another."""
+
+    switches: int
+    since: float
+    uid: int
+    for_another: bool
 
 
 class Watch:
@@ -27,7 +40,7 @@ class Watch:
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        self._sleeping: dict[tuple[str, str], tuple[int, float]] = {}  # (task folder, start) -> (switches, since)
+        self._sleeping: dict[Key, _Slept] = {}
         self._after = 0
         self._fuse = FuseWaits(root)
         self._jobs = jobs_of(root)
@@ -45,19 +58,33 @@ class Watch:
         self._jobs = jobs_of(self._root)
         folders = {f"/proc/{p}" for p in ahead} | {folder for folder, _ in self._sleeping}
         before, self._sleeping = self._sleeping, {}
-        stuck = [task for folder in sorted(folders) for task in self._process(folder, now, before)]
-        long = [s for s in self._sleeping.items() if now - s[1][1] >= _ASKED_SECONDS]
-        waits = self._fuse.among((*key, switches) for key, (switches, _) in sorted(long, key=lambda s: s[1][1]))
-        fuse = {int(folder.rpartition("/")[2]) for folder, _, _ in waits}
-        stuck = [replace(t, fuse=True) if t.pid in fuse else t for t in stuck]
-        return Tasks(total=len(pids), seen=len(ahead), stuck=tuple(sorted(stuck, key=lambda t: (-t.seconds, t.pid))))
+        stuck = {task.pid: task for folder in sorted(folders) for task in self._process(folder, now, before)}
+        waiting = [(folder, s.uid) for (folder, _), s in self._sleeping.items() if s.for_another and s.since < now]
+        others = set(beside(self._root, waiting, pids)) if waiting else set()
+        known = {folder for folder, _ in self._sleeping}
+        stuck |= {task.pid: task for folder in sorted(others - known) for task in self._process(folder, now, before)}
+        for folder in self._for_fuse(now, others, waiting):
+            pid = int(folder.rpartition("/")[2])
+            stuck[pid] = replace(stuck[pid], fuse=True)
+        return Tasks(total=len(pids), seen=len(ahead), stuck=tuple(sorted(stuck.values(), key=lambda t: (-t.seconds, t.pid))))
+
+    def _for_fuse(self, now: float, others: set[str], waiting: list[tuple[str, int]]) -> frozenset[str]:
+        """The folders of those that wait for a FUSE server, or for a task beside them that does."""
+        asked = sorted(
+            (s.since, (folder, start, s.switches))
+            for (folder, start), s in self._sleeping.items()
+            if now - s.since >= _ASKED_SECONDS or folder in others
+        )
+        found: frozenset[Sleep] = self._fuse.among(sleep for _, sleep in asked)
+        direct = [(folder, self._sleeping[folder, start].uid) for folder, start, _ in found]
+        return frozenset(folder for folder, _ in direct) | excused(waiting, (*direct, *asking(self._root, others)))
 
     def end(self) -> None:
         """End the process that still looks for us."""
         self._fuse.end()
 
-    def _process(self, folder: str, now: float, before: dict[tuple[str, str], tuple[int, float]]) -> list[StuckTask]:
-        stat = self._stat(folder)
+    def _process(self, folder: str, now: float, before: dict[Key, _Slept]) -> list[StuckTask]:
+        stat = stat_fields(self._root, folder)
         if stat is None:
             return []
         state, threads = stat[0], stat[17]
@@ -69,35 +96,15 @@ class Watch:
             return [task for f in rest if f"{folder}/" in f for task in self._process(f, now, before)]
         return []
 
-    def _stat(self, folder: str) -> list[str] | None:
-        """The fields after the name, which may hold anything: state, ppid, ..."""
-        data = self._root.read_bytes(f"{folder}/stat", 4096, head=True)
-        if not isinstance(data, bytes):
+    def _task(self, folder: str, stat: list[str], now: float, before: dict[Key, _Slept]) -> StuckTask | None:
+        said = status(self._root, folder)
+        if said is None:
             return None
-        fields = data.rpartition(b")")[2].decode("ascii", "replace").split()
-        return fields if len(fields) > 19 else None
-
-    def _task(
-        self, folder: str, stat: list[str], now: float, before: dict[tuple[str, str], tuple[int, float]]
-    ) -> StuckTask | None:
-        data = self._root.read_bytes(f"{folder}/status", 8192, head=True)
-        if not isinstance(data, bytes):
-            return None
-        switches, pending = 0, 0
-        for line in data.decode("utf-8", "replace").splitlines():
-            name, _, value = line.partition(":")
-            value = value.strip()
-            if name.endswith("ctxt_switches") and value.isdigit():
-                switches += int(value)
-            elif name in ("SigPnd", "ShdPnd"):
-                try:
-                    pending |= int(value, 16)
-                except ValueError:
-                    continue
         key = (folder, stat[19])
         known = before.get(key)
-        since = known[1] if known is not None and known[0] == switches else now
-        self._sleeping[key] = (switches, since)
+        since = known.since if known is not None and known.switches == said.switches else now
+        function = waits_in(self._root, folder)
+        self._sleeping[key] = _Slept(said.switches, since, said.uid, waits_for_another(function))
         cgroup = self._root.read_bytes(f"{folder}/cgroup", 8192, head=True)
         step = step_of(cgroup.decode("utf-8", "replace"), self._jobs) if isinstance(cgroup, bytes) else None
         flags = int(stat[6]) if stat[6].isdigit() else 0
@@ -106,6 +113,7 @@ class Watch:
             seconds=now - since,
             job=step.job if step else 0,
             step=step.step if step else "",
-            killed=bool(pending & _SIGKILL),
+            killed=said.killed,
             kernel=bool(flags & _PF_KTHREAD),
+            vfork=not said.killed and waits_for_vfork(function),
         )

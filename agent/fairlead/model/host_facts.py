@@ -101,7 +101,8 @@ class StuckTask(Struct, frozen=True, kw_only=True):
     """A task in uninterruptible sleep ("D") that has not been scheduled for ``seconds``. No name: a user chose it.
 
     job, step: of its cgroup, 0 and "" where it is none of Slurm's. killed: SIGKILL is pending: it cannot be killed.
-    kernel: a kernel thread. fuse: it waits for the server of a FUSE mount, which is a process, often of the same user.
+    kernel: a kernel thread. fuse: it waits for the server of a FUSE mount, which is a process, often of the same user, or for
+    another task of its user's that does. vfork: it waits for its child of vfork(2), and SIGKILL would end it.
     """
 
     pid: int
@@ -111,6 +112,7 @@ class StuckTask(Struct, frozen=True, kw_only=True):
     killed: bool = False
     kernel: bool = False
     fuse: bool = False
+    vfork: bool = False
 
 
 class Tasks(Struct, frozen=True, kw_only=True):
@@ -158,6 +160,7 @@ class Host(Struct, frozen=True, kw_only=True):
     memory_bytes: int | Missing = NOT_READ
     smt: str | Missing = NOT_READ  # /sys/devices/system/cpu/smt/control: on, off, forceoff, notsupported, notimplemented
     cpus_online: int | Missing = NOT_READ
+    hung_task_warnings: int | Missing = NOT_READ  # of how many more hung tasks the kernel tells; -1: of all
 
 
 class Wanted(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from fairlead.model.facts import Missing, Node, PciDevice
 
 NVIDIA, AMD = 0x10DE, 0x1002
 _KINDS = {0x0300: "gpu", 0x0302: "gpu", 0x0200: "nic", 0x0207: "nic", 0x0108: "nvme"}  # PCI Code and ID Assignment
+#: ATI chips that are a server's console and no accelerator: ES1000 and Rage XL (https://pci-ids.ucw.cz, vendor 1002).
+_CONSOLES = frozenset({0x515E, 0x5969, 0x4752, 0x4758})
 LOCKDOWN = "/sys/kernel/security/lockdown"
 DEVICE_CONTROL = 0x08  # in the PCI Express capability
 
@@ -33,10 +35,15 @@ class Controlled(Struct, frozen=True):
                        value=value, before=self.control, what=what)  # fmt: skip
 
 
+def is_console(device: PciDevice) -> bool:
+    """Return whether an AMD display chip only drives a server's console. ROCm needs the driver amdgpu; such a chip has radeon."""
+    return device.vendor == AMD and (device.device in _CONSOLES or device.driver == "radeon")
+
+
 def kind_of(device: PciDevice) -> str:
     """gpu, nic, nvme, or "" for all else; a display of no GPU maker (a BMC's) is none, nor is a virtual function."""
     kind = "" if device.virtual_function else _KINDS.get(device.class_code >> 8, "")
-    return "" if kind == "gpu" and device.vendor not in (NVIDIA, AMD) else kind
+    return "" if kind == "gpu" and (device.vendor not in (NVIDIA, AMD) or is_console(device)) else kind
 
 
 def locked_down(node: Node) -> bool:

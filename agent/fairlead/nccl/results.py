@@ -34,6 +34,7 @@ _STARTS = re.compile(r"^# (?:nccl-tests version|Collective test starting:|nThrea
 _PROGRAM = re.compile(r"(?:^|[\s/:])([a-z]+(?:_[a-z]+)*?)_perf(?:_mpi)?(?=\s|$)")
 _BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\S+)\s*(\S*)")
 _AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(\S*)")
+_BANDWIDTHS = re.compile(r"\b(?:bus|alg)_?bw\b|\bbus bandwidth\b", re.IGNORECASE)
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d$|^\d\d:\d\d:\d\d(?:\.\d+)?$")
 _NUMBER = re.compile(r"^(?:[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|N/A|[-+]?(?:inf|nan))$")
 
@@ -108,11 +109,12 @@ def parse(text: str) -> tuple[Run, ...]:
     if text.lstrip()[:1] == "{":
         return (_from_json(text),)
     runs = tuple(_from_lines(text.splitlines()))
-    if not runs:
-        raise DataError(
-            "nothing in it is output of nccl-tests", hint="give the whole output of all_reduce_perf or another *_perf"
-        )
-    return runs
+    if runs:
+        return runs
+    what = "nothing in it is output of nccl-tests"
+    if _BANDWIDTHS.search(text):
+        what = "it tells of bandwidths, but not in the form of nccl-tests: reformatted, or of another program"
+    raise DataError(what, hint="give the whole output of all_reduce_perf or another *_perf, as it was printed")
 
 
 def _from_lines(lines: Iterable[str]) -> Iterator[Run]:

@@ -7,6 +7,7 @@ may be a NUMA node or an L3 cache instead (slurm.conf(5), SlurmdParameters=numa_
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
@@ -20,7 +21,7 @@ from fairlead.topology.binding import binding_plan
 from fairlead.topology.distances import locality
 from fairlead.topology.distances.accelerators import Accelerator, accelerators
 
-_BRANDS = frozenset({"nvidia", "amd", "tesla", "geforce", "quadro", "instinct", "graphics", "device", "gpu"})
+_BRANDS = frozenset({"nvidia", "amd", "tesla", "geforce", "quadro", "instinct", "grid", "graphics", "device", "gpu"})
 
 
 class Socket(StrEnum):
@@ -71,9 +72,12 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
 def gres_type(name: str) -> str:
     """Return a short GRES type of a product's name, h100 for example: part of what AutoDetect calls it (`nvidia_h100_80gb_hbm3`).
 
-    gres.conf(5), Type: with AutoDetect a configured type must be part of the detected one.
+    gres.conf(5), Type: with AutoDetect a configured type must be part of the detected one. It holds letters, digits and _ alone:
+    of "GH200/GB200" the first is taken, since slurm.conf reads no other character there.
     """
-    words = [w for w in name.lower().replace("-", " ").replace("_", " ").split() if w not in _BRANDS]
+    words = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w and w not in _BRANDS]
+    if words[:2] == ["rtx", "pro"] and len(words) > 2:
+        return f"rtx_pro_{words[2]}"
     if words[:1] == ["rtx"] and len(words) > 1:
         return f"rtx_{words[1]}"
     return words[0] if words else "gpu"

@@ -10,9 +10,11 @@ and journalctl print as text: a line break in a name begins a line there, and no
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.kernel_text import begins_with_a_name, is_whole
@@ -20,22 +22,33 @@ from fairlead.model.kernel_text import begins_with_a_name, is_whole
 _ISO = r"\d{4}-\d\d-\d\dT[0-9:,.]+(?:[+-]\d\d:?\d\d|Z)"
 _STAMP = r"\[ *\d+\.\d+(?: < *\d+\.\d+>)?\](?:\[ *[TC]\d+\])? "
 _CTIME = r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}\] "
+_KERNEL = rf"kernel(?:\[\d{{1,10}}\])?: ?(?:{_STAMP})?"  # the tag of a syslog daemon or the journal; some add a process number
 _FORMS = tuple(
     re.compile(form)
     for form in (
         r"(?P<priority>\d{1,6}),\d{1,20},\d{1,20}(?P<escaped>(?:,[^;]{0,80})?;)",  # /dev/kmsg
+        r"<(?P<priority>\d{1,6})>1 \S{1,64} \S{1,255} kernel \S{1,128} \S{1,32} (?:-|(?:\[[^\]]{0,1024}\])+) "
+        rf"(?:\ufeff)?(?:{_STAMP})?",  # RFC 5424, section 6
         rf"<(?P<priority>\d{{1,6}})>(?:{_STAMP})?",  # dmesg -r, pstore, serial console
-        rf"{_STAMP}(?:[\w.-]{{1,255}} kernel: )?",  # dmesg, dmesg -d; journalctl -o short-monotonic
+        rf"{_STAMP}(?:[\w.-]{{1,255}} {_KERNEL})?",  # dmesg, dmesg -d; journalctl -o short-monotonic
         _CTIME,  # dmesg -T
         r"\[(?:[A-Z][a-z]{2} ?\d+ \d\d:\d\d| *[+<] *\d+\.\d+>?)\] ",  # dmesg -e, -H, -d without time
         rf"(?P<facility>[a-z0-9]+) *:[a-z]+ *: (?:{_ISO} |\[[^\]]{{1,40}}\] )",  # dmesg -x
-        rf"{_ISO} \S{{1,255}} kernel: (?:{_STAMP})?",  # journalctl -o short-iso, RFC 5424 stamps
+        # The word kernel behind at most eight words of a date and a host's name, none of which ends as another program's tag
+        # would: syslog in any language, journalctl -o short, short-iso, short-full, short-unix, and no date at all.
+        rf"(?:\S*[^\s:] +){{0,8}}{_KERNEL}",
         rf"{_ISO} ",  # dmesg --time-format iso
-        rf"[A-Z][a-z]{{2}} +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S{{1,255}} kernel: (?:{_STAMP})?",  # syslog, journalctl
-        rf"[A-Z][a-z]{{2}} \d{{4}}-\d\d-\d\d [0-9:.]+ \S{{1,10}} \S{{1,255}} kernel: (?:{_STAMP})?",  # -o short-full
-        rf"\d+\.\d+ \S{{1,255}} kernel: (?:{_STAMP})?",  # journalctl -o short-unix
     )
 )
+#: Another program's line of a syslog file: its number in brackets, or a date and host that are clear.
+_PROGRAM = re.compile(
+    r"(?:\S*[^\s:] +){1,8}[\w./()-]{1,64}\[\d{1,10}\]: |[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S{1,255} [\w./()-]{1,64}: "
+)
+_COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")  # dmesg --color, grep --color
+_GREP = re.compile(r"[:-](?:\d{1,9}[:-])?")  # what ends grep's file name, and its line number, in lines of context too
+_GREP_ENDS_MAX = 16  # such places that are tried: a file name may hold them too
+_HEAD_MAX = 512  # characters in which a prefix ends
+_ERROR = re.compile(r"NVRM: Xid \(|nvidia-nvswitch\d{1,3}: SXid \(|NVRM: .{0,64}fallen off the bus")
 # NVIDIA Fabric Manager's own log (/var/log/fabricmanager.log) names the SXids that it was told of
 _FABRIC = re.compile(
     r"\[[A-Z][a-z]{2} +\d+ \d{4} \d\d:\d\d:\d\d\] \[[A-Z]+\] \[tid \d+\] detected NVSwitch (non-)?fatal error (\d{1,7}) "
@@ -65,28 +78,81 @@ def journal(line: str) -> tuple[float, str, str] | None:
         return None
 
 
-def message(line: str) -> str:
-    """The kernel's message in one line of a log, or the line itself when it has no known prefix.
+class Message(Struct, frozen=True):
+    """The kernel's message in a line of a log. ``text`` is "" where the line is known to be none of the kernel's. ``known``
+    says whether the line begins in a form that this module knows; where it does not, ``text`` is the whole line."""
 
-    "" for a record that says of itself that a program, not the kernel, wrote it (priority = facility * 8 + level), and for one
-    whose beginning a user may have chosen. A line of Fabric Manager's log about an NVSwitch error is given in the words of the
-    kernel's SXid line.
+    text: str
+    known: bool
+
+    @property
+    def hides_an_error(self) -> bool:
+        """Whether an Xid, SXid or bus loss stands behind a prefix that is not known, so that nobody can say whose it is."""
+        return not self.known and _ERROR.search(self.text) is not None and _ERROR.match(self.text) is None
+
+
+class Messages:
+    """The messages of a log that is read line by line.
+
+    dmesg and journalctl print a record of several lines with the later ones indented and without a stamp. Those belong to
+    the record before them: they count where the driver's own message of several lines has begun, and nowhere else.
     """
-    text = _stripped(line.rstrip("\r\n"))
-    return "" if begins_with_a_name(text) else text
+
+    def __init__(self) -> None:
+        self._open_at = -1  # the line after which a continuation belongs to a message of the driver's
+
+    def of(self, number: int, line: str) -> Message:
+        """``number``: of the line in the log; lines that are of no interest may be left out."""
+        found = classify(line)
+        continues = not found.known and line[:1] in (" ", "\t")
+        if continues and self._open_at == number - 1:
+            found = Message(line.strip(), known=True)
+            self._open_at = number
+        elif found.text.startswith("NVRM: The NVIDIA GPU "):
+            self._open_at = number
+        return found
 
 
-def _stripped(line: str) -> str:
+def message(line: str) -> str:
+    """The kernel's message in one line of a log, or the line itself when it has no known prefix; see ``classify``."""
+    return classify(line).text
+
+
+def classify(line: str) -> Message:
+    """The kernel's message in one line of a log.
+
+    Its text is "" for a record that says of itself that a program, not the kernel, wrote it (priority = facility * 8 + level),
+    and for one whose beginning a user may have chosen. A line of Fabric Manager's log about an NVSwitch error is given in the
+    words of the kernel's SXid line. Colours, the indentation of a quoted log and grep's file names are taken off where a known
+    form follows them.
+    """
+    line = line.rstrip("\r\n")
+    if "\x1b[" in line:
+        line = _COLOURS.sub("", line)
+    found = _stripped(line)
+    if found is None and line[:1] in (" ", "\t"):
+        found = _stripped(line.lstrip(" \t"))
+    if found is None:
+        found = _behind_a_file_name(line)
+    if found is None:
+        text, known = ("", True) if _PROGRAM.match(line[:_HEAD_MAX]) else (line, False)
+    else:
+        text, known = found, True
+    return Message("" if begins_with_a_name(text) else text, known)
+
+
+def _stripped(line: str) -> str | None:
+    """The message behind a known prefix; None for a line without one."""
     if line.startswith("{"):
         entry = journal(line)
-        return entry[1] if entry is not None else line
+        return entry[1] if entry is not None else None
     fabric = _FABRIC.fullmatch(line) if line.startswith("[") else None
     if fabric:
         non, code, pci, switch, port = fabric.groups()
         severity = "Non-fatal" if non else "Fatal"
         return f"nvidia-nvswitch{switch}: SXid (PCI:{pci}): {code}, {severity}, Link {port} (Fabric Manager's log)"
     for form in _FORMS:
-        match = form.match(line)
+        match = form.match(line[:_HEAD_MAX])
         if match:
             said = match.groupdict()
             foreign = int(said.get("priority") or 0) >> 3 or (said.get("facility") or "kern") != "kern"
@@ -95,7 +161,16 @@ def _stripped(line: str) -> str:
             if foreign or (escaped.startswith((",c", ",+")) and not is_whole(text)):
                 return ""
             return _unescaped(text) if escaped else _once(text)
-    return line
+    return None
+
+
+def _behind_a_file_name(line: str) -> str | None:
+    """The message of a line that grep has printed; None where no known form follows a file name."""
+    name = line[:_HEAD_MAX].partition(" ")[0]
+    for end in islice(_GREP.finditer(name), _GREP_ENDS_MAX):
+        if end.start() and (found := _stripped(line[end.end() :])) is not None:
+            return found
+    return None
 
 
 def _once(text: str) -> str:

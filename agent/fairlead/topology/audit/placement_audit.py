@@ -84,14 +84,16 @@ def far_nics(view: MachineView) -> Iterable[Finding]:
     close = order("PXB")
     beside = {n.pci for n in view.nics if any(order(view.classes.nccl(g.pci, n.pci)) <= close for g in view.gpus)}
     paired = any(order(c) <= close for c in best.values())
-    idle = [n for n in view.nics if n.pci not in beside]
+    idle = [n for n in view.nics if n.pci not in beside and view.numa(n.pci) >= 0]
     for gpu in view.gpus:
-        if gpu.pci in away or order(best[gpu.pci]) <= order("P2C"):
-            continue
+        if gpu.pci in away or order(best[gpu.pci]) <= order("P2C") or view.numa(gpu.pci) < 0:
+            continue  # of a GPU whose place is not known nobody can say that a NIC is far; topology.locality says so
         near = min(view.nics, key=lambda n: (order(view.classes.nccl(gpu.pci, n.pci)), nearest_nics.natural(n.name)))
         rate = _rate(view, gpu.pci, near)
         evidence = tuple(f"{n.name} {n.pci}: {view.classes.nccl(gpu.pci, n.pci)}" for n in view.nics)
         if best[gpu.pci] == "SYS":
+            if any(view.numa(n.pci) < 0 for n in view.nics):
+                continue
             yield finding(
                 "nic_distance",
                 gpu.pci,

@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from fairlead.model.facts import Gpu, Missing, Node, NvLink, PciDevice, PcieLink, unreadable
+from fairlead.model.pci_kind import is_console
 
 NVIDIA, AMD, AMD_CPU = 0x10DE, 0x1002, 0x1022
 VGA, THREE_D, DISPLAY, ACCELERATOR = 0x0300, 0x0302, 0x0380, 0x1200  # PCI class codes (PCI Code and ID Assignment)
@@ -69,13 +70,13 @@ def pci_key(address: str) -> tuple[int, int, int, int]:
 
 def on_the_bus(node: Node) -> tuple[PciDevice, ...]:
     """Return the GPUs that the PCI bus shows, by vendor and class, in PCI order.
-    Virtual functions are left out, and the graphics part of an AMD processor, which shares its
+    Virtual functions are left out, a server's console, and the graphics part of an AMD processor, which shares its
     PCI device with functions of the processor (vendor 1022)."""
     processor = {d.address.partition(".")[0] for d in node.pci if d.vendor == AMD_CPU}
     found = []
     for d in node.pci:
         kind = d.class_code >> 8
-        if d.virtual_function or d.vendor not in (NVIDIA, AMD):
+        if d.virtual_function or d.vendor not in (NVIDIA, AMD) or is_console(d):
             continue
         if kind in (VGA, THREE_D) or (d.vendor == AMD and kind in (DISPLAY, ACCELERATOR)):
             if d.vendor == AMD and kind in (VGA, DISPLAY) and d.address.partition(".")[0] in processor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fairlead.errors import DataError
-from fairlead.topology.fabric.switch_fabric import End, Fabric
+from fairlead.topology.fabric.switch_fabric import End, Fabric, is_aggregation
 
 _HINT = "take a whole dump again: ibnetdiscover > FILE"
 _SKIPPED = re.compile(
@@ -45,7 +45,8 @@ def refuse_cut(fabric: Fabric, source: str = "ibnetdiscover") -> None:
     """Raise DataError for a dump that is not whole: without a switch, or with links from one end only."""
     if not fabric.switches:
         raise DataError(f"{source}: no switch in it", hint=_HINT)
-    if not fabric.links:
+    sharp = {guid for guid, words in fabric.adapters.items() if is_aggregation(words)}
+    if all(a in sharp or b in sharp for (a, _), (b, _) in fabric.links):
         raise DataError(f"{source}: no link in it", hint=_HINT)
     if fabric.one_sided:
         count = len(fabric.one_sided)
@@ -96,13 +97,17 @@ class _Reader:
         both = self._switches.keys() & self._adapters.keys()
         if both:
             raise DataError(f"{self._source}: {min(both)} is both a switch and an adapter", hint=_HINT)
-        one_sided = sorted((a, b) for a, b in self._told if (b, a) not in self._told)
+        one_sided = sorted((a, b) for a, b in self._told if (b, a) not in self._told and not self._of_sharp(a, b))
         return Fabric(
             switches=dict(sorted(self._switches.items())),
             adapters=dict(sorted(self._adapters.items())),
             links=frozenset((min(pair), max(pair)) for pair in self._told),
             one_sided=tuple(f"{self._words(a)} to {self._words(b)}" for a, b in one_sided),
         )
+
+    def _of_sharp(self, *ends: End) -> bool:
+        """Whether a link leads to a switch's own SHARP adapter. No host hangs on it, so that its block may be missing."""
+        return any(is_aggregation(self._adapters.get(guid, "")) for guid, _ in ends)
 
     def _words(self, end: End) -> str:
         guid, port = end
