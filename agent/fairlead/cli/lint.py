@@ -1,8 +1,9 @@
-"""Find harmful and useless settings in job scripts, environment files and nccl.conf.
+"""Find harmful and useless settings in job scripts and files of NCCL settings.
 
-A file called nccl.conf or .nccl.conf is read as NCCL reads it, every other as a script. Exit code: 0 clean (or only
-remarks), 1 warnings, 2 errors, 65 where a file is no script (empty, a program, UTF-16). `# fairlead: allow RULE` before or
-behind a line takes that rule out of it.
+A file called nccl.conf or .nccl.conf is read as NCCL reads it, every other as a
+script. Exit code: 0 clean (or only remarks), 1 warnings, 2 errors, 65 where a
+file is no script (empty, a program, UTF-16), 66 where it cannot be read.
+`# fairlead: allow RULE` before or behind a line takes that rule out of it.
 """
 
 from __future__ import annotations

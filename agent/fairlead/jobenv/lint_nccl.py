@@ -18,6 +18,8 @@ EFA_BUFFSIZE = 1 << 23  # what the AWS plug-in sets by itself; https://github.co
 
 NAMES = GUIDE + ", and NCCL's source"
 NEAR = 0.8  # of difflib: NCCL_SOCKET_IFACE finds IFNAME, NCCL_TEST finds nothing
+KNOWN = NUMBERS | TEXTS | TORCH
+ENDINGS = sorted(name.removeprefix("NCCL_") for name in NUMBERS | TEXTS)
 #: Beginnings that only NCCL's own names have; NCCL_HOME, NCCL_DIR and the like are a user's.
 FAMILIES = tuple(f"NCCL_{x}_" for x in ("IB", "SOCKET", "P2P", "NET", "SHM", "NVLS", "CUMEM", "DEBUG", "GRAPH", "TOPO", "RAS"))
 _SUFFIX = re.compile(r"\s*(\d+)\s*([KMGT]i?B?)\s*", re.IGNORECASE)
@@ -79,15 +81,13 @@ def _number(script: Script, site: Site) -> Found:
 
 
 def _name(script: Script, site: Site) -> Found:
-    known = sorted(NUMBERS | TEXTS)
     for a in script.assignments:
-        if not a.name.startswith("NCCL_") or a.name in NUMBERS | TEXTS | TORCH or a.name.startswith(PLUGINS):
+        if not a.name.startswith("NCCL_") or a.name in KNOWN or a.name.startswith(PLUGINS):
             continue
         if a.name in INVENTED:
             yield a.line, Level.WARN, f"{a.name}: neither NCCL nor PyTorch reads it", INVENTED[a.name], NAMES
             continue
-        rest = [name.removeprefix("NCCL_") for name in known]
-        near = difflib.get_close_matches(a.name.removeprefix("NCCL_"), rest, n=1, cutoff=NEAR)
+        near = difflib.get_close_matches(a.name.removeprefix("NCCL_"), ENDINGS, n=1, cutoff=NEAR)
         if near:
             meant = "NCCL_" + near[0]
             gone = f"; that is gone since NCCL {DEAD[meant][0]}: remove it" if meant in DEAD else ""
