@@ -13,7 +13,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from fairlead.cli.recorded import recorded_nvml
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.cpulist import format_cpu_set

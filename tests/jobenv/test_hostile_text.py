@@ -47,7 +47,7 @@ def test_a_number_of_any_length_is_no_crash() -> None:
     for line in (f"# Rank {digits} Group 0 Pid 1 on x", f"{digits} 1 float sum 1 1 1 1", f"# Out of bounds values : {digits} OK"):
         parse(f"# nThread 1\n{line}\n")
     script = f"#SBATCH -c 8\n#SBATCH --cpus-per-task={digits}\nexport NCCL_BUFFSIZE={digits}M\npython x --num_workers {digits}\n"
-    assert read(script).cpus_per_task == 8 and lint(read(script)) is not None
+    assert read(script).shape.cpus_per_task == 8 and lint(read(script)) is not None
 
 
 def test_what_a_cut_row_and_a_failure_look_like_is_as_before() -> None:

@@ -14,7 +14,6 @@ HEAD = """#!/bin/bash
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
 #SBATCH --output=%x_%j.out
-set -euo pipefail
 """
 #: Whose form it is, and what stands below the head.
 CLEAN = {

@@ -7,9 +7,9 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from fairlead.daemon.requests.audit_trail import Trail
 
 from fairlead.daemon.publishing import transitions
-from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.ledger import Entry, Ledger, Phase

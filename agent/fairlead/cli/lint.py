@@ -1,19 +1,23 @@
-"""Find harmful and useless settings in job scripts, environment files and nccl.conf.
+"""Find harmful and useless settings in job scripts and files of NCCL settings.
 
-A file called nccl.conf or .nccl.conf is read as NCCL reads it, every other as a script. Exit code: 0 clean (or only
-remarks), 1 warnings, 2 errors. `# fairlead: allow RULE` before or behind a line takes that rule out of it.
+A file called nccl.conf or .nccl.conf is read as NCCL reads it, every other as a
+script. Exit code: 0 clean (or only remarks), 1 warnings, 2 errors, 65 where a
+file is no script (empty, a program, UTF-16), 66 where it cannot be read.
+`# fairlead: allow RULE` before or behind a line takes that rule out of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import sys
 
 import msgspec
 
 from fairlead.cli.input_files import text_of
 from fairlead.cli.output import print_json
-from fairlead.errors import ExitCode, UsageError
+from fairlead.errors import DataError, ExitCode, InputMissing, UsageError
 from fairlead.jobenv.batch_script import read
 from fairlead.jobenv.script_lint import LintFinding, LintLevel, LintSite, lint
 
@@ -33,19 +37,52 @@ def run(args: argparse.Namespace) -> ExitCode:
         site = LintSite(nccl=tuple(map(int, args.nccl.split("."))), fabric=args.fabric)
     except ValueError:
         raise UsageError(f"--nccl {args.nccl}: not a version such as 2.27 or 2.27.5") from None
-    found = []
+    found: list[tuple[str, LintFinding]] = []
+    unread: list[DataError | InputMissing] = []
     for path in args.files:
         conf = args.conf or os.path.basename(path) in {"nccl.conf", ".nccl.conf"}
-        found += [(path, finding) for finding in lint(read(text_of(path, SIZE_MAX), conf=conf), site)]
+        try:
+            found += [(path, finding) for finding in lint(read(_script(path), conf=conf), site)]
+        except (DataError, InputMissing) as e:
+            unread.append(e)
     if args.json:
         print_json([_as_data(path, finding) for path, finding in found])
     else:
         for path, finding in found:
             print(f"{path}:{finding.line}: {finding.level}: {finding.message} [{finding.rule}]")
             print(f"    {finding.suggestion}\n    source: {finding.source}")
-        print(_count(found) if found else "clean")
+        if found or not unread:
+            print(_count(found) if found else "clean")
+    for problem in unread[:-1]:
+        print(f"fairlead lint: {problem}", file=sys.stderr)
+    if unread:
+        raise unread[-1]
     levels = {finding.level for _, finding in found}
     return ExitCode.DRAIN if LintLevel.ERROR in levels else ExitCode.WARN if LintLevel.WARN in levels else ExitCode.OK
+
+
+def _script(path: str) -> str:
+    """Its text. Raises DataError where it is none, InputMissing where it cannot be read. Bytes that are not UTF-8 are kept as
+    signs of their own: a comment in another alphabet makes a script no worse."""
+    name = "standard input" if path == "-" else path
+    if os.path.isdir(path):
+        raise InputMissing(
+            f"{path}: is a directory", hint=f"name the scripts in it: fairlead lint {shlex.quote(path.rstrip('/'))}/*.sh"
+        )
+    try:
+        text = text_of(path, SIZE_MAX)
+    except InputMissing as e:
+        raise InputMissing(e.message, hint=e.hint or f"see that it is there and may be read: ls -l {shlex.quote(path)}") from None
+    if not text.strip():
+        raise DataError(
+            f"{name}: empty: there is nothing to look at", hint="name a job script, an environment file or a nccl.conf"
+        )
+    if "\0" in text:
+        what = "a program" if text.startswith("\x7fELF") else "no text (it holds zero characters)"
+        raise DataError(
+            f"{name}: {what}, not a script", hint="name the script that starts it; a script in UTF-16 has to be saved as UTF-8"
+        )
+    return text
 
 
 def _as_data(path: str, finding: LintFinding) -> dict[str, object]:

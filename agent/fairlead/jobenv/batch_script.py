@@ -12,7 +12,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-_NAME = r"(?:NCCL|UCX|CUDA|SLURM|SRUN)_[A-Z0-9_]+"
+from fairlead.jobenv.lint_shape import JobShape, here_documents, shape_of
+
+_NAME = (
+    r"(?:(?:NCCL|UCX|CUDA|SLURM|SRUN|TORCH|PYTORCH)_[A-Z0-9_]+|MASTER_ADDR|GLOO_SOCKET_IFNAME|OMP_PROC_BIND|NVIDIA_TF32_OVERRIDE"
+    r"|LD_PRELOAD|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|WANDB_API_KEY|NEPTUNE_API_TOKEN|OPENAI_API_KEY)"
+)
 _QUOTED = r"(?<!\\)\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
 # An unquoted value ends at a blank or a shell operator, and in a list of --export where the next name begins.
 _SHELL = re.compile(rf"(?<![\w$\[.{{-])({_NAME})=({_QUOTED}|(?:(?!,[A-Za-z_]\w*=)[^\s;&|)\"'])*)")
@@ -27,18 +32,16 @@ _ALLOW = re.compile(r"fairlead:\s*allow\s+([a-z0-9, -]+)")
 _LINES_MAX = 100_000
 LINE_MAX = 4096  # characters of a line, and of a command over several lines, that are looked at
 
-#: Options of srun, sbatch and salloc that say how large a task is.
-_OPTIONS = {
-    "cpus_per_task": re.compile(r"(?:--cpus-per-task[=\s]\s*|(?<![\w-])-c[=\s]?\s*)(\d{1,9})\b"),
-    "tasks_per_node": re.compile(r"--ntasks-per-node[=\s]\s*(\d{1,9})\b"),
-}
-
 
 class ScriptLine(Struct, frozen=True, kw_only=True):
-    """One command: lines joined at a backslash, without comments. ``number``: of its first line. ``text``: as it runs."""
+    """One command: lines joined at a backslash, without comments. ``number``: of its first line. ``text``: as it runs.
+
+    ``here``: it is text of a here-document, which another program gets.
+    """
 
     number: int
     text: str
+    here: bool = False
     allowed: frozenset[str] = frozenset()
 
 
@@ -51,17 +54,13 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
 
 class Script(Struct, frozen=True, kw_only=True):
-    """A file as read. ``conf``: it is a nccl.conf. ``raw``: its lines as they stand.
-
-    cpus_per_task, tasks_per_node: as asked of Slurm, None where the file does not say.
-    """
+    """A file as read. ``conf``: it is a nccl.conf. ``raw``: its lines as they stand. ``shape``: what it asks of Slurm."""
 
     lines: tuple[ScriptLine, ...]
     assignments: tuple[Assignment, ...]
     raw: tuple[str, ...]
     conf: bool = False
-    cpus_per_task: int | None = None
-    tasks_per_node: int | None = None
+    shape: JobShape = JobShape()
 
 
 def read(text: str, *, conf: bool = False) -> Script:
@@ -74,25 +73,22 @@ def read(text: str, *, conf: bool = False) -> Script:
         assignments=tuple(found),
         raw=raw,
         conf=conf,
-        cpus_per_task=None if conf else _option(raw, "cpus_per_task"),
-        tasks_per_node=None if conf else _option(raw, "tasks_per_node"),
+        shape=JobShape() if conf else shape_of(raw),
     )
 
 
-def _option(raw: tuple[str, ...], name: str) -> int | None:
-    """What the file asks for: the #SBATCH lines first, else the first srun or salloc."""
-    pattern = _OPTIONS[name]
-    commands = [x for x in raw if x[:1] != "#" and re.search(r"\b(?:srun|salloc|sbatch)\b", x)]
-    for line in [x for x in raw if x.startswith("#SBATCH")] + commands:
-        if match := pattern.search(line):
-            return int(match[1])
-    return None
+def allowed_at(raw: tuple[str, ...], number: int) -> frozenset[str]:
+    """The rules that a comment on that line, or on a line of comment before it, takes out."""
+    texts = raw[max(0, number - 2) : number]
+    found = [match[1] for x in texts if (match := _ALLOW.search(x))]
+    return frozenset(name for x in found for name in x.replace(",", " ").split())
 
 
 def _joined(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
     allowed: frozenset[str] = frozenset()
     parts: list[str] = []
     first = 1
+    inside = here_documents(raw)
     for number, text in enumerate(raw, 1):
         if match := _ALLOW.search(text):
             allowed |= frozenset(match[1].replace(",", " ").split())
@@ -106,7 +102,7 @@ def _joined(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
         whole = " ".join((*parts, bare))[:LINE_MAX]
         parts = []
         if whole.strip():
-            yield ScriptLine(number=first, text=whole, allowed=allowed)
+            yield ScriptLine(number=first, text=whole, allowed=allowed, here=first in inside)
             allowed = frozenset()  # a line of comment allows the command after it, one behind a command that command
     if parts:
         yield ScriptLine(number=first, text=" ".join(parts)[:LINE_MAX], allowed=allowed)

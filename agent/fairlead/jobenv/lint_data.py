@@ -34,7 +34,7 @@ DEBUG_ONLY = frozenset(
         "NCCL_GRAPH_REGISTER",
         "NCCL_IB_AR_THRESHOLD",
         "NCCL_IB_DISABLE",
-        "NCCL_IB_ECE",
+        "NCCL_IB_ECE_ENABLE",
         "NCCL_IB_MERGE_NICS",
         "NCCL_IB_OOO_RQ",
         "NCCL_LAUNCH_MODE",
@@ -71,8 +71,7 @@ PLATFORM = frozenset(
     }
 )
 
-#: What a value that says "leave it as it is" looks like: setting a debug switch to it does nothing.
-OFF = frozenset({"0", ""})
+#: One is on; 0 leaves NCCL as it is.
 SWITCHES = frozenset({"NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE"})
 
 #: Read as one whole number, so that a suffix is silently dropped.

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail, new_id
+from fairlead.daemon.requests.spool import Requests, audit_trail, decode, put
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairlead import config
 from fairlead.daemon.publishing.status_json import remembered
-from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail, new_id
-from fairlead.daemon.requests.spool import Requests, audit_trail, decode, put
 from fairlead.errors import HostError, InputMissing
 from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
