@@ -45,7 +45,7 @@ class Node:
             NodeDrainState(self.ctld, ledger, "n1", Rules(budget_percent=100), wall=wall, clock=lambda: self.now)
         )
         self.courier = Courier(protocol, look_seconds=30, clock=lambda: self.now)
-        self.standing = self.courier.take()
+        self.slurm_state = self.courier.take()
 
     def faults(self, *names: str) -> None:
         acknowledged = self.state.acknowledged
@@ -54,12 +54,12 @@ class Node:
 
     def say(self) -> SlurmState:
         """What the loop does after a decision and with news."""
-        before, self.standing = self.standing, self.courier.take()
-        if self.standing.acknowledged > before.acknowledged:
-            self.state = acknowledge_evidence(self.state, self.standing.known)
+        before, self.slurm_state = self.slurm_state, self.courier.take()
+        if self.slurm_state.acknowledged > before.acknowledged:
+            self.state = acknowledge_evidence(self.state, self.slurm_state.known)
         due = any(track.bad for track in self.state.tracks.values())
-        self.courier.want(ORDER if due and not self.standing.drained else Want(), known_evidence(self.state))
-        return self.standing
+        self.courier.want(ORDER if due and not self.slurm_state.drained else Want(), known_evidence(self.state))
+        return self.slurm_state
 
     def turns(self, count: int = 4) -> SlurmState:
         for _ in range(count):
@@ -67,7 +67,7 @@ class Node:
                 for _ in self.courier.turn():
                     pass
             self.say()
-        return self.standing
+        return self.slurm_state
 
     def wait(self, seconds: float) -> SlurmState:
         self.now += seconds
@@ -150,7 +150,7 @@ def test_new_evidence_does_not_wait_for_a_node_that_an_admin_has_just_given_back
     node.ctld.update("n1", "DRAIN", "ann: riser swap")
     node.faults("1")
     node.wait(40)
-    assert "riser" in node.reason() and not node.standing.drained
+    assert "riser" in node.reason() and not node.slurm_state.drained
     node.ctld.update("n1", "UNDRAIN")
     node.now += 0.5
     node.faults("1", "2")

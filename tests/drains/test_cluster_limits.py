@@ -16,7 +16,7 @@ from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import CONTEST_SECONDS
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.decision_rules import Rules
-from fairlead.policy.drain_limits import Kind, LimitKind
+from fairlead.policy.drain_limits import LimitKind
 from fairlead.policy.ownership import Token, build
 from fairlead.slurm.client import NodeState
 from tests.daemon.slurmctld.test_courier import Ctld
@@ -51,7 +51,9 @@ def clock() -> Clock:
 TOKEN = build("xid", "aaaaaaaaaaaa", "Xid 119 on GPU 0000:1b:00.0")
 
 
-def held(limits: ClusterLimits, listed: tuple[NodeState, ...], token: Token = TOKEN, *, certain: bool = False) -> Kind | None:
+def limit_of(
+    limits: ClusterLimits, listed: tuple[NodeState, ...], token: Token = TOKEN, *, certain: bool = False
+) -> LimitKind | None:
     hold = limits.why_no_room("n1", token, listed, certain=certain)
     return hold.kind if hold else None
 
@@ -60,37 +62,37 @@ def test_a_hold_is_counted_from_its_first_refusal_and_ends_with_its_time(clock: 
     limits = ClusterLimits(RULES, clock=clock)
     for seconds in (0, 60, 99):
         clock.now = 50.0 + seconds
-        assert held(limits, nodes("n2")) is Kind.COMMON_CAUSE
+        assert limit_of(limits, nodes("n2")) is LimitKind.COMMON_CAUSE
     clock.now = 150.0
-    assert held(limits, nodes("n2")) is None
+    assert limit_of(limits, nodes("n2")) is None
     assert limits.why_not_keep("n1", TOKEN, nodes("n1", "n2")) is None  # nor is the drain undone for it
     clock.now = 151.0
-    assert held(limits, nodes("n2")) is Kind.COMMON_CAUSE  # the next one begins anew
+    assert limit_of(limits, nodes("n2")) is LimitKind.COMMON_CAUSE  # the next one begins anew
 
 
 def test_an_order_that_went_away_begins_anew(clock: Clock) -> None:
     limits = ClusterLimits(RULES, clock=clock)
-    assert held(limits, nodes("n2")) is Kind.COMMON_CAUSE
+    assert limit_of(limits, nodes("n2")) is LimitKind.COMMON_CAUSE
     clock.now += FORGET_SECONDS
-    assert held(limits, nodes("n2")) is Kind.COMMON_CAUSE
+    assert limit_of(limits, nodes("n2")) is LimitKind.COMMON_CAUSE
 
 
 def test_a_reloaded_document_keeps_what_has_been_waited(clock: Clock) -> None:
     limits = ClusterLimits(RULES, clock=clock)
-    held(limits, nodes("n2"))
+    limit_of(limits, nodes("n2"))
     clock.now += 100
     other = ClusterLimits(RULES, clock=clock)
     other.take_over(limits)
-    assert held(other, nodes("n2")) is None
+    assert limit_of(other, nodes("n2")) is None
 
 
 def test_what_is_certain_stays_so_after_the_drain_and_for_that_drain_only(clock: Clock) -> None:
     limits = ClusterLimits(RULES, clock=clock)
-    assert held(limits, nodes("n2", "n3"), certain=True) is None
+    assert limit_of(limits, nodes("n2", "n3"), certain=True) is None
     assert limits.why_not_keep("n1", TOKEN, nodes("n1", "n2", "n3")) is None
     other = replace(TOKEN, token="bbbbbbbbbbbb")
     hold = limits.why_not_keep("n1", other, nodes("n1", "n2", "n3"))
-    assert hold is not None and hold.kind is Kind.COMMON_CAUSE
+    assert hold is not None and hold.kind is LimitKind.COMMON_CAUSE
 
 
 def test_a_contested_drain_waits_once(clock: Clock) -> None:
@@ -178,5 +180,5 @@ def test_orders_that_nobody_gives_any_more_are_forgotten(clock: Clock) -> None:
     for job in range(40):
         clock.now += 1000.0
         token = build("xid", "aaaaaaaaaaaa", "Xid 119 on GPU 0000:1b:00.0", job=job)
-        assert held(limits, nodes("n2", "n3"), token) is Kind.COMMON_CAUSE
+        assert limit_of(limits, nodes("n2", "n3"), token) is LimitKind.COMMON_CAUSE
     assert len(limits._waiting) <= 2

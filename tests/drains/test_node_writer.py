@@ -87,7 +87,7 @@ def test_a_reading_may_age_from_its_request(from_request: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "reason", "owner", "stands"),
+    ("states", "reason", "owner", "token"),
     [
         ({"IDLE"}, "", Owner.FREE, None),
         ({"IDLE", "DRAIN"}, MARK.text, Owner.OURS, MARK),
@@ -96,6 +96,6 @@ def test_a_reading_may_age_from_its_request(from_request: bool) -> None:
         ({"IDLE", "DRAIN"}, "a person's", Owner.FOREIGN, None),
     ],
 )
-def test_any_of_our_texts_may_be_the_one(states: set[str], reason: str, owner: Owner, stands: Token | None) -> None:
+def test_any_of_our_texts_may_be_the_one(states: set[str], reason: str, owner: Owner, token: Token | None) -> None:
     node = NodeState(name="n1", states=frozenset(states), reason=reason, reason_user="root")
-    assert owner_among(node, (MARK, TEXT), Rules()) == (owner, stands)
+    assert owner_among(node, (MARK, TEXT), Rules()) == (owner, token)

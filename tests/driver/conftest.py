@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from fairlead.config.driver_lock import LockedSet, load_lock
+from fairlead.config.driver_lock_file import LockedSet, load_lock
 from fairlead.config.driver_rules import driver_version, numbers
 from fairlead.provision.driver_lock import AptArchive, PackageSources
 from tests.driver.apt_node import AptNode, environment

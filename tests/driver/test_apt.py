@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.config.driver_lock import LockedSet
+from fairlead.config.driver_lock_file import LockedSet
 from fairlead.settings import driver
 from tests.driver.apt_node import CACHE, AptNode
 from tests.driver.conftest import Debian

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.config.driver_lock import LockedSet, load_lock
+from fairlead.config.driver_lock_file import LockedSet, load_lock
 from tests.driver.apt_node import AptNode, environment
 from tests.driver.conftest import available, from_debian, lock
 from tests.lab import roots

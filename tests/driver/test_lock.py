@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fairlead import config
-from fairlead.config.driver_lock import SCHEMA, Lock, LockedSet, load_lock
+from fairlead.config.driver_lock_file import SCHEMA, Lock, LockedSet, load_lock
 from fairlead.config.driver_rules import FIRST_BRANCH, LAST_BRANCH, OPEN, PROPRIETARY, RULES, Set, driver_version, faults
 from fairlead.errors import ConfigError
 from fairlead.model.change import Package

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.config.driver_lock import LockedSet, load_lock
+from fairlead.config.driver_lock_file import LockedSet, load_lock
 from tests.driver import nvidia_repository
 from tests.driver.apt_node import AptNode
 from tests.driver.conftest import lock, status

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.config.driver_lock import load_lock
+from fairlead.config.driver_lock_file import load_lock
 from fairlead.settings import driver
 from tests.driver.apt_node import AptNode
 from tests.driver.conftest import INSTALL, Debian, from_debian, lock, site_text

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fairlead.daemon.jobs.job_tables import JobTables
 
 from fairlead import config
+from fairlead.daemon.jobs.job_tables import JobTables
 from fairlead.host import scratch
 from fairlead.host.environments import of_job
 from fairlead.host.gather import gather

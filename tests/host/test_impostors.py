@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fairlead.daemon.jobs.local_jobs import steps
 
 from fairlead.checks import fabric_manager, imex
+from fairlead.daemon.jobs.local_jobs import steps
 from fairlead.host import process
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing

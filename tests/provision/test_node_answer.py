@@ -36,7 +36,7 @@ def read(said: object, **how: Any) -> dict[str, Any]:
 
 
 def test_what_an_honest_node_says_is_taken_whole() -> None:
-    step = apply.Step(target="t", why="w", layer=Layer.PERSISTED, disruption=Disruption.REBOOT, diff="-a\n+b\n", done=True)
+    step = apply.AppliedStep(target="t", why="w", layer=Layer.PERSISTED, disruption=Disruption.REBOOT, diff="-a\n+b\n", done=True)
     item = apply.Item(setting="nccl", state="deferred", pending="reboot", message="m", hint="h", steps=(step,))
     port = Port(
         name="mlx5_0:1", up=True, link_layer="InfiniBand", rate_gbps=400, mtu_bytes=4092, gpus=(0,), network="10.0.0.0/24"

@@ -212,7 +212,10 @@ def test_not_responding_is_still_ours(cluster: Cluster, tmp_path: Path) -> None:
         cluster.scontrol("update", "nodename=n8", "state=down", f"reason={text} : Not responding")
         assert finish(drain.reconcile()).outcome is Outcome.DRAINED
         result = finish(drain.resume())
-        assert (result.outcome, result.detail) == (Outcome.HELD, "down in slurmctld: slurmd does not answer, or somebody set it")
+        assert (result.outcome, result.detail) == (
+            Outcome.BLOCKED,
+            "down in slurmctld: slurmd does not answer, or somebody set it",
+        )
         assert client.node("n8").drained
     finally:
         cluster.start_slurmd("n8")
@@ -237,7 +240,7 @@ def test_a_completing_job_holds_the_resume(cluster: Cluster, client: Scontrol, t
         slow.run(["/usr/bin/scancel", str(job)])
         slow.wait_job(job, "COMPLETING")
         result = finish(drain.resume())
-        assert result.outcome is Outcome.HELD and "completing" in result.detail
+        assert result.outcome is Outcome.BLOCKED and "completing" in result.detail
         slow.run(["/usr/bin/touch", "/run/go-on"])
         deadline = time.monotonic() + 60
         while finish(drain.resume()).outcome is not Outcome.RESUMED:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fairlead.daemon.requests.audit_trail import Trail
 
+from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.drains.ledger import Ledger, Phase, machine_id
 from fairlead.host.root import Root
 from fairlead.model.verdict import State

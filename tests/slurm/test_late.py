@@ -162,7 +162,7 @@ def test_words_of_slurmctld_in_place_of_ours(site: Site) -> None:
     if site.ctld.release == "22":
         assert result.outcome is Outcome.RESUMED
         return
-    assert result.outcome is Outcome.HELD and "a person has to resume it" in result.detail
+    assert result.outcome is Outcome.BLOCKED and "a person has to resume it" in result.detail
     assert finish(site.protocol().drain("xid", "gone")).outcome is Outcome.DRAINED
     assert reason(site) == model.REGISTRATION
     assert finish(site.protocol().resume(by_hand=True)).outcome is Outcome.RESUMED

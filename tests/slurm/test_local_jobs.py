@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from fairlead.daemon.jobs.local_jobs import GONE_AFTER_SECONDS, SCAN_SECONDS, LocalJobs, steps
 
+from fairlead.daemon.jobs.local_jobs import GONE_AFTER_SECONDS, SCAN_SECONDS, LocalJobs, steps
 from tests.lab.cluster import Cluster
 
 pytestmark = pytest.mark.slurm

@@ -7,9 +7,9 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
-from fairlead.daemon.requests.audit_trail import Trail
 
 from fairlead.daemon.publishing import transitions
+from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import Want
 from fairlead.drains.ledger import Entry, Ledger, Phase
@@ -454,7 +454,7 @@ def test_a_drain_by_hand_is_kept_in_mind_while_a_hold_forbids_it(tmp_path: Path)
     scene.drain(MANUAL)
     scene.killed()
     scene.hold = "ann works here"
-    assert scene.look() is Outcome.HELD
+    assert scene.look() is Outcome.BLOCKED
     entry = scene.entry()
     assert entry is not None and entry.manual and not scene.ctld.node("n1").drained
     scene.hold = ""

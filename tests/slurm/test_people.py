@@ -19,10 +19,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from fairlead.daemon.requests.audit_trail import Entry, Trail
 from msgspec.structs import replace
 
 from fairlead.cli import main
+from fairlead.daemon.requests.audit_trail import Entry, Trail
 from fairlead.model.verdict import State
 from tests.daemon.conftest import PROJECT, XID79, Agent
 from tests.lab.cluster import Cluster

@@ -13,7 +13,7 @@ from pathlib import Path
 from fairlead import config
 from fairlead.cli.lock import say
 from fairlead.cli.output import print_json
-from fairlead.config.driver_lock import load_lock, path_beside
+from fairlead.config.driver_lock_file import load_lock, path_beside
 from fairlead.errors import ExitCode, UsageError
 
 

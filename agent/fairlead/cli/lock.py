@@ -15,7 +15,7 @@ from pathlib import Path
 from fairlead import config
 from fairlead.cli.output import print_json
 from fairlead.config import driver_rules
-from fairlead.config.driver_lock import Lock, LockedSet, load_lock, path_beside
+from fairlead.config.driver_lock_file import Lock, LockedSet, load_lock, path_beside
 from fairlead.config.site import Site
 from fairlead.errors import ConfigError, ExitCode, HostError, UsageError
 from fairlead.host.change import write_file
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 def declared_sets(site: Site) -> dict[str, tuple[DriverWant, str, str]]:
     """By set: what is declared, the GPUs' architecture, and a node that is to have it. Raises ConfigError where two nodes
     declare different drivers for one set."""
-    from fairlead.config.driver_lock import DECLARED, declared
+    from fairlead.config.driver_lock_file import DECLARED, declared
     from fairlead.config.site import layers_of
     from fairlead.provision.inventory import all_nodes, classes_of
 
@@ -123,7 +123,7 @@ def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
 
 def _check(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argparse.Namespace) -> ExitCode:
     """Every reason against the lock that is there, one a line."""
-    from fairlead.config.driver_lock import DECLARED
+    from fairlead.config.driver_lock_file import DECLARED
     from fairlead.provision import package_files
 
     lock: Lock = load_lock(path)

@@ -38,7 +38,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     if args.what == "conf":
-        from fairlead.cli.nccl_conf import conf
+        from fairlead.cli.show_nccl_conf import conf
 
         if args.file:
             raise UsageError("nccl conf takes no FILE", hint="a machine tree: --root TREE; a document: --document FILE")

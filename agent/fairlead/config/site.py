@@ -30,7 +30,7 @@ from msgspec import Meta, Struct
 from fairlead import assets
 from fairlead.config.accept_options import AcceptOptions, accept_options
 from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, config_error, resolve_layers
-from fairlead.config.driver_lock import lock_layer
+from fairlead.config.driver_lock_file import lock_layer
 from fairlead.config.fabric import fabric_layer, load_fabric
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile

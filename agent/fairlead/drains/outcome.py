@@ -35,7 +35,7 @@ class Outcome(StrEnum):
     ORPHAN = "orphan"
     OVER_BUDGET = "over_budget"
     CONTESTED = "contested"
-    HELD = "held"
+    BLOCKED = "held"
 
 
 class Result(Struct, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ class DrainProtocol:
     ) -> Steps:
         """Drain with a reason of ours, where nobody else holds the node and the rules across nodes leave room."""
         if why := self.state.barred():
-            return Result(outcome=Outcome.HELD, detail=why)
+            return Result(outcome=Outcome.BLOCKED, detail=why)
         entry = before = self.ledger.load()
         if entry is None or entry.phase is Phase.DRAINING:
             entry = self.state.intend(before, check, summary, job)
@@ -64,19 +64,19 @@ class DrainProtocol:
         if owner is Owner.OURS and mine.drained:
             if check == MANUAL != entry.token.check:
                 if why := keep_off(mine.states):
-                    return result(Outcome.HELD, mine, why)
+                    return result(Outcome.BLOCKED, mine, why)
                 return (yield from self._replace_agents_reason(summary))
             return (yield from self._on_still_drained(entry, mine, listed))
         if entry.phase is not Phase.DRAINING:
             missing = yield from self._on_drain_missing(entry, owner, mine)
-            if check == MANUAL and missing.outcome not in (Outcome.FOREIGN, Outcome.HELD):
+            if check == MANUAL and missing.outcome not in (Outcome.FOREIGN, Outcome.BLOCKED):
                 return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
             return missing
         refusal: Result | None = None
         if owner in (Owner.FOREIGN, Owner.ORPHAN):
             refusal = result(Outcome(owner.value), mine, who(mine))
         elif why := keep_off(mine.states) or in_the_way(check, mine) or self.state.stranger(mine):
-            refusal = result(Outcome.HELD, mine, why)
+            refusal = result(Outcome.BLOCKED, mine, why)
         elif hold := self.state.limits.why_no_room(self.node, entry.token, listed, certain=certain):
             refusal = replace(result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
         unsent = self.state.ledger_after(replace(entry, sent=0.0))
@@ -119,7 +119,7 @@ class DrainProtocol:
         """Lift our own drain, and only that. ``by_hand``: a person does; the ledger goes on naming the drain, so that the
         agent finds it lifted, running now or later, and takes that for an acknowledgement."""
         if why := self.state.barred():
-            return Result(outcome=Outcome.HELD, detail=why)
+            return Result(outcome=Outcome.BLOCKED, detail=why)
         entry = self.ledger.load()
         if entry is not None and not by_hand and (entry.manual or entry.phase is Phase.DRAINING):
             return (yield from self.reconcile())  # the order is stale: a person ran `fairlead drain` after it was given
@@ -148,7 +148,7 @@ class DrainProtocol:
         if why:
             yield "save"
             self.ledger.save(replace(entry, phase=Phase.DRAINED, lifting=0.0))
-            return result(Outcome.HELD, mine, why)
+            return result(Outcome.BLOCKED, mine, why)
         ours = mine.reason
         yield "write"
         self.state.resume(otherwise=replace(entry, phase=Phase.DRAINED, lifting=0.0))
@@ -161,7 +161,7 @@ class DrainProtocol:
             owner, entry = self.state.owner_and_entry(mine, entry)
             if owner in (Owner.OURS, Owner.COVERED):
                 self.ledger.save(replace(entry, phase=Phase.DRAINED))
-                return replace(result(Outcome.HELD, mine, who(mine)), window_seconds=window)
+                return replace(result(Outcome.BLOCKED, mine, who(mine)), window_seconds=window)
             return replace(self._drop_entry(entry, owner, mine), window_seconds=window)
         if theirs := erased(mine, ours):
             self.ledger.save(entry := replace(entry, phase=Phase.TAKEN, theirs=theirs, lifting=self.state.wall()))
@@ -194,7 +194,7 @@ class DrainProtocol:
                 return (yield from self._lift_prolog_mark(entry, mine))
             if lift:
                 self.ledger.save(entry)
-            return replace(result(Outcome.HELD, mine, f"{PROLOG_ERROR} stays: {why}"), marked=True)
+            return replace(result(Outcome.BLOCKED, mine, f"{PROLOG_ERROR} stays: {why}"), marked=True)
         if lift and prolog_refused and no_drain_known:
             self.ledger.save(entry)
         if entry is None:
@@ -284,7 +284,7 @@ class DrainProtocol:
             again = again and entry.manual and entry.phase is Phase.DRAINED  # words in its place are not ours to write
             lost = yield from self._why_not_by_a_person(entry, mine)
             if lost.why and again and (why := self.state.barred()):
-                return result(Outcome.HELD, mine, f"{lost.why}; the drain is not made again: {why}")
+                return result(Outcome.BLOCKED, mine, f"{lost.why}; the drain is not made again: {why}")
             if lost.why and owner is Owner.FREE:
                 yield "save"
                 self.ledger.save(self.state.ledger_after(entry))
@@ -310,10 +310,10 @@ class DrainProtocol:
         why = keep_off(mine.states) if not mine.drained and (confirmed or entry.phase is Phase.RESUMING) else ""
         if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
             if not why.startswith(("power", "down")):
-                return result(Outcome.HELD, mine, f"{why}: who lifted the drain is seen when that is over")
+                return result(Outcome.BLOCKED, mine, f"{why}: who lifted the drain is seen when that is over")
             # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
             self.ledger.save(self.state.ledger_after(entry))
-            return result(Outcome.HELD, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
+            return result(Outcome.BLOCKED, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
         if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
             taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR
             theirs = replace(self.state.with_reading(entry, mine), phase=Phase.TAKEN, written=mine.reason_time)

@@ -62,7 +62,7 @@ class History:
         self._events = 0
         self._series = Series()
         self._sampled_at = float("-inf")
-        self._boards: dict[str, str] = {}
+        self._gpu_cards: dict[str, str] = {}
         self._days = Days()
         self._readable: set[str] = set()
         self._devices: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ class History:
                 records=tuple(self._records.values()),
                 samples=self._series.all(),
                 readable=frozenset(self._readable),
-                gpu_cards=dict(self._boards),
+                gpu_cards=dict(self._gpu_cards),
                 devices=self._devices,
                 daily=self._days.past(time.time()),
                 overrun=self.overrun,
@@ -142,13 +142,13 @@ class History:
         """Whether ``add_samples`` would remember anything: values of hundreds of counters are not even collected else."""
         return not 0 <= seconds - self._sampled_at < SAMPLE_SECONDS
 
-    def add_boards(self, boards: Mapping[str, str]) -> None:
+    def add_gpu_cards(self, gpu_cards: Mapping[str, str]) -> None:
         """Remember which board sits where, once: one in another's place is for a person to say (`fairlead clear`)."""
-        new = {slot: board for slot, board in boards.items() if slot not in self._boards}
+        new = {slot: card for slot, card in gpu_cards.items() if slot not in self._gpu_cards}
         if new:
-            self._boards |= new
+            self._gpu_cards |= new
             self._past = None
-            self._put("boards", msgspec.json.encode(self._boards))
+            self._put("boards", msgspec.json.encode(self._gpu_cards))
 
     def add_daily(self, values: Iterable[tuple[str, str, float]]) -> None:
         """Remember counters of a board's life, at most one value a day of each."""
@@ -181,9 +181,9 @@ class History:
     def forget(self, devices: Collection[str], *, everything: bool = False) -> None:
         """These are repaired: neither what could be read of them nor which board sits there is known."""
         self.forget_readable(devices, everything=everything)
-        boards = {s: b for s, b in self._boards.items() if not (everything or s in devices or b in devices)}
-        if boards != self._boards:
-            self._boards = boards
+        boards = {s: b for s, b in self._gpu_cards.items() if not (everything or s in devices or b in devices)}
+        if boards != self._gpu_cards:
+            self._gpu_cards = boards
             self._past = None
             self._put("boards", msgspec.json.encode(boards))
 
@@ -308,9 +308,9 @@ class History:
         if not self._readable <= stored.readable:
             statements.append((PUT, [("readable", msgspec.json.encode(sorted(self._readable | stored.readable)))]))
         self._readable |= stored.readable
-        if self._boards | stored.boards != stored.boards:
-            statements.append((PUT, [("boards", msgspec.json.encode(self._boards | stored.boards))]))
-        self._boards |= stored.boards
+        if self._gpu_cards | stored.gpu_cards != stored.gpu_cards:
+            statements.append((PUT, [("boards", msgspec.json.encode(self._gpu_cards | stored.gpu_cards))]))
+        self._gpu_cards |= stored.gpu_cards
         if not self._devices <= stored.devices:
             statements.append((PUT, [(f"devices {self.boot_id}", msgspec.json.encode(sorted(self._devices | stored.devices)))]))
         self._devices |= stored.devices

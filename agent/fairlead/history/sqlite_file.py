@@ -51,7 +51,7 @@ class Stored(Struct, frozen=True):
     records: dict[Key, KernelRecord]
     samples: list[Sample]
     readable: frozenset[str]
-    boards: dict[str, str]
+    gpu_cards: dict[str, str]
     days: bytes
     devices: frozenset[str]
     lost: tuple[int, float] = (0, 0.0)

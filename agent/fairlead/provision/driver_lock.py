@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-from fairlead.config.driver_lock import SCHEMA, Lock, LockedSet
+from fairlead.config.driver_lock_file import SCHEMA, Lock, LockedSet
 from fairlead.config.driver_rules import driver_version, numbers
 from fairlead.errors import ConfigError, DataError, InputMissing, ProvisionError
 from fairlead.model.change import Package

@@ -29,7 +29,7 @@ from msgspec import Struct
 
 import fairlead
 from fairlead import assets
-from fairlead.config.driver_lock import Lock
+from fairlead.config.driver_lock_file import Lock
 from fairlead.errors import UsageError
 from fairlead.model.change import Package
 from fairlead.provision import driver_lock as locking

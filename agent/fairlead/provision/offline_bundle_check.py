@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 
 import fairlead
 from fairlead import assets
-from fairlead.config.driver_lock import NAME as LOCK
-from fairlead.config.driver_lock import load_lock
+from fairlead.config.driver_lock_file import NAME as LOCK
+from fairlead.config.driver_lock_file import load_lock
 from fairlead.errors import DataError, InputMissing
 from fairlead.model.plain_text import one_line
 from fairlead.provision import wheel_lock, wheels

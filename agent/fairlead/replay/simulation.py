@@ -98,7 +98,7 @@ class _Replay:
         self.returned = False  # back in service since the last decision
         self.since = 0.0
         self.events: list[Event] = []
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         self.also: set[tuple[str, str]] = set()  # faults that are known of the drained node
         self.lines: dict[int, int] = {}
         self._same = 0  # decisions in a row that changed nothing
@@ -247,8 +247,8 @@ class _Replay:
                 self._once(f"warn {finding.key} {finding.fault or finding.summary}", "warn", finding)
 
     def _once(self, key: str, kind: str, finding: Finding | None = None, *, text: str = "", why: str = "") -> None:
-        if self._key(key) not in self.told:
-            self.told.add(self._key(key))
+        if self._key(key) not in self.reported:
+            self.reported.add(self._key(key))
             self._event(kind, finding, text=text, why=why)
 
     def _key(self, key: str) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fairlead.daemon.jobs.blame import LINGER_SECONDS, REMEMBERED, Blame
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fairlead.cli import main
+from fairlead.daemon.jobs.blame import LINGER_SECONDS, REMEMBERED, Blame
 from fairlead.history.memory import FIRST_KEPT, KINDS_MAX, LAST_KEPT, History
 from fairlead.host import job_records
 from fairlead.host.clock import boottime

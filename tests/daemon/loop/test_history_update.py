@@ -26,7 +26,7 @@ def test_history_without_a_folder_writes_no_file(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     history = History("", "b")
     history.event("x", "y")
-    history.add_boards({"0000:1b:00.0": "1"})
+    history.add_gpu_cards({"0000:1b:00.0": "1"})
     assert not history.on_disk and history.trouble == "" and history.past().gpu_cards
     history.close()
     assert list(tmp_path.iterdir()) == []
@@ -34,14 +34,14 @@ def test_history_without_a_folder_writes_no_file(tmp_path: Path, monkeypatch: py
 
 def test_boards_are_known_as_first_seen_until_a_repair(tmp_path: Path) -> None:
     history = History(str(tmp_path), "b")
-    history.add_boards({"0000:1b:00.0": "1", "0000:43:00.0": "2"})
-    history.add_boards({"0000:1b:00.0": "9"})
+    history.add_gpu_cards({"0000:1b:00.0": "1", "0000:43:00.0": "2"})
+    history.add_gpu_cards({"0000:1b:00.0": "9"})
     history.add_readable(frozenset({"1/x", "2/x"}))
     history.close()
     again = History(str(tmp_path), "next boot")
     assert again.past().gpu_cards == {"0000:1b:00.0": "1", "0000:43:00.0": "2"}
     again.forget(["0000:1b:00.0"])
-    again.add_boards({"0000:1b:00.0": "9"})
+    again.add_gpu_cards({"0000:1b:00.0": "9"})
     assert again.past().gpu_cards == {"0000:1b:00.0": "9", "0000:43:00.0": "2"} and "2/x" in again.past().readable
     again.forget((), everything=True)
     assert again.past().gpu_cards == {} and again.past().readable == frozenset()
@@ -53,12 +53,12 @@ def test_another_driver_begins_anew_with_what_can_be_read(tmp_path: Path) -> Non
     history_update.before_judging(history, node())
     history_update.after_judging(history, document, node(), 10.0, ran=None, thorough=True)
     known = history.past()
-    assert "1651223002/ecc.volatile_corrected" in known.readable and known.boards[ADDRESSES[2]] == "1651223002"
+    assert "1651223002/ecc.volatile_corrected" in known.readable and known.gpu_cards[ADDRESSES[2]] == "1651223002"
     history_update.before_judging(history, node())
     assert history.past().readable == known.readable
     other = replace(node().driver, library_version="999.1")
     history_update.before_judging(history, node(driver=other))
-    assert history.past().readable == frozenset() and history.past().boards == known.boards
+    assert history.past().readable == frozenset() and history.past().boards == known.gpu_cards
     history.close()
 
 

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from fairlead.cli import main as fairlead
 from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.daemon.requests.spool import Requests
-
-from fairlead.cli import main as fairlead
 from fairlead.history.memory import History
 
 WRITES = ("write", "fsync", "rename", "replace", "unlink", "ftruncate", "kill")

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail, new_id
-from fairlead.daemon.requests.spool import Requests, audit_trail, decode, put
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairlead import config
 from fairlead.daemon.publishing.status_json import remembered
+from fairlead.daemon.requests import audit_trail
+from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail, new_id
+from fairlead.daemon.requests.spool import Requests, decode, put
 from fairlead.errors import HostError, InputMissing
 from fairlead.history.memory import History
 from fairlead.model.check import KernelRecord
@@ -93,7 +94,7 @@ def test_it_grows_to_a_bound_and_keeps_the_newest(trail: Trail, monkeypatch: pyt
 def test_many_writers_lose_nothing(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight processes, 25 entries each; the file is turned over on the way."""
     code = (
-        "import sys; from fairlead.daemon.requests.spool import audit_trail\n"
+        "import sys; from fairlead.daemon.requests import audit_trail\n"
         "from tests.daemon.requests.test_audit_trail import entry\n"
         "audit_trail.ROTATE_BYTES = 20000\n"
         "for n in range(25): audit_trail.Trail(*sys.argv[1:3]).add(entry(f'{sys.argv[3]} {n}'))\n"

@@ -260,10 +260,10 @@ def test_nothing_is_written_while_a_person_holds_the_node(ctld: Ctld, protocol: 
     def held() -> str:
         return "held by an admin"
 
-    assert finish(protocol(barred=held).drain("xid", "x")).outcome is Outcome.HELD
+    assert finish(protocol(barred=held).drain("xid", "x")).outcome is Outcome.BLOCKED
     assert protocol().ledger.load() is None
     finish(protocol().drain("xid", "x"))
-    assert finish(protocol(barred=held).resume()).outcome is Outcome.HELD
+    assert finish(protocol(barred=held).resume()).outcome is Outcome.BLOCKED
     assert ctld.node("n1").drained and ctld.calls.count("drain") == 1 and ctld.calls.count("resume") == 0
     assert finish(protocol(barred=held).reconcile()).outcome is Outcome.DRAINED
 
@@ -345,4 +345,4 @@ def test_less_hardware_than_slurm_conf_has_is_not_put_back_into_service(
     finish(protocol().drain("xid", "x"))
     ctld.all["n1"] = replace(ctld.all["n1"], states=frozenset({"IDLE", "DRAIN", "INVALID_REG"}))
     result = finish(protocol().resume())
-    assert result.outcome is Outcome.HELD and "less than slurm.conf says" in result.detail
+    assert result.outcome is Outcome.BLOCKED and "less than slurm.conf says" in result.detail

@@ -59,12 +59,12 @@ def test_a_drain_of_ours_is_known_from_the_ledger() -> None:
     assert again == DRAINED, "nobody asked slurmctld"
 
 
-@pytest.mark.parametrize("outcome", [Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN])
+@pytest.mark.parametrize("outcome", [Outcome.BLOCKED, Outcome.FOREIGN, Outcome.ORPHAN])
 def test_what_blocks_is_said_of_an_order_only(outcome: Outcome) -> None:
     result = Result(outcome=outcome, detail="ann drained it")
     ordered = state_after(SlurmState(), result, None, ordered=True, asked=True)
     assert ordered.blocked_because == "ann drained it" and ordered.settled
-    assert ordered.foreign is (outcome is not Outcome.HELD)
+    assert ordered.foreign is (outcome is not Outcome.BLOCKED)
     asked = state_after(SlurmState(), result, None, ordered=False, asked=True)
     assert asked.blocked_because == "" and not asked.foreign and not asked.settled
 
@@ -87,6 +87,6 @@ def test_words_in_place_of_ours_are_kept_until_they_go() -> None:
     taken = replace(ENTRY, phase=Phase.TAKEN)
     theirs = state_after(DRAINED, Result(outcome=Outcome.FOREIGN, detail="ann: riser"), taken, ordered=False, asked=True)
     assert theirs.taken == "ann: riser"
-    silent = state_after(theirs, Result(outcome=Outcome.HELD, detail="down"), taken, ordered=False, asked=True)
+    silent = state_after(theirs, Result(outcome=Outcome.BLOCKED, detail="down"), taken, ordered=False, asked=True)
     assert silent.taken == "ann: riser"
     assert state_after(silent, Result(outcome=Outcome.FREE), None, ordered=False, asked=True).taken == ""

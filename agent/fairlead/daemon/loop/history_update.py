@@ -42,4 +42,4 @@ def after_judging(
         if isinstance(node.driver.library_version, str) and fields:
             fields |= {f"{DRIVER}{node.driver.library_version}"}
         history.add_readable(fields)
-        history.add_boards(gpu_cards_of(node))
+        history.add_gpu_cards(gpu_cards_of(node))

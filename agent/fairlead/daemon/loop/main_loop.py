@@ -21,17 +21,17 @@ from fairlead.daemon.jobs.job_watch import JobWatch
 from fairlead.daemon.loop import history_update
 from fairlead.daemon.loop.agent_lock import alone
 from fairlead.daemon.loop.apply_marks import applying, nvml_released
-from fairlead.daemon.loop.kernel_log import KernelLog
+from fairlead.daemon.loop.document_reload import take_over
+from fairlead.daemon.loop.kernel_records import KernelLog
 from fairlead.daemon.loop.loop_watchdog import LoopWatchdog
 from fairlead.daemon.loop.policy_input import after_slurm, policy_input, uptime_of
 from fairlead.daemon.loop.readers import Readers
 from fairlead.daemon.loop.reapply import Reapply
-from fairlead.daemon.loop.reload import take_over
 from fairlead.daemon.loop.return_command import Proving
 from fairlead.daemon.loop.schedule import TICK_SECONDS, Schedule
 from fairlead.daemon.loop.signals import Signals
 from fairlead.daemon.publishing import transitions
-from fairlead.daemon.publishing.agent_state import AgentState, Sweep
+from fairlead.daemon.publishing.agent_state import AgentState, SweepFacts
 from fairlead.daemon.publishing.notify import Notify
 from fairlead.daemon.publishing.publisher import Publisher
 from fairlead.daemon.publishing.reporter import Reporter
@@ -103,7 +103,7 @@ class Loop:
         self._watchdog = LoopWatchdog(self._publisher, lambda: root.reading)
         self._use(document)
         self._state = self._history.load_state()
-        self._sweep = Sweep()
+        self._sweep = SweepFacts()
         self._findings: tuple[Finding, ...] = ()
         self._decision: Decision | None = None
         self._keep_at = 0.0
@@ -372,7 +372,7 @@ class Loop:
             self._keep_at = began + history_update.KEEP_SECONDS
             self._history.save_samples()
             self._history.save_cursor(self._readers.log_cursor)
-        self._sweep = Sweep(node=node, count=count, seconds=time.monotonic() - began, ended=boottime())
+        self._sweep = SweepFacts(node=node, count=count, seconds=time.monotonic() - began, ended=boottime())
 
     def _restore_settings(self, findings: Sequence[Finding], judged_by: Collection[str] | None) -> None:
         """Apply again what a device reset has taken away, where the settings were judged too."""

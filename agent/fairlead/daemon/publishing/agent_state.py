@@ -14,7 +14,7 @@ from fairlead.model.verdict import Verdict
 from fairlead.policy import Decision
 
 
-class Sweep(Struct, frozen=True, kw_only=True):
+class SweepFacts(Struct, frozen=True, kw_only=True):
     """Describes the last sweep. node: the facts that it read, None before the first one. count: sweeps since the agent started.
     seconds: from the question to the last finding; ended: when that was, in CLOCK_BOOTTIME seconds."""
 
@@ -30,7 +30,7 @@ class AgentState(Struct, frozen=True, kw_only=True):
 
     document: Document
     modes: Mapping[str, str]
-    sweep: Sweep
+    sweep: SweepFacts
     findings: tuple[Finding, ...]
     decision: Decision
     slurm: SlurmState

@@ -64,7 +64,7 @@ class Pace:
         """Return when to ask again where slurmctld is about to say what has become of our drain, since the node boots or has not
         registered yet; inf where it is not."""
         stood = entry is not None and entry.phase in (Phase.DRAINED, Phase.TAKEN)
-        gone = result.outcome is Outcome.HELD and "DRAIN" not in result.states
+        gone = result.outcome is Outcome.BLOCKED and "DRAIN" not in result.states
         if entry is None or not stood or not (gone or entry.reboot is Reboot.ASKED):
             self._unsettled = 0
             return float("inf")

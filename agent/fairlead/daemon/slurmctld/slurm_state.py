@@ -91,7 +91,7 @@ class SlurmState(Struct, frozen=True, kw_only=True):
 
 def blocked_because(result: Result) -> str:
     """Return why slurmctld's state did not let an attempt have its way, "" where it did."""
-    return result.detail if result.outcome in (Outcome.HELD, Outcome.FOREIGN, Outcome.ORPHAN) else ""
+    return result.detail if result.outcome in (Outcome.BLOCKED, Outcome.FOREIGN, Outcome.ORPHAN) else ""
 
 
 def state_after(before: SlurmState, result: Result, entry: Entry | None, *, ordered: bool, asked: bool) -> SlurmState:
