@@ -266,6 +266,17 @@ def test_a_lost_ledger_leaves_an_orphan_that_a_person_can_adopt(client: Scontrol
     assert finish(drain.resume()).outcome is Outcome.RESUMED
 
 
+def test_a_drain_of_ours_with_a_persons_words_is_not_adopted(cluster: Cluster, client: Scontrol, drain: DrainProtocol) -> None:
+    """Also by `fairlead resume --adopt`: whoever has written there may have the machine open."""
+    drained(drain)
+    reason = f"{client.node('n1').reason} ann: riser swap"
+    cluster.scontrol("update", "nodename=n1", f"reason={reason}")
+    assert finish(drain.reconcile()).outcome is Outcome.FOREIGN
+    assert not drain.adoptable(client.node("n1"))
+    assert finish(drain.adopt()).outcome is Outcome.FOREIGN
+    assert client.node("n1").drained and client.node("n1").reason == reason
+
+
 def test_another_machine_with_the_same_disk(client: Scontrol, drain: DrainProtocol, tmp_path: Path) -> None:
     drained(drain)
     drain.ledger.machine = "m2"

@@ -20,7 +20,7 @@ from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import ExitCode, NeedsRoot
 from fairlead.host.clock import boot_id
 from fairlead.host.root import Root
-from fairlead.policy.ownership import MAINTAIN, MANUAL, Owner
+from fairlead.policy.ownership import MAINTAIN, MANUAL
 
 DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 
@@ -85,7 +85,7 @@ def dry(drain: DrainProtocol, would: str, *, lift: bool = False, adopt: bool = F
     """Print the node as it is, what would be done, and why not."""
     state = drain.state.client.node(drain.node)
     refused = drain.state.foresee(state, lift=lift)
-    if adopt and refused.startswith(f"{Owner.ORPHAN.value}:") and not state.reason.startswith(MAINTAIN):
+    if adopt and drain.adoptable(state):
         refused, would = "", f"would adopt {state.reason!r} and lift it"
     if as_json:
         states = sorted(state.states)

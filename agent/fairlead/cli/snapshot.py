@@ -10,11 +10,10 @@ import argparse
 import os
 from pathlib import Path
 
-from fairlead import settings
+from fairlead import judge, settings
 from fairlead.cli import read_machine
 from fairlead.cli.machine_tree import machine, recorded_nvml
 from fairlead.cli.output import print_json
-from fairlead.daemon import judge
 from fairlead.errors import ExitCode, UsageError
 
 

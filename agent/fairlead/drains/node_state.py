@@ -186,9 +186,10 @@ class NodeDrainState:
         """Return what the ledger has to say once the node is not drained by us: nothing, unless a write may still arrive."""
         return entry.dropped(self.writer.asked_unix)
 
-    def result_without_entry(self, mine: NodeState) -> Result:
-        """Say what the state of the node is where the ledger has no entry: free, or somebody else's."""
-        owner = self.classify_owner(mine, None)
+    def result_without_entry(self, mine: NodeState, *, edited: bool = False) -> Result:
+        """Say what the state of the node is where the ledger has no entry: free, or somebody else's. ``edited``: somebody has
+        changed the words of a drain that the ledger does know."""
+        owner = Owner.FOREIGN if edited else self.classify_owner(mine, None)
         return result(Outcome.FREE if owner is Owner.FREE else Outcome(owner.value), mine, who(mine))
 
     def why_not_resume(self, mine: NodeState, since: float) -> str:

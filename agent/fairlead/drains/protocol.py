@@ -241,12 +241,24 @@ class DrainProtocol:
         yield "read"
         mine = self.state.writer.read()
         found = parse(mine.reason)
-        if found is None or found.text.startswith(MAINTAIN) or self.state.classify_owner(mine, None) is not Owner.ORPHAN:
-            # A drain of maintenance is the admin host's: its node may be half changed.
-            return self.state.result_without_entry(mine)
+        if found is None or not self.adoptable(mine):
+            return self.state.result_without_entry(mine, edited=self._edited(mine))
         yield "save"
         self.ledger.save(self.state.mark_confirmed(self.state.new_entry(found, Phase.DRAINED), mine))
         return result(Outcome.DRAINED, mine, mine.reason)
+
+    def adoptable(self, mine: NodeState) -> bool:
+        """Say whether a drain of fairlead's form may be taken over. Not one of maintenance: it is the admin host's, and its node
+        may be half changed. Nor one of this ledger's whose words somebody has changed: it is theirs now."""
+        if mine.reason.startswith(MAINTAIN) or self._edited(mine):
+            return False
+        return self.state.classify_owner(mine, None) is Owner.ORPHAN
+
+    def _edited(self, mine: NodeState) -> bool:
+        """Say whether the reason has the token of a drain that the ledger knows, and other words."""
+        entry, found = self.ledger.load(), parse(mine.reason)
+        known = entry.texts if entry is not None else ()
+        return found is not None and found not in known and found.token in {token.token for token in known}
 
     def _on_still_drained(self, entry: Entry, mine: NodeState, listed: tuple[NodeState, ...]) -> Steps:
         """Keep our drain, which a reading has just shown, or undo it where it is past a limit that looks across nodes."""

@@ -44,6 +44,9 @@ def test_a_drain_without_room_waits_for_room() -> None:
         (decision(Order.KEEP), replace(NOW, over_budget="partition"), False),
         (decision(Order.KEEP), replace(NOW, suspicion="common cause"), False),
         (decision(Order.KEEP), replace(NOW, applying=True), False),
+        # What a hold suppresses says nothing of the node, and the order may be carried out after its release.
+        (decision(Order.KEEP, State.WARN), replace(NOW, hold=True), False),
+        (decision(Order.KEEP, State.WARN), replace(NOW, disabled=True), False),
         (decision(Order.RESUME), NOW, False),
     ],
 )

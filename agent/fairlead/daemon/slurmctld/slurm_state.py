@@ -39,7 +39,9 @@ def want_of(decision: Decision, now: Now) -> Want:
             pending_room=decision.order is not Order.DRAIN,
         )
     healthy = decision.state_word in (State.OK, State.WARN) and not decision.counted and not (now.over_budget or now.suspicion)
-    return Want(kind=decision.order.value, fit=healthy and decision.order is Order.KEEP and not now.applying)
+    # Under a hold, and where fairlead is disabled, findings are suppressed: that they do not count says nothing of the node.
+    silenced = now.applying or now.hold or now.disabled
+    return Want(kind=decision.order.value, fit=healthy and decision.order is Order.KEEP and not silenced)
 
 
 class SlurmState(Struct, frozen=True, kw_only=True):
