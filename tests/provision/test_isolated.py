@@ -112,16 +112,16 @@ COLLECT = {
 
 @pytest.mark.parametrize("name", COLLECT)
 def test_every_collector_reads_each_node_apart(name: str) -> None:
-    """A reader that is called beside ``apart`` would take all nodes with it."""
+    """A reader that is called beside ``isolated`` would take all nodes with it."""
     module = importlib.import_module(name)
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     guarded: set[int] = set()
     for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "apart":
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "isolated":
             guarded |= {id(inner) for inner in ast.walk(call)}
     local = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
     for call in list(ast.walk(tree)):  # a function that is handed to it
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "apart" and isinstance(call.args[0], ast.Name):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "isolated" and isinstance(call.args[0], ast.Name):
             guarded |= {id(inner) for inner in ast.walk(local[call.args[0].id])}
     for reader in COLLECT[name]:
         calls = [

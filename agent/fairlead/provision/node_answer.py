@@ -5,7 +5,7 @@ has another type, another value or another size than it can have, the whole answ
 has failed, the others go on. A text is cut, made printable and one line; the lines of a diff stay. Of more changes or steps than
 a report can tell, the first ones are taken, and ``left_out`` says how many were not.
 
-Standard library and model/plain.py only: the bundle carries both to where Ansible runs, for its plugin.
+Standard library and model/plain_text.py only: the bundle carries both to where Ansible runs, for its plugin.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ HOOKS = {
 PLUGIN_MODULES = (
     "__init__.py",
     "model/__init__.py",
-    "model/plain.py",
+    "model/plain_text.py",
     "provision/__init__.py",
     "provision/node_answer.py",
     "provision/wheel_tags.py",

@@ -66,7 +66,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if said := OWN & set(variables.get("ansible_facts") or ()):
             # A fact that a module brought from a node wins over an inventory's variable, and Python is run from the bundle.
             raise AnsibleActionFail(f"{min(said)} is a fact of this node: it is the admin host's to say")
-        plain, answers, _ = _modules(bundle)
+        plain_text, answers, _ = _modules(bundle)
         try:
             with _bounded():
                 found = self._visit(bundle, variables, answers)
@@ -78,9 +78,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             hint = "see what runs there: ps, dmesg; a node that is slow by right needs more node_answer_seconds"
             found = {"failed": True, "msg": f"no answer within {e} s", "hint": hint}
         except AnsibleConnectionFailure as e:  # ssh's words, and with them what the node wrote to standard error
-            raise AnsibleConnectionFailure(plain.one_line(str(e), answers.TEXT_MAX)) from None
+            raise AnsibleConnectionFailure(plain_text.one_line(str(e), answers.TEXT_MAX)) from None
         except AnsibleError as e:
-            raise AnsibleActionFail(plain.one_line(str(e), answers.TEXT_MAX)) from None
+            raise AnsibleActionFail(plain_text.one_line(str(e), answers.TEXT_MAX)) from None
         return {**result, **found}
 
     def _visit(self, bundle: str, variables: dict[str, Any], answers: Any) -> dict[str, Any]:
@@ -226,13 +226,13 @@ def _end_children() -> None:
 
 
 def _modules(bundle: str) -> tuple[Any, Any, Any]:
-    """The modules of fairlead that the bundle brings along: plain, node_answer, wheel_tags. They import no others of fairlead."""
+    """Return plain_text, node_answer and wheel_tags, which the bundle brings along. They import no others of fairlead."""
     if (lib := os.path.join(bundle, "lib")) not in sys.path:
         sys.path.insert(0, lib)
-    from fairlead.model import plain
+    from fairlead.model import plain_text
     from fairlead.provision import node_answer, wheel_tags
 
-    return plain, node_answer, wheel_tags
+    return plain_text, node_answer, wheel_tags
 
 
 def _read(*path: str) -> bytes:
