@@ -40,6 +40,7 @@ BESIDE = ("nvml.json", "host.json", "dev/kmsg")
 UNJUDGED = {
     r"/(bridge|disk|other)/(current|max)_link_(speed|width)": "links of GPUs, adapters and the switches above them are judged",
     r"/gpu/(current|max)_link_(speed|width)": "NVML says the same of a GPU; what neither says is unknown",
+    r"/gpu/(class|vendor)": "NVIDIA's driver names its own GPUs in /proc/driver/nvidia/gpus; a GPU that neither names is missed",
     r"/(hca|nic)/max_link_(speed|width)": "the port above the adapter, or the profile, says what is expected",
     r"/(bridge|disk|gpu|hca|nic|other)/(device|numa_node|local_cpulist|subsystem_\w+)": "its model and its place: topology",
     r"/(hca|nic)/net/\w+/(mtu|operstate|speed|type)": "plain interfaces are not judged; RDMA ports are, by files of their own",

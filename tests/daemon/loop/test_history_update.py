@@ -58,7 +58,7 @@ def test_another_driver_begins_anew_with_what_can_be_read(tmp_path: Path) -> Non
     assert history.past().readable == known.readable
     other = replace(node().driver, library_version="999.1")
     history_update.before_judging(history, node(driver=other))
-    assert history.past().readable == frozenset() and history.past().boards == known.gpu_cards
+    assert history.past().readable == frozenset() and history.past().gpu_cards == known.gpu_cards
     history.close()
 
 
