@@ -79,6 +79,14 @@ class Parser(argparse.ArgumentParser):
         print(f"{self.prog}: {message}", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
 
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the arguments; options may stand anywhere between the others. Not so where the rest is another program's."""
+        rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        if rest:
+            return self.parse_args(words)
+        self.usage = self.format_usage().removeprefix("usage: ").replace("%", "%%")  # argparse makes it here, and escapes no %
+        return self.parse_intermixed_args(words)
+
 
 def overview() -> str:
     """The text of ``fairlead --help``."""
@@ -103,6 +111,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["help"] and len(args) > 1:
+        args = [args[1], "--help"]
     if not args or args[0] in {"-h", "--help", "help"}:
         print(overview())
         return ExitCode.OK if args else ExitCode.USAGE
@@ -120,8 +130,7 @@ def _run(args: list[str]) -> int:
         print(f"fairlead: {name!r} is not a command{hint} (fairlead --help lists them)", file=sys.stderr)
         return ExitCode.USAGE
     try:
-        parser = command_parser(name)
-        parsed = parser.parse_args(args[1:])
+        parsed = command_parser(name).parse(args[1:])
         return int(parsed.run(parsed))
     except FairleadError as e:
         print(f"fairlead {name}: {e}", file=sys.stderr)

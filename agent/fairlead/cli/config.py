@@ -38,8 +38,9 @@ def _resolve(site: config.Site, node: str) -> tuple[config.Document, dict[str, s
 
 
 def _check(args: argparse.Namespace) -> ExitCode:
+    args.file = args.file or args.site
     if not args.file:
-        raise UsageError("config check needs a FILE")
+        raise UsageError("config check needs a FILE", hint="a node's document, or a site (.toml)")
     if args.file.endswith(".toml"):
         from fairlead.provision.inventory import targets
 
@@ -70,6 +71,8 @@ def _show(args: argparse.Namespace) -> ExitCode:
         document, origins = _resolve(config.load_site(args.site), args.node)
     elif args.node:
         raise UsageError("config show --node needs --site FILE")
+    elif args.file.endswith(".toml"):
+        raise UsageError(f"{args.file} is a site, not a node's document", hint=f"config show --site {args.file} --node NAME")
     else:
         document = config.load_document(args.file or "/etc/fairlead/node.json")
     data = config.to_data(document)

@@ -54,7 +54,10 @@ def _text(root: str, path: str) -> str | None:
 
 
 def _conf_path(root: str, named: str) -> str:
-    for path in (named, os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"):
+    configured = os.environ.get("SLURM_CONF", "")
+    if root == "/":  # of this machine a relative path is one of where the command was typed
+        named, configured = (os.path.abspath(path) if path else "" for path in (named, configured))
+    for path in (named, configured, "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"):
         if path and (path == named or _text(root, path) is not None):
             return path
     raise InputMissing("no slurm.conf found", hint="name it with --slurm-conf")

@@ -1,7 +1,7 @@
 """What a check, a setting, an Xid or an SXid means: the same text as the reference pages, offline.
 
 fairlead explain xid 79           fairlead explain sxid 20034       fairlead explain list
-fairlead explain row_remap        fairlead explain setting pcie_acs
+fairlead explain row_remap        fairlead explain setting pcie_acs fairlead explain 79 (an Xid)
 
 Of an Xid: meaning, action, why, what other public health systems do by default, and what the document of this node
 (or --document) says of it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from typing import Any
 
 import msgspec
@@ -27,7 +28,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    words = args.what
+    words = [word.lower() for word in args.what]
+    if len(words) == 1 and (code := re.fullmatch(r"(xid|sxid)?[ :=-]?(\d{1,7})", words[0])):
+        words = [code[1] or "xid", code[2]]
     if words[0] == "list":
         data = _list()
     elif words[0] in ("xid", "sxid") and len(words) == 2:
