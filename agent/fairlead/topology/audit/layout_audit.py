@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
-from fairlead.topology.audit import link_audit, peer_audit, placement_audit
+from fairlead.topology.audit import gpu_audit, link_audit, peer_audit, placement_audit
 from fairlead.topology.audit.machine_view import MachineView
 
 
 def audit(node: Node) -> tuple[Finding, ...]:
-    """Return the findings of the layout audit: about locality, links, shared uplinks, NICs and peer-to-peer paths."""
+    """Return the findings of the layout audit: about lost GPUs, locality, links, shared uplinks, NICs and peer-to-peer paths."""
     view = MachineView(node)
     return (
+        *gpu_audit.unseen(view),
         *placement_audit.unknown_locality(view),
         *placement_audit.memory(view),
         *placement_audit.uneven_nodes(view),
