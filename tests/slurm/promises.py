@@ -125,9 +125,12 @@ def _writes(record: Record) -> Iterator[Broken]:
             yield from _wrong_resume(record, call)
 
 
-def _by_command(record: Record, call: Call) -> bool:
-    """`fairlead resume` wrote it for a person, by the same programs as the agent."""
-    return any(act.what.startswith("fairlead resume") and act.began <= call.began <= act.ended for act in record.acts)
+def _by_command(record: Record, call: Call, option: str = "") -> bool:
+    """`fairlead resume` wrote it for a person, by the same programs as the agent; with this option, if there is one."""
+    return any(
+        act.what.startswith("fairlead resume") and option in act.what and act.began <= call.began <= act.ended
+        for act in record.acts
+    )
 
 
 def _of_others(record: Record, call: Call) -> Iterator[Broken]:
@@ -141,6 +144,8 @@ def _of_others(record: Record, call: Call) -> Iterator[Broken]:
     own = {each.update["reason"] for each in record.calls if each.drains and each.began <= call.began and "reason" in each.update}
     if not words and (any(node.reason.startswith(text) for text in own) or node.reason in ("", "Prolog error")):
         return
+    if not words and re.match(r"fairlead:[a-z0-9_.]+:[0-9a-z]+ ", node.reason) and _by_command(record, call, "--adopt"):
+        return  # a drain of an agent's, which slurmctld has brought back with an old state: a person takes it over
     whose = words or node.reason
     asked = [each for each in record.calls if not each.update and 0 < each.ended <= call.began and each.said]
     if not asked:
