@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.hooks.disk import Disk
+from tests.hooks.recorded_steps import Site
 from tests.hooks.stage import NOBODY, SHELLS, Stage, needs_root
 from tests.hooks.steps import lay_out
 
@@ -19,6 +20,18 @@ def _namespace() -> Iterator[Stage]:
     stage = Stage()
     yield stage
     stage.close()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """A stage of the file's own whose taskset and planner are recorders."""
+    if needs_root:
+        pytest.skip("needs root: the hooks run in a private mount namespace")
+    made = Stage()
+    try:
+        yield Site(made)
+    finally:
+        made.close()
 
 
 @pytest.fixture

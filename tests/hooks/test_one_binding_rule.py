@@ -7,7 +7,6 @@ one of them answers has to be what binding_plan.py computes. What the shell leav
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import cache
 
 import msgspec
@@ -22,7 +21,7 @@ from fairlead.topology.binding import binding_plan, published_files
 from fairlead.topology.binding.binding_plan import Machine
 from fairlead.topology.distances.accelerators import on_the_bus
 from tests.hooks.recorded_steps import Site, hexes, swapped
-from tests.hooks.stage import Stage, needs_root
+from tests.hooks.stage import Stage
 from tests.hooks.steps import step
 from tests.lab import spank, trees
 from tests.topology.build import gpu
@@ -43,17 +42,6 @@ def machine_tree(name: str) -> Node:
     if name not in recorded_names():
         return node
     return msgspec.structs.replace(node, gpus=tuple(gpu(i, d.address, nvlinks=0) for i, d in enumerate(on_the_bus(node))))
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    if needs_root:
-        pytest.skip("needs root: the hooks run in a private mount namespace")
-    stage = Stage()
-    try:
-        yield Site(stage)
-    finally:
-        stage.close()
 
 
 def assigned_by_slurm(machine: Machine, tasks: int, cores: int, *, cyclic: str, threads: int, skip: int) -> list[int]:

@@ -6,28 +6,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
 from fairlead.model.facts import Node
 from fairlead.topology.binding import binding_plan, published_files
 from tests.hooks.recorded_steps import Site, hexes, swapped
-from tests.hooks.stage import Stage, needs_root
 from tests.topology.build import hgx
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    if needs_root:
-        pytest.skip("needs root: the hooks run in a private mount namespace")
-    stage = Stage()
-    try:
-        yield Site(stage)
-    finally:
-        stage.close()
 
 
 def block(first: int, count: int) -> int:

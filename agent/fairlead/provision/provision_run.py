@@ -40,6 +40,7 @@ from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.scontrol import Scontrol
 
 _PREFIX = "fairlead-provision."
+INVENTORY = "inventory.ini"
 IDLE_SECONDS = 3000  # without a word of Ansible's: longer than `node_seconds` of the role, after which a node alone has failed
 
 
@@ -125,69 +126,97 @@ def _play(
     results: dict[str, NodeResult],
     shown: SilentProgress,
 ) -> None:
-    try:
-        import ansible_runner
-    except ModuleNotFoundError:
-        raise ProvisionError("ansible-runner is not installed", hint="install fairlead[provision]") from None
+    """Run the playbook on the chosen nodes, and put what each of them answers into ``results``.
 
+    Raises ProvisionError where Ansible is missing or ended before any node, KeyboardInterrupt where a person did.
+    """
+    interface = _ansible_runner()
     with private_folder() as folder:
-        bundle = folder / "bundle"
-        bundle.mkdir()
-        write_bundle(
-            bundle,
-            chosen,
-            own,
-            wheels.collect(options.wheelhouse),
-            state="absent" if options.uninstall else "present",
-            undo=options.undo,
-            force=options.force,
-            only=options.only,
-            drained=options.drained,
-            packages=options.packages,
-            declared=all_nodes(site),
-        )
-        inventory = folder / "inventory.ini"
-        (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
-        inventory.write_text(inventory_text(site, chosen, str(bundle)))
+        _write_inputs(folder, site, chosen, options, own)
         for target in chosen:
             results[target.node] = NodeResult(
                 node=target.node, state="unfinished", message="the run ended before this node was done", hint="run it again"
             )
-
-        origins, asked = {target.node: target.origin for target in chosen}, UnansweredNodes()
-
-        def on_event(event: Mapping[str, Any]) -> bool:
-            _track_silence(event, asked)
-            _add_result(event, results, shown, origins)
-            return False
-
-        def ended() -> bool:
-            shown.silent(asked.silent())
-            return interrupted()
-
-        env = environment(site, folder, chosen[0].address)
-        with interruptible() as interrupted, lean_environment():
-            runner = ansible_runner.interface.init_runner(
-                private_data_dir=str(folder),
-                project_dir=str(assets.directory("playbooks")),
-                playbook="site.yml",
-                inventory=str(inventory),
-                envvars=env,
-                cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
-                event_handler=on_event,
-                settings={"suppress_env_files": True, "idle_timeout": IDLE_SECONDS, "pexpect_timeout": 1},
-                quiet=True,
-                cancel_callback=ended,
-            )
-            if options.lock:
-                runner.config.command = locked_command(options.lock, runner.config.command)
-            runner.run()
-            stopped = interrupted()
-        if stopped and all(r.state == "unfinished" for r in results.values()):
+        runner, stopped = _run_playbook(interface, folder, site, chosen, options, results=results, shown=shown)
+        if any(r.state != "unfinished" for r in results.values()):
+            return
+        if stopped:
             words = "a node that had begun may complete it by itself; what is there is whole, and the next run does the rest"
             raise KeyboardInterrupt("" if options.check else words)
-        if all(r.state == "unfinished" for r in results.values()):
-            raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
+        raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
+
+
+def _ansible_runner() -> Any:
+    """Return the module that starts Ansible. Raises ProvisionError where it is not installed."""
+    try:
+        from ansible_runner import interface
+    except ModuleNotFoundError:
+        raise ProvisionError("ansible-runner is not installed", hint="install fairlead[provision]") from None
+    return interface
+
+
+def _write_inputs(folder: Path, site: Site, chosen: Sequence[Target], options: ProvisionOptions, own: wheels.Wheel) -> None:
+    """Write what Ansible reads into ``folder``: the bundle, ansible.cfg and the inventory."""
+    bundle = folder / "bundle"
+    bundle.mkdir()
+    write_bundle(
+        bundle,
+        chosen,
+        own,
+        wheels.collect(options.wheelhouse),
+        state="absent" if options.uninstall else "present",
+        undo=options.undo,
+        force=options.force,
+        only=options.only,
+        drained=options.drained,
+        packages=options.packages,
+        declared=all_nodes(site),
+    )
+    (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
+    (folder / INVENTORY).write_text(inventory_text(site, chosen, str(bundle)))
+
+
+def _run_playbook(
+    interface: Any,
+    folder: Path,
+    site: Site,
+    chosen: Sequence[Target],
+    options: ProvisionOptions,
+    *,
+    results: dict[str, NodeResult],
+    shown: SilentProgress,
+) -> tuple[Any, bool]:
+    """Run ansible-playbook to its end; return Ansible's runner and whether a person interrupted it."""
+    origins, asked = {target.node: target.origin for target in chosen}, UnansweredNodes()
+
+    def on_event(event: Mapping[str, Any]) -> bool:
+        _track_silence(event, asked)
+        _add_result(event, results, shown, origins)
+        return False
+
+    def ended() -> bool:
+        shown.silent(asked.silent())
+        return interrupted()
+
+    env = environment(site, folder, chosen[0].address)
+    with interruptible() as interrupted, lean_environment():
+        runner = interface.init_runner(
+            private_data_dir=str(folder),
+            project_dir=str(assets.directory("playbooks")),
+            playbook="site.yml",
+            inventory=str(folder / INVENTORY),
+            envvars=env,
+            cmdline=" ".join(["--check"] * options.check + ["--diff"] * options.diff) or None,
+            event_handler=on_event,
+            settings={"suppress_env_files": True, "idle_timeout": IDLE_SECONDS, "pexpect_timeout": 1},
+            quiet=True,
+            cancel_callback=ended,
+        )
+        if options.lock:
+            runner.config.command = locked_command(options.lock, runner.config.command)
+        runner.run()
+        stopped = interrupted()
+    return runner, stopped
 
 
 def _track_silence(event: Mapping[str, Any], asked: UnansweredNodes) -> None:
