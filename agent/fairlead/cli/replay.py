@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     for path in args.logs:
         recording = _recording(path, progress)
         if recording.hidden:
-            hidden.append(f"{recording.name}: line {', '.join(map(str, recording.hidden[:8]))}")
+            hidden.append(f"{recording.name}: line {', '.join(map(str, recording.hidden))}")
         first.append(replay(recording, document, progress.tell))
         if other is not None:
             second.append(replay(recording, other, progress.tell))

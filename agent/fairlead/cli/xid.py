@@ -100,7 +100,7 @@ class _LogFile:
         self._lines = 0
         self._of_a_kernel = False  # a line of it began as those of a kernel log do
         self._binary = False
-        self._hidden: list[int] = []  # lines with an error behind a prefix that is not known
+        self._hidden = self._first_hidden = 0  # how many lines have an error behind a prefix that is not known, and the first
 
     def texts(self) -> Iterator[str]:
         """The kernel's message of each line; "" for a line that cannot be of interest."""
@@ -116,7 +116,8 @@ class _LogFile:
             found = messages.of(self._lines, line.decode("utf-8", "replace"))
             self._of_a_kernel = self._of_a_kernel or found.known or bool(worth and worth.start() == 0)
             if found.hides_an_error:
-                self._hidden.append(self._lines)
+                self._hidden += 1
+                self._first_hidden = self._first_hidden or self._lines
             yield found.text if worth else ""
 
     def end(self, found: int) -> None:
@@ -124,10 +125,10 @@ class _LogFile:
         if not self._lines:
             raise DataError(f"{self._name}: it is empty, so nobody knows what the kernel said", hint=_LOGS)
         if self._hidden:
-            many = f"{len(self._hidden)} lines hold" if len(self._hidden) > 1 else "1 line holds"
+            many = f"{self._hidden} lines hold" if self._hidden > 1 else "1 line holds"
             raise DataError(
                 f"{self._name}: {many} an Xid, SXid or bus loss behind a prefix that is not known, and not decoded; "
-                f"the first is line {self._hidden[0]}",
+                f"the first is line {self._first_hidden}",
                 hint="cut the prefix off, so that the line begins with its time stamp, with kernel: or with NVRM:",
             )
         if not found and not self._of_a_kernel:

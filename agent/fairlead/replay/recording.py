@@ -25,6 +25,7 @@ from fairlead.xid.log_file import Messages, journal
 from fairlead.xid.versions import loaded
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
+HIDDEN_MAX = 8  # lines that are named where their prefix is not known
 LONG_UP_SECONDS = 86400.0  # a log that begins in the middle of a boot is of a node that was up
 _HEAD_LINES = 1000
 _BACK_SECONDS = 60.0  # stamps since the boot that fall back further are of another boot
@@ -50,7 +51,7 @@ class Boot(Struct, kw_only=True):
 class Recording(Struct, kw_only=True):
     """Holds what was recorded of one node. since_boot, dated: what its time is (see ``Stamp``); not timed: it has
     none. of_an_agent: its history, not a log. recorded: what an agent noted at the time, (seconds, text).
-    hidden: the numbers of lines that hold an Xid, SXid or bus loss behind a prefix that is not known."""
+    hidden: the numbers of the first lines that hold an Xid, SXid or bus loss behind a prefix that is not known."""
 
     name: str
     boots: list[Boot] = field(default_factory=list)
@@ -155,7 +156,7 @@ class _Log:
         else:
             found = self._messages.of(number, line)
             at, text = self._stamp(line), found.text
-            if found.hides_an_error:
+            if found.hides_an_error and len(self.made.hidden) < HIDDEN_MAX:
                 self.made.hidden.append(number)
         self._marked = self._marked or text.startswith(BOOT)
         wanted = text.startswith(self._prefixes)

@@ -146,21 +146,21 @@ class Loop:
             self._read_jobs()  # a refusal that an earlier agent left: known before slurmctld is asked first
             self.slurm.start()
         self._watchdog.start()
-        self._heed_kernel_log()
+        self._act_on_kernel_log()
         self._begin_sweep()
 
     def _turn(self) -> bool:
         """Wait for an event and take it up; return whether a sweep has ended."""
         self._watchdog.turn()
         ready = self._wait()
-        self._heed_signals()
-        self._heed_slurm()
-        self._heed_kernel_log(ready)
-        self._heed_return_command()
+        self._act_on_signals()
+        self._act_on_slurm()
+        self._act_on_kernel_log(ready)
+        self._act_on_return_command()
         swept = self._finish_sweep()
         self._notify_systemd()
-        self._heed_suspend()
-        self._heed_reapply()
+        self._act_on_suspend()
+        self._act_on_reapply()
         self._tick()
         if self._schedule.sweep_due():
             self._begin_sweep()
@@ -170,7 +170,7 @@ class Loop:
         """Take up what people ask, and have the node read; ``_finish_sweep`` gets the facts."""
         interval = self._document.agent.interval_seconds
         self._schedule.begin_sweep()
-        self._heed_requests()
+        self._act_on_requests()
         self._schedule.set_next_sweep(interval)
         self._metrics_due = self._publisher.metrics_due(interval if self._readers.thorough_due() else 0.0)
         self._readers.start_sweep(shown=self._metrics_due)
@@ -186,7 +186,7 @@ class Loop:
         self._restore_settings(findings, judged_by)
         self._conclude(findings, judged_by, swept=True)
         self._publisher.publish_node(node)
-        self._settle_in()
+        self._after_first_sweep()
         return True
 
     def _conclude(
@@ -204,7 +204,7 @@ class Loop:
         facts that were just read. ``returned``: the node has gone back into service since the last decision.
         """
         self._replace_findings(findings, judged_by)
-        now = self._take_moment(swept=swept, returned=returned)
+        now = self._policy_now(swept=swept, returned=returned)
         decision = decide(findings, self._policies, self._state, now, self._document.policy, ran=judged_by)
         self._save(decision)
         self._prove(decision)
@@ -237,7 +237,7 @@ class Loop:
             self._signals.empty_pipe()
         return ready
 
-    def _heed_signals(self) -> None:
+    def _act_on_signals(self) -> None:
         caught = self._signals.take()
         if SIGHUP in caught:
             self._reload()
@@ -246,7 +246,7 @@ class Loop:
             self._readers.read_thoroughly()
             self.slurm.reconcile()
 
-    def _heed_slurm(self) -> None:
+    def _act_on_slurm(self) -> None:
         """Take up what has changed in Slurm since the last turn."""
         news = self.slurm.take_news()
         if news is None:
@@ -257,7 +257,7 @@ class Loop:
         self._conclude(returned=after.returned > before.returned)
         transitions.slurm(self._trail, before, after)
 
-    def _heed_kernel_log(self, ready: Sequence[int] = ()) -> None:
+    def _act_on_kernel_log(self, ready: Sequence[int] = ()) -> None:
         """Have the checks that declared a new kernel record judge it at once. ``ready``: what has something to read."""
         if not self._kernel_log.has_news(ready):
             return
@@ -272,13 +272,13 @@ class Loop:
         if woken and node is not None:
             self._conclude(judge(self._document, node, self._past(), woken), woken)
 
-    def _heed_return_command(self) -> None:
+    def _act_on_return_command(self) -> None:
         """Decide again when the return-to-service command has begun or ended."""
         if self._proving.poll():
             self._history.event(f"return command {self._proving.state.value}", self._proving.said)
             self._conclude()
 
-    def _heed_requests(self) -> None:
+    def _act_on_requests(self) -> None:
         """Take up what people have asked of the agent (`fairlead ack`, `clear`)."""
         if not self._schedule.requests_due():
             return
@@ -289,12 +289,12 @@ class Loop:
             if self._decision is not None:
                 self._conclude()
 
-    def _heed_suspend(self) -> None:
+    def _act_on_suspend(self) -> None:
         if seconds := self._schedule.suspended_seconds():
             log.line(log.NOTICE, "the machine was suspended", seconds=f"{seconds:.0f}")
             self._schedule.sweep_now()  # the verdict has aged with it
 
-    def _heed_reapply(self) -> None:
+    def _act_on_reapply(self) -> None:
         if self._reapply.ended():
             self._readers.read_thoroughly()
             self._schedule.sweep_now()
@@ -379,7 +379,7 @@ class Loop:
         if judged_by is None:
             self._reapply.restore(findings, self._document.agent, job_running=bool(self._jobs.running))
 
-    def _settle_in(self) -> None:
+    def _after_first_sweep(self) -> None:
         """Let slurmd start after the first sweep, and tell the garbage collector to leave alone what stays for good."""
         if self._sweep.count == 1:
             self._notify.first_sweep_done()
@@ -393,7 +393,7 @@ class Loop:
         kept = () if judged_by is None else (f for f in self._findings if f.check not in judged_by)
         self._findings = (*kept, *findings)
 
-    def _take_moment(self, *, swept: bool, returned: bool) -> Now:
+    def _policy_now(self, *, swept: bool, returned: bool) -> Now:
         agent = self._document.agent
         return policy_input(
             self._sweep.node,
