@@ -177,6 +177,9 @@ class Crowd:
     def __exit__(self, *error: object) -> None:
         for courier in self.couriers.values():
             courier.stop()
+        for thread in threading.enumerate():
+            if thread.name == "slurm":  # an attempt under way could drain a node that the next test takes for free
+                thread.join(120)
 
     def go(self, want: Want = WANT) -> None:
         for courier in self.couriers.values():
@@ -203,6 +206,11 @@ class Crowd:
     def held(self) -> set[str]:
         return {name for name, courier in self.couriers.items() if courier.take().over_budget}
 
+    def told(self) -> str:
+        """Return what the couriers of nodes say that are neither drained nor held, a line each."""
+        done = self.drained | self.held
+        return "\n".join(f"{name}: {courier.take()}" for name, courier in self.couriers.items() if name not in done)
+
     def settled(self, budget: int) -> float:
         """Seconds until ``budget`` nodes were drained and every other one held; raises AssertionError when they never are."""
         return self.until(lambda: len(self.drained) == budget == len(self.couriers) - len(self.held), f"{budget} nodes drained")
@@ -211,6 +219,8 @@ class Crowd:
         """Seconds until it was so; raises AssertionError past ``seconds``."""
         start = time.monotonic()
         while not met():
-            assert time.monotonic() - start < seconds, f"{what}: drained {len(self.drained)}, held {len(self.held)}"
+            assert time.monotonic() - start < seconds, (
+                f"{what}: drained {len(self.drained)}, held {len(self.held)}\n{self.told()}"
+            )
             time.sleep(0.02)
         return time.monotonic() - start
