@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fairlead.errors import DataError
 from fairlead.model.cpulist import as_cpu_set
-from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.model.facts import Gpu, Missing, Node, Why
 from fairlead.model.nodelist import natural
 from fairlead.topology.binding import binding_plan
 from fairlead.topology.distances import locality
@@ -36,7 +37,8 @@ class GpuGres(Struct, frozen=True, kw_only=True):
     """One GPU. ``cores``: Slurm's numbers of the nearest cores, whole sockets; () for all cores, or unknown.
 
     ``near``: the same before it was widened to whole sockets, as Slurm's AutoDetect has it. ``links``: NVLinks to each GPU
-    of the node in this order, -1 for itself (gres.conf(5), Links)."""
+    of the node in this order, -1 for itself (gres.conf(5), Links). ``mig``: it is in MIG mode, or is to be. ``instances``: the
+    GPU instances that a site declares, by profile. ``without_mig``: the GPU says that it has no MIG."""
 
     pci: str
     file: str
@@ -45,6 +47,8 @@ class GpuGres(Struct, frozen=True, kw_only=True):
     near: tuple[int, ...]
     links: tuple[int, ...]
     mig: bool = False
+    instances: tuple[str, ...] = ()
+    without_mig: bool = False
 
 
 class KernelGpu(Struct, frozen=True):
@@ -148,7 +152,8 @@ def of_node(
         )
         for file, gpu in placed
     ]
-    return _build(node.name, list(cores.values()), gpus, memory_mib, socket)
+    made = _build(node.name, list(cores.values()), gpus, memory_mib, socket)
+    return replace(made, gpus=tuple(replace(gpu, without_mig=_without_mig(known.get(gpu.pci))) for gpu in made.gpus))
 
 
 def of_published(text: str, *, socket: Socket = Socket.PACKAGE, kind: str = "gpu") -> SlurmNode:
@@ -245,3 +250,7 @@ def _links(gpu: Accelerator, order: Sequence[Accelerator]) -> tuple[int, ...]:
 
 def _mig(gpu: Gpu | None) -> bool:
     return gpu is not None and gpu.mig_current is True
+
+
+def _without_mig(gpu: Gpu | None) -> bool:
+    return gpu is not None and isinstance(gpu.mig_current, Missing) and gpu.mig_current.why is Why.UNSUPPORTED
