@@ -258,6 +258,8 @@ def test_slurmctld_reads_the_files_of_a_site(suite: str, tmp_path: Path, capsys:
     trees = [f"{name}={MACHINES / 'hgx-h100'}" for name in ("divided", "whole")]
     with Cluster(suite, nodes=NODES) as cluster:
         cluster.stop_slurmctld()
+        for number in range(1, NODES + 1):
+            cluster.stop_slurmd(f"n{number}")  # what it finds on this machine would take the place of the Gres that we wrote
         etc = cluster.folder / "etc"
         made(capsys, "all", "--site", str(site), *trees, "--write", str(etc))
         # Nodes of one machine need a port each.
@@ -269,7 +271,7 @@ def test_slurmctld_reads_the_files_of_a_site(suite: str, tmp_path: Path, capsys:
         conf = etc / "slurm.conf"
         kept = [line for line in conf.read_text().splitlines() if not line.startswith(("NodeName=", "PartitionName="))]
         conf.write_text("\n".join([*kept, "Include nodes.conf", "Include partitions.conf"]) + "\n")
-        cluster.start_slurmctld()
+        cluster.start_slurmctld("-c")  # 24.11 and newer would take the Gres of the nodes from the saved state
         deadline = time.monotonic() + 90
         while "NodeName=n4" not in (shown := cluster.scontrol("-o", "show", "node", check=False)):
             assert time.monotonic() < deadline, cluster.logs()
