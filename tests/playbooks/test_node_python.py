@@ -24,7 +24,7 @@ AFTER = f"rm -f /usr/bin/python3*; mv {AWAY}/python3* /usr/bin; ln -sfn $(cat {A
 
 @contextmanager
 def without_python(host: Host, *kept: str, version: str = "", release: str = "") -> Iterator[None]:
-    """Meanwhile the node has of its Pythons those kept, a python3 of this version ("": none), and no release of ours that runs."""
+    """Meanwhile the node has of its Pythons those kept, a python3 of this version ("": none), and no release that runs."""
     host.run(BEFORE)
     try:
         for name in kept:

@@ -21,7 +21,7 @@ from fairlead.slurm_config.slurm_node import SlurmNode
 
 
 def read(args: argparse.Namespace, site: Site) -> list[SlurmNode]:
-    """Return the nodes of all classes but those of --without, in the order of names. Raise DataError for a class without a tree."""
+    """Return the nodes of all classes but those of --without, in order. Raise DataError for a class without a tree."""
     from fairlead.provision.inventory import members
 
     by_class = members(site)
@@ -33,7 +33,9 @@ def read(args: argparse.Namespace, site: Site) -> list[SlurmNode]:
         lacking = [node for node in wanted if node not in own]
         shared = of_class.get(name) or _one_of(name, [own[node] for node in wanted if node in own]) if lacking else None
         if lacking and shared is None:
-            hint = f"name one: {name}=TREE; `fairlead snapshot` on {lacking[0]} writes it; --without {fold(nodes)} leaves them out"
+            hint = (
+                f"name one: {name}=TREE; `fairlead snapshot` on {lacking[0]} writes it; --without {fold(nodes)} leaves them out"
+            )
             raise DataError(f"class {name}: there is no machine tree of any of {fold(nodes)}", hint=hint)
         for node in wanted:
             machine = own.get(node) or shared
@@ -45,7 +47,7 @@ def read(args: argparse.Namespace, site: Site) -> list[SlurmNode]:
 def _sources(
     args: argparse.Namespace, by_class: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, SlurmNode], dict[str, SlurmNode]]:
-    """Return the machines of the command line by node, and by class. A tree without a name is of the node that it was taken on."""
+    """Return the machines of the command line by node, and by class. A tree without a name is of the node it was taken on."""
     known = {node for nodes in by_class.values() for node in nodes}
     own: dict[str, SlurmNode] = {}
     of_class: dict[str, SlurmNode] = {}
@@ -85,9 +87,8 @@ def _as_declared(site: Site, machine: SlurmNode, node: str, by_class: Mapping[st
         here = ", ".join(gpu.pci for gpu in machine.gpus) or "none"
         raise ConfigError(site.file, f"settings.mig.by_gpu.{absent[0]}", f"{node} has no GPU there", hint=f"it has {here}")
     geometry = {gpu.pci: want.by_gpu.get(gpu.pci, want.geometry) for gpu in machine.gpus}
-    whole = [gpu.pci for gpu in machine.gpus if geometry[gpu.pci] and gpu.without_mig]
-    if whole:
-        raise ConfigError(site.file, "settings.mig.geometry", f"GPU {whole[0]} of {node} has no MIG", hint="leave it out")
+    if any(geometry.values()) and "mig_current" in document.unsupported:
+        raise ConfigError(site.file, "settings.mig", f"{node}: the GPUs of profile {profile} have no MIG", hint="leave it out")
     gpus = tuple(replace(gpu, mig=bool(geometry[gpu.pci]), instances=geometry[gpu.pci]) for gpu in machine.gpus)
     return replace(machine, gpus=gpus)
 

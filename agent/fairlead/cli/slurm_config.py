@@ -222,10 +222,10 @@ def _partitions(args: argparse.Namespace, _wanted: frozenset[str], _running: fro
     text = "".join(partition_line(name, found, args.of_site.partitions[name].options) for name, found in nodes.items())
     named = frozenset[str]().union(*nodes.values())
     others = named - known
-    notes = (f"{fold(others)}: in a partition and in no class: its NodeName line is yours",) if others else ()
+    notes = [f"{fold(others)}: in a partition and in no class: its NodeName line is yours"] if others else []
     in_none = known - named - left_out
-    notes += (f"{fold(in_none)}: in no partition",) if nodes and in_none else ()
-    return Made(text=text, data={name: fold(found) for name, found in nodes.items()}, nodes=named, notes=notes)
+    notes += [f"{fold(in_none)}: in no partition"] if nodes and in_none else []
+    return Made(text=text, data={name: fold(found) for name, found in nodes.items()}, nodes=named, notes=tuple(notes))
 
 
 def _of_nodelist(path: str, name: str, nodelist: str) -> frozenset[str]:

@@ -53,6 +53,8 @@ def partitions_of(data: Mapping[str, Any], path: str, classes: Collection[str]) 
             raise ConfigError(path, where, "names no nodes", hint='classes = ["NAME"], or nodes = "gpu[001-004]"')
         ours = [key for key in made.options if key.lower() in _OURS]
         if ours:
-            raise ConfigError(path, f"{where}.options.{ours[0]}", "is written by `fairlead slurm-config` itself", hint="take it out")
+            raise ConfigError(
+                path, f"{where}.options.{ours[0]}", "is written by `fairlead slurm-config` itself", hint="take it out"
+            )
         found[name] = made
     return found

@@ -57,7 +57,7 @@ class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str,
         Meta(
             pattern=r"^(/[A-Za-z0-9_./+-]*)?\Z",
-            description="Python 3.11 or newer on the nodes, which fairlead's own is made from; empty: looked for in /usr/bin there.",
+            description="Python 3.11 or newer on the nodes, which fairlead's own is made from; empty: one is looked for there.",
         ),
     ] = ""
     forks: Annotated[int, Meta(ge=1, le=1000, description="Nodes at a time.")] = 50

@@ -22,7 +22,7 @@ MINORS = (13, 12, 11)
 UNVERSIONED = "/usr/bin/python3"
 
 #: Ends with 0 where fairlead runs on this Python. Any Python understands it (2.7 refuses the option -I before).
-PROBE = "import sys,json,sqlite3,zipfile,ctypes;sys.exit(sys.version_info<(%d,%d))" % OLDEST
+PROBE = f"import sys,json,sqlite3,zipfile,ctypes;sys.exit(sys.version_info<{OLDEST})"
 VERSION = 'import sys;print("%d.%d"%sys.version_info[:2])'
 # Imports the program from a zip archive in memory, so nothing is written on the node.
 START = """import os,sys

@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fairlead.errors import DataError
 from fairlead.model.cpulist import as_cpu_set
-from fairlead.model.facts import Gpu, Missing, Node, Why
+from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.nodelist import natural
 from fairlead.topology.binding import binding_plan
 from fairlead.topology.distances import locality
@@ -38,7 +37,7 @@ class GpuGres(Struct, frozen=True, kw_only=True):
 
     ``near``: the same before it was widened to whole sockets, as Slurm's AutoDetect has it. ``links``: NVLinks to each GPU
     of the node in this order, -1 for itself (gres.conf(5), Links). ``mig``: it is in MIG mode, or is to be. ``instances``: the
-    GPU instances that a site declares, by profile. ``without_mig``: the GPU says that it has no MIG."""
+    GPU instances that a site declares, by profile."""
 
     pci: str
     file: str
@@ -48,7 +47,6 @@ class GpuGres(Struct, frozen=True, kw_only=True):
     links: tuple[int, ...]
     mig: bool = False
     instances: tuple[str, ...] = ()
-    without_mig: bool = False
 
 
 class KernelGpu(Struct, frozen=True):
@@ -152,8 +150,7 @@ def of_node(
         )
         for file, gpu in placed
     ]
-    made = _build(node.name, list(cores.values()), gpus, memory_mib, socket)
-    return replace(made, gpus=tuple(replace(gpu, without_mig=_without_mig(known.get(gpu.pci))) for gpu in made.gpus))
+    return _build(node.name, list(cores.values()), gpus, memory_mib, socket)
 
 
 def of_published(text: str, *, socket: Socket = Socket.PACKAGE, kind: str = "gpu") -> SlurmNode:
@@ -250,7 +247,3 @@ def _links(gpu: Accelerator, order: Sequence[Accelerator]) -> tuple[int, ...]:
 
 def _mig(gpu: Gpu | None) -> bool:
     return gpu is not None and gpu.mig_current is True
-
-
-def _without_mig(gpu: Gpu | None) -> bool:
-    return gpu is not None and isinstance(gpu.mig_current, Missing) and gpu.mig_current.why is Why.UNSUPPORTED
