@@ -87,7 +87,7 @@ def command(ours: str, named: str, wheels: Iterable[str], *, start: str = START,
     return re.sub("@([A-Z]+)@", lambda m: shlex.join(words[m[1]]), FIND)
 
 
-class Package(NamedTuple):
+class PythonPackage(NamedTuple):
     """The package of a distribution with Python 3.11 or newer, from one of its versions on.
 
     family: the ID of os-release(5), or a word of its ID_LIKE. install: "" where the distribution has none."""
@@ -105,29 +105,29 @@ _UBUNTU = "packages.ubuntu.com, python3 of noble and python3.11 of jammy (univer
 _SUSE = "SUSE, Modules and Extensions Quick Start (Python 3 Module); SUSE:SLE-15-SP4:Update python311"
 _AMAZON = "Amazon Linux 2023 user guide, Python in AL2023"
 PACKAGES = (
-    Package("rhel", (0, 0), "EL before 8.8", "", _RED_HAT.format(8)),
-    Package("rhel", (8, 8), "EL 8", "dnf install python3.11", _RED_HAT.format(8)),
-    Package("rhel", (8, 10), "EL 8", "dnf install python3.12", _RED_HAT.format(8)),
-    Package("rhel", (9, 0), "EL 9 before 9.2", "", _RED_HAT.format(9)),
-    Package("rhel", (9, 2), "EL 9", "dnf install python3.11", _RED_HAT.format(9)),
-    Package("rhel", (9, 4), "EL 9", "dnf install python3.12", _RED_HAT.format(9)),
-    Package("rhel", (10, 0), "EL 10", "dnf install python3", _RED_HAT.format(10)),
-    Package("debian", (0, 0), "Debian before 12", "", _DEBIAN),
-    Package("debian", (12, 0), "Debian", "apt-get install python3", _DEBIAN),
-    Package("ubuntu", (0, 0), "Ubuntu before 22.04", "", _UBUNTU),
-    Package("ubuntu", (22, 4), "Ubuntu 22.04", "apt-get install python3.11 (universe)", _UBUNTU),
-    Package("ubuntu", (24, 4), "Ubuntu", "apt-get install python3", _UBUNTU),
-    Package("suse", (0, 0), "SLES before 15 SP4", "", _SUSE),
-    Package("suse", (15, 4), "SLES 15", "zypper install python311 (module Python 3)", _SUSE),
-    Package("amzn", (0, 0), "Amazon Linux 2", "", _AMAZON),
-    Package("amzn", (2023, 0), "Amazon Linux 2023", "dnf install python3.12", _AMAZON),
+    PythonPackage("rhel", (0, 0), "EL before 8.8", "", _RED_HAT.format(8)),
+    PythonPackage("rhel", (8, 8), "EL 8", "dnf install python3.11", _RED_HAT.format(8)),
+    PythonPackage("rhel", (8, 10), "EL 8", "dnf install python3.12", _RED_HAT.format(8)),
+    PythonPackage("rhel", (9, 0), "EL 9 before 9.2", "", _RED_HAT.format(9)),
+    PythonPackage("rhel", (9, 2), "EL 9", "dnf install python3.11", _RED_HAT.format(9)),
+    PythonPackage("rhel", (9, 4), "EL 9", "dnf install python3.12", _RED_HAT.format(9)),
+    PythonPackage("rhel", (10, 0), "EL 10", "dnf install python3", _RED_HAT.format(10)),
+    PythonPackage("debian", (0, 0), "Debian before 12", "", _DEBIAN),
+    PythonPackage("debian", (12, 0), "Debian", "apt-get install python3", _DEBIAN),
+    PythonPackage("ubuntu", (0, 0), "Ubuntu before 22.04", "", _UBUNTU),
+    PythonPackage("ubuntu", (22, 4), "Ubuntu 22.04", "apt-get install python3.11 (universe)", _UBUNTU),
+    PythonPackage("ubuntu", (24, 4), "Ubuntu", "apt-get install python3", _UBUNTU),
+    PythonPackage("suse", (0, 0), "SLES before 15 SP4", "", _SUSE),
+    PythonPackage("suse", (15, 4), "SLES 15", "zypper install python311 (module Python 3)", _SUSE),
+    PythonPackage("amzn", (0, 0), "Amazon Linux 2", "", _AMAZON),
+    PythonPackage("amzn", (2023, 0), "Amazon Linux 2023", "dnf install python3.12", _AMAZON),
 )
 #: ID -> family, where neither is a word of the other's ID_LIKE.
 _SAME = {"ol": "rhel", "centos": "rhel", "sles": "suse"}
 _LAST_KNOWN = {"suse": 15}  # of a newer one nothing is known
 
 
-def package(name: str, version: str, like: str) -> Package | None:
+def package(name: str, version: str, like: str) -> PythonPackage | None:
     """Return what a node's distribution has, by ID, VERSION_ID and ID_LIKE of its os-release(5); None where nothing is known."""
     families = [_SAME.get(name, name), *like.split()]
     family = next((f for f in families if any(p.family == f for p in PACKAGES)), "")
