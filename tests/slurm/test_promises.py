@@ -21,5 +21,5 @@ ANN = "ann: riser swap #365229"
         ("", False),
     ],
 )
-def test_whose_words_hold_the_node(said: str, held: bool) -> None:
-    assert _shows_held_by(ANN, said, "n2") is held
+def test_whose_words_hold_the_node(said: str, drained: bool) -> None:
+    assert _shows_held_by(ANN, said, "n2") is drained
