@@ -290,7 +290,7 @@ def test_the_driver_s_advice_is_read_from_nvml_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "number", "told_too"),
+    ("line", "number", "both"),
     [
         ("95, Uncontained", 2, True),  # the log asks for a reset, the driver for a reboot
         ("63, Row Remapper", 1, True),  # the log can wait for the job, the driver cannot

@@ -47,7 +47,7 @@ def test_a_good_set_has_nothing_against_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "given"),
+    ("rule", "declared"),
     [
         ("branch", Set(version="580.95.05", branch="570", module="none", gpu="", packages=())),
         ("module", chosen("580.95.05", "nvidia-kernel-dkms=580.95.05-1")),

@@ -108,7 +108,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", ["prolog", "epilog", "health-check"])
-@pytest.mark.parametrize("given", STRANGE)
+@pytest.mark.parametrize("limit", STRANGE)
 def test_no_hook_of_roots_fails_for_what_its_process_was_given(stage: Stage, shell: str, name: str, limit: str) -> None:
     words, more = STRANGE[limit]
     (stage.run / "ended").mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.host.subuids import FILE_MAX_BYTES, SubUids
-from tests.hooks.disk import BASE, MALLORY, Disk, given
+from tests.hooks.disk import BASE, MALLORY, Disk, environment_of
 from tests.hooks.stage import NOBODY, UNUSED, Stage
 from tests.hooks.steps import JOB
 from tests.hooks.test_scratch_limits import running
@@ -28,7 +28,7 @@ def own(stage: Stage, disk: Disk) -> str:
     subuid.write_text(RANGES)
     subuid.chmod(0o644)
     path = disk.begin()
-    assert "TMPDIR" in given(stage, "dash", JOB)
+    assert "TMPDIR" in environment_of(stage, "dash", JOB)
     disk.seen(os.path.dirname(path)).chmod(0o711)  # that a container's process holds open what it works in is made simpler so
     assert disk.as_user(f"import os; os.chmod({path!r}, 0o711); os.chmod({path + '/tmp'!r}, 0o777)").rc == 0
     return path
@@ -199,7 +199,7 @@ OWNED = {
 }
 
 
-@pytest.mark.parametrize(("text", "held"), OWNED.values(), ids=OWNED)
+@pytest.mark.parametrize(("text", "owned"), OWNED.values(), ids=OWNED)
 def test_who_holds_an_id(tmp_path: Path, text: str, owned: bool) -> None:
     subuid, passwd = tmp_path / "subuid", tmp_path / "passwd"
     subuid.write_text(text)

@@ -51,7 +51,7 @@ def lay_out(tree: Path, backing: dict[str, tuple[str, ...] | None]) -> Root:
     return Root(os.fspath(tree))
 
 
-@pytest.mark.parametrize(("stands_on", "images"), TREES.values(), ids=TREES)
+@pytest.mark.parametrize(("backing", "images"), TREES.values(), ids=TREES)
 def test_down_to_the_real_device(tree: Path, backing: dict[str, tuple[str, ...] | None], images: set[str]) -> None:
     root = lay_out(tree, backing)
     found = storage.images(root)

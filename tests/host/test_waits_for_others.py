@@ -19,7 +19,7 @@ from fairlead.model.finding import Level
 from fairlead.model.host_facts import StuckTask, Tasks
 from tests.checks.hosts import host_node, judged
 from tests.host.conftest import write
-from tests.host.test_fuse_waits import SERVED, VIRTIOFS, everybodys, looked
+from tests.host.test_fuse_waits import SERVED, VIRTIOFS, everybodys, sweeps
 from tests.host.test_host_facts import until
 from tests.host.users_fuse import USER, fuse, needs_fuse
 
@@ -50,7 +50,7 @@ def a_task(
 def stuck(tree: Path, *times: float) -> list[int]:
     """The tasks that the check would drain or warn for, after these looks."""
     watch = Watch(Root(os.fspath(tree)))
-    found = looked(watch, *(times or TIMES))
+    found = sweeps(watch, *(times or TIMES))
     watch.end()
     return reported(found.values())
 
@@ -112,9 +112,9 @@ def test_once_the_server_has_answered_the_wait_counts_anew(tree: Path) -> None:
     a_task(tree, "11", "do_exit")
     a_task(tree, "11/task/12", ANSWER)
     watch = Watch(Root(os.fspath(tree)))
-    assert reported(looked(watch, *TIMES).values()) == []
+    assert reported(sweeps(watch, *TIMES).values()) == []
     a_task(tree, "11/task/12", DISK, switches=7)
-    assert reported(looked(watch, 414.0, 428.0, 600.0).values()) == [11, 12]
+    assert reported(sweeps(watch, 414.0, 428.0, 600.0).values()) == [11, 12]
     watch.end()
 
 
@@ -192,7 +192,7 @@ def now_and_later(*pids: int) -> dict[int, StuckTask]:
     """What the looks say of these, who sleep from the first on."""
     watch = Watch(Root("/"))
     try:
-        found = looked(watch, *TIMES)
+        found = sweeps(watch, *TIMES)
     finally:
         watch.end()
     return {pid: found[pid] for pid in pids}

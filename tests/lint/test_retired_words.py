@@ -34,6 +34,7 @@ FIELD = {
     "nic_board": "one printed circuit with several adapters",
 }
 
+
 def tracked() -> list[str]:
     run = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard", "agent", "tests", "release", "slurm"],

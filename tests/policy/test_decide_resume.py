@@ -126,7 +126,7 @@ def test_after_a_boot_only_what_this_boot_says_drains(check: str, drained_before
     assert (again.order, again.reason_check) == (Order.DRAIN, check)
 
 
-@pytest.mark.parametrize("told", ["before its first sweep", "after a bad sweep"])
+@pytest.mark.parametrize("confirmed", ["before its first sweep", "after a bad sweep"])
 def test_boot_grace_holds_for_what_was_confirmed_before_the_reboot(confirmed: str) -> None:
     """A reboot has lifted the drain, and the agent hears of that before or after its first sweep of this boot."""
     state = run([], [bad("late")], [bad("late")], boot_seconds=1000.0)[-1].state

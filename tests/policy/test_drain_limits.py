@@ -78,7 +78,7 @@ def test_every_partition_of_the_node_must_have_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "percent", "held"), [(1, 50, False), (2, 50, True), (0, 0, False), (1, 0, True), (3, 100, False)]
+    ("out", "percent", "pending"), [(1, 50, False), (2, 50, True), (0, 0, False), (1, 0, True), (3, 100, False)]
 )
 def test_a_switch_and_a_block_have_a_budget_of_their_own(out: int, percent: int, pending: bool) -> None:
     rack = ("n1", "n2", "n3", "n4")
@@ -108,7 +108,7 @@ CAUSE = replace(RULES, common_cause_nodes=3, common_cause_window_seconds=600, co
 
 
 @pytest.mark.parametrize(
-    ("drains", "held"),
+    ("drains", "pending"),
     [
         ([("a", "xid", 0), ("b", "xid", 10)], False),
         ([("a", "xid", 0), ("b", "xid", 10), ("c", "xid", 20)], True),
@@ -147,7 +147,7 @@ JOB = replace(RULES, suspect_job_nodes=2)
 
 
 @pytest.mark.parametrize(
-    ("blamed", "mine", "held"),
+    ("blamed", "mine", "pending"),
     [
         ([7, 7], 7, True),
         ([7], 7, False),

@@ -9,7 +9,7 @@ from tests.lab import preflight, roots
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "said"),
     [
         ('ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n', []),
         ('ID=debian\nPRETTY_NAME="Debian GNU/Linux forky/sid"\n', []),

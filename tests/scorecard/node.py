@@ -67,7 +67,7 @@ class ScoreNode(Running):
                 self.write_document(self._changed)
                 self.reload()
                 self.sweeps(2)
-            case entry.Looks():
+            case entry.Sweeps():
                 self.sweeps(step.count, thorough=step.thorough)
             case entry.Run():
                 self._undo.append(step.undo)

@@ -19,7 +19,7 @@ from tests.lab import cpus
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.roots import LabError
-from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Looks
+from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Sweeps
 from tests.scorecard.node import ScoreNode
 from tests.scorecard.running import CLOCK
 
@@ -165,7 +165,7 @@ class Player:
 
 def _staged(steps: Sequence[Any]) -> list[list[Any]]:
     """The steps before the last one that takes time by itself, and those after it, from which the reaction counts."""
-    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Fast | Looks | Document)), default=0)
+    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Fast | Sweeps | Document)), default=0)
     return [list(steps[:at]), list(steps[at:])] if at else [list(steps)]
 
 

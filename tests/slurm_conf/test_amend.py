@@ -71,7 +71,7 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize(("line", "becomes", "told"), CHOSEN)
+@pytest.mark.parametrize(("line", "becomes", "reported"), CHOSEN)
 def test_what_the_site_chose_is_kept_added_to_or_told(line: str, becomes: str, reported: str) -> None:
     made = amended(f"{line}\n{BARE}")
     assert made.text.splitlines()[0] == becomes, made.text

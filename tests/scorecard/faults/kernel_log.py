@@ -6,7 +6,7 @@ docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide; nvswitch and Xid pri
 
 from __future__ import annotations
 
-from tests.scorecard.entry import Document, Elapse, Ended, Fault, Job, Kernel, Looks
+from tests.scorecard.entry import Document, Elapse, Ended, Fault, Job, Kernel, Sweeps
 
 CATALOGUE = "NVIDIA Xid catalogue (docs.nvidia.com/deploy/xid-errors)"
 SXIDS = "NVIDIA Fabric Manager user guide, SXid errors"
@@ -58,11 +58,11 @@ FAULTS = (
         (xid(0, "45, pid=1818989, name=python3, Ch 00000002"),),
         "Xid 45 alone: a job was killed", source=f"{CATALOGUE}; {SOURCE} issue 1150", says="Xid 48"),
     row("xid-94-busy", "Xid 94 and the job has ended",
-        (Job(11), xid(1, "94, pid=7194, name=python3, Contained: SM (0x1). RST: No, D-RST: No"), Looks(1), Ended(11)),
+        (Job(11), xid(1, "94, pid=7194, name=python3, Contained: SM (0x1). RST: No, D-RST: No"), Sweeps(1), Ended(11)),
         (Job(11), xid(1, "94, pid=7194, name=python3, Contained: SM (0x1). RST: No, D-RST: No")),
         "while the job that was hit still runs: the node is left to it", said="Xid 94", says="Xid 94"),
     row("xid-63-busy", "Xid 63 (row to be remapped) and the job has ended",
-        (Job(12), xid(2, "63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate."), Looks(1), Ended(12)),
+        (Job(12), xid(2, "63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate."), Sweeps(1), Ended(12)),
         (Job(12), xid(2, "63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate.")),
         "while a job runs: it may end first", said="Xid 63", says="Xid 63"),
     row("xid-mig", "Xid 95 of a MIG instance", (xid(3, "95, pid=7, name=a, b, Uncontained: SM", mig=" GPU-I:05 GPU-CI:01"),),
@@ -84,8 +84,8 @@ FAULTS = (
         (xid(7, "163, pid='<unknown>', name=<unknown>, off"), xid(7, "162, pid='<unknown>', name=<unknown>, on")),
         "163 and then 162, which takes it back", level="warn", says="Xid 163"),
     row("xid-three-users", "Xid 31 of three users on one GPU",
-        tuple(step for n in (1, 2, 3) for step in (Job(20 + n, 2000 + n, "0-7"), Looks(1), xid(0, FAULTY.format(pid=n)), Looks(1), Ended(20 + n), Looks(2))),
-        tuple(step for n in (1, 2, 3) for step in (Job(30 + n, 2000, "0-7"), Looks(1), xid(0, FAULTY.format(pid=n)), Looks(1), Ended(30 + n), Looks(2))),
+        tuple(step for n in (1, 2, 3) for step in (Job(20 + n, 2000 + n, "0-7"), Sweeps(1), xid(0, FAULTY.format(pid=n)), Sweeps(1), Ended(20 + n), Sweeps(2))),
+        tuple(step for n in (1, 2, 3) for step in (Job(30 + n, 2000, "0-7"), Sweeps(1), xid(0, FAULTY.format(pid=n)), Sweeps(1), Ended(30 + n), Sweeps(2))),
         "three times by one user: his program", level="warn", said="Xid 31", says="suspect"),
     row("xid-own-policy", "Xid 109, which the site has made a drain",
         (Document({"checks": {"xid": {"services": {"109": "drain_now"}}}}), xid(1, "109, pid=77, name=python3, Ch 00000008, errorString CTX SWITCH TIMEOUT")),
@@ -107,7 +107,7 @@ FAULTS = (
          Kernel("NVRM: not supported by open")),
         "the same three records with another end: a board that the driver does not support",
         source="NVIDIA/NVSentinel issue 155; nv-pci.c", says="fallen off"),
-    row("xid-13-forgotten", "Xid 79 two hours ago", (xid(4, OFF_BUS), Looks(2), Elapse(7200)),
-        (xid(4, "13, pid=77, name=python3, Graphics Exception: ESR 0x504730=0x10009"), Looks(2), Elapse(7200)),
+    row("xid-13-forgotten", "Xid 79 two hours ago", (xid(4, OFF_BUS), Sweeps(2), Elapse(7200)),
+        (xid(4, "13, pid=77, name=python3, Graphics Exception: ESR 0x504730=0x10009"), Sweeps(2), Elapse(7200)),
         "a job's Xid 13 two hours ago", says="Xid 79"),
 )  # fmt: skip
