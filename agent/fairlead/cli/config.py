@@ -32,11 +32,17 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _resolve(site: config.Site, node: str) -> tuple[config.Document, dict[str, str]]:
+    from fairlead.config.site import layers_of
     from fairlead.provision.inventory import all_nodes, classes_of
 
     if node not in all_nodes(site):
         raise UsageError(f"{node}: not declared in {site.file}", hint="add it to a class there")
-    return config.resolve(site, node, classes_of(site, node))
+    classes = classes_of(site, node)
+    document, origins = config.resolve(site, node, classes)
+    for origin, layer in layers_of(site, node, classes)[0]:  # a setting may be declared by an empty table, which gives no value
+        declared = [name for name, table in layer.get("settings", {}).items() if not table]
+        origins |= {f"settings.{name}.managed": origin for name in declared}
+    return document, origins
 
 
 def _check(args: argparse.Namespace) -> ExitCode:

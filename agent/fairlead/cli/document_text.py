@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from fairlead import config, settings
-from fairlead.cli.output import columns
-from fairlead.cli.value_text import value_text
+from fairlead.cli.value_text import value_lines, value_text
 from fairlead.config import Document
 from fairlead.errors import FairleadError
 
@@ -17,6 +16,7 @@ Path = tuple[str, ...]
 Values = dict[Path, Any]
 _HEAD = ("schema", "generation", "hash", "node", "profile")
 DEFAULT = "default"
+VALUE_WIDTH = 24  # as most values; an origin after a longer one stands further to the right
 
 
 def flat(data: Mapping[str, Any], above: Path = ()) -> Values:
@@ -81,38 +81,48 @@ def origins_of(document: Document) -> dict[str, str]:
         of_profile = flat(profile_layer(config.load_profile(document.profile))) if document.profile else {}
     except FairleadError:
         of_profile = {}
-    found = {dotted(path): "the document" for path in changed(document, {})}
-    for path, value in of_profile.items():
-        if path in values and value_text(values[path]) == value_text(value):
-            found[dotted(path)] = f"profile {document.profile}"
+    found = {
+        dotted(path): f"profile {document.profile}"
+        for path, value in of_profile.items()
+        if path in values and value_text(values[path]) == value_text(value)
+    }
+    for path in changed(document, found):
+        found.setdefault(dotted(path), "the document")
     return found
 
 
 def origin(path: Path, document: Document, origins: Mapping[str, str]) -> str:
-    """Say who gives a value; a declared setting may put parameters on checks."""
+    """Say who gives a value; "" for what every document has. A declared setting may put parameters on checks."""
+    if path[0] in _HEAD:
+        return ""
+    for name, want in document.settings.items():
+        if want.managed and path[0] == "checks" and path[-1] in settings.load()[name].instead_of.get(path[1], {}):
+            return f"the declared setting {name}"
     key = dotted(path)
     if key in origins:
         return origins[key]
-    if path[0] == "settings" and path[1:2]:
-        of_setting = [said for given, said in origins.items() if given.startswith(f"settings.{path[1]}.")]
-        return of_setting[-1] if of_setting and path[-1] == "managed" else DEFAULT
-    for name, want in document.settings.items():
-        if want.managed and path[-1] in settings.load()[name].instead_of.get(path[1] if path[0] == "checks" else "", {}):
-            return f"the declared setting {name}"
-    return DEFAULT
+    declared = [by for given, by in origins.items() if given.startswith(f"{dotted(path[:2])}.")]
+    return declared[-1] if declared and path[0] == "settings" and path[-1] == "managed" else DEFAULT
 
 
 def all_lines(document: Document, values: Values, origins: Mapping[str, str] | None) -> list[str]:
     """Return a line for each value, with its origin where that is asked for."""
-    rows = [(dotted(p), value_text(v), *([origin(p, document, origins)] if origins is not None else ())) for p, v in values.items()]
-    return columns(rows).splitlines()
+    width = max(map(len, map(dotted, values)))
+    lines = []
+    for path, value in values.items():
+        first, *more = value_lines(value)
+        by = f"  {origin(path, document, origins)}" if origins is not None else ""
+        lines += [f"{dotted(path):{width}}  {first:{VALUE_WIDTH if by else 0}}{by}".rstrip(), *more]
+    return lines
 
 
 def changed_lines(document: Document, values: Values, origins: Mapping[str, str]) -> list[str]:
     """Return what differs from the defaults below whoever says it."""
     by_origin: dict[str, list[str]] = {}
     for path, value in values.items():
-        by_origin.setdefault(origin(path, document, origins), []).append(f"  {dotted(path)} = {value_text(value)}")
+        first, *more = value_lines(value)
+        said = by_origin.setdefault(origin(path, document, origins), [])
+        said += [f"  {dotted(path)} = {first}", *(f"  {line}" for line in more)]
     profile = f"profile {document.profile}" if document.profile else "no profile"
     lines = [f"{document.node}: {profile}, generation {document.generation}; what differs from the defaults:"]
     for said_by in sorted(by_origin, key=_rank):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.cli.output import columns
 from fairlead.cli.wrapped_text import fields, wrap
 from fairlead.errors import InputMissing, UsageError
 from fairlead.model.finding import Action, Service
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from fairlead.checks.xid import Params
 
 DOCUMENT = "/etc/fairlead/node.json"
+_OF_UNIT = {"action": "action", "why down": "reason", "look into": "look"}  # title and key
 
 
 def explain(kind: str, word: str, document: str = "") -> dict[str, Any]:
@@ -147,13 +147,14 @@ def _lines(data: dict[str, Any]) -> list[str]:
 def _tables(data: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     if "numbers" in data:
-        rows = [(f"  0x{row['number']:x}", row["action"], row["service"], row["words"]) for row in data["numbers"]]
-        table = columns(rows, head=("  number", "action", "service", "words"))
-        lines += ["", "The action it changed to", "", *table.splitlines()]
+        lines += ["", "The action it changed to", ""]
+        lines += fields((f"0x{r['number']:x}", f"{r['action']}, {r['service']}: {r['words']}") for r in data["numbers"])
     if "units" in data:
         lines += ["", *wrap("Units, each with its error status (the line's own Fatal or Nonfatal says whether it drains)")]
-        for row in data["units"]:
-            lines += ["", f"  {row['unit']}, status {row['error_status']}: {row['severity']}", *fields(_of_unit(row), "    ")]
+        for said, statuses in _units_that_say_the_same(data["units"]).items():
+            unit, severity, *rest = said
+            lines += ["", *wrap(f"{unit}, status {', '.join(statuses)}: {severity}", "  ", "    ")]
+            lines += fields([(title, value) for title, value in zip(_OF_UNIT, rest, strict=True) if value], "    ")
     if "others" in data:
         lines += ["", "What others do by default", ""]
         names = {w.value: [row["system"] for row in data["others"] if row["does"] == w.value] for w in elsewhere.Reaction}
@@ -161,7 +162,10 @@ def _tables(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _of_unit(row: dict[str, str]) -> list[tuple[str, str]]:
-    """Return what a row of NVIDIA's table says, by name."""
-    named = (("action", "action"), ("why down", "reason"), ("look into", "look"))
-    return [(title, row[key]) for title, key in named if row[key]]
+def _units_that_say_the_same(rows: list[dict[str, str]]) -> dict[tuple[str, ...], list[str]]:
+    """Return the error statuses of each unit by what NVIDIA's table says of them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        said = (row["unit"], row["severity"], *(row[key] for key in _OF_UNIT.values()))
+        found.setdefault(said, []).append(row["error_status"])
+    return found

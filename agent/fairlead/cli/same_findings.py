@@ -5,6 +5,7 @@ Only what is printed is folded. Findings are tables as ``model.finding.as_data``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ def folded(findings: Iterable[Table], also: Iterable[str] = ()) -> list[SameFind
     found: dict[tuple[str, ...], SameFindings] = {}
     for (check, *said), group in groups.items():
         devices = dict.fromkeys(str(f.get("device", "")) for f in group)
-        unnamed = tuple(d for d in devices if d and d not in group[0]["summary"])
+        unnamed = tuple(d for d in devices if d and not re.search(rf"(?<!\w){re.escape(d)}(?!\w)", group[0]["summary"]))
         key = (check if any(devices) else "", *said)
         before = found.get(key)
         first, checks = (before.first, before.checks) if before else (group[0], ())

@@ -28,6 +28,13 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
+def value_lines(value: Any) -> list[str]:
+    """Return the value as lines: a list of tables has a line for each of them, all else is one line."""
+    if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+        return ["[", *(f"  {value_text(each)}," for each in value), "]"]
+    return [value_text(value)]
+
+
 def key_text(key: str) -> str:
     """Return a key of a table, in quotes where TOML needs them."""
     return key if key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key) else json.dumps(key)

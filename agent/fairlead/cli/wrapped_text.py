@@ -1,4 +1,7 @@
-"""Lays out text for a terminal of 80 columns: paragraphs, lists, and fields with a name before each."""
+"""Lays out text for a terminal of 80 columns: paragraphs, lists, and fields with a name before each.
+
+A word that is longer than a line stays whole, so that a path or an address can be copied, unless ``breaking`` says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,25 @@ WIDTH = 80
 _ITEM = re.compile(r"\s*(?:- |\* |\d+\. |\w[\w ]{0,30}: {2,})")
 
 
-def wrap(text: str, first: str = "", further: str = "") -> list[str]:
-    """Return the text as lines that begin with ``first``, the others with ``further``; at least one line."""
-    lines = textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
+def wrap(text: str, first: str = "", further: str = "", *, breaking: bool = False) -> list[str]:
+    """Return the text as lines, the first of which begins with ``first``, the others with ``further``; at least one line."""
+    lines = textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_on_hyphens=False,
+        break_long_words=breaking,
+    )
     return lines or [first.rstrip()]
 
 
-def fields(rows: Iterable[tuple[str, str]], indent: str = "  ") -> list[str]:
+def fields(rows: Iterable[tuple[str, str]], indent: str = "  ", *, breaking: bool = False) -> list[str]:
     """Return a line or more for each name and value, all values below each other."""
     found = list(rows)
     width = max((len(name) for name, _ in found), default=0) + 2
-    return [
-        line for name, value in found for line in wrap(value, f"{indent}{name:{width}}", indent + " " * width)
-    ]
+    further = indent + " " * width
+    return [line for name, value in found for line in wrap(value, f"{indent}{name:{width}}", further, breaking=breaking)]
 
 
 def page(text: str) -> list[str]:

@@ -42,12 +42,12 @@ class RecordLines:
         if len(self._first) > REMEMBERED:
             del self._first[next(iter(self._first))]
         again = f": as line {first.line}" if first is not record else ""
-        yield from wrap(_plain(f"line {record.line}: {_head(record)}{again}"), "", "    ")
+        yield from wrap(_plain(f"line {record.line}: {_head(record)}{again}"), "", "    ", breaking=True)
         rows = [] if again else list(_meaning(record))
         if record.text and (not again or record.text != first.text):
             cut = " ... (--json has all)" if len(record.text) > LOG_MAX else ""
             rows.append(("log", _plain(record.text[:LOG_MAX]) + cut))
-        yield from fields((f"{name:7}", value) for name, value in rows)
+        yield from fields(((f"{name:7}", value) for name, value in rows), breaking=True)
 
 
 def _head(record: Decoded) -> str:
