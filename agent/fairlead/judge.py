@@ -106,9 +106,7 @@ def policies_of(document: Document) -> dict[str, CheckPolicy]:
     return found
 
 
-def decide_at_once(
-    document: Document, node: Node, findings: Iterable[Finding], only: Collection[str] | None = None
-) -> Decision:
+def decide_at_once(document: Document, node: Node, findings: Iterable[Finding], only: Collection[str] | None = None) -> Decision:
     """Decide what the findings of one reading come to in the agent, once it has confirmed them.
 
     The agent's own policy decides, so that a look at a node never says another thing than its agent: an observed check drains

@@ -38,9 +38,7 @@ def document(folder: Path, **checks: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_what_a_check_only_observes_is_marked_and_does_not_end_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_check_only_observes_is_marked_and_does_not_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The agent would not drain for it either."""
     told = said(capsys, NARROW, "--only", "pcie_link", code=1)
     assert told.startswith("hgx-h100.width-x8: warn")

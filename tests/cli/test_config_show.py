@@ -84,9 +84,11 @@ def test_json_of_what_differs_names_the_origin_of_each_key(site: str, capsys: py
     assert "clock" not in data["document"]["checks"]
 
 
-def test_a_value_that_a_declared_setting_puts_on_a_check_names_the_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_that_a_declared_setting_puts_on_a_check_names_the_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "site.toml"
-    path.write_text(SITE + '[nodes.gpu1.settings.ecc_mode]\nenabled = true\n')
+    path.write_text(SITE + "[nodes.gpu1.settings.ecc_mode]\nenabled = true\n")
     said = paragraphs(shown(capsys, "--site", str(path), "--node", "gpu1", "--changed"))
     assert said["the declared setting ecc_mode"] == ["checks.ecc.judge_mode = false"]
 

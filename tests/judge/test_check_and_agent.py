@@ -1,4 +1,4 @@
-"""`fairlead check` and the agent say the same of the same facts: of every fault and every twin of the scorecard, in every mode."""
+"""`fairlead check` and the agent say the same of the same facts: of each fault and each twin of the scorecard, in each mode."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def with_modes(document: Document, site: Mode, check: Mode | None) -> Document:
 
 
 def of_agent(document: Document, node: Node, root: Path) -> ExitCode:
-    """Return what the agent's verdict comes to on a node that stays as it is: it has a history, and slurmctld accepts its drain."""
+    """Return what the agent's verdict comes to on a node that stays as it is. It has a history, and slurmctld accepts its drain."""
     boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
     history = History("", boot_id)
     history.add_records(read_machine.past_of(str(root / "dev/kmsg"), boot_id).records)
@@ -82,7 +82,9 @@ def test_most_of_the_scorecard_has_a_form_on_a_tree() -> None:
 
 
 @pytest.mark.parametrize("steps", HALVES)
-def test_check_ends_with_the_agent_s_verdict(steps: tuple[Step, ...], tree: FaultyTree, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_ends_with_the_agent_s_verdict(
+    steps: tuple[Step, ...], tree: FaultyTree, capsys: pytest.CaptureFixture[str]
+) -> None:
     with tree.after(steps) as path:
         document = config.load_document(str(path))
         node, past = look(document, tree.path)

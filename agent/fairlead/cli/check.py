@@ -63,7 +63,7 @@ def _as_counted(document: Document, found: Sequence[Finding], decision: Decision
 
     policies = policies_of(document)
     why_less = dict(zip(map(identity, decision.suppressed), decision.why_suppressed, strict=True))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for finding in found:
         policy = policies.get(finding.check)
         why = why_less.get(identity(finding), "")
@@ -73,8 +73,8 @@ def _as_counted(document: Document, found: Sequence[Finding], decision: Decision
             counts, why = Level.WARN, "no reason for a drain"
         else:
             counts = Level.WARN if why else finding.level
-        mode = {"mode": policy.mode.value} if policy else {}
-        rows.append({**as_data(finding), **mode, "counts_as": counts.word, "why": why})
+        mode = policy.mode.value if policy else ""
+        rows.append({**as_data(finding), "mode": mode, "counts_as": counts.word, "why": why})
     return sorted(rows, key=lambda row: (_ORDER.index(str(row["counts_as"])), str(row["check"]), str(row["device"])))
 
 

@@ -30,7 +30,7 @@ import msgspec
 
 from fairlead.cli.xid_text import LEGEND, RecordLines
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, UsageError
-from fairlead.xid.decode import Decoded, decode
+from fairlead.xid.decode import decode
 from fairlead.xid.log_file import Messages
 from fairlead.xid.versions import parse_version
 

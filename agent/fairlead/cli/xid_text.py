@@ -37,7 +37,16 @@ class RecordLines:
 
     def lines(self, record: Decoded) -> Iterator[str]:
         """Yield the lines of the next record."""
-        said = (record.kind, record.code, record.pci, record.means, record.action, record.service, record.blames, record.caused_by)
+        said = (
+            record.kind,
+            record.code,
+            record.pci,
+            record.means,
+            record.action,
+            record.service,
+            record.blames,
+            record.caused_by,
+        )
         first = self._first.setdefault(said, record)
         if len(self._first) > REMEMBERED:
             del self._first[next(iter(self._first))]

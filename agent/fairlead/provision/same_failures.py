@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 _NAME_WORD = r"(?<![\w.-]){}(?:\.[\w-]+)*(?![\w-])"
 #: Where ssh(1) and Ansible's ssh connection name the address of the node that they do not reach.
 _ADDRESS = re.compile(
-    r"(?<=\bhost )[\w.:%-]+(?= port\b)|(?<=\bhost \")[\w.:%-]+|(?<=\bhostname )[\w.%-]+|(?<=\bby )[\w.:%-]+(?= port\b)"
+    r"(?<=\bhost )[\w.:%-]+(?= port\b)|(?<=\bhost \")[\w.:%-]+|(?<=\bhostname )[\w.:%-]+(?=: )|(?<=\bby )[\w.:%-]+(?= port\b)"
     r"|(?<=@)[\w.:%-]+(?=:)|\b\d{1,3}(?:\.\d{1,3}){3}\b"
 )
 
