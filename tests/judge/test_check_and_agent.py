@@ -58,7 +58,7 @@ def with_modes(document: Document, site: Mode, check: Mode | None) -> Document:
 
 
 def of_agent(document: Document, node: Node, root: Path) -> ExitCode:
-    """Return what the agent's verdict comes to on a node that stays as it is. It has a history, and slurmctld accepts its drain."""
+    """Return what the agent's verdict comes to on a node that stays as it is; it has a history, and slurmctld accepts a drain."""
     boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
     history = History("", boot_id)
     history.add_records(read_machine.past_of(str(root / "dev/kmsg"), boot_id).records)

@@ -79,8 +79,8 @@ def summary(run_dir: str) -> dict[str, Any]:
 
 
 def _findings(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each thing that is found, as `check` tells it: what the agent holds back counts as a warning, and says why.
-    What is held back though the last sweep did not find it comes after these."""
+    """Yield a line for each thing that is found, as `check` tells it. What the agent holds back counts as a warning and says why;
+    what it holds back though the last sweep did not find it comes after these."""
     held = {(f["check"], f["summary"]): f.get("why", "") for f in status.get("held", [])}
     found = [{**f, "held": held.get((f["check"], f["summary"]), "")} for f in status.get("findings", [])]
     for same in folded(found, also=("mode", "held")):
