@@ -112,13 +112,13 @@ GOVERNOR = [
     }
     for n in range(4)
 ]
-HELD = [{"check": f["check"], "summary": f["summary"], "why": "observed only"} for f in GOVERNOR]
+SUPPRESSED = [{"check": f["check"], "summary": f["summary"], "why": "observed only"} for f in GOVERNOR]
 GONE = {"check": "xid", "summary": "Xid 79", "why": "acknowledged"}
 
 
 def test_status_says_the_same_as_check_and_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "verdict").write_text("1\twarn\t99999999999\t7\t-\n")
-    (tmp_path / "status.json").write_text(json.dumps({"node": "n1", "findings": GOVERNOR, "held": [*HELD, GONE]}))
+    (tmp_path / "status.json").write_text(json.dumps({"node": "n1", "findings": GOVERNOR, "held": [*SUPPRESSED, GONE]}))
     assert main(["status", "--run-dir", str(tmp_path)]) == 1
     told = capsys.readouterr().out
     line = "  warn    setting.cpu_governor [observe]: governor is powersave on 4 of 4 CPUs, wanted performance"
@@ -128,7 +128,7 @@ def test_status_says_the_same_as_check_and_says_it_once(tmp_path: Path, capsys: 
 
 
 def test_why_says_it_once() -> None:
-    status = {"findings": GOVERNOR, "held": HELD, "acknowledged": []}
+    status = {"findings": GOVERNOR, "held": SUPPRESSED, "acknowledged": []}
     told = "\n".join(why_text("n1", {"state": "warn", "status": status}, None))
     assert told.count("finding:  setting.cpu_governor") == 1 and "and 3 more" in told
     apart = [{**GOVERNOR[0], "level": "warn"}, *GOVERNOR[1:]]

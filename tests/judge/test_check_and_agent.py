@@ -45,7 +45,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> FaultyTree:
     return FaultyTree(MACHINES / TREE, tmp_path_factory.mktemp("tree"), PROFILE)
 
 
-def look(document: Document, tree: Path) -> tuple[Node, Past]:
+def read_tree(document: Document, tree: Path) -> tuple[Node, Past]:
     """Return what `check` reads of a tree."""
     arguments = argparse.Namespace(root=str(tree))
     return read_machine.read_machine(arguments, document)
@@ -87,7 +87,7 @@ def test_check_ends_with_the_agent_s_verdict(
 ) -> None:
     with tree.after(steps) as path:
         document = config.load_document(str(path))
-        node, past = look(document, tree.path)
+        node, past = read_tree(document, tree.path)
         expected = of_agent(document, node, tree.path)
         code = main(["check", "--root", str(tree.path), "--document", str(path), "--json"])
         said = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""What `fairlead config show` prints of a document: its values as site.toml writes them, which are no defaults, and who says so."""
+"""What `fairlead config show` prints: values as site.toml writes them, those that are no defaults, and who says so."""
 
 from __future__ import annotations
 
