@@ -61,7 +61,7 @@ class FaultyTree:
                     case entry.Call():
                         self._lose(step.arguments[0])
                     case entry.File():
-                        self._write(self._placed(step.path), step.text)
+                        self._write(self._with_addresses(step.path), step.text)
             yield self._document(changes, modes)
         finally:
             for path, content in reversed(self._before.items()):
@@ -87,7 +87,7 @@ class FaultyTree:
         with path.open("a") as log:
             for _ in range(step.times):
                 self._sequence += 1
-                text = self._placed(step.text)
+                text = self._with_addresses(step.text)
                 log.write(kmsg.record(text, self._sequence, int(now * 1e6), level=step.level, facility=step.facility))
 
     def _answer(self, step: entry.Nvml) -> None:
@@ -128,7 +128,7 @@ class FaultyTree:
             link = path.is_symlink()
             self._before[path] = Path(os.readlink(path)) if link else path.read_bytes() if path.is_file() else None
 
-    def _placed(self, text: str) -> str:
+    def _with_addresses(self, text: str) -> str:
         for number, pci in enumerate(self.gpus):
             device = os.path.realpath(self.path / "sys/bus/pci/devices" / pci)
             text = text.replace(f"{{gpu{number}}}", pci).replace(f"{{gpu{number}:bus}}", pci[:-2])

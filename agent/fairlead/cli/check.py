@@ -1,9 +1,11 @@
 """Judge this node, or a machine tree, once, by the policy that its agent has.
 
-Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown. 2 says that the agent would drain the node for what is found, once it has confirmed
-it. What a check only observes is marked and comes to 1 at most, as in the agent's verdict. One look cannot judge rates and
-trends; such findings say needs_history and change no exit code. What only the agent knows changes none either: a hold, an
-acknowledgement, the drain budgets (`fairlead status` says those). Nothing is changed and slurmctld is not asked.
+Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown. 2 says that the agent drains the node
+for what is found, once it has confirmed it. What a check only observes is marked
+and comes to 1 at most, as in the agent's verdict. One look cannot judge rates and
+trends; such findings say needs_history and change no exit code. What only the agent
+knows changes none either: a hold, an acknowledgement, the drain budgets
+(`fairlead status` says those). Nothing is changed and slurmctld is not asked.
 """
 
 from __future__ import annotations

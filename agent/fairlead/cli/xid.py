@@ -1,4 +1,4 @@
-"""Decode the Xid, SXid and "fallen off the bus" lines of a kernel log: what each means and what to do.
+"""Decode the Xid, SXid and "fallen off the bus" lines of a kernel log.
 
 fairlead xid decode FILE     a saved dmesg, journal (-o json too), syslog, /dev/kmsg
                              or fabricmanager.log;

@@ -14,7 +14,7 @@ from fairlead.provision.inventory import fold
 from fairlead.provision.node_answer import HINT
 from fairlead.provision.provision_report import WAITS, NodeResult, advice, located, shortened, theirs
 from fairlead.provision.report_width import counted, names, within
-from fairlead.provision.same_failures import of_any_node, of_several, told
+from fairlead.provision.same_failures import of_any_node, of_several, shown_texts
 
 _ORDER = ("", *WAITS)
 SHOWN = 3  # lines of one setting in the text
@@ -113,7 +113,7 @@ def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
         found.setdefault(same, []).append(plan)
     grouped = []
     for group in found.values():
-        words = told([(*p.failures, p.hint) for p in group], _of_any_node(group[0]))
+        words = shown_texts([(*p.failures, p.hint) for p in group], _of_any_node(group[0]))
         grouped.append((_with_words(group[0], words), [p.node for p in group]))
     return sorted(grouped, key=lambda g: (g[0].state == "unreachable", -len(g[1]), g[1]))
 

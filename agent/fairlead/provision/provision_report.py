@@ -16,7 +16,7 @@ from fairlead.nccl.compute_ports import PortDifference
 from fairlead.provision.inventory import fold
 from fairlead.provision.node_answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.report_width import counted, names, within
-from fairlead.provision.same_failures import of_any_node, of_several, told
+from fairlead.provision.same_failures import of_any_node, of_several, shown_texts
 
 DOCUMENT = "node.json"  # what settings call their document in an error
 DIFF_LINES_MAX = 1000
@@ -209,7 +209,7 @@ def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
         found.setdefault((n.state, *said), []).append(n)
     grouped = []
     for group in found.values():
-        *failures, message, hint = told([(*n.failures, n.message, n.hint) for n in group], _of_any_node(group[0]))
+        *failures, message, hint = shown_texts([(*n.failures, n.message, n.hint) for n in group], _of_any_node(group[0]))
         alike = msgspec.structs.replace(group[0], failures=tuple(failures), message=message, hint=hint)
         grouped.append((alike, [n.node for n in group]))
     return sorted(grouped, key=lambda g: (g[0].state in {"unreachable", "unfinished"}, -len(g[1]), g[0].node))

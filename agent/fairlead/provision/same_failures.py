@@ -23,7 +23,7 @@ def of_any_node(text: str, node: str, *, from_ssh: bool = False) -> str:
     return re.sub(_NAME_WORD.format(re.escape(node)), "NODE", text)
 
 
-def told(texts: Sequence[Sequence[str]], common: Sequence[str]) -> tuple[str, ...]:
+def shown_texts(texts: Sequence[Sequence[str]], common: Sequence[str]) -> tuple[str, ...]:
     """Return what is told of several nodes: their own texts where these are all equal, else what they have in ``common``."""
     return tuple(texts[0]) if all(tuple(each) == tuple(texts[0]) for each in texts) else tuple(common)
 
