@@ -10,6 +10,7 @@ to 4 more where a drain that was confirmed is gone.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from fairlead.drains.cluster_limits import ClusterLimits
 from fairlead.drains.ledger import Entry, Ledger, Phase
 from fairlead.drains.node_state import DrainLoss, NodeDrainState
 from fairlead.drains.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
+from fairlead.drains.read_write_read import write_and_read_back
 from fairlead.policy.drain_limits import DrainLimit
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
 from fairlead.slurm.client import NodeState
@@ -84,11 +86,9 @@ class DrainProtocol:
             yield "save"
             self.ledger.save(unsent)
             return replace(refusal, marked=owner is Owner.PROLOG_ERROR)
-        yield "write"
-        self.state.drain(entry.token.text, otherwise=unsent)
-        window = self.state.writer.window()
-        yield "read back"
-        listed = self.state.writer.read_all()
+        write = partial(self.state.drain, entry.token.text, otherwise=unsent)
+        listed = yield from write_and_read_back(self.state.writer, write, self.state.writer.read_all)
+        window = self.state.writer.window_seconds
         mine = self.state.writer.find(listed)
         entry = replace(entry, sent=0.0)
         owner, entry = self.state.owner_and_entry(mine, entry)
@@ -105,10 +105,8 @@ class DrainProtocol:
         entry = self.state.mark_written(self.state.intend(before, MANUAL, summary, None))
         yield "save"
         self.ledger.save(entry)
-        yield "write"
-        self.state.drain(entry.token.text, otherwise=before)
-        yield "read back"
-        mine = self.state.writer.read()
+        write = partial(self.state.drain, entry.token.text, otherwise=before)
+        mine = yield from write_and_read_back(self.state.writer, write, self.state.writer.read)
         entry = replace(entry, sent=0.0)
         owner, entry = self.state.owner_and_entry(mine, entry)
         if owner is Owner.OURS:
@@ -150,11 +148,9 @@ class DrainProtocol:
             self.ledger.save(replace(entry, phase=Phase.DRAINED, lifting=0.0))
             return result(Outcome.BLOCKED, mine, why)
         ours = mine.reason
-        yield "write"
-        self.state.resume(otherwise=replace(entry, phase=Phase.DRAINED, lifting=0.0))
-        window = self.state.writer.window()
-        yield "read back"
-        mine = self.state.writer.read()
+        write = partial(self.state.resume, otherwise=replace(entry, phase=Phase.DRAINED, lifting=0.0))
+        mine = yield from write_and_read_back(self.state.writer, write, self.state.writer.read)
+        window = self.state.writer.window_seconds
         entry = replace(entry, lifting=0.0)
         yield "save"
         if mine.drained:
@@ -214,11 +210,9 @@ class DrainProtocol:
 
     def _lift_prolog_mark(self, before: Entry | None, marked: NodeState) -> Steps:
         """Lift "Prolog error", Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
-        yield "write"
-        self.state.resume(otherwise=before)
-        window = self.state.writer.window()
-        yield "read back"
-        mine = self.state.writer.read()
+        write = partial(self.state.resume, otherwise=before)
+        mine = yield from write_and_read_back(self.state.writer, write, self.state.writer.read)
+        window = self.state.writer.window_seconds
         if not mine.drained and (theirs := erased(mine, marked.reason)):
             self.ledger.save(entry := replace(before or self.state.empty_entry(), theirs=theirs, lifting=self.state.wall()))
             return replace((yield from self._put_back(entry, mine)), window_seconds=window)
