@@ -87,3 +87,19 @@ def test_tests_that_a_page_names_are_there() -> None:
             if not re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE):
                 missing.append(f"{page.name}: {path}::{name}")
     assert not missing
+
+
+#: Files of an example that the reader is to make.
+TO_MAKE = {"agent/fairlead/checks/spool_room.py", "tests/checks/test_spool_room.py", "agent/fairlead/settings/ksm.py",
+           "tests/settings/test_ksm.py"}  # fmt: skip
+
+
+def test_files_of_the_project_that_a_page_names_are_there() -> None:
+    """``FOLDER/FILE.py`` and the like, from the root of the project or of the package."""
+    missing = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for name in re.findall(r"`([a-z][\w./-]*/[\w.-]+\.(?:py|sh|lua|c|toml|md|yml))`", page.read_text()):
+            roots = (ROOT, ROOT / "agent/fairlead", page.parent)
+            if name not in TO_MAKE and not any((root / name).exists() for root in roots):
+                missing.append(f"{page.relative_to(ROOT)}: {name}")
+    assert not missing
