@@ -73,9 +73,7 @@ def step(move: Move | None) -> MaintenanceStep | None:
         (mark, TEXT, ["node", "reason"], MaintenanceStep.FAILED),
     ],
 )
-def test_each_change_is_read_written_and_read_back(
-    change: Change, before: str, asked: list[str], then: MaintenanceStep
-) -> None:
+def test_each_change_is_read_written_and_read_back(change: Change, before: str, asked: list[str], then: MaintenanceStep) -> None:
     ctld = AskedCtld()
     if before:
         Ctld.update(ctld, "n1", "DRAIN", before)

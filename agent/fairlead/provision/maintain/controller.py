@@ -1,7 +1,7 @@
 """Reads and changes slurmctld for a maintenance run: one listing for all nodes, and drain, lift and mark for one.
 
-The intent of every write is in the journal before. Then ``drains.read_write_read`` takes the steps, as for the agent; only the rule
-that decides is here: ours is the exact text, plus only what slurmctld appends to it.
+The intent of every write is in the journal before. Then ``drains.read_write_read`` takes the steps, as for the agent; only the
+rule that decides is here: ours is the exact text, plus only what slurmctld appends to it.
 """
 
 from __future__ import annotations
