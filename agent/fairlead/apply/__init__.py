@@ -6,9 +6,9 @@ For each declared setting the report gives three layers: persisted (a file for t
 kernel or hardware, read back), pending (what must happen before it is effective). Written is not done; effective is done.
 """
 
-from fairlead.apply.lock import applying
+from fairlead.apply.apply_steps import NvmlCalls, apply
+from fairlead.apply.node_lock import applying
 from fairlead.apply.report import AppliedStep, ApplyReport, Item, Phase
-from fairlead.apply.run import NvmlCalls, apply
 from fairlead.host.tree_nvml import TreeNvml
 
 __all__ = ["AppliedStep", "ApplyReport", "Item", "NvmlCalls", "Phase", "TreeNvml", "apply", "applying"]

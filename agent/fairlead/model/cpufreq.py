@@ -14,7 +14,7 @@ from fairlead.model.facts import Missing, Node
 FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
 
 
-class Observed(Struct, frozen=True):
+class ObservedCpufreq(Struct, frozen=True):
     """(CPU, value, values on offer) of each online CPU that has the attribute; ``without`` lists those that have none."""
 
     cpus: tuple[tuple[int, str, tuple[str, ...]], ...]
@@ -26,7 +26,7 @@ def reads(*names: str) -> tuple[str, ...]:
     return tuple(FOLDER.format("*") + name for name in names)
 
 
-def observe(node: Node, name: str, offers: str) -> Observed | Missing:
+def observe(node: Node, name: str, offers: str) -> ObservedCpufreq | Missing:
     """The attribute ``name`` of every online CPU, with the values of the file ``offers``."""
     cpus: list[tuple[int, str, tuple[str, ...]]] = []
     without: list[int] = []
@@ -39,10 +39,10 @@ def observe(node: Node, name: str, offers: str) -> Observed | Missing:
             cpus.append((cpu, now.strip(), tuple(offered.split()) if isinstance(offered, str) else ()))
         else:
             without.append(cpu)
-    return Observed(tuple(cpus), tuple(without))
+    return ObservedCpufreq(tuple(cpus), tuple(without))
 
 
-def plan(setting: str, key: str, wanted: str, observed: Observed, *, name: str, words: str) -> tuple[KernelValue, ...]:
+def plan(setting: str, key: str, wanted: str, observed: ObservedCpufreq, *, name: str, words: str) -> tuple[KernelValue, ...]:
     """``key``: of the declaration, and what the attribute is called where it offers others. ``words``: what it is called."""
     wrong = [(cpu, now, offered) for cpu, now, offered in observed.cpus if now != wanted]
     for cpu, _, offered in wrong:

@@ -49,7 +49,7 @@ class JobOn(Struct, frozen=True, kw_only=True):
     nodes: int
 
 
-class Stamp(Struct, frozen=True, kw_only=True):
+class NodeTimes(Struct, frozen=True, kw_only=True):
     """Times of a node, whole seconds of Unix time, 0 where slurmctld has none: of its reason, and since when its slurmd runs."""
 
     name: str
@@ -76,7 +76,7 @@ class SlurmClient(Protocol):
     def began(self) -> float:
         """Since when this slurmctld has had its state in memory, Unix time by its own clock; inf where that is not known."""
 
-    def stamps(self) -> tuple[Stamp, ...]:
+    def node_times(self) -> tuple[NodeTimes, ...]:
         """The times of all nodes. Two RPCs."""
 
     def drain(self, name: str, reason: str) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fairlead import config
 from fairlead.daemon.publishing.status_json import remembered
 from fairlead.daemon.requests import audit_trail
-from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail, new_id
+from fairlead.daemon.requests.audit_trail import ASKED, AuditEntry, Trail, new_id
 from fairlead.daemon.requests.spool import Requests, decode, put
 from fairlead.errors import HostError, InputMissing
 from fairlead.history.memory import History
@@ -38,9 +38,9 @@ STATE = PolicyState(
 )
 
 
-def entry(what: str = "hold", **changes: object) -> Entry:
+def entry(what: str = "hold", **changes: object) -> AuditEntry:
     made = {"unix": time.time(), "id": new_id(), "who": "ann", "what": what, **changes}
-    return Entry(**made)  # type: ignore[arg-type]
+    return AuditEntry(**made)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_where_nothing_can_be_written_it_says_so_and_goes_on(tmp_path: Path) -> 
 def test_any_file_can_be_read(trail: Trail, lines: list[bytes]) -> None:
     os.makedirs(os.path.dirname(trail.path), exist_ok=True)
     Path(trail.path).write_bytes(b"\n".join(lines))
-    assert all(isinstance(e, Entry) for e in trail.read())
+    assert all(isinstance(e, AuditEntry) for e in trail.read())
     assert "\n" not in trail.trouble
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.pace import ASKS_PER_SECOND
-from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.protocol import DrainProtocol
@@ -22,7 +22,7 @@ from fairlead.host.slurmd import FIND_SECONDS, Slurmd
 from fairlead.policy.decision_rules import Rules
 from tests.slurm import model
 
-XID = Want(kind="drain", check="xid", summary="gone")
+XID = CourierOrder(kind="drain", check="xid", summary="gone")
 SLEEPS = "{ printf slurmd > /proc/$$/comm; } 2>/dev/null; echo up; while read -r line; do echo woke; done"
 
 
@@ -132,7 +132,7 @@ class Site:
             courier.want(XID)
             self.turn(courier)
             assert courier.take().drained
-            courier.want(Want())
+            courier.want(CourierOrder())
             courier._drain.limits.crowd = crowd or count
             courier.stirred(watched=True, stirred=False)
         self.asked.clear()

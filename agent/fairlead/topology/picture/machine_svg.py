@@ -173,7 +173,7 @@ def _numbers(box: DeviceBox, marks: Marks) -> list[str]:
     """Return the numbers, at a box, of what the audit found of the device."""
     out = []
     for i, (number, colour) in enumerate(dict.fromkeys(marks.get(box.address, []))):
-        x, y = box.x + box.wide + 1, box.y + 8 + 19 * i
+        x, y = box.x + box.wide + 6, box.y + 9 + 19 * i
         out += _number(x, y, number, colour)
     return out
 

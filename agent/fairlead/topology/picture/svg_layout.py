@@ -187,7 +187,7 @@ def _numa_boxes(view: MachineView) -> tuple[list[NumaBox], str]:
         l3 = len(caches.get(numa.id, set()) - {-1})
         memory = "memory not known" if isinstance(numa.memory_bytes, Missing) else f"{numa.memory_bytes / 2**30:.0f} GiB"
         cpus = format_cpulist(tuple(set(numa.cpus) & up)) or "-"
-        lines = (f"NUMA {numa.id}", f"CPUs {_short(cpus, 22)}", f"{cores} cores, {l3} L3" if l3 else f"{cores} cores", memory)
+        lines = (f"NUMA {numa.id}", f"CPUs {_short(cpus, 22)}", _cores(cores) + (f", {l3} L3" if l3 else ""), memory)
         numa_boxes.append(NumaBox(numa=numa.id, package=max(set(of), key=of.count), lines=lines))
     others = sorted(n.id for n in node.numa if n not in shown)
     if not numa_boxes:
@@ -249,3 +249,7 @@ def _layer(link_layer: str) -> str:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'' if count == 1 else 's'}"
