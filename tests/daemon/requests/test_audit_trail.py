@@ -91,6 +91,7 @@ def test_it_grows_to_a_bound_and_keeps_the_newest(trail: Trail, monkeypatch: pyt
     assert whats == [f"step {number}" for number in range(200 - len(whats), 200)] and len(whats) > 20
 
 
+@pytest.mark.heavy
 def test_many_writers_lose_nothing(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight processes, 25 entries each; the file is turned over on the way."""
     code = (
@@ -255,6 +256,7 @@ def child(*words: str) -> int:
     return done.returncode
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["ack", "clear"])
 def test_killed_before_every_write_of_taking_up_it_is_applied_once(tmp_path: Path, kind: str) -> None:
     want = Ack(id="0123456789abcdef", evidence=(identity(FOUND),), who="ann", why="known")
@@ -284,6 +286,7 @@ def test_killed_before_every_write_of_taking_up_it_is_applied_once(tmp_path: Pat
     assert (False, False) not in seen  # never lost
 
 
+@pytest.mark.heavy
 def test_killed_before_every_write_of_a_command_it_is_asked_whole_or_not_and_noted_if_asked(tmp_path: Path) -> None:
     document = tmp_path / "node.json"
     state_dir, run_dir = str(tmp_path / "state"), str(tmp_path / "run")
