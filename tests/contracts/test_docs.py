@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import COMMANDS
-from tests import docs_write
+from tests import docs_write, rooms
 
 ROOT = docs_write.ROOT
 
@@ -20,6 +20,11 @@ ROOT = docs_write.ROOT
 def test_generated_files_are_current(path: Path) -> None:
     there, expected = (docs_write.without_counts(path, text) for text in (path.read_text(), docs_write.GENERATED[path]()))
     assert there == expected, f"{path.relative_to(ROOT)} is stale: run `make docs`"
+
+
+def test_the_page_of_rooms_has_whole_sentences() -> None:
+    cut = {room: sentence for room, sentence in rooms.room_sentences().items() if not sentence.endswith(".")}
+    assert not cut
 
 
 def test_decisions_are_numbered_once() -> None:
