@@ -7,11 +7,12 @@ Nothing is changed and slurmctld is not asked.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fairlead import checks, settings
 from fairlead.cli import read_machine
 from fairlead.cli.output import print_json, state_word
+from fairlead.config import schema_keys
 from fairlead.errors import ExitCode, UsageError
 from fairlead.model.finding import Finding, Level, as_data, worst
 
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     known = {*checks.load(), *(f"setting.{n}" for n in settings.load())}
     for name in args.only:
         if name not in known:
-            raise UsageError(f"--only {name}: no such check", hint=f"known: {', '.join(sorted(known))}")
+            raise UsageError(f"--only {name}: no such check", hint=_hint(name, known))
     document = read_machine.document_for(args)
     node, past = read_machine.read_machine(args, document)
     findings = sorted(judge(document, node, past, args.only or None), key=lambda f: (-_rank(f.level), f.check, f.device))
@@ -58,6 +59,17 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not document.profile:
         print("  (no document and no --profile: what this machine should be is not known)")
     return ExitCode(level)
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return what to do about a name that is no check."""
+    if f"setting.{name}" in known:
+        return f"{name} is a setting: --only setting.{name} judges whether the node drifted from it"
+    words = name.split(",")
+    if len(words) > 1 and all(word.strip() in known for word in words):
+        return f"name each by itself: {' '.join(f'--only {word.strip()}' for word in words)}"
+    like = schema_keys.nearest(name, known)
+    return f"did you mean `{like}`?" if like else f"known: {', '.join(sorted(known))}"
 
 
 def _joined(findings: list[Finding]) -> Iterator[tuple[Finding, str]]:

@@ -33,10 +33,12 @@ if TYPE_CHECKING:
         AnsibleOptions,
         NodeClass,
         Site,
+        layers_of,
         load_profile,
         load_site,
         profile_document,
         profile_names,
+        read_site,
         resolve,
     )
 
@@ -46,7 +48,7 @@ _FABRIC = ("fabric_layer", "fabric_names", "load_fabric")
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "accept" if name == "AcceptOptions" else "fabric" if name in _FABRIC else "site"
+    module = "accept_options" if name == "AcceptOptions" else "fabric" if name in _FABRIC else "site"
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
@@ -69,12 +71,14 @@ __all__ = [
     "fabric_names",
     "hooks_line",
     "json_schema",
+    "layers_of",
     "load_document",
     "load_fabric",
     "load_profile",
     "load_site",
     "profile_document",
     "profile_names",
+    "read_site",
     "resolve",
     "resolve_layers",
     "to_data",

@@ -1,0 +1,67 @@
+"""A TOML text as tables, and every line that is none: tomllib stops at the first."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+from fairlead.errors import ConfigError
+
+LINES_MAX = 50  # that are left out, before a text is taken for something else than TOML
+_WHERE = re.compile(r"\(at line (\d+), column (\d+)\)")
+_UNCLOSED = re.compile(r"[^=]*=\s*'[^']*")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*(.*)")
+_WORD = re.compile(r"[A-Za-z@][^\"'#]*")
+_REST = "the rest is checked once this is mended"
+
+
+def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[ConfigError], set[str]]:
+    """Return the tables of a text, what is wrong with its lines, and the keys of the lines that had to be left out.
+
+    The tables are None where the text cannot be read without the line that is wrong, such as a bracket that is never closed.
+    """
+    if text.startswith("\ufeff"):
+        return None, [ConfigError(where, "", "begins with a byte order mark", hint="save it as UTF-8 without one")], set()
+    wrong: list[ConfigError] = []
+    unread: set[str] = set()
+    lines = text.split("\n")
+    while True:
+        try:
+            return tomllib.loads("\n".join(lines)), wrong, unread
+        except tomllib.TOMLDecodeError as e:
+            words, number, key = _place(str(e), lines)
+            last = key is None or len(wrong) >= LINES_MAX
+            wrong.append(ConfigError(where, "", f"not TOML: {words}", hint=_hint(words, key, last=last)))
+            if last or key is None:
+                return None, wrong, unread
+            unread.add(key[1].rpartition(".")[2])
+            lines[number - 1] = ""
+        except (RecursionError, ValueError) as e:  # ValueError: a number of thousands of digits
+            words = "nested too deeply" if isinstance(e, RecursionError) else str(e).partition(";")[0]
+            return None, [*wrong, ConfigError(where, "", f"not TOML: {words}", hint="is it the right file?")], unread
+
+
+def _place(words: str, lines: list[str]) -> tuple[str, int, re.Match[str] | None]:
+    """Return what tomllib says, the number of the line and its key and value; None where the text cannot do without the line."""
+    at = _WHERE.search(words)
+    number, column = (int(at[1]), int(at[2])) if at else (0, 0)
+    if not at and words.startswith('Expected "\'"'):  # a text in single quotes that nothing closes, said of the end
+        number = next((n for n in range(len(lines), 0, -1) if _UNCLOSED.fullmatch(lines[n - 1])), 0)
+        words, column = (f"the text is not closed (at line {number})", len(lines[number - 1]) + 1) if number else (words, 0)
+    line = lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else ""
+    key = _KEY.fullmatch(line)
+    inside = key is None or column <= line.index("=") or words.startswith("Unclosed")  # of a list that is not closed above
+    return words, number, None if inside else key
+
+
+def _hint(words: str, key: re.Match[str] | None, *, last: bool) -> str:
+    """Return what to do about a line that is no TOML."""
+    if words.startswith("Cannot declare"):
+        return f"a table stands in one place: move its keys to where it is first; {_REST}"
+    value = key[2].strip() if key else ""
+    if key and _WORD.fullmatch(value) and value not in ("true", "false", "inf", "nan"):
+        if value.lower() in ("yes", "on", "no", "off"):
+            return f"write {key[1]} = {'true' if value.lower() in ('yes', 'on') else 'false'}"
+        return f'a text stands in quotes: {key[1]} = "{value}"'
+    return _REST if last else ""
