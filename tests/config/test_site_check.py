@@ -15,7 +15,7 @@ from fairlead.provision.site_check import check_site
 
 GOOD = 'schema = 1\ngeneration = 3\n[classes.h100]\nnodes = "gpu[001-412]"\nprofile = "hgx-h100"\n'
 #: Each line with a comment is one mistake, and the comment is its key.
-MANY = """
+MANY = r"""
 schema = 2                          # schema
 generation = "seven"                # generation
 [agnet]                             # agnet
@@ -27,11 +27,14 @@ verdict_ttl_seconds = 1             # agent.verdict_ttl_seconds
 mode = "enforced"                   # checks.xid.mode
 confrim = 2                         # checks.xid.confrim
 [jobenv.presets.Fast]               # jobenv.presets.Fast
+[settings.nccl.extra]
+NCCL_ALGO = "a b\tc\nd"              # settings.nccl.extra.NCCL_ALGO
 [settings.sysctl.values]
 "vm.swappiness" = 1
 [ansible]
 usr = "root"                        # ansible.usr
 forks = 0                           # ansible.forks
+hosts = { gpu1 = "10.0.0.1:22" }
 [accept]
 tolls = []                          # accept.tolls
 [classes.h100]
@@ -50,7 +53,7 @@ on_stale = "drain"                  # nodes.gpu3.hooks.on_stale
 [nodes.gpu4]
 profile = "hgx-h100"                # nodes.gpu4.profile
 """
-KEYS = sorted(line.partition("# ")[2] for line in MANY.splitlines() if "# " in line)
+KEYS = sorted([*(line.partition("# ")[2] for line in MANY.splitlines() if "# " in line), "ansible.hosts.gpu1"])
 
 
 @pytest.fixture
@@ -150,6 +153,14 @@ def test_a_node_in_no_class_is_a_mistake(here: Path) -> None:
     (reason, hint) = mistakes(GOOD + "[nodes.gpu413.agent]\ninterval_seconds = 5\n")["nodes.gpu413"]
     assert reason == "this node is in no class" and "h100: gpu[001-412]" in hint
     assert mistakes(GOOD + "[nodes.gpu412.agent]\ninterval_seconds = 5\n") == {}
+    unread = GOOD.replace("gpu[001-412]", "gpu[1-")  # of which nobody knows whether the node is in it
+    assert list(mistakes(unread + "[nodes.gpu413.agent]\ninterval_seconds = 5\n")) == ["classes.h100.nodes"]
+
+
+def test_every_variable_that_must_not_be_set_is_said(here: Path) -> None:
+    Path("site.toml").write_text(GOOD + "[jobenv.extra]\nLD_PRELOAD = 'x'\n'A B' = 'c'\n[agent]\nx = 1\n")
+    reasons = [m.reason for m in check_site("site.toml").mistakes if m.key == "jobenv.extra"]
+    assert len(reasons) == 2 and "LD_PRELOAD" in reasons[0] and "'A B'" in reasons[1]
 
 
 def test_a_missing_lock_hides_nothing_and_is_said_once(here: Path) -> None:

@@ -120,7 +120,8 @@ def _show(args: argparse.Namespace) -> ExitCode:
             raise UsageError("config show --site needs --node NAME")
         document, origins = _resolve(config.load_site(args.site), args.node)
     elif args.node:
-        raise UsageError("config show --node needs --site FILE")
+        file = args.file if args.file and _is_site(args.file) else "FILE"
+        raise UsageError("config show --node needs --site FILE", hint=f"config show --site {file} --node {args.node}")
     elif args.file and _is_site(args.file):
         raise UsageError(f"{args.file} is a site, not a node's document", hint=f"config show --site {args.file} --node NAME")
     else:

@@ -387,9 +387,9 @@ def mistakes_of_values(origin: str, layer: Mapping[str, Any]) -> Iterator[Config
         yield ConfigError(origin, f"jobenv.presets.{reserved}", "is one of full, minimal, off already")
     tables = {"jobenv.extra": options.get("extra")}
     tables |= {f"jobenv.presets.{name}.extra": preset.get("extra") for name, preset in presets.items()}
-    for key, extra in tables.items():
+    for key, variable in ((key, {name: value}) for key, extra in tables.items() for name, value in (extra or {}).items()):
         try:
-            render((), extra=extra)
+            render((), extra=variable)
         except DataError as e:
             yield ConfigError(origin, key, str(e))
     try:

@@ -25,7 +25,10 @@ def load_fabric(name: str) -> Fabric:
 
     path = Path(name) if "/" in name else assets.profile_directory() / "fabrics" / f"{name}.toml"
     if not path.is_file():
-        raise InputMissing(f"fabric {name!r}: no such profile", hint=f"known fabrics: {', '.join(fabric_names())}")
+        from fairlead.config import schema_keys
+
+        hint = f"{schema_keys.meant(name, fabric_names())} known fabrics: {', '.join(fabric_names())}".strip()
+        raise InputMissing(f"fabric {name!r}: no such profile", hint=hint)
     try:
         fabric = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Fabric)
     except (msgspec.ValidationError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:

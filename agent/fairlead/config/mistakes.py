@@ -70,9 +70,20 @@ def layer_mistakes(origin: str, layer: Mapping[str, Any]) -> list[ConfigError]:
     """Return every mistake of a layer."""
     found = [*mig_mistakes(origin, layer)]
     of_mig = [m.key for m in found]
-    typed = mistakes({**layer, **HEAD_OF_LAYER}, node_schema(), origin, partial=True)
+    typed = [*mistakes({**layer, **HEAD_OF_LAYER}, node_schema(), origin, partial=True)]
     found += [m for m in typed if not any(m.key.startswith(key) for key in of_mig)]
-    return found or [*mistakes_of_values(origin, layer)]
+    return [*found, *mistakes_of_values(origin, _without(layer, [m.key for m in typed]))]
+
+
+def _without(layer: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
+    """Return a layer without the tables whose type is wrong somewhere; of the settings each is a table by itself."""
+    right = {name: table for name, table in layer.items() if name != "settings" and not _among(name, wrong)}
+    settings = {} if "settings" in wrong else layer.get("settings", {})
+    return right | {"settings": {n: table for n, table in settings.items() if not _among(f"settings.{n}", wrong)}}
+
+
+def _among(table: str, keys: Sequence[str]) -> bool:
+    return any(key == table or key.startswith((f"{table}.", f"{table}[")) for key in keys)
 
 
 def together_mistakes(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[ConfigError]:

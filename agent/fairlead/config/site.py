@@ -41,7 +41,7 @@ BYTES_MAX = 4 << 20  # of a file of a site; one with a table for each of a thous
 Options = TypeVar("Options", bound=Struct)
 #: What to do where there is no site file.
 NO_SITE = (
-    "name the site file that you have, or write one: schema = 1, then for each kind of node"
+    "name yours (--site FILE), or write one: schema = 1, then for each kind of node"
     ' [classes.NAME] with nodes = "gpu[001-004]" and profile = "hgx-h100"'
 )
 
@@ -131,7 +131,10 @@ def load_profile(name: str) -> Profile:
     """A hardware profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / f"{name}.toml"
     if not path.is_file():
-        raise InputMissing(f"profile {name!r}: no such profile", hint=f"known profiles: {', '.join(profile_names()) or 'none'}")
+        from fairlead.config import schema_keys
+
+        hint = f"{schema_keys.meant(name, profile_names())} known profiles: {', '.join(profile_names()) or 'none'}".strip()
+        raise InputMissing(f"profile {name!r}: no such profile", hint=hint)
     try:
         return msgspec.convert(_read_toml(path), Profile)
     except msgspec.ValidationError as e:
@@ -191,7 +194,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
         layer=layer,
         classes=tuple(classes),
         nodes=nodes,
-        ansible=ansible or AnsibleOptions(),
+        ansible=ansible,
         accept=AcceptOptions() if wrong else accept_options(accept, {}, path),
     )
     # What a line that is no TOML declares is not missing.
@@ -254,15 +257,18 @@ def _unknown(where: str, prefix: str, key: str, extra: Sequence[str]) -> ConfigE
     return ConfigError(where, f"{prefix}{key}", "unknown key", hint=f"{question} known here: {', '.join(known)}".strip())
 
 
-def _tables_of_type(value: object, schema: type[Options], where: str, table: str, wrong: list[ConfigError]) -> Options | None:
-    """Return the options of a table; None where it has a mistake, all of which are added to ``wrong``."""
+def _tables_of_type(value: object, schema: type[Options], where: str, table: str, wrong: list[ConfigError]) -> Options:
+    """Return the options of a table, those that are wrong left out. Each mistake is added to ``wrong``."""
     try:
         return msgspec.convert(value, schema)
     except msgspec.ValidationError:
         from fairlead.config.mistakes import mistakes
 
-        wrong += mistakes(value, schema, where, table)
-        return None
+        found = [*mistakes(value, schema, where, table)]
+        wrong += found
+        left_out = {m.key.removeprefix(f"{table}.").partition(".")[0].partition("[")[0] for m in found}
+        right = {k: v for k, v in value.items() if k not in left_out} if isinstance(value, dict) else {}
+        return msgspec.convert(right, schema)
 
 
 def _table(data: Mapping[str, Any], key: str, path: str, prefix: str, wrong: list[ConfigError]) -> dict[str, Any]:

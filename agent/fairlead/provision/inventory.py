@@ -24,6 +24,7 @@ _SAMPLE_GROUPS = frozenset({
     "adm", "oss", "mds", "io", "compute", "gpu", "all", "*",
     "rack1", "rack2", "rack3", "rack4", "rack5", "old", "new", "ivy", "hsw",
 })  # fmt: skip
+UNDECLARED = "no such node is declared"
 _SAMPLE_NODE = re.compile(r"example[0-9]{1,3}")
 
 
@@ -113,7 +114,7 @@ def address_mistakes(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str
         if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
             yield ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
     for node in sorted(site.ansible.hosts.keys() - set(nodes)):
-        yield ConfigError(site.file, f"ansible.hosts.{node}", "no such node is declared", hint="mend the name, or take it out")
+        yield ConfigError(site.file, f"ansible.hosts.{node}", UNDECLARED, hint="mend the name, or take it out")
     for node, address in site.ansible.hosts.items():
         if address.count(":") == 1:
             hint = 'ssh_args = "-p PORT", or `Port` in ~/.ssh/config'
@@ -154,7 +155,8 @@ def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = No
         raise UsageError(f"-l {nodelist}: {e}") from None
     unknown = [n for n in wanted if n not in addresses]
     if unknown:
-        raise UsageError(f"{fold(unknown)}: not declared in {site.file}", hint="add it to a class there")
+        hint = f"declared there: {fold(known) or 'none'}; or add it to a class"
+        raise UsageError(f"{fold(unknown)}: not declared in {site.file}", hint=hint)
     strange = [n for n in wanted if slurm is not None and n not in slurm]
     if strange:
         raise UsageError(f"{fold(strange)}: Slurm has no such node", hint="mend the nodelist, or run without --inventory slurm")

@@ -20,8 +20,9 @@ from fairlead.config.mig_declared import mig_mistakes_of_profile
 from fairlead.config.mistakes import layer_mistakes, together_mistakes
 from fairlead.config.site import own_layers, profile_layer
 from fairlead.errors import ConfigError, ExitCode, FairleadError, InputMissing
+from fairlead.model.nodelist import expand as nodelist_names
 from fairlead.model.nodelist import fold
-from fairlead.provision.inventory import address_mistakes, expand, nodelist_hint, targets
+from fairlead.provision.inventory import UNDECLARED, address_mistakes, expand, nodelist_hint, targets
 
 Layers = list[tuple[str, Mapping[str, Any]]]
 _ANY = "\0"  # stands on both sides of nodes in the text of a mistake, and then for them: several groups of nodes may have it
@@ -66,9 +67,10 @@ def check_site(path: str) -> SiteCheck:
     found: list[FairleadError] = [*wrong]
     classes = _members(site, found)
     nodes = tuple(dict.fromkeys([*(n for names in classes.values() for n in names), *site.nodes]))
-    if len(classes) == len(site.classes) and not any(w.key in ("", "classes") for w in wrong):
+    complete = len(classes) == len(site.classes) and not any(w.key in ("", "classes") for w in wrong)
+    if complete:
         found += _outside(site, classes)
-        found += address_mistakes(site, nodes, {})
+    found += [m for m in address_mistakes(site, nodes, {}) if complete or m.reason != UNDECLARED]
     by_layer = _layer_mistakes(site)
     of_nodes = [*_resolved(site, classes, nodes, right=not by_layer)]
     precise = {(e.file, e.key) for e in of_nodes if isinstance(e, ConfigError)}  # MIG: by the GPUs of the nodes, not by any
@@ -179,10 +181,8 @@ def _each_once(path: str, found: Iterable[FairleadError]) -> tuple[Mistake, ...]
         if names:
             mistake = replace(mistake, key=_NODES.sub(_ANY, mistake.key), reason=_NODES.sub(_ANY, mistake.reason))
         nodes.setdefault(mistake, []).extend(names.groups() if names else ())
-    return tuple(
-        replace(m, key=m.key.replace(_ANY, ",".join(names)), reason=m.reason.replace(_ANY, ",".join(names)))
-        for m, names in nodes.items()
-    )
+    folded = {m: fold(name for nodelist in names for name in nodelist_names(nodelist)) for m, names in nodes.items()}
+    return tuple(replace(m, key=m.key.replace(_ANY, text), reason=m.reason.replace(_ANY, text)) for m, text in folded.items())
 
 
 def _mistake(path: str, error: FairleadError) -> Mistake:
