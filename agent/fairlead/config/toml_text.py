@@ -30,7 +30,7 @@ def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[Conf
         try:
             return tomllib.loads("\n".join(lines)), wrong, unread
         except tomllib.TOMLDecodeError as e:
-            words, number, key = _place(str(e), lines)
+            words, number, key = _failing_line(str(e), lines)
             last = key is None or len(wrong) >= LINES_MAX
             wrong.append(ConfigError(where, "", f"not TOML: {words}", hint=_hint(words, key, last=last)))
             if last or key is None:
@@ -42,7 +42,7 @@ def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[Conf
             return None, [*wrong, ConfigError(where, "", f"not TOML: {words}", hint="is it the right file?")], unread
 
 
-def _place(words: str, lines: list[str]) -> tuple[str, int, re.Match[str] | None]:
+def _failing_line(words: str, lines: list[str]) -> tuple[str, int, re.Match[str] | None]:
     """Return what tomllib says, the number of the line and its key and value; None where the text cannot do without the line."""
     at = _WHERE.search(words)
     number, column = (int(at[1]), int(at[2])) if at else (0, 0)
